@@ -1,0 +1,62 @@
+# make plan     answer one question, from a bare clone
+# make test     everything that must hold
+# make lint     ruff: style and format
+# make types    mypy, strict
+# make clean    remove what builds and tests leave; distclean: the environment too
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check \
+	-c constraints.txt
+INPUTS := setup.cfg pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help plan test lint types clean distclean
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
+
+plan: $(VENV)/.installed
+	$(BIN)/plan --model gpt-13b --gpus 64
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/mypy
+
+clean:
+	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+
+# The stamps are older than what they were made from when that changes: install again.
+$(VENV)/.installed: $(INPUTS)
+	$(call environment)
+	$(INSTALL) -e . >&2
+	@touch $@
+
+$(VENV)/.installed-dev: $(INPUTS)
+	$(call environment)
+	$(INSTALL) -e '.[dev]' >&2
+	@touch $(VENV)/.installed $@
+
+define environment
+@command -v $(PYTHON) >/dev/null || { \
+	echo "$(PYTHON) is not there; name a Python 3.11 or 3.12, as in:" \
+	"make PYTHON=python3.12" >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+	|| { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); meshwright needs Python" \
+	"3.11 or 3.12, as in: make PYTHON=python3.12" >&2; exit 1; }
+@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+endef

@@ -1,0 +1,32 @@
+"""Prices: a layout, and what it costs in seconds, bytes and dollars.
+
+`estimate` is the front door; its room opens when the name is first used, so that
+importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from costmodel.estimate import estimate
+
+__all__ = ["estimate"]
+
+
+class _FrontDoor(ModuleType):
+    """A property, since importing the room `estimate` sets the attribute of that
+    name on the package: it must not hide the function behind its module."""
+
+    @property
+    def estimate(self) -> Any:
+        return import_module("costmodel.estimate").estimate
+
+    @estimate.setter
+    def estimate(self, room: ModuleType) -> None: ...
+
+
+sys.modules[__name__].__class__ = _FrontDoor

@@ -1,0 +1,155 @@
+"""Atoms: the price of a distinct block, by degrees and retention (contract 3).
+
+A question has some hundreds of them. Candidates gather them by index (`grid`); a
+finished layout looks its own up. Either way the numbers come from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.machine import Machine
+from costmodel.operator_price import OperatorPrice, Work, operator_price
+from costmodel.retention import CORE, EVERYTHING, Retention
+from costmodel.sharding import Degrees
+from profiles.graph import Block
+from profiles.operators import Kind
+from profiles.precision import Precision
+
+Array = NDArray[Any]
+_ZERO = np.zeros(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Atom:
+    """One micro-batch through one block on one rank.
+
+    Seconds: `forward_s`, `recompute_s` (before backward) and `backward_s`, each made
+    of the parts below it. Bytes: `saved_bytes` stay from forward to backward,
+    `forward_working_bytes` and `backward_working_bytes` live inside a pass.
+    """
+
+    forward_s: Array
+    recompute_s: Array
+    backward_s: Array
+    forward_tensor_s: Array
+    recompute_tensor_s: Array
+    backward_tensor_s: Array
+    forward_context_s: Array
+    recompute_context_s: Array
+    backward_context_s: Array
+    parameters: Array
+    saved_bytes: Array
+    forward_working_bytes: Array
+    backward_working_bytes: Array
+    flops: Array  # forward and backward, without recompute
+    recompute_flops: Array
+
+    def take(self, index: Array) -> Atom:
+        """The atoms at *index*, for every field."""
+        return Atom(
+            **{item.name: getattr(self, item.name)[index] for item in fields(self)}
+        )
+
+
+def block_prices(
+    block: Block, degrees: Degrees, precision: Precision, machine: Machine
+) -> dict[str, OperatorPrice]:
+    """Every operator of *block*, priced once for all retentions."""
+    return {
+        item.name: operator_price(item, block, degrees, precision, machine)
+        for item in block.operators
+    }
+
+
+def atom(
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    retention: Retention,
+    entry_bytes: Array,
+) -> Atom:
+    """Assemble a block's operators under *retention*.
+
+    *entry_bytes* is the size of the block's input: what is kept when all is
+    recomputed.
+    """
+    again = recomputed_operators(block, retention.recomputed)
+    forward = _sum([price.forward for price in prices.values()])
+    backward = _sum([price.backward for price in prices.values()])
+    repeated = _sum([prices[name].forward for name in again])
+    saved, dropped = _saved(block, prices, retention, entry_bytes)
+    widest = _most([price.output_bytes + price.input_bytes for price in prices.values()])
+    shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
+    values = {
+        "forward_s": forward.total_s,
+        "recompute_s": repeated.total_s,
+        "backward_s": backward.total_s,
+        "forward_tensor_s": forward.tensor_comm_s,
+        "recompute_tensor_s": repeated.tensor_comm_s,
+        "backward_tensor_s": backward.tensor_comm_s,
+        "forward_context_s": forward.context_comm_s,
+        "recompute_context_s": repeated.context_comm_s,
+        "backward_context_s": backward.context_comm_s,
+        "parameters": sum((item.parameters for item in prices.values()), start=_ZERO),
+        "saved_bytes": saved,
+        "forward_working_bytes": widest,
+        "backward_working_bytes": widest + dropped,
+        "flops": forward.flops + backward.flops,
+        "recompute_flops": repeated.flops,
+    }
+    return Atom(
+        **{
+            name: np.array(np.broadcast_to(value, shape), dtype=float)
+            for name, value in values.items()
+        }
+    )
+
+
+def recomputed_operators(block: Block, wanted: frozenset[str]) -> list[str]:
+    """Whose forward runs again: the makers of what is dropped."""
+    if EVERYTHING in wanted:
+        return [item.name for item in block.operators]
+    return [
+        item.name
+        for item in block.operators
+        if item.output.name in wanted
+        or (item.kind is Kind.ATTENTION and CORE in wanted)
+    ]
+
+
+def _saved(
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    retention: Retention,
+    entry_bytes: Array,
+) -> tuple[Array, Array]:
+    """(bytes kept from forward to backward, bytes made again inside backward)."""
+    tensors: dict[str, Array] = {}
+    for price in prices.values():
+        tensors |= price.saved | price.internal
+    everything = sum(tensors.values(), start=_ZERO)
+    wanted = retention.recomputed
+    if EVERYTHING in wanted:
+        return np.asarray(entry_bytes), everything
+    dropped = sum(
+        (size for name, size in tensors.items() if name in wanted), start=_ZERO
+    )
+    return everything - dropped, dropped
+
+
+def _sum(works: list[Work]) -> Work:
+    total = Work()
+    for work in works:
+        total += work
+    return total
+
+
+def _most(sizes: list[Array]) -> Array:
+    most: Array = _ZERO
+    for size in sizes:
+        most = np.maximum(most, size)
+    return most

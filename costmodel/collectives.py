@@ -1,0 +1,208 @@
+"""Seconds of collectives and sends over the levels of an island.
+
+For N bytes of the full tensor, k ranks in q domains (nodes) of r members,
+
+    wire      the bytes one rank sends: (k-1)/k N for an all-gather       → _wire
+    rate      r shares of the domain's NICs, capped by the fast fabric    → _ring_rate
+    latency   hops inside a domain, a tree over domains                   → _latency_s
+    seconds   latency + (wire + sqrt(half wire)) / rate                   → _streamed_s
+
+`half` is the message at which half of the bandwidth is reached. An all-reduce is a
+reduce-scatter and an all-gather, exactly. More bytes never cost less; more ranks
+never cost less either while the members of a domain stay the same, or the group
+stays in one switched domain (where links are direct, more ranks have more links).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from costmodel.rates import RATES, Residual
+from profiles.cluster import Island, Level
+from profiles.errors import InvalidFile, InvalidSpec
+
+Floats = NDArray[np.float64]
+
+
+class Collective(StrEnum):
+    """What a group does together; N is the full tensor, as DTensor counts it."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_TO_ALL = "all_to_all"  # N is what one rank holds before (and after)
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRate:
+    """How much of a link's datasheet bandwidth collectives reach, and how soon.
+
+    `training` multiplies the bandwidth inside a training step, where other traffic,
+    stragglers and the compute kernels take their part; 1 prices a stand-alone test.
+    `direct` is 0 behind a switch. Where links join devices directly, r of a domain's
+    d members use ((r - 1)/(d - 1))**direct of a rank's links: 1 if every pair has its
+    own link (a full mesh), less where some links always lead out of the group.
+    """
+
+    name: str
+    fraction: float  # of ring collectives, in a stand-alone test
+    send_fraction: float  # of one send
+    exchange_fraction: float  # of an all-to-all
+    half_bytes: float
+    launch_s: float  # once a collective
+    hop_s: float  # each further rank (inside a domain) or tree level (across)
+    training: float
+    direct: float = 0.0
+    source: str
+    training_source: str
+    residual: Residual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRates:
+    """The inner (fast) and the outer link of an island, fitted rates with datasheet."""
+
+    inner: LinkRate
+    outer: LinkRate
+    inner_bytes_per_s: float
+    outer_bytes_per_s: float
+    domain: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFile:
+    """What links.json holds."""
+
+    rates: Mapping[str, LinkRate]
+    kinds: Mapping[str, str]  # "kind" or "kind/architecture" → key of rates
+    default: str
+
+
+def link_rates(island: Island) -> LinkRates:
+    """The fitted rates of the innermost and the outermost level of *island*."""
+    inner, outer = island.levels[0], island.levels[-1]
+    architecture = island.device.architecture.lower()
+    return LinkRates(
+        inner=_rate_of(inner, architecture),
+        outer=_rate_of(outer, architecture),
+        inner_bytes_per_s=inner.bytes_per_s,
+        outer_bytes_per_s=outer.bytes_per_s,
+        domain=island.domain,
+    )
+
+
+def collective_s(
+    kind: Collective | str,
+    size_bytes: ArrayLike,
+    *,
+    ranks: ArrayLike,
+    ranks_per_node: ArrayLike,
+    rates: LinkRates,
+    alone: bool = False,
+) -> Floats:
+    """Seconds of *kind* over *ranks* ranks, *ranks_per_node* of them in each domain.
+
+    *size_bytes* is the full tensor (of an all-to-all: what one rank holds). *alone*
+    leaves out the in-training factors, as a stand-alone benchmark does. One rank is
+    free. All groups that the node's other devices form are taken to run at once:
+    each rank has its own share of the NICs and no more.
+    """
+    collective = Collective(kind)
+    size = _floats(size_bytes)
+    k, r = _floats(ranks), np.minimum(_floats(ranks_per_node), _floats(ranks))
+    share = 1.0 - 1.0 / np.maximum(k, 1.0)
+    once = _latency_s(k, r, rates)
+    if collective is Collective.ALL_TO_ALL:
+        seconds = once + _exchange_s(size, k, r, rates, alone)
+    elif collective is Collective.BROADCAST:
+        seconds = once + _streamed_s(size, k, r, rates, alone)
+    else:
+        passes = 2.0 if collective is Collective.ALL_REDUCE else 1.0
+        seconds = passes * (once + _streamed_s(share * size, k, r, rates, alone))
+    return np.where(k > 1.0, seconds, 0.0)
+
+
+def send_s(size_bytes: ArrayLike, *, same_node: ArrayLike, rates: LinkRates, alone: bool = False) -> Floats:
+    """Seconds of one point-to-point transfer, inside a domain or between two."""
+    size = _floats(size_bytes)
+    near = _sent_s(size, rates.inner, rates.inner_bytes_per_s, alone)
+    far = _sent_s(size, rates.outer, rates.outer_bytes_per_s, alone)
+    return np.where(np.asarray(same_node, dtype=bool), near, far)
+
+
+def _sent_s(size: Floats, rate: LinkRate, bytes_per_s: float, alone: bool) -> Floats:
+    bandwidth = bytes_per_s * rate.send_fraction * (1.0 if alone else rate.training)
+    return rate.launch_s + (size + np.sqrt(rate.half_bytes * size)) / bandwidth
+
+
+def _streamed_s(wire: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool) -> Floats:
+    inner, outer = rates.inner, rates.outer
+    near = rates.inner_bytes_per_s * _usable(inner.fraction, inner, alone)
+    near = near * _links(r, rates)
+    far = r * rates.outer_bytes_per_s * _usable(outer.fraction, outer, alone)
+    across = k > r
+    rate = np.where(across, np.where(r > 1.0, np.minimum(near, far), far), near)
+    half = np.where(across, outer.half_bytes, inner.half_bytes)
+    return (wire + np.sqrt(half * wire)) / np.maximum(rate, 1.0)
+
+
+def _exchange_s(size: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool) -> Floats:
+    inner, outer = rates.inner, rates.outer
+    near = rates.inner_bytes_per_s * _usable(inner.exchange_fraction, inner, alone)
+    far = rates.outer_bytes_per_s * _usable(outer.exchange_fraction, outer, alone)
+    k = np.maximum(k, 1.0)
+    inside, outside = size * (r - 1.0) / k, size * (k - r) / k
+    near_s = (inside + np.sqrt(inner.half_bytes * inside)) / (near * _links(r, rates))
+    far_s = (outside + np.sqrt(outer.half_bytes * outside)) / far
+    return np.maximum(near_s, far_s)
+
+
+def _latency_s(k: Floats, r: Floats, rates: LinkRates) -> Floats:
+    nodes = np.maximum(k / np.maximum(r, 1.0), 1.0)
+    within = np.where(r > 1.0, rates.inner.launch_s, 0.0) + rates.inner.hop_s * (r - 1.0)
+    between = np.where(nodes > 1.0, rates.outer.launch_s, 0.0) + rates.outer.hop_s * np.log2(nodes)
+    return within + between
+
+
+def _links(r: Floats, rates: LinkRates) -> Floats:
+    """The share of a rank's direct links that lead to its group; 1 through a switch."""
+    if not rates.inner.direct or rates.domain < 3:
+        return np.ones_like(r)
+    least = 1.0 / (rates.domain - 1.0)
+    share: Floats = np.clip((r - 1.0) * least, least, 1.0) ** rates.inner.direct
+    return share
+
+
+def _usable(fraction: float, rate: LinkRate, alone: bool) -> float:
+    return fraction * (1.0 if alone else rate.training)
+
+
+def _rate_of(level: Level, architecture: str) -> LinkRate:
+    table = _link_file()
+    kind = level.kind.lower()
+    for key, name in table.kinds.items():
+        wanted, _, generation = key.partition("/")
+        if wanted == kind and architecture.startswith(generation):
+            return table.rates[name]
+    return table.rates[table.default]
+
+
+@lru_cache(maxsize=1)
+def _link_file() -> LinkFile:
+    path = RATES / "links.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LinkFile)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidFile(f"{path} does not hold link rates: {error}") from error
+
+
+def _floats(value: ArrayLike) -> Floats:
+    return np.asarray(value, dtype=np.float64)

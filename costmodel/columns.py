@@ -1,0 +1,90 @@
+"""`Columns`: candidate layouts as rows of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.layout import CP_KINDS
+from costmodel.retention import PRESETS
+from costmodel.uniform import Uniform
+
+Array = NDArray[Any]
+SCHEDULES: Final = ("1f1b", "gpipe", "interleaved")
+RECOMPUTES: Final = PRESETS
+_SHARED: Final = ("precision", "gradient_format", "flash_attention")
+_NAMED: Final = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_kind": CP_KINDS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Equal-length integer arrays; names are indices into the tuples above.
+
+    Precision and the attention kernel are one for all rows: they are the question's.
+    """
+
+    tp: Array
+    pp: Array
+    dp: Array
+    cp: Array
+    micro_batch: Array
+    schedule: Array
+    virtual_stages: Array
+    zero: Array
+    zero_group: Array
+    sequence_parallel: Array
+    recompute: Array
+    cp_kind: Array
+    precision: str = "bf16"
+    gradient_format: str = "fp32"
+    flash_attention: bool = True
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    def take(self, index: Array) -> Columns:
+        """The rows at *index*, or where a mask is true."""
+        return replace(
+            self, **{name: getattr(self, name)[index] for name in INTEGERS}
+        )
+
+    def choice(self, row: int) -> Uniform:
+        """One row as the dozen numbers that people say."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in _SHARED}
+        for name in INTEGERS:
+            value = int(getattr(self, name)[row])
+            values[name] = _NAMED[name][value] if name in _NAMED else value
+        values["sequence_parallel"] = bool(values["sequence_parallel"])
+        return Uniform(**values)
+
+    @classmethod
+    def of(cls, rows: Sequence[Uniform]) -> Columns:
+        """Columns of *rows*, which share precision and attention kernel."""
+        columns = {
+            name: np.array([_code(name, getattr(row, name)) for row in rows])
+            for name in INTEGERS
+        }
+        return cls(**columns, **{name: getattr(rows[0], name) for name in _SHARED})
+
+    @classmethod
+    def concatenate(cls, several: Iterable[Columns]) -> Columns:
+        """All rows, one after another; the first one's precision."""
+        parts = list(several)
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in INTEGERS
+        }
+        return replace(parts[0], **columns)
+
+
+INTEGERS: Final = tuple(
+    item.name for item in fields(Columns) if item.name not in _SHARED
+)
+
+
+def _code(name: str, value: Any) -> int:
+    return _NAMED[name].index(value) if name in _NAMED else int(value)

@@ -1,0 +1,151 @@
+"""Data parallelism and ZeRO: who shards what, what travels, what stays exposed.
+
+    zero 0   gradients all-reduced once a step
+    zero 1   reduce-scattered once a step, parameters gathered after the optimizer
+    zero 2   reduce-scattered every micro-batch, into the gradient shard
+    zero 3   and parameters gathered before every forward and every backward
+
+(Rajbhandari et al., SC 2020, section 5; with accumulation, section 5.2's reduction
+happens once a micro-batch from level 2 on.) Shard groups span `zero_group · cp` ranks,
+tp apart; the rest of data parallelism replicates the shards and all-reduces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.machine import Machine
+from costmodel.placement import near_members
+from profiles.precision import Format, Precision
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """The data-parallel side of a layout; integer arrays that broadcast."""
+
+    tp: Array
+    cp: Array
+    dp: Array
+    zero: Array
+    zero_group: Array
+
+    @property
+    def shards(self) -> Array:
+        """Ranks that one shard group spans (cp ranks hold the same weights)."""
+        return np.asarray(self.zero_group * self.cp)
+
+    @property
+    def replicas(self) -> Array:
+        return np.asarray(self.dp // self.zero_group)
+
+    def shard_of(self, level: int) -> Array:
+        """The divisor of what ZeRO *level* shards: 1 below that level."""
+        return np.where(self.zero >= level, self.shards, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchanges:
+    """Seconds of a stage's data-parallel collectives."""
+
+    step_reduce_s: Array  # once a step, after the last backward
+    step_gather_s: Array  # once a step, after the optimizer
+    forward_gather_s: Array  # every micro-batch
+    backward_gather_s: Array
+    backward_reduce_s: Array
+
+
+def exchanges(
+    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
+) -> Exchanges:
+    """What a stage of *parameters* (per tp rank) exchanges."""
+    gradient = parameters * _reduced_bytes(precision, machine)
+    shards, replicas = parallel.shards, parallel.replicas
+    near = near_members(parallel.tp, shards, machine.island)
+    far = near_members(parallel.tp * shards, replicas, machine.island)
+    everyone = shards * replicas
+    near_all = near_members(parallel.tp, everyone, machine.island)
+    all_reduce = machine.collective_s(
+        "all_reduce", gradient, ranks=everyone, near=near_all
+    )
+    scatter = machine.collective_s(
+        "reduce_scatter", gradient, ranks=shards, near=near
+    )
+    across = machine.collective_s(
+        "all_reduce", gradient / shards, ranks=replicas, near=far
+    )
+    gather = machine.collective_s(
+        "all_gather", parameters * precision.parameter.bytes, ranks=shards, near=near
+    )
+    zero = parallel.zero
+    once = np.where(zero == 0, all_reduce, np.where(zero == 1, scatter, 0) + across)
+    nothing = np.zeros_like(gather)
+    return Exchanges(
+        step_reduce_s=once,
+        step_gather_s=np.where((zero == 1) | (zero == 2), gather, nothing),
+        forward_gather_s=np.where(zero == 3, gather, nothing),
+        backward_gather_s=np.where(zero == 3, gather, nothing),
+        backward_reduce_s=np.where(zero >= 2, scatter, nothing),
+    )
+
+
+def exposed_s(
+    communication_s: Array, compute_s: Array, units: Array, *, overlapped: bool
+) -> Array:
+    """What of a pass's communication its compute does not hide.
+
+    Of *units* equal layers the first one's transfer has nothing to hide behind, the
+    others lie behind the compute of the layer before (FSDP's one-layer prefetch).
+    """
+    if not overlapped:
+        return communication_s
+    units = np.maximum(units, 1)
+    first = communication_s / units
+    rest = 1 - 1 / units
+    return first + np.maximum((communication_s - compute_s) * rest, 0)
+
+
+def reduce_tail_s(
+    reduce_s: Array, backward_s: Array, buckets: Array, *, overlapped: bool
+) -> Array:
+    """Seconds that a gradient reduction lasts beyond the backward it lies behind.
+
+    The closed form of `gradient_reduction`, for arrays and an idle link.
+    """
+    if not overlapped:
+        return reduce_s
+    last = reduce_s / buckets
+    return np.maximum(last, reduce_s - backward_s * (1 - 1 / buckets))
+
+
+def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Array:
+    """How many buckets the gradients of *parameters* travel in."""
+    size = parameters * precision.gradient.bytes
+    return np.maximum(np.ceil(size / machine.software.bucket_bytes), 1)
+
+
+def optimizer_bytes(
+    parameters: Array, parallel: DataParallel, precision: Precision, moments: int
+) -> Array:
+    """Bytes that the optimizer step moves on a rank.
+
+    Moments and master weights are read and written, the gradient read for its norm
+    and once more for the update, the working weight written.
+    """
+    state = (precision.master_bytes or precision.parameter.bytes) + (
+        moments * Format.FP32.bytes
+    )
+    weight = precision.parameter.bytes if precision.master else 0.0
+    moved = 2 * state + 2 * precision.gradient.bytes + weight
+    return np.asarray(parameters * moved / parallel.shard_of(1))
+
+
+def _reduced_bytes(precision: Precision, machine: Machine) -> float:
+    if machine.software.reduce_format == "fp32":
+        return Format.FP32.bytes
+    return precision.gradient.bytes

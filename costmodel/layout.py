@@ -1,0 +1,167 @@
+"""`Layout`: the plan itself, complete at birth (contract 1).
+
+Three levels: the plan (micro-batches, schedule, precision), its stages in model order
+(one for each *virtual* stage, with the mesh that holds it) and, in each stage, a plan
+for every layer. Nothing in it is a default that somebody else fills in later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from costmodel.ranges import Ranges
+from costmodel.retention import Retention
+from profiles.errors import InvalidSpec
+from profiles.precision import Precision, precision
+
+ENDS = ("embedding", "final_norm", "head")
+SHARDINGS = ("megatron", "megatron-sp")
+CP_KINDS = ("ring", "all-gather", "ulysses")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """The device mesh of a stage: named axes over explicit ranks.
+
+    The order of the axes is Megatron's: tp varies fastest, then cp, then data
+    parallelism. The same ranks are refolded as `edp × ep × etp` for experts.
+    """
+
+    ranks: Ranges
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    etp: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp"):
+            if getattr(self, name) < 1:
+                raise InvalidSpec(f"{name}={getattr(self, name)} must be at least 1")
+        if self.size != len(self.ranks):
+            raise InvalidSpec(
+                f"dp_replicate {self.dp_replicate} × dp_shard {self.dp_shard} × cp "
+                f"{self.cp} × tp {self.tp} = {self.size} does not fill the "
+                f"{len(self.ranks)} ranks {self.ranks}"
+            )
+        if self.size % (self.ep * self.etp):
+            raise InvalidSpec(
+                f"ep {self.ep} × etp {self.etp} does not divide {self.size} ranks"
+            )
+
+    @property
+    def dp(self) -> int:
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def size(self) -> int:
+        return self.dp * self.cp * self.tp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlan:
+    """One layer's ZeRO level, sharding preset and retention."""
+
+    sharding: str = "megatron-sp"
+    zero: int = 1
+    retention: Retention = field(default_factory=Retention)
+
+    def __post_init__(self) -> None:
+        if self.sharding not in SHARDINGS:
+            raise InvalidSpec(
+                f"sharding {self.sharding!r} is not one of {', '.join(SHARDINGS)}"
+            )
+        if self.zero not in (0, 1, 2, 3):
+            raise InvalidSpec(f"zero={self.zero} is not one of 0, 1, 2, 3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A virtual stage: its layers by name, in model order, and who holds it."""
+
+    layers: tuple[str, ...]
+    plans: tuple[LayerPlan, ...]  # one a layer
+    mesh: Mesh
+    held_by: tuple[int, ...]  # pipeline ranks; more than one for bidirectional ones
+
+    def __post_init__(self) -> None:
+        if not self.layers or len(self.layers) != len(self.plans):
+            raise InvalidSpec(
+                f"a stage has one plan for each of its layers (at least one), got "
+                f"{len(self.layers)} layers and {len(self.plans)} plans"
+            )
+
+    @property
+    def body(self) -> int:
+        """How many numbered layers it holds."""
+        return sum(name.isdigit() for name in self.layers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The whole plan. `micro_batches` is m, one for the whole pipeline."""
+
+    stages: tuple[Stage, ...]
+    schedule: str
+    virtual_stages: int
+    micro_batches: int
+    global_batch: int
+    precision_name: str = "bf16"
+    gradient_format: str = "fp32"
+    flash_attention: bool = True
+    cp_kind: str = "ring"
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise InvalidSpec("a layout has at least one stage")
+        if self.micro_batches < 1 or self.virtual_stages < 1:
+            raise InvalidSpec("micro_batches and virtual_stages must be at least 1")
+        if self.cp_kind not in CP_KINDS:
+            raise InvalidSpec(f"cp_kind {self.cp_kind!r} is not one of {CP_KINDS}")
+        for stage in self.stages:
+            if self.global_batch % (self.micro_batches * stage.mesh.dp):
+                raise InvalidSpec(
+                    f"global batch {self.global_batch} is not a multiple of "
+                    f"{self.micro_batches} micro-batches × dp {stage.mesh.dp}"
+                )
+
+    @cached_property
+    def precision(self) -> Precision:
+        return precision(self.precision_name, gradient=self.gradient_format)
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+        return 1 + max(rank for stage in self.stages for rank in stage.held_by)
+
+    @cached_property
+    def gpus(self) -> int:
+        return len({rank for stage in self.stages for rank in stage.mesh.ranks})
+
+    def micro_batch(self, stage: Stage) -> int:
+        """Sequences that one data-parallel rank of *stage* has in a micro-batch."""
+        return self.global_batch // (self.micro_batches * stage.mesh.dp)
+
+    @cached_property
+    def summary(self) -> dict[str, int | str | None]:
+        """One number a dimension, None where stages or layers differ."""
+        meshes = [stage.mesh for stage in self.stages]
+        plans = {id(plan): plan for stage in self.stages for plan in stage.plans}
+        return {
+            "tp": _common(mesh.tp for mesh in meshes),
+            "pp": self.pp,
+            "dp": _common(mesh.dp for mesh in meshes),
+            "cp": _common(mesh.cp for mesh in meshes),
+            "ep": _common(mesh.ep for mesh in meshes),
+            "zero": _common(plan.zero for plan in plans.values()),
+            "zero_group": _common(mesh.dp_shard for mesh in meshes),
+            "micro_batch": _common(self.micro_batch(stage) for stage in self.stages),
+        }
+
+
+def _common(values: Iterable[int]) -> int | None:
+    distinct = set(values)
+    return distinct.pop() if len(distinct) == 1 else None

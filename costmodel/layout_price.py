@@ -1,0 +1,127 @@
+"""The stages of a finished layout, priced: each distinct one once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from costmodel.atoms import Atom, atom, block_prices
+from costmodel.data_parallel import DataParallel
+from costmodel.layout import LayerPlan, Layout, Mesh, Stage
+from costmodel.machine import Machine
+from costmodel.operator_price import OperatorPrice
+from costmodel.sharding import Degrees, tensor_bytes
+from costmodel.stage import StagePrice, stage_price
+from profiles.errors import InvalidSpec, Unsupported
+from profiles.graph import Block
+from profiles.job import Job
+
+
+@dataclass(kw_only=True)
+class LayoutPricer:
+    """Prices stages of one layout of one job, remembering equal blocks and stages."""
+
+    job: Job
+    layout: Layout
+    machine: Machine
+    _operators: dict[object, dict[str, OperatorPrice]] = field(default_factory=dict)
+    _atoms: dict[object, Atom] = field(default_factory=dict)
+    _stages: dict[object, StagePrice] = field(default_factory=dict)
+
+    @cached_property
+    def _blocks(self) -> dict[str, Block]:
+        graph = self.job.graph
+        return dict(zip(graph.layer_names, graph.layers, strict=True))
+
+    def stages(self) -> list[StagePrice]:
+        """The price of every virtual stage, in model order.
+
+        Raises InvalidSpec if the layout's layers are not the model's.
+        """
+        named = tuple(name for stage in self.layout.stages for name in stage.layers)
+        if named != self.job.graph.layer_names:
+            raise InvalidSpec(
+                f"the layout names {len(named)} layers, {self.job.model} has "
+                f"{len(self.job.graph.layer_names)}: embedding, 0-"
+                f"{self.job.graph.body - 1}, final_norm and head, each once, in order"
+            )
+        return [self._stage(stage) for stage in self.layout.stages]
+
+    def _stage(self, stage: Stage) -> StagePrice:
+        parts = Counter(
+            (self._blocks[name].name, plan)
+            for name, plan in zip(stage.layers, stage.plans, strict=True)
+        )
+        mesh = stage.mesh
+        shape = (mesh.tp, mesh.cp, mesh.dp_shard, mesh.dp_replicate)
+        key = (shape, tuple(parts.items()))
+        if key not in self._stages:
+            priced = [
+                (count, self._atom(self.job.graph.block(name), plan, stage))
+                for (name, plan), count in parts.items()
+            ]
+            self._stages[key] = stage_price(
+                priced,
+                data_parallel(mesh, _one_zero(stage)),
+                self.layout.precision,
+                self.machine,
+                self.job.moments,
+            )
+        return self._stages[key]
+
+    def _atom(self, block: Block, plan: LayerPlan, stage: Stage) -> Atom:
+        mesh, size = stage.mesh, self.layout.micro_batch(stage)
+        where = (block.name, plan.sharding, mesh.tp, mesh.cp, size)
+        key = (*where, plan.retention)
+        if key not in self._atoms:
+            degrees = Degrees(
+                tp=np.asarray(mesh.tp),
+                cp=np.asarray(mesh.cp),
+                micro_batch=np.asarray(size),
+                seq_len=self.job.seq_len,
+                sequence_parallel=plan.sharding == "megatron-sp",
+                cp_kind=self.layout.cp_kind,
+                flash_attention=self.layout.flash_attention,
+            )
+            if where not in self._operators:
+                self._operators[where] = block_prices(
+                    block, degrees, self.layout.precision, self.machine
+                )
+            self._atoms[key] = atom(
+                block,
+                self._operators[where],
+                plan.retention,
+                entry_bytes(block, degrees, self.layout),
+            )
+        return self._atoms[key]
+
+
+def entry_bytes(block: Block, degrees: Degrees, layout: Layout) -> np.ndarray:  # type: ignore[type-arg]
+    """Bytes of a block's input: what full recompute keeps."""
+    if block.entry is None:
+        return np.zeros(())
+    return tensor_bytes(block.entry, block, degrees, layout.precision)
+
+
+def data_parallel(mesh: Mesh, zero: int) -> DataParallel:
+    """The data-parallel side of a stage's mesh."""
+    return DataParallel(
+        tp=np.asarray(mesh.tp),
+        cp=np.asarray(mesh.cp),
+        dp=np.asarray(mesh.dp),
+        zero=np.asarray(zero),
+        zero_group=np.asarray(mesh.dp_shard),
+    )
+
+
+def _one_zero(stage: Stage) -> int:
+    levels = {plan.zero for plan in stage.plans}
+    if len(levels) > 1:
+        raise Unsupported(
+            f"layers of one stage with ZeRO levels {sorted(levels)} are not priced "
+            "yet; give all layers of a stage one level"
+        )
+    return levels.pop()

@@ -1,0 +1,105 @@
+"""May this model run so on this cluster? Every violation, not just the first.
+
+Each rule is a sentence: what was given, what is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from costmodel.schedule import require_schedule
+from costmodel.uniform import Uniform
+from profiles.cluster import Cluster
+from profiles.errors import Contradiction, MeshwrightError
+from profiles.job import Job
+from profiles.models.spec import DecoderSpec
+from profiles.precision import precision
+
+NO_FLASH = ("volta", "turing", "pascal")  # FlashAttention needs sm80 (its README)
+
+
+def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
+    """Why *choice* cannot run *job* on *cluster*; nothing if it can."""
+    spec = job.spec
+    if isinstance(spec, DecoderSpec):
+        yield from _shape(choice, spec, job)
+    yield from _pipeline(choice, job)
+    yield from _data(choice, job)
+    yield from _cluster(choice, cluster)
+
+
+def require_legal(choice: Uniform, job: Job, cluster: Cluster) -> None:
+    """Raise Contradiction with all violations, one after another."""
+    found = list(violations(choice, job, cluster))
+    if found:
+        raise Contradiction("; ".join(found))
+
+
+def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
+    tp, cp = choice.tp, choice.cp
+    if spec.heads % tp:
+        yield f"tp={tp} does not divide the {spec.heads} heads"
+    if spec.kv_heads % tp and tp % spec.kv_heads:
+        yield f"tp={tp} and {spec.kv_heads} key-value heads do not divide each other"
+    if spec.ffn_hidden % tp:
+        yield f"tp={tp} does not divide ffn_hidden={spec.ffn_hidden}"
+    pieces = cp * (tp if choice.sequence_parallel else 1)
+    if job.seq_len % pieces:
+        yield f"seq_len={job.seq_len} is not a multiple of cp × tp = {pieces}"
+    if choice.cp > 1 and choice.cp_kind == "ring" and job.seq_len % (2 * cp):
+        yield f"ring context parallelism needs seq_len a multiple of {2 * cp}"
+    if choice.cp > 1 and choice.cp_kind == "ulysses" and (spec.heads // tp) % cp:
+        yield f"ulysses needs cp={cp} to divide the {spec.heads // tp} heads of a rank"
+    if choice.sequence_parallel and tp == 1:
+        yield "sequence parallelism splits over tp: it needs tp > 1"
+
+
+def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
+    body = job.graph.body
+    stages = choice.pp * choice.virtual_stages
+    if stages > body:
+        yield f"pp × virtual stages = {stages} is more than the {body} layers"
+    elif choice.virtual_stages > 1 and body % stages:
+        yield (
+            f"interleaving splits the {body} layers into pp × virtual stages = "
+            f"{stages} equal parts, which does not divide"
+        )
+    if job.global_batch % (choice.micro_batch * choice.dp) == 0:
+        try:
+            require_schedule(
+                choice.schedule,
+                choice.pp,
+                choice.virtual_stages,
+                choice.micro_batches(job.global_batch),
+            )
+        except MeshwrightError as error:
+            yield str(error)
+
+
+def _data(choice: Uniform, job: Job) -> Iterator[str]:
+    size = choice.micro_batch * choice.dp
+    if job.global_batch % size:
+        yield (
+            f"global batch {job.global_batch} is not a multiple of micro-batch "
+            f"{choice.micro_batch} × dp {choice.dp} = {size}"
+        )
+    if choice.dp % choice.zero_group:
+        yield f"zero_group={choice.zero_group} does not divide dp={choice.dp}"
+
+
+def _cluster(choice: Uniform, cluster: Cluster) -> Iterator[str]:
+    device = cluster.device
+    if cluster.gpus is not None and choice.gpus > cluster.gpus:
+        yield f"{choice.gpus} GPUs asked, {cluster.name} has {cluster.gpus}"
+    wanted = precision(choice.precision).matmul
+    if wanted.value not in device.peak:
+        yield (
+            f"{device.name} does not multiply in {wanted.value}; it has "
+            f"{', '.join(device.peak)}"
+        )
+    old = device.architecture.lower().startswith(NO_FLASH)
+    if choice.flash_attention and old:
+        yield (
+            f"flash attention needs Ampere or newer, {device.name} is "
+            f"{device.architecture}; use --no-flash-attention"
+        )

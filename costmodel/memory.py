@@ -1,0 +1,96 @@
+"""Bytes that a rank needs, kind by kind.
+
+    parameters, gradients, optimizer   by precision policy and ZeRO level
+    activations                        saved bytes × micro-batches in flight
+    transient                          the working set of the pass at the peak
+    communication                      NCCL's buffers and ZeRO-3's gathered layers
+    reserve                            allocator rounding and fragmentation
+    context                            what the driver keeps per process
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data_parallel import DataParallel
+from profiles.precision import Format, Precision
+from profiles.units import GiB
+
+Array = NDArray[Any]
+
+# "Usable: 79.15 of 80 GB minus 2-3 GiB (context, NCCL), 3 % fragmentation":
+# fitted on the public runs with memory figures (docs/cost-model.md, memory).
+FRAGMENTATION: Final = 0.03
+CONTEXT_BYTES: Final = 0.75 * GiB
+COMMUNICATOR_BYTES: Final = 1.5 * GiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes by kind at the instant of the peak; arrays or numbers."""
+
+    parameters: Array
+    gradients: Array
+    optimizer: Array
+    activations: Array
+    transient: Array
+    communication: Array
+    reserve: Array
+    context: Array
+
+    @property
+    def total(self) -> Array:
+        """What the device would show."""
+        return np.asarray(sum(getattr(self, item.name) for item in fields(self)))
+
+    @property
+    def allocated(self) -> Array:
+        """What the framework's allocator handed out."""
+        states = self.parameters + self.gradients + self.optimizer
+        return np.asarray(states + self.activations + self.transient)
+
+    def document(self) -> dict[str, float]:
+        """Bytes by kind, and their sum."""
+        kinds = {item.name: float(getattr(self, item.name)) for item in fields(self)}
+        return {**kinds, "total": sum(kinds.values())}
+
+
+def memory(
+    *,
+    parameters: Array,
+    gathered_bytes: Array,
+    activation_bytes: Array,
+    transient_bytes: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    moments: int,
+    ranks: Array,
+) -> Memory:
+    """Memory of a rank that holds *parameters* (per tp rank, before sharding).
+
+    *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
+    size of the job: a single rank opens no communicator.
+    """
+    weight = parameters * precision.parameter.bytes / parallel.shard_of(3)
+    cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
+    gradient = parameters * precision.gradient_bytes / parallel.shard_of(2)
+    state = precision.master_bytes + moments * Format.FP32.bytes
+    optimizer = parameters * state / parallel.shard_of(1)
+    transient = transient_bytes + parameters * cache + gathered_bytes
+    held = weight + gradient + optimizer + activation_bytes + transient
+    shape = np.broadcast(held, np.asarray(ranks)).shape
+    return Memory(
+        parameters=np.broadcast_to(weight, shape),
+        gradients=np.broadcast_to(gradient, shape),
+        optimizer=np.broadcast_to(optimizer, shape),
+        activations=np.broadcast_to(activation_bytes, shape),
+        transient=np.broadcast_to(transient, shape),
+        communication=np.where(np.asarray(ranks) > 1, COMMUNICATOR_BYTES, 0.0)
+        + np.zeros(shape),
+        reserve=FRAGMENTATION * np.broadcast_to(held, shape),
+        context=np.full(shape, CONTEXT_BYTES),
+    )

@@ -1,0 +1,46 @@
+"""Which ranks form which group, and over which links each group speaks.
+
+Ranks are numbered as Megatron does: tp fastest, then cp, then data parallelism (the
+shard group before its replicas), then the pipeline. A group whose members lie *stride*
+apart has `domain // stride` of them in one fast domain (a node, or an NVL72 rack).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.cluster import Island
+
+Array = NDArray[Any]
+
+
+def near_members(stride: Array, size: Array, island: Island) -> Array:
+    """How many members of a group of *size* share a fast domain.
+
+    The largest divisor of *size* that fits, so that every domain holds as many.
+    """
+    size = np.asarray(size)
+    room = np.maximum(island.domain // np.maximum(np.asarray(stride), 1), 1)
+    return _largest_divisor(size, np.minimum(room, size))
+
+
+def _largest_divisor(size: Array, most: Array) -> Array:
+    """Largest divisor of *size* that is at most *most*, elementwise."""
+    found: Array = np.ones(np.broadcast(size, most).shape, dtype=np.int64)
+    for candidate in range(2, int(np.max(most, initial=1)) + 1):
+        fits = (size % candidate == 0) & (candidate <= most)
+        found = np.where(fits, candidate, found)
+    return found
+
+
+def crosses_domain(stride: Array, members: Array, island: Island) -> Array:
+    """Whether any neighbours of a pipeline *stride* apart lie in unlike domains."""
+    return np.asarray(stride) * np.asarray(members) > island.domain
+
+
+def always_crosses(stride: Array, island: Island) -> Array:
+    """Whether all neighbours of a pipeline *stride* apart lie in unlike domains."""
+    return np.asarray(stride) >= island.domain

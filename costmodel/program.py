@@ -1,0 +1,137 @@
+"""A pipeline's streams as integers, in an order in which one pass prices them.
+
+Depends only on (schedule, pp, virtual_stages, micro_batches), and is cached. A *row*
+numbers (kind, stage): row = kind · stages + stage, an index into tables of costs. A
+*place* numbers an action by rank and position in its stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.action import Action, Kind
+from costmodel.schedule import COMPUTE, Shape, codes
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """Forwards and backwards of all ranks; arrays [pp, actions] in stream order.
+
+    The lists run in `order`, an order that respects streams and transfers: for each
+    action its rank, the link it sends on (`no_link` if it does not), and the number of
+    the action it awaits a transfer from, counted from 1 (0 if it awaits none).
+    """
+
+    schedule: str
+    shape: Shape
+    codes: IntArray
+    rows: IntArray
+    source_rows: IntArray  # of the sender that an action awaits; -1 if none
+    order: IntArray  # places
+    ordered_rows: IntArray
+    ranks: list[int]
+    awaits: list[int]
+    links: list[int]
+    no_link: int
+    first_forward: IntArray  # places, by virtual stage
+    last_backward: IntArray
+    finishing: IntArray  # [pp, virtual_stages]: a rank's stages as their last B ends
+
+    def action(self, rank: int, position: int) -> Action:
+        """The action at *position* of a rank's stream, spelled out."""
+        return self.shape.action(int(self.codes[rank, position]))
+
+
+@lru_cache(maxsize=64)
+def program_of(
+    schedule: str, pp: int, virtual_stages: int, micro_batches: int
+) -> Program:
+    """Compile a schedule. Raises as `schedule.require_schedule`."""
+    shape = Shape(pp=pp, virtual_stages=virtual_stages, micro_batches=micro_batches)
+    coded = codes(schedule, shape)
+    rows, micro_batch = np.divmod(coded, micro_batches)
+    sources = _sources(rows, micro_batch, shape)
+    flat = sources.ravel()
+    order = _order(flat, pp)
+    number = np.zeros(coded.size + 1, dtype=np.int64)  # its last answers source -1
+    number[order] = np.arange(1, coded.size + 1)
+    ordered_rows = rows.ravel()[order]
+    rank = np.repeat(np.arange(pp), coded.shape[1])
+    links = np.full(coded.size, pp * pp)
+    awaiting = np.flatnonzero(flat >= 0)
+    links[flat[awaiting]] = rank[flat[awaiting]] * pp + rank[awaiting]
+    first, last, finishing = _ends(coded, shape)
+    return Program(
+        schedule=schedule,
+        shape=shape,
+        codes=coded,
+        rows=rows,
+        source_rows=np.where(sources >= 0, rows.ravel()[sources], -1),
+        order=order,
+        ordered_rows=ordered_rows,
+        ranks=rank[order].tolist(),
+        awaits=number[flat[order]].tolist(),
+        links=links[order].tolist(),
+        no_link=pp * pp,
+        first_forward=first,
+        last_backward=last,
+        finishing=finishing,
+    )
+
+
+def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
+    """The place of the action on another rank that each action awaits; -1 if none."""
+    kind, stage = np.divmod(rows, shape.stages)
+    places = np.arange(rows.size).reshape(rows.shape)
+    forward = kind == COMPUTE.index(Kind.F)
+    gradient = (kind == COMPUTE.index(Kind.B)) | (kind == COMPUTE.index(Kind.I))
+    before = np.full((shape.stages + 1, shape.micro_batches), -1)
+    before[stage[forward] + 1, micro_batch[forward]] = places[forward]
+    behind = np.full((shape.stages + 1, shape.micro_batches), -1)
+    behind[stage[gradient], micro_batch[gradient]] = places[gradient]
+    awaited = np.where(
+        forward, before[stage, micro_batch], behind[stage + 1, micro_batch]
+    )
+    actions = rows.shape[1]
+    elsewhere = (awaited >= 0) & (awaited // actions != places // actions)
+    return np.where(elsewhere & (forward | gradient), awaited, -1)
+
+
+def _order(sources: IntArray, pp: int) -> IntArray:
+    """Sweep the ranks down and up, each going as far as what it awaits is done."""
+    awaited = sources.tolist()
+    total = len(awaited)
+    done = bytearray(total + 1)
+    done[-1] = True  # what source -1 finds
+    ends = range(total // pp, total + 1, total // pp)
+    at = [end - total // pp for end in ends]
+    sweep = [*range(pp), *range(pp - 2, 0, -1)]
+    order: list[int] = []
+    while len(order) < total:
+        progress = len(order)
+        for rank in sweep:
+            place, end = at[rank], ends[rank]
+            while place < end and done[awaited[place]]:
+                done[place] = True
+                order.append(place)
+                place += 1
+            at[rank] = place
+        assert len(order) > progress, "a schedule's streams wait for each other"
+    return np.array(order)
+
+
+def _ends(coded: IntArray, shape: Shape) -> tuple[IntArray, IntArray, IntArray]:
+    """First forwards, last backwards, and each rank's stages in order of the latter."""
+    size = (len(COMPUTE), shape.stages, shape.micro_batches)
+    place = np.full(size, -1)
+    place.ravel()[coded.ravel()] = np.arange(coded.size)
+    forwards, *backwards = place
+    last = np.max(backwards, axis=(0, 2))
+    finishing = np.argsort(last).reshape(shape.pp, shape.virtual_stages)
+    return forwards[:, 0], last, finishing

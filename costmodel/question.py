@@ -1,0 +1,286 @@
+"""From what was asked to what is meant: defaults are resolved here, once, and named.
+
+`Pins` is a request: a field left out is None. `resolve` completes it into a job, a
+uniform layout and a machine; everything it filled in is listed in `assumed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from costmodel.legality import NO_FLASH, require_legal
+from costmodel.machine import Machine, machine
+from costmodel.software import DEFAULT, Software, software, with_overlap
+from costmodel.uniform import Uniform
+from profiles.cluster import Cluster
+from profiles.errors import Contradiction, Unsupported
+from profiles.job import Job
+from profiles.models.catalog import Model
+from profiles.models.spec import DecoderSpec
+
+OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
+HIDDEN_SO_FAR = ("grad", "param", "p2p")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """What the user fixed about the layout; None is free."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    micro_batch: int | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    virtual_stages: int | None = None
+    zero: int | None = None
+    zero_group: int | None = None
+    sequence_parallel: bool | None = None
+    cp_kind: str | None = None
+    recompute: str | None = None
+    recompute_layers: int | None = None
+    flash_attention: bool | None = None
+    offload: str | None = None
+    offload_to: str | None = None
+    overlap: str | None = None
+    imbalance: float | None = None
+    bucket_mb: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What the user fixed about the job; None is free."""
+
+    seq_len: int | None = None
+    global_batch: int | None = None
+    optimizer: str | None = None
+    precision: str | None = None
+    grad_dtype: str | None = None
+    framework: str | None = None
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A complete question: the job, the layout asked about, and where it runs."""
+
+    job: Job
+    choice: Uniform
+    machine: Machine
+    assumed: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def framework_of(wish: Wish, pins: Pins, assumed: dict[str, Any]) -> Software:
+    """The software that is priced, with the overlap that was asked for."""
+    base = software(wish.framework or DEFAULT)
+    if wish.framework is None:
+        assumed["framework"] = base.name
+    if pins.bucket_mb is not None:
+        base = replace(base, bucket_bytes=pins.bucket_mb * 1e6)
+    if pins.overlap is None:
+        assumed["overlap"] = ",".join(sorted(base.overlap)) or "none"
+        return base
+    asked = [part for part in pins.overlap.split(",") if part and part != "none"]
+    for part in asked:
+        if part not in OVERLAPS:
+            raise Contradiction(
+                f"--overlap {part!r} is not one of {', '.join(OVERLAPS)}, none"
+            )
+        if part not in HIDDEN_SO_FAR:
+            raise Unsupported(
+                f"--overlap {part} is not priced yet; "
+                f"{', '.join(HIDDEN_SO_FAR)} are"
+            )
+    return with_overlap(base, frozenset(asked))
+
+
+def refuse_unpriced(pins: Pins) -> None:
+    """Raise Unsupported for options that later releases price."""
+    for name in ("ep", "etp"):
+        if (getattr(pins, name) or 1) > 1:
+            raise Unsupported(
+                f"--{name} {getattr(pins, name)}: expert parallelism is not priced "
+                f"yet; leave --{name} out or set it to 1"
+            )
+    if pins.offload not in (None, "none"):
+        raise Unsupported(
+            f"--offload {pins.offload} is not priced yet; leave it out (none)"
+        )
+    if pins.imbalance not in (None, 1.0):
+        raise Unsupported(
+            f"--imbalance {pins.imbalance} is about experts, which are not priced yet"
+        )
+
+
+def flash_default(cluster: Cluster) -> bool:
+    """Flash attention wherever the device has it (Ampere and newer)."""
+    return not cluster.device.architecture.lower().startswith(NO_FLASH)
+
+
+def default_precision(cluster: Cluster) -> str:
+    """bf16 where the device has it, else fp16, else fp32."""
+    for name in ("bf16", "fp16", "fp32"):
+        if name in cluster.device.peak:
+            return name
+    raise Unsupported(f"{cluster.device.name} has no peak for bf16, fp16 or fp32")
+
+
+def resolve(model: Model, cluster: Cluster, wish: Wish, pins: Pins) -> Question:
+    """Complete a question about one layout.
+
+    Raises Contradiction (with every violation), UnknownName, InvalidSpec, Unsupported.
+    """
+    refuse_unpriced(pins)
+    assumed: dict[str, Any] = {}
+    where = machine(cluster, framework_of(wish, pins, assumed))
+    choice = _degrees(wish, pins, assumed)
+    job, warnings = job_of(model, wish, choice.dp, pins, assumed)
+    choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
+    choice = _rest(choice, wish, pins, where, assumed)
+    require_legal(choice, job, cluster)
+    return Question(
+        job=job, choice=choice, machine=where, assumed=assumed, warnings=warnings
+    )
+
+
+def job_of(
+    model: Model, wish: Wish, dp: int, pins: Pins, assumed: dict[str, Any]
+) -> tuple[Job, tuple[str, ...]]:
+    """The job, with the catalogue's batch raised to what *dp* can split."""
+    warnings: list[str] = []
+    seq_len = _take(wish.seq_len, model.seq_len, "seq_len", assumed)
+    batch = wish.global_batch
+    if batch is None:
+        batch = model.global_batch
+        unit = dp * (pins.micro_batch or 1) * (pins.micro_batches or 1)
+        if batch % unit:
+            raised = -(-batch // unit) * unit
+            warnings.append(
+                f"global batch raised from {batch} to {raised}, the next multiple of "
+                f"{unit} that these GPUs can split; pass --global-batch to fix it"
+            )
+            batch = raised
+        assumed["global_batch"] = batch
+    spec = model.spec
+    if isinstance(spec, DecoderSpec) and spec.position == "learned":
+        if seq_len > spec.max_positions:
+            assumed["max_positions"] = seq_len
+            spec = replace(spec, max_positions=seq_len)
+    optimizer = _take(wish.optimizer, "adamw", "optimizer", assumed)
+    job = Job(
+        model=model.name,
+        spec=spec,
+        seq_len=seq_len,
+        global_batch=batch,
+        optimizer=optimizer,
+    )
+    return job, tuple(warnings)
+
+
+def _degrees(wish: Wish, pins: Pins, assumed: dict[str, Any]) -> Uniform:
+    """tp, pp and cp are 1 where left out; dp fills the GPUs up."""
+    tp, pp, cp = (pins.tp or 1, pins.pp or 1, pins.cp or 1)
+    for name in ("tp", "pp", "cp"):
+        if getattr(pins, name) is None:
+            assumed[name] = 1
+    inner = tp * pp * cp
+    gpus = wish.gpus
+    if gpus is None:
+        dp = _take(pins.dp, 1, "dp", assumed)
+        assumed["gpus"] = inner * dp
+    elif pins.dp is None:
+        if gpus % inner:
+            raise Contradiction(
+                f"tp {tp} × pp {pp} × cp {cp} = {inner} does not divide "
+                f"{gpus} GPUs; choose degrees whose product does"
+            )
+        dp = gpus // inner
+        assumed["dp"] = dp
+    else:
+        dp = pins.dp
+        if inner * dp != gpus:
+            raise Contradiction(
+                f"tp {tp} × pp {pp} × dp {dp} × cp {cp} = {inner * dp}, not "
+                f"{gpus} GPUs; leave --dp out to fill up, or mend a degree"
+            )
+    return Uniform(tp=tp, pp=pp, cp=cp, dp=dp)
+
+
+def _micro_batch(
+    job: Job, choice: Uniform, pins: Pins, assumed: dict[str, Any]
+) -> int:
+    if pins.micro_batches is None:
+        return _take(pins.micro_batch, 1, "micro_batch", assumed)
+    size, rest = divmod(job.global_batch, pins.micro_batches * choice.dp)
+    if rest or not size:
+        raise Contradiction(
+            f"global batch {job.global_batch} does not split into "
+            f"{pins.micro_batches} micro-batches × dp {choice.dp}"
+        )
+    if pins.micro_batch not in (None, size):
+        raise Contradiction(
+            f"--micro-batches {pins.micro_batches} gives micro-batches of {size} "
+            f"sequences, not --micro-batch {pins.micro_batch}; pass one of the two"
+        )
+    return size
+
+
+def _rest(
+    choice: Uniform, wish: Wish, pins: Pins, where: Machine, assumed: dict[str, Any]
+) -> Uniform:
+    virtual = _take(pins.virtual_stages, 1, "virtual_stages", assumed)
+    schedule = "interleaved" if virtual > 1 else "1f1b"
+    zero = _take(pins.zero, 1, "zero", assumed)
+    if zero == 0 and (pins.zero_group or 1) > 1:
+        raise Contradiction("--zero-group needs --zero 1, 2 or 3")
+    precision = _take(
+        wish.precision, default_precision(where.cluster), "precision", assumed
+    )
+    gradient = wish.grad_dtype or where.software.gradient_format
+    if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
+        assumed["grad_dtype"] = gradient
+    return replace(
+        choice,
+        schedule=_take(pins.schedule, schedule, "schedule", assumed),
+        virtual_stages=virtual,
+        zero=zero,
+        zero_group=(
+            _take(pins.zero_group, choice.dp, "zero_group", assumed) if zero else 1
+        ),
+        sequence_parallel=_take(
+            pins.sequence_parallel, choice.tp > 1, "sequence_parallel", assumed
+        ),
+        cp_kind=_take(pins.cp_kind, "ring", "cp_kind", assumed),
+        recompute=_take(pins.recompute, "none", "recompute", assumed),
+        recompute_layers=pins.recompute_layers,
+        flash_attention=_take(
+            pins.flash_attention,
+            flash_default(where.cluster),
+            "flash_attention",
+            assumed,
+        ),
+        precision=precision,
+        gradient_format=gradient,
+    )
+
+
+def _take(given: Any, default: Any, name: str, assumed: dict[str, Any]) -> Any:
+    """*given*, or *default* noted as assumed."""
+    if given is None:
+        assumed[name] = default
+        return default
+    return given
+
+
+def pinned(pins: Pins) -> Iterator[tuple[str, Any]]:
+    """The fields that were fixed."""
+    for item in fields(pins):
+        value = getattr(pins, item.name)
+        if value is not None:
+            yield item.name, value

@@ -1,0 +1,116 @@
+"""`Retention`: what happens to each tensor that backward needs.
+
+Named by saved tensor: kept (the default), recomputed, offloaded or compressed.
+Presets after Korthikanti et al. (MLSys 2023): `selective` recomputes the core of
+attention, `full` the whole layer from its input; `cheap-ops` after Yuan et al.
+(ATC 2024): norms' and the activation function's outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from profiles.errors import InvalidSpec, UnknownName
+from profiles.graph import Block
+from profiles.operators import Kind
+
+EVERYTHING = "*"  # the whole layer: only its input is kept
+
+
+class Action(StrEnum):
+    KEEP = "keep"
+    RECOMPUTE = "recompute"
+    OFFLOAD = "offload"
+    COMPRESS = "compress"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Treatment:
+    """What is done with a tensor: `ratio` of it goes to `tier`, or keeps `bits`."""
+
+    action: Action
+    ratio: float = 1.0
+    tier: str | None = None
+    bits: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio <= 1:
+            raise InvalidSpec(f"ratio={self.ratio} must be between 0 and 1")
+        if self.action is Action.OFFLOAD and self.tier not in ("cpu", "nvme"):
+            raise InvalidSpec(f"offload tier {self.tier!r} is not one of cpu, nvme")
+        if self.action is Action.COMPRESS and self.bits not in (1, 2, 4, 8, 16):
+            raise InvalidSpec(f"bits={self.bits} is not one of 1, 2, 4, 8, 16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Treatments by tensor name; an empty mapping keeps everything."""
+
+    tensors: Mapping[str, Treatment] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self.tensors)))
+
+    @property
+    def recomputed(self) -> frozenset[str]:
+        """Names of tensors that are made again; `*` is all of them."""
+        return frozenset(
+            name
+            for name, treatment in self.tensors.items()
+            if treatment.action is Action.RECOMPUTE
+        )
+
+
+KEEP_ALL = Retention()
+PRESETS = ("none", "selective", "cheap-ops", "full")
+CORE = "attention_core"  # scores and row statistics, inside the attention operator
+
+
+def recompute(*names: str) -> Retention:
+    """A retention that makes *names* again and keeps the rest."""
+    again = Treatment(action=Action.RECOMPUTE)
+    return Retention(tensors=dict.fromkeys(sorted(set(names)), again))
+
+
+def preset(name: str, block: Block) -> Retention:
+    """The retention that the preset *name* means for *block*.
+
+    A comma-separated list of operators recomputes just those. Raises UnknownName.
+    """
+    if name == "none":
+        return KEEP_ALL
+    if name == "full":
+        return recompute(EVERYTHING)
+    if name == "selective":
+        return recompute(CORE)
+    if name == "cheap-ops":
+        return recompute(*_cheap(block))
+    wanted = [part.strip() for part in name.split(",")]
+    known = {operator.name: operator for operator in block.operators}
+    for part in wanted:
+        if part not in known:
+            raise UnknownName(
+                "recompute preset or operator", part, [*PRESETS, *sorted(known)]
+            )
+    return recompute(*(_remade(block, part) for part in wanted))
+
+
+def preset_name(retention: Retention, block: Block) -> str:
+    """The preset, or the list of tensors, that *retention* spells out."""
+    for name in PRESETS:
+        if preset(name, block) == retention:
+            return name
+    return ",".join(sorted(retention.recomputed)) or "none"
+
+
+def _remade(block: Block, operator: str) -> str:
+    found = block.operator(operator)
+    return CORE if found.kind is Kind.ATTENTION else found.output.name
+
+
+def _cheap(block: Block) -> list[str]:
+    norms = [item for item in block.operators if item.name.endswith("_norm")]
+    active = [item for item in block.operators if item.name == "activation"]
+    return [item.output.name for item in (*norms, *active)]

@@ -1,0 +1,232 @@
+"""One rule a dimension: an operator under a layout, as local shapes and collectives.
+
+    batch                                  micro-batch sequences a rank
+    sequence                               over cp; and over tp where sequence parallel
+                                           and no other dimension of the tensor is on tp
+    query, key_value, heads, ffn, vocab    over tp
+    hidden, positions                      whole
+
+No two dimensions of one tensor lie on one mesh axis (Mesh-TensorFlow, Shazeer et al.,
+NeurIPS 2018, section 3). From that rule alone follow Megatron's column and row split
+and its collectives: whatever is *made* in one placement and *wanted* in another is
+redistributed, and the gradient travels the transposed way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from profiles.graph import Block
+from profiles.operators import Element, Kind, Operator, Tensor
+from profiles.precision import Precision
+
+Array = NDArray[Any]
+ON_TP = frozenset({"query", "key_value", "query+key_value", "heads", "ffn", "vocab"})
+
+
+class Placement(StrEnum):
+    """Where a tensor lies on the tensor-parallel axis."""
+
+    WHOLE = "whole"  # every rank has all of it
+    SEQUENCE = "sequence"  # split along the sequence
+    WIDTH = "width"  # split along heads, ffn or vocab
+    PARTIAL = "partial"  # every rank has a summand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """How a block is split; the integer arrays broadcast against each other."""
+
+    tp: Array
+    cp: Array
+    micro_batch: Array
+    seq_len: int
+    sequence_parallel: bool
+    cp_kind: str = "ring"
+    flash_attention: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """A collective over the tp axis: bytes of the full tensor, and whether the
+    product that follows it in the same pass hides it."""
+
+    kind: str  # all_reduce, all_gather, reduce_scatter
+    size_bytes: Array
+    hidden: bool = False
+
+
+def redistribute(have: Placement, want: Placement) -> str | None:
+    """The collective that turns one placement into another; None if it is free.
+
+    >>> redistribute(Placement.PARTIAL, Placement.SEQUENCE)
+    'reduce_scatter'
+    """
+    if have is want or have is Placement.WHOLE or want is Placement.PARTIAL:
+        return None
+    if have is Placement.PARTIAL:
+        return "all_reduce" if want is Placement.WHOLE else "reduce_scatter"
+    return "all_gather" if want is Placement.WHOLE else "all_to_all"
+
+
+def natural(tensor: Tensor, *, sequence_parallel: bool) -> Placement:
+    """How a tensor is handed from one operator to the next."""
+    if ON_TP & set(tensor.dims):
+        return Placement.WIDTH
+    return Placement.SEQUENCE if sequence_parallel else Placement.WHOLE
+
+
+def extent(name: str, block: Block, degrees: Degrees) -> Array:
+    """Local length of a width dimension."""
+    if "+" in name:
+        parts = [extent(part, block, degrees) for part in name.split("+")]
+        return np.sum(np.broadcast_arrays(*parts), axis=0)
+    if name == "key_value":  # each rank has at least one key-value head
+        heads = np.maximum(-(-block.kv_heads // degrees.tp), 1)
+        return 2 * heads * block.head_dim
+    if name == "query":
+        return -(-block.heads // degrees.tp) * block.head_dim
+    full = block.extents[name]
+    return -(-full // degrees.tp) if name in ON_TP else np.asarray(full)
+
+
+def tokens(degrees: Degrees, *, split: bool) -> Array:
+    """Token positions a rank has: of a tensor split over tp too, or not."""
+    share = degrees.cp * degrees.tp if split else degrees.cp
+    return degrees.micro_batch * -(-degrees.seq_len // share)
+
+
+def elements(tensor: Tensor, block: Block, degrees: Degrees) -> Array:
+    """Local elements of an activation."""
+    placed = natural(tensor, sequence_parallel=degrees.sequence_parallel)
+    count = tokens(degrees, split=placed is Placement.SEQUENCE) * tensor.copies
+    for name in tensor.dims:
+        if name not in ("batch", "sequence"):
+            count = count * extent(name, block, degrees)
+    return np.asarray(count)
+
+
+def element_bytes(tensor: Tensor, precision: Precision) -> float:
+    """Bytes of one element of a saved tensor."""
+    if tensor.element is Element.MASK:
+        return 1.0
+    return 4.0 if tensor.element is Element.FP32 else precision.activation.bytes
+
+
+def tensor_bytes(
+    tensor: Tensor, block: Block, degrees: Degrees, precision: Precision
+) -> Array:
+    return elements(tensor, block, degrees) * element_bytes(tensor, precision)
+
+
+def product_shape(
+    operator: Operator, block: Block, degrees: Degrees
+) -> tuple[Array, Array, Array]:
+    """Local (m, n, k) of a matrix product's forward."""
+    columns = [extent(name, block, degrees) for name in operator.columns]
+    n = np.sum(np.broadcast_arrays(*columns), axis=0)
+    assert operator.contracted is not None, "a product sums over something"
+    return tokens(degrees, split=False), n, extent(operator.contracted, block, degrees)
+
+
+def parameters(operator: Operator, block: Block, degrees: Degrees) -> Array:
+    """Parameters of an operator that one rank of the tp group holds."""
+    width = block.extents["hidden"]
+    count: Array = np.asarray(operator.vectors * width)
+    if not operator.has_weight:
+        return count
+    columns = [extent(name, block, degrees) for name in operator.columns]
+    n = np.sum(np.broadcast_arrays(*columns), axis=0)
+    assert operator.contracted is not None, "a weight sums over something"
+    count = count + n * extent(operator.contracted, block, degrees)
+    return count + n if operator.bias else count
+
+
+def forward_collectives(
+    operator: Operator, block: Block, degrees: Degrees, precision: Precision
+) -> Iterator[Collective]:
+    """What the tp group communicates in an operator's forward."""
+    sp = degrees.sequence_parallel
+    for tensor in operator.inputs:
+        have = natural(tensor, sequence_parallel=sp)
+        kind = redistribute(have, _wanted(operator, have))
+        if kind:
+            yield _collective(kind, tensor, block, degrees, precision)
+    kind = redistribute(
+        _made(operator, sp), natural(operator.output, sequence_parallel=sp)
+    )
+    if kind:
+        yield _collective(kind, operator.output, block, degrees, precision)
+    if operator.kind is Kind.CROSS_ENTROPY:
+        yield _statistics(degrees)
+
+
+def backward_collectives(
+    operator: Operator, block: Block, degrees: Degrees, precision: Precision
+) -> Iterator[Collective]:
+    """What the tp group communicates in an operator's backward.
+
+    Under sequence parallelism the column-split product gathers its saved input once
+    more for the weight gradient, behind the input gradient (Korthikanti, 4.2.2).
+    """
+    sp = degrees.sequence_parallel
+    out = natural(operator.output, sequence_parallel=sp)
+    if _made(operator, sp) is Placement.PARTIAL:
+        kind = redistribute(out, Placement.WHOLE)
+        if kind:
+            yield _collective(kind, operator.output, block, degrees, precision)
+    for tensor in operator.inputs:
+        have = natural(tensor, sequence_parallel=sp)
+        if _wanted(operator, have) is have and have is not Placement.WHOLE:
+            continue
+        if not _splits_columns(operator):
+            continue
+        again = redistribute(have, Placement.WHOLE)
+        if again:
+            yield _collective(again, tensor, block, degrees, precision, hidden=True)
+        kind = redistribute(Placement.PARTIAL, have)
+        if kind:
+            yield _collective(kind, tensor, block, degrees, precision)
+
+
+def _splits_columns(operator: Operator) -> bool:
+    return operator.has_weight and bool(ON_TP & set(operator.columns))
+
+
+def _wanted(operator: Operator, have: Placement) -> Placement:
+    return Placement.WHOLE if _splits_columns(operator) else have
+
+
+def _made(operator: Operator, sequence_parallel: bool) -> Placement:
+    if operator.has_weight and operator.contracted in ON_TP:
+        return Placement.PARTIAL
+    return natural(operator.output, sequence_parallel=sequence_parallel)
+
+
+def _collective(
+    kind: str,
+    tensor: Tensor,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    *,
+    hidden: bool = False,
+) -> Collective:
+    full = tokens(degrees, split=False) * tensor.copies
+    for name in tensor.dims:
+        if name not in ("batch", "sequence"):
+            full = full * extent(name, block, degrees)
+    size = np.asarray(full * precision.activation.bytes)
+    return Collective(kind=kind, size_bytes=size, hidden=hidden)
+
+
+def _statistics(degrees: Degrees) -> Collective:
+    """Row maxima, sums and targets of a vocabulary-parallel loss: 3 fp32 a token."""
+    size = np.asarray(tokens(degrees, split=False) * 12.0)
+    return Collective(kind="all_reduce", size_bytes=size)

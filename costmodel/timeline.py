@@ -1,0 +1,230 @@
+"""The schedule run: when each pass of each rank runs, and the memory it needs.
+
+Nothing contends here: each rank's compute serves its stream in order, each directed
+pair of ranks has a link that serves sends in the order they are issued, and sends do
+not occupy compute. So one pass in a static order, without a heap, gives every time;
+`costmodel.clocked` gives the same ones on a clock, action by action.
+
+    start(a) = max(end of the action before a on its rank, arrival of what a awaits)
+    arrival  = max(end of the sender, the link is free) + the transfer's seconds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.gradient_reduction import reduce_tail_s
+from costmodel.program import IntArray, Program, program_of
+from costmodel.stage_costs import FloatArray, StageCosts, require_costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One rank's step, every instant from 0 to the makespan counted once."""
+
+    compute_s: float
+    pipeline_comm_s: float  # waiting, while the awaited transfer could have run
+    bubble_s: float  # waiting for another rank's compute
+    reduce_s: float  # gradient reduction after the last backward
+    others_s: float  # waiting for the other ranks' gradients before the step
+    step_s: float
+    gather_s: float
+    idle_s: float  # after its own step, until the last rank ends
+
+    @property
+    def total_s(self) -> float:
+        return (
+            (self.compute_s + self.pipeline_comm_s + self.bubble_s)
+            + (self.reduce_s + self.others_s)
+            + (self.step_s + self.gather_s + self.idle_s)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """When each action starts and ends, [pp, actions] in stream order, and the peaks.
+
+    By rank: the end of its compute and of its gradient reduction, the start of its
+    optimizer step, its own end, its peak bytes and the position in its stream of the
+    (first) action at which they are reached.
+    """
+
+    program: Program
+    costs: StageCosts
+    start_s: FloatArray
+    end_s: FloatArray
+    makespan_s: float
+    compute_end_s: FloatArray
+    reduce_end_s: FloatArray
+    step_start_s: FloatArray
+    rank_end_s: FloatArray
+    peak_bytes: FloatArray
+    peak_action: IntArray
+
+    def waits(self, rank: int) -> tuple[float, float]:
+        """Seconds that *rank* idles between its actions: (for transfers, in bubbles).
+
+        Of a gap before an action that awaits a transfer, as much as the transfer
+        itself takes is the transfer's, the rest is bubble.
+        """
+        gaps = self.start_s[rank].copy()
+        gaps[1:] -= self.end_s[rank, :-1]
+        transfers = _sends(self.costs)[self.program.source_rows[rank]]
+        transfer_s = float(np.minimum(gaps, transfers).sum())
+        return transfer_s, float(gaps.sum()) - transfer_s
+
+    def account(self, rank: int) -> Account:
+        """Where the seconds of *rank* go."""
+        transfer_s, bubble_s = self.waits(rank)
+        compute_end_s = float(self.compute_end_s[rank])
+        reduce_end_s = float(self.reduce_end_s[rank])
+        return Account(
+            compute_s=float((self.end_s[rank] - self.start_s[rank]).sum()),
+            pipeline_comm_s=transfer_s,
+            bubble_s=bubble_s,
+            reduce_s=reduce_end_s - compute_end_s,
+            others_s=float(self.step_start_s[rank]) - reduce_end_s,
+            step_s=float(self.costs.step_s[rank]),
+            gather_s=float(self.costs.gather_s[rank]),
+            idle_s=self.makespan_s - float(self.rank_end_s[rank]),
+        )
+
+    def in_flight_at_peak(self, rank: int) -> IntArray:
+        """Saved micro-batches of each virtual stage while *rank* is at its peak."""
+        stages = self.program.shape.stages
+        peak = int(self.peak_action[rank])
+        rows = self.program.rows[rank]
+        taken = np.bincount(rows[: peak + 1], minlength=2 * stages)[:stages]
+        freed = np.bincount(rows[:peak], minlength=2 * stages)[stages:]
+        return taken - freed
+
+
+def simulate(
+    schedule: str,
+    pp: int,
+    virtual_stages: int,
+    micro_batches: int,
+    costs: StageCosts,
+) -> Timeline:
+    """Run a schedule at *costs*.
+
+    Raises as `schedule.require_schedule`, and InvalidSpec if the costs are those of
+    another number of stages or ranks.
+    """
+    program = program_of(schedule, pp, virtual_stages, micro_batches)
+    require_costs(costs, pp, program.shape.stages)
+    durations = _durations(program, costs)
+    start, end = _one_pass(program, costs, durations)
+    compute_end = end[:, -1]
+    reduce_end = _reduce_ends(program, costs, start, end)
+    step_start = reduce_end
+    if costs.synchronised_step:
+        step_start = np.full(len(reduce_end), reduce_end.max())
+    rank_end = step_start + costs.step_s + costs.gather_s
+    peak_bytes, peak_action = _peaks(program, costs)
+    return Timeline(
+        program=program,
+        costs=costs,
+        start_s=start,
+        end_s=end,
+        makespan_s=float(rank_end.max()),
+        compute_end_s=compute_end,
+        reduce_end_s=reduce_end,
+        step_start_s=step_start,
+        rank_end_s=rank_end,
+        peak_bytes=peak_bytes,
+        peak_action=peak_action,
+    )
+
+
+def _durations(program: Program, costs: StageCosts) -> FloatArray:
+    passes = np.concatenate((costs.forward_s, costs.backward_s))
+    durations: FloatArray = passes[program.rows]
+    if costs.first_forward_extra_s is not None:
+        durations.ravel()[program.first_forward] += costs.first_forward_extra_s
+    if costs.last_backward_extra_s is not None:
+        durations.ravel()[program.last_backward] += costs.last_backward_extra_s
+    return durations
+
+
+def _sends(costs: StageCosts) -> FloatArray:
+    """Seconds of the transfer that follows each row's action; the last, 0, is none."""
+    none: NDArray[np.float64] = np.zeros(1)
+    return np.concatenate((costs.send_forward_s, costs.send_backward_s, none))
+
+
+def _one_pass(
+    program: Program, costs: StageCosts, durations: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Start and end of each action. One rank never waits: a running sum."""
+    if program.shape.pp == 1:
+        end = durations.cumsum(axis=1)
+        start = np.zeros_like(end)
+        start[:, 1:] = end[:, :-1]
+        return start, end
+    start = np.empty_like(durations)
+    start.ravel()[program.order] = _starts(
+        program,
+        durations.ravel()[program.order].tolist(),
+        _sends(costs)[program.ordered_rows].tolist(),
+    )
+    return start, start + durations
+
+
+def _starts(
+    program: Program, durations: list[float], sends: list[float]
+) -> list[float]:
+    free_s = [0.0] * program.shape.pp
+    link_free_s = [0.0] * (program.no_link + 1)
+    arrived_s = [0.0]  # for actions that await nothing
+    starts: list[float] = []
+    begin, arrive = starts.append, arrived_s.append
+    steps = zip(
+        program.ranks, program.awaits, program.links, durations, sends, strict=True
+    )
+    for rank, awaited, link, duration_s, send_s in steps:
+        start_s = free_s[rank]
+        ready_s = arrived_s[awaited]
+        if ready_s > start_s:
+            start_s = ready_s
+        begin(start_s)
+        free_s[rank] = end_s = start_s + duration_s
+        sent_s = link_free_s[link]
+        if end_s > sent_s:
+            sent_s = end_s
+        link_free_s[link] = sent_s = sent_s + send_s
+        arrive(sent_s)
+    return starts
+
+
+def _reduce_ends(
+    program: Program, costs: StageCosts, start: FloatArray, end: FloatArray
+) -> FloatArray:
+    """When each rank has its gradients: stage after stage on its one resource."""
+    compute_end, overlap = end[:, -1], costs.overlap_reduce
+    last_end = end.ravel()[program.last_backward]
+    backward = last_end - start.ravel()[program.last_backward]
+    tail = reduce_tail_s(
+        costs.reduce_s, backward, buckets=costs.buckets, overlap=overlap
+    )
+    free: FloatArray = np.zeros(len(compute_end))
+    for stages in program.finishing.T:  # one of each rank
+        ready = last_end[stages] if overlap else compute_end
+        free = np.maximum(ready + tail[stages], free + costs.reduce_s[stages])
+    return np.maximum(compute_end, free)
+
+
+def _peaks(program: Program, costs: StageCosts) -> tuple[FloatArray, IntArray]:
+    """Most bytes alive on each rank, and where: streams alone decide, not time."""
+    saved = costs.saved_bytes
+    after = np.concatenate((saved, -saved))[program.rows].cumsum(axis=1)
+    during = np.concatenate(
+        (costs.transient_forward_bytes, saved + costs.transient_backward_bytes)
+    )
+    after += during[program.rows]
+    where = after.argmax(axis=1)
+    peak = after[np.arange(len(after)), where]
+    return costs.static_bytes + peak, where

@@ -1,0 +1,115 @@
+"""`Cluster`: nodes of devices and the links between them, level by level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from profiles.device import Device
+from profiles.errors import InvalidSpec, Unsupported
+from profiles.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the fabric: domains of *devices* devices that it joins.
+
+    `bandwidth` is one way and per device: a node's NICs are divided by its devices.
+    `devices` is None for the outermost level. `latency` is that of one hop.
+    """
+
+    name: str
+    kind: str  # nvlink, nvswitch, xgmi, pcie, infiniband, roce, efa, ethernet …
+    devices: int | None
+    bandwidth: Figure
+    latency: Figure
+
+    def __post_init__(self) -> None:
+        if not self.bandwidth.value or (self.devices is not None and self.devices < 1):
+            raise InvalidSpec(f"level {self.name!r} needs bandwidth and devices >= 1")
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bandwidth.si
+
+    @property
+    def latency_s(self) -> float:
+        return self.latency.si
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Island:
+    """Like nodes on one fabric. `nodes` is None where as many as asked are there."""
+
+    device: Device
+    devices_per_node: int
+    nodes: int | None
+    levels: tuple[Level, ...]  # innermost first
+
+    def __post_init__(self) -> None:
+        sizes = [level.devices for level in self.levels]
+        if not self.levels or sizes[-1] is not None or None in sizes[:-1]:
+            raise InvalidSpec("an island's last level, and no other, has devices=null")
+        inner = [size for size in sizes if size is not None]
+        if inner != sorted(inner) or self.devices_per_node < 1:
+            raise InvalidSpec("levels go from the innermost domain to the outermost")
+
+    @property
+    def gpus(self) -> int | None:
+        return None if self.nodes is None else self.nodes * self.devices_per_node
+
+    @property
+    def domain(self) -> int:
+        """Devices joined by the fast fabric: the innermost level's size."""
+        return self.levels[0].devices or self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One or more islands; `between` joins unlike ones."""
+
+    name: str
+    islands: tuple[Island, ...]
+    between: Level | None = None
+    source: str = ""
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.islands:
+            raise InvalidSpec(f"cluster {self.name!r} has no islands")
+        if len(self.islands) > 1 and self.between is None:
+            raise InvalidSpec(f"cluster {self.name!r}: islands need a link between")
+
+    @property
+    def island(self) -> Island:
+        """The one island of a uniform cluster; raises Unsupported for others."""
+        if len(self.islands) > 1:
+            raise Unsupported(
+                f"cluster {self.name!r} joins {len(self.islands)} unlike islands; "
+                "only uniform clusters are priced so far: name one of its islands"
+            )
+        return self.islands[0]
+
+    @property
+    def device(self) -> Device:
+        return self.island.device
+
+    @property
+    def gpus(self) -> int | None:
+        """How many devices there are, None where as many as asked."""
+        counts = [island.gpus for island in self.islands]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    def with_bandwidth(
+        self, *, intra: Figure | None = None, inter: Figure | None = None
+    ) -> Cluster:
+        """The same cluster with other per-device link rates, one way."""
+        island = self.island
+        *nearer, outermost = island.levels
+        if intra is not None and nearer:
+            nearer[0] = replace(nearer[0], bandwidth=intra)
+        if inter is not None:
+            outermost = replace(outermost, bandwidth=inter)
+        return replace(
+            self, islands=(replace(island, levels=(*nearer, outermost)),)
+        )

@@ -1,0 +1,45 @@
+"""`Figure`: a number of a catalogue together with its unit and its source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from profiles.errors import InvalidSpec
+from profiles.units import GB, GBIT_BYTES, GFLOPS, TFLOPS, US, GiB
+
+_SCALES = {
+    "B": 1.0,
+    "GB": float(GB),
+    "GiB": float(GiB),
+    "GB/s": float(GB),
+    "TB/s": 1e3 * GB,
+    "Gbit/s": GBIT_BYTES,
+    "TFLOP/s": TFLOPS,
+    "GFLOP/s": GFLOPS,
+    "us": US,
+    "s": 1.0,
+    "W": 1.0,
+    "USD/h": 1.0,
+    "": 1.0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One published or measured number, as printed there: 2.0 TB/s, not 2e12."""
+
+    value: float
+    unit: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.unit not in _SCALES:
+            known = ", ".join(repr(unit) for unit in _SCALES)
+            raise InvalidSpec(f"unit {self.unit!r} is unknown; write one of {known}")
+        if not self.value >= 0 or self.value == float("inf"):
+            raise InvalidSpec(f"a figure must be finite and >= 0, got {self.value}")
+
+    @property
+    def si(self) -> float:
+        """The number in bytes, bytes/s, FLOP/s, seconds, watts or dollars an hour."""
+        return self.value * _SCALES[self.unit]

@@ -1,0 +1,106 @@
+"""`ModelGraph`: a model as blocks of operators; equal blocks are stored once.
+
+A block is a layer of the layout: the embedding, each transformer layer, the final
+norm and the head. Inside, a `networkx.DiGraph` holds the order: nodes are operator
+names (attribute `operator`), edges the tensors they hand on (attribute `tensor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from profiles.errors import InvalidSpec
+from profiles.operators import Operator, Tensor
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One distinct layer: operators in order, and how long each dimension is.
+
+    `extents` holds every dimension but `batch` and `sequence`, which the job gives.
+    `entry` is the tensor that comes from the layer before (None for the first).
+    `heads`, `kv_heads` and `head_dim` describe its attention, if it has one.
+    """
+
+    name: str
+    operators: tuple[Operator, ...]
+    extents: Mapping[str, int]
+    entry: Tensor | None
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    window: int | None = None
+    causal: bool = True
+
+    @cached_property
+    def graph(self) -> nx.DiGraph:
+        """Operators as nodes, tensors handed on as edges.
+
+        Raises InvalidSpec if an operator reads what nobody before it makes.
+        """
+        import networkx as nx  # slow to load, and planning seldom walks the graph
+
+        made: dict[str, str] = {}
+        graph = nx.DiGraph()
+        for operator in self.operators:
+            graph.add_node(operator.name, operator=operator)
+            for tensor in operator.inputs:
+                if tensor.name in made:
+                    graph.add_edge(made[tensor.name], operator.name, tensor=tensor)
+                elif self.entry is None or tensor.name != self.entry.name:
+                    raise InvalidSpec(
+                        f"{self.name}.{operator.name} reads {tensor.name!r}, "
+                        "which no operator before it makes"
+                    )
+            made[operator.output.name] = operator.name
+        return graph
+
+    def operator(self, name: str) -> Operator:
+        return next(item for item in self.operators if item.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """Blocks in model order: (block, how often it repeats in a row).
+
+    `tied` names pairs of (block, operator) that hold one parameter.
+    """
+
+    name: str
+    blocks: tuple[tuple[Block, int], ...]
+    tied: tuple[tuple[tuple[str, str], ...], ...] = ()
+
+    @cached_property
+    def layer_names(self) -> tuple[str, ...]:
+        """Every layer's name in model order: `embedding`, `0`, `1` …, `head`."""
+        names: list[str] = []
+        numbered = 0
+        for block, count in self.blocks:
+            if block.name in ("embedding", "final_norm", "head"):
+                names.append(block.name)
+                continue
+            names.extend(str(numbered + index) for index in range(count))
+            numbered += count
+        return tuple(names)
+
+    @cached_property
+    def layers(self) -> tuple[Block, ...]:
+        """The block of every layer, in the order of `layer_names`."""
+        return tuple(block for block, count in self.blocks for _ in range(count))
+
+    @cached_property
+    def body(self) -> int:
+        """How many numbered layers there are."""
+        return sum(name.isdigit() for name in self.layer_names)
+
+    def distinct(self) -> Iterable[Block]:
+        return (block for block, _ in self.blocks)
+
+    def block(self, name: str) -> Block:
+        return next(block for block, _ in self.blocks if block.name == name)

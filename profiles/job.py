@@ -1,0 +1,66 @@
+"""`Job`: what is trained. No decision is in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from profiles.errors import InvalidSpec, UnknownName, Unsupported
+from profiles.graph import ModelGraph
+from profiles.models.decoder import decoder_graph
+from profiles.models.spec import DecoderSpec, ModelSpec
+
+# fp32 moments an optimizer keeps for each parameter
+OPTIMIZERS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd-momentum": 1, "sgd": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A model, the tokens of a step and the optimizer.
+
+    `seq_len` in tokens, `global_batch` in sequences a step.
+    """
+
+    model: str
+    spec: ModelSpec
+    seq_len: int
+    global_batch: int
+    optimizer: str = "adamw"
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
+        for name in ("seq_len", "global_batch"):
+            if not 1 <= getattr(self, name) <= 10**9:
+                raise InvalidSpec(
+                    f"{name} must be between 1 and 10^9, got {getattr(self, name)}"
+                )
+        spec = self.spec
+        if (
+            isinstance(spec, DecoderSpec)
+            and spec.position == "learned"
+            and self.seq_len > spec.max_positions
+        ):
+            raise InvalidSpec(
+                f"seq_len={self.seq_len} is longer than the {spec.max_positions} "
+                f"learned positions of {self.model}; choose a shorter sequence"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens a step."""
+        return self.seq_len * self.global_batch
+
+    @property
+    def moments(self) -> int:
+        return OPTIMIZERS[self.optimizer]
+
+    @cached_property
+    def graph(self) -> ModelGraph:
+        """The operator graph; raises Unsupported for families without one yet."""
+        if isinstance(self.spec, DecoderSpec):
+            return decoder_graph(self.spec, self.model)
+        raise Unsupported(
+            f"{self.model} is of family {self.spec.family!r}, which has a spec but no "
+            "operator graph yet; decoder models are priced"
+        )

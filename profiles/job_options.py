@@ -1,0 +1,108 @@
+"""`JobOptions`: what is trained and on what, as a command line gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from profiles.errors import InvalidQuestion
+from profiles.options import Function, collected, option
+from profiles.parameters import LARGEST_SEQUENCE, one_of, path, text, whole
+from profiles.precision import GRADIENT_FORMATS, PRECISIONS
+
+_option = partial(option, "Question")
+_LIKE = {"model": "gpt-13b", "gpus": "64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Each is None (or empty) where the command line does not say."""
+
+    model: str | None = None
+    cluster: str | None = None
+    gpus: int | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    optimizer: str | None = None
+    precision: str | None = None
+    grad_dtype: str | None = None
+    framework: str | None = None
+    profile: tuple[Path, ...] = ()
+
+    def require(self, *names: str) -> None:
+        """Raise InvalidQuestion for the first of *names* that was left out."""
+        for name in names:
+            if getattr(self, name) is None:
+                flag = f"--{name.replace('_', '-')}"
+                like = f", such as {flag} {_LIKE[name]}" if name in _LIKE else ""
+                raise InvalidQuestion(f"{flag} is missing; give it{like}")
+
+
+_OPTIONS: tuple[Callable[[Function], Function], ...] = (
+    _option(
+        "--model",
+        type=text,
+        metavar="NAME|FILE",
+        help="Catalogue name, model file, Hugging Face config.json or its folder, "
+        "or package.module:factory.",
+    ),
+    _option(
+        "--cluster",
+        type=text,
+        metavar="NAME|FILE",
+        help="Catalogue name, cluster file, or local.  [default: dgx-a100-80gb]",
+    ),
+    _option("--gpus", type=whole(), metavar="N", help="Devices to train on."),
+    _option(
+        "--seq-len",
+        type=whole(most=LARGEST_SEQUENCE),
+        metavar="N",
+        help="Tokens a sequence.  [default: the model's]",
+    ),
+    _option(
+        "--global-batch",
+        type=whole(most=LARGEST_SEQUENCE),
+        metavar="N",
+        help="Sequences a step.  [default: the model's]",
+    ),
+    _option(
+        "--optimizer",
+        type=text,
+        metavar="NAME",
+        help="adamw, sgd …  [default: adamw]",
+    ),
+    _option(
+        "--precision",
+        type=one_of(*PRECISIONS),
+        metavar="NAME",
+        help=f"{', '.join(PRECISIONS)}.  [default: bf16 where the device has it]",
+    ),
+    _option(
+        "--grad-dtype",
+        type=one_of(*GRADIENT_FORMATS),
+        metavar="NAME",
+        help=f"Gradients of 16-bit training: {', '.join(GRADIENT_FORMATS)}.  "
+        "[default: the framework's]",
+    ),
+    _option(
+        "--framework",
+        type=text,
+        metavar="NAME",
+        help="Whose software the price is for: megatron-core, megatron-deepspeed, "
+        "fsdp2 …  [default: ours]",
+    ),
+    _option(
+        "--profile",
+        type=path,
+        multiple=True,
+        metavar="FILE",
+        help="Measured samples; may be given several times.",
+    ),
+)
+
+
+def job_options(function: Function) -> Function:
+    """Add the question's options to a command, which takes them as ``job``."""
+    return collected(function, into=JobOptions, keyword="job", options=_OPTIONS)

@@ -1,0 +1,144 @@
+"""`LayoutOptions`: a layout, or pins on it, as a command line gives it.
+
+Names that a catalogue of a later package owns (schedules, recomputed operators) pass
+as text: that catalogue knows what is near a wrong one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from profiles.options import Function, collected, option
+from profiles.parameters import offload, one_of, real, some_of, text, whole
+
+_option = partial(option, "Layout")
+_degree = partial(_option, type=whole(), metavar="N")
+
+CP_KINDS = ("ring", "all-gather", "ulysses")
+TIERS = ("cpu", "nvme")
+OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
+_MOST_IMBALANCE = 100_000.0
+_MOST_BUCKET_MB = 1_000_000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutOptions:
+    """Each is None where the command line does not say."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    etp: int | None = None
+    micro_batch: int | None = None
+    micro_batches: int | None = None
+    schedule: str | None = None
+    virtual_stages: int | None = None
+    zero: int | None = None
+    zero_group: int | None = None
+    sequence_parallel: bool | None = None
+    cp_kind: str | None = None
+    recompute: str | None = None
+    recompute_layers: int | None = None
+    flash_attention: bool | None = None
+    offload: str | None = None
+    offload_to: str | None = None
+    overlap: str | None = None
+    imbalance: float | None = None
+    bucket_mb: float | None = None
+
+
+_OPTIONS: tuple[Callable[[Function], Function], ...] = (
+    _degree("--tp", help="Tensor-parallel degree."),
+    _degree("--pp", help="Pipeline ranks."),
+    _degree("--dp", help="Data-parallel degree.  [default: fills up]"),
+    _degree("--cp", help="Context-parallel degree."),
+    _degree("--ep", help="Expert-parallel degree."),
+    _degree("--etp", help="Tensor-parallel degree of the experts."),
+    _degree("--micro-batch", help="Sequences a data-parallel rank has at once."),
+    _degree("--micro-batches", metavar="M", help="How many of them in a step."),
+    _option(
+        "--schedule",
+        type=text,
+        metavar="NAME",
+        help="gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe-v, chimera …",
+    ),
+    _degree("--virtual-stages", metavar="V", help="Stages on each pipeline rank."),
+    _option(
+        "--zero",
+        type=whole(0, 3),
+        metavar="0|1|2|3",
+        help="What data parallelism shards: nothing, optimizer states, gradients "
+        "too, parameters too.  [default: 1]",
+    ),
+    _degree("--zero-group", help="Ranks that a shard spans.  [default: all of dp]"),
+    _option(
+        "--sequence-parallel/--no-sequence-parallel",
+        default=None,
+        help="Split sequences between the tensor-parallel regions.  "
+        "[default: when tp > 1]",
+    ),
+    _option(
+        "--cp-kind",
+        type=one_of(*CP_KINDS),
+        metavar="NAME",
+        help=f"{', '.join(CP_KINDS)}.",
+    ),
+    _option(
+        "--recompute",
+        type=text,
+        metavar="NAME|OP,OP,…",
+        help="none, selective, cheap-ops, full, sqrt, auto, or operators by name.  "
+        "[default: none]",
+    ),
+    _option(
+        "--recompute-layers",
+        type=whole(0),
+        metavar="K",
+        help="Only in the first K layers of each stage.",
+    ),
+    _option(
+        "--flash-attention/--no-flash-attention",
+        default=None,
+        help="Attention without a stored score matrix.  [default: on]",
+    ),
+    _option(
+        "--offload",
+        type=offload,
+        metavar="WHAT,…",
+        help="optimizer, parameters, activations=RATIO (any of them), or none.",
+    ),
+    _option(
+        "--offload-to",
+        type=one_of(*TIERS),
+        metavar="cpu|nvme",
+        help="Where offloaded tensors go.",
+    ),
+    _option(
+        "--overlap",
+        type=some_of(*OVERLAPS),
+        metavar="WHAT,…",
+        help=f"Communication hidden behind compute: {', '.join(OVERLAPS)}, or none.  "
+        "[default: the framework's]",
+    ),
+    _option(
+        "--imbalance",
+        type=real(1, _MOST_IMBALANCE),
+        metavar="X",
+        help="Tokens of the busiest expert over the mean.",
+    ),
+    _option(
+        "--bucket-mb",
+        type=real(0, _MOST_BUCKET_MB, strictly=True),
+        metavar="MB",
+        help="Gradients reduced together.  [default: the framework's]",
+    ),
+)
+
+
+def layout_options(function: Function) -> Function:
+    """Add the layout's options to a command, which takes them as ``pins``."""
+    return collected(function, into=LayoutOptions, keyword="pins", options=_OPTIONS)

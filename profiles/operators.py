@@ -1,0 +1,72 @@
+"""`Operator`: one mathematical step of a network, in named dimensions.
+
+Nothing here knows a degree of parallelism. A dimension has a name (`batch`,
+`sequence`, `hidden`, `query`, `ffn`, `vocab` …) and the block that holds the operator
+says how long it is; how a name is split over a mesh is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What an operator computes, which is what decides how it is priced."""
+
+    MATMUL = "matmul"  # rows × contracted times contracted × columns
+    ATTENTION = "attention"  # softmax(q kᵀ) v over heads
+    ELEMENTWISE = "elementwise"  # norms too: bytes, not FLOPs
+    EMBEDDING = "embedding"  # rows of a table
+    CROSS_ENTROPY = "cross-entropy"  # logits → loss
+
+
+class Element(StrEnum):
+    """The number that a saved tensor is made of."""
+
+    ACTIVATION = "activation"  # the precision policy's activation format
+    FP32 = "fp32"
+    MASK = "mask"  # one byte: a dropout mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """An activation: the product of its named dimensions, `copies` times.
+
+    Two saved tensors of one name are one storage: a norm's output that both the norm
+    and the next product hold is counted once.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    element: Element = Element.ACTIVATION
+    copies: float = 1.0
+    internal: bool = False  # made inside its operator, not handed on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One step: reads *inputs*, makes *output*, keeps *saves* for backward.
+
+    `columns` are the widths that the weight adds (laid side by side), `contracted`
+    the width it sums over. `forward_elements` and `backward_elements` are what a
+    memory-bound operator reads and writes, in elements per element of its output.
+    `kernels` is how many launches its forward takes in eager mode.
+    """
+
+    name: str
+    kind: Kind
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+    columns: tuple[str, ...] = ()
+    contracted: str | None = None
+    bias: bool = False
+    vectors: int = 0  # parameter vectors of the output's last dimension (norms)
+    saves: tuple[Tensor, ...] = ()
+    forward_elements: float = 0.0
+    backward_elements: float = 0.0
+    kernels: int = 1
+
+    @property
+    def has_weight(self) -> bool:
+        return self.kind in (Kind.MATMUL, Kind.EMBEDDING)

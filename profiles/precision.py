@@ -1,0 +1,147 @@
+"""Number formats: what a matrix product runs in, and the bytes each state keeps.
+
+Four conventions of bytes per parameter are in use; `state_bytes` names each part so
+that a report can say which one it counted (16, 18 or 20 with mixed precision).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from profiles.errors import InvalidSpec, UnknownName
+
+
+class Format(StrEnum):
+    """How one number is stored or multiplied."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+
+    @property
+    def bytes(self) -> float:
+        return _FORMAT_BYTES[self]
+
+
+_FORMAT_BYTES = {
+    Format.FP32: 4.0,
+    Format.TF32: 4.0,
+    Format.FP16: 2.0,
+    Format.BF16: 2.0,
+    Format.FP8: 1.0,
+    Format.MXFP8: 1.0 + 1 / 32,  # one 8-bit scale for 32 values (OCP MX 1.0)
+    Format.NVFP4: 0.5 + 1 / 16,  # one 8-bit scale for 16 values
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """A training precision: what is multiplied, kept, accumulated and stepped in.
+
+    `master` is the separate fp32 copy of 16-bit weights (None where the weights
+    themselves are fp32). `reduced_copy` is the 16-bit gradient kept *beside* the
+    fp32 one (DeepSpeed). `cast_cache` is autocast's transient 16-bit weight copy.
+    """
+
+    name: str
+    matmul: Format
+    activation: Format
+    parameter: Format
+    gradient: Format
+    master: Format | None
+    reduced_copy: Format | None = None
+    cast_cache: Format | None = None
+
+    @property
+    def master_bytes(self) -> float:
+        return self.master.bytes if self.master else 0.0
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of all gradient copies, per parameter."""
+        return self.gradient.bytes + (
+            self.reduced_copy.bytes if self.reduced_copy else 0.0
+        )
+
+    def state_bytes(self, moments: int = 2) -> float:
+        """Bytes per parameter: weight, gradient, master copy and fp32 moments.
+
+        >>> precision("bf16", gradient="bf16").state_bytes()
+        16.0
+        >>> precision("bf16", gradient="fp32").state_bytes()
+        18.0
+        """
+        return (
+            self.parameter.bytes
+            + self.gradient_bytes
+            + self.master_bytes
+            + moments * Format.FP32.bytes
+        )
+
+
+_SIXTEEN_BIT = {"fp16": Format.FP16, "bf16": Format.BF16}
+_LOW_BIT = {"fp8": Format.FP8, "mxfp8": Format.MXFP8, "nvfp4": Format.NVFP4}
+PRECISIONS = (
+    "fp32",
+    "tf32",
+    "amp-fp16",
+    "amp-bf16",
+    "fp16",
+    "bf16",
+    "fp8",
+    "mxfp8",
+    "nvfp4",
+)
+GRADIENT_FORMATS = ("fp32", "fp16", "bf16", "bf16+fp32")
+
+
+def precision(name: str, *, gradient: str = "fp32") -> Precision:
+    """The policy called *name*, accumulating 16-bit training's gradients in *gradient*.
+
+    ``bf16+fp32`` keeps a 16-bit gradient beside the fp32 one: 20 bytes per parameter.
+
+    Raises UnknownName, or InvalidSpec for a gradient format that does not exist.
+    """
+    if name not in PRECISIONS:
+        raise UnknownName("precision", name, PRECISIONS)
+    if gradient not in GRADIENT_FORMATS:
+        raise InvalidSpec(
+            f"gradient format {gradient!r} is not one of {', '.join(GRADIENT_FORMATS)}"
+        )
+    if name in ("fp32", "tf32"):
+        return _full(name, matmul=Format(name), activation=Format.FP32, cache=None)
+    if name.startswith("amp-"):
+        half = _SIXTEEN_BIT[name.removeprefix("amp-")]
+        return _full(name, matmul=half, activation=half, cache=half)
+    half = _SIXTEEN_BIT.get(name, Format.BF16)
+    both = gradient == "bf16+fp32"
+    # A 16-bit gradient has the format of the run: there is no fp16 run with bf16 ones.
+    kept = Format.FP32 if gradient in ("fp32", "bf16+fp32") else half
+    return Precision(
+        name=name,
+        matmul=_LOW_BIT.get(name, half),
+        activation=half,
+        parameter=half,
+        gradient=kept,
+        master=Format.FP32,
+        reduced_copy=half if both else None,
+    )
+
+
+def _full(
+    name: str, *, matmul: Format, activation: Format, cache: Format | None
+) -> Precision:
+    return Precision(
+        name=name,
+        matmul=matmul,
+        activation=activation,
+        parameter=Format.FP32,
+        gradient=Format.FP32,
+        master=None,
+        cast_cache=cache,
+    )

@@ -1,0 +1,53 @@
+"""Settings of every test: the same examples each time, and a way to run commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile("steady")  # --hypothesis-profile=thorough looks further
+
+ROOT = Path(__file__).resolve().parents[1]
+Completed = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The folder that holds the four packages."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., Completed]:
+    """Runs a real process; console scripts are named as a user names them."""
+
+    def running(
+        *argv: str, cwd: Path | None = None, env: dict[str, str] | None = None
+    ) -> Completed:
+        return subprocess.run(
+            command_line(argv),
+            cwd=cwd or ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return running
+
+
+def command_line(argv: Sequence[str]) -> list[str]:
+    """``python`` is this interpreter, and other commands are installed beside it."""
+    program, *rest = argv
+    if program == "python":
+        return [sys.executable, *rest]
+    return [str(Path(sys.executable).parent / program), *rest]
