@@ -27,11 +27,11 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(VENV)/.installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 
 types: $(VENV)/.installed-dev
-	$(BIN)/mypy
+	$(BIN)/python -m mypy
 
 clean:
 	rm -rf build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

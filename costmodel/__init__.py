@@ -1,7 +1,6 @@
-"""Prices: a layout, and what it costs in seconds, bytes and dollars.
+"""Prices: a layout, and what it costs in seconds and bytes. Command: `simulate`.
 
-`estimate` is the front door; its room opens when the name is first used, so that
-importing the package costs nothing.
+`estimate` is the front door; its room opens when a name is first used.
 """
 
 from __future__ import annotations
@@ -9,17 +8,14 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from costmodel.estimate import estimate
+from typing import Any
 
 __all__ = ["estimate"]
 
 
 class _FrontDoor(ModuleType):
-    """A property, since importing the room `estimate` sets the attribute of that
-    name on the package: it must not hide the function behind its module."""
+    """A property, since importing the room `estimate` sets the attribute of that name
+    on the package: it must not hide the function behind its module."""
 
     @property
     def estimate(self) -> Any:

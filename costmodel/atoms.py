@@ -82,7 +82,9 @@ def atom(
     backward = _sum([price.backward for price in prices.values()])
     repeated = _sum([prices[name].forward for name in again])
     saved, dropped = _saved(block, prices, retention, entry_bytes)
-    widest = _most([price.output_bytes + price.input_bytes for price in prices.values()])
+    widest = _most(
+        [price.output_bytes + price.input_bytes for price in prices.values()]
+    )
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     values = {
         "forward_s": forward.total_s,

@@ -1,93 +1,28 @@
-"""Fit the parameters of the price functions to measured times, and keep the residuals.
+"""Fit the parameters of the price functions to measured times, keeping the residuals.
 
-    minimise  Σ ρ(ln(price(shape; x) / measured))  over low ≤ x ≤ high   → fitted
-
-ρ is the soft L1 loss at 5 %: relative errors count, outliers little. Every fit is
-repeated without each fifth point, which then tell the error out of sample. The price
-functions themselves are called, so what is fitted is what is priced.
+The price functions themselves are called, so what is fitted is what is priced. How a
+fit is made, and what it says about its own error, is in `fitting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from costmodel.collectives import Collective, LinkRate, LinkRates, collective_s, send_s
 from costmodel.compute import attention_s, grouped_matmul_s, matmul_s
+from costmodel.fitting import Fitted, Parameter, Values, fitted
 from costmodel.published import AttentionTimes, Products, Traffic, Transfers
-from costmodel.rates import AttentionRate, Rates, Residual
+from costmodel.rates import AttentionRate, MatmulRate, Rates
 from profiles.device import Device
-from profiles.errors import Unmeasured
 from profiles.precision import Format
 
 Floats = NDArray[np.float64]
-Values = Mapping[str, float]
-_LOSS_SCALE = 0.05
-_HELD_OUT = 5  # every fifth point
-_FEWEST_TO_HOLD_OUT = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """One number to fit: where to start and where it may go."""
-
-    name: str
-    start: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """Values with their standard errors (from the curvature at the optimum)."""
-
-    values: Values
-    errors: Values
-    residual: Residual
-
-
-def fitted(
-    predict: Callable[[Values], Floats],
-    measured: Floats,
-    parameters: Sequence[Parameter],
-) -> Fitted:
-    """Fit *parameters* so that *predict* meets *measured*, both in seconds.
-
-    Raises Unmeasured if there are fewer points than parameters.
-    """
-    if len(measured) < len(parameters):
-        raise Unmeasured(
-            f"{len(measured)} measurements cannot fit {len(parameters)} parameters "
-            f"({', '.join(item.name for item in parameters)})"
-        )
-    everything = np.arange(len(measured))
-    values, errors = _solved(predict, measured, parameters, everything)
-    known = _relative_error(predict, measured, values, everything)
-    held = everything[:: _HELD_OUT] if len(measured) >= _FEWEST_TO_HOLD_OUT else None
-    unseen = None
-    if held is not None:
-        partly, _ = _solved(
-            predict, measured, parameters, np.setdiff1d(everything, held)
-        )
-        unseen = _relative_error(predict, measured, partly, held)
-    return Fitted(
-        values=values, errors=errors, residual=residual_of(known, unseen)
-    )
-
-
-def residual_of(errors: Floats, unseen: Floats | None = None) -> Residual:
-    """Median and 90th percentile of relative errors, rounded to a tenth of a percent."""
-    return Residual(
-        median=_rounded(np.median(errors)),
-        p90=_rounded(np.percentile(errors, 90)),
-        points=len(errors),
-        held_out_median=None if unseen is None else _rounded(np.median(unseen)),
-        held_out_p90=None if unseen is None else _rounded(np.percentile(unseen, 90)),
-    )
+Rate = TypeVar("Rate", MatmulRate, AttentionRate, LinkRate)
 
 
 def products_s(table: Products, device: Device, rates: Rates) -> Floats:
@@ -148,14 +83,22 @@ def with_matmul(rates: Rates, values: Values, number: Format) -> Rates:
     rest = dict(values)
     sustained = rest.pop("sustained", rates.matmul.sustained_of(number))
     share = {**rates.matmul.sustained, number.value: sustained}
-    return replace(rates, matmul=replace(rates.matmul, sustained=share, **rest))
+    matmul = replace(rates.matmul, sustained=share)
+    return replace(rates, matmul=with_values(matmul, rest))
+
+
+def with_values(rate: Rate, values: Values) -> Rate:
+    """*rate* with the fields that *values* names."""
+    changed: dict[str, Any] = dict(values)
+    return replace(rate, **changed)
 
 
 def fit_groups(table: Products, device: Device, rates: Rates) -> Fitted:
     """What each further product of a grouped launch costs."""
 
     def predict(values: Values) -> Floats:
-        return grouped_s(table, device, replace(rates, matmul=replace(rates.matmul, **values)))
+        matmul = with_values(rates.matmul, values)
+        return grouped_s(table, device, replace(rates, matmul=matmul))
 
     only = (Parameter(name="group_s", start=1e-5, low=0.0, high=1e-3),)
     return fitted(predict, table.seconds, only)
@@ -177,7 +120,7 @@ def fit_attention(
     base = rates.attention["flash-2"]
 
     def predict(values: Values) -> Floats:
-        rate = replace(base, **values)
+        rate = with_values(base, values)
         return flash_s(rate, forward, backward, device, rates)
 
     measured = np.concatenate([forward.seconds, backward.seconds])
@@ -241,20 +184,28 @@ HOP = Parameter(name="hop_s", start=3e-6, low=0.0, high=5e-5)
 DIRECT = Parameter(name="direct", start=0.7, low=0.2, high=1.2)
 
 
-def fit_inner(table: Transfers, base: LinkRates, parameters: Sequence[Parameter]) -> Fitted:
+def fit_inner(
+    table: Transfers, base: LinkRates, parameters: Sequence[Parameter]
+) -> Fitted:
     """The inner link's parameters from all-reduces inside one domain."""
 
     def predict(values: Values) -> Floats:
-        return all_reduces_s(table, replace(base, inner=replace(base.inner, **values)))
+        return all_reduces_s(
+            table, replace(base, inner=with_values(base.inner, values))
+        )
 
     return fitted(predict, table.seconds, parameters)
 
 
-def fit_outer(table: Transfers, base: LinkRates, parameters: Sequence[Parameter]) -> Fitted:
+def fit_outer(
+    table: Transfers, base: LinkRates, parameters: Sequence[Parameter]
+) -> Fitted:
     """The outer link's parameters from all-reduces over whole domains."""
 
     def predict(values: Values) -> Floats:
-        return all_reduces_s(table, replace(base, outer=replace(base.outer, **values)))
+        return all_reduces_s(
+            table, replace(base, outer=with_values(base.outer, values))
+        )
 
     return fitted(predict, table.seconds, parameters)
 
@@ -276,7 +227,7 @@ def fit_send(table: Transfers, base: LinkRates, *, same_node: bool) -> Fitted:
 
     def predict(values: Values) -> Floats:
         link = base.inner if same_node else base.outer
-        link = replace(link, **values)
+        link = with_values(link, values)
         trial = replace(base, inner=link) if same_node else replace(base, outer=link)
         return send_s(table.size_bytes, same_node=same_node, rates=trial, alone=True)
 
@@ -286,56 +237,5 @@ def fit_send(table: Transfers, base: LinkRates, *, same_node: bool) -> Fitted:
 
 def link_with(base: LinkRate, fit: Fitted, source: str) -> LinkRate:
     """*base* with the values of *fit* and its residual."""
-    return replace(base, **fit.values, residual=fit.residual, source=source)
-
-
-def _solved(
-    predict: Callable[[Values], Floats],
-    measured: Floats,
-    parameters: Sequence[Parameter],
-    index: NDArray[np.int64],
-) -> tuple[dict[str, float], dict[str, float]]:
-    scale = np.array([item.start for item in parameters])
-    names = [item.name for item in parameters]
-
-    def named(point: Floats) -> dict[str, float]:
-        return dict(zip(names, (point * scale).tolist(), strict=True))
-
-    def miss(point: Floats) -> Floats:
-        return np.log(predict(named(point))[index] / measured[index])
-
-    bounds = [
-        [getattr(item, end) / item.start for item in parameters]
-        for end in ("low", "high")
-    ]
-    answer = least_squares(
-        miss,
-        np.ones(len(parameters)),
-        bounds=bounds,
-        loss="soft_l1",
-        f_scale=_LOSS_SCALE,
-        x_scale=1.0,
-    )
-    return named(answer.x), named(_standard_errors(answer.jac, answer.fun))
-
-
-def _standard_errors(jacobian: Floats, misses: Floats) -> Floats:
-    freedom = max(len(misses) - jacobian.shape[1], 1)
-    spread = 1.4826 * np.median(np.abs(misses))  # of a normal with this median
-    scatter = spread**2 * len(misses) / freedom
-    covariance = np.linalg.pinv(jacobian.T @ jacobian) * scatter
-    variance = np.diag(covariance)
-    return np.asarray(np.sqrt(np.where(variance >= 0, variance, np.inf)))
-
-
-def _relative_error(
-    predict: Callable[[Values], Floats],
-    measured: Floats,
-    values: Values,
-    index: NDArray[np.int64],
-) -> Floats:
-    return np.abs(predict(values)[index] / measured[index] - 1.0)
-
-
-def _rounded(value: np.floating | float) -> float:
-    return round(float(value), 4)
+    link = with_values(base, fit.values)
+    return replace(link, residual=fit.residual, source=source)

@@ -61,9 +61,9 @@ def stage_kinds(body: int, stages: Array) -> Kinds:
 class Passes:
     """Forward and backward seconds of each kind of stage, in pipeline order."""
 
-    forward_s: tuple[Array, Array, Array, Array]
-    backward_s: tuple[Array, Array, Array, Array]
-    counts: tuple[Array, Array, Array, Array]
+    forward_s: tuple[Array, ...]
+    backward_s: tuple[Array, ...]
+    counts: tuple[Array, ...]
 
     def sums(self, values: tuple[Array, ...], kinds: int = 4) -> Array:
         """Seconds of the first *kinds* kinds together, every stage counted."""
@@ -152,9 +152,7 @@ def _slowest(passes: Passes) -> Array:
     return most
 
 
-def _phase(
-    passes: Passes, values: tuple[Array, ...], m: Array, c: Array
-) -> Array:
+def _phase(passes: Passes, values: tuple[Array, ...], m: Array, c: Array) -> Array:
     """Equal jobs through a line of stages: all once, and m − 1 more of the slowest."""
     slowest: Array = np.zeros(())
     for count, value in zip(passes.counts, values, strict=True):
@@ -175,6 +173,5 @@ def _interleaved(
     inner = both[0] + np.maximum(pp - 3, 0) * middle + 2 * np.maximum(pp - 2, 0) * c
     middle_rank = np.where(pp > 2, inner + m * v * middle, 0)
     once = passes.sums(both) + 2 * (pp * v - 1) * c
-    return np.maximum(
-        np.maximum(first_rank, last_rank), np.maximum(middle_rank, once)
-    )
+    ends, inside = np.maximum(first_rank, last_rank), np.maximum(middle_rank, once)
+    return np.asarray(np.maximum(ends, inside))

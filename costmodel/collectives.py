@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from costmodel.rates import RATES, Residual
 from profiles.cluster import Island, Level
-from profiles.errors import InvalidFile, InvalidSpec
+from profiles.errors import InvalidFile, UnknownName
 
 Floats = NDArray[np.float64]
 
@@ -114,8 +114,10 @@ def collective_s(
     leaves out the in-training factors, as a stand-alone benchmark does. One rank is
     free. All groups that the node's other devices form are taken to run at once:
     each rank has its own share of the NICs and no more.
+
+    Raises UnknownName for a kind that is not a `Collective`.
     """
-    collective = Collective(kind)
+    collective = _collective(kind)
     size = _floats(size_bytes)
     k, r = _floats(ranks), np.minimum(_floats(ranks_per_node), _floats(ranks))
     share = 1.0 - 1.0 / np.maximum(k, 1.0)
@@ -130,7 +132,13 @@ def collective_s(
     return np.where(k > 1.0, seconds, 0.0)
 
 
-def send_s(size_bytes: ArrayLike, *, same_node: ArrayLike, rates: LinkRates, alone: bool = False) -> Floats:
+def send_s(
+    size_bytes: ArrayLike,
+    *,
+    same_node: ArrayLike,
+    rates: LinkRates,
+    alone: bool = False,
+) -> Floats:
     """Seconds of one point-to-point transfer, inside a domain or between two."""
     size = _floats(size_bytes)
     near = _sent_s(size, rates.inner, rates.inner_bytes_per_s, alone)
@@ -138,38 +146,64 @@ def send_s(size_bytes: ArrayLike, *, same_node: ArrayLike, rates: LinkRates, alo
     return np.where(np.asarray(same_node, dtype=bool), near, far)
 
 
+def _collective(kind: Collective | str) -> Collective:
+    try:
+        return Collective(kind)
+    except ValueError:
+        raise UnknownName("collective", kind, Collective) from None
+
+
 def _sent_s(size: Floats, rate: LinkRate, bytes_per_s: float, alone: bool) -> Floats:
     bandwidth = bytes_per_s * rate.send_fraction * (1.0 if alone else rate.training)
     return rate.launch_s + (size + np.sqrt(rate.half_bytes * size)) / bandwidth
 
 
-def _streamed_s(wire: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool) -> Floats:
+def _streamed_s(
+    wire: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool
+) -> Floats:
     inner, outer = rates.inner, rates.outer
-    near = rates.inner_bytes_per_s * _usable(inner.fraction, inner, alone)
-    near = near * _links(r, rates)
+    near = _near(inner.fraction, r, rates, alone)
     far = r * rates.outer_bytes_per_s * _usable(outer.fraction, outer, alone)
     across = k > r
     rate = np.where(across, np.where(r > 1.0, np.minimum(near, far), far), near)
-    half = np.where(across, outer.half_bytes, inner.half_bytes)
+    half = _half_bytes(across, r, rates)
     return (wire + np.sqrt(half * wire)) / np.maximum(rate, 1.0)
 
 
-def _exchange_s(size: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool) -> Floats:
+def _exchange_s(
+    size: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool
+) -> Floats:
+    """An all-to-all: each rank sends 1/k of its bytes to every other one."""
     inner, outer = rates.inner, rates.outer
-    near = rates.inner_bytes_per_s * _usable(inner.exchange_fraction, inner, alone)
-    far = rates.outer_bytes_per_s * _usable(outer.exchange_fraction, outer, alone)
-    k = np.maximum(k, 1.0)
+    near = _near(inner.exchange_fraction, r, rates, alone)
+    own = rates.outer_bytes_per_s * _usable(outer.exchange_fraction, outer, alone)
+    far = np.where(r > 1.0, np.minimum(near, own), own)
+    k, across = np.maximum(k, 1.0), k > r
     inside, outside = size * (r - 1.0) / k, size * (k - r) / k
-    near_s = (inside + np.sqrt(inner.half_bytes * inside)) / (near * _links(r, rates))
-    far_s = (outside + np.sqrt(outer.half_bytes * outside)) / far
-    return np.maximum(near_s, far_s)
+    half = _half_bytes(across, r, rates)
+    filling = np.sqrt(half * (inside + outside)) / np.where(across, far, near)
+    return inside / near + outside / far + filling
+
+
+def _half_bytes(across: NDArray[np.bool_], r: Floats, rates: LinkRates) -> Floats:
+    inner, outer = rates.inner.half_bytes, rates.outer.half_bytes
+    # Across domains the bytes cross both links, and the larger message counts.
+    return np.where(across, np.where(r > 1.0, max(inner, outer), outer), inner)
 
 
 def _latency_s(k: Floats, r: Floats, rates: LinkRates) -> Floats:
+    """One pass: a hop for each further member, one for each level of the node tree."""
+    inner, outer = rates.inner, rates.outer
     nodes = np.maximum(k / np.maximum(r, 1.0), 1.0)
-    within = np.where(r > 1.0, rates.inner.launch_s, 0.0) + rates.inner.hop_s * (r - 1.0)
-    between = np.where(nodes > 1.0, rates.outer.launch_s, 0.0) + rates.outer.hop_s * np.log2(nodes)
-    return within + between
+    within = np.where(r > 1.0, inner.launch_s, 0.0) + inner.hop_s * (r - 1.0)
+    across = np.where(nodes > 1.0, outer.launch_s, 0.0) + outer.hop_s * np.log2(nodes)
+    return within + across
+
+
+def _near(fraction: float, r: Floats, rates: LinkRates, alone: bool) -> Floats:
+    """Bytes a second one rank sends inside its domain."""
+    usable = _usable(fraction, rates.inner, alone) * rates.inner_bytes_per_s
+    return usable * _links(r, rates)
 
 
 def _links(r: Floats, rates: LinkRates) -> Floats:
@@ -186,7 +220,7 @@ def _usable(fraction: float, rate: LinkRate, alone: bool) -> float:
 
 
 def _rate_of(level: Level, architecture: str) -> LinkRate:
-    table = _link_file()
+    table = link_file()
     kind = level.kind.lower()
     for key, name in table.kinds.items():
         wanted, _, generation = key.partition("/")
@@ -196,7 +230,7 @@ def _rate_of(level: Level, architecture: str) -> LinkRate:
 
 
 @lru_cache(maxsize=1)
-def _link_file() -> LinkFile:
+def link_file() -> LinkFile:
     path = RATES / "links.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=LinkFile)

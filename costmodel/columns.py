@@ -48,9 +48,7 @@ class Columns:
 
     def take(self, index: Array) -> Columns:
         """The rows at *index*, or where a mask is true."""
-        return replace(
-            self, **{name: getattr(self, name)[index] for name in INTEGERS}
-        )
+        return replace(self, **{name: getattr(self, name)[index] for name in INTEGERS})
 
     def choice(self, row: int) -> Uniform:
         """One row as the dozen numbers that people say."""
@@ -64,7 +62,7 @@ class Columns:
     @classmethod
     def of(cls, rows: Sequence[Uniform]) -> Columns:
         """Columns of *rows*, which share precision and attention kernel."""
-        columns = {
+        columns: dict[str, Any] = {
             name: np.array([_code(name, getattr(row, name)) for row in rows])
             for name in INTEGERS
         }
@@ -74,7 +72,7 @@ class Columns:
     def concatenate(cls, several: Iterable[Columns]) -> Columns:
         """All rows, one after another; the first one's precision."""
         parts = list(several)
-        columns = {
+        columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
             for name in INTEGERS
         }

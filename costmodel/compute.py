@@ -22,7 +22,8 @@ from profiles.precision import Format
 Floats = NDArray[np.float64]
 
 # Rows and columns of the output tiles that cuBLAS and CUTLASS choose among.
-_TILES = ((256.0, 128.0), (128.0, 256.0), (128.0, 128.0), (64.0, 128.0), (128.0, 64.0), (64.0, 64.0))
+_SIDES = (256, 128, 64)
+_TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64))
 _BLOCK = 128.0  # query rows of one flash-attention block (Dao 2023, section 3.3)
 _BACKWARD_FLASH = 2.5  # five products instead of two (Dao 2023, section 3.1)
 _ALIGNMENT = 8  # elements: 16 bytes of a 16-bit format (cuBLAS documentation)
@@ -30,7 +31,9 @@ KERNELS = ("flash-1", "flash-2", "flash-3", "fused-softmax", "materialised")
 DIRECTIONS = ("forward", "backward")
 
 
-def matmul_flops(m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1.0) -> Floats:
+def matmul_flops(
+    m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1.0
+) -> Floats:
     """FLOPs of *batch* products (m x k)(k x n): a multiply and an add each.
 
     >>> float(matmul_flops(2, 3, 4))
@@ -39,7 +42,14 @@ def matmul_flops(m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1.
     return 2.0 * _floats(m) * _floats(n) * _floats(k) * _floats(batch)
 
 
-def attention_flops(batch_heads: ArrayLike, seq_q: ArrayLike, seq_kv: ArrayLike, head_dim: ArrayLike, *, causal: bool) -> Floats:
+def attention_flops(
+    batch_heads: ArrayLike,
+    seq_q: ArrayLike,
+    seq_kv: ArrayLike,
+    head_dim: ArrayLike,
+    *,
+    causal: bool,
+) -> Floats:
     """FLOPs of one attention forward: scores and values, half of them if causal."""
     full = 2.0 * matmul_flops(seq_q, seq_kv, head_dim, batch_heads)
     return full * (0.5 if causal else 1.0)
@@ -75,7 +85,8 @@ def matmul_s(
     flops_per_s = fit.sustained_of(number) * device.peak_flops_per_s(number)
     units = _tiled(m, n, batch, device.multiprocessors, fit.wave, fit.edge)
     compute = 2.0 * units * (k + _fill_k(fit.fill_k, device, number)) / flops_per_s
-    return np.sqrt(np.hypot(compute**2, traffic**2)) + fit.overhead_s
+    seconds: Floats = np.sqrt(np.hypot(compute**2, traffic**2)) + fit.overhead_s
+    return seconds
 
 
 def grouped_matmul_s(
@@ -94,7 +105,14 @@ def grouped_matmul_s(
     Grouped launches walk over their groups: each further one adds `group_s`.
     """
     together = matmul_s(
-        m, n, k, groups, device=device, rates=rates, number=number, output_bytes=output_bytes
+        m,
+        n,
+        k,
+        groups,
+        device=device,
+        rates=rates,
+        number=number,
+        output_bytes=output_bytes,
     )
     return together + rates.matmul.group_s * np.maximum(_floats(groups) - 1.0, 0.0)
 
@@ -111,12 +129,14 @@ def attention_s(
     device: Device,
     rates: Rates,
     number: Format,
+    slowdown: ArrayLike = 1.0,
 ) -> Floats:
     """Seconds of the attention core of *batch_heads* (micro-batch x heads) heads.
 
     Flash kernels cost FLOPs (a causal mask halves them, backward is 2.5 forwards);
     the others cost two products forward, four backward, each over the whole square,
-    and `*_bytes_per_score` of traffic for mask, softmax and dropout.
+    and `*_bytes_per_score` of traffic for mask, softmax and dropout. *slowdown* is
+    that of their products (see `alignment_slowdown`); flash kernels pad heads instead.
 
     Raises UnknownName for another kernel or direction.
     """
@@ -126,18 +146,23 @@ def attention_s(
     shape = tuple(map(_floats, (batch_heads, seq_q, seq_kv, head_dim)))
     forward = direction == "forward"
     if rate.writes_scores:
-        return _materialised_s(shape, forward, rate, device, rates, number)
+        calls = _floats(slowdown) * (1.0 if forward else 2.0)
+        return _materialised_s(shape, calls, forward, rate, device, rates, number)
     return _flash_s(shape, forward, causal, rate, device, number)
 
 
-def traffic_s(size_bytes: ArrayLike, *, device: Device, rates: Rates, kernels: ArrayLike = 1.0) -> Floats:
-    """Seconds of *kernels* launches that move *size_bytes* together and compute little."""
+def traffic_s(
+    size_bytes: ArrayLike, *, device: Device, rates: Rates, kernels: ArrayLike = 1.0
+) -> Floats:
+    """Seconds of *kernels* launches that move *size_bytes* together, memory-bound."""
     fit = rates.traffic
     bandwidth = fit.fraction * device.memory_bytes_per_s
     return _floats(size_bytes) / bandwidth + _floats(kernels) * fit.overhead_s
 
 
-def alignment_slowdown(head_dim: ArrayLike, device: Device, number: Format = Format.BF16) -> Floats:
+def alignment_slowdown(
+    head_dim: ArrayLike, device: Device, number: Format = Format.BF16
+) -> Floats:
     """How much longer a product takes whose inner rows are not whole 16-byte words.
 
     Its operands cannot be loaded for tensor cores, so it runs at the plain fp32 rate:
@@ -160,19 +185,25 @@ def attention_rate(kernel: str, rates: Rates) -> AttentionRate:
     raise InvalidSpec(f"the rates of {rates.device} hold no attention kernel")
 
 
-def _tiled(m: Floats, n: Floats, batch: Floats, processors: int, wave: float, edge: float) -> Floats:
+def _tiled(
+    m: Floats, n: Floats, batch: Floats, processors: int, wave: float, edge: float
+) -> Floats:
     """Multiply-adds per step of k, in units of the whole device, edges and waves in.
 
     Normalised so that large outputs in 256 x 128 tiles cost m n.
     """
     whole = 1.0 + edge * (1.0 / 256 + 1.0 / 128)
-    best = np.full(m.shape, np.inf)
-    for rows, columns in _TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns) * batch / processors
+    rows = {side: np.ceil(m / side) for side in _SIDES}
+    columns = {side: np.ceil(n / side) for side in _SIDES}
+    shared = batch / processors
+    best = None
+    for tall, wide in _TILES:
+        tiles = rows[tall] * columns[wide] * shared
         waves = (1.0 - wave) * tiles + wave * np.ceil(tiles)
-        area = rows * columns + edge * (rows + columns)
-        best = np.minimum(best, waves * (area * processors / whole))
-    return best
+        area = tall * wide + edge * (tall + wide)
+        cost = waves * (area * processors / whole)
+        best = cost if best is None else np.minimum(best, cost)
+    return np.asarray(best)
 
 
 def _fill_k(fill_k: float, device: Device, number: Format) -> float:
@@ -183,7 +214,14 @@ def _fill_k(fill_k: float, device: Device, number: Format) -> float:
     return fill_k * device.peak_flops_per_s(number) / sixteen.si
 
 
-def _flash_s(shape: tuple[Floats, ...], forward: bool, causal: bool, rate: AttentionRate, device: Device, number: Format) -> Floats:
+def _flash_s(
+    shape: tuple[Floats, ...],
+    forward: bool,
+    causal: bool,
+    rate: AttentionRate,
+    device: Device,
+    number: Format,
+) -> Floats:
     batch_heads, seq_q, seq_kv, head_dim = shape
     share = 0.5 if causal else 1.0
     rows = np.ceil(seq_q / _BLOCK) * batch_heads
@@ -198,15 +236,30 @@ def _flash_s(shape: tuple[Floats, ...], forward: bool, causal: bool, rate: Atten
     return loads * device.multiprocessors * flops * norm / flops_per_s + rate.overhead_s
 
 
-def _materialised_s(shape: tuple[Floats, ...], forward: bool, rate: AttentionRate, device: Device, rates: Rates, number: Format) -> Floats:
+def _materialised_s(
+    shape: tuple[Floats, ...],
+    calls: Floats,
+    forward: bool,
+    rate: AttentionRate,
+    device: Device,
+    rates: Rates,
+    number: Format,
+) -> Floats:
     batch_heads, seq_q, seq_kv, head_dim = shape
-    products = 1.0 if forward else 2.0
     # Scores (or their gradient), then values: k = head size, then n = head size.
-    outer = matmul_s(seq_q, seq_kv, head_dim, batch_heads, device=device, rates=rates, number=number)
-    inner = matmul_s(seq_q, head_dim, seq_kv, batch_heads, device=device, rates=rates, number=number)
-    per_score = rate.forward_bytes_per_score if forward else rate.backward_bytes_per_score
+    outer = matmul_s(
+        seq_q, seq_kv, head_dim, batch_heads, device=device, rates=rates, number=number
+    )
+    inner = matmul_s(
+        seq_q, head_dim, seq_kv, batch_heads, device=device, rates=rates, number=number
+    )
+    per_score = (
+        rate.forward_bytes_per_score if forward else rate.backward_bytes_per_score
+    )
     scores = batch_heads * seq_q * seq_kv
-    return products * (outer + inner) + traffic_s(scores * per_score, device=device, rates=rates, kernels=3.0)
+    return calls * (outer + inner) + traffic_s(
+        scores * per_score, device=device, rates=rates, kernels=3.0
+    )
 
 
 def _floats(value: ArrayLike) -> Floats:

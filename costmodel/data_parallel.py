@@ -73,9 +73,7 @@ def exchanges(
     all_reduce = machine.collective_s(
         "all_reduce", gradient, ranks=everyone, near=near_all
     )
-    scatter = machine.collective_s(
-        "reduce_scatter", gradient, ranks=shards, near=near
-    )
+    scatter = machine.collective_s("reduce_scatter", gradient, ranks=shards, near=near)
     across = machine.collective_s(
         "all_reduce", gradient / shards, ranks=replicas, near=far
     )

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from costmodel.layout_file import layout_document
 from costmodel.layout_price import LayoutPricer, data_parallel
 from costmodel.machine import Machine, machine
 from costmodel.memory import Memory, memory
+from costmodel.retention import Retention
 from costmodel.schedule import holders
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
@@ -30,6 +32,7 @@ from costmodel.transfers import transfers_s
 from costmodel.uncertainty import Spread, spread_of
 from profiles.cluster import Cluster
 from profiles.errors import InvalidSpec, Unsupported
+from profiles.graph import Block
 from profiles.job import Job
 from profiles.units import TFLOPS
 
@@ -62,6 +65,9 @@ class Estimate:
     peak_flops_per_s: float
     spread: Spread
     timeline: Timeline
+    device: str
+    device_cost: float | None = None  # dollars for one device and hour
+    device_power_w: float | None = None
     assumed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -181,6 +187,9 @@ def estimate(
         peak_flops_per_s=where.device.peak_flops_per_s(layout.precision.matmul),
         spread=spread_of(where.rates),
         timeline=timeline,
+        device=where.device.name,
+        device_cost=where.device.cost.si if where.device.cost else None,
+        device_power_w=where.device.power.si if where.device.power else None,
         assumed=assumed or {},
         warnings=warnings,
     )
@@ -188,14 +197,22 @@ def estimate(
 
 def recomputed_flops(job: Job, layout: Layout) -> float:
     """Forward FLOPs of a step that are done twice, in the model's convention."""
-    total, graph = 0.0, job.graph
-    blocks = dict(zip(graph.layer_names, graph.layers, strict=True))
-    for stage in layout.stages:
-        for name, plan in zip(stage.layers, stage.plans, strict=True):
-            if plan.retention.recomputed:
-                again = recomputed_operators(blocks[name], plan.retention.recomputed)
-                total += block_flops(blocks[name], job, frozenset(again))
-    return total
+    blocks = dict(zip(job.graph.layer_names, job.graph.layers, strict=True))
+    redone = Counter(
+        (blocks[name].name, plan.retention)
+        for stage in layout.stages
+        for name, plan in zip(stage.layers, stage.plans, strict=True)
+        if plan.retention.recomputed
+    )
+    return sum(
+        count * _repeated_flops(job.graph.block(name), retention, job)
+        for (name, retention), count in redone.items()
+    )
+
+
+def _repeated_flops(block: Block, retention: Retention, job: Job) -> float:
+    again = recomputed_operators(block, retention.recomputed)
+    return block_flops(block, job, frozenset(again))
 
 
 def _require_priced(layout: Layout) -> None:

@@ -58,9 +58,7 @@ class _Grid:
 
     @cached_property
     def policy(self) -> Precision:
-        return precision(
-            self.columns.precision, gradient=self.columns.gradient_format
-        )
+        return precision(self.columns.precision, gradient=self.columns.gradient_format)
 
     @cached_property
     def parallel(self) -> DataParallel:

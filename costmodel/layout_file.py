@@ -259,9 +259,7 @@ def _stage(data: dict[str, Any], path: str) -> Stage:
     )
 
 
-def _plans(
-    data: object, layers: tuple[str, ...], path: str
-) -> tuple[LayerPlan, ...]:
+def _plans(data: object, layers: tuple[str, ...], path: str) -> tuple[LayerPlan, ...]:
     plans: dict[str, LayerPlan] = {}
     for index, item in enumerate(_list(data, path)):
         here = f"{path}[{index}]"

@@ -13,7 +13,7 @@ from costmodel.data_parallel import DataParallel
 from costmodel.layout import LayerPlan, Layout, Mesh, Stage
 from costmodel.machine import Machine
 from costmodel.operator_price import OperatorPrice
-from costmodel.sharding import Degrees, tensor_bytes
+from costmodel.sharding import Array, Degrees, tensor_bytes
 from costmodel.stage import StagePrice, stage_price
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.graph import Block
@@ -99,7 +99,7 @@ class LayoutPricer:
         return self._atoms[key]
 
 
-def entry_bytes(block: Block, degrees: Degrees, layout: Layout) -> np.ndarray:  # type: ignore[type-arg]
+def entry_bytes(block: Block, degrees: Degrees, layout: Layout) -> Array:
     """Bytes of a block's input: what full recompute keeps."""
     if block.entry is None:
         return np.zeros(())

@@ -1,11 +1,11 @@
 """Bytes that a rank needs, kind by kind.
 
-    parameters, gradients, optimizer   by precision policy and ZeRO level
-    activations                        saved bytes × micro-batches in flight
-    transient                          the working set of the pass at the peak
-    communication                      NCCL's buffers and ZeRO-3's gathered layers
-    reserve                            allocator rounding and fragmentation
-    context                            what the driver keeps per process
+parameters, gradients, optimizer   by precision policy and ZeRO level
+activations                        saved bytes × micro-batches in flight
+transient                          the working set of the pass at the peak
+communication                      NCCL's buffers and ZeRO-3's gathered layers
+reserve                            allocator rounding and fragmentation
+context                            what the driver keeps per process
 """
 
 from __future__ import annotations

@@ -1,13 +1,15 @@
 """Seconds and bytes of one operator under a layout: forward, backward, what it keeps.
 
-    matrix product   forward m×n×k, input gradient m×k×n, weight gradient k×n×m
-    attention        by kernel; context parallel exchanges beside it
-    everything else  bytes at measured bandwidth
+matrix product   forward m×n×k, input gradient m×k×n, weight gradient k×n×m
+attention        by kernel; context parallel exchanges beside it
+everything else  bytes at measured bandwidth
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,13 +140,15 @@ def operator_price(
 
 
 def _exchanges_s(
-    collectives: object, degrees: Degrees, machine: Machine, behind_s: Array
+    collectives: Iterable[Collective],
+    degrees: Degrees,
+    machine: Machine,
+    behind_s: Array,
 ) -> Array:
     """Exposed seconds of tp collectives; hidden ones cost what *behind_s* leaves."""
     near = near_members(np.asarray(1), degrees.tp, machine.island)
     total: Array = _ZERO
-    for item in collectives:  # type: ignore[attr-defined]
-        assert isinstance(item, Collective)
+    for item in collectives:
         taken = machine.collective_s(
             item.kind, item.size_bytes, ranks=degrees.tp, near=near
         )
@@ -160,11 +164,12 @@ def _matmul(
     machine: Machine,
 ) -> tuple[Work, Work]:
     m, n, k = product_shape(operator, block, degrees)
-    device, rates, number = machine.device, machine.rates, precision.matmul
-    kept = {"device": device, "rates": rates, "number": number}
-    forward_s = matmul_s(m, n, k, **kept)
-    input_s = matmul_s(m, k, n, **kept)
-    weight_s = matmul_s(k, n, m, output_bytes=precision.gradient.bytes, **kept)
+    product_s = partial(
+        matmul_s, device=machine.device, rates=machine.rates, number=precision.matmul
+    )
+    forward_s = product_s(m, n, k)
+    input_s = product_s(m, k, n)
+    weight_s = product_s(k, n, m, output_bytes=precision.gradient.bytes)
     flops = matmul_flops(m, n, k)
     return (
         Work(compute_s=forward_s, flops=flops),
@@ -267,8 +272,10 @@ def _traffic(
     precision: Precision,
     machine: Machine,
 ) -> tuple[Work, Work]:
-    moved_from = operator.output if operator.kind is not Kind.CROSS_ENTROPY else (
-        operator.inputs[0]
+    moved_from = (
+        operator.output
+        if operator.kind is not Kind.CROSS_ENTROPY
+        else (operator.inputs[0])
     )
     count = elements(moved_from, block, degrees) * precision.activation.bytes
     works = (

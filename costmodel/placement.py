@@ -29,16 +29,13 @@ def near_members(stride: Array, size: Array, island: Island) -> Array:
 
 def _largest_divisor(size: Array, most: Array) -> Array:
     """Largest divisor of *size* that is at most *most*, elementwise."""
+    if np.all(size % most == 0):  # as nearly always: powers of two
+        return np.asarray(most)
     found: Array = np.ones(np.broadcast(size, most).shape, dtype=np.int64)
     for candidate in range(2, int(np.max(most, initial=1)) + 1):
         fits = (size % candidate == 0) & (candidate <= most)
         found = np.where(fits, candidate, found)
     return found
-
-
-def crosses_domain(stride: Array, members: Array, island: Island) -> Array:
-    """Whether any neighbours of a pipeline *stride* apart lie in unlike domains."""
-    return np.asarray(stride) * np.asarray(members) > island.domain
 
 
 def always_crosses(stride: Array, island: Island) -> Array:

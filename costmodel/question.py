@@ -6,63 +6,23 @@ uniform layout and a machine; everything it filled in is listed in `assumed`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from costmodel.legality import NO_FLASH, require_legal
 from costmodel.machine import Machine, machine
+from costmodel.pins import Pins
 from costmodel.software import DEFAULT, Software, software, with_overlap
 from costmodel.uniform import Uniform
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
+from profiles.job_options import JobOptions
 from profiles.models.catalog import Model
 from profiles.models.spec import DecoderSpec
 
 OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
 HIDDEN_SO_FAR = ("grad", "param", "p2p")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pins:
-    """What the user fixed about the layout; None is free."""
-
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    etp: int | None = None
-    micro_batch: int | None = None
-    micro_batches: int | None = None
-    schedule: str | None = None
-    virtual_stages: int | None = None
-    zero: int | None = None
-    zero_group: int | None = None
-    sequence_parallel: bool | None = None
-    cp_kind: str | None = None
-    recompute: str | None = None
-    recompute_layers: int | None = None
-    flash_attention: bool | None = None
-    offload: str | None = None
-    offload_to: str | None = None
-    overlap: str | None = None
-    imbalance: float | None = None
-    bucket_mb: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What the user fixed about the job; None is free."""
-
-    seq_len: int | None = None
-    global_batch: int | None = None
-    optimizer: str | None = None
-    precision: str | None = None
-    grad_dtype: str | None = None
-    framework: str | None = None
-    gpus: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +36,7 @@ class Question:
     warnings: tuple[str, ...] = ()
 
 
-def framework_of(wish: Wish, pins: Pins, assumed: dict[str, Any]) -> Software:
+def framework_of(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Software:
     """The software that is priced, with the overlap that was asked for."""
     base = software(wish.framework or DEFAULT)
     if wish.framework is None:
@@ -94,8 +54,7 @@ def framework_of(wish: Wish, pins: Pins, assumed: dict[str, Any]) -> Software:
             )
         if part not in HIDDEN_SO_FAR:
             raise Unsupported(
-                f"--overlap {part} is not priced yet; "
-                f"{', '.join(HIDDEN_SO_FAR)} are"
+                f"--overlap {part} is not priced yet; {', '.join(HIDDEN_SO_FAR)} are"
             )
     return with_overlap(base, frozenset(asked))
 
@@ -131,7 +90,7 @@ def default_precision(cluster: Cluster) -> str:
     raise Unsupported(f"{cluster.device.name} has no peak for bf16, fp16 or fp32")
 
 
-def resolve(model: Model, cluster: Cluster, wish: Wish, pins: Pins) -> Question:
+def resolve(model: Model, cluster: Cluster, wish: JobOptions, pins: Pins) -> Question:
     """Complete a question about one layout.
 
     Raises Contradiction (with every violation), UnknownName, InvalidSpec, Unsupported.
@@ -150,7 +109,7 @@ def resolve(model: Model, cluster: Cluster, wish: Wish, pins: Pins) -> Question:
 
 
 def job_of(
-    model: Model, wish: Wish, dp: int, pins: Pins, assumed: dict[str, Any]
+    model: Model, wish: JobOptions, dp: int, pins: Pins, assumed: dict[str, Any]
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, with the catalogue's batch raised to what *dp* can split."""
     warnings: list[str] = []
@@ -168,10 +127,10 @@ def job_of(
             batch = raised
         assumed["global_batch"] = batch
     spec = model.spec
-    if isinstance(spec, DecoderSpec) and spec.position == "learned":
-        if seq_len > spec.max_positions:
-            assumed["max_positions"] = seq_len
-            spec = replace(spec, max_positions=seq_len)
+    learned = isinstance(spec, DecoderSpec) and spec.position == "learned"
+    if learned and seq_len > spec.max_positions:
+        assumed["max_positions"] = seq_len
+        spec = replace(spec, max_positions=seq_len)
     optimizer = _take(wish.optimizer, "adamw", "optimizer", assumed)
     job = Job(
         model=model.name,
@@ -183,7 +142,7 @@ def job_of(
     return job, tuple(warnings)
 
 
-def _degrees(wish: Wish, pins: Pins, assumed: dict[str, Any]) -> Uniform:
+def _degrees(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Uniform:
     """tp, pp and cp are 1 where left out; dp fills the GPUs up."""
     tp, pp, cp = (pins.tp or 1, pins.pp or 1, pins.cp or 1)
     for name in ("tp", "pp", "cp"):
@@ -212,11 +171,9 @@ def _degrees(wish: Wish, pins: Pins, assumed: dict[str, Any]) -> Uniform:
     return Uniform(tp=tp, pp=pp, cp=cp, dp=dp)
 
 
-def _micro_batch(
-    job: Job, choice: Uniform, pins: Pins, assumed: dict[str, Any]
-) -> int:
+def _micro_batch(job: Job, choice: Uniform, pins: Pins, assumed: dict[str, Any]) -> int:
     if pins.micro_batches is None:
-        return _take(pins.micro_batch, 1, "micro_batch", assumed)
+        return int(_take(pins.micro_batch, 1, "micro_batch", assumed))
     size, rest = divmod(job.global_batch, pins.micro_batches * choice.dp)
     if rest or not size:
         raise Contradiction(
@@ -232,7 +189,11 @@ def _micro_batch(
 
 
 def _rest(
-    choice: Uniform, wish: Wish, pins: Pins, where: Machine, assumed: dict[str, Any]
+    choice: Uniform,
+    wish: JobOptions,
+    pins: Pins,
+    where: Machine,
+    assumed: dict[str, Any],
 ) -> Uniform:
     virtual = _take(pins.virtual_stages, 1, "virtual_stages", assumed)
     schedule = "interleaved" if virtual > 1 else "1f1b"
@@ -276,11 +237,3 @@ def _take(given: Any, default: Any, name: str, assumed: dict[str, Any]) -> Any:
         assumed[name] = default
         return default
     return given
-
-
-def pinned(pins: Pins) -> Iterator[tuple[str, Any]]:
-    """The fields that were fixed."""
-    for item in fields(pins):
-        value = getattr(pins, item.name)
-        if value is not None:
-            yield item.name, value

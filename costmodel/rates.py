@@ -115,7 +115,7 @@ class Rates:
     """Everything fitted about one device. *kin* is whose fit it is, if not its own."""
 
     device: str
-    kin: str | None
+    kin: str | None = None
     matmul: MatmulRate
     traffic: TrafficRate
     attention: Mapping[str, AttentionRate]

@@ -86,12 +86,12 @@ def extent(name: str, block: Block, degrees: Degrees) -> Array:
     """Local length of a width dimension."""
     if "+" in name:
         parts = [extent(part, block, degrees) for part in name.split("+")]
-        return np.sum(np.broadcast_arrays(*parts), axis=0)
+        return np.asarray(sum(parts))
     if name == "key_value":  # each rank has at least one key-value head
         heads = np.maximum(-(-block.kv_heads // degrees.tp), 1)
-        return 2 * heads * block.head_dim
+        return np.asarray(2 * heads * block.head_dim)
     if name == "query":
-        return -(-block.heads // degrees.tp) * block.head_dim
+        return np.asarray(-(-block.heads // degrees.tp) * block.head_dim)
     full = block.extents[name]
     return -(-full // degrees.tp) if name in ON_TP else np.asarray(full)
 
@@ -99,7 +99,7 @@ def extent(name: str, block: Block, degrees: Degrees) -> Array:
 def tokens(degrees: Degrees, *, split: bool) -> Array:
     """Token positions a rank has: of a tensor split over tp too, or not."""
     share = degrees.cp * degrees.tp if split else degrees.cp
-    return degrees.micro_batch * -(-degrees.seq_len // share)
+    return np.asarray(degrees.micro_batch * -(-degrees.seq_len // share))
 
 
 def elements(tensor: Tensor, block: Block, degrees: Degrees) -> Array:
@@ -130,7 +130,7 @@ def product_shape(
 ) -> tuple[Array, Array, Array]:
     """Local (m, n, k) of a matrix product's forward."""
     columns = [extent(name, block, degrees) for name in operator.columns]
-    n = np.sum(np.broadcast_arrays(*columns), axis=0)
+    n = np.asarray(sum(columns))
     assert operator.contracted is not None, "a product sums over something"
     return tokens(degrees, split=False), n, extent(operator.contracted, block, degrees)
 
@@ -142,7 +142,7 @@ def parameters(operator: Operator, block: Block, degrees: Degrees) -> Array:
     if not operator.has_weight:
         return count
     columns = [extent(name, block, degrees) for name in operator.columns]
-    n = np.sum(np.broadcast_arrays(*columns), axis=0)
+    n = np.asarray(sum(columns))
     assert operator.contracted is not None, "a weight sums over something"
     count = count + n * extent(operator.contracted, block, degrees)
     return count + n if operator.bias else count

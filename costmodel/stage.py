@@ -140,6 +140,4 @@ def _gathered(
 ) -> Array:
     """Two layers' parameters, whole: the one in use and the one prefetched."""
     largest = _most(parts, "parameters")
-    return np.where(
-        parallel.zero == 3, 2 * largest * precision.parameter.bytes, 0.0
-    )
+    return np.where(parallel.zero == 3, 2 * largest * precision.parameter.bytes, 0.0)

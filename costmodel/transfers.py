@@ -7,6 +7,7 @@ all-gather inside the fast domain puts it together (SC 2021, section 4.1).
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ def transfers_s(layout: Layout, job: Job, on: Machine) -> Array:
             here // domain != there // domain
             for here, there in zip(_ends(one), _ends(two), strict=True)
         )
-        for one, two in zip(stages, stages[1:], strict=False)
+        for one, two in pairwise(stages)
     ]
     mesh = stages[0].mesh
     seconds = boundary_s(
@@ -62,9 +63,7 @@ def transfers_s(layout: Layout, job: Job, on: Machine) -> Array:
         sequence_parallel=np.asarray(stages[0].plans[0].sharding == "megatron-sp"),
         far=np.asarray(far, dtype=bool),
     )
-    same = [
-        one.held_by == two.held_by for one, two in zip(stages, stages[1:], strict=False)
-    ]
+    same = [one.held_by == two.held_by for one, two in pairwise(stages)]
     return np.where(np.asarray(same, dtype=bool), 0.0, seconds)
 
 

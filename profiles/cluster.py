@@ -110,6 +110,4 @@ class Cluster:
             nearer[0] = replace(nearer[0], bandwidth=intra)
         if inter is not None:
             outermost = replace(outermost, bandwidth=inter)
-        return replace(
-            self, islands=(replace(island, levels=(*nearer, outermost)),)
-        )
+        return replace(self, islands=(replace(island, levels=(*nearer, outermost)),))

@@ -6,7 +6,7 @@ Each has `--help` ending with an example, `--version`, `--json` and the exit cod
     @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 8")
     @job_options
     @layout_options
-    def simulate(job: JobOptions, pins: LayoutOptions, *, as_json: bool) -> None:
+    def simulate(job: JobOptions, pins: Pins, *, as_json: bool) -> None:
         \"\"\"What would this layout cost?\"\"\"
 
 and its package's `__main__` enters it with `profiles.entry.enter`.
@@ -82,14 +82,15 @@ class Command(click.Command):
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
     ) -> None:
-        """The options under their groups' headings."""
+        """The options under their groups' headings, those of every command last."""
         sections: dict[str, list[tuple[str, str]]] = {}
+        common: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                heading = getattr(parameter, "group", "Options")
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
+            if record is not None and isinstance(parameter, click.Option):
+                group = getattr(parameter, "group", None)
+                (sections.setdefault(group, []) if group else common).append(record)
+        for heading, records in (*sections.items(), ("Options", common)):
             with formatter.section(heading):
                 formatter.write_dl(records)
 

@@ -44,7 +44,9 @@ class Curve:
 
 
 def made_monotone(
-    work: Sequence[float], seconds: Sequence[float], weights: Sequence[float] | None = None
+    work: Sequence[float],
+    seconds: Sequence[float],
+    weights: Sequence[float] | None = None,
 ) -> Curve:
     """The nondecreasing curve closest to *seconds* in the logarithm.
 
@@ -65,9 +67,9 @@ def made_monotone(
             f"got work {list(work)} and seconds {list(seconds)}"
         )
     distinct, where = np.unique(pairs[0], return_inverse=True)
-    weight = np.bincount(where, pairs[2])
-    level = np.bincount(where, pairs[2] * np.log(pairs[1])) / weight
-    pooled = np.exp(_pooled(level, weight))
+    weight: Floats = np.bincount(where, pairs[2]).astype(np.float64)
+    total: Floats = np.bincount(where, pairs[2] * np.log(pairs[1])).astype(np.float64)
+    pooled = np.exp(_pooled(total / weight, weight))
     return Curve(work=tuple(distinct.tolist()), seconds=tuple(pooled.tolist()))
 
 

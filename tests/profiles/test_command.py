@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.pins import Pins, layout_options
 from profiles.command import Command, command, premise, warn
 from profiles.errors import (
     Infeasible,
@@ -23,7 +25,6 @@ from profiles.errors import (
     Unmeasured,
 )
 from profiles.job_options import JobOptions, job_options
-from profiles.layout_options import LayoutOptions, layout_options
 from profiles.terminal import emit_json
 
 Out = tuple[int, str, str]
@@ -34,7 +35,7 @@ Out = tuple[int, str, str]
 @layout_options
 @click.option("--top", type=click.Choice(["a", "b"]), required=False)
 def trial(
-    job: JobOptions, pins: LayoutOptions, *, top: str | None, as_json: bool
+    job: JobOptions, pins: Pins, *, top: str | None, as_json: bool
 ) -> None:
     """Try everything that commands share."""
     premise({"gpus": job.gpus})
@@ -83,7 +84,8 @@ def test_help_groups_its_options_and_ends_with_the_example(
 ) -> None:
     code, out, _ = answer(trial, "--help")
     assert code == 0
-    assert out.index("Question:") < out.index("Layout:") < out.index("\nOptions:")
+    headings = re.findall(r"^(\w+):$", out, flags=re.MULTILINE)
+    assert headings == ["Question", "Layout", "Options", "Example"]
     assert out.endswith("Example:\n  trial --model gpt-13b --gpus 64\n")
 
 
@@ -116,6 +118,8 @@ def test_a_missing_argument_is_named(answer: Callable[..., Out]) -> None:
         click.echo(layout_file)
 
     assert answer(reads) == (2, "", "trial: LAYOUT_FILE is missing; see trial --help\n")
+    _, out, _ = answer(reads, "--help")
+    assert "\nOptions:\n  --json " in out
 
 
 def test_an_invalid_question_from_within(answer: Callable[..., Out]) -> None:
@@ -193,6 +197,6 @@ def test_a_command_is_light_to_import(
     run: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     heavy = "{'rich', 'torch', 'numpy', 'scipy', 'networkx', 'pulp', 'highspy'}"
-    rooms = "profiles.command, profiles.job_options, profiles.layout_options"
+    rooms = "profiles.command, profiles.job_options, costmodel.pins"
     script = f"import sys, {rooms}; print(sorted({heavy} & set(sys.modules)))"
     assert run("python", "-c", script).stdout == "[]\n"

@@ -66,9 +66,10 @@ def test_a_line_has_no_control_characters_and_an_end() -> None:
     assert len(one_line("x" * 10 * LONGEST_LINE)) == LONGEST_LINE
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_reader_that_leaves_early_is_no_error(environment: dict[str, str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", TALKATIVE],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -82,11 +83,15 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 
 @pytest.mark.parametrize("verb", ["profile", "meshwright"])
-def test_a_full_disk_is_one_line(verb: str) -> None:
+def test_a_full_disk_is_one_line(environment: dict[str, str], verb: str) -> None:
     path = Path(sys.executable).parent / verb
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [path, "--help"], stdout=full, stderr=subprocess.PIPE, check=False
+            [path, "--help"],
+            env=environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert done.returncode == 1
     said = f"{verb}: cannot write the answer: No space left on device\n"
@@ -100,14 +105,16 @@ def test_a_closed_stdout_is_one_line(run: Run) -> None:
     assert "standard output is closed" in done.stderr
 
 
-def test_ctrl_c_while_the_command_is_imported(tmp_path: Path, root: Path) -> None:
+def test_ctrl_c_while_the_command_is_imported(
+    environment: dict[str, str], tmp_path: Path, root: Path
+) -> None:
     started = tmp_path / "started"
     room = f"import time\nopen({str(started)!r}, 'w').close()\ntime.sleep(60)\n"
     (tmp_path / "slow.py").write_text(room)
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}"}
+    both = f"{root}{os.pathsep}{tmp_path}"
     with subprocess.Popen(
         [sys.executable, "-c", WAITING],
-        env=environment,
+        env={**environment, "PYTHONPATH": both},
         stderr=subprocess.PIPE,
         text=True,
     ) as process:

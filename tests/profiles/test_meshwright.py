@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 READY = {
     verb: package
     for verb, package in PACKAGES.items()
-    if (ROOT / package / "__main__.py").exists()
+    if (ROOT / package / "cli.py").exists()
 }
 SHADOW = "raise SystemExit('shadowed by the folder of the user')\n"
 
@@ -50,8 +50,10 @@ def test_the_folder_of_the_user_does_not_shadow_ours(
 
 
 def test_the_dispatcher_is_not_shadowed_either(run: Run, tmp_path: Path) -> None:
-    hostile(tmp_path, "", "package")
-    assert run("meshwright", "--version", cwd=tmp_path).returncode == 0
+    hostile(tmp_path, "profiles", "package")
+    for argv in (("meshwright",), ("python", "-m", "profiles.meshwright")):
+        done = run(*argv, "execute", "--version", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("verb", READY)

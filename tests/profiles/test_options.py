@@ -9,20 +9,20 @@ from typing import Any
 import click
 import pytest
 
+from costmodel.pins import Pins, layout_options
 from profiles.command import command
 from profiles.errors import InvalidQuestion
 from profiles.job_options import JobOptions, job_options
-from profiles.layout_options import CP_KINDS, LayoutOptions, layout_options
 from profiles.options import given
 
 
-def parsed(argv: str) -> tuple[JobOptions, LayoutOptions]:
+def parsed(argv: str) -> tuple[JobOptions, Pins]:
     seen: list[Any] = []
 
     @command("trial", example="trial")
     @job_options
     @layout_options
-    def trial(job: JobOptions, pins: LayoutOptions, *, as_json: bool) -> None:
+    def trial(job: JobOptions, pins: Pins, *, as_json: bool) -> None:
         seen.extend((job, pins))
 
     assert trial.run(argv.split()) == 0
@@ -31,7 +31,7 @@ def parsed(argv: str) -> tuple[JobOptions, LayoutOptions]:
 
 def test_nothing_given_is_all_left_out() -> None:
     job, pins = parsed("")
-    assert (job, pins) == (JobOptions(), LayoutOptions())
+    assert (job, pins) == (JobOptions(), Pins())
     assert given(job) == given(pins) == {}
 
 
@@ -89,21 +89,6 @@ def test_the_whole_layout() -> None:
     }
 
 
-def test_layout_options_are_the_pins_of_a_question() -> None:
-    """What a command line collects is handed on as ``Pins(**given(pins))``."""
-    from costmodel.question import Pins
-
-    assert [(item.name, item.type) for item in fields(LayoutOptions)] == [
-        (item.name, item.type) for item in fields(Pins)
-    ]
-
-
-def test_kinds_are_those_of_a_layout() -> None:
-    from costmodel import layout
-
-    assert layout.CP_KINDS == CP_KINDS
-
-
 def test_a_missing_option_is_named_with_an_example() -> None:
     with pytest.raises(InvalidQuestion, match=r"--model is missing.*--model gpt-13b"):
         JobOptions(gpus=64).require("gpus", "model")
@@ -113,8 +98,8 @@ def test_a_missing_option_is_named_with_an_example() -> None:
 def test_help_shows_every_option_of_a_group() -> None:
     @command("trial", example="trial")
     @layout_options
-    def trial(pins: LayoutOptions, *, as_json: bool) -> None: ...
+    def trial(pins: Pins, *, as_json: bool) -> None: ...
 
     shown = trial.get_help(click.Context(trial))
-    for item in fields(LayoutOptions):
+    for item in fields(Pins):
         assert f"--{item.name.replace('_', '-')}" in shown

@@ -188,9 +188,9 @@ def test_operators_are_read_between_shapes_only() -> None:
 def test_samples_of_another_device_are_stale() -> None:
     table = Samples(operators={MATMUL: SAMPLE})
     table.require(device="a100", software="torch-2.4")
-    with pytest.raises(StaleProfile, match="of a100 with torch-2.4, not of h100"):
+    with pytest.raises(StaleProfile, match=r"of a100 with torch-2\.4, not of h100"):
         table.require(device="h100")
-    with pytest.raises(StaleProfile, match="torch-2.5"):
+    with pytest.raises(StaleProfile, match=r"torch-2\.5"):
         table.require(device="a100", software="torch-2.5")
 
 
@@ -211,7 +211,9 @@ tables = st.builds(
 
 
 @given(tables)
-def test_files_read_back(tmp_path_factory: pytest.TempPathFactory, table: Samples) -> None:
+def test_files_read_back(
+    tmp_path_factory: pytest.TempPathFactory, table: Samples
+) -> None:
     path = tmp_path_factory.mktemp("samples") / "samples.json"
     digest = write_samples(table, path)
     assert read_samples(path) == table

@@ -1,4 +1,4 @@
-"""`LayoutOptions`: a layout, or pins on it, as a command line gives it.
+"""`Pins`: a layout, or parts of it that are fixed, as a command line gives it.
 
 Names that a catalogue of a later package owns (schedules, recomputed operators) pass
 as text: that catalogue knows what is near a wrong one.
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from costmodel.layout import CP_KINDS
 from profiles.options import Function, collected, option
 from profiles.parameters import offload, one_of, real, some_of, text, whole
 
 _option = partial(option, "Layout")
 _degree = partial(_option, type=whole(), metavar="N")
 
-CP_KINDS = ("ring", "all-gather", "ulysses")
 TIERS = ("cpu", "nvme")
 OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
 _MOST_IMBALANCE = 100_000.0
@@ -24,7 +24,7 @@ _MOST_BUCKET_MB = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutOptions:
+class Pins:
     """Each is None where the command line does not say."""
 
     tp: int | None = None
@@ -141,4 +141,4 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
 
 def layout_options(function: Function) -> Function:
     """Add the layout's options to a command, which takes them as ``pins``."""
-    return collected(function, into=LayoutOptions, keyword="pins", options=_OPTIONS)
+    return collected(function, into=Pins, keyword="pins", options=_OPTIONS)

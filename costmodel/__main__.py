@@ -1,0 +1,20 @@
+"""`python -m costmodel` and the console script `simulate`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Run the command on *argv*; returns its exit code."""
+    # `python -m` puts the working folder first, where `profiles/` may be the user's.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from profiles.entry import enter
+
+    return enter("costmodel.cli:simulate", argv, prog)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

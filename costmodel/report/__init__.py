@@ -1,0 +1,1 @@
+"""An estimate shown: as tables for a terminal, as a trace for Perfetto."""

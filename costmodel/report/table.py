@@ -1,0 +1,226 @@
+"""Estimates as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from costmodel.estimate import Estimate
+from costmodel.layout import Layout
+from costmodel.memory import Memory
+from profiles.units import TFLOPS, GiB, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_SHORT = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "activations": "activ",
+    "transient": "trans",
+    "communication": "comm",
+    "reserve": "reserve",
+    "context": "context",
+}
+_WORDS = {
+    "tensor_comm": "tensor parallel",
+    "context_comm": "context parallel",
+    "expert_comm": "expert parallel",
+    "pipeline_comm": "pipeline sends",
+    "data_comm": "data parallel",
+}
+
+
+def layout_words(layout: Layout) -> str:
+    """A layout in one line, as people say it.
+
+    Dimensions of size one are left out; the micro-batch and schedule always stand.
+    """
+    summary = layout.summary
+    degrees = [
+        f"{name} {summary[name] if summary[name] is not None else 'mixed'}"
+        for name in ("tp", "pp", "dp", "cp", "ep")
+        if summary[name] != 1
+    ]
+    plan = layout.stages[len(layout.stages) // 2].plans[-1]
+    parts = [" · ".join(degrees) or "one device"]
+    if layout.pp > 1:
+        virtual = f" × {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+        parts.append(f"{layout.schedule}{virtual}")
+    parts.append(f"micro-batch {summary['micro_batch']} × {layout.micro_batches}")
+    if summary["dp"] != 1 or summary["cp"] != 1:
+        group = summary["zero_group"]
+        shared = "" if group == summary["dp"] or plan.zero == 0 else f"/{group}"
+        parts.append(f"ZeRO-{summary['zero']}{shared}")
+    if plan.sharding == "megatron-sp":
+        parts.append("sequence parallel")
+    return ", ".join(parts)
+
+
+def headline(estimate: Estimate) -> list[tuple[str, str]]:
+    """The figures that answer "how fast, and does it fit?"."""
+    low, high = map(format_seconds, estimate.interval["step_time_s"])
+    peak = f"{estimate.peak_flops_per_s / TFLOPS:,.0f} TFLOP/s"
+    number = estimate.layout.precision.matmul.value
+    step = format_seconds(estimate.step_time_s)
+    tokens, batch = estimate.tokens_per_s_per_gpu, estimate.job.global_batch
+    chance = estimate.interval["probability_fits"]
+    capacity = format_bytes(estimate.capacity_bytes)
+    verdict = "fits in" if estimate.fits else "DOES NOT FIT in"
+    sequences = batch / estimate.step_time_s
+    used = format_bytes(estimate.peak_memory_bytes)
+    utilisation = f"MFU {estimate.mfu:.1%}   HFU {estimate.hfu:.1%}"
+    return [
+        ("step time", f"{step}   (80 % interval {low} – {high})"),
+        (
+            "throughput",
+            f"{tokens:,.0f} tokens/s per GPU   {sequences:,.1f} sequences/s",
+        ),
+        ("utilisation", f"{utilisation} of {peak} {number} (attention in full)"),
+        ("peak memory", f"{used}, {verdict} {capacity} (probability {chance:.0%})"),
+    ]
+
+
+def pairs_table(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Names on the left, values on the right, no lines."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, value)
+    return table
+
+
+def breakdown_words(breakdown_s: Mapping[str, float]) -> str:
+    """Where the step goes, largest share first; parts under 0.05 % are left out."""
+    total = sum(breakdown_s.values())
+    shares = sorted(breakdown_s.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{_WORDS.get(name, name)} {seconds / total:.1%}"
+        for name, seconds in shares
+        if seconds / total >= 0.0005
+    )
+
+
+def memory_table(memory: Sequence[Memory], most_rows: int = 8) -> Table:
+    """GiB by kind, one row for each run of equal pipeline ranks."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("GiB  stage")
+    names = [item.name for item in fields(Memory)]
+    for name in names:
+        table.add_column(_SHORT[name], justify="right")
+    table.add_column("total", justify="right", style="bold")
+    groups = _groups(memory)
+    shown = groups if len(groups) <= most_rows else _ends_and_fullest(groups, most_rows)
+    before = -1
+    for index, (first, last, entry) in shown:
+        if index != before + 1:
+            table.add_row("…")
+        before = index
+        ranks = f"{first}" if first == last else f"{first}–{last}"
+        values = [float(getattr(entry, name)) for name in names]
+        cells = [f"{value / GiB:.1f}" for value in (*values, sum(values))]
+        table.add_row(ranks, *cells)
+    return table
+
+
+_Row = tuple[int, tuple[int, int, Memory]]
+
+
+def _groups(memory: Sequence[Memory]) -> Any:
+    """(first rank, last rank, memory) of equal neighbours, numbered."""
+    groups: list[tuple[int, int, Memory]] = []
+    for rank, entry in enumerate(memory):
+        same = groups and groups[-1][2].document() == entry.document()
+        if same:
+            groups[-1] = (groups[-1][0], rank, entry)
+        else:
+            groups.append((rank, rank, entry))
+    return list(enumerate(groups))
+
+
+def _ends_and_fullest(groups: list[_Row], most: int) -> list[_Row]:
+    fullest = sorted(groups, key=lambda row: -float(row[1][2].total))[: most - 2]
+    kept = {0, len(groups) - 1, *(index for index, _ in fullest)}
+    return [row for row in groups if row[0] in kept]
+
+
+def estimate_view(estimate: Estimate) -> Group:
+    """Everything `simulate` shows of one layout."""
+    from rich.console import Group
+    from rich.text import Text
+
+    job = estimate.job
+    title = Text(
+        f"{job.model} on {estimate.layout.gpus} × {estimate.device}: "
+        f"{job.global_batch} sequences of {format_count(job.seq_len)} tokens",
+        style="bold",
+    )
+    rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]
+    rows.append(("step goes to", breakdown_words(estimate.breakdown_s)))
+    if estimate.assumed:
+        rows.append(("assumed", assumed_words(estimate.assumed)))
+    return Group(title, pairs_table(rows), Text(), memory_table(estimate.memory))
+
+
+def assumed_words(assumed: Mapping[str, Any]) -> str:
+    """Every default that was used, as options would say it.
+
+    >>> assumed_words({"zero": 1, "sequence_parallel": True})
+    'zero 1, sequence-parallel on'
+    """
+    words = {True: "on", False: "off"}
+    return ", ".join(
+        f"{name.replace('_', '-')} {words[value] if isinstance(value, bool) else value}"
+        for name, value in assumed.items()
+    )
+
+
+def training_words(training: Mapping[str, float | None]) -> str:
+    """Days, device-hours and dollars of a whole run in one line."""
+    tokens, steps, days, hours = (
+        training[name] or 0.0 for name in ("tokens", "steps", "days", "device_hours")
+    )
+    parts = [
+        f"{format_count(tokens)} tokens: {steps:,.0f} steps",
+        f"{days:,.1f} days",
+        f"{hours:,.0f} device-hours",
+    ]
+    if training["dollars"] is not None:
+        parts.append(f"{training['dollars']:,.0f} dollars")
+    if training["energy_kwh"] is not None:
+        parts.append(f"{training['energy_kwh']:,.0f} kWh at the devices' rated power")
+    return ", ".join(parts)
+
+
+def sweep_table(rows: Sequence[tuple[Mapping[str, Any], Estimate | str]]) -> Table:
+    """One line a combination: step time, MFU, memory, or why it is illegal."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in rows[0][0]:
+        table.add_column(name.replace("_", "-"), justify="right")
+    for name in ("step time", "tokens/s/GPU", "MFU", "peak memory", "fits"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for point, found in rows:
+        cells = [str(value) for value in point.values()]
+        if isinstance(found, str):
+            table.add_row(*cells, *[""] * 5, found)
+            continue
+        table.add_row(
+            *cells,
+            format_seconds(found.step_time_s),
+            f"{found.tokens_per_s_per_gpu:,.0f}",
+            f"{found.mfu:.1%}",
+            format_bytes(found.peak_memory_bytes),
+            "yes" if found.fits else "no",
+        )
+    return table

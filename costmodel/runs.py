@@ -1,0 +1,90 @@
+"""A table of runs: each row split into what is asked, what was measured, and names.
+
+    asked      the columns that a question is made of; an estimate sees nothing else
+    measured   what the run then did
+    kept       id, source, family, notes and columns nobody knows: handed on unread
+
+The split comes before anything else, so that no price can read a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from costmodel.csv_table import Table, read_table
+from profiles.errors import InvalidFile
+
+QUESTION: Final = tuple(
+    """
+    model layers hidden heads kv_heads head_dim ffn_hidden gated_mlp tied_embeddings
+    vocab seq_len experts experts_per_token expert_ffn_hidden shared_experts
+    dense_layers attention kind task cluster device gpus gpus_per_node
+    intra_node_gb_per_s inter_node_gbit_per_s precision tp pp dp cp ep virtual_stages
+    zero zero_group sequence_parallel micro_batch global_batch recompute
+    recompute_detail attention_kernel flash_attention fused_norm schedule offload
+    framework
+    """.split()
+)
+MEASURED: Final = tuple(
+    """
+    step_time_s step_time_origin tokens_per_s_per_gpu tflops_per_gpu
+    flops_convention mfu peak_memory_gib peak_memory_kind oom
+    """.split()
+)
+NAMES: Final = ("id", "source", "family", "notes")
+_ASKED: Final = frozenset(QUESTION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One row, numbered from 0; only cells that are filled in are there.
+
+    `fault` says what is wrong with the row as a whole, if anything.
+    """
+
+    row: int
+    asked: Mapping[str, str]
+    measured: Mapping[str, str]
+    kept: Mapping[str, str]
+    fault: str | None = None
+
+
+def read_runs(path: Path) -> tuple[Run, ...]:
+    """Every row of the CSV file *path*.
+
+    Raises InvalidFile for a file that is no table, or whose header names none of the
+    columns that a run is described by.
+    """
+    table = read_table(path)
+    if not _ASKED.intersection(table.header):
+        raise InvalidFile(
+            f"{path} starts with {','.join(table.header)[:80]!r}; its first line must "
+            f"name columns such as {', '.join(QUESTION[:5])}, gpus, tp, pp, dp"
+        )
+    return tuple(_run(table, row) for row in range(len(table.rows)))
+
+
+def _run(table: Table, row: int) -> Run:
+    cells = table.rows[row]
+    filled = {
+        name: cell
+        for name, cell in zip(table.header, cells, strict=False)
+        if cell and name
+    }
+    fault = None
+    if len(cells) > len(table.header):
+        fault = f"{len(cells)} cells under a header of {len(table.header)} columns"
+    return Run(
+        row=row,
+        asked={name: cell for name, cell in filled.items() if name in _ASKED},
+        measured={name: cell for name, cell in filled.items() if name in MEASURED},
+        kept={
+            name: cell
+            for name, cell in filled.items()
+            if name not in _ASKED and name not in MEASURED
+        },
+        fault=fault,
+    )

@@ -1,0 +1,123 @@
+"""Questions around a price: sweeps over layout options, and whole training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+from costmodel.estimate import Estimate, estimate
+from costmodel.pins import Pins
+from costmodel.question import resolve
+from costmodel.uniform import spell_out
+from profiles.cluster import Cluster
+from profiles.errors import Contradiction, InvalidSpec, UnknownName
+from profiles.job_options import JobOptions
+from profiles.models.catalog import Model
+from profiles.units import DAY_S, HOUR_S
+
+MOST_POINTS = 10_000
+_JOB_AXES = ("gpus", "seq_len", "global_batch")
+_WHOLE = (
+    *_JOB_AXES,
+    *("tp", "pp", "dp", "cp", "micro_batch", "micro_batches", "virtual_stages"),
+    *("zero", "zero_group", "recompute_layers"),
+)
+_NAMES = ("schedule", "cp_kind", "recompute")
+_FLAGS = ("sequence_parallel", "flash_attention")
+AXES = tuple(name.replace("_", "-") for name in (*_WHOLE, *_NAMES, *_FLAGS))
+
+
+def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
+    """An axis and its values as written, `tp=1,2,4`.
+
+    >>> parse_axis("micro-batch=1,2")
+    ('micro_batch', (1, 2))
+
+    Raises InvalidSpec and UnknownName.
+    """
+    axis, equals, values = text.partition("=")
+    if not equals or not values:
+        raise InvalidSpec(f"--sweep {text!r}: write AXIS=V1,V2, such as tp=1,2,4")
+    if axis.replace("_", "-") not in AXES:
+        raise UnknownName("sweep axis", axis, AXES)
+    name = axis.replace("-", "_")
+    return name, tuple(_value(name, part.strip()) for part in values.split(","))
+
+
+def _value(axis: str, text: str) -> Any:
+    if axis in _NAMES:
+        return text
+    if axis in _FLAGS:
+        if text not in ("on", "off"):
+            raise InvalidSpec(f"--sweep {axis}={text!r}: write on or off")
+        return text == "on"
+    least = 0 if axis in ("zero", "recompute_layers") else 1
+    if not text.isdecimal() or not least <= int(text) <= 10**7:
+        raise InvalidSpec(
+            f"--sweep {axis}={text!r}: write whole numbers between {least} and 10^7"
+        )
+    return int(text)
+
+
+def sweep(
+    model: Model,
+    cluster: Cluster,
+    job: JobOptions,
+    pins: Pins,
+    axes: Sequence[str],
+) -> Iterator[tuple[dict[str, Any], Estimate | str]]:
+    """Each combination of the axes' values, with its estimate or why it is illegal.
+
+    Raises InvalidSpec for more than 10,000 combinations.
+    """
+    named = dict(parse_axis(text) for text in axes)
+    if len(named) < len(axes):
+        raise Contradiction("--sweep names one axis twice; list its values together")
+    points = 1
+    for values in named.values():
+        points *= len(values)
+    if points > MOST_POINTS:
+        raise InvalidSpec(f"--sweep has {points} combinations, most {MOST_POINTS}")
+    pin_names = {item.name for item in fields(Pins)}
+    for values in product(*named.values()):
+        point = dict(zip(named, values, strict=True))
+        asked = replace(job, **{k: v for k, v in point.items() if k not in pin_names})
+        fixed = replace(pins, **{k: v for k, v in point.items() if k in pin_names})
+        try:
+            yield point, _priced(model, cluster, asked, fixed)
+        except Contradiction as error:
+            yield point, str(error)
+
+
+def _priced(model: Model, cluster: Cluster, job: JobOptions, pins: Pins) -> Estimate:
+    question = resolve(model, cluster, job, pins)
+    layout = spell_out(question.choice, question.job.graph, question.job.global_batch)
+    return estimate(
+        question.job,
+        cluster,
+        layout,
+        on=question.machine,
+        assumed=question.assumed,
+        warnings=question.warnings,
+    )
+
+
+def training(found: Estimate, tokens: float) -> dict[str, float | None]:
+    """Steps, days, device-hours and dollars to train *tokens* tokens at this step."""
+    steps = tokens / found.job.tokens
+    seconds = steps * found.step_time_s
+    device_hours = seconds * found.layout.gpus / HOUR_S
+    return {
+        "tokens": tokens,
+        "steps": steps,
+        "days": seconds / DAY_S,
+        "device_hours": device_hours,
+        "dollars": None
+        if found.device_cost is None
+        else device_hours * found.device_cost,
+        "energy_kwh": None
+        if found.device_power_w is None
+        else device_hours * found.device_power_w / 1e3,
+    }

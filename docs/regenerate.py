@@ -1,0 +1,72 @@
+"""Run every command that the documentation shows, and put its output there.
+
+A shown command is a fenced block whose first line starts with ``$ ``; everything after
+it, up to the closing fence, is replaced by what the command prints now:
+
+    python docs/regenerate.py            rewrite README.md and docs/*.md
+    python docs/regenerate.py --check    exit 1 if any block would change
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]+)\n.*?^```$", re.M | re.S)
+PROGRAMS = ("plan", "simulate", "profile", "execute", "meshwright", "python")
+
+
+def pages() -> list[Path]:
+    """The pages whose output is regenerated."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def output_of(command: str) -> str:
+    """What *command* prints, in a folder of its own choosing: the checkout."""
+    program, *arguments = shlex.split(command)
+    if program not in PROGRAMS:
+        raise SystemExit(f"{command!r}: only {', '.join(PROGRAMS)} are run")
+    beside = Path(sys.executable).parent
+    done = subprocess.run(
+        [str(beside / program), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "96", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = (done.stdout + done.stderr).splitlines()
+    return "\n".join(line.rstrip() for line in lines).strip("\n")
+
+
+def regenerated(text: str) -> str:
+    """*text* with every shown command's output made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        command = match["command"]
+        return f"```console\n$ {command}\n{output_of(command)}\n```"
+
+    return BLOCK.sub(block, text)
+
+
+def main() -> int:
+    """Rewrite the pages, or only say which would change."""
+    stale = []
+    for page in pages():
+        before = page.read_text()
+        after = regenerated(before)
+        if after != before:
+            stale.append(page.name)
+            if "--check" not in sys.argv:
+                page.write_text(after)
+    print("changed: " + (", ".join(stale) or "nothing"))
+    return int("--check" in sys.argv and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""`costmodel.collectives`: seconds that can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from costmodel import collectives
+from costmodel.collectives import (
+    Collective,
+    LinkRate,
+    LinkRates,
+    collective_s,
+    link_rates,
+    send_s,
+)
+from costmodel.rates import Residual
+from profiles.cluster import Island, Level
+from profiles.device import Device
+from profiles.errors import InvalidFile, UnknownName
+from profiles.figure import Figure
+
+GB = 1e9
+IDEAL = LinkRate(
+    name="ideal",
+    fraction=1.0,
+    send_fraction=0.5,
+    exchange_fraction=1.0,
+    half_bytes=0.0,
+    launch_s=0.0,
+    hop_s=0.0,
+    training=0.5,
+    source="unit test",
+    training_source="unit test",
+    residual=Residual(median=0.0, p90=0.0, points=0),
+)
+# Nodes of 8; 100 GB/s inside, 10 GB/s out of the node for each rank.
+RATES = LinkRates(
+    inner=IDEAL,
+    outer=IDEAL,
+    inner_bytes_per_s=100 * GB,
+    outer_bytes_per_s=10 * GB,
+    domain=8,
+)
+KINDS = list(Collective)
+
+
+def alone(
+    kind: str, size: float, ranks: float, r: float, rates: LinkRates = RATES
+) -> float:
+    return float(
+        collective_s(kind, size, ranks=ranks, ranks_per_node=r, rates=rates, alone=True)
+    )
+
+
+def test_a_ring_inside_a_node() -> None:
+    # 2 (k - 1)/k N: 8 ranks send 1.75 bytes for each byte of the tensor.
+    assert alone("all_reduce", 8 * GB, 8, 8) == pytest.approx(0.14)
+    assert alone("all_gather", 8 * GB, 8, 8) == pytest.approx(0.07)
+    assert alone("reduce_scatter", 8 * GB, 8, 8) == pytest.approx(0.07)
+
+
+def test_a_ring_over_nodes_has_a_share_of_the_nics_for_each_member() -> None:
+    # 16 ranks on 2 nodes: 8 shares of 10 GB/s carry 15/16 of the tensor.
+    assert alone("all_gather", 16 * GB, 16, 8) == pytest.approx(15 / 80)
+    assert alone("all_gather", 16 * GB, 2, 1) == pytest.approx(8 / 10)
+
+
+def test_the_fast_link_caps_the_shares() -> None:
+    slow = replace(RATES, inner_bytes_per_s=40 * GB)
+    assert alone("all_gather", 16 * GB, 16, 8, slow) == pytest.approx(15 / 40)
+    assert alone("all_gather", 16 * GB, 2, 1, slow) == pytest.approx(8 / 10), (
+        "no near peer"
+    )
+
+
+def test_an_exchange_splits_near_and_far() -> None:
+    # Of 16 GB, 7/16 stay in the node (100 GB/s) and 8/16 leave it (10 GB/s).
+    assert alone("all_to_all", 16 * GB, 16, 8) == pytest.approx(0.07 + 0.8)
+    assert alone("all_to_all", 8 * GB, 8, 8) == pytest.approx(0.07)
+
+
+def test_a_broadcast_streams_the_whole_tensor() -> None:
+    assert alone("broadcast", 8 * GB, 8, 8) == pytest.approx(0.08)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_rank_is_free(kind: str) -> None:
+    assert alone(kind, 8 * GB, 1, 1) == 0
+
+
+def test_latency_is_hops_inside_and_a_tree_across() -> None:
+    inner = replace(IDEAL, launch_s=10.0, hop_s=1.0)
+    outer = replace(IDEAL, launch_s=100.0, hop_s=20.0)
+    late = replace(RATES, inner=inner, outer=outer)
+    assert alone("all_gather", 0, 8, 8, late) == pytest.approx(10 + 7)
+    assert alone("all_gather", 0, 64, 8, late) == pytest.approx(10 + 7 + 100 + 3 * 20)
+    assert alone("all_gather", 0, 8, 1, late) == pytest.approx(100 + 3 * 20)
+    assert alone("all_reduce", 0, 64, 8, late) == pytest.approx(2 * 177)
+
+
+def test_half_of_the_bandwidth_at_half_bytes() -> None:
+    filling = replace(RATES, inner=replace(IDEAL, half_bytes=1e6))
+    wire = 1e6
+    size = wire * 8 / 7
+    assert alone("all_gather", size, 8, 8, filling) == pytest.approx(
+        2 * alone("all_gather", size, 8, 8)
+    )
+
+
+def test_direct_links_only_reach_their_peers() -> None:
+    mesh = replace(RATES, inner=replace(IDEAL, direct=1.0))
+    # One of seven links between a pair; all seven among eight.
+    assert alone("all_gather", 2 * GB, 2, 2, mesh) == pytest.approx(7 * 0.01)
+    assert alone("all_gather", 8 * GB, 8, 8, mesh) == pytest.approx(0.07)
+
+
+def test_training_is_slower_than_alone() -> None:
+    busy = collective_s("all_gather", 8 * GB, ranks=8, ranks_per_node=8, rates=RATES)
+    assert float(busy) == pytest.approx(2 * alone("all_gather", 8 * GB, 8, 8))
+
+
+def test_sends_use_one_share() -> None:
+    found = send_s(GB, same_node=[True, False], rates=RATES, alone=True)
+    assert found == pytest.approx([1 / 50, 1 / 5])
+    assert send_s(GB, same_node=True, rates=RATES) == pytest.approx(1 / 25)
+
+
+def test_arrays_broadcast_like_scalars() -> None:
+    sizes, ranks = np.array([[1e6], [1e9]]), np.array([2.0, 8.0, 64.0])
+    found = collective_s(
+        "all_to_all",
+        sizes,
+        ranks=ranks,
+        ranks_per_node=np.minimum(ranks, 8),
+        rates=RATES,
+        alone=True,
+    )
+    each = [[alone("all_to_all", s, k, min(k, 8)) for k in ranks] for s in sizes[:, 0]]
+    assert found == pytest.approx(np.array(each))
+
+
+def test_unknown_collectives_are_refused() -> None:
+    with pytest.raises(UnknownName, match="all_reduce"):
+        alone("all_reduced", 1, 2, 2)
+
+
+def figure(value: float, unit: str) -> Figure:
+    return Figure(value=value, unit=unit, source="unit test")
+
+
+def island(inner: str, outer: str, architecture: str = "ampere") -> Island:
+    device = Device(
+        name="toy",
+        architecture=architecture,
+        memory=figure(80, "GB"),
+        usable_memory=figure(79, "GB"),
+        memory_bandwidth=figure(2, "TB/s"),
+        peak={"bf16": figure(312, "TFLOP/s")},
+        multiprocessors=108,
+        host_link=figure(32, "GB/s"),
+    )
+    near = Level(
+        name="node",
+        kind=inner,
+        devices=8,
+        bandwidth=figure(300, "GB/s"),
+        latency=figure(3, "us"),
+    )
+    far = Level(
+        name="fabric",
+        kind=outer,
+        devices=None,
+        bandwidth=figure(200, "Gbit/s"),
+        latency=figure(5, "us"),
+    )
+    return Island(device=device, devices_per_node=8, nodes=None, levels=(near, far))
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "architecture", "names"),
+    [
+        ("nvlink", "infiniband", "ampere", ("nvlink3", "infiniband")),
+        ("NVLink", "RoCE", "Hopper", ("nvlink4", "infiniband")),
+        ("nvlink", "efa", "volta", ("nvlink2", "efa")),
+        ("nvswitch", "omni-path", "volta", ("nvlink3", "omni-path")),
+        ("nvswitch", "ethernet", "blackwell ultra", ("nvlink5", "ethernet")),
+        ("nvlink", "carrier pigeon", "rubin", ("nvlink4", "ethernet")),
+        ("xgmi", "slingshot", "cdna3", ("xgmi", "infiniband")),
+        ("pcie", "ethernet", "ada", ("pcie", "ethernet")),
+    ],
+)
+def test_links_have_the_rates_of_their_kind(
+    inner: str, outer: str, architecture: str, names: tuple[str, str]
+) -> None:
+    found = link_rates(island(inner, outer, architecture))
+    assert (found.inner.name, found.outer.name) == names
+    assert (found.inner_bytes_per_s, found.outer_bytes_per_s) == (300 * GB, 25 * GB)
+    assert found.domain == 8
+
+
+def test_every_link_is_sound() -> None:
+    for link in collectives.link_file().rates.values():
+        assert 0 < link.fraction <= 1
+        assert 0 < link.training <= 1
+        assert 0 < link.send_fraction <= 1
+        assert 0 < link.exchange_fraction <= 1
+        assert link.source
+        assert link.training_source
+
+
+def test_a_damaged_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "RATES", tmp_path)
+    (tmp_path / "links.json").write_text("{}")
+    with pytest.raises(InvalidFile, match=r"links\.json"):
+        collectives.link_file.__wrapped__()
