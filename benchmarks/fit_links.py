@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.fit_report import GUESSED, PUBLISHED, show
+from benchmarks.fit_report import BORROWED, GUESSED, PUBLISHED, show
 from costmodel import calibration as fits
 from costmodel import published
 from costmodel.collectives import LinkFile, LinkRate, LinkRates
@@ -25,10 +25,10 @@ FABRIC_TRAINING_SOURCE = (
 
 _KINDS = {
     "nvlink/volta": "nvlink2",
-    "nvlink/ampere": "nvlink3",
-    "nvlink/hopper": "nvlink4",
-    "nvlink/blackwell": "nvlink5",
-    "nvlink": "nvlink4",
+    "nvlink/ampere": "nvlink3-mesh",
+    "nvlink/hopper": "nvlink4-mesh",
+    "nvlink/blackwell": "nvlink5-mesh",
+    "nvlink": "nvlink4-mesh",
     "nvswitch/volta": "nvlink3",
     "nvswitch/ampere": "nvlink3",
     "nvswitch/hopper": "nvlink4",
@@ -42,6 +42,7 @@ _KINDS = {
     "efa": "efa",
     "omni-path": "omni-path",
     "ethernet": "ethernet",
+    "loopback": "loopback",
 }
 
 _LINK = LinkRate(
@@ -104,8 +105,22 @@ def all_links(folder: Path) -> LinkFile:
             residual=Residual(median=0.5, p90=1.0, points=0),
         ),
     }
+    for name in ("nvlink3", "nvlink4", "nvlink5"):
+        found[f"{name}-mesh"] = _mesh(found[name])
     found |= _fabrics(folder, measured)
     return LinkFile(rates=found, kinds=_KINDS, default="ethernet")
+
+
+def _mesh(switched: LinkRate) -> LinkRate:
+    """The same links without a switch: of a domain of four, a third to each peer."""
+    return replace(
+        switched,
+        name=f"{switched.name}-mesh",
+        direct=1.0,
+        send_fraction=min(switched.send_fraction, switched.fraction / 3),
+        source=f"{switched.source}; without a switch every pair has its own links",
+        residual=BORROWED,
+    )
 
 
 def _nvlink3(folder: Path, base: LinkRates) -> LinkRate:
@@ -205,6 +220,18 @@ def _fabrics(folder: Path, base: LinkRates) -> dict[str, LinkRate]:
             fraction=0.9,
             launch_s=5e-5,
             source="as infiniband, with the latency of TCP (assumed)",
+            residual=GUESSED,
+        ),
+        "loopback": replace(
+            infiniband,
+            name="loopback",
+            fraction=1.0,
+            send_fraction=1.0,
+            exchange_fraction=1.0,
+            launch_s=3e-5,
+            training=1.0,
+            source="assumed: a profile of the machine replaces it",
+            training_source="assumed",
             residual=GUESSED,
         ),
         "omni-path": replace(

@@ -13,8 +13,9 @@ from typing import Any, Final, TypeVar
 from profiles.errors import InvalidSpec, UnknownName
 
 MOST: Final = 10**9  # no count of a training run is larger
-_FLAGS: Final = {"y": True, "yes": True, "n": False, "no": False}
-_FLAGS_TOO: Final = {"true": True, "1": True, "false": False, "0": False}
+LONGEST_SHOWN: Final = 40
+_TRUE: Final = dict.fromkeys(("y", "yes", "true", "1"), True)
+_FLAGS: Final = {**_TRUE, **dict.fromkeys(("n", "no", "false", "0"), False)}
 _T = TypeVar("_T")
 
 
@@ -28,23 +29,27 @@ class Cells:
     def word(self, column: str) -> str | None:
         return self.text.get(column)
 
-    def whole(self, column: str, least: int = 1) -> int | None:
-        """A count from *least* to 10^9, also written 64.0 or 1e3.
+    def whole(self, column: str, least: int = 1, most: int = MOST) -> int | None:
+        """A count from *least* to *most*, also written 64.0 or 1e3.
 
         Raises InvalidSpec with column and value otherwise.
         """
-        number = self.number(column)
+        number = self.number(column, most=math.inf)
         if number is None:
             return None
-        if number != int(number) or not least <= number <= MOST:
-            raise InvalidSpec(
-                f"{column}={self.text[column]!r} must be a whole number from {least} "
-                f"to {MOST:,}"
-            )
+        if number != int(number) or not least <= number <= most:
+            raise self.wrong(column, f"a whole number from {least:,} to {most:,}")
         return int(number)
 
-    def number(self, column: str) -> float | None:
-        """A finite number >= 0; raises InvalidSpec with column and value."""
+    def needed(self, column: str, most: int = MOST) -> int:
+        """A count that nothing else tells; raises InvalidSpec where it is missing."""
+        found = self.whole(column, most=most)
+        if found is None:
+            raise self.missing(column, "fill it in")
+        return found
+
+    def number(self, column: str, most: float = MOST) -> float | None:
+        """A number from 0 to *most*; raises InvalidSpec with column and value."""
         text = self.text.get(column)
         if text is None:
             return None
@@ -52,11 +57,10 @@ class Cells:
             found = float(text)
         except ValueError:
             found = math.nan
-        if not math.isfinite(found) or found < 0 or not text.isascii() or "_" in text:
-            raise InvalidSpec(
-                f"{column}={_short(text)} is not a number >= 0; write one, or leave "
-                "the cell empty where it is unknown"
-            )
+        if not math.isfinite(found) or "_" in text:
+            raise self.wrong(column, "a number, or empty where it is unknown")
+        if not 0 <= found <= most:
+            raise self.wrong(column, f"a number from 0 to {most:,}")
         return found
 
     def flag(self, column: str) -> bool | None:
@@ -64,9 +68,9 @@ class Cells:
         text = self.text.get(column)
         if text is None:
             return None
-        found = {**_FLAGS, **_FLAGS_TOO}.get(text.lower())
+        found = _FLAGS.get(text.lower())
         if found is None:
-            raise InvalidSpec(f"{column}={_short(text)} must be y or n, or empty")
+            raise self.wrong(column, "y or n, or empty where it is unknown")
         return found
 
     def choice(self, column: str, allowed: Iterable[str]) -> str | None:
@@ -89,12 +93,12 @@ class Cells:
         self.assumed[column] = filled
         return filled
 
-    def required(self, column: str, found: _T | None, remedy: str) -> _T:
-        """*found*; raises InvalidSpec that names the missing cell."""
-        if found is None:
-            raise InvalidSpec(f"{column} is missing and has no default; {remedy}")
-        return found
+    def missing(self, column: str, remedy: str) -> InvalidSpec:
+        """The error of an empty cell that no default fills."""
+        return InvalidSpec(f"{column} is missing: {remedy}")
 
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 40 else text[:40] + "…")
+    def wrong(self, column: str, allowed: str) -> InvalidSpec:
+        """The error of a cell that cannot be read: column, value, what is allowed."""
+        text = self.text[column]
+        shown = text if len(text) <= LONGEST_SHOWN else text[:LONGEST_SHOWN] + "…"
+        return InvalidSpec(f"{column}={shown!r} must be {allowed}")

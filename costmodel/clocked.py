@@ -17,11 +17,9 @@ from costmodel.action import Action, Kind, Stream
 from costmodel.events import Clock, Resource, Span
 from costmodel.program import Program, program_of
 from costmodel.schedule import holders, streams
-from costmodel.send_receive import with_transfers
-from costmodel.stage_costs import StageCosts, require_costs
+from costmodel.send_receive import RECEIVED, with_transfers
+from costmodel.stage_costs import FloatArray, StageCosts, require_costs
 from costmodel.timeline import Timeline
-
-_OPPOSITE = {Kind.SEND_F: (Kind.RECV_F, 1), Kind.SEND_B: (Kind.RECV_B, -1)}
 
 
 def simulate_on_clock(
@@ -44,7 +42,7 @@ def simulate_on_clock(
 
 
 class _Run:
-    """Everything that the ranks of one run share."""
+    """A run of all ranks, from its start to its end, and what they share."""
 
     def __init__(
         self, costs: StageCosts, held_by: Sequence[int], full: Sequence[Stream]
@@ -58,6 +56,18 @@ class _Run:
         for rank in self.ranks:
             rank.advance()
         self.clock.run()
+
+    def send(self, source: int, action: Action) -> None:
+        """Carry what *action* sends over its link, then hand it to its receiver."""
+        kind, step = RECEIVED[action.kind]
+        stage, forward = action.stage + step, action.kind is Kind.SEND_F
+        target = self.held_by[stage]
+        sends_s = self.costs.send_forward_s if forward else self.costs.send_backward_s
+        message = Action(kind=kind, stage=stage, micro_batch=action.micro_batch)
+        arrive = partial(self.ranks[target].receive, message)
+        self.link(source, target).serve(
+            str(action), float(sends_s[action.stage]), arrive
+        )
 
     def link(self, source: int, target: int) -> Resource:
         name = f"rank {source} to {target}"
@@ -94,148 +104,136 @@ class _Run:
 
 
 class _Rank:
-    """One rank: its stream, how far it is, its resources and its memory."""
+    """One rank: its stream and how far it is, its resources, its memory."""
 
     def __init__(self, run: _Run, rank: int, stream: Stream) -> None:
         self.run, self.rank, self.stream = run, rank, stream
+        self.clock, self.costs = run.clock, run.costs
         self.compute = Resource(run.clock, f"rank {rank} compute")
         self.data_parallel = Resource(run.clock, f"rank {rank} data parallel")
-        self.at, self.busy = 0, False
+        self.at, self.computing = 0, False
         self.arrived: set[Action] = set()
-        self.first_forwards = {_first(stream, Kind.F, stage) for stage in self.stages}
-        self.last_backwards = {
-            _first(stream[::-1], Kind.B, stage) for stage in self.stages
-        }
         self.starts_s: list[float] = []
         self.ends_s: list[float] = []
-        self.reductions = sum(run.buckets[stage] for stage in self.stages)
-        self.after_compute: list[int] = []  # stages to reduce without overlap
-        self.computed = False
+        self.alive_bytes = float(run.costs.static_bytes[rank])
+        self.peak_bytes, self.peak_action = self.alive_bytes, 0
+        stages = [stage for stage, held in enumerate(run.held_by) if held == rank]
+        self.first_forwards = {_first(stream, Kind.F, stage) for stage in stages}
+        self.last_backwards = {_first(stream[::-1], Kind.B, stage) for stage in stages}
+        self.buckets_left = sum(run.buckets[stage] for stage in stages)
+        self.late_reductions: list[int] = []  # stages, without overlap
+        self.at_step = False
         self.reduce_end_s: float | None = None
         self.step_start_s: float | None = None
         self.end_s = 0.0
-        self.alive_bytes = float(run.costs.static_bytes[rank])
-        self.peak_bytes, self.peak_action = self.alive_bytes, 0
 
-    @property
-    def stages(self) -> list[int]:
-        held_by = self.run.held_by
-        return [stage for stage, rank in enumerate(held_by) if rank == self.rank]
+    # The stream.
 
     def advance(self) -> None:
         """Carry out the stream up to the next pass, or the next wait."""
-        while self.at < len(self.stream):
+        while not self.computing and self.at < len(self.stream):
             action = self.stream[self.at]
             if action.kind in (Kind.RECV_F, Kind.RECV_B):
                 if action not in self.arrived:
                     return
                 self.arrived.remove(action)
             self.at += 1
-            if action.kind in (Kind.F, Kind.B):
+            self.start(action)
+
+    def start(self, action: Action) -> None:
+        match action.kind:
+            case Kind.F | Kind.B:
                 self.start_pass(action)
-                return
-            if action.kind in _OPPOSITE:
-                self.send(action)
-            elif action.kind is Kind.REDUCE_GRAD:
-                self.after_compute.append(action.stage)
-            elif action.kind is Kind.STEP:
-                self.end_compute()
+            case Kind.SEND_F | Kind.SEND_B:
+                self.run.send(self.rank, action)
+            case Kind.REDUCE_GRAD if not self.costs.overlap_reduce:
+                self.late_reductions.append(action.stage)
+            case Kind.STEP:
+                self.reach_step()
+
+    def receive(self, message: Action) -> None:
+        self.arrived.add(message)
+        self.advance()
+
+    # Passes.
 
     def start_pass(self, action: Action) -> None:
-        costs, now_s = self.run.costs, self.run.clock.now_s
         duration_s = self.duration_s(action)
-        if action.kind is Kind.F:
-            self.alive_bytes += costs.saved_bytes[action.stage]
-        if self.alive_bytes + self.transient_bytes(action) > self.peak_bytes:
-            self.peak_bytes = self.alive_bytes + self.transient_bytes(action)
-            self.peak_action = len(self.starts_s)
-        self.starts_s.append(now_s)
-        self.busy = True
-        if costs.overlap_reduce and action in self.last_backwards:
+        self.computing = True
+        self.take_memory(action)
+        self.starts_s.append(self.clock.now_s)
+        if self.costs.overlap_reduce and action in self.last_backwards:
             buckets = self.run.buckets[action.stage]
-            for bucket in range(1, buckets + 1):
+            for number in range(1, buckets + 1):
                 ready = partial(self.reduce_bucket, action.stage)
-                self.run.clock.after(bucket * duration_s / buckets, ready)
+                self.clock.after(number * duration_s / buckets, ready)
         self.compute.serve(str(action), duration_s, partial(self.end_pass, action))
 
     def end_pass(self, action: Action) -> None:
+        self.computing = False
+        self.ends_s.append(self.clock.now_s)
         if action.kind is Kind.B:
-            self.alive_bytes -= self.run.costs.saved_bytes[action.stage]
-        self.ends_s.append(self.run.clock.now_s)
-        self.busy = False
+            self.alive_bytes -= self.costs.saved_bytes[action.stage]
         self.advance()
 
     def duration_s(self, action: Action) -> float:
-        costs, stage = self.run.costs, action.stage
-        forward = action.kind is Kind.F
-        duration_s = (costs.forward_s if forward else costs.backward_s)[stage]
+        costs, stage = self.costs, action.stage
+        duration_s = self.pick(action, costs.forward_s, costs.backward_s)
         if costs.first_forward_extra_s is not None and action in self.first_forwards:
             duration_s += costs.first_forward_extra_s[stage]
         if costs.last_backward_extra_s is not None and action in self.last_backwards:
             duration_s += costs.last_backward_extra_s[stage]
-        return float(duration_s)
+        return duration_s
 
-    def transient_bytes(self, action: Action) -> float:
-        costs, forward = self.run.costs, action.kind is Kind.F
-        transient = (
-            costs.transient_forward_bytes if forward else costs.transient_backward_bytes
+    def take_memory(self, action: Action) -> None:
+        costs = self.costs
+        if action.kind is Kind.F:
+            self.alive_bytes += costs.saved_bytes[action.stage]
+        transient_bytes = self.pick(
+            action, costs.transient_forward_bytes, costs.transient_backward_bytes
         )
-        return float(transient[action.stage])
+        if self.alive_bytes + transient_bytes > self.peak_bytes:
+            self.peak_bytes = self.alive_bytes + transient_bytes
+            self.peak_action = len(self.starts_s)
 
-    def send(self, action: Action) -> None:
-        costs, (received, step) = self.run.costs, _OPPOSITE[action.kind]
-        forward = action.kind is Kind.SEND_F
-        send_s = costs.send_forward_s if forward else costs.send_backward_s
-        target = self.run.held_by[action.stage + step]
-        message = Action(
-            kind=received,
-            stage=action.stage + step,
-            micro_batch=action.micro_batch,
-        )
-        receiver = self.run.ranks[target]
-        self.run.link(self.rank, target).serve(
-            str(action), float(send_s[action.stage]), partial(receiver.receive, message)
-        )
+    def pick(self, action: Action, forward: FloatArray, backward: FloatArray) -> float:
+        return float((forward if action.kind is Kind.F else backward)[action.stage])
 
-    def receive(self, message: Action) -> None:
-        self.arrived.add(message)
-        if not self.busy:
-            self.advance()
+    # The step's end.
+
+    def reach_step(self) -> None:
+        self.at_step = True
+        for stage in self.late_reductions:
+            for _ in range(self.run.buckets[stage]):
+                self.reduce_bucket(stage)
+        self.finish_reduction()
 
     def reduce_bucket(self, stage: int) -> None:
         label = str(Action(kind=Kind.REDUCE_GRAD, stage=stage))
-        bucket_s = float(self.run.costs.reduce_s[stage]) / self.run.buckets[stage]
+        bucket_s = float(self.costs.reduce_s[stage]) / self.run.buckets[stage]
         self.data_parallel.serve(label, bucket_s, self.end_bucket)
 
     def end_bucket(self) -> None:
-        self.reductions -= 1
-        self.finish_reduction()
-
-    def end_compute(self) -> None:
-        self.computed = True
-        if not self.run.costs.overlap_reduce:
-            for stage in self.after_compute:
-                for _ in range(self.run.buckets[stage]):
-                    self.reduce_bucket(stage)
+        self.buckets_left -= 1
         self.finish_reduction()
 
     def finish_reduction(self) -> None:
-        if self.computed and not self.reductions and self.reduce_end_s is None:
-            self.reduce_end_s = self.run.clock.now_s
+        if self.at_step and not self.buckets_left:
+            self.reduce_end_s = self.clock.now_s
             self.run.reduced()
 
     def step(self) -> None:
         if self.step_start_s is None:
-            self.step_start_s = self.run.clock.now_s
-            step_s = float(self.run.costs.step_s[self.rank])
+            self.step_start_s = self.clock.now_s
+            step_s = float(self.costs.step_s[self.rank])
             self.compute.serve(str(self.stream[-1]), step_s, self.gather)
 
     def gather(self) -> None:
-        gather_s = float(self.run.costs.gather_s[self.rank])
+        gather_s = float(self.costs.gather_s[self.rank])
         self.data_parallel.serve("gather parameters", gather_s, self.finish)
 
     def finish(self) -> None:
-        self.end_s = self.run.clock.now_s
+        self.end_s = self.clock.now_s
 
 
 def _first(stream: Stream, kind: Kind, stage: int) -> Action:

@@ -16,7 +16,7 @@ stays in one switched domain (where links are direct, more ranks have more links
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -87,12 +87,20 @@ class LinkFile:
 
 
 def link_rates(island: Island) -> LinkRates:
-    """The fitted rates of the innermost and the outermost level of *island*."""
+    """The fitted rates of the innermost and the outermost level of *island*.
+
+    A level whose latency is longer than the fitted ones (a link between sites) keeps
+    its own.
+    """
     inner, outer = island.levels[0], island.levels[-1]
     architecture = island.device.architecture.lower()
+    near, far = _rate_of(inner, architecture), _rate_of(outer, architecture)
+    wait_s = outer.latency_s
     return LinkRates(
-        inner=_rate_of(inner, architecture),
-        outer=_rate_of(outer, architecture),
+        inner=replace(near, launch_s=max(near.launch_s, inner.latency_s)),
+        outer=replace(
+            far, launch_s=max(far.launch_s, wait_s), hop_s=max(far.hop_s, wait_s)
+        ),
         inner_bytes_per_s=inner.bytes_per_s,
         outer_bytes_per_s=outer.bytes_per_s,
         domain=island.domain,

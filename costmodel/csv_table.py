@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from profiles.documents import shown
 from profiles.errors import InvalidFile
-from profiles.units import MiB
+from profiles.units import MiB, format_bytes
 
 LARGEST_BYTES: Final = 64 * MiB
 MOST_ROWS: Final = 1_000_000
@@ -34,35 +35,38 @@ def read_table(path: Path) -> Table:
     lines = _lines(path, _text(path))
     header = next(lines, None)
     if header is None:
-        raise InvalidFile(f"{path} is empty; its first line must name the columns")
+        raise InvalidFile(f"{shown(path)} is empty; its first line names the columns")
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         raise InvalidFile(
-            f"{path} has the column {twice[0]!r} more than once; keep one of them"
+            f"{shown(path)} has the column {twice[0]!r} more than once; keep one"
         )
     return Table(header=header, rows=tuple(lines))
 
 
 def _text(path: Path) -> str:
     try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise InvalidFile(
-                f"{path} is larger than {LARGEST_BYTES // MiB} MiB; split it up"
-            )
-        content = path.read_bytes()
-    except OSError as error:
-        raise InvalidFile(f"{path} cannot be read: {error.strerror}") from error
+        if path.exists() and not path.is_file():
+            raise InvalidFile(f"{shown(path)} is not a regular file; name a CSV file")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise InvalidFile(f"{shown(path)} cannot be read: {error}") from error
+    if len(content) > LARGEST_BYTES:
+        raise InvalidFile(
+            f"{shown(path)} is larger than {format_bytes(LARGEST_BYTES)}; split it up"
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidFile(
-            f"{path} is not UTF-8 text (byte {error.start}); save it as a UTF-8 CSV"
+            f"{shown(path)} is not UTF-8 text (byte {error.start}); save it as UTF-8"
         ) from error
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[str, ...]]:
     if "\0" in text:
-        raise InvalidFile(f"{path} holds NUL bytes; save it as a UTF-8 CSV")
+        raise InvalidFile(f"{shown(path)} holds NUL bytes; save it as a UTF-8 CSV")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     rows = 0
     try:
@@ -73,16 +77,16 @@ def _lines(path: Path, text: str) -> Iterator[tuple[str, ...]]:
             rows += 1
             if rows > MOST_ROWS + 1:
                 raise InvalidFile(
-                    f"{path} has more than {MOST_ROWS:,} rows; split it up"
+                    f"{shown(path)} has more than {MOST_ROWS:,} rows; split it up"
                 )
             if any(len(cell) > LONGEST_CELL for cell in found):
                 raise InvalidFile(
-                    f"{path}, line {reader.line_num}: a cell has more than "
+                    f"{shown(path)}, line {reader.line_num}: a cell has more than "
                     f"{LONGEST_CELL:,} characters; is a quote missing?"
                 )
             yield found
     except csv.Error as error:
         raise InvalidFile(
-            f"{path}, line {reader.line_num}: {error}; quotes must be closed and "
-            "doubled inside a cell"
+            f"{shown(path)}, line {reader.line_num}: {error}; quotes must be closed, "
+            "and doubled inside a cell"
         ) from error

@@ -33,7 +33,7 @@ def interleaved_bound_s(stages: Line, chunks: int, micro_batches: int) -> Array:
     work = micro_batches * (forward + backward).sum(axis=-2)
     whole = stages.before_s[..., :pp] + work + stages.after_s[..., :pp]
     turns = _turns(stages, forward, backward, micro_batches)
-    return np.maximum(whole.max(axis=-1), turns.max(axis=-1))
+    return np.asarray(np.maximum(whole.max(axis=-1), turns.max(axis=-1)))
 
 
 def _turns(stages: Line, forward: Array, backward: Array, micro_batches: int) -> Array:

@@ -132,7 +132,7 @@ def rates_of(device: Device) -> Rates:
         if (RATES / f"{name}.json").exists():
             found = load_rates(name)
             own = name == _slug(device.name) or name in map(_slug, device.aliases)
-            return found if own else replace(found, device=device.name, kin=name)
+            return replace(found, device=device.name, kin=found.kin if own else name)
     raise Unmeasured(
         f"no rates for {device.name}, its kin {device.kin} or a generic device in "
         f"{RATES}; reinstall, or fit them with benchmarks/calibrate.py"

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from costmodel.csv_table import Table, read_table
+from profiles.documents import shown
 from profiles.errors import InvalidFile
 
-QUESTION: Final = tuple(
-    """
+_COLUMNS: Final = {
+    "asked": """
     model layers hidden heads kv_heads head_dim ffn_hidden gated_mlp tied_embeddings
     vocab seq_len experts experts_per_token expert_ffn_hidden shared_experts
     dense_layers attention kind task cluster device gpus gpus_per_node
@@ -26,14 +27,14 @@ QUESTION: Final = tuple(
     zero zero_group sequence_parallel micro_batch global_batch recompute
     recompute_detail attention_kernel flash_attention fused_norm schedule offload
     framework
-    """.split()
-)
-MEASURED: Final = tuple(
-    """
+    """,
+    "measured": """
     step_time_s step_time_origin tokens_per_s_per_gpu tflops_per_gpu
     flops_convention mfu peak_memory_gib peak_memory_kind oom
-    """.split()
-)
+    """,
+}
+QUESTION: Final = tuple(_COLUMNS["asked"].split())
+MEASURED: Final = tuple(_COLUMNS["measured"].split())
 NAMES: Final = ("id", "source", "family", "notes")
 _ASKED: Final = frozenset(QUESTION)
 
@@ -61,8 +62,8 @@ def read_runs(path: Path) -> tuple[Run, ...]:
     table = read_table(path)
     if not _ASKED.intersection(table.header):
         raise InvalidFile(
-            f"{path} starts with {','.join(table.header)[:80]!r}; its first line must "
-            f"name columns such as {', '.join(QUESTION[:5])}, gpus, tp, pp, dp"
+            f"{shown(path)} starts with {','.join(table.header)[:60]!r}; its first "
+            f"line must name columns such as {', '.join(QUESTION[:4])}, gpus, tp, pp"
         )
     return tuple(_run(table, row) for row in range(len(table.rows)))
 

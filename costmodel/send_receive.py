@@ -7,9 +7,12 @@ receiver. (In 1F1B two neighbours that both sent with rendezvous would deadlock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from costmodel.action import Action, Kind, Stream
 
+# What receives a send, on the stage so many further.
+RECEIVED: Final = {Kind.SEND_F: (Kind.RECV_F, 1), Kind.SEND_B: (Kind.RECV_B, -1)}
 _BACKWARD = (Kind.B, Kind.W)  # what completes a stage's gradients
 _INPUT_GRADIENT = (Kind.B, Kind.I)  # what makes the gradient for the stage before
 
@@ -61,7 +64,8 @@ def _complete(stream: Stream, holders: tuple[Sequence[int], ...]) -> Iterator[Ac
             if last.get((part.stage, part.copy)) == part:
                 yield Action(kind=Kind.REDUCE_GRAD, stage=part.stage, copy=part.copy)
     if last:
-        yield Action(kind=Kind.STEP, stage=min(last)[0])
+        stage, copy = min(last)
+        yield Action(kind=Kind.STEP, stage=stage, copy=copy)
 
 
 def _receive(part: Action, held_by: Sequence[int]) -> Iterator[Action]:

@@ -31,6 +31,7 @@ class Device:
     power: Figure | None = None
     kin: str | None = None
     aliases: tuple[str, ...] = ()
+    source: str = ""  # of the counts that are no figures
     notes: str = ""
     cost: Figure | None = None  # dollars for one device and hour, on demand
     extra: Mapping[str, Figure] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class Device:
         unknown = set(self.peak) - {item.value for item in Format}
         if unknown:
             raise InvalidSpec(f"{self.name}: unknown number formats {sorted(unknown)}")
-        if self.multiprocessors < 1 or not self.memory_bandwidth.value:
+        if not 1 <= self.multiprocessors <= 10**6 or not self.memory_bandwidth.value:
             raise InvalidSpec(f"{self.name}: a device needs cores and memory bandwidth")
 
     @property

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
-import msgspec
-
+from profiles.documents import decode, read_json, shown, write_text
 from profiles.errors import InvalidFile, InvalidSpec
 from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
 from profiles.units import MiB
 
+# msgspec takes as long to load as this whole package, so functions load it inside.
+
 FORMAT = "meshwright/samples"
 VERSION = 1
 LARGEST_BYTES = 256 * MiB
+_WHAT = "the file of samples"
 
 
-class _Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
     key: str
     seconds: float
     spread: float
@@ -29,48 +31,72 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     saved_bytes: float | None = None
 
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True):
-    machine: dict[str, str]
-    operators: list[_Row]
-    collectives: list[_Row]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    machine: Mapping[str, str]
+    operators: tuple[_Row, ...]
+    collectives: tuple[_Row, ...]
 
 
-class _File(_Body, forbid_unknown_fields=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
     format: str
     version: int
     content_hash: str
+    machine: Mapping[str, str]
+    operators: tuple[_Row, ...]
+    collectives: tuple[_Row, ...]
 
 
 def content_hash(samples: Samples) -> str:
     """SHA-256 of all that the table holds; equal tables have equal hashes."""
-    return _hash(_body(samples))
+    import msgspec
+
+    encoded = msgspec.json.encode(_body(samples))
+    return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
-def write_samples(samples: Samples, path: Path) -> str:
-    """Write *samples* whole or not at all; returns the content hash."""
-    body = _body(samples)
-    digest = _hash(body)
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "content_hash": digest,
-        **msgspec.to_builtins(body),
-    }
+def write_samples(samples: Samples, path: Path | str) -> str:
+    """Write *samples* whole or not at all; returns the content hash.
+
+    Raises InvalidFile where the file cannot be written.
+    """
+    import msgspec
+
+    digest = content_hash(samples)
+    header = {"format": FORMAT, "version": VERSION, "content_hash": digest}
+    document = {**header, **asdict(_body(samples))}
     text = msgspec.json.format(msgspec.json.encode(document), indent=1)
-    with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as beside:
-        beside.write(text + b"\n")
-    os.chmod(beside.name, 0o644)
-    os.replace(beside.name, path)
+    write_text(path, text.decode() + "\n")
     return digest
 
 
-def read_samples(path: Path) -> Samples:
+def read_samples(path: Path | str) -> Samples:
     """Read what `write_samples` wrote.
 
     Raises InvalidFile, naming the version, member or key, for anything else.
     """
-    document = _decoded(_content(path), path, Any)
-    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+    file = _file(read_json(path, what=_WHAT, most_bytes=LARGEST_BYTES), shown(path))
+    try:
+        operators = {OperatorKey.parse(row.key): _sample(row) for row in file.operators}
+        collectives = {
+            CollectiveKey.parse(row.key): _sample(row) for row in file.collectives
+        }
+    except InvalidSpec as error:
+        raise InvalidFile(f"{_WHAT} {shown(path)}: {error}") from error
+    samples = Samples(
+        operators=operators, collectives=collectives, machine=file.machine
+    )
+    if content_hash(samples) != file.content_hash:
+        raise InvalidFile(
+            f"{_WHAT} {shown(path)} was changed after it was written: its content does "
+            "not match its content_hash; measure again, or restore it"
+        )
+    return samples
+
+
+def _file(document: object, path: str) -> _File:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InvalidFile(
             f"{path} is not a file of samples: its format is not {FORMAT!r}; "
             "the command profile writes one"
@@ -80,39 +106,7 @@ def read_samples(path: Path) -> Samples:
             f"{path} has version {document.get('version')!r} of {FORMAT}; this release "
             f"reads version {VERSION}"
         )
-    try:
-        file = msgspec.convert(document, _File)
-        operators = {OperatorKey.parse(row.key): _sample(row) for row in file.operators}
-        collectives = {
-            CollectiveKey.parse(row.key): _sample(row) for row in file.collectives
-        }
-    except (msgspec.ValidationError, InvalidSpec) as error:
-        raise InvalidFile(f"{path}: {error}") from error
-    samples = Samples(
-        operators=operators, collectives=collectives, machine=file.machine
-    )
-    if content_hash(samples) != file.content_hash:
-        raise InvalidFile(
-            f"{path} was changed after it was written: its content does not match its "
-            "content_hash; measure again, or restore it"
-        )
-    return samples
-
-
-def _content(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > LARGEST_BYTES:
-            raise InvalidFile(f"{path} is larger than {LARGEST_BYTES // MiB} MiB")
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidFile(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _decoded(content: bytes, path: Path, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidFile(f"{path} is not whole JSON: {error}") from error
+    return decode(document, _File, what=f"{_WHAT} {path}")
 
 
 def _body(samples: Samples) -> _Body:
@@ -123,32 +117,12 @@ def _body(samples: Samples) -> _Body:
     )
 
 
-def _rows(table: Mapping[Any, Sample]) -> list[_Row]:
-    return sorted(
-        (
-            _Row(
-                key=str(key),
-                seconds=sample.seconds,
-                spread=sample.spread,
-                repeats=sample.repeats,
-                provenance=sample.provenance,
-                saved_bytes=sample.saved_bytes,
-            )
-            for key, sample in table.items()
-        ),
-        key=lambda row: row.key,
-    )
+def _rows(table: Mapping[Any, Sample]) -> tuple[_Row, ...]:
+    rows = [_Row(key=str(key), **asdict(sample)) for key, sample in table.items()]
+    return tuple(sorted(rows, key=lambda row: row.key))
 
 
 def _sample(row: _Row) -> Sample:
-    return Sample(
-        seconds=row.seconds,
-        spread=row.spread,
-        repeats=row.repeats,
-        provenance=row.provenance,
-        saved_bytes=row.saved_bytes,
-    )
-
-
-def _hash(body: _Body) -> str:
-    return "sha256:" + hashlib.sha256(msgspec.json.encode(body)).hexdigest()
+    fields = asdict(row)
+    del fields["key"]
+    return Sample(**fields)

@@ -24,6 +24,16 @@ class MoeSpec:
     capacity_factor: float | None = None  # None: no token is dropped
     router_groups: int = 1
 
+    def __post_init__(self) -> None:
+        _positive(self, "experts experts_per_token expert_ffn_hidden every")
+        _positive(self, "router_groups")
+        _not_negative(self, "shared_experts shared_ffn_hidden first_layer")
+        if self.experts_per_token > self.experts:
+            raise InvalidSpec(
+                f"experts_per_token={self.experts_per_token} is more than the "
+                f"{self.experts} experts"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
@@ -34,6 +44,11 @@ class MlaSpec:
     rope_head_dim: int
     nope_head_dim: int
     value_head_dim: int
+
+    def __post_init__(self) -> None:
+        _positive(self, "kv_rank rope_head_dim nope_head_dim value_head_dim")
+        if self.query_rank is not None:
+            _positive(self, "query_rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,11 @@ class DecoderSpec:
 
     def __post_init__(self) -> None:
         _positive(self, "layers hidden heads vocab ffn_hidden kv_heads head_dim")
+        _not_negative(self, "max_positions multi_token_heads")
+        if self.window is not None:
+            _positive(self, "window")
+        if not 0 <= self.dropout < 1:
+            raise InvalidSpec(f"dropout must be in [0, 1), got {self.dropout}")
         if self.heads % self.kv_heads:
             raise InvalidSpec(
                 f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
@@ -94,6 +114,11 @@ class EncoderDecoderSpec:
     decoder_seq_len: int = 512
     family: str = "encoder-decoder"
 
+    def __post_init__(self) -> None:
+        _positive(self, "encoder_layers decoder_layers hidden heads head_dim")
+        _positive(self, "ffn_hidden vocab decoder_seq_len")
+        _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BertSpec:
@@ -108,6 +133,17 @@ class BertSpec:
     embedding_rank: int | None = None  # ALBERT's factorised embedding
     shared_layers: int = 1  # layers that share one set of parameters
     family: str = "bert"
+
+    def __post_init__(self) -> None:
+        _positive(self, "layers hidden heads ffn_hidden vocab max_positions")
+        _positive(self, "shared_layers")
+        if self.embedding_rank is not None:
+            _positive(self, "embedding_rank")
+        if self.layers % self.shared_layers:
+            raise InvalidSpec(
+                f"layers={self.layers} is not a multiple of "
+                f"shared_layers={self.shared_layers}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +160,15 @@ class VitSpec:
     classes: int = 1000
     family: str = "vit"
 
+    def __post_init__(self) -> None:
+        _positive(self, "layers hidden heads ffn_hidden image_size patch_size")
+        _positive(self, "channels classes")
+        if self.image_size % self.patch_size:
+            raise InvalidSpec(
+                f"image_size={self.image_size} is not a multiple of "
+                f"patch_size={self.patch_size}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnetSpec:
@@ -137,6 +182,14 @@ class UnetSpec:
     classes: int = 2
     family: str = "unet"
 
+    def __post_init__(self) -> None:
+        _positive(self, "depth features dimensions image_size channels classes")
+        if self.dimensions not in (2, 3) or self.depth > 30:
+            raise InvalidSpec(
+                "a U-Net has dimensions 2 or 3 and depth <= 30, got "
+                f"dimensions={self.dimensions} depth={self.depth}"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResnetSpec:
@@ -147,6 +200,14 @@ class ResnetSpec:
     image_size: int = 224
     classes: int = 1000
     family: str = "resnet"
+
+    def __post_init__(self) -> None:
+        _positive(self, "image_size classes")
+        if not self.blocks or min(self.blocks) < 1 or not 0 < self.width <= 1000:
+            raise InvalidSpec(
+                "a residual network needs blocks >= 1 in each stage and a width above "
+                f"0, got blocks={list(self.blocks)} width={self.width}"
+            )
 
 
 ModelSpec = (
@@ -167,6 +228,13 @@ def _positive(spec: object, names: str) -> None:
         value = getattr(spec, name)
         if not 1 <= value <= 10**9:
             raise InvalidSpec(f"{name} must be between 1 and 10^9, got {value}")
+
+
+def _not_negative(spec: object, names: str) -> None:
+    for name in names.split():
+        value = getattr(spec, name)
+        if not 0 <= value <= 10**9:
+            raise InvalidSpec(f"{name} must be between 0 and 10^9, got {value}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -183,12 +183,13 @@ def island(inner: str, outer: str, architecture: str = "ampere") -> Island:
 @pytest.mark.parametrize(
     ("inner", "outer", "architecture", "names"),
     [
-        ("nvlink", "infiniband", "ampere", ("nvlink3", "infiniband")),
-        ("NVLink", "RoCE", "Hopper", ("nvlink4", "infiniband")),
+        ("nvswitch", "infiniband", "ampere", ("nvlink3", "infiniband")),
+        ("NVSwitch", "RoCE", "Hopper", ("nvlink4", "infiniband")),
         ("nvlink", "efa", "volta", ("nvlink2", "efa")),
         ("nvswitch", "omni-path", "volta", ("nvlink3", "omni-path")),
         ("nvswitch", "ethernet", "blackwell ultra", ("nvlink5", "ethernet")),
-        ("nvlink", "carrier pigeon", "rubin", ("nvlink4", "ethernet")),
+        ("nvlink", "carrier pigeon", "rubin", ("nvlink4-mesh", "ethernet")),
+        ("nvlink", "ethernet", "ampere", ("nvlink3-mesh", "ethernet")),
         ("xgmi", "slingshot", "cdna3", ("xgmi", "infiniband")),
         ("pcie", "ethernet", "ada", ("pcie", "ethernet")),
     ],
@@ -200,6 +201,16 @@ def test_links_have_the_rates_of_their_kind(
     assert (found.inner.name, found.outer.name) == names
     assert (found.inner_bytes_per_s, found.outer_bytes_per_s) == (300 * GB, 25 * GB)
     assert found.domain == 8
+
+
+def test_a_level_slower_than_the_fit_keeps_its_latency() -> None:
+    here = island("nvswitch", "infiniband")
+    near, far = here.levels
+    wide = replace(far, latency=figure(0.01, "s"))
+    found = link_rates(replace(here, levels=(near, wide)))
+    assert found.outer.launch_s == found.outer.hop_s == pytest.approx(0.01)
+    assert found.inner == link_rates(here).inner
+    assert link_rates(here).outer.hop_s > far.latency_s, "the fit is slower"
 
 
 def test_every_link_is_sound() -> None:

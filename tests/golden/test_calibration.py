@@ -18,9 +18,9 @@ from costmodel import calibration as fits
 from costmodel import published, published_aceso
 from costmodel.collectives import LinkRates, collective_s, link_file, send_s
 from costmodel.compute import attention_s, matmul_s, traffic_s
-from costmodel.rates import load_rates
+from costmodel.rates import rates_of
+from profiles.catalog import device
 from profiles.device import Device
-from profiles.figure import Figure
 from profiles.precision import Format
 
 GB, MB, MS = 1e9, 2**20, 1e-3
@@ -42,28 +42,11 @@ def folder() -> Path:
     return Path(named)
 
 
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="datasheet")
-
-
-def device(name: str, tb_per_s: float, multiprocessors: int, **peak: float) -> Device:
-    return Device(
-        name=name,
-        architecture="see the rates",
-        memory=figure(80, "GB"),
-        usable_memory=figure(79, "GB"),
-        memory_bandwidth=figure(tb_per_s, "TB/s"),
-        peak={number: figure(rate, "TFLOP/s") for number, rate in peak.items()},
-        multiprocessors=multiprocessors,
-        host_link=figure(32, "GB/s"),
-    )
-
-
-V100 = device("v100-sxm-32gb", 0.9, 80, fp16=125)
-A100_PCIE = device("a100-pcie-80gb", 1.935, 108, bf16=312, fp16=312)
-A100_SXM = device("a100-sxm-80gb", 2.039, 108, bf16=312, fp16=312)
-H800 = device("h800-sxm-80gb", 3.35, 132, bf16=989.4, fp8=1978.9)
-B200 = device("b200-sxm-180gb", 8.0, 148, bf16=2250, fp8=4500)
+V100 = device("v100-sxm-32gb")
+A100_PCIE = device("a100-pcie-80gb")
+A100_SXM = device("a100-sxm-80gb")
+H800 = device("h800-sxm-80gb")
+B200 = device("b200-sxm-180gb")
 
 
 def require(errors: NDArray[np.float64], limits: Limits) -> None:
@@ -84,13 +67,13 @@ PRODUCTS = [
 @pytest.mark.parametrize(("on", "name", "op", "limits"), PRODUCTS, ids=lambda v: str(v))
 def test_products(folder: Path, on: Device, name: str, op: str, limits: Limits) -> None:
     table = published.products(folder, name, op)
-    prices = fits.products_s(table, on, load_rates(on.name))
+    prices = fits.products_s(table, on, rates_of(on))
     require(np.abs(prices / table.seconds - 1), limits)
 
 
 def test_products_of_the_v100(folder: Path) -> None:
     table = published_aceso.products(folder)
-    prices = fits.products_s(table, V100, load_rates(V100.name))
+    prices = fits.products_s(table, V100, rates_of(V100))
     require(np.abs(prices / table.seconds - 1), Limits(median=0.08, p90=0.15))
 
 
@@ -104,7 +87,7 @@ def test_products_of_the_v100(folder: Path) -> None:
 )
 def test_grouped_products(folder: Path, on: Device, name: str, limits: Limits) -> None:
     table = published.products(folder, name, "group_matmul")
-    prices = fits.grouped_s(table, on, load_rates(on.name))
+    prices = fits.grouped_s(table, on, rates_of(on))
     require(np.abs(prices / table.seconds - 1), limits)
 
 
@@ -119,7 +102,7 @@ def test_grouped_products(folder: Path, on: Device, name: str, limits: Limits) -
 def test_flash_attention(folder: Path, on: Device, name: str, limits: Limits) -> None:
     forward = published.attention(folder, name, "forward")
     backward = published.attention(folder, name, "backward")
-    rates = load_rates(on.name)
+    rates = rates_of(on)
     prices = fits.flash_s(rates.attention["flash-2"], forward, backward, on, rates)
     measured = np.concatenate([forward.seconds, backward.seconds])
     require(np.abs(prices / measured - 1), limits)
@@ -127,7 +110,7 @@ def test_flash_attention(folder: Path, on: Device, name: str, limits: Limits) ->
 
 def test_memory_traffic_of_the_v100(folder: Path) -> None:
     table = published_aceso.traffic(folder)
-    prices = traffic_s(table.size_bytes, device=V100, rates=load_rates(V100.name))
+    prices = traffic_s(table.size_bytes, device=V100, rates=rates_of(V100))
     require(np.abs(prices / table.seconds - 1), Limits(median=0.15, p90=0.25))
 
 
@@ -145,7 +128,7 @@ COOKBOOK = (
 @pytest.mark.parametrize("op", COOKBOOK)
 def test_products_of_an_a100_nothing_was_fitted_to(folder: Path, op: str) -> None:
     table = published.products(folder, "A100 (inferred)", op)
-    prices = fits.products_s(table, A100_SXM, load_rates(A100_SXM.name))
+    prices = fits.products_s(table, A100_SXM, rates_of(A100_SXM))
     assert prices == pytest.approx(table.seconds, rel=0.06)
 
 
@@ -213,13 +196,13 @@ COLUMN_PARALLEL = (True, False, True, False)
 
 
 def product_s(m: int, n: int, k: int) -> float:
-    rates = load_rates(A100_SXM.name)
+    rates = rates_of(A100_SXM)
     return float(matmul_s(m, n, k, device=A100_SXM, rates=rates, number=Format.FP16))
 
 
 def layer_s() -> tuple[float, float, float]:
     """Forward, backward and attention core of the layer, nothing of it fitted."""
-    rates = load_rates(A100_SXM.name)
+    rates = rates_of(A100_SXM)
     local = [
         (n // TP, k) if column else (n, k // TP)
         for (n, k), column in zip(WIDTHS, COLUMN_PARALLEL, strict=True)

@@ -1,0 +1,165 @@
+"""The bound of `costmodel.makespan` for many uniform pipelines at once.
+
+A uniform pipeline is a few *runs* of equal stages: the first stage, the middle ones
+(some with one layer more), the last stage; one transfer time serves all boundaries.
+Each candidate is one place in flat arrays, and nothing loops over stages: a window
+starts where a run starts and ends where a run ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from costmodel.makespan_runs_interleaved import Ends, interleaved_runs_bound_s
+from costmodel.schedule import SCHEDULES
+from costmodel.stage_line import Array
+from profiles.errors import UnknownName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Runs:
+    """Runs of equal stages in model order, each an array over candidates.
+
+    The first run is one stage; the last is one too, or none where the pipeline has
+    a single stage. A run of no stages is skipped. `transfer_s` is one way.
+    """
+
+    counts: tuple[Array, ...]
+    forward_s: tuple[Array, ...]
+    backward_s: tuple[Array, ...]
+    transfer_s: Array
+
+    @property
+    def both_s(self) -> tuple[Array, ...]:
+        pairs = zip(self.forward_s, self.backward_s, strict=True)
+        return tuple(forward + backward for forward, backward in pairs)
+
+    @property
+    def stages(self) -> Array:
+        return np.asarray(sum(self.counts))
+
+    def slowest(self, values: tuple[Array, ...]) -> list[Array]:
+        """The largest of *values* up to each run, of the runs that are there."""
+        pairs = zip(self.counts, values, strict=True)
+        there = (np.where(count > 0, value, 0.0) for count, value in pairs)
+        return list(accumulate(there, np.maximum))
+
+    def total(self, values: tuple[Array, ...]) -> Array:
+        pairs = zip(self.counts, values, strict=True)
+        return np.asarray(sum(count * value for count, value in pairs))
+
+
+def runs_bound_s(
+    schedule: str, runs: Runs, *, virtual_stages: Array, micro_batches: Array
+) -> Array:
+    """Seconds that the compute of each candidate takes at least.
+
+    All candidates have the same *schedule*; numbers that `schedule.require_schedule`
+    refuses are not caught here. Raises UnknownName.
+    """
+    if schedule not in SCHEDULES:
+        raise UnknownName("schedule", schedule, SCHEDULES)
+    if schedule == "interleaved":
+        return interleaved_runs_bound_s(
+            forward=_ends(runs, runs.forward_s),
+            backward=_ends(runs, runs.backward_s),
+            transfer_s=runs.transfer_s,
+            pp=runs.stages // virtual_stages,
+            chunks=virtual_stages,
+            micro_batches=micro_batches,
+        )
+    if schedule == "gpipe":
+        accumulated = micro_batches * runs.both_s[0]
+        phases = _two_phases(runs, micro_batches)
+        return np.where(runs.stages > 1, phases, accumulated)
+    return _Woven(runs, micro_batches).longest()
+
+
+def _ends(runs: Runs, values: tuple[Array, ...]) -> Ends:
+    """The first stage, the last, and the least of those between: a bound of all."""
+    pairs = zip(runs.counts[1:-1], values[1:-1], strict=True)
+    between = [np.where(count > 0, value, np.inf) for count, value in pairs]
+    least = np.minimum.reduce(between)
+    middle = np.where(np.isfinite(least), least, 0.0)
+    return Ends(first=values[0], middle=middle, last=values[-1])
+
+
+def _two_phases(runs: Runs, micro_batches: Array) -> Array:
+    """GPipe: all forwards, then all backwards, each at the pace of its slowest part."""
+    once = runs.total(runs.both_s) + 2 * (runs.stages - 1) * runs.transfer_s
+    slowest_f = np.maximum(runs.slowest(runs.forward_s)[-1], runs.transfer_s)
+    slowest_b = np.maximum(runs.slowest(runs.backward_s)[-1], runs.transfer_s)
+    return np.asarray(once + (micro_batches - 1) * (slowest_f + slowest_b))
+
+
+class _Woven:
+    """Paths of 1f1b, as `makespan` has them for every pair of stages s <= e."""
+
+    def __init__(self, runs: Runs, micro_batches: Array) -> None:
+        self.runs, self.after_first = runs, micro_batches - 1
+        self.both, self.round_trip_s = runs.both_s, 2 * runs.transfer_s
+        self.last = [total - 1 for total in accumulate(runs.counts)]
+        pairs = zip(self.last, runs.counts, strict=True)
+        self.first = [last + 1 - count for last, count in pairs]
+        self.slowest_f = runs.slowest(runs.forward_s)
+        self.slowest_b = runs.slowest(runs.backward_s)
+
+    def longest(self) -> Array:
+        most = np.zeros(())
+        for end, count in enumerate(self.runs.counts):
+            slowest = np.zeros(())
+            for start in range(end, -1, -1):
+                there = self.runs.counts[start] > 0
+                slowest = np.maximum(slowest, np.where(there, self.both[start], 0.0))
+                paths = [self._window(start, end, slowest)]
+                paths += [self._along(start, s, end) for s in self._edges(start, end)]
+                best = np.maximum.reduce(paths)
+                most = np.maximum(most, np.where(there & (count > 0), best, 0.0))
+        return np.asarray(most)
+
+    def _edges(self, start: int, end: int) -> list[Array]:
+        edges = [self.first[start], self.last[start]]
+        return edges if start < end else edges[:1]
+
+    def _trip(self, stage: Array) -> Array:
+        """Down to *stage* and back, with its own passes."""
+        passes = sum(
+            both * np.clip(stage + 1 - first, 0, count)
+            for both, first, count in zip(
+                self.both, self.first, self.runs.counts, strict=True
+            )
+        )
+        return np.asarray(passes + stage * self.round_trip_s)
+
+    def _fill(self, end: int) -> Array:
+        behind = self.runs.stages - 1 - self.last[end]
+        return np.asarray(np.minimum(behind, self.after_first))
+
+    def _along(self, start: int, stage: Array, end: int) -> Array:
+        fill = self._fill(end)
+        pairs = np.maximum(self.after_first - (self.runs.stages - 1 - stage), 0)
+        single = self.after_first - pairs
+        once = np.maximum(
+            fill * self.slowest_f[end] + single * self.slowest_b[start],
+            fill * self.slowest_b[end] + single * self.slowest_f[start],
+        )
+        return np.asarray(self._trip(self.last[end]) + pairs * self.both[start] + once)
+
+    def _window(self, start: int, end: int, slowest: Array) -> Array:
+        e, fill, trip = self.last[end], self._fill(end), self._trip(self.last[end])
+        n = np.maximum(e - self.first[start] + 1, 1)
+        rest = self.after_first - fill
+        times, left = np.divmod(rest, n)
+        window = trip - self._trip(self.first[start]) + self.both[start]
+        smaller = trip - self._trip(e - left) - self.round_trip_s
+        over = np.maximum(
+            left * np.where(times > 0, slowest, self.both[end]),
+            np.where(left > 0, smaller, 0.0),
+        )
+        often = times * window + over
+        once = np.where(times > 0, window + (rest - n) * slowest, 0.0)
+        turns = fill * (self.slowest_f[end] + self.slowest_b[end])
+        return np.asarray(trip + turns + np.maximum(often, once))

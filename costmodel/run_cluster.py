@@ -1,0 +1,128 @@
+"""The cluster that a row names: a catalogue name, or a device and its link speeds.
+
+Cells that are given override the catalogue's: the device, the GPUs of a node (the
+fast domain), the bandwidth inside it (one way, per GPU) and out of it (all NICs of a
+node together).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from costmodel.cells import Cells
+from profiles.catalog import cluster, device
+from profiles.cluster import Cluster, Island, Level
+from profiles.device import Device
+from profiles.errors import UnknownName, Unsupported
+from profiles.figure import Figure
+
+GPUS_PER_NODE: Final = 8  # HGX and DGX boards since the P100
+SOURCE: Final = "the table of runs"
+_HOP: Final = Figure(value=0.0, unit="us", source="not given; rates hold the latency")
+_SLOWEST_NVLINK: Final = 80.0  # GB/s one way: the P100's NVLink 1.0
+_PAIR: Final = 2
+
+
+def cluster_of(cells: Cells, gpus: int) -> Cluster:
+    """The cluster of a row that runs on *gpus* devices.
+
+    Raises InvalidSpec naming the missing cell, UnknownName for a device or cluster.
+    """
+    name = cells.word("cluster")
+    on = _device(cells.word("device"))
+    base = _catalogued(name, needed=on is None)
+    if base is None:
+        if on is None:
+            raise cells.missing(
+                "cluster", "name a cluster of the catalogue, or a device and its links"
+            )
+        return _built(cells, name or on.name, on, gpus)
+    return _overridden(cells, base, on)
+
+
+def _device(name: str | None) -> Device | None:
+    if name is None:
+        return None
+    if name.startswith("mixed"):
+        raise Unsupported(
+            f"device={name[:60]!r}: unlike devices in one run are not priced yet"
+        )
+    return device(name)
+
+
+def _catalogued(name: str | None, *, needed: bool) -> Cluster | None:
+    if name is None:
+        return None
+    try:
+        return cluster(name)
+    except UnknownName:
+        if needed:
+            raise
+        return None
+
+
+def _overridden(cells: Cells, base: Cluster, on: Device | None) -> Cluster:
+    island = base.island
+    per_node = cells.whole("gpus_per_node") or island.domain
+    intra = _figure(cells, "intra_node_gb_per_s", "GB/s", 1)
+    inter = _figure(cells, "inter_node_gbit_per_s", "Gbit/s", per_node)
+    levels = island.levels
+    if per_node != island.domain and len(levels) == _PAIR:
+        levels = (replace(levels[0], devices=per_node), levels[1])
+        island = replace(island, devices_per_node=per_node, levels=levels)
+    if on is not None and on != island.device:
+        island = replace(island, device=on)
+    return replace(base, islands=(island,)).with_bandwidth(intra=intra, inter=inter)
+
+
+def _built(cells: Cells, name: str, on: Device, gpus: int) -> Cluster:
+    per_node = cells.given(
+        "gpus_per_node", cells.whole("gpus_per_node"), GPUS_PER_NODE
+    )
+    intra = _figure(cells, "intra_node_gb_per_s", "GB/s", 1)
+    inter = _figure(cells, "inter_node_gbit_per_s", "Gbit/s", per_node)
+    if intra is None and min(gpus, per_node) > 1:
+        raise cells.missing(
+            "intra_node_gb_per_s", f"the catalogue has no cluster {name!r} to ask"
+        )
+    if inter is None and gpus > per_node:
+        raise cells.missing(
+            "inter_node_gbit_per_s", f"the catalogue has no cluster {name!r} to ask"
+        )
+    host = on.host_link
+    inner = Level(
+        name="node",
+        kind=_fabric(on, intra or host),
+        devices=per_node,
+        bandwidth=intra or host,
+        latency=_HOP,
+    )
+    outer = Level(
+        name="network",
+        kind="infiniband",
+        devices=None,
+        bandwidth=inter or host,
+        latency=_HOP,
+    )
+    island = Island(
+        device=on, devices_per_node=per_node, nodes=None, levels=(inner, outer)
+    )
+    return Cluster(name=name, islands=(island,), source=SOURCE)
+
+
+def _fabric(on: Device, intra: Figure) -> str:
+    """What joins the devices of a node, as far as its speed tells."""
+    if intra.value < _SLOWEST_NVLINK:
+        return "pcie"
+    return "xgmi" if on.architecture.lower().startswith("cdna") else "nvswitch"
+
+
+def _figure(cells: Cells, column: str, unit: str, shared_by: int) -> Figure | None:
+    """A given bandwidth, shared by so many devices; None where the cell is empty."""
+    found = cells.number(column)
+    if found is None:
+        return None
+    if not found:
+        raise cells.wrong(column, "more than 0")
+    return Figure(value=found / shared_by, unit=unit, source=SOURCE)

@@ -1,0 +1,175 @@
+"""The model that a row names: by its shape, else by a catalogue name.
+
+    shape   layers, hidden and heads are given; the rest by the convention of the
+            family: with a gated MLP a Llama (RMSNorm, rotary positions, no biases),
+            else a GPT (layer norm, learned positions, biases)
+    name    the catalogue's spec, with whatever cells the row has in its place
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Final
+
+from costmodel.cells import Cells
+from profiles.errors import UnknownName, Unsupported
+from profiles.models.catalog import model
+from profiles.models.spec import DecoderSpec
+
+MOST_LAYERS: Final = 10_000
+SHAPE: Final = ("layers", "hidden", "heads")
+GPT_VOCAB: Final = 51_200  # GPT-2's 50,257 tokens, padded to 128 · 8 (Megatron-LM)
+LLAMA_VOCAB: Final = 32_000  # Llama 2 (Touvron et al., 2023, section 2.2)
+ATTENTIONS: Final = ("mha", "gqa", "mqa", "mla")
+KINDS: Final = ("dense", "moe", "hybrid", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A decoder of the catalogue, and the sequence length it is trained with."""
+
+    spec: DecoderSpec
+    seq_len: int
+
+
+def spec_of(cells: Cells, *, seq_len: int, dropout: float) -> DecoderSpec:
+    """The decoder that the row is about; *dropout* is what its framework defaults to.
+
+    Raises InvalidSpec naming the missing cell, Unsupported for what is not priced.
+    """
+    _require_priced(cells)
+    missing = [name for name in SHAPE if cells.word(name) is None]
+    if not missing:
+        return _shaped(cells, seq_len, dropout)
+    known = catalogued(cells.word("model"))
+    if known is None:
+        raise cells.missing(
+            missing[0],
+            f"the catalogue has no model {cells.word('model') or ''!r} to take it "
+            f"from: fill in {', '.join(SHAPE)}, or name a catalogue model",
+        )
+    return _overridden(cells, known.spec, seq_len)
+
+
+def seq_len_of(cells: Cells) -> int:
+    """The row's sequence length, or the one its catalogue model is trained with.
+
+    Raises InvalidSpec naming the missing cell.
+    """
+    found = cells.whole("seq_len")
+    if found is None and not any(cells.word(name) for name in SHAPE):
+        known = catalogued(cells.word("model"))
+        if known is not None:
+            return cells.given("seq_len", None, known.seq_len)
+    return cells.needed("seq_len")
+
+
+def _require_priced(cells: Cells) -> None:
+    kind = cells.choice("kind", KINDS)
+    if cells.whole("experts", least=0) or kind == "moe":
+        raise Unsupported(
+            f"experts={cells.word('experts') or '?'}: mixtures of experts are not "
+            "priced yet; dense decoders are"
+        )
+    if kind in ("hybrid", "other"):
+        raise Unsupported(
+            f"kind={kind}: layers other than attention and MLP are not priced yet; "
+            "dense decoders are"
+        )
+    if cells.choice("attention", ATTENTIONS) == "mla":
+        raise Unsupported(
+            "attention=mla: latent attention is not priced yet; mha, gqa and mqa are"
+        )
+
+
+@lru_cache(maxsize=1024)
+def catalogued(name: str | None) -> Known | None:
+    """The catalogue's decoder of that name, also written as people do: "GPT 13B".
+
+    Raises Unsupported for a model of another family.
+    """
+    for spelling in (name, name and name.lower().replace(" ", "-")):
+        if not spelling:
+            continue
+        try:
+            found = model(spelling)
+        except UnknownName:
+            continue
+        if isinstance(found.spec, DecoderSpec):
+            return Known(spec=found.spec, seq_len=found.seq_len)
+        raise Unsupported(
+            f"model={name}: family {found.spec.family} is not priced yet; dense "
+            "decoders are"
+        )
+    return None
+
+
+def _shaped(cells: Cells, seq_len: int, dropout: float) -> DecoderSpec:
+    hidden, heads = cells.needed("hidden"), cells.needed("heads")
+    gated = cells.given("gated_mlp", cells.flag("gated_mlp"), False)
+    sizes: dict[str, Any] = {
+        "layers": cells.needed("layers", most=MOST_LAYERS),
+        "hidden": hidden,
+        "heads": heads,
+        "vocab": cells.given(
+            "vocab", cells.whole("vocab"), lambda: _vocab(cells, gated=gated)
+        ),
+        "ffn_hidden": _ffn_hidden(cells, hidden, gated=gated),
+        "kv_heads": cells.given("kv_heads", cells.whole("kv_heads"), heads),
+        "head_dim": _head_dim(cells, hidden, heads),
+    }
+    tied = cells.given("tied_embeddings", cells.flag("tied_embeddings"), True)
+    style = _LLAMA if gated else {**_GPT, "max_positions": seq_len, "dropout": dropout}
+    if not gated:
+        cells.assumed["dropout"] = dropout
+    return DecoderSpec(**sizes, gated_mlp=gated, tied_embeddings=tied, **style)
+
+
+_LLAMA: Final[dict[str, Any]] = {
+    "activation": "silu",
+    "norm": "rmsnorm",
+    "position": "rotary",
+    "attention_bias": False,
+    "output_bias": False,
+    "mlp_bias": False,
+}
+_GPT: Final[dict[str, Any]] = {"norm": "layernorm", "position": "learned"}
+
+
+def _vocab(cells: Cells, *, gated: bool) -> int:
+    known = catalogued(cells.word("model"))
+    if known is not None:
+        return known.spec.vocab
+    return LLAMA_VOCAB if gated else GPT_VOCAB
+
+
+def _ffn_hidden(cells: Cells, hidden: int, *, gated: bool) -> int:
+    """4 x hidden for a plain MLP (Megatron-LM's default); gated ones have no rule."""
+    found = cells.whole("ffn_hidden")
+    if gated and found is None:
+        raise cells.missing("ffn_hidden", "a gated MLP's width must be given")
+    return cells.given("ffn_hidden", found, 4 * hidden)
+
+
+def _head_dim(cells: Cells, hidden: int, heads: int) -> int:
+    found = cells.whole("head_dim")
+    if found is None and hidden % heads:
+        raise cells.missing(
+            "head_dim", f"hidden={hidden} is not a multiple of heads={heads}"
+        )
+    return found or hidden // heads
+
+
+def _overridden(cells: Cells, known: DecoderSpec, seq_len: int) -> DecoderSpec:
+    """*known* with the row's own cells in place; sizes that hang on hidden follow."""
+    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab")
+    sizes: dict[str, Any] = {name: cells.whole(name) for name in names}
+    flags = {name: cells.flag(name) for name in ("gated_mlp", "tied_embeddings")}
+    given = {k: v for k, v in {**sizes, **flags}.items() if v is not None}
+    for name in (*names, *flags):
+        if name not in given:
+            cells.assumed[name] = getattr(known, name)
+    if known.position == "learned":
+        given["max_positions"] = max(known.max_positions, seq_len)
+    return replace(known, **given)

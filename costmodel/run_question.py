@@ -1,0 +1,250 @@
+"""A row's cells → a complete question: job, layout, machine, and what was assumed.
+
+    model      run_model        cluster   run_cluster       kernels   run_software
+    degrees    tp, pp, cp are 1 where empty (every framework's default); dp fills up
+    the rest   each framework's documented default, named in `assumed`
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from costmodel.cells import Cells
+from costmodel.legality import require_legal
+from costmodel.machine import Machine, machine
+from costmodel.question import Question, default_precision
+from costmodel.run_cluster import cluster_of
+from costmodel.run_model import seq_len_of, spec_of
+from costmodel.run_recompute import recompute_of
+from costmodel.run_software import dropout_of, flash_of, software_of
+from costmodel.software import Software
+from costmodel.uniform import Uniform
+from profiles.cluster import Cluster
+from profiles.errors import Contradiction, InvalidSpec, Unsupported
+from profiles.job import Job
+from profiles.precision import PRECISIONS
+
+TASKS: Final = ("pretrain", "sft", "lora")
+LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
+MOST_GPUS: Final = 10_000_000
+MOST_PASSES: Final = 10_000_000  # micro-batches × virtual stages that are simulated
+# ZeRO level where the cell is empty: FSDP shards everything; NeMo's recipes switch
+# Megatron-Core's distributed optimizer on; Megatron-LM (--use-distributed-optimizer)
+# and DeepSpeed ("stage": 0) leave it off.
+_ZERO: Final = {"fsdp2": 3, "meshwright": 1, "megatron-core": 1}
+# Without a pipeline these train on the whole batch at once unless told otherwise
+# (DeepSpeed's train_micro_batch_size_per_gpu, torchtitan's global_batch_size).
+_NO_ACCUMULATION: Final = ("fsdp2", "deepspeed")
+_SEQUENCE_PARALLEL: Final = ("fsdp2", "meshwright")  # wherever tp > 1; others: off
+
+
+@dataclass(kw_only=True)
+class Questions:
+    """Turns rows into questions; equal machines and jobs are made once."""
+
+    _machines: dict[object, Machine] = field(default_factory=dict)
+    _jobs: dict[Job, Job] = field(default_factory=dict)
+
+    def question(self, cells: Cells) -> Question:
+        """The question that *cells* ask.
+
+        Raises the errors of an invalid question, naming the cell that is missing or
+        wrong, or what is not priced yet.
+        """
+        refuse_unpriced(cells)
+        software, warnings = software_of(cells)
+        choice = _degrees(cells)
+        where = self._machine(cells, choice.gpus, software)
+        choice = _layout(cells, choice, where)
+        job, choice = self._job(cells, choice, software)
+        choice = _schedule(cells, choice, job)
+        _require_finite(choice, job)
+        _require_legal(cells, choice, job, where)
+        return Question(
+            job=job,
+            choice=choice,
+            machine=where,
+            assumed=cells.assumed,
+            warnings=(*warnings, *_remarks(cells)),
+        )
+
+    def _machine(self, cells: Cells, gpus: int, software: Software) -> Machine:
+        where = cluster_of(cells, gpus)
+        key = (_key(where), software)
+        if key not in self._machines:
+            self._machines[key] = machine(where, software)
+        return self._machines[key]
+
+    def _job(
+        self, cells: Cells, choice: Uniform, software: Software
+    ) -> tuple[Job, Uniform]:
+        seq_len = seq_len_of(cells)
+        dropout = dropout_of(software)
+        spec = spec_of(cells, seq_len=seq_len, dropout=dropout)
+        micro_batch, batch = _batch(cells, choice, software)
+        job = Job(
+            model=cells.word("model") or "decoder",
+            spec=spec,
+            seq_len=seq_len,
+            global_batch=batch,
+        )
+        cells.assumed["optimizer"] = job.optimizer
+        return self._jobs.setdefault(job, job), replace(choice, micro_batch=micro_batch)
+
+
+def refuse_unpriced(cells: Cells) -> None:
+    """Raise Unsupported for what the cost model does not price yet."""
+    if cells.choice("task", TASKS) == "lora":
+        raise Unsupported(
+            "task=lora: training with frozen weights is not priced yet; pretrain and "
+            "sft are"
+        )
+    if cells.word("offload") not in (None, "none"):
+        raise Unsupported(
+            f"offload={cells.word('offload')}: offloading is not priced yet; none is"
+        )
+    if (cells.whole("ep") or 1) > 1:
+        raise Unsupported(
+            f"ep={cells.word('ep')}: expert parallelism is not priced yet; 1 is"
+        )
+
+
+def _degrees(cells: Cells) -> Uniform:
+    tp, pp, cp = (
+        cells.given(name, cells.whole(name, most=MOST_GPUS), 1)
+        for name in ("tp", "pp", "cp")
+    )
+    inner = tp * pp * cp
+    gpus, dp = cells.whole("gpus", most=MOST_GPUS), cells.whole("dp", most=MOST_GPUS)
+    if gpus is None and dp is None:
+        raise cells.missing("gpus", "fill in gpus, or dp")
+    if dp is None:
+        assert gpus is not None
+        if gpus % inner:
+            raise Contradiction(
+                f"tp {tp} × pp {pp} × cp {cp} = {inner} does not divide gpus={gpus}"
+            )
+        dp = cells.given("dp", None, gpus // inner)
+    elif gpus not in (None, inner * dp):
+        raise Contradiction(
+            f"tp {tp} × pp {pp} × dp {dp} × cp {cp} = {inner * dp}, not gpus={gpus}"
+        )
+    elif gpus is None:
+        cells.assumed["gpus"] = inner * dp
+    if inner * dp > MOST_GPUS:
+        raise InvalidSpec(f"{inner * dp} GPUs are more than {MOST_GPUS:,}")
+    return Uniform(tp=tp, pp=pp, cp=cp, dp=dp)
+
+
+def _batch(cells: Cells, choice: Uniform, software: Software) -> tuple[int, int]:
+    """(micro-batch, global batch): a batch left out is one without accumulation."""
+    micro_batch, batch = cells.whole("micro_batch"), cells.whole("global_batch")
+    if batch is None:
+        if micro_batch is None:
+            raise cells.missing("global_batch", "fill in global_batch, or micro_batch")
+        return micro_batch, cells.given("global_batch", None, micro_batch * choice.dp)
+    at_once = choice.pp == 1 and software.name in _NO_ACCUMULATION
+    share = max(batch // choice.dp, 1) if at_once else 1
+    return cells.given("micro_batch", micro_batch, share), batch
+
+
+def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
+    """Everything that hangs on neither the model nor the batch."""
+    software = where.software
+    zero = cells.given(
+        "zero", cells.whole("zero", least=0, most=3), _ZERO.get(software.name, 0)
+    )
+    group = cells.whole("zero_group")
+    if group is not None and group > 1 and zero == 0:
+        raise Contradiction(f"zero_group={group} needs zero 1, 2 or 3, got zero=0")
+    if zero and group is None:
+        group = cells.given("zero_group", None, choice.dp)
+    by_default = choice.tp > 1 and software.name in _SEQUENCE_PARALLEL
+    sequence_parallel = cells.given(
+        "sequence_parallel", cells.flag("sequence_parallel"), by_default
+    )
+    if choice.cp > 1:
+        kind = "all-gather" if software.name == "fsdp2" else "ring"
+        choice = replace(choice, cp_kind=cells.given("cp_kind", None, kind))
+    precision = cells.given(
+        "precision",
+        cells.choice("precision", PRECISIONS),
+        lambda: default_precision(where.cluster),
+    )
+    cells.assumed["grad_dtype"] = software.gradient_format
+    return replace(
+        choice,
+        zero=zero,
+        zero_group=group if zero and group else 1,
+        # Megatron-LM switches it off where there is nothing to split over.
+        sequence_parallel=sequence_parallel and choice.tp > 1,
+        recompute=recompute_of(cells),
+        flash_attention=flash_of(cells, where.cluster),
+        precision=precision,
+        gradient_format=software.gradient_format,
+    )
+
+
+def _schedule(cells: Cells, choice: Uniform, job: Job) -> Uniform:
+    """1f1b, or interleaved where virtual stages say so; and how many those are."""
+    named, virtual = cells.word("schedule"), cells.whole("virtual_stages")
+    if virtual is None:
+        fewest = _fewest_chunks(job.graph.body, choice.pp)
+        virtual = cells.given(
+            "virtual_stages", None, fewest if named == "interleaved" else 1
+        )
+    schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
+    return replace(choice, schedule=schedule, virtual_stages=virtual)
+
+
+def _fewest_chunks(layers: int, pp: int) -> int:
+    """The least virtual stages, from 2, that cut the layers into equal parts."""
+    whole, rest = divmod(layers, pp)
+    if rest:
+        return 2
+    return next((count for count in range(2, whole + 1) if whole % count == 0), 2)
+
+
+def _require_legal(cells: Cells, choice: Uniform, job: Job, where: Machine) -> None:
+    """Raise Contradiction; where defaults are to blame, name the missing cells."""
+    try:
+        require_legal(choice, job, where.cluster)
+    except Contradiction as error:
+        filled = {k: v for k, v in cells.assumed.items() if k in LAYOUT}
+        if filled.get("virtual_stages") == 1:
+            del filled["virtual_stages"]
+        if not filled:
+            raise
+        defaults = ", ".join(f"{name} {value}" for name, value in filled.items())
+        raise Contradiction(
+            f"{', '.join(filled)} missing, and the defaults {defaults} do not do: "
+            f"{error}"
+        ) from error
+
+
+def _require_finite(choice: Uniform, job: Job) -> None:
+    """Refuse what no machine runs and this one could not simulate."""
+    passes = choice.pp * choice.virtual_stages
+    passes *= -(-job.global_batch // (choice.micro_batch * choice.dp))
+    if passes > MOST_PASSES:
+        raise InvalidSpec(
+            f"{passes:,} passes a step (virtual stages × micro-batches) are more than "
+            f"{MOST_PASSES:,}; raise micro_batch or lower global_batch"
+        )
+
+
+def _remarks(cells: Cells) -> tuple[str, ...]:
+    if cells.word("task") == "sft":
+        return ("task=sft is priced as pretraining: no token is padding",)
+    return ()
+
+
+def _key(where: Cluster) -> tuple[object, ...]:
+    """What tells clusters apart: names, sizes and link speeds."""
+    island = where.island
+    levels = (
+        (item.kind, item.devices, item.bytes_per_s, item.latency_s)
+        for item in island.levels
+    )
+    return where.name, island.device.name, island.devices_per_node, *levels

@@ -1,0 +1,39 @@
+"""What a row recomputes: its policy, or the words in which a partial one is told."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from costmodel.cells import Cells
+from profiles.errors import Unsupported
+
+# What recompute_detail says → the preset, or the operators, that it means.
+DETAILS: Final = (
+    # Yuan et al. (ATC 2024, section 3.2)
+    ("recompute mlp activation func + norm", "cheap-ops"),
+    # torchtitan's op-level selective checkpointing keeps attention and every second
+    # matrix product (activation_checkpoint.py): of q, k, v, o, up, gate, down those
+    # at odd places. What it makes again is nearest to:
+    ("op-level sac", "input_norm,rotary,projection,mlp_norm,activation"),
+    ("per-op sac", "input_norm,rotary,projection,mlp_norm,activation"),
+    ("toml default", "input_norm,rotary,projection,mlp_norm,activation"),
+    ("not printed", None),
+    ("none", "none"),
+)
+
+
+def recompute_of(cells: Cells) -> str:
+    """A preset or list of operators, as `retention.preset` takes it.
+
+    Raises Unsupported for a partial policy whose words are not known.
+    """
+    policy, detail = cells.word("recompute"), cells.word("recompute_detail")
+    if policy is not None or detail is None:
+        return cells.given("recompute", policy, "none")
+    for words, meaning in DETAILS:
+        if words in detail.lower():
+            return cells.given("recompute", meaning, "none")
+    raise Unsupported(
+        f"recompute_detail={detail[:60]!r} does not say which operators; fill in "
+        "recompute: none, selective, cheap-ops, full, or operators by name"
+    )

@@ -1,0 +1,20 @@
+"""`python -m planner` and the console script `plan`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
+    """Run the command on *argv*; returns its exit code."""
+    # `python -m` puts the working folder first, where `profiles/` may be the user's.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from profiles.entry import enter
+
+    return enter("planner.cli:plan", argv, prog)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

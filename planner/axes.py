@@ -1,0 +1,138 @@
+"""What each axis of the space may be, given the pins and what is chosen before it.
+
+The rules are `costmodel.legality`'s, turned round: from "is this row legal?" to "which
+values are?". A test holds the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from costmodel.columns import RECOMPUTES, SCHEDULES
+from costmodel.layout import CP_KINDS
+from costmodel.pins import Pins
+from planner.problem import Problem
+from planner.table import Option, divisors
+from profiles.models.spec import DecoderSpec
+
+ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
+GPIPE: Final = SCHEDULES.index("gpipe")
+INTERLEAVED: Final = SCHEDULES.index("interleaved")
+RING, ALL_GATHER, ULYSSES = map(CP_KINDS.index, ("ring", "all-gather", "ulysses"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """The options of *problem*, axis by axis, as tuples of integers."""
+
+    problem: Problem
+
+    @property
+    def pins(self) -> Pins:
+        return self.problem.pins
+
+    @cached_property
+    def body(self) -> int:
+        """Numbered layers."""
+        return self.problem.job.graph.body
+
+    def tp(self) -> list[int]:
+        """Degrees that divide the heads and the MLP."""
+        spec, pinned = self.problem.job.spec, self.pins.tp
+        widths = divisors(self.problem.gpus)
+        if isinstance(spec, DecoderSpec):
+            widths = tuple(tp for tp in widths if _splits(spec, tp))
+        return [tp for tp in widths if pinned in (None, tp)]
+
+    def pp(self) -> list[int]:
+        pinned = self.pins.pp
+        depths = (pp for pp in divisors(self.problem.gpus) if pp <= self.body)
+        return [pp for pp in depths if pinned in (None, pp)]
+
+    def cp(self) -> list[int]:
+        seq_len, pinned = self.problem.job.seq_len, self.pins.cp
+        parts = (cp for cp in divisors(self.problem.gpus) if seq_len % cp == 0)
+        return [cp for cp in parts if pinned in (None, cp)]
+
+    def micro_batches(self, dp: int) -> list[Option]:
+        """Sequences a rank has at once: all divisors of its share of the batch."""
+        share, pins = self.problem.job.global_batch // dp, self.pins
+        return [
+            (size,)
+            for size in divisors(share)
+            if pins.micro_batch in (None, size)
+            and pins.micro_batches in (None, share // size)
+        ]
+
+    def sequence_parallel(self, tp: int, cp: int) -> list[Option]:
+        """Off; and on where there is something to split, and it divides."""
+        can = tp > 1 and self.problem.job.seq_len % (tp * cp) == 0
+        pinned = self.pins.sequence_parallel
+        return [(on,) for on in range(1 + can) if pinned in (None, bool(on))]
+
+    def cp_kinds(self, tp: int, cp: int) -> list[Option]:
+        """One where there is nothing to exchange."""
+        pinned = self.pins.cp_kind
+        if cp == 1:
+            return [(RING if pinned is None else CP_KINDS.index(pinned),)]
+        legal = {
+            RING: self.problem.job.seq_len % (2 * cp) == 0,
+            ALL_GATHER: True,
+            ULYSSES: self._heads(tp) % cp == 0,
+        }
+        return [
+            (kind,)
+            for kind, can in legal.items()
+            if can and pinned in (None, CP_KINDS[kind])
+        ]
+
+    def schedules(self, pp: int, micro_batches: int) -> list[Option]:
+        """(schedule, virtual stages); one where all are the same stream."""
+        flat = self._flat(same=pp == 1 or micro_batches == 1)
+        found = [(code, 1) for code in flat]
+        if pp > 1 and micro_batches % pp == 0 and self.body % pp == 0:
+            virtual = divisors(self.body // pp)[1:]
+            found += [(INTERLEAVED, stages) for stages in virtual]
+        return [
+            (code, stages)
+            for code, stages in found
+            if self.pins.schedule in (None, SCHEDULES[code])
+            and self.pins.virtual_stages in (None, stages)
+        ]
+
+    def recomputes(self) -> list[Option]:
+        pinned = self.pins.recompute
+        return [
+            (code,)
+            for code, name in enumerate(RECOMPUTES)
+            if pinned in (None, name)
+        ]
+
+    def zeros(self, dp: int, cp: int) -> list[tuple[int, int]]:
+        """(level, group). A level that shards over one rank is level 0."""
+        level, group = self.pins.zero, self.pins.zero_group
+        groups = [one for one in divisors(dp) if group in (None, one)]
+        sharding = [one for one in groups if one * cp > 1]
+        if level and not sharding:  # asked for by name: the same thing, so called
+            sharding = groups
+        found = [(0, 1)] if 1 in groups else []
+        found += [(one, size) for one in (1, 2, 3) for size in sharding]
+        return [one for one in found if level in (None, one[0])]
+
+    def _flat(self, *, same: bool) -> list[int]:
+        """Schedules with one stage a rank."""
+        if same and self.pins.schedule is None:
+            return [ONE_F_ONE_B]
+        return [ONE_F_ONE_B, GPIPE]
+
+    def _heads(self, tp: int) -> int:
+        """Attention heads of a tensor-parallel rank."""
+        spec = self.problem.job.spec
+        return spec.heads // tp if isinstance(spec, DecoderSpec) else 0
+
+
+def _splits(spec: DecoderSpec, tp: int) -> bool:
+    shared = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
+    return shared and spec.heads % tp == 0 and spec.ffn_hidden % tp == 0

@@ -1,0 +1,103 @@
+"""`Problem`: what is asked of a search, complete and free of defaults.
+
+    minimise    value(layout)                    → Problem.value_of
+    subject to  peak(layout) ≤ memory limit      → Problem.fits
+                layout is legal, uses all GPUs   → space
+                what is pinned stays as it is    → space
+
+A search only chooses; prices are `costmodel`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from costmodel.estimate import Estimate, estimate
+from costmodel.machine import Machine
+from costmodel.pins import Pins
+from costmodel.uniform import Uniform, spell_out
+from profiles.errors import Unsupported
+from profiles.job import Job
+from profiles.units import HOUR_S
+
+
+class Objective(StrEnum):
+    """What is made small. At a given number of GPUs and batch the first, the second
+    and the last rank layouts alike: they differ in the unit of the value."""
+
+    THROUGHPUT = "throughput"
+    COST = "cost"
+    MEMORY = "memory"
+    TIME_TO_TRAIN = "time-to-train"
+
+    @property
+    def quantity(self) -> str:
+        """What the value is, with its unit."""
+        return _QUANTITIES[self]
+
+
+_QUANTITIES = {
+    Objective.THROUGHPUT: "step_time_s",
+    Objective.COST: "dollars_per_token",
+    Objective.MEMORY: "peak_memory_bytes",
+    Objective.TIME_TO_TRAIN: "step_time_s",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A choice and its simulated price."""
+
+    choice: Uniform
+    estimate: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A job on a machine, and what is fixed. A pin that is None is searched."""
+
+    job: Job
+    machine: Machine
+    gpus: int
+    pins: Pins
+    precision: str
+    gradient_format: str
+    flash_attention: bool
+    memory_limit_bytes: float
+    objective: Objective = Objective.THROUGHPUT
+
+    def __post_init__(self) -> None:
+        if self.objective is Objective.COST and self.machine.device.cost is None:
+            raise Unsupported(
+                f"--objective cost: no price is known for {self.machine.device.name}; "
+                "give its `cost` (USD/h) in a cluster file, or leave --objective out: "
+                "at a fixed number of GPUs the fastest layout is the cheapest"
+            )
+
+    def value_of(self, step_time_s: Any, peak_memory_bytes: Any) -> Any:
+        """The objective's value; numbers or arrays."""
+        if self.objective is Objective.MEMORY:
+            return peak_memory_bytes
+        if self.objective is Objective.COST and self.machine.device.cost is not None:
+            dollars_per_s = self.gpus * self.machine.device.cost.si / HOUR_S
+            return step_time_s * (dollars_per_s / self.job.tokens)
+        return step_time_s
+
+    def value(self, candidate: Candidate) -> float:
+        """The objective's value of a simulated candidate."""
+        found = candidate.estimate
+        return float(self.value_of(found.step_time_s, found.peak_memory_bytes))
+
+    def fits(self, candidate: Candidate) -> bool:
+        return candidate.estimate.peak_memory_bytes <= self.memory_limit_bytes
+
+    def simulate(self, choice: Uniform) -> Candidate:
+        """*choice* judged by the event simulation."""
+        layout = spell_out(choice, self.job.graph, self.job.global_batch)
+        found = estimate(self.job, self.machine.cluster, layout, on=self.machine)
+        return Candidate(choice=choice, estimate=found)
+
+    def without_pins(self) -> Problem:
+        return replace(self, pins=Pins(overlap=self.pins.overlap))

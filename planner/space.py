@@ -1,0 +1,116 @@
+"""Candidate layouts: all legal uniform ones of a problem, equal ones once.
+
+A *branch* fixes everything but how data parallelism shards (ZeRO level and group); its
+*leaves* are complete candidates. Rows that mean the same layout appear once:
+
+    tp = 1             sequence parallelism has nothing to split
+    cp = 1             the kind of context parallelism does not matter
+    pp = 1 or m = 1    every schedule is the same stream of forwards and backwards
+    one rank a shard   ZeRO with zero_group · cp = 1 shards nothing: it is ZeRO-0
+
+Micro-batches are all divisors of global_batch / dp; nothing is capped. GPipe stays
+beside 1F1B: it needs more memory, but where transfers are slow it takes less time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+
+from costmodel.columns import INTEGERS, Columns
+from costmodel.uniform import Uniform
+from planner.axes import Axes
+from planner.problem import Problem
+from planner.table import Array, Table, counts, length, take, widen
+from profiles.errors import InvalidSpec
+
+MOST_BRANCHES = 2_000_000  # some 300 MB of columns
+ZERO = ("zero", "zero_group")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The candidates of *problem*."""
+
+    problem: Problem
+
+    @cached_property
+    def axes(self) -> Axes:
+        return Axes(problem=self.problem)
+
+    @cached_property
+    def degrees(self) -> Table:
+        """(tp, pp, cp, dp) that fill the GPUs and split model, sequence and batch."""
+        gpus, batch = self.problem.gpus, self.problem.job.global_batch
+        free = (self.axes.tp(), self.axes.pp(), self.axes.cp())
+        grid = np.meshgrid(*(np.array(axis, int) for axis in free), indexing="ij")
+        tp, pp, cp = (axis.ravel() for axis in grid)
+        dp = gpus // np.maximum(tp * pp * cp, 1)
+        legal = tp * pp * cp * dp == gpus
+        legal &= batch % np.maximum(dp, 1) == 0
+        if self.problem.pins.dp is not None:
+            legal &= dp == self.problem.pins.dp
+        return take({"tp": tp, "pp": pp, "cp": cp, "dp": dp}, legal)
+
+    @cached_property
+    def branches(self) -> Table:
+        """All choices but ZeRO's, with `leaves`: how many candidates each holds.
+
+        Raises InvalidSpec for more than 2,000,000 of them.
+        """
+        axes = self.axes
+        table = widen(self.degrees, ["micro_batch"], ["dp"], axes.micro_batches)
+        share = self.problem.job.global_batch // table["dp"]
+        table["micro_batches"] = share // table["micro_batch"]
+        table = widen(
+            table, ["sequence_parallel"], ["tp", "cp"], axes.sequence_parallel
+        )
+        table = widen(table, ["cp_kind"], ["tp", "cp"], axes.cp_kinds)
+        pipeline = ["pp", "micro_batches"]
+        ways = counts(table, pipeline, axes.schedules).sum() * len(axes.recomputes())
+        if ways > MOST_BRANCHES:
+            raise InvalidSpec(
+                f"the space has {ways:,} branches, most {MOST_BRANCHES:,}: pin "
+                "--micro-batch or a degree, or choose a batch with fewer divisors"
+            )
+        table = widen(
+            table, ["schedule", "virtual_stages"], pipeline, axes.schedules
+        )
+        table = widen(table, ["recompute"], [], axes.recomputes)
+        table["leaves"] = counts(table, ["dp", "cp"], axes.zeros)
+        return take(table, table["leaves"] > 0)
+
+    def leaves(self, branches: Table) -> Columns:
+        """The candidates of *branches*."""
+        return self._columns(widen(branches, ZERO, ["dp", "cp"], self.axes.zeros))
+
+    def leanest(self, branches: Table) -> tuple[Columns, Array]:
+        """Candidates of which one needs the least memory of its branch; whose each is.
+
+        States shrink with the level and with the group, and only level 3 holds
+        gathered layers: the least is at the largest group, at level 3 or below it.
+        """
+
+        def options(dp: int, cp: int) -> list[tuple[int, int]]:
+            by_level = groupby(self.axes.zeros(dp, cp), key=lambda one: one[0])
+            return [max(group) for _, group in by_level][-2:]
+
+        rows = {**branches, "branch": np.arange(length(branches))}
+        table = widen(rows, ZERO, ["dp", "cp"], options)
+        return self._columns(table), table["branch"]
+
+    def choice(self, columns: Columns, row: int) -> Uniform:
+        """One candidate, with what no column holds."""
+        found = columns.choice(row)
+        return replace(found, recompute_layers=self.problem.pins.recompute_layers)
+
+    def _columns(self, table: Table) -> Columns:
+        return Columns(
+            **{name: table[name] for name in INTEGERS},
+            precision=self.problem.precision,
+            gradient_format=self.problem.gradient_format,
+            flash_attention=self.problem.flash_attention,
+        )

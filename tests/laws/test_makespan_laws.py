@@ -1,0 +1,173 @@
+"""Nothing beats the bound, and the bound is tight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.makespan import makespan_bound_s
+from costmodel.makespan_runs import Runs, runs_bound_s
+from costmodel.stage_costs import FloatArray, StageCosts
+from costmodel.stage_line import line
+from costmodel.timeline import simulate
+from profiles.errors import InvalidSpec, UnknownName
+from tests.pipelines import Pipeline, pipelines, plain_costs, values
+
+ROUNDING = 1 + 1e-12
+PASSES = ("forward_s", "backward_s", "send_forward_s", "send_backward_s")
+
+
+def simulated_s(pipeline: Pipeline, costs: StageCosts) -> float:
+    return float(simulate(*pipeline, costs).compute_end_s.max())
+
+
+def bound_s(pipeline: Pipeline, costs: StageCosts) -> float:
+    schedule, pp, chunks, micro_batches = pipeline
+    stages = line(*(getattr(costs, name) for name in PASSES))
+    found = makespan_bound_s(
+        schedule, stages, pp=pp, virtual_stages=chunks, micro_batches=micro_batches
+    )
+    return float(found)
+
+
+@given(st.data(), pipelines(max_pp=8, max_batches=24))
+def test_nothing_beats_the_bound(data: st.DataObject, pipeline: Pipeline) -> None:
+    given_s = {name: data.draw(values(pipeline.stages)) for name in PASSES}
+    costs = plain_costs(pipeline, **given_s)
+    assert bound_s(pipeline, costs) <= simulated_s(pipeline, costs) * ROUNDING
+
+
+@given(pipelines(max_pp=8, max_batches=24), st.floats(0, 0.2))
+def test_equal_stages_meet_the_bound(pipeline: Pipeline, transfer_s: float) -> None:
+    """Exactly, with transfers that are short beside the passes."""
+    costs = plain_costs(pipeline, send_forward_s=transfer_s, send_backward_s=transfer_s)
+    wanted_s = simulated_s(pipeline, costs)
+    assert bound_s(pipeline, costs) == pytest.approx(wanted_s, rel=1e-9)
+
+
+@given(st.data(), pipelines(max_pp=8), values(4, most=2.0))
+def test_the_bound_of_runs_holds(
+    data: st.DataObject, pipeline: Pipeline, times: FloatArray
+) -> None:
+    low = data.draw(st.integers(0, max(pipeline.stages - 2, 0)))
+    transfer_s = data.draw(st.sampled_from([0.0, 0.1, 1.0, 5.0]))
+    counts = run_counts(pipeline.stages, low)
+    backward = 2 * times[::-1] if data.draw(st.booleans()) else 2 * times
+    runs = Runs(
+        counts=tuple(map(np.asarray, counts)),
+        forward_s=tuple(times),
+        backward_s=tuple(backward),
+        transfer_s=np.asarray(transfer_s),
+    )
+    found = runs_bound_s(
+        pipeline.schedule,
+        runs,
+        virtual_stages=np.asarray(pipeline.virtual_stages),
+        micro_batches=np.asarray(pipeline.micro_batches),
+    )
+    costs = spelled_out(pipeline, counts, times, backward, transfer_s)
+    assert float(found) <= simulated_s(pipeline, costs) * ROUNDING
+
+
+def run_counts(stages: int, low: int) -> tuple[int, int, int, int]:
+    return 1, low, max(stages - 2, 0) - low, int(stages > 1)
+
+
+def spelled_out(
+    pipeline: Pipeline,
+    counts: tuple[int, ...],
+    forward_s: FloatArray,
+    backward_s: FloatArray,
+    transfer_s: float,
+) -> StageCosts:
+    return plain_costs(
+        pipeline,
+        forward_s=np.repeat(forward_s, counts),
+        backward_s=np.repeat(backward_s, counts),
+        send_forward_s=transfer_s,
+        send_backward_s=transfer_s,
+    )
+
+
+def realistic(cases: int) -> Iterator[tuple[Pipeline, StageCosts]]:
+    """Stages within 20 % of each other, transfers up to 5 % of a stage."""
+    random = np.random.default_rng(0)
+    for case in range(cases):
+        schedule = ("gpipe", "1f1b", "interleaved")[case % 3]
+        woven = schedule == "interleaved"
+        pp = int(np.exp(random.uniform(np.log(1 + woven), np.log(24))))
+        m = max(int(np.exp(random.uniform(0, np.log(128)))) // pp, 1) * pp
+        chunks = int(random.integers(2, 5)) if woven else 1
+        pipeline = Pipeline(schedule, pp, chunks, m)
+        forward_s = np.tile(random.uniform(0.8, 1.2, pp), chunks)
+        forward_s[0] *= random.uniform(1.0, 1.05)
+        forward_s[-1] *= random.uniform(0.8, 1.2)
+        transfer_s = random.uniform(0, 0.05) * 3
+        yield (
+            pipeline,
+            plain_costs(
+                pipeline,
+                forward_s=forward_s,
+                backward_s=2 * forward_s,
+                send_forward_s=transfer_s,
+                send_backward_s=transfer_s,
+            ),
+        )
+
+
+def test_the_bound_is_tight() -> None:
+    """Within 1 % of the simulation in nine realistic cases of ten."""
+    gaps = [
+        1 - bound_s(pipeline, costs) / simulated_s(pipeline, costs)
+        for pipeline, costs in realistic(90)
+    ]
+    assert np.mean(np.array(gaps) < 0.01) >= 0.9
+
+
+def test_candidates_are_bounded_side_by_side() -> None:
+    random = np.random.default_rng(0)
+    for schedule, pp, chunks in (
+        ("1f1b", 6, 1),
+        ("gpipe", 6, 1),
+        ("interleaved", 3, 2),
+    ):
+        passes = [random.uniform(0.5, 1.5, (5, 2, 6)) for _ in range(4)]
+        shape = {"pp": pp, "virtual_stages": chunks, "micro_batches": 12}
+        together = makespan_bound_s(schedule, line(*passes), **shape)
+        assert together.shape == (5, 2)
+        alone = makespan_bound_s(schedule, line(*(x[3, 1] for x in passes)), **shape)
+        assert together[3, 1] == pytest.approx(alone)
+
+
+def test_runs_of_equal_stages_are_bounded_as_their_stages() -> None:
+    """No loop over stages, and nothing lost: 1f1b over many splits."""
+    random = np.random.default_rng(1)
+    for _ in range(60):
+        pp, m = int(random.integers(2, 20)), int(random.integers(1, 60))
+        pipeline = Pipeline("1f1b", pp, 1, m)
+        counts = run_counts(pp, int(random.integers(0, pp - 1)))
+        forward_s = np.array([4.2, 4.0, 5.0, 4.0 + random.uniform(0, 1)])
+        runs = Runs(
+            counts=tuple(map(np.asarray, counts)),
+            forward_s=tuple(forward_s),
+            backward_s=tuple(2 * forward_s),
+            transfer_s=np.asarray(0.3),
+        )
+        one, batches = np.asarray(1), np.asarray(m)
+        found = runs_bound_s("1f1b", runs, virtual_stages=one, micro_batches=batches)
+        costs = spelled_out(pipeline, counts, forward_s, 2 * forward_s, 0.3)
+        assert float(found) == pytest.approx(bound_s(pipeline, costs), rel=1e-9)
+
+
+def test_impossible_questions_are_refused() -> None:
+    stages = line(np.ones(6), np.ones(6), 0.0, 0.0)
+    with pytest.raises(InvalidSpec, match="multiple of pp"):
+        makespan_bound_s("interleaved", stages, pp=3, virtual_stages=2, micro_batches=4)
+    one = (np.asarray(1),)
+    runs = Runs(counts=one, forward_s=one, backward_s=one, transfer_s=one[0])
+    with pytest.raises(UnknownName):
+        runs_bound_s("2f2b", runs, virtual_stages=one[0], micro_batches=one[0])

@@ -1,0 +1,94 @@
+"""Pipelines and what their stages cost, for tests."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from costmodel.stage_costs import FloatArray, StageCosts
+
+BY_RANK = ("step_s", "gather_s", "static_bytes")
+BY_STAGE = (
+    "forward_s",
+    "backward_s",
+    "send_forward_s",
+    "send_backward_s",
+    "saved_bytes",
+    "transient_forward_bytes",
+    "transient_backward_bytes",
+    "reduce_s",
+)
+
+
+class Pipeline(NamedTuple):
+    """What `simulate` and its like take before the costs."""
+
+    schedule: str
+    pp: int
+    virtual_stages: int
+    micro_batches: int
+
+    @property
+    def stages(self) -> int:
+        return self.pp * self.virtual_stages
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, max_pp: int = 6, max_batches: int = 9) -> Pipeline:
+    """Every schedule, with numbers that it allows."""
+    schedule = draw(st.sampled_from(["gpipe", "1f1b", "interleaved"]))
+    if schedule != "interleaved":
+        pp, m = draw(st.integers(1, max_pp)), draw(st.integers(1, max_batches))
+        return Pipeline(schedule, pp, 1, m)
+    pp, chunks = draw(st.integers(2, max_pp)), draw(st.integers(2, 4))
+    rounds = draw(st.integers(1, max(max_batches // pp, 1)))
+    return Pipeline(schedule, pp, chunks, pp * rounds)
+
+
+def values(length: int, most: float = 4.0) -> st.SearchStrategy[FloatArray]:
+    """Seconds, or bytes: often 0, often equal."""
+    few = st.sampled_from([0.0, 0.25, 1.0, most])
+    return arrays(np.float64, length, elements=few | st.floats(0, most))
+
+
+@st.composite
+def costs_of(draw: st.DrawFn, pipeline: Pipeline) -> StageCosts:
+    """Any costs of *pipeline*, slow links and all."""
+    by_stage, by_rank = values(pipeline.stages), values(pipeline.pp)
+    extra = st.none() | by_stage
+    return StageCosts(
+        forward_s=draw(by_stage),
+        backward_s=draw(by_stage),
+        send_forward_s=draw(by_stage),
+        send_backward_s=draw(by_stage),
+        saved_bytes=draw(by_stage),
+        transient_forward_bytes=draw(by_stage),
+        transient_backward_bytes=draw(by_stage),
+        reduce_s=draw(by_stage),
+        step_s=draw(by_rank),
+        gather_s=draw(by_rank),
+        static_bytes=draw(by_rank),
+        first_forward_extra_s=draw(extra),
+        last_backward_extra_s=draw(extra),
+        buckets=draw(st.integers(1, 5)),
+        overlap_reduce=draw(st.booleans()),
+        synchronised_step=draw(st.booleans()),
+    )
+
+
+def plain_costs(pipeline: Pipeline, **given: Any) -> StageCosts:
+    """Forwards of 1 s, backwards of 2 s, one saved byte, all else free, but *given*.
+
+    A number stands for all stages (or ranks).
+    """
+    numbers = {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, **given}
+    lengths = dict.fromkeys(BY_STAGE, pipeline.stages)
+    lengths |= dict.fromkeys(BY_RANK, pipeline.pp)
+    filled = {
+        name: np.broadcast_to(np.asarray(numbers.pop(name, 0.0)), length)
+        for name, length in lengths.items()
+    }
+    return StageCosts(**{**filled, **numbers})
