@@ -26,6 +26,7 @@ import numpy as np
 from costmodel.makespan_interleaved import interleaved_bound_s
 from costmodel.schedule import require_schedule
 from costmodel.stage_line import Array, Line
+from profiles.errors import InvalidSpec
 
 
 def makespan_bound_s(
@@ -38,9 +39,14 @@ def makespan_bound_s(
 ) -> Array:
     """Seconds that the compute of a step takes at least, shaped like the candidates.
 
-    Raises as `schedule.require_schedule`.
+    Raises as `schedule.require_schedule`, and InvalidSpec for another number of stages.
     """
     require_schedule(schedule, pp, virtual_stages, micro_batches)
+    if stages.forward_s.shape[-1] != pp * virtual_stages:
+        raise InvalidSpec(
+            f"times of {stages.forward_s.shape[-1]} stages for pp={pp} and "
+            f"virtual_stages={virtual_stages}; give {pp * virtual_stages}"
+        )
     if schedule == "interleaved":
         return interleaved_bound_s(stages, virtual_stages, micro_batches)
     if schedule == "gpipe" and pp > 1:

@@ -8,9 +8,6 @@ forwards, so each *lead* has a *drain*. The paths:
     whole   down to rank r in chunk 0, the whole work of the rank, up
     turns   lead to forward w of rank e, turn there, up to a rank x <= e, along its
             stream, down to a rank e' >= x, turn there, and drain
-
-where a lead of pp forwards through one rank's chunk can also be the ring: down from
-a chunk of a rank to its next, past all other ranks.
 """
 
 from __future__ import annotations

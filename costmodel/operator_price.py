@@ -211,8 +211,9 @@ def _attention(
             device=machine.device,
             rates=machine.rates,
             number=number,
+            slowdown=alignment_slowdown(block.head_dim, machine.device, number),
             **shape,
-        ) * alignment_slowdown(block.head_dim, machine.device, number)
+        )
         works.append(
             Work(
                 compute_s=taken,

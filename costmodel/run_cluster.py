@@ -77,9 +77,7 @@ def _overridden(cells: Cells, base: Cluster, on: Device | None) -> Cluster:
 
 
 def _built(cells: Cells, name: str, on: Device, gpus: int) -> Cluster:
-    per_node = cells.given(
-        "gpus_per_node", cells.whole("gpus_per_node"), GPUS_PER_NODE
-    )
+    per_node = cells.given("gpus_per_node", cells.whole("gpus_per_node"), GPUS_PER_NODE)
     intra = _figure(cells, "intra_node_gb_per_s", "GB/s", 1)
     inter = _figure(cells, "inter_node_gbit_per_s", "Gbit/s", per_node)
     if intra is None and min(gpus, per_node) > 1:

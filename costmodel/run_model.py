@@ -1,9 +1,9 @@
 """The model that a row names: by its shape, else by a catalogue name.
 
-    shape   layers, hidden and heads are given; the rest by the convention of the
-            family: with a gated MLP a Llama (RMSNorm, rotary positions, no biases),
-            else a GPT (layer norm, learned positions, biases)
-    name    the catalogue's spec, with whatever cells the row has in its place
+shape   layers, hidden and heads are given; the rest by the convention of the
+        family: with a gated MLP a Llama (RMSNorm, rotary positions, no biases),
+        else a GPT (layer norm, learned positions, biases)
+name    the catalogue's spec, with whatever cells the row has in its place
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A row's cells → a complete question: job, layout, machine, and what was assumed.
 
-    model      run_model        cluster   run_cluster       kernels   run_software
-    degrees    tp, pp, cp are 1 where empty (every framework's default); dp fills up
-    the rest   each framework's documented default, named in `assumed`
+model      run_model        cluster   run_cluster       kernels   run_software
+degrees    tp, pp, cp are 1 where empty (every framework's default); dp fills up
+the rest   each framework's documented default, named in `assumed`
 """
 
 from __future__ import annotations

@@ -52,6 +52,10 @@ class Run:
     kept: Mapping[str, str]
     fault: str | None = None
 
+    def cell(self, column: str) -> str:
+        """What stands in a column that no measurement is in; "" where empty."""
+        return self.asked.get(column) or self.kept.get(column, "")
+
 
 def read_runs(path: Path) -> tuple[Run, ...]:
     """Every row of the CSV file *path*.

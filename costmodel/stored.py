@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ from costmodel.machine import Machine, machine
 from costmodel.software import software
 from profiles.catalog import cluster, parse_cluster
 from profiles.documents import read_json, write_text
-from profiles.errors import InvalidFile
+from profiles.errors import InvalidFile, MeshwrightError
 from profiles.job import Job
-from profiles.models.catalog import Model, model, parse_model
-
-MOST_BYTES = 64 * 2**20
+from profiles.models.catalog import model, parse_model
+from profiles.models.model import Model
 
 
 def read_layout(
@@ -36,12 +36,10 @@ def read_layout(
 
 def write_layout(path: Path, job: Job, where: Any, layout: Layout) -> None:
     """Write a question and its layout; *where* is a cluster's name or spelling."""
-    from dataclasses import asdict
-
     known = _is_catalogue_model(job)
     file = LayoutFile(
         job={
-            "model": job.model if known else asdict(job.spec),
+            "model": job.model if known else {"name": job.model, **asdict(job.spec)},
             "seq_len": job.seq_len,
             "global_batch": job.global_batch,
             "optimizer": job.optimizer,
@@ -55,8 +53,6 @@ def write_layout(path: Path, job: Job, where: Any, layout: Layout) -> None:
 
 
 def _is_catalogue_model(job: Job) -> bool:
-    from profiles.errors import MeshwrightError
-
     try:
         return bool(model(job.model).spec == job.spec)
     except MeshwrightError:

@@ -22,11 +22,21 @@ from typing import Any, Final
 import numpy as np
 
 from costmodel.cells import Cells
+from costmodel.report.summary import summary_table
 from costmodel.run_prices import Priced, price_runs
 from costmodel.runs import Run, read_runs
 from profiles.errors import InvalidSpec
 from profiles.units import GiB
 
+__all__ = [
+    "Compared",
+    "compare",
+    "compare_file",
+    "document",
+    "grouped",
+    "summary",
+    "summary_table",
+]
 GROUP: Final = (
     "family",
     "gpus",
@@ -132,8 +142,8 @@ def document(compared: Sequence[Compared]) -> dict[str, Any]:
         ],
         "summary": {
             **summary(compared),
-            "by_source": _each(compared, lambda item: item.run.kept.get("source", "")),
-            "by_device": _each(compared, lambda item: item.run.asked.get("device", "")),
+            "by_source": grouped(compared, "source"),
+            "by_device": grouped(compared, "device"),
         },
     }
 
@@ -164,6 +174,14 @@ def summary(compared: Sequence[Compared]) -> dict[str, Any]:
             )
         },
     }
+
+
+def grouped(compared: Iterable[Compared], column: str) -> dict[str, dict[str, Any]]:
+    """The summary of each part of the table that is alike in *column*."""
+    parts: dict[str, list[Compared]] = defaultdict(list)
+    for item in compared:
+        parts[item.run.cell(column)].append(item)
+    return {part: summary(items) for part, items in parts.items()}
 
 
 def errors(pairs: Iterable[tuple[float, float]]) -> list[float]:
@@ -211,24 +229,14 @@ def _over_groups(
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for item in compared:
         if item.times:
-            cells = {**item.run.kept, **item.run.asked}
-            alike = tuple(cells.get(name, "") for name in GROUP)
-            groups[(cells.get("source", ""), *alike)].append(item.times)
+            alike = tuple(item.run.cell(name) for name in ("source", *GROUP))
+            groups[alike].append(item.times)
     found: dict[str, list[float]] = defaultdict(list)
     for (source, *_), pairs in groups.items():
         value = figure(pairs) if len(pairs) >= SMALLEST_GROUP else None
         if value is not None:
             found[source].append(value)
     return _mean(fmean(values) for values in found.values())
-
-
-def _each(
-    compared: Iterable[Compared], name: Callable[[Compared], str]
-) -> dict[str, dict[str, Any]]:
-    parts: dict[str, list[Compared]] = defaultdict(list)
-    for item in compared:
-        parts[name(item)].append(item)
-    return {part: summary(items) for part, items in parts.items()}
 
 
 def _compared(priced: Priced) -> Compared:

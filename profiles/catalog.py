@@ -82,7 +82,8 @@ def parse_cluster(document: object, *, what: str) -> Cluster:
     if isinstance(islands, list):
         document = {**document, "islands": [_with_device(item) for item in islands]}
     found = decode(document, Cluster, what=what)
-    require_name(found.name)
+    for name in (found.name, *(island.device.name for island in found.islands)):
+        require_name(name)
     return found
 
 

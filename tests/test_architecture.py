@@ -22,7 +22,7 @@ MAY_IMPORT = {
 }
 PUBLIC = {
     "profiles": set[str](),
-    "costmodel": {"Estimate", "Layout", "estimate"},
+    "costmodel": {"estimate"},
     "planner": {"plan"},
     "runtime": set[str](),
 }

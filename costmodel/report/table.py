@@ -160,7 +160,7 @@ def estimate_view(estimate: Estimate) -> Group:
     job = estimate.job
     title = Text(
         f"{job.model} on {estimate.layout.gpus} × {estimate.device}: "
-        f"{job.global_batch} sequences of {format_count(job.seq_len)} tokens",
+        f"{job.global_batch} sequences of {job.seq_len:,} tokens",
         style="bold",
     )
     rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]

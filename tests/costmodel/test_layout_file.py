@@ -61,7 +61,7 @@ def written() -> dict[str, Any]:
     "changes",
     [
         {},
-        {"pp": 4, "virtual_stages": 5, "schedule": "interleaved", "dp": 4},
+        {"pp": 4, "virtual_stages": 5, "schedule": "interleaved"},
         {"zero": 3, "zero_group": 2, "recompute": "full", "tp": 1},
         {"pp": 1, "cp": 2, "zero": 0, "zero_group": 1},
     ],

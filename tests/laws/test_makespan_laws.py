@@ -167,6 +167,8 @@ def test_impossible_questions_are_refused() -> None:
     stages = line(np.ones(6), np.ones(6), 0.0, 0.0)
     with pytest.raises(InvalidSpec, match="multiple of pp"):
         makespan_bound_s("interleaved", stages, pp=3, virtual_stages=2, micro_batches=4)
+    with pytest.raises(InvalidSpec, match="times of 6 stages"):
+        makespan_bound_s("1f1b", stages, pp=3, virtual_stages=1, micro_batches=4)
     one = (np.asarray(1),)
     runs = Runs(counts=one, forward_s=one, backward_s=one, transfer_s=one[0])
     with pytest.raises(UnknownName):

@@ -1,0 +1,49 @@
+"""Price a table of published runs and print how far off the estimates are.
+
+    MESHWRIGHT_DATA=<folder> python -m benchmarks.validate [FILE.csv]
+
+FILE.csv is runs.csv of the folder unless given. Tables: by source, by device and by
+framework; then rows a second, pricing alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from costmodel.report.summary import errors_table, oom_words, reasons
+from costmodel.runs import read_runs
+from costmodel.validate import Compared, compare, grouped, summary
+from profiles.terminal import console
+
+
+def main(arguments: list[str]) -> int:
+    folder = os.environ.get("MESHWRIGHT_DATA")
+    if not arguments and not folder:
+        print("set MESHWRIGHT_DATA to the folder of measurements", file=sys.stderr)
+        return 2
+    path = Path(arguments[0]) if arguments else Path(folder or "") / "runs.csv"
+    runs = read_runs(path)
+    start = time.perf_counter()
+    compared = list(compare(runs))
+    elapsed_s = time.perf_counter() - start
+    _show(compared)
+    print(f"{len(runs):,} rows in {elapsed_s:.1f} s: {len(runs) / elapsed_s:,.0f} /s")
+    return 0
+
+
+def _show(compared: list[Compared]) -> None:
+    screen = console()
+    whole = summary(compared)
+    for column in ("source", "device", "framework"):
+        parts = {**grouped(compared, column), "all": whole}
+        screen.print(errors_table(column, parts), "")
+    screen.print(oom_words(whole["oom"]))
+    for line in reasons(item.error for item in compared if item.error):
+        screen.print(line)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

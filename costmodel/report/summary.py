@@ -1,0 +1,88 @@
+"""How well estimates of a table of runs agree with what was measured, as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_COUNTS: Final = ("rows", "priced", "compared")
+_SHARES: Final = (
+    ("step_time_mape", "mean error"),
+    ("step_time_median_ape", "median"),
+    ("step_time_bias", "bias"),
+    ("kendall_tau", "tau"),
+    ("regret", "regret"),
+    ("peak_memory_mape", "memory"),
+)
+_LONGEST: Final = 44
+
+
+def summary_table(document: Mapping[str, Any]) -> Group:
+    """What `simulate --runs` shows: errors by source, verdicts, why rows lack a price.
+
+    *document* is that of `validate.compare_file`.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    summary = document["summary"]
+    errors = (run["error"] for run in document["runs"] if run["error"])
+    return Group(
+        errors_table("source", {**summary["by_source"], "all": summary}),
+        Text(),
+        Text(oom_words(summary["oom"])),
+        *(Text(line) for line in reasons(errors)),
+    )
+
+
+def errors_table(title: str, parts: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One line a part: rows, how many are priced and compared, and their errors."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column(title, no_wrap=True)
+    for name in (*_COUNTS, *(words for _, words in _SHARES)):
+        table.add_column(name, justify="right")
+    for name, part in parts.items():
+        table.add_row(
+            name[:_LONGEST] or "(not said)",
+            *(f"{part[count]:,}" for count in _COUNTS),
+            *(_cell(share, part[share]) for share, _ in _SHARES),
+        )
+    return table
+
+
+def oom_words(verdicts: Mapping[str, int]) -> str:
+    """The verdicts on memory in one line.
+
+    >>> oom_words({"true_positive": 3, "false_positive": 1, "true_negative": 9,
+    ...     "false_negative": 0})
+    'out of memory: 3 of 3 foreseen; 9 of 10 that ran were said to fit'
+    """
+    ran = verdicts["true_negative"] + verdicts["false_positive"]
+    failed = verdicts["true_positive"] + verdicts["false_negative"]
+    return (
+        f"out of memory: {verdicts['true_positive']} of {failed} foreseen; "
+        f"{verdicts['true_negative']} of {ran} that ran were said to fit"
+    )
+
+
+def reasons(errors: Iterable[str], most: int = 12) -> list[str]:
+    """Why rows have no price, most frequent first: the cell, or what is not priced."""
+    found = Counter(error.partition(":")[0].partition(";")[0] for error in errors)
+    lines = [f"{count:5,} × {reason}" for reason, count in found.most_common(most)]
+    rest = sum(found.values()) - sum(count for _, count in found.most_common(most))
+    return lines + ([f"{rest:5,} × other reasons"] if rest else [])
+
+
+def _cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if name == "kendall_tau":
+        return f"{value:.2f}"
+    return f"{value:+.1%}" if name == "step_time_bias" else f"{value:.1%}"
