@@ -21,11 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from costmodel.clocked import simulate_on_clock
-from costmodel.makespan import makespan_bound_s
-from costmodel.makespan_runs import Runs, runs_bound_s
+from costmodel.makespan import Runs, makespan_bound_s
 from costmodel.program import program_of
 from costmodel.stage_costs import FloatArray, StageCosts
-from costmodel.stage_line import line
 from costmodel.timeline import simulate
 
 
@@ -54,15 +52,15 @@ CASES = 1000
 
 
 def costs_of(pipeline: Pipeline, random: np.random.Generator) -> StageCosts:
-    """Stages within 20 % of each other and transfers up to 5 % of a stage."""
+    """End stages up to 20 % off the others and transfers up to 5 % of a stage."""
     pp, stages = pipeline.pp, pipeline.pp * pipeline.virtual_stages
-    forward_s = np.tile(random.uniform(0.8, 1.2, pp), pipeline.virtual_stages)
-    forward_s[[0, -1]] *= random.uniform(1.0, 1.2, 2)
+    forward_s = np.ones(stages)
+    forward_s[[0, -1]] *= random.uniform(0.8, 1.2, 2)
     transfer_s = np.full(stages, 3 * random.uniform(0, 0.05))
     some = random.uniform(0, 1, stages)
     return StageCosts(
         forward_s=forward_s,
-        backward_s=2 * forward_s * random.uniform(0.95, 1.05, stages),
+        backward_s=2 * forward_s,
         send_forward_s=transfer_s,
         send_backward_s=transfer_s,
         saved_bytes=some,
@@ -137,13 +135,25 @@ def cases(schedule: str, random: np.random.Generator) -> Iterator[Pipeline]:
 
 def gap(pipeline: Pipeline, costs: StageCosts) -> float:
     """By how much the simulated makespan exceeds its bound, relative."""
-    schedule, pp, chunks, m = pipeline
-    stages = line(
-        costs.forward_s, costs.backward_s, costs.send_forward_s, costs.send_backward_s
+    schedule, _, chunks, m = pipeline
+    last = int(pipeline.stages > 1)
+    middle = max(pipeline.stages - 2, 0)
+    forward, backward = (
+        tuple(np.array([side[i]]) for i in (0, min(1, pipeline.stages - 1), -1))
+        for side in (costs.forward_s, costs.backward_s)
+    )
+    runs = Runs(
+        counts=(np.array([1]), np.array([middle]), np.array([last])),
+        forward_s=forward,
+        backward_s=backward,
+        transfer_s=np.array([costs.send_forward_s.min()]),
     )
     bound_s = makespan_bound_s(
-        schedule, stages, pp=pp, virtual_stages=chunks, micro_batches=m
-    )
+        schedule,
+        runs,
+        virtual_stages=np.array([chunks]),
+        micro_batches=np.array([m]),
+    )[0]
     makespan_s = simulate(*pipeline, costs).compute_end_s.max()
     return float(makespan_s / bound_s) - 1
 
@@ -182,7 +192,7 @@ def print_bound_speeds() -> None:
             transfer_s=random.uniform(0, 0.15, FAST_ENOUGH),
         )
         m = pp * random.integers(1, 9, FAST_ENOUGH)
-        bound = partial(runs_bound_s, schedule, runs)
+        bound = partial(makespan_bound_s, schedule, runs)
         took_s = best_s(partial(bound, virtual_stages=v, micro_batches=m), 3)
         print(f"{schedule:16}{FAST_ENOUGH / took_s:12,.0f} a second")
 

@@ -6,66 +6,51 @@ holds the two equal, and both at most what the simulation says.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from costmodel.closed_form import Passes, makespan_s
-from costmodel.columns import SCHEDULES
-from costmodel.data_parallel import buckets_of, reduce_tail_s
+from costmodel.data_parallel import buckets_of
+from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.layout import Layout
 from costmodel.layout_price import LayoutPricer
 from costmodel.machine import Machine
+from costmodel.makespan import Runs, makespan_bound_s
 from costmodel.placement import always_crosses
 from costmodel.stage import StagePrice
 from costmodel.transfers import boundary_s
-from profiles.errors import Unsupported
 from profiles.job import Job
 
 
 def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
-    """At least the seconds of a step of *layout*, in closed form.
-
-    Raises Unsupported for stages that are not first, alike in the middle, and last.
-    """
+    """At least the seconds of a step of *layout*, in closed form."""
     stages = LayoutPricer(job=job, layout=layout, machine=on).stages()
-    kinds, counts = _kinds(layout, stages)
-    passes = Passes(
-        forward_s=tuple(item.forward_s for item in kinds),
-        backward_s=tuple(item.backward_s for item in kinds),
-        counts=tuple(np.asarray(count) for count in counts),
+    makespan = makespan_bound_s(
+        layout.schedule,
+        _runs(stages, _transfer_s(job, layout, on)),
+        virtual_stages=np.array([layout.virtual_stages]),
+        micro_batches=np.array([layout.micro_batches]),
     )
-    makespan = makespan_s(
-        passes,
-        schedule=np.asarray(SCHEDULES.index(layout.schedule)),
-        pp=np.asarray(layout.pp),
-        virtual_stages=np.asarray(layout.virtual_stages),
-        micro_batches=np.asarray(layout.micro_batches),
-        transfer_s=_transfer_s(job, layout, on),
-    )
-    return float(makespan) + _end_s(layout, stages, on)
+    return float(makespan[0]) + _end_s(layout, stages, on)
 
 
-def _kinds(
-    layout: Layout, stages: list[StagePrice]
-) -> tuple[tuple[StagePrice, ...], tuple[int, ...]]:
-    """(first, low, high, last) and how many of each there are."""
-    sizes = [stage.body for stage in layout.stages]
-    middle = sizes[1:-1]
-    low, high = min(middle, default=0), max(middle, default=0)
-    if middle != sorted(middle) or high - low > 1:
-        raise Unsupported("a closed form needs middle stages of n, then n + 1, layers")
-    of_size = dict(zip(middle, stages[1:-1], strict=True))
-    light = of_size.get(low, stages[0])
-    heavy = of_size.get(high, stages[0])
-    several = high > low
-    counts = (
-        1,
-        middle.count(low),
-        middle.count(high) if several else 0,
-        int(len(stages) > 1),
+def _runs(stages: list[StagePrice], transfer_s: Any) -> Runs:
+    """The first stage, runs of equal middle ones, and the last."""
+    first, *middle = [
+        (float(item.forward_s), float(item.backward_s)) for item in stages
+    ]
+    last = middle[-1:]
+    runs = [(pair, len(list(equal))) for pair, equal in groupby(middle[:-1])]
+    runs = [(first, 1), *runs, *((pair, 1) for pair in last)]
+    if not last:
+        runs.append((first, 0))
+    return Runs(
+        counts=tuple(np.array([count]) for _, count in runs),
+        forward_s=tuple(np.array([pair[0]]) for pair, _ in runs),
+        backward_s=tuple(np.array([pair[1]]) for pair, _ in runs),
+        transfer_s=np.array([float(transfer_s)]),
     )
-    return (stages[0], light, heavy, stages[-1]), counts
 
 
 def _transfer_s(job: Job, layout: Layout, on: Machine) -> Any:
@@ -101,8 +86,8 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
     tail = reduce_tail_s(
         np.asarray(behind),
         stages[0].backward_s,
-        buckets_of(stages[0].parameters, layout.precision, on),
-        overlapped=overlapped,
+        buckets=buckets_of(stages[0].parameters, layout.precision, on),
+        overlap=overlapped,
     )
     steps = (sum(float(i.step_s + i.gather_s) for i in held) for held in ranks)
     return float(tail) + max(steps)

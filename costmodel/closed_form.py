@@ -1,28 +1,21 @@
-"""The step of a uniform layout in closed form: a lower bound of its simulation.
+"""The pipelines of uniform candidates in closed form, row by row of columns.
 
-A pipeline's makespan is at least every path through its dependencies:
-
-    one stage      what comes before it, its m forwards and backwards, what follows
-    round trips    under 1F1B a stage starts micro-batch i + p after the backward of i
-                   has come back, so every p micro-batches cost one trip there and back
-                   (this is where transfers that nothing hides show up)
-    both phases    GPipe's forwards all end before its first backward
-
-The step then ends on the rank whose gradients are reduced last. Everything is an
-array over candidates; a stage kind stands for all stages like it.
+`stage_kinds` says how a model's layers fall into a first, middle and last stage;
+`makespan_s` is at least what the simulation of each row takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.columns import SCHEDULES
+from costmodel.makespan import Runs, makespan_bound_s
+
 Array = NDArray[Any]
-ONE_F_ONE_B, GPIPE, INTERLEAVED = range(3)  # indices into columns.SCHEDULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,113 +58,39 @@ class Passes:
     backward_s: tuple[Array, ...]
     counts: tuple[Array, ...]
 
-    def sums(self, values: tuple[Array, ...], kinds: int = 4) -> Array:
-        """Seconds of the first *kinds* kinds together, every stage counted."""
-        pairs = zip(self.counts[:kinds], values[:kinds], strict=True)
-        return np.asarray(sum(count * value for count, value in pairs))
-
-    @property
-    def both_s(self) -> tuple[Array, ...]:
-        pairs = zip(self.forward_s, self.backward_s, strict=True)
-        return tuple(forward + backward for forward, backward in pairs)
-
 
 def makespan_s(
     passes: Passes,
     *,
     schedule: Array,
-    pp: Array,
     virtual_stages: Array,
     micro_batches: Array,
     transfer_s: Array,
 ) -> Array:
-    """At least the seconds from the first forward to the last backward."""
-    m, c = micro_batches, transfer_s
-    one_f = np.maximum(_one_stage(passes, m, c), _round_trips(passes, pp, m, c))
-    phases = _phase(passes, passes.forward_s, m, c) + _phase(
-        passes, passes.backward_s, m, c
-    )
-    woven = _interleaved(passes, pp, virtual_stages, m, c)
-    return np.where(
-        schedule == ONE_F_ONE_B, one_f, np.where(schedule == GPIPE, phases, woven)
-    )
+    """At least the seconds from the first forward to the last backward of each row.
 
-
-def _before(passes: Passes, values: tuple[Array, ...], kind: int) -> Array:
-    """Seconds of all stages before the last one of *kind*."""
-    here = passes.sums(values, kind + 1)
-    return np.asarray(here - np.where(passes.counts[kind] > 0, values[kind], 0))
-
-
-def _one_stage(passes: Passes, m: Array, c: Array) -> Array:
-    both = passes.both_s
-    most: Array = np.zeros(())
-    for kind, count in enumerate(passes.counts):
-        stages_before = sum(passes.counts[: kind + 1]) - 1
-        path = _before(passes, both, kind) + 2 * stages_before * c + m * both[kind]
-        most = np.maximum(most, np.where(count > 0, path, 0))
-    return most
-
-
-def _round_trips(passes: Passes, pp: Array, m: Array, c: Array) -> Array:
-    """Trips from the head of a window of stages to the end and back.
-
-    Windows start at the first stage, the first low, the first high and the last high
-    one. Under 1F1B stage s holds p − s micro-batches, so that a window of n stages
-    makes (m − 1) // n + 1 trips; what is left over passes its slowest stage once more.
+    *schedule* holds indices into `columns.SCHEDULES`; `makespan` has the paths.
     """
-    both = passes.both_s
-    total, most = passes.sums(both), np.zeros(())
-    slowest = _slowest(passes)
-    for before, skipped in _windows(passes):
-        n = np.maximum(pp - skipped, 1)
-        trip = total - before + 2 * (n - 1) * c
-        trips, rest = (m - 1) // n, (m - 1) % n
-        extra = np.where((skipped == 0) & (trips > 0), slowest, both[3])
-        path = before + 2 * skipped * c + (trips + 1) * trip + rest * extra
-        most = np.maximum(most, np.where(skipped < pp, path, 0))
-    return most
-
-
-def _windows(passes: Passes) -> Iterator[tuple[Array, Array]]:
-    """(seconds before, stages before) of the windows that are tried."""
-    both, counts = passes.both_s, passes.counts
-    for kind in range(4):
-        yield passes.sums(both, kind), np.asarray(sum(counts[:kind], np.asarray(0)))
-    last_high = np.maximum(counts[2] - 1, 0)
-    yield (
-        passes.sums(both, 2) + last_high * both[2],
-        counts[0] + counts[1] + last_high,
+    groups = (passes.counts, passes.forward_s, passes.backward_s)
+    flat = [item for group in groups for item in group]
+    wide = np.broadcast_arrays(
+        *flat, schedule, virtual_stages, micro_batches, transfer_s
     )
-
-
-def _slowest(passes: Passes) -> Array:
-    most: Array = np.zeros(())
-    for count, both in zip(passes.counts, passes.both_s, strict=True):
-        most = np.maximum(most, np.where(count > 0, both, 0))
-    return most
-
-
-def _phase(passes: Passes, values: tuple[Array, ...], m: Array, c: Array) -> Array:
-    """Equal jobs through a line of stages: all once, and m − 1 more of the slowest."""
-    slowest: Array = np.zeros(())
-    for count, value in zip(passes.counts, values, strict=True):
-        slowest = np.maximum(slowest, np.where(count > 0, value, 0))
-    hops = sum(passes.counts) - 1
-    return np.asarray(passes.sums(values) + hops * c + (m - 1) * slowest)
-
-
-def _interleaved(
-    passes: Passes, pp: Array, virtual_stages: Array, m: Array, c: Array
-) -> Array:
-    """A rank's whole work, after the first arrival and before the last departure."""
-    both, v = passes.both_s, virtual_stages
-    middle = np.where(passes.counts[1] > 0, both[1], both[2])
-    first_rank = m * (both[0] + (v - 1) * middle)
-    before = both[0] + np.maximum(pp - 2, 0) * middle + 2 * (pp - 1) * c
-    last_rank = before + m * (both[3] + (v - 1) * middle)
-    inner = both[0] + np.maximum(pp - 3, 0) * middle + 2 * np.maximum(pp - 2, 0) * c
-    middle_rank = np.where(pp > 2, inner + m * v * middle, 0)
-    once = passes.sums(both) + 2 * (pp * v - 1) * c
-    ends, inside = np.maximum(first_rank, last_rank), np.maximum(middle_rank, once)
-    return np.asarray(np.maximum(ends, inside))
+    *stages, codes, chunks, batches, transfers = (np.ravel(item) for item in wide)
+    kinds = len(passes.counts)
+    found: Array = np.zeros(codes.shape)
+    for code in np.unique(codes):
+        rows = codes == code
+        here = [item[rows] for item in stages]
+        found[rows] = makespan_bound_s(
+            SCHEDULES[int(code)],
+            Runs(
+                counts=tuple(here[:kinds]),
+                forward_s=tuple(here[kinds : 2 * kinds]),
+                backward_s=tuple(here[2 * kinds :]),
+                transfer_s=transfers[rows],
+            ),
+            virtual_stages=chunks[rows],
+            micro_batches=batches[rows],
+        )
+    return found.reshape(wide[0].shape)

@@ -108,19 +108,6 @@ def exposed_s(
     return first + np.maximum((communication_s - compute_s) * rest, 0)
 
 
-def reduce_tail_s(
-    reduce_s: Array, backward_s: Array, buckets: Array, *, overlapped: bool
-) -> Array:
-    """Seconds that a gradient reduction lasts beyond the backward it lies behind.
-
-    The closed form of `gradient_reduction`, for arrays and an idle link.
-    """
-    if not overlapped:
-        return reduce_s
-    last = reduce_s / buckets
-    return np.maximum(last, reduce_s - backward_s * (1 - 1 / buckets))
-
-
 def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Array:
     """How many buckets the gradients of *parameters* travel in."""
     size = parameters * precision.gradient.bytes

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from costmodel.atoms import Atom, atom, block_prices
 from costmodel.closed_form import Kinds, Passes, makespan_s, stage_kinds
 from costmodel.columns import RECOMPUTES, SCHEDULES, Columns
-from costmodel.data_parallel import DataParallel, buckets_of, reduce_tail_s
+from costmodel.data_parallel import DataParallel, buckets_of
+from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.in_flight import peak_in_flight
 from costmodel.layout import CP_KINDS
 from costmodel.machine import Machine
@@ -125,7 +126,6 @@ class _Grid:
         makespan = makespan_s(
             passes,
             schedule=columns.schedule,
-            pp=columns.pp,
             virtual_stages=columns.virtual_stages,
             micro_batches=self.micro_batches,
             transfer_s=self._transfer_s(),
@@ -136,8 +136,8 @@ class _Grid:
         tail = reduce_tail_s(
             behind,
             first.backward_s,
-            buckets_of(first.parameters, self.policy, self.on),
-            overlapped=overlapped,
+            buckets=buckets_of(first.parameters, self.policy, self.on),
+            overlap=overlapped,
         )
         ends = [
             self._on_rank(end, "step_s") + self._on_rank(end, "gather_s")

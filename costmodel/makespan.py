@@ -1,10 +1,11 @@
 """What no pipeline's compute can beat: longest paths through its dependencies.
 
 A lower bound of the seconds from a step's first forward to its last backward, before
-gradients and the optimizer. It broadcasts over arrays of candidates [..., stages] that
-share schedule, pp and virtual_stages. Each term is a path that the schedule has, so
-the bound holds to rounding whatever the costs; where transfers do not queue it is
-exact for gpipe, and for 1f1b and interleaved within 1 % on nine cases of ten
+gradients and the optimizer, for many candidates at once. A pipeline is a few *runs* of
+equal stages: the first stage, the middle ones (some with one layer more), the last;
+one transfer time serves all boundaries, and nothing loops over stages. Each term is a
+path that the schedule has, so the bound holds to rounding whatever the costs; it is
+exact for gpipe, and within 1 % for 1f1b and interleaved on nine cases of ten
 (`benchmarks/timeline.py`).
 
 A path goes *down* (forwards to the next stage), *up* (backwards), or along one rank's
@@ -15,134 +16,167 @@ followed by a backward. From there a path goes
     windows  up to s, where the next forward waits for that backward, and down to e
              again: e − s + 1 micro-batches each time, in Σ (f + b) + Σ transfers.
              (This is where transfers that nothing hides show up.)
+
+Here s and e are ends of runs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodel.makespan_interleaved import interleaved_bound_s
-from costmodel.schedule import require_schedule
-from costmodel.stage_line import Array, Line
-from profiles.errors import InvalidSpec
+from costmodel.makespan_interleaved import Ends, interleaved_bound_s
+from costmodel.schedule import SCHEDULES
+from profiles.errors import UnknownName
 
-
-def makespan_bound_s(
-    schedule: str,
-    stages: Line,
-    *,
-    pp: int,
-    virtual_stages: int,
-    micro_batches: int,
-) -> Array:
-    """Seconds that the compute of a step takes at least, shaped like the candidates.
-
-    Raises as `schedule.require_schedule`, and InvalidSpec for another number of stages.
-    """
-    require_schedule(schedule, pp, virtual_stages, micro_batches)
-    if stages.forward_s.shape[-1] != pp * virtual_stages:
-        raise InvalidSpec(
-            f"times of {stages.forward_s.shape[-1]} stages for pp={pp} and "
-            f"virtual_stages={virtual_stages}; give {pp * virtual_stages}"
-        )
-    if schedule == "interleaved":
-        return interleaved_bound_s(stages, virtual_stages, micro_batches)
-    if schedule == "gpipe" and pp > 1:
-        return _two_phases(stages, micro_batches)
-    return _one_f_one_b(stages, micro_batches)
-
-
-def _two_phases(stages: Line, micro_batches: int) -> Array:
-    """All forwards, then all backwards: each phase waits for its slowest part."""
-    once = (
-        stages.before_s[..., -1]
-        + stages.forward_s[..., -1]
-        + stages.backward_s[..., -1]
-        + stages.after_s[..., -1]
-    )
-    slowest_down = np.maximum(stages.forward_s, stages.down_s).max(axis=-1)
-    slowest_up = np.maximum(stages.backward_s, stages.up_s).max(axis=-1)
-    return np.asarray(once + (micro_batches - 1) * (slowest_down + slowest_up))
-
-
-def _one_f_one_b(stages: Line, micro_batches: int) -> Array:
-    """The longest path over all pairs of stages s <= e."""
-    both = stages.forward_s + stages.backward_s
-    count = both.shape[-1]
-    s, e = np.arange(count)[:, None], np.arange(count)[None, :]
-    paths = _Paths(
-        s=s,
-        e=e,
-        micro_batches=micro_batches,
-        inside=e >= s,
-        both=both,
-        there_and_back=stages.before_s + both + stages.after_s,
-        slowest_f=np.maximum.accumulate(stages.forward_s, axis=-1),
-        slowest_b=np.maximum.accumulate(stages.backward_s, axis=-1),
-    )
-    longest = np.maximum(paths.along(), paths.windows())
-    return np.asarray(np.where(paths.inside, longest, 0.0).max(axis=(-2, -1)))
+Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Paths:
-    """Paths that turn at stage e, [..., s, e].
+class Runs:
+    """Runs of equal stages in model order, each an array over candidates.
 
-    `slowest_f` and `slowest_b` are over a stage and those above it.
+    The first run is one stage; the last is one too, or none where the pipeline has
+    a single stage. A run of no stages is skipped. `transfer_s` is one way.
     """
 
-    s: Array
-    e: Array
-    inside: Array
-    micro_batches: int
-    both: Array
-    there_and_back: Array
-    slowest_f: Array
-    slowest_b: Array
+    counts: tuple[Array, ...]
+    forward_s: tuple[Array, ...]
+    backward_s: tuple[Array, ...]
+    transfer_s: Array
 
     @property
-    def fill(self) -> Array:
-        """Micro-batches that stage e takes in before its first backward."""
-        behind = self.both.shape[-1] - 1 - self.e
-        return np.asarray(np.minimum(behind, self.micro_batches - 1))
+    def both_s(self) -> tuple[Array, ...]:
+        pairs = zip(self.forward_s, self.backward_s, strict=True)
+        return tuple(forward + backward for forward, backward in pairs)
 
-    def along(self) -> Array:
-        """Down, back up to stage s, and along its stream; or the mirror image.
+    @property
+    def stages(self) -> Array:
+        return np.asarray(sum(self.counts))
 
-        The micro-batches that s has no pair of passes for pass the slowest stage above
-        it once; those that fill stage e pass the slowest stage above that.
-        """
-        behind = self.both.shape[-1] - 1 - self.s
-        pairs = np.maximum(self.micro_batches - 1 - behind, 0)
-        single = self.micro_batches - 1 - pairs
-        down_e, up_e = self.slowest_f[..., None, :], self.slowest_b[..., None, :]
-        down_s, up_s = self.slowest_f[..., :, None], self.slowest_b[..., :, None]
-        once = np.maximum(
-            self.fill * down_e + single * up_s, self.fill * up_e + single * down_s
+    def slowest(self, values: tuple[Array, ...]) -> list[Array]:
+        """The largest of *values* up to each run, of the runs that are there."""
+        pairs = zip(self.counts, values, strict=True)
+        there = (np.where(count > 0, value, 0.0) for count, value in pairs)
+        return list(accumulate(there, np.maximum))
+
+    def total(self, values: tuple[Array, ...]) -> Array:
+        pairs = zip(self.counts, values, strict=True)
+        return np.asarray(sum(count * value for count, value in pairs))
+
+
+def makespan_bound_s(
+    schedule: str, runs: Runs, *, virtual_stages: Array, micro_batches: Array
+) -> Array:
+    """Seconds that the compute of each candidate takes at least.
+
+    All candidates have the same *schedule*; numbers that `schedule.require_schedule`
+    refuses are not caught here. Raises UnknownName.
+    """
+    if schedule not in SCHEDULES:
+        raise UnknownName("schedule", schedule, SCHEDULES)
+    if schedule == "interleaved":
+        return interleaved_bound_s(
+            forward=_ends(runs, runs.forward_s),
+            backward=_ends(runs, runs.backward_s),
+            transfer_s=runs.transfer_s,
+            pp=runs.stages // virtual_stages,
+            chunks=virtual_stages,
+            micro_batches=micro_batches,
         )
-        trip = self.there_and_back[..., None, :]
-        return np.asarray(trip + pairs * self.both[..., :, None] + once)
+    if schedule == "gpipe":
+        accumulated = micro_batches * runs.both_s[0]
+        phases = _two_phases(runs, micro_batches)
+        return np.where(runs.stages > 1, phases, accumulated)
+    return _Woven(runs, micro_batches).longest()
 
-    def windows(self) -> Array:
-        """Down, and then through the window s … e as often as it goes, or once.
 
-        What is left over passes the slowest stage of the window, or a smaller one.
-        """
-        n = np.maximum(self.e - self.s + 1, 1)
-        rest = self.micro_batches - 1 - self.fill
+def _ends(runs: Runs, values: tuple[Array, ...]) -> Ends:
+    """The first stage, the last, and the least of those between: a bound of all."""
+    pairs = zip(runs.counts[1:-1], values[1:-1], strict=True)
+    between = [np.where(count > 0, value, np.inf) for count, value in pairs]
+    least = np.minimum.reduce(between)
+    middle = np.where(np.isfinite(least), least, 0.0)
+    return Ends(first=values[0], middle=middle, last=values[-1])
+
+
+def _two_phases(runs: Runs, micro_batches: Array) -> Array:
+    """GPipe: all forwards, then all backwards, each at the pace of its slowest part."""
+    once = runs.total(runs.both_s) + 2 * (runs.stages - 1) * runs.transfer_s
+    slowest_f = np.maximum(runs.slowest(runs.forward_s)[-1], runs.transfer_s)
+    slowest_b = np.maximum(runs.slowest(runs.backward_s)[-1], runs.transfer_s)
+    return np.asarray(once + (micro_batches - 1) * (slowest_f + slowest_b))
+
+
+class _Woven:
+    """Paths of 1f1b between the ends of runs."""
+
+    def __init__(self, runs: Runs, micro_batches: Array) -> None:
+        self.runs, self.after_first = runs, micro_batches - 1
+        self.both, self.round_trip_s = runs.both_s, 2 * runs.transfer_s
+        self.last = [total - 1 for total in accumulate(runs.counts)]
+        pairs = zip(self.last, runs.counts, strict=True)
+        self.first = [last + 1 - count for last, count in pairs]
+        self.slowest_f = runs.slowest(runs.forward_s)
+        self.slowest_b = runs.slowest(runs.backward_s)
+
+    def longest(self) -> Array:
+        most = np.zeros(())
+        for end, count in enumerate(self.runs.counts):
+            slowest = np.zeros(())
+            for start in range(end, -1, -1):
+                there = self.runs.counts[start] > 0
+                slowest = np.maximum(slowest, np.where(there, self.both[start], 0.0))
+                paths = [self._window(start, end, slowest)]
+                paths += [self._along(start, s, end) for s in self._edges(start, end)]
+                best = np.maximum.reduce(paths)
+                most = np.maximum(most, np.where(there & (count > 0), best, 0.0))
+        return np.asarray(most)
+
+    def _edges(self, start: int, end: int) -> list[Array]:
+        edges = [self.first[start], self.last[start]]
+        return edges if start < end else edges[:1]
+
+    def _trip(self, stage: Array) -> Array:
+        """Down to *stage* and back, with its own passes."""
+        passes = sum(
+            both * np.clip(stage + 1 - first, 0, count)
+            for both, first, count in zip(
+                self.both, self.first, self.runs.counts, strict=True
+            )
+        )
+        return np.asarray(passes + stage * self.round_trip_s)
+
+    def _fill(self, end: int) -> Array:
+        behind = self.runs.stages - 1 - self.last[end]
+        return np.asarray(np.minimum(behind, self.after_first))
+
+    def _along(self, start: int, stage: Array, end: int) -> Array:
+        fill = self._fill(end)
+        pairs = np.maximum(self.after_first - (self.runs.stages - 1 - stage), 0)
+        single = self.after_first - pairs
+        once = np.maximum(
+            fill * self.slowest_f[end] + single * self.slowest_b[start],
+            fill * self.slowest_b[end] + single * self.slowest_f[start],
+        )
+        return np.asarray(self._trip(self.last[end]) + pairs * self.both[start] + once)
+
+    def _window(self, start: int, end: int, slowest: Array) -> Array:
+        e, fill, trip = self.last[end], self._fill(end), self._trip(self.last[end])
+        n = np.maximum(e - self.first[start] + 1, 1)
+        rest = self.after_first - fill
         times, left = np.divmod(rest, n)
-        trip = self.there_and_back[..., None, :]
-        window = trip - (self.there_and_back - self.both)[..., :, None]
-        within = np.where(self.inside, self.both[..., None, :], 0.0)
-        slowest = np.maximum.accumulate(within, axis=-1)
-        smaller = window[..., np.clip(self.e - left + 1, 0, self.e), self.e]
+        window = trip - self._trip(self.first[start]) + self.both[start]
+        smaller = trip - self._trip(e - left) - self.round_trip_s
         over = np.maximum(
-            left * np.where(times > 0, slowest, within),
+            left * np.where(times > 0, slowest, self.both[end]),
             np.where(left > 0, smaller, 0.0),
         )
         often = times * window + over
         once = np.where(times > 0, window + (rest - n) * slowest, 0.0)
-        turns = self.fill * (self.slowest_f + self.slowest_b)[..., None, :]
+        turns = fill * (self.slowest_f[end] + self.slowest_b[end])
         return np.asarray(trip + turns + np.maximum(often, once))

@@ -8,93 +8,155 @@ forwards, so each *lead* has a *drain*. The paths:
     whole   down to rank r in chunk 0, the whole work of the rank, up
     turns   lead to forward w of rank e, turn there, up to a rank x <= e, along its
             stream, down to a rank e' >= x, turn there, and drain
+
+Here from three kinds of stages: the first, the least of the middle ones, and the last,
+along the streams of the first rank, the outer middle ranks and the last rank.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
-from costmodel.stage_line import Array, Line, exclusive_sum
-
-_NEVER = -np.inf
+Array = NDArray[Any]
 
 
-def interleaved_bound_s(stages: Line, chunks: int, micro_batches: int) -> Array:
-    """As `makespan.makespan_bound_s`, for arrays [..., stages]."""
-    pp = stages.forward_s.shape[-1] // chunks
-    shape = (*stages.forward_s.shape[:-1], chunks, pp)
-    forward, backward = (
-        stages.forward_s.reshape(shape),
-        stages.backward_s.reshape(shape),
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ends:
+    """Seconds of a pass through the first, any middle and the last virtual stage."""
+
+    first: Array
+    middle: Array
+    last: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Shape:
+    pp: Array
+    chunks: Array
+    micro_batches: Array
+    transfer_s: Array
+
+    def warm_up(self, rank: Array) -> Array:
+        return np.asarray((self.chunks - 1) * self.pp + 2 * (self.pp - 1 - rank))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rank:
+    """One direction of a rank's passes, as a path meets them."""
+
+    before_s: Array  # of the rank, in chunk 0
+    work_s: Array  # all of its passes
+    lead_s: Array  # up to and with the one that is turned at
+    newest_s: Array  # one pass through its last chunk
+    between_s: Array  # its passes but for the first w + 1 and the last one
+
+
+def interleaved_bound_s(
+    *,
+    forward: Ends,
+    backward: Ends,
+    transfer_s: Array,
+    pp: Array,
+    chunks: Array,
+    micro_batches: Array,
+) -> Array:
+    """As `makespan_runs.runs_bound_s`."""
+    shape = _Shape(
+        pp=pp, chunks=chunks, micro_batches=micro_batches, transfer_s=transfer_s
     )
-    work = micro_batches * (forward + backward).sum(axis=-2)
-    whole = stages.before_s[..., :pp] + work + stages.after_s[..., :pp]
-    turns = _turns(stages, forward, backward, micro_batches)
-    return np.asarray(np.maximum(whole.max(axis=-1), turns.max(axis=-1)))
+    down = (_last_rank(forward, shape), _last_rank(backward, shape))
+    most = _along(pp - 1, down, down, (forward, backward), shape)
+    first = (_first_rank(forward, shape), _first_rank(backward, shape))
+    most = np.maximum(most, _along(pp * 0, first, down, (forward, backward), shape))
+    for rank in (pp * 0 + 1, pp - 2):
+        middle = (
+            _middle_rank(forward, shape, rank),
+            _middle_rank(backward, shape, rank),
+        )
+        path = _along(rank, middle, down, (forward, backward), shape)
+        most = np.maximum(most, np.where(pp > 2, path, 0.0))
+    return np.asarray(most)
 
 
-def _turns(stages: Line, forward: Array, backward: Array, micro_batches: int) -> Array:
-    """[..., x]: the longest path that goes along the stream of rank x."""
-    chunks, pp = forward.shape[-2:]
-    last = micro_batches * chunks - 1
-    rank = np.arange(pp)
-    warm_up = (chunks - 1) * pp + 2 * (pp - 1 - rank)
-    # Forward w of a rank, and backward w counted from the end, are of this chunk.
-    reached = np.minimum(warm_up // pp % chunks, chunks - 1)
-    can_turn = warm_up <= last
-    lead = _lead(stages.forward_s, stages.down_s, chunks) + forward[..., reached, rank]
-    drain = _lead(stages.backward_s, stages.up_s, chunks) + backward[..., reached, rank]
-    turn_up = np.where(can_turn, lead + backward[..., -1, :], _NEVER)
-    turn_down = np.where(can_turn, drain + forward[..., -1, :], _NEVER)
-    arrive = _best_below(turn_up, stages.after_s[..., -pp:])
-    leave = _best_below(turn_down, stages.before_s[..., -pp:])
-    between = _between(forward, warm_up, micro_batches) + _between(
-        backward, warm_up, micro_batches
-    )
-    along = np.where(warm_up < last, arrive + between + leave, _NEVER)
-    only = np.where(warm_up == last, lead + drain, _NEVER)  # one forward, one backward
-    return np.maximum(along, only)
+def _along(
+    rank: Array,
+    own: tuple[_Rank, _Rank],
+    last: tuple[_Rank, _Rank],
+    ends: tuple[Ends, Ends],
+    shape: _Shape,
+) -> Array:
+    """The longest path along a rank's stream, turning there or at the last rank.
 
-
-def _lead(pass_s: Array, send_s: Array, chunks: int) -> Array:
-    """[..., e]: seconds before forward w of rank e, over forwards alone.
-
-    In round 0 the forward of micro-batch i on stage s comes after those of i on
-    s − 1, of i − 1 on s, and (i = 0) of the last one on s − pp: the same rank's chunk
-    before. A path to (0, s) has j such *jumps*, each after pp − 1 steps along one
-    stage. The last 2·(pp − 1 − e) steps are along one stage too; ranks for which they
-    do not fit in the round are left out.
+    Pairs are (forward, backward).
     """
-    stages = pass_s.shape[-1]
-    pp = stages // chunks
-    down = exclusive_sum(pass_s + send_s)
-    steps = (pp - 1) * pass_s - down
-    at = best = down
-    for _ in range(chunks - 1):
-        jump = np.maximum.accumulate(at + steps, axis=-1) + down + pass_s
-        landed = jump[..., :-pp] - down[..., pp:]
-        at = np.full_like(down, _NEVER)
-        at[..., pp:] = np.maximum.accumulate(landed, axis=-1) + down[..., pp:]
-        best = np.maximum(best, at)
-    rank = np.arange(pp)
-    ahead = 2 * (pp - 1 - rank)[:, None]
-    there = np.arange(stages) <= (stages - pp + rank)[:, None]
-    along = (best - down)[..., None, :] + ahead * pass_s[..., None, :]
-    along = np.where(there & (ahead < pp), along, _NEVER)
-    return np.asarray(along.max(axis=-1) + down[..., -pp:])
+    whole = sum(one.before_s + one.work_s for one in own)
+    steps = shape.pp - 1 - rank
+    stream = own[0].between_s + own[1].between_s
+    for way, back in ((0, 1), (1, 0)):  # arrive, and the mirror image: leave
+        here = own[way].lead_s + own[back].newest_s
+        there = last[way].lead_s + last[back].newest_s
+        between = steps * (ends[back].middle + shape.transfer_s)
+        stream = stream + np.maximum(here, there + between)
+    passes = shape.chunks * shape.micro_batches
+    turns = np.where(shape.warm_up(rank) < passes - 1, stream, 0.0)
+    return np.asarray(np.maximum(whole, turns))
 
 
-def _between(pass_s: Array, warm_up: Array, micro_batches: int) -> Array:
-    """A rank's passes but for the first w + 1 and the last one."""
-    chunks, pp = pass_s.shape[-2:]
-    rounds, rest = np.divmod(warm_up + 1, pp * chunks)
-    chunk = np.arange(chunks)[:, None]
-    done = rounds * pp + np.clip(rest - chunk * pp, 0, pp)
-    left = micro_batches - done
-    return np.asarray((left * pass_s).sum(axis=-2) - pass_s[..., -1, :])
+def _first_rank(passes: Ends, shape: _Shape) -> _Rank:
+    """Chunk 0 holds the first stage: it is passed 2·pp − 2 times before the turn."""
+    pp, more, m = shape.pp, shape.chunks - 1, shape.micro_batches
+    first, middle = passes.first, passes.middle
+    ring = np.maximum(first + (pp - 1) * middle + pp * shape.transfer_s - pp * first, 0)
+    rings = ring + (more - 1) * pp * shape.transfer_s
+    work = m * (first + more * middle)
+    lead = (2 * pp - 1) * first + more * pp * middle
+    return _Rank(
+        before_s=np.zeros(()),
+        work_s=work,
+        lead_s=lead + rings,
+        newest_s=middle,
+        between_s=work - lead - middle,
+    )
 
 
-def _best_below(turn: Array, distance: Array) -> Array:
-    """For each rank x the best *turn* at a rank e >= x, and the way between."""
-    best = np.maximum.accumulate((turn + distance)[..., ::-1], axis=-1)[..., ::-1]
-    return np.asarray(best - distance)
+def _middle_rank(passes: Ends, shape: _Shape, rank: Array) -> _Rank:
+    middle, c = passes.middle, shape.transfer_s
+    before = passes.first + (rank - 1) * middle + rank * c
+    work = shape.micro_batches * shape.chunks * middle
+    lead = (shape.warm_up(rank) + 1) * middle
+    return _Rank(
+        before_s=before,
+        work_s=work,
+        lead_s=before + lead + (shape.chunks - 1) * shape.pp * c,
+        newest_s=middle,
+        between_s=work - lead - middle,
+    )
+
+
+def _last_rank(passes: Ends, shape: _Shape) -> _Rank:
+    """Its last chunk holds the last stage: the lead to it may jump 0, 1 … v − 1 times.
+
+    A jump trades pp stages for pp passes of one stage; what is linear in the number
+    of jumps is largest at an end, but the first jump alone may use the first stage.
+    """
+    pp, more, m, c = shape.pp, shape.chunks - 1, shape.micro_batches, shape.transfer_s
+    first, middle, last = passes.first, passes.middle, passes.last
+    stages = pp * shape.chunks
+    lead = first + (stages - 2) * middle + (stages - 1) * c
+    for jumps in (1, more):
+        steps = np.maximum(first, middle) + (jumps - 1) * middle
+        left = stages - 1 - jumps * pp
+        path = (pp - 1) * steps + first + (left + jumps - 1) * middle + left * c
+        lead = np.maximum(lead, path)
+    work = m * (more * middle + last)
+    return _Rank(
+        before_s=np.asarray(first + (pp - 2) * middle + (pp - 1) * c),
+        work_s=work,
+        lead_s=lead + last,
+        newest_s=last,
+        between_s=work - more * pp * middle - 2 * last,
+    )

@@ -127,8 +127,11 @@ def job_of(
             batch = raised
         assumed["global_batch"] = batch
     spec = model.spec
-    learned = isinstance(spec, DecoderSpec) and spec.position == "learned"
-    if learned and seq_len > spec.max_positions:
+    if (
+        isinstance(spec, DecoderSpec)
+        and spec.position == "learned"
+        and seq_len > spec.max_positions
+    ):
         assumed["max_positions"] = seq_len
         spec = replace(spec, max_positions=seq_len)
     optimizer = _take(wish.optimizer, "adamw", "optimizer", assumed)

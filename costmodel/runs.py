@@ -69,10 +69,11 @@ def read_runs(path: Path) -> tuple[Run, ...]:
             f"{shown(path)} starts with {','.join(table.header)[:60]!r}; its first "
             f"line must name columns such as {', '.join(QUESTION[:4])}, gpus, tp, pp"
         )
-    return tuple(_run(table, row) for row in range(len(table.rows)))
+    return tuple(run_of(table, row) for row in range(len(table.rows)))
 
 
-def _run(table: Table, row: int) -> Run:
+def run_of(table: Table, row: int) -> Run:
+    """The row numbered *row* of *table*, split up."""
     cells = table.rows[row]
     filled = {
         name: cell

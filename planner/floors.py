@@ -108,7 +108,6 @@ class _Floor:
         return makespan_s(
             Passes(forward_s=sides[0], backward_s=sides[1], counts=counts),
             schedule=table["schedule"],
-            pp=table["pp"],
             virtual_stages=table["virtual_stages"],
             micro_batches=table["micro_batches"],
             transfer_s=np.zeros(()),

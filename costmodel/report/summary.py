@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-_COUNTS: Final = ("rows", "priced", "compared")
+_COUNTS: Final = (("rows", "rows"), ("priced", "priced"), ("compared", "used"))
 _SHARES: Final = (
-    ("step_time_mape", "mean error"),
+    ("step_time_mape", "error"),
     ("step_time_median_ape", "median"),
     ("step_time_bias", "bias"),
     ("kendall_tau", "tau"),
     ("regret", "regret"),
     ("peak_memory_mape", "memory"),
 )
-_LONGEST: Final = 44
+_LONGEST: Final = 40
 
 
 def summary_table(document: Mapping[str, Any]) -> Group:
@@ -44,14 +44,14 @@ def errors_table(title: str, parts: Mapping[str, Mapping[str, Any]]) -> Table:
     """One line a part: rows, how many are priced and compared, and their errors."""
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column(title, no_wrap=True)
-    for name in (*_COUNTS, *(words for _, words in _SHARES)):
-        table.add_column(name, justify="right")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column(title)
+    for _, words in (*_COUNTS, *_SHARES):
+        table.add_column(words, justify="right", no_wrap=True)
     for name, part in parts.items():
         table.add_row(
             name[:_LONGEST] or "(not said)",
-            *(f"{part[count]:,}" for count in _COUNTS),
+            *(f"{part[count]:,}" for count, _ in _COUNTS),
             *(_cell(share, part[share]) for share, _ in _SHARES),
         )
     return table

@@ -29,9 +29,8 @@ def parse_config(document: object, *, what: str, name: str) -> Model:
     config = _Config(document, what)
     kind = config.get("model_type", str)
     if kind not in _READERS:
-        raise Unsupported(
-            f"{what} has model_type {shown(kind)}, which is not read yet; "
-            f"supported: {', '.join(_READERS)}"
+        raise config.unsupported(
+            f"model_type {shown(kind)}", f"supported: {', '.join(_READERS)}"
         )
     try:
         spec, longest = _READERS[kind](config)
@@ -87,9 +86,13 @@ class _Config:
             found = hidden // heads
         return int(found)
 
-    @property
-    def has(self) -> Callable[[str], bool]:
-        return self._keys.__contains__
+    def has(self, key: str) -> bool:
+        return key in self._keys
+
+    def unsupported(
+        self, feature: str, instead: str = "write a model file"
+    ) -> Unsupported:
+        return Unsupported(f"{self._what} has {feature}, not read yet; {instead}")
 
 
 _Read = tuple[DecoderSpec, int]
@@ -206,9 +209,9 @@ def _qwen3_moe(config: _Config) -> _Read:
     step = config.count("decoder_sparse_step", 1)
     leading = len(dense)
     if dense != list(range(leading)) or (dense and step != 1):
-        raise Unsupported(
+        raise config.unsupported(
             "mlp_only_layers that are not the first ones (or beside a "
-            "decoder_sparse_step) are not read yet"
+            "decoder_sparse_step)"
         )
     moe = MoeSpec(
         experts=config.count("num_experts"),
@@ -224,9 +227,9 @@ def _deepseek_v3(config: _Config) -> _Read:
     every = config.count("moe_layer_freq", 1)
     first = config.count("first_k_dense_replace", 0)
     if every < 1 or first % every:
-        raise Unsupported(
+        raise config.unsupported(
             f"first_k_dense_replace={first} that is no multiple of "
-            f"moe_layer_freq={every} is not read yet"
+            f"moe_layer_freq={every}"
         )
     mla = MlaSpec(
         kv_rank=config.count("kv_lora_rank"),

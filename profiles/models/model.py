@@ -71,7 +71,7 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
         )
     entry.setdefault("name", name)
     if family == "decoder":
-        _complete(entry)
+        _complete(entry, what)
     entry.setdefault("seq_len", SEQ_LEN)
     beside = {key: entry.pop(key) for key in _BESIDE if key in entry}
     about = decode(beside, _About, what=what)
@@ -86,13 +86,16 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     )
 
 
-def _complete(entry: dict[str, Any]) -> None:
+def _complete(entry: dict[str, Any], what: str) -> None:
     """Fill in what follows from the rest; wrong types are left for `decode` to name."""
     heads, hidden = entry.get("heads"), entry.get("hidden")
     if isinstance(heads, int) and isinstance(hidden, int):
         entry.setdefault("kv_heads", heads)
-        if heads > 0 and not hidden % heads:
-            entry.setdefault("head_dim", hidden // heads)
+        if "head_dim" not in entry and (heads < 1 or hidden % heads):
+            raise InvalidSpec(
+                f"{what}: heads={heads} does not divide hidden={hidden}; give head_dim"
+            )
+        entry.setdefault("head_dim", hidden // max(heads, 1))
         if not entry.get("gated_mlp"):
             entry.setdefault("ffn_hidden", 4 * hidden)
     if entry.get("position", "learned") == "learned":

@@ -46,9 +46,13 @@ FILES = sorted(catalog.DATA.rglob("*.json"))
 
 
 def numbers_without_source(value: object, covered: bool, place: str) -> Iterator[str]:
-    """Where numbers stand for which neither an object around them gives a source."""
+    """Where numbers stand for which no object around them gives a source.
+
+    A figure (an object with a unit) has its own, whatever stands around it.
+    """
     if isinstance(value, dict):
-        covered = covered or bool(str(value.get("source", "")).strip())
+        own = bool(str(value.get("source", "")).strip())
+        covered = own or (covered and "unit" not in value)
         for key, inner in value.items():
             yield from numbers_without_source(inner, covered, f"{place}.{key}")
     elif isinstance(value, list):
@@ -69,6 +73,8 @@ def test_each_number_of_the_catalogue_has_a_source(path: Path) -> None:
 def test_a_number_without_a_source_would_be_seen() -> None:
     holey = {"a": {"source": "paper", "n": 1}, "b": [{"source": " ", "n": 2}]}
     assert list(numbers_without_source(holey, False, "x")) == ["x.b[0].n"]
+    figure = {"source": "paper", "power": {"value": 1, "unit": "W"}}
+    assert list(numbers_without_source(figure, False, "x")) == ["x.power.value"]
 
 
 @pytest.mark.parametrize("name", device_names())

@@ -1,0 +1,1 @@
+"""Searches that others are measured against, one file each."""

@@ -1,0 +1,79 @@
+"""Exhaustive search: simulates every legal candidate, whether it fits or not.
+
+The oracle that clever searches are tested against: no bound, no order, no shortcut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar, final
+
+import numpy as np
+
+from costmodel.uniform import Uniform
+from planner.problem import Candidate, Problem
+from planner.search import AbstractSearch, Clock, Limits
+from planner.shortlist import Shortlist
+from planner.solution import Counters, Solution, Status
+from planner.space import Space
+from planner.table import length, take
+
+BATCH = 1024  # branches spelled out at a time
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhaustive(AbstractSearch):
+    """Without bounds, what it says is proven only once it has seen everything."""
+
+    name: ClassVar[str] = "exhaustive"
+
+    def solve(self, problem: Problem, limits: Limits) -> Solution:
+        clock = Clock(limits=limits)
+        space = Space(problem=problem)
+        considered = int(space.branches["leaves"].sum())
+        shortlist = Shortlist(problem, limits.runners_up)
+        least, too_big = inf, None
+        for choice in _choices(space):
+            if clock.over:
+                break
+            candidate = shortlist.simulate(choice)
+            seconds = candidate.estimate.step_time_s
+            if not problem.fits(candidate) and seconds < _seconds(too_big):
+                too_big = candidate
+            least = min(least, seconds)
+            clock.tell(shortlist.simulated, shortlist.value, 0.0)
+        complete = shortlist.simulated == considered
+        best, value = shortlist.best, shortlist.value
+        if best is None and not complete:
+            raise clock.out_of_time(considered)
+        status = Status.OPTIMAL if complete else Status.FEASIBLE
+        faster = best is not None and _seconds(too_big) < best.estimate.step_time_s
+        return Solution(
+            search=self.name,
+            status=status if best else Status.INFEASIBLE,
+            best=best,
+            value=value,
+            lower=value if complete else 0.0,
+            lower_step_time_s=least if complete else 0.0,
+            complete=complete,
+            counters=Counters(considered=considered, simulated=shortlist.simulated),
+            seconds=clock.seconds,
+            runners_up=shortlist.runners_up(),
+            too_big=too_big if faster else None,
+        )
+
+
+def _choices(space: Space) -> Iterator[Uniform]:
+    """Every candidate, a batch of branches spelled out at a time."""
+    branches = space.branches
+    for start in range(0, length(branches), BATCH):
+        rows = np.arange(start, min(start + BATCH, length(branches)))
+        leaves = space.leaves(take(branches, rows))
+        yield from (space.choice(leaves, row) for row in range(len(leaves)))
+
+
+def _seconds(candidate: Candidate | None) -> float:
+    return inf if candidate is None else candidate.estimate.step_time_s

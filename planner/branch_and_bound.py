@@ -1,0 +1,106 @@
+"""Branch and bound: columns rank, bounds prune, the simulation judges.
+
+    minimise    value(x)  over the candidates x of the space that fit
+    bound(x)  ≤ value(x)                       closed form of a leaf     → floors
+    floor(b)  ≤ bound(x)  for x in branch b    without data parallelism  → floors
+
+Best first: the candidate with the least bound is simulated next. Once that bound is
+not below the best value found, no candidate that is left can be better: the best is
+proven. Every other search with these bounds simulates at least as many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import ClassVar, final
+
+from planner.frontier import Frontier
+from planner.problem import Candidate, Problem
+from planner.search import AbstractSearch, Clock, Limits
+from planner.shortlist import Shortlist
+from planner.solution import EXACT, Counters, Solution, Status
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchAndBound(AbstractSearch):
+    """Proves its answer; gives up on the last `tolerance` of the gap only after
+    `patience` simulations."""
+
+    name: ClassVar[str] = "branch-and-bound"
+    patience: int = 200
+    tolerance: float = 0.005
+
+    def solve(self, problem: Problem, limits: Limits) -> Solution:
+        clock = Clock(limits=limits)
+        frontier = Frontier(problem)
+        shortlist = Shortlist(problem, limits.runners_up)
+        lower = self._prove(frontier, shortlist, clock)
+        if shortlist.best is None and lower < inf:
+            raise clock.out_of_time(frontier.considered)
+        if shortlist.best is not None:
+            _look_further(frontier, shortlist, clock)
+        runners_up = shortlist.runners_up()
+        best, value = shortlist.best, shortlist.value
+        proven = lower >= value * (1 - EXACT)
+        status = Status.OPTIMAL if proven else Status.FEASIBLE
+        return Solution(
+            search=self.name,
+            status=status if best else Status.INFEASIBLE,
+            best=best,
+            value=value,
+            lower=value if proven else lower,
+            lower_step_time_s=frontier.lower_step_time_s,
+            complete=True,  # the frontier bounds all that was not simulated
+            counters=_counters(frontier, shortlist.simulated),
+            seconds=clock.seconds,
+            runners_up=runners_up,
+            too_big=_too_big(frontier, best),
+        )
+
+    def _prove(self, frontier: Frontier, shortlist: Shortlist, clock: Clock) -> float:
+        """Simulate until no candidate that is left can be better; a lower bound."""
+        while frontier.least < self._enough(shortlist):
+            if clock.over or (choice := frontier.take()) is None:
+                break
+            shortlist.simulate(choice)
+            clock.tell(shortlist.simulated, shortlist.value, frontier.least)
+        return min(frontier.least, shortlist.value)
+
+    def _enough(self, shortlist: Shortlist) -> float:
+        """The bound at which to stop."""
+        tolerance = EXACT if shortlist.simulated < self.patience else self.tolerance
+        return shortlist.value * (1 - tolerance)
+
+
+def _look_further(frontier: Frontier, shortlist: Shortlist, clock: Clock) -> None:
+    """Find runners-up among what is left."""
+    while not clock.over and not shortlist.settled(least := frontier.least):
+        choice = frontier.take()
+        if choice is None:
+            break
+        if shortlist.promising(choice, least):
+            shortlist.simulate(choice)
+        else:
+            shortlist.pass_over(choice, least)
+
+
+def _counters(frontier: Frontier, simulated: int) -> Counters:
+    by_memory = frontier.dropped_for_memory
+    return Counters(
+        considered=frontier.considered,
+        simulated=simulated,
+        by_memory=by_memory,
+        by_value=frontier.considered - simulated - by_memory,
+    )
+
+
+def _too_big(frontier: Frontier, best: Candidate | None) -> Candidate | None:
+    """The fastest candidate that does not fit, if it is faster than the best."""
+    found = frontier.fastest_too_big
+    if found is None or best is None or found[0] >= best.estimate.step_time_s:
+        return None
+    candidate = frontier.problem.simulate(found[1])
+    faster = candidate.estimate.step_time_s < best.estimate.step_time_s
+    return candidate if faster else None

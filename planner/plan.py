@@ -1,0 +1,82 @@
+"""The front door: which layout to take.
+
+    problem → search → solution, checked here whichever search it was
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from costmodel.legality import violations
+from costmodel.machine import Machine, machine
+from costmodel.pins import Pins
+from costmodel.question import default_precision, flash_default
+from planner.problem import Objective, Problem
+from planner.search import AbstractSearch, Limits
+from planner.searches import search_called
+from planner.solution import EXACT, Solution
+from profiles.cluster import Cluster
+from profiles.job import Job
+
+
+def plan(
+    job: Job,
+    cluster: Cluster,
+    *,
+    gpus: int,
+    pins: Pins | None = None,
+    on: Machine | None = None,
+    objective: str = "throughput",
+    search: str | AbstractSearch = "branch-and-bound",
+    precision: str | None = None,
+    memory_limit_bytes: float | None = None,
+    runners_up: int = 5,
+    time_limit_s: float = inf,
+) -> Solution:
+    """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
+
+    *on* is a machine prepared from the cluster (another framework, say); what *pins*
+    fix is not searched; the memory limit is by default what the device offers. If
+    nothing fits, the solution's status says so and `diagnosis.diagnose` says why.
+
+    Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
+    """
+    where = on or machine(cluster)
+    fixed = pins or Pins()
+    flash = fixed.flash_attention
+    limit = memory_limit_bytes
+    problem = Problem(
+        job=job,
+        machine=where,
+        gpus=gpus,
+        pins=fixed,
+        precision=precision or default_precision(cluster),
+        gradient_format=where.software.gradient_format,
+        flash_attention=flash_default(cluster) if flash is None else flash,
+        memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
+        objective=Objective(objective),
+    )
+    chosen = search_called(search) if isinstance(search, str) else search
+    limits = Limits(time_limit_s=time_limit_s, runners_up=runners_up)
+    return solve(problem, chosen, limits)
+
+
+def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
+    """Run *search*, and check what it found: none marks its own homework."""
+    solution = search.solve(problem, limits)
+    check(problem, solution)
+    return solution
+
+
+def check(problem: Problem, solution: Solution) -> None:
+    """Assert that the answer is legal, fits, keeps the pins, and bounds itself."""
+    if solution.best is None:
+        return
+    for candidate in (solution.best, *solution.runners_up):
+        choice = candidate.choice
+        assert not list(violations(choice, problem.job, problem.machine.cluster))
+        assert choice.gpus == problem.gpus, "every GPU is used"
+        assert problem.fits(candidate), "what is recommended fits"
+        assert problem.value(candidate) >= solution.lower * (1 - EXACT)
+    again = problem.simulate(solution.best.choice)
+    assert problem.value(again) == solution.value, "the price is the simulation's"

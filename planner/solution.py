@@ -1,0 +1,66 @@
+"""`Solution`: the answer of a search, and everything needed to argue with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+from planner.problem import Candidate
+
+EXACT = 1e-9  # bounds and simulation add the same numbers in another order
+
+
+class Status(StrEnum):
+    """What is known of the best layout that was found."""
+
+    OPTIMAL = "optimal"  # no candidate has a smaller value
+    FEASIBLE = "feasible"  # one may, by at most the gap
+    INFEASIBLE = "infeasible"  # there is no candidate, or none fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Where the candidates went: each was simulated or ruled out by a bound.
+
+    `by_memory` are those that cannot fit, `by_value` those that cannot be better.
+    """
+
+    considered: int
+    simulated: int
+    by_memory: int = 0
+    by_value: int = 0
+
+    @property
+    def pruned(self) -> int:
+        return self.by_memory + self.by_value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The best candidate with its certificate.
+
+    `lower` is a value that no candidate of the space goes below (0: nothing is known),
+    `lower_step_time_s` the same for the step time, whatever the objective. `complete`
+    says that all of the space was looked at. `runners_up` differ in more than details,
+    the best first; `too_big` would be the fastest, if it fitted.
+    """
+
+    search: str
+    status: Status
+    best: Candidate | None
+    value: float
+    lower: float
+    lower_step_time_s: float
+    complete: bool
+    counters: Counters
+    seconds: float
+    runners_up: tuple[Candidate, ...] = ()
+    too_big: Candidate | None = None
+
+    @property
+    def gap(self) -> float:
+        """1 − lower / value: 0 is proven best, 1 is nothing known."""
+        if self.value == inf:
+            return 1.0
+        return max(0.0, 1 - self.lower / self.value)

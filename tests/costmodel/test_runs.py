@@ -1,0 +1,364 @@
+"""Rows of a table become questions; what is missing or wrong is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.cells import Cells
+from costmodel.csv_table import Table
+from costmodel.question import Question
+from costmodel.run_prices import Priced, price_runs
+from costmodel.run_question import Questions
+from costmodel.runs import MEASURED, QUESTION, Run, read_runs, run_of
+from profiles.errors import InvalidFile, MeshwrightError
+from profiles.models.spec import DecoderSpec
+from profiles.units import GB
+
+# A small GPT with everything said.
+FULL = {
+    "model": "some GPT",
+    "layers": "4",
+    "hidden": "1024",
+    "heads": "16",
+    "kv_heads": "16",
+    "head_dim": "64",
+    "ffn_hidden": "4096",
+    "gated_mlp": "n",
+    "tied_embeddings": "y",
+    "vocab": "51200",
+    "seq_len": "1024",
+    "experts": "",
+    "kind": "dense",
+    "task": "pretrain",
+    "cluster": "dgx-a100-80gb",
+    "device": "A100-SXM-80GB",
+    "gpus": "16",
+    "gpus_per_node": "8",
+    "intra_node_gb_per_s": "300",
+    "inter_node_gbit_per_s": "1600",
+    "precision": "bf16",
+    "tp": "2",
+    "pp": "2",
+    "dp": "4",
+    "cp": "1",
+    "ep": "1",
+    "virtual_stages": "1",
+    "zero": "1",
+    "zero_group": "4",
+    "sequence_parallel": "y",
+    "micro_batch": "2",
+    "global_batch": "64",
+    "recompute": "full",
+    "attention_kernel": "flash-2",
+    "flash_attention": "y",
+    "fused_norm": "y",
+    "schedule": "1f1b",
+    "offload": "none",
+    "framework": "Megatron-LM",
+}
+
+
+def asked(changes: Mapping[str, str | None] | None = None) -> Question:
+    cells = {**FULL, **(changes or {})}
+    return Questions().question(Cells(text={k: v for k, v in cells.items() if v}))
+
+
+def refused(**changes: str | None) -> str:
+    with pytest.raises(MeshwrightError) as caught:
+        asked(changes)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def table(tmp_path: Path, rows: Iterable[Mapping[str, str]]) -> Path:
+    rows = list(rows)
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(header)]
+    lines += [",".join(f'"{row.get(name, "")}"' for name in header) for row in rows]
+    path = tmp_path / "runs.csv"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def priced(tmp_path: Path, *rows: Mapping[str, str]) -> list[Priced]:
+    return list(price_runs(read_runs(table(tmp_path, rows))))
+
+
+def test_everything_said_is_taken_and_little_assumed() -> None:
+    question = asked()
+    choice, job = question.choice, question.job
+    assert (choice.tp, choice.pp, choice.dp, choice.cp) == (2, 2, 4, 1)
+    assert (choice.micro_batch, choice.zero, choice.zero_group) == (2, 1, 4)
+    assert choice.sequence_parallel
+    assert choice.flash_attention
+    assert (choice.recompute, choice.precision) == ("full", "bf16")
+    assert (job.seq_len, job.global_batch) == (1024, 64)
+    assert question.machine.software.name == "megatron-lm"
+    assert set(question.assumed) == {"dropout", "optimizer", "grad_dtype"}
+    assert question.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("kv_heads", 16),
+        ("head_dim", None),
+        ("ffn_hidden", 4096),
+        ("gated_mlp", False),
+        ("tied_embeddings", True),
+        ("vocab", 51200),
+        ("tp", 1),
+        ("cp", 1),
+        ("virtual_stages", 1),
+        ("schedule", "1f1b"),
+        ("zero", 0),
+        ("sequence_parallel", False),
+        ("precision", "bf16"),
+        ("recompute", "none"),
+        ("fused_norm", True),
+        ("framework", "meshwright"),
+    ],
+)
+def test_an_empty_cell_is_filled_and_named(column: str, value: object) -> None:
+    left_out: dict[str, str | None] = {column: None}
+    if column in ("tp", "zero"):
+        left_out |= {"dp": None, "zero_group": None}
+    assert asked(left_out).assumed.get(column) == value
+
+
+def test_gpus_and_dp_fill_each_other() -> None:
+    assert asked({"dp": None, "zero_group": None}).assumed["dp"] == 4
+    assert asked({"gpus": None}).assumed["gpus"] == 16
+
+
+def test_virtual_stages_mean_interleaving() -> None:
+    question = asked({"virtual_stages": "2", "schedule": None})
+    assert question.choice.schedule == "interleaved"
+    question = asked({"virtual_stages": None, "schedule": "interleaved"})
+    assert question.assumed["virtual_stages"] == 2
+
+
+def test_each_framework_has_its_own_defaults() -> None:
+    left_out = {"zero": None, "zero_group": None, "sequence_parallel": None}
+    sharded = asked({**left_out, "framework": "torchtitan compile"})
+    assert (sharded.assumed["zero"], sharded.choice.zero_group) == (3, 4)
+    assert sharded.choice.sequence_parallel
+    plain = asked({**left_out, "framework": "Megatron-DeepSpeed"})
+    assert (plain.assumed["zero"], plain.choice.zero_group) == (0, 1)
+    assert not plain.choice.sequence_parallel
+
+
+def test_a_framework_nobody_knows_is_said() -> None:
+    question = asked({"framework": "Alpa"})
+    assert question.assumed["framework"] == "meshwright"
+    assert "'Alpa' is not known" in question.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "flash", "priced_as"),
+    [
+        ("naive", False, "materialised"),
+        ("fused-softmax", False, "fused-softmax"),
+        ("flash-1", True, "flash-1"),
+        ("flash-2", True, "flash-2"),
+    ],
+)
+def test_the_kernel_chooses_the_software(
+    kernel: str, flash: bool, priced_as: str
+) -> None:
+    question = asked({"attention_kernel": kernel, "flash_attention": None})
+    software = question.machine.software
+    assert question.choice.flash_attention is flash
+    assert (software.flash if flash else software.unfused) == priced_as
+
+
+def test_the_fused_norm_flag_reaches_the_software() -> None:
+    assert not asked({"fused_norm": "n"}).machine.software.fused_norm
+
+
+def test_given_speeds_override_the_catalogue() -> None:
+    question = asked({"intra_node_gb_per_s": "150", "inter_node_gbit_per_s": "400"})
+    inner, outer = question.machine.island.levels
+    assert inner.bytes_per_s == 150 * GB
+    assert outer.bytes_per_s == 400 / 8 / 8 * GB  # eight devices share the NICs
+
+
+def test_a_cluster_is_built_from_device_and_speeds() -> None:
+    question = asked({"cluster": "somebody's lab", "gpus_per_node": "4"})
+    island = question.machine.island
+    assert island.domain == 4
+    assert island.levels[1].bytes_per_s == 1600 / 8 / 4 * GB
+    assert island.device.name.lower() == "a100-sxm-80gb"
+
+
+def test_the_device_overrides_that_of_the_cluster() -> None:
+    question = asked({"device": "A100-SXM-40GB"})
+    assert question.machine.device.name.lower() == "a100-sxm-40gb"
+
+
+def test_the_shape_wins_over_the_name() -> None:
+    spec = asked({"model": "gpt-13b"}).job.spec
+    assert isinstance(spec, DecoderSpec)
+    assert (spec.layers, spec.hidden) == (4, 1024)
+
+
+def test_a_catalogue_name_needs_no_shape() -> None:
+    shape = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn_hidden", "vocab")
+    question = asked({**dict.fromkeys(shape), "model": "gpt-13b", "seq_len": None})
+    spec = question.job.spec
+    assert isinstance(spec, DecoderSpec)
+    assert (spec.layers, spec.hidden, spec.heads) == (40, 5120, 40)
+    assert question.assumed["seq_len"] == question.job.seq_len == 2048
+    assert question.assumed["layers"] == 40
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing"),
+    [
+        ({"layers": None}, "layers is missing"),
+        ({"heads": None}, "heads is missing"),
+        ({"seq_len": None}, "seq_len is missing"),
+        ({"gpus": None, "dp": None}, "gpus is missing"),
+        ({"cluster": None, "device": None}, "cluster is missing"),
+        (
+            {"cluster": None, "intra_node_gb_per_s": None},
+            "intra_node_gb_per_s is missing",
+        ),
+        (
+            {"cluster": None, "inter_node_gbit_per_s": None},
+            "inter_node_gbit_per_s is missing",
+        ),
+        ({"global_batch": None, "micro_batch": None}, "global_batch is missing"),
+        ({"gated_mlp": "y", "ffn_hidden": None}, "ffn_hidden is missing"),
+        ({"head_dim": None, "heads": "24"}, "head_dim is missing"),
+        # A default that does not do is the missing cell's fault.
+        ({"micro_batch": None, "global_batch": "6"}, "micro_batch missing"),
+    ],
+)
+def test_a_cell_without_default_is_named(
+    changes: dict[str, str | None], missing: str
+) -> None:
+    assert refused(**changes).startswith(missing)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden": "wide"}, "hidden='wide' must be a number"),
+        ({"hidden": "1024.5"}, "hidden='1024.5' must be a whole number"),
+        ({"gpus": "1e400"}, "gpus='1e400' must be a number"),
+        ({"gpus": "1e12"}, "gpus='1e12' must be a whole number from 1 to 10,000,000"),
+        ({"tp": "0"}, "tp='0' must be a whole number from 1"),
+        ({"dp": "-4"}, "dp='-4' must be a number from 0"),
+        ({"layers": "99999999"}, "layers='99999999'"),
+        ({"micro_batch": "1024 tokens"}, "micro_batch='1024 tokens' must be"),
+        ({"gated_mlp": "maybe"}, "gated_mlp='maybe' must be y or n"),
+        ({"inter_node_gbit_per_s": "0"}, "inter_node_gbit_per_s='0' must be more"),
+        ({"zero": "4"}, "zero='4' must be a whole number from 0 to 3"),
+        ({"precision": "fp12"}, "unknown precision 'fp12'"),
+        ({"attention_kernel": "fast"}, "unknown attention_kernel 'fast'"),
+        ({"schedule": "zigzag"}, "unknown schedule 'zigzag'"),
+        ({"device": "A100-XL", "cluster": None}, "unknown device 'A100-XL'"),
+        ({"global_batch": "1e9", "micro_batch": "1"}, "passes a step"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_named(changes: dict[str, str], words: str) -> None:
+    assert words in refused(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"experts": "8"}, "experts=8"),
+        ({"kind": "moe"}, "experts=?"),
+        ({"kind": "hybrid"}, "kind=hybrid"),
+        ({"attention": "mla"}, "attention=mla"),
+        ({"task": "lora"}, "task=lora"),
+        ({"offload": "optimizer"}, "offload=optimizer"),
+        ({"ep": "8"}, "ep=8"),
+        ({"device": "mixed: V100+T4"}, "device='mixed: V100+T4'"),
+        ({"recompute": None, "recompute_detail": "by chance"}, "recompute_detail="),
+        ({"precision": "nvfp4"}, "does not multiply in nvfp4"),
+        ({"attention_kernel": "naive"}, "contradicts flash_attention=y"),
+        ({"tp": "4"}, "not gpus=16"),
+        ({"tp": "3", "dp": None}, "does not divide gpus=16"),
+        ({"zero": "0"}, "zero_group=4 needs zero"),
+        ({"heads": "15", "head_dim": "64", "kv_heads": "15"}, "tp=2 does not divide"),
+    ],
+)
+def test_what_is_not_priced_or_not_legal_is_said(
+    changes: dict[str, str | None], words: str
+) -> None:
+    assert words in refused(**changes)
+
+
+def test_words_of_a_partial_policy_are_understood() -> None:
+    detail = "partial: recompute MLP activation func + norm"
+    question = asked({"recompute": None, "recompute_detail": detail})
+    assert question.choice.recompute == "cheap-ops"
+    unsaid = {"recompute": None, "recompute_detail": "none or selective (not printed)"}
+    assert asked(unsaid).assumed["recompute"] == "none"
+
+
+def test_a_bad_row_stops_no_other(tmp_path: Path) -> None:
+    rows = [FULL, {**FULL, "hidden": "wide"}, {"model": "nothing else"}, FULL]
+    found = priced(tmp_path, *rows)
+    assert [item.run.row for item in found] == [0, 1, 2, 3]
+    assert [item.price is None for item in found] == [False, True, True, False]
+    assert [item.error is None for item in found] == [True, False, False, True]
+
+
+def test_a_row_longer_than_the_header_is_refused_alone(tmp_path: Path) -> None:
+    path = table(tmp_path, [FULL])
+    path.write_text(path.read_text() + ",".join(["1"] * 99) + "\n")
+    first, second = price_runs(read_runs(path))
+    assert first.error is None
+    assert second.error is not None
+    assert "99 cells" in second.error
+
+
+def test_unknown_columns_are_kept_and_ignored(tmp_path: Path) -> None:
+    plain, odd = priced(tmp_path, FULL, {**FULL, "weather": "rain", "id": "7"})
+    assert odd.run.kept == {"weather": "rain", "id": "7"}
+    assert plain.price == odd.price
+
+
+def test_a_header_without_any_known_column_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("gpt-13b,64,4,2\n")
+    with pytest.raises(InvalidFile, match="first line must name columns"):
+        read_runs(path)
+
+
+def test_a_header_alone_is_a_table_of_no_runs(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("model,gpus\n")
+    assert read_runs(path) == ()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["id", "source", "family", "notes", *MEASURED]),
+        st.text(st.characters(codec="utf-8", exclude_characters='"\0'), max_size=8),
+    )
+)
+def test_no_estimate_reads_a_name_or_a_measurement(cells: dict[str, str]) -> None:
+    """Whatever stands in those columns, the same question is asked."""
+    header = [*FULL, *cells]
+    run = _split(dict(zip(header, [*FULL.values(), *cells.values()], strict=True)))
+    assert run.asked == {name: text for name, text in FULL.items() if text}
+    assert not set(run.asked) & {"id", "source", "family", "notes", *MEASURED}
+
+
+def _split(row: Mapping[str, str]) -> Run:
+    return run_of(Table(header=tuple(row), rows=(tuple(row.values()),)), 0)
+
+
+def test_the_columns_of_the_contract_are_all_known() -> None:
+    assert len(QUESTION) + len(MEASURED) == len({*QUESTION, *MEASURED})
+    assert {*FULL} <= {*QUESTION}

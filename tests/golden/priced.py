@@ -1,0 +1,42 @@
+"""Layouts of catalogue models, priced; for golden tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from costmodel.estimate import Estimate, estimate
+from costmodel.layout import Layout
+from costmodel.machine import Machine, machine
+from costmodel.software import software
+from costmodel.uniform import Uniform, spell_out
+from profiles.catalog import cluster
+from profiles.job import Job
+from profiles.models.catalog import model
+
+A100 = "dgx-a100-80gb"
+
+
+def job_of(name: str, global_batch: int, seq_len: int | None = None) -> Job:
+    """The catalogue's model *name* on *global_batch* sequences a step."""
+    found = model(name)
+    return Job(
+        model=name,
+        spec=found.spec,
+        seq_len=seq_len or found.seq_len,
+        global_batch=global_batch,
+    )
+
+
+def layout_of(job: Job, choice: Uniform) -> Layout:
+    return spell_out(choice, job.graph, job.global_batch)
+
+
+def machine_of(framework: str = "megatron-lm", on: str = A100) -> Machine:
+    return machine(cluster(on), software(framework))
+
+
+def priced(job: Job, where: Machine | None = None, **choice: Any) -> Estimate:
+    """The price of a uniform layout; without ZeRO unless *choice* says so."""
+    where = where or machine_of()
+    layout = layout_of(job, Uniform(**{"zero": 0, **choice}))
+    return estimate(job, where.cluster, layout, on=where)

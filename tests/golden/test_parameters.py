@@ -1,0 +1,128 @@
+"""Parameter counts against the papers and model cards that print them."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiles.models.catalog import model, names
+from profiles.models.decoder import decoder_graph
+from profiles.models.parameters import Parameters, parameters
+from profiles.models.spec import DecoderSpec
+from profiles.operators import Kind
+
+# Narayanan et al. (SC'21), table 1, in 10^9: every digit must be met.
+SC21 = {
+    "gpt-1.7b": 1.7,
+    "gpt-3.6b": 3.6,
+    "gpt-7.5b": 7.5,
+    "gpt-18.4b": 18.4,
+    "gpt-39.1b": 39.1,
+    "gpt-76.1b": 76.1,
+    "gpt-145.6b": 145.6,
+    "gpt-310.1b": 310.1,
+    "gpt-529.6b": 529.6,
+    "gpt-1t": 1008.0,
+}
+# Brown et al. 2020, table D.1, in 10^6; our vocabulary is 51200, theirs 50257.
+GPT3 = {
+    "gpt-125m": 125,
+    "gpt-350m": 356,
+    "gpt-760m": 760,
+    "gpt-1.3b": 1320,
+    "gpt-2.7b": 2650,
+    "gpt-6.7b": 6660,
+    "gpt-13b": 12850,
+    "gpt-175b": 174600,
+}
+# Model cards (and Llama 1's table 2), in 10^9.
+CARDS = {
+    "llama-7b": 6.74,
+    "llama-13b": 13.02,
+    "llama-30b": 32.5,
+    "llama-65b": 65.3,
+    "llama2-7b": 6.74,
+    "llama2-13b": 13.02,
+    "llama2-70b": 68.98,
+    "llama3-8b": 8.03,
+    "llama3-70b": 70.55,
+    "llama3-405b": 405.85,
+    "llama3.2-1b": 1.24,
+    "llama3.2-3b": 3.21,
+    "mistral-7b": 7.24,
+    "mixtral-8x7b": 46.7,
+    "qwen3-0.6b": 0.596,
+    "qwen3-1.7b": 1.72,
+    "qwen3-4b": 4.02,
+    "qwen3-8b": 8.19,
+    "qwen3-14b": 14.77,
+    "qwen3-32b": 32.76,
+}
+DECODERS = [name for name in names() if isinstance(model(name).spec, DecoderSpec)]
+
+
+def counted(name: str) -> Parameters:
+    return parameters(model(name).spec)
+
+
+@pytest.mark.parametrize("name", SC21)
+def test_sc21_to_the_digit_given(name: str) -> None:
+    assert round(counted(name).total / 1e9, 1) == SC21[name]
+
+
+@pytest.mark.parametrize("name", GPT3)
+def test_gpt3_within_1_5_percent(name: str) -> None:
+    assert counted(name).total / 1e6 == pytest.approx(GPT3[name], rel=0.015)
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_model_cards_within_half_a_percent(name: str) -> None:
+    assert counted(name).total / 1e9 == pytest.approx(CARDS[name], rel=0.005)
+
+
+def test_experts_count_once_and_act_when_chosen() -> None:
+    """Mixtral: 12.9 B active (section 2.1). DeepSeek-V3: 671 B, 37 B active, and for
+    multi-token prediction 11.5 B beside the shared embedding and head (its notes on
+    the weights)."""
+    mixtral, deepseek = counted("mixtral-8x7b"), counted("deepseek-v3")
+    assert mixtral.active / 1e9 == pytest.approx(12.9, rel=0.005)
+    assert deepseek.total / 1e9 == pytest.approx(671, rel=0.001)
+    assert deepseek.active / 1e9 == pytest.approx(37, rel=0.02)
+    assert deepseek.prediction / 1e9 == pytest.approx(11.5, rel=0.015)
+    assert deepseek.trained == deepseek.total + deepseek.prediction
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_parts_sum_to_the_total(name: str) -> None:
+    spec, found = model(name).spec, counted(name)
+    assert isinstance(spec, DecoderSpec)
+    assert sum(count for _, count in found.layers) == spec.layers
+    layers = sum(
+        (layer.attention + layer.mlp + layer.norms) * count
+        for layer, count in found.layers
+    )
+    outside = found.embedding + found.position + found.final_norm + found.head
+    assert found.total == layers + outside
+    assert found.active <= found.total <= found.trained
+    assert (found.active == found.total) == (spec.moe is None)
+    assert (found.head == 0) == spec.tied_embeddings
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_operator_graph_holds_the_same_parameters(name: str) -> None:
+    spec = model(name).spec
+    assert isinstance(spec, DecoderSpec)
+    if spec.moe or spec.mla:
+        return
+    graph = decoder_graph(spec, name)
+    total = 0
+    for block, count in graph.blocks:
+        for operator in block.operators:
+            total += count * operator.vectors * spec.hidden
+            if operator.contracted and operator.kind in (Kind.MATMUL, Kind.EMBEDDING):
+                width = sum(block.extents[column] for column in operator.columns)
+                rows = block.extents[operator.contracted] + operator.bias
+                total += count * width * rows
+    tied = spec.vocab * spec.hidden if spec.tied_embeddings else 0
+    # Norms of queries and keys are no operators of the graph.
+    norms = spec.layers * 2 * spec.head_dim if spec.qk_norm else 0
+    assert total - tied + norms == counted(name).total

@@ -1,0 +1,116 @@
+"""Parameter counts and total compute that papers print."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from costmodel.flops import total_compute_flops
+from costmodel.whatif import training
+from profiles.models.catalog import model
+from profiles.models.parameters import parameters
+from profiles.models.spec import DecoderSpec
+from profiles.units import PFLOPS_DAY_FLOPS, TFLOPS
+from tests.golden.priced import job_of, priced
+
+# Narayanan et al. (SC 2021), Table 1: layers, hidden, heads, billions of parameters.
+# 51,200 is the vocabulary of the paper, 2,048 its sequence.
+TABLE_1 = [
+    (24, 2304, 24, 1.7),
+    (30, 3072, 32, 3.6),
+    (36, 4096, 32, 7.5),
+    (40, 6144, 48, 18.4),
+    (48, 8192, 64, 39.1),
+    (60, 10240, 80, 76.1),
+    (80, 12288, 96, 145.6),
+    (96, 16384, 128, 310.1),
+    (105, 20480, 128, 529.6),
+    (128, 25600, 160, 1008.0),
+]
+
+
+@pytest.mark.parametrize(("layers", "hidden", "heads", "billions"), TABLE_1)
+def test_parameters_of_megatron_table_1(
+    layers: int, hidden: int, heads: int, billions: float
+) -> None:
+    spec = DecoderSpec(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        vocab=51200,
+        ffn_hidden=4 * hidden,
+        kv_heads=heads,
+        head_dim=hidden // heads,
+        max_positions=2048,
+    )
+    assert round(parameters(spec).total / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "degrees", "tokens", "tflops", "days"),
+    [
+        ("gpt-1t", 3072, {"tp": 8, "pp": 64, "dp": 6}, 450e9, 163, 84),
+        ("gpt-175b", 1024, {"tp": 8, "pp": 16, "dp": 8}, 300e9, 140, 34),
+    ],
+)
+def test_days_of_a_run_at_megatrons_rate(
+    name: str,
+    gpus: int,
+    degrees: dict[str, int],
+    tokens: float,
+    tflops: float,
+    days: int,
+) -> None:
+    """Section 5.1: 8TP/(nX), which leaves attention and vocabulary out, gives 83.9 and
+    33.8 days; they are 1.4 % and 3 % of the executed FLOPs of these models."""
+    found = priced(job_of(name, 1536), recompute="full", **degrees)
+    rate = gpus * tflops * TFLOPS
+    at_rate = replace(found, step_time_s=found.hardware_flops / rate)
+    assert training(at_rate, tokens)["days"] == pytest.approx(days, rel=0.03)
+
+
+# Brown et al. (2020), Table D.1: millions of parameters, billions of tokens, the share
+# of the parameters that a token meets, petaflop/s-days.
+TABLE_D1 = {
+    "T5-Small": (60, 1000, 0.5, 2.08),
+    "T5-Base": (220, 1000, 0.5, 7.64),
+    "T5-Large": (770, 1000, 0.5, 26.7),
+    "T5-3B": (3000, 1000, 0.5, 104),
+    "T5-11B": (11000, 1000, 0.5, 382),
+    "BERT-Base": (109, 250, 1, 1.89),
+    "BERT-Large": (355, 250, 1, 6.16),
+    "RoBERTa-Base": (125, 2000, 1, 17.4),
+    "RoBERTa-Large": (355, 2000, 1, 49.3),
+    "gpt-125m": (125, 300, 1, 2.60),
+    "gpt-350m": (356, 300, 1, 7.42),
+    "gpt-760m": (760, 300, 1, 15.8),
+    "gpt-1.3b": (1320, 300, 1, 27.5),
+    "gpt-2.7b": (2650, 300, 1, 55.2),
+    "gpt-6.7b": (6660, 300, 1, 139),
+    "gpt-13b": (12850, 300, 1, 268),
+    "gpt-175b": (174600, 300, 1, 3640),
+}
+GPT_3 = [name for name in TABLE_D1 if name.startswith("gpt")]
+
+
+@pytest.mark.parametrize("name", GPT_3)
+def test_presets_have_the_parameters_of_gpt_3(name: str) -> None:
+    millions, *_ = TABLE_D1[name]
+    found = parameters(model(name).spec).total
+    assert found == pytest.approx(millions * 1e6, rel=0.015)
+
+
+@pytest.mark.parametrize("name", TABLE_D1)
+def test_total_compute_of_gpt_3_table_d1(name: str) -> None:
+    """All 17 rows, within the rounding of their three digits."""
+    millions, billions, met, petaflop_days = TABLE_D1[name]
+    flops = total_compute_flops(met * millions * 1e6, billions * 1e9)
+    assert flops / PFLOPS_DAY_FLOPS == pytest.approx(petaflop_days, rel=0.005)
+
+
+def test_total_compute_of_the_preset_gpt_3() -> None:
+    """3.14e23 FLOPs and 3,640 PF-days, from our own count of the parameters."""
+    flops = total_compute_flops(parameters(model("gpt-175b").spec).total, 300e9)
+    assert flops == pytest.approx(3.14e23, rel=0.01)
+    assert flops / PFLOPS_DAY_FLOPS == pytest.approx(3640, rel=0.01)

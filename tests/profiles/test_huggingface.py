@@ -1,0 +1,227 @@
+"""`profiles.models.huggingface`: configs as they are published, cut to what is read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.errors import InvalidFile, InvalidSpec, MeshwrightError, Unsupported
+from profiles.models.catalog import model
+from profiles.models.huggingface import parse_config
+from profiles.models.parameters import parameters
+from profiles.models.spec import DecoderSpec
+
+
+def config(
+    kind: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        **more,
+    }
+
+
+GPT2 = {
+    "model_type": "gpt2",
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+    "n_inner": None,
+}
+LLAMA3 = config(
+    *("llama", 32, 4096, 32, 14336, 128256),
+    num_key_value_heads=8,
+    max_position_embeddings=8192,
+    attention_bias=False,
+    rope_theta=500000.0,
+    rope_scaling=None,
+)
+MISTRAL = config(
+    *("mistral", 32, 4096, 32, 14336, 32000),
+    num_key_value_heads=8,
+    max_position_embeddings=32768,
+    sliding_window=4096,
+)
+MIXTRAL = config(
+    *("mixtral", 32, 4096, 32, 14336, 32000),
+    num_key_value_heads=8,
+    max_position_embeddings=32768,
+    num_local_experts=8,
+    num_experts_per_tok=2,
+    sliding_window=None,
+)
+QWEN2 = config(
+    *("qwen2", 28, 3584, 28, 18944, 152064),
+    num_key_value_heads=4,
+    max_position_embeddings=131072,
+    sliding_window=131072,
+    use_sliding_window=False,
+)
+QWEN3 = config(
+    *("qwen3", 36, 4096, 32, 12288, 151936),
+    num_key_value_heads=8,
+    head_dim=128,
+    max_position_embeddings=40960,
+)
+QWEN3_MOE = config(
+    *("qwen3_moe", 48, 2048, 32, 6144, 151936),
+    num_key_value_heads=4,
+    head_dim=128,
+    max_position_embeddings=40960,
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+)
+DEEPSEEK = config(
+    *("deepseek_v3", 61, 7168, 128, 18432, 129280),
+    num_key_value_heads=128,
+    max_position_embeddings=163840,
+    n_routed_experts=256,
+    n_shared_experts=1,
+    num_experts_per_tok=8,
+    moe_intermediate_size=2048,
+    first_k_dense_replace=3,
+    moe_layer_freq=1,
+    n_group=8,
+    kv_lora_rank=512,
+    q_lora_rank=1536,
+    qk_rope_head_dim=64,
+    qk_nope_head_dim=128,
+    v_head_dim=128,
+    num_nextn_predict_layers=1,
+)
+EVERY = (GPT2, LLAMA3, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, DEEPSEEK)
+
+
+def spec_of(document: object) -> DecoderSpec:
+    found = parse_config(document, what="config", name="mine").spec
+    assert isinstance(found, DecoderSpec)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("document", "name"),
+    [
+        (LLAMA3, "llama3-8b"),
+        (MISTRAL, "mistral-7b"),
+        (MIXTRAL, "mixtral-8x7b"),
+        (QWEN3, "qwen3-8b"),
+        (DEEPSEEK, "deepseek-v3"),
+    ],
+)
+def test_a_config_is_what_the_catalogue_says(
+    document: dict[str, Any], name: str
+) -> None:
+    assert spec_of(document) == model(name).spec
+
+
+@pytest.mark.parametrize(
+    ("document", "millions"),
+    [(GPT2, 124.44), (QWEN2, 7615.62), (QWEN3_MOE, 30532.1)],
+    ids=["gpt2", "qwen2-7b", "qwen3-30b-a3b"],
+)
+def test_parameters_are_those_of_the_model_card(
+    document: dict[str, Any], millions: float
+) -> None:
+    found = parameters(spec_of(document)).total
+    assert found / 1e6 == pytest.approx(millions, rel=1e-4)
+
+
+def test_a_folder_or_a_file_will_do(tmp_path: Path) -> None:
+    folder = tmp_path / "Meta-Llama-3-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA3))
+    found = model(str(folder))
+    assert model(str(folder / "config.json")).spec == found.spec
+    assert (found.name, found.seq_len) == ("Meta-Llama-3-8B", 8192)
+    assert found.spec == model("llama3-8b").spec
+
+
+def test_what_a_config_leaves_out_has_its_class_default() -> None:
+    bare = {k: v for k, v in LLAMA3.items() if k != "num_key_value_heads"}
+    assert spec_of(bare).kv_heads == 32
+    assert spec_of({**bare, "model_type": "mistral"}).kv_heads == 8
+    assert spec_of({**bare, "model_type": "mistral"}).window == 4096
+    assert spec_of({**MISTRAL, "sliding_window": None}).window is None
+    assert spec_of({**QWEN2, "use_sliding_window": True}).window == 131072
+    assert spec_of({**LLAMA3, "tie_word_embeddings": True}).tied_embeddings
+    biased = spec_of({**LLAMA3, "attention_bias": True, "mlp_bias": True})
+    plain = spec_of(LLAMA3)
+    assert biased == replace(
+        plain, attention_bias=True, output_bias=True, mlp_bias=True
+    )
+
+
+def test_dense_layers_among_experts() -> None:
+    first = spec_of({**QWEN3_MOE, "mlp_only_layers": [0, 1]}).moe
+    other = spec_of({**QWEN3_MOE, "decoder_sparse_step": 2}).moe
+    assert first is not None
+    assert other is not None
+    assert (first.first_layer, first.every) == (2, 1)
+    assert (other.first_layer, other.every) == (1, 2)
+    with pytest.raises(Unsupported, match="mlp_only_layers"):
+        spec_of({**QWEN3_MOE, "mlp_only_layers": [5]})
+
+
+@pytest.mark.parametrize(
+    ("document", "error", "said"),
+    [
+        ({**LLAMA3, "model_type": "bloom"}, Unsupported, "supported: gpt2, llama,"),
+        ({**LLAMA3, "model_type": 7}, InvalidFile, "model_type must be str"),
+        ({**LLAMA3, "vocab_size": None}, InvalidFile, "lacks vocab_size"),
+        ({**LLAMA3, "hidden_size": "4096"}, InvalidFile, "must be int, got str"),
+        ({**LLAMA3, "hidden_size": True}, InvalidFile, "must be int, got bool"),
+        ({**LLAMA3, "num_attention_heads": 0}, InvalidSpec, "does not divide"),
+        ({**LLAMA3, "num_key_value_heads": 5}, InvalidSpec, "kv_heads=5"),
+        ({**LLAMA3, "max_position_embeddings": -1}, InvalidSpec, "seq_len must"),
+        ({**GPT2, "n_head": 7}, InvalidSpec, "n_head=7 does not divide"),
+        ({**DEEPSEEK, "moe_layer_freq": 2}, Unsupported, "first_k_dense_replace=3"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(
+    document: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=r"^config") as caught:
+        parse_config(document, what="config", name="mine")
+    assert said in str(caught.value)
+
+
+values = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 10**20)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=4)
+    | st.lists(st.integers(0, 3), max_size=3)
+    | st.dictionaries(st.text(max_size=2), st.integers(), max_size=2)
+)
+
+
+@given(st.sampled_from(EVERY), st.data())
+def test_any_config_is_read_or_refused(
+    document: dict[str, Any], data: st.DataObject
+) -> None:
+    keys = st.sampled_from(sorted(document))
+    changes = data.draw(st.dictionaries(keys, values, max_size=3))
+    try:
+        said = parse_config({**document, **changes}, what="config", name="mine").name
+    except MeshwrightError as error:
+        said = str(error)
+    assert "\n" not in said
