@@ -136,10 +136,10 @@ def cases(schedule: str, random: np.random.Generator) -> Iterator[Pipeline]:
 def gap(pipeline: Pipeline, costs: StageCosts) -> float:
     """By how much the simulated makespan exceeds its bound, relative."""
     schedule, _, chunks, m = pipeline
-    last = int(pipeline.stages > 1)
-    middle = max(pipeline.stages - 2, 0)
+    stages = pipeline.pp * chunks
+    last, middle = int(stages > 1), max(stages - 2, 0)
     forward, backward = (
-        tuple(np.array([side[i]]) for i in (0, min(1, pipeline.stages - 1), -1))
+        tuple(np.array([side[i]]) for i in (0, min(1, stages - 1), -1))
         for side in (costs.forward_s, costs.backward_s)
     )
     runs = Runs(
