@@ -111,6 +111,17 @@ def atom(
     )
 
 
+def shared_parameters(holder: OperatorPrice) -> Atom:
+    """An atom that is nothing but *holder*'s parameters.
+
+    A stage that holds a tied parameter twice has it once: it counts this atom −1 times.
+    """
+    nothing = np.zeros(np.shape(holder.parameters))
+    values = {item.name: nothing for item in fields(Atom)}
+    values["parameters"] = np.array(holder.parameters, dtype=float)
+    return Atom(**values)
+
+
 def recomputed_operators(block: Block, wanted: frozenset[str]) -> list[str]:
     """Whose forward runs again: the makers of what is dropped."""
     if EVERYTHING in wanted:

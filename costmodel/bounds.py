@@ -19,6 +19,7 @@ from costmodel.machine import Machine
 from costmodel.makespan import Runs, makespan_bound_s
 from costmodel.placement import always_crosses
 from costmodel.stage import StagePrice
+from costmodel.tied import layout_tied_sync_s
 from costmodel.transfers import boundary_s
 from profiles.job import Job
 
@@ -32,7 +33,8 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
         virtual_stages=np.array([layout.virtual_stages]),
         micro_batches=np.array([layout.micro_batches]),
     )
-    return float(makespan[0]) + _end_s(layout, stages, on)
+    tied = layout_tied_sync_s(layout, job, on)
+    return float(makespan[0]) + _end_s(layout, stages, on) + tied
 
 
 def _runs(stages: list[StagePrice], transfer_s: Any) -> Runs:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from costmodel.pins import Pins, layout_options
+from profiles.catalog import DEFAULT_CLUSTER
 from profiles.command import command, warn
 from profiles.errors import Contradiction, Unsupported
 from profiles.job_options import JobOptions, job_options
@@ -17,8 +18,6 @@ from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
     from costmodel.estimate import Estimate
-
-DEFAULT_CLUSTER = "dgx-a100-80gb"
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")

@@ -27,6 +27,7 @@ from costmodel.retention import Retention
 from costmodel.schedule import holders
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
+from costmodel.tied import layout_tied_sync_s
 from costmodel.timeline import Timeline, simulate
 from costmodel.transfers import transfers_s
 from costmodel.uncertainty import Spread, spread_of
@@ -180,7 +181,7 @@ def estimate(
         layout=layout,
         step_time_s=timeline.makespan_s,
         breakdown_s=_breakdown(layout, stages, timeline),
-        memory=_memory(layout, stages, timeline, job),
+        memory=_memory(layout, stages, timeline, job, where),
         capacity_bytes=where.device.capacity_bytes,
         model_flops=model_flops(job),
         hardware_flops=model_flops(job) + recomputed_flops(job, layout),
@@ -270,11 +271,18 @@ def _costs(
         transient_backward_bytes=by_stage("backward_working_bytes"),
         reduce_s=by_stage("reduce_s"),
         step_s=by_rank("step_s"),
-        gather_s=by_rank("gather_s"),
+        gather_s=by_rank("gather_s") + _tied_s(layout, job, on),
         static_bytes=np.zeros(layout.pp),  # states are added by kind, in `_memory`
         buckets=int(buckets),
         overlap_reduce="grad" in on.software.overlap,
     )
+
+
+def _tied_s(layout: Layout, job: Job, on: Machine) -> Any:
+    """By rank, the sum of the tied gradient over the pipeline's two ends."""
+    ends = np.zeros(layout.pp)
+    ends[[0, -1]] = layout_tied_sync_s(layout, job, on)
+    return ends
 
 
 def _breakdown(
@@ -306,7 +314,11 @@ def _breakdown(
 
 
 def _memory(
-    layout: Layout, stages: list[StagePrice], timeline: Timeline, job: Job
+    layout: Layout,
+    stages: list[StagePrice],
+    timeline: Timeline,
+    job: Job,
+    on: Machine,
 ) -> tuple[Memory, ...]:
     """Each pipeline rank's bytes at the instant of its peak."""
     pieces = []
@@ -333,6 +345,7 @@ def _memory(
                 parallel=parallel,
                 precision=layout.precision,
                 moments=job.moments,
+                device=on.device,
                 ranks=np.asarray(layout.gpus),
             )
         )

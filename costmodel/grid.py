@@ -7,14 +7,14 @@ the closed form of `closed_form`, a lower bound of the simulated step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import Atom, atom, block_prices
+from costmodel.atoms import Atom, atom, block_prices, shared_parameters
 from costmodel.closed_form import Kinds, Passes, makespan_s, stage_kinds
 from costmodel.columns import RECOMPUTES, SCHEDULES, Columns
 from costmodel.data_parallel import DataParallel, buckets_of
@@ -27,6 +27,7 @@ from costmodel.placement import always_crosses
 from costmodel.retention import preset
 from costmodel.sharding import Degrees, tensor_bytes
 from costmodel.stage import StagePrice, stage_price
+from costmodel.tied import tied_holder, tied_sync_s
 from costmodel.transfers import boundary_s
 from profiles.graph import Block
 from profiles.job import Job
@@ -93,10 +94,11 @@ class _Grid:
         whole = (self.stages == 1).astype(int)
         layer, nothing = self._layer, np.zeros_like(whole)
         ends = (self._end("embedding"), self._end("final_norm"), self._end("head"))
+        shared = self._shared
 
         def stage(layers: Array, first: Array, last: Array) -> StagePrice:
-            counts = (first, layers, last, last)
-            atoms = (ends[0], layer, *ends[1:])
+            counts = (first, layers, last, last, -first * last)
+            atoms = (ends[0], layer, *ends[1:], shared)
             parts = list(zip(counts, atoms, strict=True))
             moments = self.job.moments
             return stage_price(parts, self.parallel, self.policy, self.on, moments)
@@ -143,7 +145,15 @@ class _Grid:
             self._on_rank(end, "step_s") + self._on_rank(end, "gather_s")
             for end in (first, last)
         ]
-        return np.asarray(makespan + tail + np.maximum(*ends))
+        tied = tied_sync_s(
+            self.job,
+            self.on,
+            self.policy,
+            tp=columns.tp,
+            pp=columns.pp,
+            stride=columns.tp * columns.cp * columns.dp,
+        )
+        return np.asarray(makespan + tail + np.maximum(*ends) + tied)
 
     def _on_rank(self, end: StagePrice, name: str) -> Array:
         """A quantity of a rank: its end chunk and the middle chunks beside it."""
@@ -205,6 +215,7 @@ class _Grid:
             parallel=self.parallel,
             precision=self.policy,
             moments=self.job.moments,
+            device=self.on.device,
             ranks=columns.tp * columns.pp * columns.dp * columns.cp,
         )
         return pieces.total
@@ -244,6 +255,18 @@ class _Grid:
 
     def _end(self, name: str) -> Atom:
         return self._gather(name, ["none"], np.zeros_like(self.columns.recompute))
+
+    @cached_property
+    def _shared(self) -> Atom:
+        """The parameter that embedding and head share; nothing if they do not."""
+        keys, combo = self._combos
+        holder, name = tied_holder(self.job.graph)
+        block = self.job.graph.block(holder)
+        prices = block_prices(block, self._degrees(0), self.policy, self.on)
+        tied = 1 if self.job.graph.tied else 0
+        count = np.broadcast_to(prices[name].parameters * tied, len(keys))
+        atom = shared_parameters(replace(prices[name], parameters=count))
+        return atom.take(combo)
 
     def _gather(self, name: str, presets: list[str], chosen: Array) -> Atom:
         """Each row's atom of the block *name*."""

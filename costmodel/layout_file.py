@@ -157,7 +157,7 @@ def parse_layers(text: str) -> tuple[str, ...]:
             continue
         spans = Ranges.parse(part)
         if len(spans) > 10**5:
-            raise InvalidSpec(f"{part!r} names more than 100,000 layers")
+            raise InvalidSpec(f"layers {part!r} are more than 100,000")
         names.extend(str(number) for number in spans)
     return tuple(names)
 

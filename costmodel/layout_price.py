@@ -8,13 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.atoms import Atom, atom, block_prices
+from costmodel.atoms import Atom, atom, block_prices, shared_parameters
 from costmodel.data_parallel import DataParallel
 from costmodel.layout import LayerPlan, Layout, Mesh, Stage
 from costmodel.machine import Machine
 from costmodel.operator_price import OperatorPrice
 from costmodel.sharding import Array, Degrees, tensor_bytes
 from costmodel.stage import StagePrice, stage_price
+from costmodel.tied import tied_holder
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.graph import Block
 from profiles.job import Job
@@ -63,6 +64,8 @@ class LayoutPricer:
                 (count, self._atom(self.job.graph.block(name), plan, stage))
                 for (name, plan), count in parts.items()
             ]
+            if self._has_both_holders(stage):
+                priced.append((-1, self._shared(stage)))
             self._stages[key] = stage_price(
                 priced,
                 data_parallel(mesh, _one_zero(stage)),
@@ -71,6 +74,19 @@ class LayoutPricer:
                 self.job.moments,
             )
         return self._stages[key]
+
+    def _has_both_holders(self, stage: Stage) -> bool:
+        return any(
+            all(block in stage.layers for block, _ in holders)
+            for holders in self.job.graph.tied
+        )
+
+    def _shared(self, stage: Stage) -> Atom:
+        block, operator = tied_holder(self.job.graph)
+        plan = stage.plans[stage.layers.index(block)]
+        where = (block, plan.sharding, stage.mesh.tp, stage.mesh.cp)
+        key = (*where, self.layout.micro_batch(stage))
+        return shared_parameters(self._operators[key][operator])
 
     def _atom(self, block: Block, plan: LayerPlan, stage: Stage) -> Atom:
         mesh, size = stage.mesh, self.layout.micro_batch(stage)

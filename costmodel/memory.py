@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data_parallel import DataParallel
+from profiles.device import Device
 from profiles.precision import Format, Precision
 from profiles.units import GiB
 
@@ -69,11 +70,13 @@ def memory(
     precision: Precision,
     moments: int,
     ranks: Array,
+    device: Device,
 ) -> Memory:
     """Memory of a rank that holds *parameters* (per tp rank, before sharding).
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
-    size of the job: a single rank opens no communicator.
+    size of the job: a single rank opens no communicator. A device may have a context
+    and communicators of its own size (a CPU process has neither).
     """
     weight = parameters * precision.parameter.bytes / parallel.shard_of(3)
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
@@ -89,8 +92,15 @@ def memory(
         optimizer=np.broadcast_to(optimizer, shape),
         activations=np.broadcast_to(activation_bytes, shape),
         transient=np.broadcast_to(transient, shape),
-        communication=np.where(np.asarray(ranks) > 1, COMMUNICATOR_BYTES, 0.0)
-        + np.zeros(shape),
+        communication=np.broadcast_to(
+            np.where(np.asarray(ranks) > 1, _own(device, "communicator"), 0.0), shape
+        ),
         reserve=FRAGMENTATION * np.broadcast_to(held, shape),
-        context=np.full(shape, CONTEXT_BYTES),
+        context=np.full(shape, _own(device, "context")),
     )
+
+
+def _own(device: Device, kind: str) -> float:
+    """What *device* says of itself, or what a GPU needs."""
+    usual = {"context": CONTEXT_BYTES, "communicator": COMMUNICATOR_BYTES}
+    return device.extra[kind].si if kind in device.extra else usual[kind]

@@ -137,8 +137,7 @@ def product_shape(
 
 def parameters(operator: Operator, block: Block, degrees: Degrees) -> Array:
     """Parameters of an operator that one rank of the tp group holds."""
-    width = block.extents["hidden"]
-    count: Array = np.asarray(operator.vectors * width)
+    count: Array = np.asarray(operator.vectors * block.extents[operator.vector_dim])
     if not operator.has_weight:
         return count
     columns = [extent(name, block, degrees) for name in operator.columns]

@@ -69,7 +69,7 @@ def stage_price(
         if not name.endswith("working_bytes")
     }
     parameters = total["parameters"]
-    layers = sum((np.asarray(count) for count, _ in parts), start=np.asarray(0))
+    layers = np.asarray(sum(np.maximum(count, 0) for count, _ in parts))
     overlap = machine.software.overlap
     sync = exchanges(parameters, parallel, precision, machine)
     backward_compute = total["recompute_s"] + total["backward_s"]

@@ -19,7 +19,7 @@ from planner.frontier import Frontier
 from planner.problem import Candidate, Problem
 from planner.search import AbstractSearch, Clock, Limits
 from planner.shortlist import Shortlist
-from planner.solution import EXACT, Counters, Solution, Status
+from planner.solution import EXACT, WORTHWHILE, Counters, Solution, Status
 
 
 @final
@@ -97,10 +97,10 @@ def _counters(frontier: Frontier, simulated: int) -> Counters:
 
 
 def _too_big(frontier: Frontier, best: Candidate | None) -> Candidate | None:
-    """The fastest candidate that does not fit, if it is faster than the best."""
-    found = frontier.fastest_too_big
-    if found is None or best is None or found[0] >= best.estimate.step_time_s:
+    if best is None:
         return None
-    candidate = frontier.problem.simulate(found[1])
-    faster = candidate.estimate.step_time_s < best.estimate.step_time_s
+    wanted_s = best.estimate.step_time_s * WORTHWHILE
+    choice = frontier.too_big(wanted_s)
+    candidate = None if choice is None else frontier.problem.simulate(choice)
+    faster = candidate is not None and candidate.estimate.step_time_s < wanted_s
     return candidate if faster else None

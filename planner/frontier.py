@@ -14,7 +14,6 @@ from math import inf
 import numpy as np
 
 from costmodel.columns import Columns
-from costmodel.grid import ColumnPrices
 from costmodel.uniform import Uniform
 from planner.floors import floor_bytes, floor_s, leaf_bounds
 from planner.problem import Objective, Problem
@@ -26,26 +25,31 @@ FIRST_BATCH, LARGEST_BATCH = 128, 8192  # branches opened at a time, doubling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaves:
-    """Priced candidates, the least bound first; of equal ones the smallest first."""
+    """Candidates with what their simulation does not go below."""
 
     columns: Columns
-    bounds: Array
+    seconds: Array
     peak_bytes: Array
+    bounds: Array  # of the objective's value
+
+    def __len__(self) -> int:
+        return len(self.bounds)
 
     def take(self, index: Array) -> Leaves:
         return Leaves(
             columns=self.columns.take(index),
-            bounds=self.bounds[index],
+            seconds=self.seconds[index],
             peak_bytes=self.peak_bytes[index],
+            bounds=self.bounds[index],
         )
 
-    def merged(self, others: Leaves) -> Leaves:
-        together = Leaves(
+    def beside(self, others: Leaves) -> Leaves:
+        return Leaves(
             columns=Columns.concatenate([self.columns, others.columns]),
-            bounds=np.concatenate([self.bounds, others.bounds]),
+            seconds=np.concatenate([self.seconds, others.seconds]),
             peak_bytes=np.concatenate([self.peak_bytes, others.peak_bytes]),
+            bounds=np.concatenate([self.bounds, others.bounds]),
         )
-        return together.take(np.lexsort((together.peak_bytes, together.bounds)))
 
 
 class Frontier:
@@ -57,7 +61,7 @@ class Frontier:
         branches = self.space.branches
         self.considered = int(branches["leaves"].sum())
         self.dropped_for_memory = 0
-        self.fastest_too_big: tuple[float, Uniform] | None = None
+        self._lost: list[Leaves] = []
         self.lower_step_time_s = inf
         self._branches, self._floors_s, self._floors = self._sorted(branches)
         self._opened, self._batch = 0, FIRST_BATCH
@@ -78,6 +82,17 @@ class Frontier:
         self._taken += 1
         return self.space.choice(self._leaves.columns, self._taken - 1)
 
+    def too_big(self, seconds: float) -> Uniform | None:
+        """Of what was dropped for its memory and may be faster than *seconds*, the
+        candidate that needs least."""
+        least, found = inf, None
+        for leaves in self._lost:
+            peaks = np.where(leaves.seconds < seconds, leaves.peak_bytes, inf)
+            if len(peaks) and peaks.min() < least:
+                least, row = float(peaks.min()), int(peaks.argmin())
+                found = self.space.choice(leaves.columns, row)
+        return found
+
     def _sorted(self, branches: Table) -> tuple[Table, Array, Array]:
         """Branches, the floors of their seconds and of their values, least first."""
         if not length(branches):
@@ -93,7 +108,7 @@ class Frontier:
 
     @property
     def _next_leaf(self) -> float:
-        if self._leaves is None or self._taken == len(self._leaves.bounds):
+        if self._leaves is None or self._taken == len(self._leaves):
             return inf
         return float(self._leaves.bounds[self._taken])
 
@@ -112,35 +127,28 @@ class Frontier:
         if too_big.any():
             lost = take(batch, too_big)
             self.dropped_for_memory += int(lost["leaves"].sum())
-            seconds = self._floors_s[rows[too_big]]
-            columns, branch = self.space.leanest(lost)
-            row = int(np.argmax(branch == seconds.argmin()))
-            self._note_too_big(float(seconds.min()), columns, row)
+            columns, _ = self.space.leanest(lost)
+            self._lost.append(self._priced(columns))
         if not too_big.all():
             self._add(self.space.leaves(take(batch, ~too_big)))
 
     def _add(self, columns: Columns) -> None:
         """Price leaves and keep those that may fit."""
-        prices = leaf_bounds(self.problem, columns)
-        fitting = prices.peak_memory_bytes <= self.problem.memory_limit_bytes
+        found = self._priced(columns)
+        fitting = found.peak_bytes <= self.problem.memory_limit_bytes
         self.dropped_for_memory += int((~fitting).sum())
-        if not fitting.all():
-            seconds = np.where(fitting, inf, prices.step_time_s)
-            row = int(seconds.argmin())
-            self._note_too_big(float(seconds[row]), columns, row)
-        found = self._priced(columns, prices).take(fitting)
+        self._lost.append(found.take(~fitting))
+        found = found.take(fitting)
         if self._leaves is not None:
-            left = np.arange(self._taken, len(self._leaves.bounds))
-            found = self._leaves.take(left).merged(found)
-        else:
-            found = found.take(np.lexsort((found.peak_bytes, found.bounds)))
-        self._leaves, self._taken = found, 0
+            left = np.arange(self._taken, len(self._leaves))
+            found = self._leaves.take(left).beside(found)
+        order = np.lexsort((found.peak_bytes, found.bounds))
+        self._leaves, self._taken = found.take(order), 0
 
-    def _priced(self, columns: Columns, prices: ColumnPrices) -> Leaves:
+    def _priced(self, columns: Columns) -> Leaves:
+        prices = leaf_bounds(self.problem, columns)
         seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
         bounds = np.asarray(self.problem.value_of(seconds, peaks))
-        return Leaves(columns=columns, bounds=bounds, peak_bytes=peaks)
-
-    def _note_too_big(self, seconds: float, columns: Columns, row: int) -> None:
-        if self.fastest_too_big is None or seconds < self.fastest_too_big[0]:
-            self.fastest_too_big = (seconds, self.space.choice(columns, row))
+        return Leaves(
+            columns=columns, seconds=seconds, peak_bytes=peaks, bounds=bounds
+        )

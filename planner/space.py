@@ -42,18 +42,22 @@ class Space:
         return Axes(problem=self.problem)
 
     @cached_property
-    def degrees(self) -> Table:
-        """(tp, pp, cp, dp) that fill the GPUs and split model, sequence and batch."""
-        gpus, batch = self.problem.gpus, self.problem.job.global_batch
-        free = (self.axes.tp(), self.axes.pp(), self.axes.cp())
-        grid = np.meshgrid(*(np.array(axis, int) for axis in free), indexing="ij")
-        tp, pp, cp = (axis.ravel() for axis in grid)
-        dp = gpus // np.maximum(tp * pp * cp, 1)
+    def shapes(self) -> Table:
+        """(tp, pp, cp, dp) that fill the GPUs and split the model and the sequence."""
+        axes, gpus, pinned = self.axes, self.problem.gpus, self.problem.pins.dp
+        free = [np.array(axis, int) for axis in (axes.tp(), axes.pp(), axes.cp())]
+        tp, pp, cp = (axis.ravel() for axis in np.meshgrid(*free, indexing="ij"))
+        dp = gpus // (tp * pp * cp)
         legal = tp * pp * cp * dp == gpus
-        legal &= batch % np.maximum(dp, 1) == 0
-        if self.problem.pins.dp is not None:
-            legal &= dp == self.problem.pins.dp
+        if pinned is not None:
+            legal &= dp == pinned
         return take({"tp": tp, "pp": pp, "cp": cp, "dp": dp}, legal)
+
+    @cached_property
+    def degrees(self) -> Table:
+        """The shapes that split the batch too."""
+        shapes = self.shapes
+        return take(shapes, self.problem.job.global_batch % shapes["dp"] == 0)
 
     @cached_property
     def branches(self) -> Table:

@@ -61,7 +61,8 @@ class Operator:
     columns: tuple[str, ...] = ()
     contracted: str | None = None
     bias: bool = False
-    vectors: int = 0  # parameter vectors of the output's last dimension (norms)
+    vectors: int = 0  # parameter vectors (of norms), each as wide as `vector_dim`
+    vector_dim: str = "hidden"
     saves: tuple[Tensor, ...] = ()
     forward_elements: float = 0.0
     backward_elements: float = 0.0

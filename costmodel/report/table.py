@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from costmodel.estimate import Estimate
 from costmodel.layout import Layout
 from costmodel.memory import Memory
-from profiles.units import TFLOPS, GiB, format_bytes, format_count, format_seconds
+from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -63,7 +63,7 @@ def layout_words(layout: Layout) -> str:
 def headline(estimate: Estimate) -> list[tuple[str, str]]:
     """The figures that answer "how fast, and does it fit?"."""
     low, high = map(format_seconds, estimate.interval["step_time_s"])
-    peak = f"{estimate.peak_flops_per_s / TFLOPS:,.0f} TFLOP/s"
+    peak = f"{estimate.peak_flops_per_s / TFLOPS:,.4g} TFLOP/s"
     number = estimate.layout.precision.matmul.value
     step = format_seconds(estimate.step_time_s)
     tokens, batch = estimate.tokens_per_s_per_gpu, estimate.job.global_batch
@@ -108,11 +108,13 @@ def breakdown_words(breakdown_s: Mapping[str, float]) -> str:
 
 
 def memory_table(memory: Sequence[Memory], most_rows: int = 8) -> Table:
-    """GiB by kind, one row for each run of equal pipeline ranks."""
+    """Bytes by kind, one row for each run of equal pipeline ranks."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("GiB  stage")
+    most = max(float(entry.total) for entry in memory)
+    unit, scale = ("GiB", GiB) if most >= GiB else ("MiB", MiB)
+    table.add_column(f"{unit}  stage")
     names = [item.name for item in fields(Memory)]
     for name in names:
         table.add_column(_SHORT[name], justify="right")
@@ -126,7 +128,7 @@ def memory_table(memory: Sequence[Memory], most_rows: int = 8) -> Table:
         before = index
         ranks = f"{first}" if first == last else f"{first}–{last}"
         values = [float(getattr(entry, name)) for name in names]
-        cells = [f"{value / GiB:.1f}" for value in (*values, sum(values))]
+        cells = [f"{value / scale:.1f}" for value in (*values, sum(values))]
         table.add_row(ranks, *cells)
     return table
 

@@ -16,11 +16,12 @@ from costmodel.uniform import Uniform
 from planner.problem import Candidate, Problem
 from planner.search import AbstractSearch, Clock, Limits
 from planner.shortlist import Shortlist
-from planner.solution import Counters, Solution, Status
+from planner.solution import WORTHWHILE, Counters, Solution, Status
 from planner.space import Space
 from planner.table import length, take
 
 BATCH = 1024  # branches spelled out at a time
+_Seen = tuple[float, float, Uniform]  # peak bytes, step seconds
 
 
 @final
@@ -35,35 +36,45 @@ class Exhaustive(AbstractSearch):
         space = Space(problem=problem)
         considered = int(space.branches["leaves"].sum())
         shortlist = Shortlist(problem, limits.runners_up)
-        least, too_big = inf, None
+        seen: list[_Seen] = []
         for choice in _choices(space):
             if clock.over:
                 break
-            candidate = shortlist.simulate(choice)
-            seconds = candidate.estimate.step_time_s
-            if not problem.fits(candidate) and seconds < _seconds(too_big):
-                too_big = candidate
-            least = min(least, seconds)
+            found = shortlist.simulate(choice).estimate
+            seen.append((found.peak_memory_bytes, found.step_time_s, choice))
             clock.tell(shortlist.simulated, shortlist.value, 0.0)
         complete = shortlist.simulated == considered
         best, value = shortlist.best, shortlist.value
         if best is None and not complete:
             raise clock.out_of_time(considered)
         status = Status.OPTIMAL if complete else Status.FEASIBLE
-        faster = best is not None and _seconds(too_big) < best.estimate.step_time_s
         return Solution(
             search=self.name,
             status=status if best else Status.INFEASIBLE,
             best=best,
             value=value,
             lower=value if complete else 0.0,
-            lower_step_time_s=least if complete else 0.0,
+            lower_step_time_s=(
+                min((item[1] for item in seen), default=inf) if complete else 0.0
+            ),
             complete=complete,
             counters=Counters(considered=considered, simulated=shortlist.simulated),
             seconds=clock.seconds,
             runners_up=shortlist.runners_up(),
-            too_big=too_big if faster else None,
+            too_big=_too_big(problem, best, seen),
         )
+
+
+def _too_big(
+    problem: Problem, best: Candidate | None, seen: list[_Seen]
+) -> Candidate | None:
+    if best is None:
+        return None
+    wanted_s = best.estimate.step_time_s * WORTHWHILE
+    limit = problem.memory_limit_bytes
+    lost = [item for item in seen if item[0] > limit and item[1] < wanted_s]
+    smallest = min(lost, key=lambda item: item[:2], default=None)
+    return None if smallest is None else problem.simulate(smallest[2])
 
 
 def _choices(space: Space) -> Iterator[Uniform]:
@@ -73,7 +84,3 @@ def _choices(space: Space) -> Iterator[Uniform]:
         rows = np.arange(start, min(start + BATCH, length(branches)))
         leaves = space.leaves(take(branches, rows))
         yield from (space.choice(leaves, row) for row in range(len(leaves)))
-
-
-def _seconds(candidate: Candidate | None) -> float:
-    return inf if candidate is None else candidate.estimate.step_time_s

@@ -19,7 +19,11 @@ def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
 
     Raises Unsupported for what is described but not priced yet (experts, MLA).
     """
-    for part, what in ((spec.moe, "experts"), (spec.mla, "latent attention")):
+    for part, what in (
+        (spec.moe, "experts"),
+        (spec.mla, "latent attention"),
+        (spec.parallel_block or None, "attention and MLP side by side"),
+    ):
         if part is not None:
             raise Unsupported(
                 f"{name} has {what}, which the cost model does not price yet; "
@@ -46,6 +50,7 @@ def _extents(spec: DecoderSpec) -> dict[str, int]:
         "ffn": spec.ffn_hidden,
         "vocab": spec.vocab,
         "positions": spec.max_positions,
+        "head_dim": spec.head_dim,
     }
 
 
@@ -111,6 +116,23 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
             saves=(norm,),
         ),
     ]
+    if spec.qk_norm:
+        normed = Tensor(name="qk_norm_out", dims=qkv.dims)
+        operators.append(
+            Operator(
+                name="qk_norm",
+                kind=Kind.ELEMENTWISE,
+                inputs=(qkv,),
+                output=normed,
+                vectors=2,
+                vector_dim="head_dim",
+                saves=(qkv,),
+                forward_elements=2,
+                backward_elements=3,
+                kernels=2,
+            )
+        )
+        qkv = normed
     if spec.position == "rotary":
         rotated = Tensor(name="rotary_out", dims=qkv.dims)
         operators.append(
@@ -119,7 +141,6 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
                 kind=Kind.ELEMENTWISE,
                 inputs=(qkv,),
                 output=rotated,
-                vectors=0,
                 forward_elements=2,
                 backward_elements=2,
                 kernels=2,

@@ -126,7 +126,7 @@ def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (_set("layout", "precision", to="fp12"), "fp12"),
         (_set("job", "global_batch", to=-1), "global_batch"),
         (_set("gpus", to=63), "gpus"),
-        (_set("layout", "stages", 0, "layers", to="0-4294967295"), "layers"),
+        (_set("layout", "stages", 0, "layers", to="0-4294967"), "layers"),
     ],
 )
 def test_what_is_wrong_is_named(

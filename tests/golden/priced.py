@@ -35,7 +35,7 @@ def machine_of(framework: str = "megatron-lm", on: str = A100) -> Machine:
     return machine(cluster(on), software(framework))
 
 
-def priced(job: Job, where: Machine | None = None, **choice: Any) -> Estimate:
+def priced(job: Job, where: Machine | None = None, /, **choice: Any) -> Estimate:
     """The price of a uniform layout; without ZeRO unless *choice* says so."""
     where = where or machine_of()
     layout = layout_of(job, Uniform(**{"zero": 0, **choice}))

@@ -13,7 +13,9 @@ from tests.golden.priced import job_of, layout_of
 A100_FLOPS = 312 * TFLOPS  # dense bf16 and fp16, datasheet
 
 
-def executed_flops(name: str, global_batch: int, choice: Uniform) -> tuple[float, float]:
+def executed_flops(
+    name: str, global_batch: int, choice: Uniform
+) -> tuple[float, float]:
     """(the model's FLOPs of a step, those with what is recomputed)."""
     job = job_of(name, global_batch)
     again = recomputed_flops(job, layout_of(job, choice))
@@ -85,13 +87,13 @@ def test_mfu_of_korthikanti_table_5(
 def test_hfu_counts_the_attention_core_once_more() -> None:
     """The paper's appendix writes s/3h where one more forward is 2s/9h: 52.8 % of the
     175B model instead of 51.9 % (MFU 51.4 %). Ours is the exact count."""
-    _, hardware = executed_flops(
-        "gpt-175b", 64, Uniform(recompute="selective", zero=0)
-    )
+    _, hardware = executed_flops("gpt-175b", 64, Uniform(recompute="selective", zero=0))
     assert hardware / (64 * 13.75 * A100_FLOPS) == pytest.approx(0.519, abs=0.001)
 
 
-@pytest.mark.parametrize(("name", "share"), [("gpt-175b", 0.027), ("gpt-529.6b", 0.016)])
+@pytest.mark.parametrize(
+    ("name", "share"), [("gpt-175b", 0.027), ("gpt-529.6b", 0.016)]
+)
 def test_selective_recompute_repeats_little(name: str, share: float) -> None:
     """Korthikanti et al., section 5: s/(6h + s) of a layer's forward."""
     job = job_of(name, 8)
@@ -102,9 +104,7 @@ def test_selective_recompute_repeats_little(name: str, share: float) -> None:
 
 
 def test_full_recompute_adds_a_third() -> None:
-    """Chen et al. (2016): one more forward, 4/3 of the FLOPs; the head is not redone."""
-    model_, hardware = executed_flops(
-        "gpt-175b", 64, Uniform(recompute="full", zero=0)
-    )
+    """Chen et al. (2016): one more forward, 4/3 of the FLOPs, but for the head."""
+    model_, hardware = executed_flops("gpt-175b", 64, Uniform(recompute="full", zero=0))
     assert hardware / model_ == pytest.approx(4 / 3, rel=0.005)
     assert hardware / model_ < 4 / 3

@@ -1,0 +1,66 @@
+"""Tied parameters: one parameter, several holders, one gradient.
+
+Where the embedding's table and the head share their weight, a stage that has both
+holds it once; stages that have one each hold a copy and sum its gradient once a step
+(Narayanan et al., SC 2021: the embedding group of Megatron-LM).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.layout import Layout
+from costmodel.machine import Machine
+from profiles.graph import ModelGraph
+from profiles.job import Job
+from profiles.precision import Precision
+
+Array = NDArray[Any]
+
+
+def tied_holder(graph: ModelGraph) -> tuple[str, str]:
+    """The last (block, operator) that holds the tied parameter, or could."""
+    return graph.tied[0][-1] if graph.tied else ("head", "logits")
+
+
+def tied_sync_s(
+    job: Job,
+    on: Machine,
+    precision: Precision,
+    *,
+    tp: Array,
+    pp: Array,
+    stride: Array,
+) -> Array:
+    """Seconds to sum the tied gradient between the first and the last pipeline rank.
+
+    *stride* is the number of ranks of a stage. Zero where nothing is tied or one stage
+    has both holders.
+    """
+    graph = job.graph
+    if not graph.tied:
+        return np.zeros(np.shape(pp))
+    extents = graph.block("head").extents
+    size = extents["vocab"] / tp * extents["hidden"] * precision.gradient.bytes
+    inside = stride * (pp - 1) < on.island.domain
+    two = np.where(pp > 1, 2, 1)
+    return on.collective_s(
+        "all_reduce", np.asarray(size), ranks=two, near=np.where(inside, two, 1)
+    )
+
+
+def layout_tied_sync_s(layout: Layout, job: Job, on: Machine) -> float:
+    """The same for a finished layout."""
+    mesh = layout.stages[0].mesh
+    seconds = tied_sync_s(
+        job,
+        on,
+        layout.precision,
+        tp=np.asarray(mesh.tp),
+        pp=np.asarray(layout.pp),
+        stride=np.asarray(mesh.size),
+    )
+    return float(seconds)

@@ -1,0 +1,117 @@
+"""Why there is no layout: the tightest constraint, and the nearest change that helps.
+
+    nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
+    nothing fits        the smallest peak there is; a pin to drop, or more GPUs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
+
+from planner.frontier import Frontier
+from planner.problem import Candidate, Objective, Problem
+from planner.space import Space
+from planner.table import length
+from planner.words import choice_words
+from profiles.errors import Infeasible
+from profiles.options import given
+from profiles.units import format_bytes
+
+MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+FARTHEST_COUNT = 256  # how many fewer or more GPUs are tried
+
+
+def diagnose(problem: Problem) -> Infeasible:
+    """What to say where no layout of *problem* is legal, or none fits."""
+    if not length(Space(problem=problem).branches):
+        return _nothing_legal(problem)
+    return _nothing_fits(problem)
+
+
+def _nothing_legal(problem: Problem) -> Infeasible:
+    job = problem.job
+    constraint = (
+        f"divisibility: {job.model} ({job.graph.body} layers), sequences of "
+        f"{job.seq_len} and a batch of {job.global_batch} do not split over "
+        f"{problem.gpus} GPUs"
+    )
+    nearest = next(_legal_changes(problem), None)
+    return _infeasible(constraint, nearest)
+
+
+def _legal_changes(problem: Problem) -> Iterator[str]:
+    batch = -(-problem.job.global_batch // problem.gpus) * problem.gpus
+    raised = replace(problem, job=replace(problem.job, global_batch=batch))
+    if length(Space(problem=raised).branches):
+        yield f"a batch of {batch} (--global-batch {batch})"
+    for apart in range(1, FARTHEST_COUNT):
+        for gpus in (problem.gpus - apart, problem.gpus + apart):
+            if gpus >= 1 and length(Space(problem=replace(problem, gpus=gpus)).degrees):
+                yield f"{gpus} GPUs (--gpus {gpus})"
+
+
+def _nothing_fits(problem: Problem) -> Infeasible:
+    device = problem.machine.device
+    smallest = leanest(problem)
+    assert smallest is not None, "something is legal"
+    peak = format_bytes(smallest.estimate.peak_memory_bytes)
+    constraint = (
+        f"memory: the smallest peak of any layout is {peak} "
+        f"({choice_words(smallest.choice, problem.job.global_batch)}), "
+        f"{device.name} offers {format_bytes(problem.memory_limit_bytes)}"
+    )
+    return _infeasible(constraint, next(_fitting_changes(problem), None))
+
+
+def _fitting_changes(problem: Problem) -> Iterator[str]:
+    for name in given(problem.pins):
+        loose = replace(problem, pins=replace(problem.pins, **{name: None}))
+        found = _fitting(loose)
+        if found:
+            yield f"leave --{name.replace('_', '-')} out: {found}"
+    most = problem.machine.cluster.gpus or inf
+    for multiple in MULTIPLES:
+        gpus = problem.gpus * multiple
+        if gpus <= most and (found := _fitting(replace(problem, gpus=gpus))):
+            yield f"{gpus} GPUs (--gpus {gpus}): {found}"
+
+
+def _fitting(problem: Problem) -> str | None:
+    """The leanest layout of *problem* in words, if it fits."""
+    found = leanest(problem)
+    if found is None or not problem.fits(found):
+        return None
+    peak = format_bytes(found.estimate.peak_memory_bytes)
+    words = choice_words(found.choice, problem.job.global_batch)
+    return f"{words} needs {peak}"
+
+
+def leanest(problem: Problem) -> Candidate | None:
+    """The candidate with the smallest peak, None if there is no candidate.
+
+    Micro-batches of one sequence hold the least, and of the schedules 1F1B does:
+    where these are free, others need not be looked at.
+    """
+    pins = problem.pins
+    changes: dict[str, object] = {}
+    if pins.micro_batch is None and pins.micro_batches is None:
+        changes["micro_batch"] = 1
+    if pins.schedule is None and pins.virtual_stages is None:
+        changes["schedule"] = "1f1b"
+    lean = replace(
+        problem,
+        objective=Objective.MEMORY,
+        memory_limit_bytes=inf,
+        pins=replace(pins, **changes),  # type: ignore[arg-type]
+    )
+    choice = Frontier(lean).take()
+    return None if choice is None else problem.simulate(choice)
+
+
+def _infeasible(constraint: str, nearest: str | None) -> Infeasible:
+    hint = f"nearest that works: {nearest}" if nearest else "nothing near works"
+    return Infeasible(
+        f"no layout: {constraint}; {hint}", constraint=constraint, nearest=nearest
+    )

@@ -1,0 +1,136 @@
+"""Pins that contradict each other, the GPUs, the model or the batch.
+
+Three nets, from the finest to the coarsest: the rules of `costmodel.legality` on what
+is pinned alone; what only a search has to say; and whether anything is left at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from costmodel.columns import RECOMPUTES
+from costmodel.legality import violations
+from costmodel.pins import Pins
+from costmodel.schedule import holders
+from costmodel.uniform import Uniform
+from planner.problem import Problem
+from planner.space import Space
+from planner.table import length
+from profiles.errors import Contradiction, Unsupported
+from profiles.options import given
+
+DEGREES = ("tp", "pp", "dp", "cp")
+_NOT_LAYOUT = ("overlap", "bucket_mb", "flash_attention", "offload", "imbalance")
+
+
+def require_consistent(problem: Problem) -> None:
+    """Raise for pins and machine options that no layout could keep.
+
+    Raises Contradiction, UnknownName, InvalidSpec, Unsupported.
+    """
+    pins = problem.pins
+    _require_searched(pins)
+    cluster = problem.machine.cluster
+    alone = Uniform(
+        dp=problem.gpus,
+        precision=problem.precision,
+        flash_attention=problem.flash_attention,
+    )
+    unit = replace(problem.job, global_batch=problem.gpus)
+    found = list(violations(alone, unit, cluster))
+    found += violations(_least(problem), problem.job, cluster)
+    found += _between(problem)
+    if found:
+        raise Contradiction("; ".join(dict.fromkeys(found)))
+
+
+def require_possible(problem: Problem) -> None:
+    """Raise Contradiction if there are layouts, but none that keeps the pins."""
+    pinned = pinned_words(problem.pins)
+    if length(Space(problem=problem).branches) or not pinned:
+        return
+    if length(Space(problem=problem.without_pins()).branches):
+        job = problem.job
+        raise Contradiction(
+            f"no layout of {job.model} on {problem.gpus} GPUs with a batch of "
+            f"{job.global_batch} and sequences of {job.seq_len} keeps all of "
+            f"{pinned}; leave one out"
+        )
+
+
+def pinned_words(pins: Pins) -> str:
+    """The layout options that were given, as they were.
+
+    >>> pinned_words(Pins(tp=8, sequence_parallel=False))
+    '--tp 8 --no-sequence-parallel'
+    """
+    words = []
+    for name, value in given(pins).items():
+        flag = name.replace("_", "-")
+        if name in _NOT_LAYOUT:
+            continue
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words.append(f"--{flag} {value}")
+    return " ".join(words)
+
+
+def _require_searched(pins: Pins) -> None:
+    if pins.recompute not in (None, *RECOMPUTES):
+        raise Unsupported(
+            f"--recompute {pins.recompute}: plan chooses among "
+            f"{', '.join(RECOMPUTES)}; price a list of operators with simulate"
+        )
+    if pins.schedule is not None:
+        several = pins.schedule == "interleaved"
+        virtual = pins.virtual_stages or (2 if several else 1)
+        holders(pins.schedule, pins.pp or 2 if several else 1, virtual)
+
+
+def _least(problem: Problem) -> Uniform:
+    """The pins, and ones elsewhere: what any layout that keeps them is a multiple of."""
+    pins = problem.pins
+    tp = pins.tp or 1
+    virtual = pins.virtual_stages or 1
+    woven = virtual > 1 and (pins.pp or 1) > 1
+    return Uniform(
+        tp=tp,
+        pp=pins.pp or 1,
+        dp=pins.dp or 1,
+        cp=pins.cp or 1,
+        micro_batch=pins.micro_batch or 1,
+        schedule="interleaved" if woven else "1f1b",
+        virtual_stages=virtual if woven else 1,
+        zero_group=(pins.zero_group or 1) if pins.dp else 1,
+        sequence_parallel=bool(pins.sequence_parallel) and (tp > 1 or bool(pins.tp)),
+        cp_kind=pins.cp_kind or "ring",
+        precision=problem.precision,
+        flash_attention=problem.flash_attention,
+    )
+
+
+def _between(problem: Problem) -> Iterator[str]:
+    """What pins say against the GPUs, the batch and each other."""
+    pins, gpus, batch = problem.pins, problem.gpus, problem.job.global_batch
+    degrees = {name: getattr(pins, name) for name in DEGREES}
+    fixed = {name: value for name, value in degrees.items() if value}
+    product = 1
+    for value in fixed.values():
+        product *= value
+    words = " × ".join(f"{name} {value}" for name, value in fixed.items())
+    if gpus % product:
+        yield f"{words} = {product} does not divide {gpus} GPUs"
+    elif len(fixed) == len(DEGREES) and product != gpus:
+        yield f"{words} = {product}, not {gpus} GPUs; leave one of them out"
+    pieces = (pins.dp or 1) * (pins.micro_batches or 1)
+    if batch % pieces:
+        yield (
+            f"global batch {batch} does not split into {pieces} pieces, "
+            f"dp {pins.dp or 1} × {pins.micro_batches} micro-batches"
+        )
+    if pins.zero == 0 and (pins.zero_group or 1) > 1:
+        yield "--zero-group needs --zero 1, 2 or 3"
+    if (pins.virtual_stages or 1) > 1 and pins.pp == 1:
+        yield f"--virtual-stages {pins.virtual_stages} needs --pp 2 or more"

@@ -1,0 +1,125 @@
+"""From what was asked to a `Problem`: defaults are resolved here, once, and named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from costmodel.machine import Machine, machine
+from costmodel.pins import Pins
+from costmodel.question import (
+    default_precision,
+    flash_default,
+    framework_of,
+    job_of,
+    refuse_unpriced,
+)
+from planner.pinned import require_consistent, require_possible
+from planner.problem import Objective, Problem
+from planner.space import Space
+from planner.table import length, take
+from profiles.cluster import Cluster
+from profiles.errors import InvalidQuestion
+from profiles.job import Job
+from profiles.job_options import JobOptions
+from profiles.models.catalog import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posed:
+    """A complete problem, and what was assumed to complete it."""
+
+    problem: Problem
+    assumed: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def pose(
+    model: Model,
+    cluster: Cluster,
+    wish: JobOptions,
+    pins: Pins,
+    objective: Objective = Objective.THROUGHPUT,
+) -> Posed:
+    """Complete a question about the best layout.
+
+    Raises Contradiction for pins that exclude each other, the GPUs, the model or the
+    batch; UnknownName, InvalidSpec, Unsupported.
+    """
+    refuse_unpriced(pins)
+    assumed: dict[str, Any] = {}
+    gpus = _gpus(cluster, wish, pins, assumed)
+    where = machine(cluster, framework_of(wish, pins, assumed))
+    job, _ = job_of(model, wish, pins.dp or 1, pins, {})
+    problem = _problem(job, where, gpus, wish, pins, assumed, objective)
+    job, warnings = job_of(model, wish, _dp_to_split(problem, wish), pins, assumed)
+    problem = replace(problem, job=job)
+    require_consistent(problem)
+    require_possible(problem)
+    return Posed(problem=problem, assumed=assumed, warnings=warnings)
+
+
+def _gpus(
+    cluster: Cluster, wish: JobOptions, pins: Pins, assumed: dict[str, Any]
+) -> int:
+    """As asked; else the cluster's, where it has a number of them."""
+    if wish.gpus is not None:
+        return wish.gpus
+    if cluster.gpus is None:
+        raise InvalidQuestion(
+            f"--gpus is missing and {cluster.name} has no fixed number of them; give "
+            "it, such as --gpus 64"
+        )
+    assumed["gpus"] = cluster.gpus
+    return cluster.gpus
+
+
+def _problem(
+    job: Job,
+    where: Machine,
+    gpus: int,
+    wish: JobOptions,
+    pins: Pins,
+    assumed: dict[str, Any],
+    objective: Objective,
+) -> Problem:
+    precision, flash = wish.precision, pins.flash_attention
+    if precision is None:
+        precision = assumed["precision"] = default_precision(where.cluster)
+    gradient = wish.grad_dtype or where.software.gradient_format
+    if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
+        assumed["grad_dtype"] = gradient
+    if flash is None:
+        flash = assumed["flash_attention"] = flash_default(where.cluster)
+    return Problem(
+        job=job,
+        machine=where,
+        gpus=gpus,
+        pins=pins,
+        precision=precision,
+        gradient_format=gradient,
+        flash_attention=flash,
+        memory_limit_bytes=where.device.capacity_bytes,
+        objective=objective,
+    )
+
+
+def _dp_to_split(problem: Problem, wish: JobOptions) -> int:
+    """The data-parallel degree that a batch nobody gave is made to suit.
+
+    The smallest raise that lets some layout with equal pipeline stages split the
+    batch; none, if one does as it is. Unequal stages alone (7 stages of 40 layers,
+    because 7 GPUs do not divide the batch) would be a poor reason to keep it.
+    """
+    pins, batch = problem.pins, problem.job.global_batch
+    shapes = Space(problem=problem).shapes
+    if wish.global_batch is not None or not length(shapes):
+        return pins.dp or 1
+    even = problem.job.graph.body % shapes["pp"] == 0
+    if even.any():
+        shapes = take(shapes, even)
+    unit = shapes["dp"] * (pins.micro_batch or 1) * (pins.micro_batches or 1)
+    raised = -(-batch // unit) * unit
+    return int(shapes["dp"][np.argmin(raised)])

@@ -1,0 +1,36 @@
+"""Layouts in words: one line, as people say it."""
+
+from __future__ import annotations
+
+from costmodel.uniform import Uniform
+
+
+def choice_words(choice: Uniform, global_batch: int) -> str:
+    """*choice* in one line; what is one or off is left out.
+
+    >>> choice_words(Uniform(tp=8, dp=4, zero_group=4, recompute="full"), 16)
+    'tp 8 · dp 4, micro-batch 1 × 4, ZeRO-1, recompute full'
+    """
+    degrees = [
+        f"{name} {getattr(choice, name)}"
+        for name in ("tp", "pp", "dp", "cp")
+        if getattr(choice, name) > 1
+    ]
+    parts = [" · ".join(degrees) or "one device"]
+    if choice.pp > 1:
+        virtual = f" × {choice.virtual_stages}" if choice.virtual_stages > 1 else ""
+        parts.append(f"{choice.schedule}{virtual}")
+    count = choice.micro_batches(global_batch)
+    parts.append(f"micro-batch {choice.micro_batch} × {count}")
+    if choice.zero:
+        group = f"/{choice.zero_group}" if choice.zero_group < choice.dp else ""
+        parts.append(f"ZeRO-{choice.zero}{group}")
+    if choice.sequence_parallel:
+        parts.append("sequence parallel")
+    if choice.cp > 1:
+        parts.append(f"{choice.cp_kind} attention")
+    if choice.recompute != "none":
+        first = choice.recompute_layers
+        limit = "" if first is None else f" in {first} layers a stage"
+        parts.append(f"recompute {choice.recompute}{limit}")
+    return ", ".join(parts)

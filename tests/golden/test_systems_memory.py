@@ -1,0 +1,189 @@
+"""Memory that papers print: activations in flight, states, and what fits."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.atoms import atom, block_prices
+from costmodel.columns import Columns
+from costmodel.data_parallel import DataParallel
+from costmodel.grid import price
+from costmodel.in_flight import peak_in_flight
+from costmodel.legality import violations
+from costmodel.memory import memory
+from costmodel.retention import preset
+from costmodel.sharding import Degrees, tensor_bytes
+from costmodel.uniform import Uniform
+from profiles.precision import precision
+from profiles.units import GB, GiB
+from tests.golden.priced import job_of, machine_of, priced
+
+TP = 8
+# Korthikanti et al. (MLSys 2023), Figure 1, t = 8: (p, v, b), GiB of activations on the
+# first stage without and with both techniques, GiB of parameters and optimizer.
+FIGURE_1 = {
+    "gpt-22b": ((1, 1, 4), (59.25, 9.5625), 45.56),
+    "gpt-175b": ((8, 3, 1), (66.84, 12.35), 45.56),
+    "gpt-529.6b": ((35, 3, 1), (114.02, 23.08), 31.64),
+    "gpt-1t": ((64, 1, 1), (131.25, 26.5625), 32.96),
+}
+TECHNIQUES = (("none", False), ("selective", True))  # recompute, sequence parallel
+
+
+def layer_price(name: str, micro_batch: int, recompute: str, sp: bool) -> Any:
+    """One layer of *name* on a rank of eight."""
+    block = job_of(name, 8).graph.block("layer")
+    degrees = Degrees(
+        tp=np.asarray(TP),
+        cp=np.asarray(1),
+        micro_batch=np.asarray(micro_batch),
+        seq_len=2048,
+        sequence_parallel=sp,
+        flash_attention=False,
+    )
+    policy = precision("fp16")
+    assert block.entry is not None
+    entry = tensor_bytes(block.entry, block, degrees, policy)
+    prices = block_prices(block, degrees, policy, machine_of())
+    return atom(block, prices, preset(recompute, block), entry)
+
+
+def schedule_of(stages: int, virtual: int) -> str:
+    return "interleaved" if virtual > 1 else "1f1b"
+
+
+@pytest.mark.parametrize("name", FIGURE_1)
+def test_activations_of_figure_1(name: str) -> None:
+    """Layers in flight on rank 0 times what one saves: L(1 + (p − 1)/(pv)) of them."""
+    (p, v, b), wanted, _ = FIGURE_1[name]
+    chunk = job_of(name, 8).graph.body // (p * v)
+    alive = int(peak_in_flight(schedule_of(p, v), 0, p, v, 10 * p))
+    found = [
+        alive * chunk * float(layer_price(name, b, *how).saved_bytes) / GiB
+        for how in TECHNIQUES
+    ]
+    assert found == pytest.approx(wanted, rel=5e-4)
+
+
+@pytest.mark.parametrize("name", FIGURE_1)
+def test_a_whole_estimate_adds_the_ends_to_figure_1(name: str) -> None:
+    """The figure leaves out the embedding's dropout mask and, with one stage, final
+    norm, logits and loss."""
+    (p, v, b), wanted, _ = FIGURE_1[name]
+    job = job_of(name, 4 * p)
+    for (recompute, sp), layers_gib in zip(TECHNIQUES, wanted, strict=True):
+        found = priced(
+            job,
+            tp=TP,
+            pp=p,
+            virtual_stages=v,
+            schedule=schedule_of(p, v),
+            micro_batch=b,
+            recompute=recompute,
+            sequence_parallel=sp,
+            flash_attention=False,
+        )
+        ratio = float(found.memory[0].activations) / GiB / layers_gib
+        assert 0.999 < ratio < 1.03
+
+
+@pytest.mark.parametrize("name", FIGURE_1)
+def test_states_of_figure_1(name: str) -> None:
+    """18 bytes for each of 12Lh² parameters over tp × pp; biases and norms, which ours
+    count, are 13h beside 12h²."""
+    (p, _, b), _, wanted = FIGURE_1[name]
+    layers = job_of(name, 8).graph.body // p
+    count = layers * layer_price(name, b, "none", False).parameters
+    alone = DataParallel(
+        tp=np.asarray(TP),
+        cp=np.asarray(1),
+        dp=np.asarray(1),
+        zero=np.asarray(0),
+        zero_group=np.asarray(1),
+    )
+    found = memory(
+        parameters=count,
+        gathered_bytes=np.zeros(()),
+        activation_bytes=np.zeros(()),
+        transient_bytes=np.zeros(()),
+        parallel=alone,
+        precision=precision("fp16"),
+        moments=2,
+        ranks=np.asarray(TP * p),
+        device=machine_of().device,
+    )
+    states = float(found.parameters + found.gradients + found.optimizer)
+    assert states / GiB == pytest.approx(wanted, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "counted", "measured"),
+    [("none", 50.7, 54.7), ("cheap-ops", 35.9, 32.9)],
+)
+def test_activations_in_flight_of_llama_65b(
+    recompute: str, counted: float, measured: float
+) -> None:
+    """Yuan et al. (ATC 2024), s = 8192, t2 c2 p8, two layers a virtual stage: how much
+    `max_memory_allocated` falls as all activations are offloaded, GB; 10 %."""
+    found = priced(
+        job_of("llama-65b", 256, 8192),
+        machine_of("megatron-core"),
+        tp=2,
+        cp=2,
+        pp=8,
+        virtual_stages=5,
+        schedule="interleaved",
+        recompute=recompute,
+        sequence_parallel=True,
+    )
+    activations = float(found.memory[0].activations) / GB
+    assert activations == pytest.approx(counted, rel=0.005)
+    assert activations == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["ring", "all-gather", "ulysses"])
+def test_context_parallelism_splits_tokens_and_not_weights(kind: str) -> None:
+    """Li et al. (ACL 2023): each of c ranks has s/c tokens and all the weights."""
+    job, where = job_of("llama3-8b", 8), machine_of("megatron-core")
+    one, four = (priced(job, where, cp=cp, cp_kind=kind) for cp in (1, 4))
+    saved, quarter = (float(item.memory[0].activations) for item in (one, four))
+    assert quarter == pytest.approx(saved / 4, rel=1e-9)
+    assert float(four.memory[0].parameters) == float(one.memory[0].parameters)
+    assert one.breakdown_s["context_comm"] == 0
+    assert (four.breakdown_s["context_comm"] > 0) == (kind != "ring")  # it hides
+
+
+def smallest_peak_bytes(gpus: int) -> float:
+    """The least memory of any legal layout of the 1 T model on *gpus* V100s of 32 GB,
+    full recompute, 16 bytes a parameter, no offload."""
+    where = machine_of("deepspeed", on="dgx-v100-32gb")
+    job = job_of("gpt-1t", 2400, 1024)
+    rows = [
+        Uniform(
+            tp=tp,
+            pp=pp,
+            dp=gpus // (tp * pp),
+            zero=zero,
+            zero_group=gpus // (tp * pp) if zero else 1,
+            sequence_parallel=tp > 1,
+            recompute="full",
+            flash_attention=False,
+            precision="fp16",
+            gradient_format="fp16",
+        )
+        for tp, pp, zero in product((1, 2, 4, 8, 16, 32), range(1, 129), range(4))
+        if gpus % (tp * pp) == 0
+    ]
+    legal = [row for row in rows if not list(violations(row, job, where.cluster))]
+    return float(price(Columns.of(legal), job, where).peak_memory_bytes.min())
+
+
+def test_a_trillion_parameters_need_800_v100s_and_not_600() -> None:
+    """DeepSpeed's announcement (2020): 1 T parameters on 800 V100s of 32 GB. The
+    columns' peak is a lower bound, within 2 % of the estimate."""
+    capacity = machine_of(on="dgx-v100-32gb").device.capacity_bytes
+    assert smallest_peak_bytes(800) * 1.02 < capacity < smallest_peak_bytes(600)

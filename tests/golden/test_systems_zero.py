@@ -1,0 +1,228 @@
+"""ZeRO and FSDP: bytes a rank keeps, and bytes it sends on a link without latency."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodel.data_parallel import DataParallel, Exchanges, exchanges
+from costmodel.layout_price import LayoutPricer
+from costmodel.machine import Machine, machine
+from costmodel.memory import Memory, memory
+from costmodel.software import software
+from costmodel.uniform import Uniform
+from profiles.catalog import cluster
+from profiles.figure import Figure
+from profiles.models.catalog import model
+from profiles.models.parameters import parameters
+from profiles.precision import Precision, precision
+from profiles.units import GB
+from tests.golden.priced import job_of, layout_of, machine_of, priced
+
+SIXTEEN = precision("fp16", gradient="fp16")  # ZeRO's paper
+EIGHTEEN = precision("fp16", gradient="fp32")  # Megatron-LM
+TWENTY = precision("fp16", gradient="bf16+fp32")  # DeepSpeed
+
+
+def data_parallel(
+    ranks: int, zero: int, *, group: int | None = None, tp: int = 1
+) -> DataParallel:
+    return DataParallel(
+        tp=np.asarray(tp),
+        cp=np.asarray(1),
+        dp=np.asarray(ranks),
+        zero=np.asarray(zero),
+        zero_group=np.asarray((group or ranks) if zero else 1),
+    )
+
+
+def kept(count: float, parallel: DataParallel, policy: Precision) -> Memory:
+    """What a rank keeps of *count* parameters, with nothing else on it."""
+    return memory(
+        parameters=np.asarray(count),
+        gathered_bytes=np.zeros(()),
+        activation_bytes=np.zeros(()),
+        transient_bytes=np.zeros(()),
+        parallel=parallel,
+        precision=policy,
+        moments=2,
+        ranks=parallel.dp,
+        device=machine_of().device,
+    )
+
+
+def state_bytes(count: float, ranks: int, zero: int, policy: Precision) -> float:
+    found = kept(count, data_parallel(ranks, zero), policy)
+    return float(found.parameters + found.gradients + found.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("policy", "gigabytes"),
+    [
+        (SIXTEEN, (120, 31.4, 16.6, 1.9)),
+        (EIGHTEEN, (135, None, None, None)),
+        (TWENTY, (150, None, None, None)),
+    ],
+    ids=["16", "18", "20"],
+)
+def test_figure_1_of_zero(
+    policy: Precision, gigabytes: tuple[float | None, ...]
+) -> None:
+    """Rajbhandari et al. (SC 2020), Figure 1: 7.5 B parameters on 64 ranks."""
+    for zero, wanted in enumerate(gigabytes):
+        found = state_bytes(7.5e9, 64, zero, policy) / GB
+        assert wanted is None or found == pytest.approx(wanted, abs=0.05)
+
+
+def test_a_trillion_parameters_on_1024_ranks() -> None:
+    """The paper's section 5.4: 16 TB in all, 15.6 GB each at level 3."""
+    assert state_bytes(1e12, 1024, 3, SIXTEEN) / GB == pytest.approx(15.6, abs=0.05)
+
+
+def test_gpt2_needs_24_gigabytes_of_states() -> None:
+    """ZeRO, section 3.1, after Micikevicius et al. (ICLR 2018): 16 bytes a parameter,
+    of which 12 are the optimizer's: 1.5 B parameters need 24 GB, not the weights' 3."""
+    assert SIXTEEN.state_bytes() == 16
+    assert state_bytes(1.5e9, 1, 0, SIXTEEN) == 24 * GB
+
+
+def test_autocast_keeps_16_bytes_and_a_copy() -> None:
+    """fp32 weights and gradients, two moments; the 16-bit weights are transient."""
+    autocast = precision("amp-bf16")
+    assert autocast.state_bytes() == 16
+    found = kept(1e9, data_parallel(1, 0), autocast)
+    assert float(found.parameters + found.gradients + found.optimizer) == 16e9
+    assert float(found.transient) == 2e9
+
+
+@pytest.mark.parametrize("ranks", [1, 8, 64])
+def test_deepspeeds_estimators(ranks: int) -> None:
+    """`estimate_zero2_model_states_mem_needs`: 2P + 18P/N, and `zero3`: 18P/N, beside
+    4 bytes for each parameter of the largest layer."""
+    count = 7.5e9
+    level_2 = state_bytes(count, ranks, 2, TWENTY)
+    assert level_2 == pytest.approx(2 * count + 18 * count / ranks)
+    assert state_bytes(count, ranks, 3, EIGHTEEN) == pytest.approx(18 * count / ranks)
+
+
+def test_level_3_holds_two_layers_unsharded() -> None:
+    """The one in use and the one prefetched, 2 bytes a parameter: DeepSpeed's
+    4·P_largest; of this model the embedding is the largest."""
+    job = job_of("gpt-7.5b", 64)
+    layout = layout_of(job, Uniform(dp=64, zero=3, zero_group=64))
+    pricer = LayoutPricer(job=job, layout=layout, machine=machine_of("fsdp2"))
+    counted = parameters(model("gpt-7.5b").spec)
+    largest = counted.embedding + counted.position
+    assert float(pricer.stages()[0].gathered_bytes) == 4 * largest
+
+
+COUNT = 1e9
+INNER, OUTER = 1e12, 1e10  # bytes/s
+
+
+def frictionless(*, inner: float = INNER) -> Machine:
+    """A node of eight whose links start at once and reach what they promise."""
+    base = machine_of("megatron-core")
+    ideal = replace(
+        base.links.inner,
+        fraction=1.0,
+        half_bytes=0.0,
+        launch_s=0.0,
+        hop_s=0.0,
+        training=1.0,
+    )
+    links = replace(
+        base.links,
+        inner=ideal,
+        outer=ideal,
+        inner_bytes_per_s=inner,
+        outer_bytes_per_s=OUTER,
+    )
+    return replace(base, links=links)
+
+
+def step_s(found: Exchanges, micro_batches: int = 1) -> float:
+    """All that is exchanged in a step, hidden or not."""
+    once = found.step_reduce_s + found.step_gather_s
+    each = found.forward_gather_s + found.backward_gather_s + found.backward_reduce_s
+    return float(once + micro_batches * each)
+
+
+def sent_bytes(
+    parallel: DataParallel, micro_batches: int = 1, *, inner: float = INNER
+) -> float:
+    """Bytes a rank sends over the link that it is bound by."""
+    on = frictionless(inner=inner)
+    across = int(parallel.tp * parallel.dp) > on.links.domain
+    found = exchanges(np.asarray(COUNT), parallel, SIXTEEN, on)
+    return step_s(found, micro_batches) * (OUTER if across else inner)
+
+
+def test_volumes_of_the_levels_are_as_1_1_1_and_1_5() -> None:
+    """ZeRO, section 7: 2Ψ elements up to level 2 (reduce-scatter and all-gather make
+    an all-reduce), 3Ψ at level 3, each times (N − 1)/N in a ring."""
+    ranks = 8
+    whole = 2 * COUNT * (ranks - 1) / ranks  # one pass of 16-bit numbers
+    volumes = [sent_bytes(data_parallel(ranks, zero)) for zero in range(4)]
+    assert volumes == pytest.approx([2 * whole, 2 * whole, 2 * whole, 3 * whole])
+
+
+def test_accumulation_multiplies_the_traffic_of_levels_2_and_3() -> None:
+    """Gradients are reduced every micro-batch, into the shard that is kept."""
+    ranks, m = 8, 4
+    whole = 2 * COUNT * (ranks - 1) / ranks
+    volumes = [sent_bytes(data_parallel(ranks, zero), m) for zero in range(4)]
+    assert volumes == pytest.approx(
+        [2 * whole, 2 * whole, (m + 1) * whole, 3 * m * whole]
+    )
+
+
+def test_bytes_that_cross_hosts_under_fsdp() -> None:
+    """Zhao et al. (VLDB 2023), section 3.2.2, M bytes on W ranks: 2M(W − 1)/W where
+    all replicate, 3M(W − 1)/W where all shard."""
+    ranks, whole = 64, 2 * COUNT
+    share = (ranks - 1) / ranks
+    for zero, times in ((0, 2), (3, 3)):
+        alone_in_its_host = data_parallel(ranks, zero, tp=8)
+        sent = sent_bytes(alone_in_its_host)
+        assert sent == pytest.approx(times * whole * share)
+
+
+def test_bytes_that_cross_hosts_in_hybrid_shards() -> None:
+    """Shards of M/G inside hosts of G ranks are all-reduced over W/G replicas. In a
+    ring that is 2M(W − G)/(GW), a little below the paper's 2M(W − 1)/(GW)."""
+    ranks, group, whole = 64, 8, 2 * COUNT
+    hybrid = data_parallel(ranks, 3, group=group)
+    sent = sent_bytes(hybrid, inner=1e30)
+    assert sent == pytest.approx(2 * whole * (ranks - group) / (group * ranks))
+    assert sent == pytest.approx(2 * whole * (ranks - 1) / (group * ranks), rel=0.12)
+
+
+def test_hybrid_shards_win_where_hosts_are_far_apart() -> None:
+    """And cost memory: a shard of 8 is eight times that of 64."""
+    slow = Figure(value=12.5, unit="Gbit/s", source="one port of 100 Gbit/s a node")
+    far = cluster("dgx-a100-80gb").with_bandwidth(inter=slow)
+    job, where = job_of("gpt-7.5b", 64), machine(far, software("fsdp2"))
+    hybrid, full = (
+        priced(job, where, dp=64, zero=3, zero_group=group, recompute="full")
+        for group in (8, 64)
+    )
+    assert hybrid.step_time_s < full.step_time_s
+    assert float(hybrid.memory[0].optimizer) == 8 * float(full.memory[0].optimizer)
+
+
+def test_more_sharding_takes_less_memory_and_more_time() -> None:
+    """Hugging Face's guide for a fast node: ZeRO-1, 2, 3 in this order are slower, and
+    smaller; 1.3 B parameters on eight A100s. Plain data parallelism is the largest."""
+    job, where = job_of("gpt-1.3b", 64), machine_of("deepspeed")
+    found = [
+        priced(job, where, dp=8, zero=zero, zero_group=8 if zero else 1)
+        for zero in range(4)
+    ]
+    peaks = [item.peak_memory_bytes for item in found]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == 4
+    seconds = [item.step_time_s for item in found[1:]]
+    assert seconds == sorted(seconds)
