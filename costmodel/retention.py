@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from profiles.errors import InvalidSpec, UnknownName
+from profiles.errors import InvalidSpec, UnknownName, Unsupported
 from profiles.graph import Block
 from profiles.operators import Kind
 
@@ -65,6 +65,7 @@ class Retention:
 
 KEEP_ALL = Retention()
 PRESETS = ("none", "selective", "cheap-ops", "full")
+LATER = ("sqrt", "auto")
 CORE = "attention_core"  # scores and row statistics, inside the attention operator
 
 
@@ -87,6 +88,11 @@ def preset(name: str, block: Block) -> Retention:
         return recompute(CORE)
     if name == "cheap-ops":
         return recompute(*_cheap(block))
+    if name in LATER:
+        raise Unsupported(
+            f"recompute {name} is known but not carried out; choose one of "
+            f"{', '.join(PRESETS)}, or operators by name"
+        )
     wanted = [part.strip() for part in name.split(",")]
     known = {operator.name: operator for operator in block.operators}
     for part in wanted:

@@ -105,9 +105,7 @@ class Axes:
     def recomputes(self) -> list[Option]:
         pinned = self.pins.recompute
         return [
-            (code,)
-            for code, name in enumerate(RECOMPUTES)
-            if pinned in (None, name)
+            (code,) for code, name in enumerate(RECOMPUTES) if pinned in (None, name)
         ]
 
     def zeros(self, dp: int, cp: int) -> list[tuple[int, int]]:

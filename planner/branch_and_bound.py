@@ -21,6 +21,8 @@ from planner.search import AbstractSearch, Clock, Limits
 from planner.shortlist import Shortlist
 from planner.solution import EXACT, WORTHWHILE, Counters, Solution, Status
 
+REMEMBERED = 100  # candidates of settled degrees, to fill the runners-up with
+
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,15 +77,17 @@ class BranchAndBound(AbstractSearch):
 
 
 def _look_further(frontier: Frontier, shortlist: Shortlist, clock: Clock) -> None:
-    """Find runners-up among what is left."""
+    """Find runners-up: what is left of degrees that are settled is passed over."""
     while not clock.over and not shortlist.settled(least := frontier.least):
         choice = frontier.take()
         if choice is None:
             break
         if shortlist.promising(choice, least):
             shortlist.simulate(choice)
-        else:
-            shortlist.pass_over(choice, least)
+            continue
+        shortlist.pass_over(choice, least)
+        for other, bound in frontier.close(choice, REMEMBERED):
+            shortlist.pass_over(other, bound)
 
 
 def _counters(frontier: Frontier, simulated: int) -> Counters:

@@ -1,7 +1,7 @@
 """Why there is no layout: the tightest constraint, and the nearest change that helps.
 
-    nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
-    nothing fits        the smallest peak there is; a pin to drop, or more GPUs
+nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
+nothing fits        the smallest peak there is; a pin to drop, or more GPUs
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import replace
 from math import inf
 
 from planner.frontier import Frontier
+from planner.pinned import layout_pins
 from planner.problem import Candidate, Objective, Problem
 from planner.space import Space
 from planner.table import length
 from planner.words import choice_words
 from profiles.errors import Infeasible
-from profiles.options import given
 from profiles.units import format_bytes
 
 MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -66,7 +66,7 @@ def _nothing_fits(problem: Problem) -> Infeasible:
 
 
 def _fitting_changes(problem: Problem) -> Iterator[str]:
-    for name in given(problem.pins):
+    for name in layout_pins(problem.pins):
         loose = replace(problem, pins=replace(problem.pins, **{name: None}))
         found = _fitting(loose)
         if found:

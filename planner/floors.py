@@ -137,7 +137,9 @@ class _Floor:
         seconds = np.empty((2, len(self.variant)))
         for variant in np.unique(self.variant):
             prices = block_prices(
-                block, self._degrees(keys, int(variant)), self.policy,
+                block,
+                self._degrees(keys, int(variant)),
+                self.policy,
                 self.problem.machine,
             )
             for code in np.unique(recompute[self.variant == variant]):

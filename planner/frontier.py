@@ -20,6 +20,7 @@ from planner.problem import Objective, Problem
 from planner.space import Space
 from planner.table import Array, Table, length, take
 
+DEGREES = ("tp", "pp", "dp", "cp")
 FIRST_BATCH, LARGEST_BATCH = 128, 8192  # branches opened at a time, doubling
 
 
@@ -81,6 +82,28 @@ class Frontier:
             return None
         self._taken += 1
         return self.space.choice(self._leaves.columns, self._taken - 1)
+
+    def close(self, choice: Uniform, remember: int) -> list[tuple[Uniform, float]]:
+        """Drop what is left with the degrees of *choice*; the nearest of it, with
+        bounds. From then on `least` no longer speaks of these candidates."""
+        ours = _alike(self._branches, choice)
+        ours[: self._opened] = False
+        self._branches = take(self._branches, ~ours)
+        self._floors, self._floors_s = self._floors[~ours], self._floors_s[~ours]
+        if self._leaves is None:
+            return []
+        columns = {name: getattr(self._leaves.columns, name) for name in DEGREES}
+        alike = _alike(columns, choice)
+        alike[: self._taken] = False
+        nearest = [
+            (
+                self.space.choice(self._leaves.columns, int(row)),
+                self._leaves.bounds[row],
+            )
+            for row in np.flatnonzero(alike)[:remember]
+        ]
+        self._leaves = self._leaves.take(~alike)
+        return nearest
 
     def too_big(self, seconds: float) -> Uniform | None:
         """Of what was dropped for its memory and may be faster than *seconds*, the
@@ -149,6 +172,12 @@ class Frontier:
         prices = leaf_bounds(self.problem, columns)
         seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
         bounds = np.asarray(self.problem.value_of(seconds, peaks))
-        return Leaves(
-            columns=columns, seconds=seconds, peak_bytes=peaks, bounds=bounds
-        )
+        return Leaves(columns=columns, seconds=seconds, peak_bytes=peaks, bounds=bounds)
+
+
+def _alike(table: Table, choice: Uniform) -> Array:
+    """Which rows have the degrees of *choice*."""
+    same = np.ones(length(table), dtype=bool)
+    for name in DEGREES:
+        same &= table[name] == getattr(choice, name)
+    return same

@@ -21,7 +21,10 @@ from profiles.errors import Contradiction, Unsupported
 from profiles.options import given
 
 DEGREES = ("tp", "pp", "dp", "cp")
-_NOT_LAYOUT = ("overlap", "bucket_mb", "flash_attention", "offload", "imbalance")
+_NOT_LAYOUT = (
+    *("ep", "etp", "overlap", "bucket_mb", "flash_attention"),
+    *("offload", "offload_to", "imbalance"),
+)
 
 
 def require_consistent(problem: Problem) -> None:
@@ -38,9 +41,8 @@ def require_consistent(problem: Problem) -> None:
         flash_attention=problem.flash_attention,
     )
     unit = replace(problem.job, global_batch=problem.gpus)
-    found = list(violations(alone, unit, cluster))
+    found = [*_between(problem), *violations(alone, unit, cluster)]
     found += violations(_least(problem), problem.job, cluster)
-    found += _between(problem)
     if found:
         raise Contradiction("; ".join(dict.fromkeys(found)))
 
@@ -59,6 +61,13 @@ def require_possible(problem: Problem) -> None:
         )
 
 
+def layout_pins(pins: Pins) -> dict[str, object]:
+    """The pins that narrow the space, by name."""
+    return {
+        name: value for name, value in given(pins).items() if name not in _NOT_LAYOUT
+    }
+
+
 def pinned_words(pins: Pins) -> str:
     """The layout options that were given, as they were.
 
@@ -66,10 +75,8 @@ def pinned_words(pins: Pins) -> str:
     '--tp 8 --no-sequence-parallel'
     """
     words = []
-    for name, value in given(pins).items():
+    for name, value in layout_pins(pins).items():
         flag = name.replace("_", "-")
-        if name in _NOT_LAYOUT:
-            continue
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:
@@ -121,14 +128,15 @@ def _between(problem: Problem) -> Iterator[str]:
         product *= value
     words = " × ".join(f"{name} {value}" for name, value in fixed.items())
     if gpus % product:
-        yield f"{words} = {product} does not divide {gpus} GPUs"
+        equals = f" = {product}" if len(fixed) > 1 else ""
+        yield f"{words}{equals} does not divide {gpus} GPUs"
     elif len(fixed) == len(DEGREES) and product != gpus:
         yield f"{words} = {product}, not {gpus} GPUs; leave one of them out"
     pieces = (pins.dp or 1) * (pins.micro_batches or 1)
-    if batch % pieces:
+    if pins.micro_batches is not None and batch % pieces:
         yield (
-            f"global batch {batch} does not split into {pieces} pieces, "
-            f"dp {pins.dp or 1} × {pins.micro_batches} micro-batches"
+            f"global batch {batch} does not split into {pins.micro_batches} "
+            f"micro-batches × dp {pins.dp or 1}"
         )
     if pins.zero == 0 and (pins.zero_group or 1) > 1:
         yield "--zero-group needs --zero 1, 2 or 3"

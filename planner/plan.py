@@ -1,6 +1,6 @@
 """The front door: which layout to take.
 
-    problem → search → solution, checked here whichever search it was
+problem → search → solution, checked here whichever search it was
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ from planner.problem import Candidate, Problem
 
 Key = tuple[object, ...]
 TRIED_OF_DEGREES = 3  # simulated to find the best; the first nearly always is
-FEWEST, FARTHEST = 3, 2.0  # runners-up looked for at any distance; the rest within 2 ×
+FARTHEST = (
+    2.0  # times the best: others of the same degrees are nearer, if there are any
+)
+FEWEST = 3
 SPARE = 500  # others remembered, to fill up with
 
 
@@ -84,8 +87,9 @@ class Shortlist:
         values = sorted(self.problem.value(one) for one in self._kept.values())
         if len(values) > self.wanted and values[self.wanted] <= least:
             return True
-        enough = len(values) > min(FEWEST, self.wanted)
-        return enough and least > FARTHEST * values[0]
+        named = min(FEWEST, self.wanted)
+        enough = len(values) + len(self._spare) > named
+        return bool(values) and enough and least > FARTHEST * values[0]
 
     def runners_up(self) -> tuple[Candidate, ...]:
         """All but the best, in order; of lesser interest where there are too few."""

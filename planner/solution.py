@@ -44,8 +44,8 @@ class Solution:
     `lower` is a value that no candidate of the space goes below (0: nothing is known),
     `lower_step_time_s` the same for the step time, whatever the objective. `complete`
     says that all of the space was looked at. `runners_up` differ in more than details,
-    the best first. `too_big` would be faster by 2 % or more, and needs the least memory of
-    those that are too big.
+    the best first. `too_big` would be faster by 2 % or more, but does not fit; of those
+    it needs the least memory.
     """
 
     search: str

@@ -80,9 +80,7 @@ class Space:
                 f"the space has {ways:,} branches, most {MOST_BRANCHES:,}: pin "
                 "--micro-batch or a degree, or choose a batch with fewer divisors"
             )
-        table = widen(
-            table, ["schedule", "virtual_stages"], pipeline, axes.schedules
-        )
+        table = widen(table, ["schedule", "virtual_stages"], pipeline, axes.schedules)
         table = widen(table, ["recompute"], [], axes.recomputes)
         table["leaves"] = counts(table, ["dp", "cp"], axes.zeros)
         return take(table, table["leaves"] > 0)

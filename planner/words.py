@@ -34,3 +34,31 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
         limit = "" if first is None else f" in {first} layers a stage"
         parts.append(f"recompute {choice.recompute}{limit}")
     return ", ".join(parts)
+
+
+def short_words(choice: Uniform, global_batch: int) -> str:
+    """The same for a column of a table.
+
+    >>> choice = Uniform(tp=2, pp=4, sequence_parallel=True, zero=0)
+    >>> short_words(choice, 16)
+    'tp 2 sp · pp 4 · 1f1b · mb 1×16'
+    """
+    split = " sp" if choice.sequence_parallel else ""
+    parts = [f"tp {choice.tp}{split}"] if choice.tp > 1 else []
+    parts += [
+        f"{name} {getattr(choice, name)}"
+        for name in ("pp", "dp")
+        if getattr(choice, name) > 1
+    ]
+    if choice.cp > 1:
+        parts.append(f"cp {choice.cp} {choice.cp_kind}")
+    if choice.pp > 1:
+        virtual = f"×{choice.virtual_stages}" if choice.virtual_stages > 1 else ""
+        parts.append(f"{choice.schedule}{virtual}")
+    parts.append(f"mb {choice.micro_batch}×{choice.micro_batches(global_batch)}")
+    if choice.zero:
+        group = f"/{choice.zero_group}" if choice.zero_group < choice.dp else ""
+        parts.append(f"ZeRO-{choice.zero}{group}")
+    if choice.recompute != "none":
+        parts.append(f"recompute {choice.recompute}")
+    return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""Parameter counts and total compute that papers print."""
+"""Days and total compute of whole runs that papers print."""
 
 from __future__ import annotations
 
@@ -10,41 +10,8 @@ from costmodel.flops import total_compute_flops
 from costmodel.whatif import training
 from profiles.models.catalog import model
 from profiles.models.parameters import parameters
-from profiles.models.spec import DecoderSpec
 from profiles.units import PFLOPS_DAY_FLOPS, TFLOPS
 from tests.golden.priced import job_of, priced
-
-# Narayanan et al. (SC 2021), Table 1: layers, hidden, heads, billions of parameters.
-# 51,200 is the vocabulary of the paper, 2,048 its sequence.
-TABLE_1 = [
-    (24, 2304, 24, 1.7),
-    (30, 3072, 32, 3.6),
-    (36, 4096, 32, 7.5),
-    (40, 6144, 48, 18.4),
-    (48, 8192, 64, 39.1),
-    (60, 10240, 80, 76.1),
-    (80, 12288, 96, 145.6),
-    (96, 16384, 128, 310.1),
-    (105, 20480, 128, 529.6),
-    (128, 25600, 160, 1008.0),
-]
-
-
-@pytest.mark.parametrize(("layers", "hidden", "heads", "billions"), TABLE_1)
-def test_parameters_of_megatron_table_1(
-    layers: int, hidden: int, heads: int, billions: float
-) -> None:
-    spec = DecoderSpec(
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        vocab=51200,
-        ffn_hidden=4 * hidden,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        max_positions=2048,
-    )
-    assert round(parameters(spec).total / 1e9, 1) == billions
 
 
 @pytest.mark.parametrize(
@@ -91,14 +58,6 @@ TABLE_D1 = {
     "gpt-13b": (12850, 300, 1, 268),
     "gpt-175b": (174600, 300, 1, 3640),
 }
-GPT_3 = [name for name in TABLE_D1 if name.startswith("gpt")]
-
-
-@pytest.mark.parametrize("name", GPT_3)
-def test_presets_have_the_parameters_of_gpt_3(name: str) -> None:
-    millions, *_ = TABLE_D1[name]
-    found = parameters(model(name).spec).total
-    assert found == pytest.approx(millions * 1e6, rel=0.015)
 
 
 @pytest.mark.parametrize("name", TABLE_D1)

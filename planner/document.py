@@ -1,0 +1,106 @@
+"""The JSON document of `plan`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from costmodel.layout_file import layout_document
+from planner.explain import binds, indistinguishable, loss, worse
+from planner.problem import Candidate, Problem
+from planner.solution import Solution
+from profiles.errors import MeshwrightError
+from profiles.job import Job
+from profiles.models.catalog import model
+
+
+def premise_document(problem: Problem, cluster: str) -> dict[str, Any]:
+    """The question, as far as it is known before the answer."""
+    return {
+        "job": job_document(problem.job),
+        "cluster": cluster,
+        "gpus": problem.gpus,
+    }
+
+
+def nothing_document(solution: Solution | None = None) -> dict[str, Any]:
+    """The answer's members where there is no layout."""
+    return {
+        "layout": None,
+        "estimate": None,
+        "bound": None,
+        "search": None if solution is None else search_document(solution),
+        "alternatives": [],
+        "indistinguishable": [],
+    }
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """The job as layout files hold it: a model of no catalogue is spelled out."""
+    return {
+        "model": job.model if _in_catalogue(job) else asdict(job.spec),
+        "seq_len": job.seq_len,
+        "global_batch": job.global_batch,
+        "optimizer": job.optimizer,
+    }
+
+
+def _in_catalogue(job: Job) -> bool:
+    try:
+        return model(job.model).spec == job.spec
+    except MeshwrightError:
+        return False
+
+
+def answer_document(problem: Problem, solution: Solution) -> dict[str, Any]:
+    """The answer: layout, estimate, bound, search, alternatives."""
+    best = solution.best
+    assert best is not None, "who has no layout says why instead"
+    return {
+        "layout": layout_document(best.estimate.layout),
+        "estimate": best.estimate.document(),
+        "bound": bound_document(problem, solution),
+        "search": search_document(solution),
+        "binds": binds(problem, solution),
+        "alternatives": [
+            _alternative(problem, best, other) for other in solution.runners_up
+        ],
+        "indistinguishable": indistinguishable(problem, solution),
+        "infeasible": None,
+    }
+
+
+def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
+    quantity = problem.objective.quantity
+    timed = quantity == "step_time_s"
+    return {
+        "objective": quantity,
+        "value": solution.value,
+        "lower": solution.lower,
+        "lower_step_time_s": solution.lower if timed else solution.lower_step_time_s,
+        "gap": solution.gap,
+        "space": "uniform",
+        "complete": solution.complete,
+    }
+
+
+def search_document(solution: Solution) -> dict[str, Any]:
+    counters = solution.counters
+    return {
+        "name": solution.search,
+        "status": solution.status.value,
+        "layouts_considered": counters.considered,
+        "layouts_pruned": counters.pruned,
+        "layouts_simulated": counters.simulated,
+        "pruned_by": {"memory": counters.by_memory, "bound": counters.by_value},
+        "seconds": solution.seconds,
+    }
+
+
+def _alternative(problem: Problem, best: Candidate, other: Candidate) -> dict[str, Any]:
+    return {
+        "layout": layout_document(other.estimate.layout),
+        "estimate": other.estimate.document(),
+        "worse": worse(problem, best, other),
+        "loses": loss(problem, best, other),
+    }

@@ -1,0 +1,137 @@
+"""What binds the recommendation, what each runner-up lost, which are as good.
+
+Shares are of `breakdown_s`: what the step would save at most if that part vanished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from planner.problem import Candidate, Objective, Problem
+from planner.solution import Solution
+from profiles.cluster import Island
+from profiles.units import format_bytes
+
+# Errors that two layouts of one job share (the device's rates, the links) cancel in
+# the ratio of their step times. What is left is at least what the golden tables leave
+# of ratios within one family, about as much as two runs of one layout differ.
+INDISTINGUISHABLE: Final = 0.015
+
+WORDS: Final = {
+    "tensor_comm": "tensor parallel",
+    "context_comm": "context parallel",
+    "expert_comm": "expert parallel",
+    "pipeline_comm": "pipeline sends",
+    "data_comm": "data parallel",
+    "offload": "offloading",
+}
+SAME: Final = 1e-4  # as good as no difference
+NOTICEABLE: Final = 0.02  # shares of the step below this bind nothing
+
+
+def binds(problem: Problem, solution: Solution) -> str:
+    """What keeps the recommendation from being better, largest first."""
+    best = solution.best
+    if best is None:
+        return "nothing fits"
+    if problem.objective is Objective.MEMORY:
+        return _fullest(best)
+    parts = _shares(best, problem)
+    if solution.too_big is not None:
+        parts.insert(0, _memory(best, solution.too_big))
+    return "; ".join(parts)
+
+
+def _shares(best: Candidate, problem: Problem) -> list[str]:
+    """Compute, and what else takes a noticeable share of the step."""
+    total = best.estimate.step_time_s
+    shares = {part: s / total for part, s in best.estimate.breakdown_s.items()}
+    waste = [
+        (share, part)
+        for part, share in shares.items()
+        if part != "compute" and share >= NOTICEABLE
+    ]
+    parts = [f"compute, {shares['compute']:.0%} of the step"]
+    for share, part in sorted(waste, reverse=True):
+        parts.append(f"{_named(part, best, problem)} {share:.0%}")
+    return parts
+
+
+def _fullest(best: Candidate) -> str:
+    """The largest kinds of memory on the fullest rank."""
+    rank = max(best.estimate.memory, key=lambda item: float(item.total))
+    kinds = rank.document()
+    total = kinds.pop("total")
+    largest = sorted(kinds.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {size / total:.0%}" for name, size in largest)
+
+
+def _memory(best: Candidate, too_big: Candidate) -> str:
+    gain = 1 - too_big.estimate.step_time_s / best.estimate.step_time_s
+    peak = format_bytes(too_big.estimate.peak_memory_bytes)
+    return f"memory: with {peak} a layout {gain:.1%} faster would fit"
+
+
+def _named(part: str, candidate: Candidate, problem: Problem) -> str:
+    link = _link(part, candidate, problem.machine.island)
+    word = WORDS.get(part, part)
+    return f"{word} over {link}" if link else word
+
+
+def _link(part: str, candidate: Candidate, island: Island) -> str | None:
+    """The slowest link that a part of the step speaks over."""
+    choice = candidate.choice
+    inner = choice.tp * choice.cp
+    spans = {
+        "tensor_comm": choice.tp,
+        "context_comm": inner,
+        "data_comm": inner * choice.dp,
+        "pipeline_comm": choice.gpus,
+    }
+    if part not in spans:
+        return None
+    for level in island.levels:
+        if level.devices is None or spans[part] <= level.devices:
+            return level.name
+    return island.levels[-1].name
+
+
+def loss(problem: Problem, best: Candidate, other: Candidate) -> str:
+    """Where *other* is worse than *best*: the parts of the step that grew most, in
+    per cent of the best step, or else the memory that it needs more."""
+    step_s = best.estimate.step_time_s
+    grown = _grown(best.estimate.breakdown_s, other.estimate.breakdown_s)
+    named = [f"{WORDS.get(part, part)} +{s / step_s:.1%}" for part, s in grown[:2]]
+    timed = problem.objective is not Objective.MEMORY
+    if named and timed and worse(problem, best, other) > SAME:
+        return ", ".join(named)
+    more = other.estimate.peak_memory_bytes - best.estimate.peak_memory_bytes
+    return f"needs {format_bytes(more)} more" if more > 0 else "nothing"
+
+
+def _grown(
+    best: Mapping[str, float], other: Mapping[str, float]
+) -> list[tuple[str, float]]:
+    """Parts that explain a tenth or more of all growth, most first."""
+    changes = {part: other[part] - best[part] for part in best}
+    total = sum(max(change, 0) for change in changes.values())
+    found = [(part, more) for part, more in changes.items() if more > total / 10]
+    return sorted(found, key=lambda item: -item[1])
+
+
+def worse(problem: Problem, best: Candidate, other: Candidate) -> float:
+    """How much larger the objective's value of *other* is, as a fraction."""
+    return problem.value(other) / problem.value(best) - 1
+
+
+def indistinguishable(problem: Problem, solution: Solution) -> list[int]:
+    """Runners-up that the cost model cannot tell from the best."""
+    best = solution.best
+    if best is None:
+        return []
+    return [
+        index
+        for index, other in enumerate(solution.runners_up)
+        if worse(problem, best, other) <= INDISTINGUISHABLE
+    ]

@@ -1,0 +1,134 @@
+"""A plan for a terminal: the recommendation, its proof, and the runners-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from costmodel.report.table import (
+    assumed_words,
+    breakdown_words,
+    headline,
+    memory_table,
+    pairs_table,
+)
+from planner.explain import binds, indistinguishable, loss, worse
+from planner.problem import Objective, Problem
+from planner.solution import Solution, Status
+from planner.words import choice_words, short_words
+from profiles.units import MB, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_UNITS = {
+    "step_time_s": "step time",
+    "dollars_per_token": "cost",
+    "peak_memory_bytes": "peak memory",
+}
+
+
+def plan_view(
+    problem: Problem, solution: Solution, assumed: Mapping[str, Any]
+) -> Group:
+    """Everything `plan` shows."""
+    from rich.console import Group
+    from rich.text import Text
+
+    best = solution.best
+    assert best is not None, "who has no layout says why instead"
+    found, job = best.estimate, problem.job
+    title = Text(
+        f"{job.model} on {problem.gpus} × {found.device}: {job.global_batch} "
+        f"sequences of {job.seq_len} tokens a step",
+        style="bold",
+    )
+    rows = [
+        ("layout", choice_words(best.choice, job.global_batch)),
+        *headline(found),
+        *_cost(problem, solution),
+        ("step goes to", breakdown_words(found.breakdown_s)),
+        ("binds", binds(problem, solution)),
+        ("proof", proof_words(problem, solution)),
+    ]
+    if assumed:
+        rows.append(("assumed", assumed_words(assumed)))
+    parts = [title, pairs_table(rows), Text(), memory_table(found.memory)]
+    if solution.runners_up:
+        parts += [Text(), runners_up_table(problem, solution)]
+    return Group(*parts)
+
+
+def proof_words(problem: Problem, solution: Solution) -> str:
+    """The certificate in one sentence."""
+    counters, name = solution.counters, _UNITS[problem.objective.quantity]
+    if solution.status is Status.OPTIMAL:
+        claim = f"none of {counters.considered:,} layouts has a smaller {name} (gap 0)"
+    else:
+        claim = (
+            f"no layout has a {name} smaller by more than {solution.gap:.2%} (the gap), "
+            f"of {counters.considered:,}"
+        )
+    return (
+        f"{claim}: {counters.by_memory:,} ruled out by memory, {counters.by_value:,} "
+        f"by bounds, {counters.simulated:,} simulated, in "
+        f"{format_seconds(solution.seconds)}"
+    )
+
+
+def _cost(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
+    if problem.objective is not Objective.COST:
+        return []
+    return [("cost", f"{solution.value * MB:,.4f} dollars per million tokens")]
+
+
+def runners_up_table(problem: Problem, solution: Solution) -> Table:
+    """One line a runner-up: how much slower, and where the time goes."""
+    from rich.table import Table
+
+    best = solution.best
+    assert best is not None, "runners-up come after the best"
+    alike = indistinguishable(problem, solution)
+    table = Table(box=None, padding=(0, 1), header_style="bold", show_edge=False)
+    table.add_column("runners-up", overflow="fold")
+    how = "larger" if problem.objective is Objective.MEMORY else "slower"
+    for name in ("step", how, "peak"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("loses", overflow="fold")
+    for index, other in enumerate(solution.runners_up):
+        found = other.estimate
+        mark = "≈" if index in alike else ""
+        table.add_row(
+            short_words(other.choice, problem.job.global_batch),
+            format_seconds(found.step_time_s),
+            f"{mark}{worse(problem, best, other):.1%}",
+            format_bytes(found.peak_memory_bytes),
+            loss(problem, best, other),
+        )
+    if alike:
+        table.caption_justify = "left"
+        table.caption = " ≈ the cost model cannot tell it from the recommendation"
+    return table
+
+
+def searches_table(problem: Problem, solutions: Sequence[Solution]) -> Table:
+    """One line a search: what it found, what it knows, what it took."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("search")
+    for name in ("status", "step time", "gap", "simulated", "considered", "seconds"):
+        table.add_column(name, justify="right")
+    for one in solutions:
+        step = one.best.estimate.step_time_s if one.best else None
+        table.add_row(
+            one.search,
+            one.status.value,
+            "none" if step is None else format_seconds(step),
+            f"{one.gap:.2%}",
+            f"{one.counters.simulated:,}",
+            format_count(one.counters.considered),
+            f"{one.seconds:.2f}",
+        )
+    return table

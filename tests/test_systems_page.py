@@ -1,0 +1,124 @@
+"""docs/systems.md: every system of the reading list, and tests that are there."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "systems.md"
+STATES = ("works", "simulated only", "not yet")
+PAPER_ONLY = "paper only"
+
+# The rows of the reading list: a letter a theme, and how many works it has.
+THEMES = {"A": 7, "B": 4, "C": 2, "D": 7, "E": 14, "G": 7, "H": 11, "I": 8, "J": 5}
+IDS = [
+    *(f"{theme}{n}" for theme, last in THEMES.items() for n in range(1, last + 1)),
+    *(f"F{n}" for n in range(6)),
+    *("K1", "K2"),
+    *(f"L{n}" for n in range(1, 7)),
+]
+# The leaves of the surveys' taxonomies, in their order.
+LEAVES = {
+    "B1": """optimizers; initialisation; sparse training; over-parameterisation;
+        large-batch training; incremental training; token masking; importance sampling;
+        parallelism; quantised training; rematerialisation; offloading;
+        parameter-efficient tuning; sparse matrix products; low precision;
+        attention kernels""",
+    "B2": """naive model parallelism; synchronous pipelines; asynchronous pipelines;
+        tensor and sharded parallelism; spilling and offloading;
+        hybrids: ZeRO, FSDP, 3D; several models at once""",
+    "B3": """accelerators; chip-to-chip networks; node-to-node networks;
+        in-network aggregation of an infrastructure; storage; scheduling of jobs;
+        hybrid parallelism; auto-parallelism of general graphs;
+        auto-parallelism of transformers; heterogeneous parallelism;
+        operator optimisation; mixed precision; static recomputation;
+        dynamic recomputation; selective recomputation; redundancy reduction;
+        defragmentation; memory offloading; collectives; scheduling of communication;
+        in-network communication; failure analysis; failure detection;
+        recovery from checkpoints; recovery without checkpoints""",
+}
+
+
+class Row(NamedTuple):
+    """One system: what of it is here, and what shows it."""
+
+    name: str
+    item: str
+    state: str
+    here: str
+    shown_by: str
+
+
+def table(first_header: str) -> list[list[str]]:
+    """The cells of the table that starts with the column *first_header*."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    start = lines.index(next(x for x in lines if x.startswith(f"| {first_header} |")))
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    return rows
+
+
+def systems() -> list[Row]:
+    return [Row(*cells) for cells in table("id")]
+
+
+@cache
+def functions_of(path: Path) -> frozenset[str]:
+    """The names of the test functions of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found = (node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+    return frozenset(name for name in found if name.startswith("test_"))
+
+
+each_row = pytest.mark.parametrize("row", systems(), ids=lambda row: row.name)
+
+
+def test_every_system_has_one_row() -> None:
+    assert sorted(row.name for row in systems()) == sorted(IDS)
+    assert len(set(IDS)) == 79
+
+
+@each_row
+def test_a_row_says_how_far_it_is(row: Row) -> None:
+    assert row.item
+    assert row.here
+    assert row.state in STATES
+    tested = "::" in row.shown_by
+    assert tested == (row.state != "not yet")
+    assert tested or row.shown_by in ("", PAPER_ONLY)
+
+
+@each_row
+def test_what_is_said_to_be_shown_is_tested(row: Row) -> None:
+    if "::" not in row.shown_by:
+        return
+    file, _, name = row.shown_by.strip("`").partition("::")
+    assert file.startswith("tests/")
+    assert (ROOT / file).is_file(), file
+    assert name in functions_of(ROOT / file), row.shown_by
+
+
+def test_every_leaf_of_the_surveys_has_a_place() -> None:
+    """Rows of the table above, or out of scope with a reason."""
+    wanted = [
+        (survey, " ".join(leaf.split()))
+        for survey, leaves in LEAVES.items()
+        for leaf in leaves.split(";")
+    ]
+    places = {(survey, leaf): where for leaf, survey, where in table("leaf")}
+    assert sorted(places) == sorted(wanted)
+    assert len(table("leaf")) == len(wanted)
+    for leaf, where in places.items():
+        rows, _, reason = where.partition(": ")
+        if rows == "out of scope":
+            assert reason, leaf
+        else:
+            assert set(rows.split(", ")) <= set(IDS), leaf
