@@ -31,8 +31,8 @@ class BranchAndBound(AbstractSearch):
     `patience` simulations."""
 
     name: ClassVar[str] = "branch-and-bound"
-    patience: int = 200
-    tolerance: float = 0.005
+    patience: int = 100
+    tolerance: float = 0.01
 
     def solve(self, problem: Problem, limits: Limits) -> Solution:
         clock = Clock(limits=limits)

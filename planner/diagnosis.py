@@ -13,13 +13,14 @@ from math import inf
 from planner.frontier import Frontier
 from planner.pinned import layout_pins
 from planner.problem import Candidate, Objective, Problem
-from planner.space import Space
+from planner.space import MOST_PASSES, Space
 from planner.table import length
 from planner.words import choice_words
 from profiles.errors import Infeasible
 from profiles.units import format_bytes
 
 MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MOST_GPUS = 131_072  # more than any cluster joins
 FARTHEST_COUNT = 256  # how many fewer or more GPUs are tried
 
 
@@ -32,6 +33,12 @@ def diagnose(problem: Problem) -> Infeasible:
 
 def _nothing_legal(problem: Problem) -> Infeasible:
     job = problem.job
+    if length(Space(problem=problem).degrees):
+        return _infeasible(
+            f"size: a batch of {job.global_batch} on {problem.gpus} GPUs takes more "
+            f"than {MOST_PASSES:,} passes a step in every layout",
+            "a smaller batch (--global-batch)",
+        )
     constraint = (
         f"divisibility: {job.model} ({job.graph.body} layers), sequences of "
         f"{job.seq_len} and a batch of {job.global_batch} do not split over "
@@ -71,7 +78,7 @@ def _fitting_changes(problem: Problem) -> Iterator[str]:
         found = _fitting(loose)
         if found:
             yield f"leave --{name.replace('_', '-')} out: {found}"
-    most = problem.machine.cluster.gpus or inf
+    most = problem.machine.cluster.gpus or MOST_GPUS
     for multiple in MULTIPLES:
         gpus = problem.gpus * multiple
         if gpus <= most and (found := _fitting(replace(problem, gpus=gpus))):

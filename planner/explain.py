@@ -44,18 +44,15 @@ def binds(problem: Problem, solution: Solution) -> str:
 
 
 def _shares(best: Candidate, problem: Problem) -> list[str]:
-    """Compute, and what else takes a noticeable share of the step."""
+    """What takes a noticeable share of the step, largest first."""
     total = best.estimate.step_time_s
-    shares = {part: s / total for part, s in best.estimate.breakdown_s.items()}
-    waste = [
-        (share, part)
-        for part, share in shares.items()
-        if part != "compute" and share >= NOTICEABLE
+    parts = best.estimate.breakdown_s.items()
+    shares = sorted(((s / total, part) for part, s in parts), reverse=True)
+    return [
+        f"{_named(part, best, problem)} {share:.0%}"
+        for share, part in shares
+        if share >= NOTICEABLE
     ]
-    parts = [f"compute, {shares['compute']:.0%} of the step"]
-    for share, part in sorted(waste, reverse=True):
-        parts.append(f"{_named(part, best, problem)} {share:.0%}")
-    return parts
 
 
 def _fullest(best: Candidate) -> str:

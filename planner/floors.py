@@ -24,8 +24,7 @@ from costmodel.layout import CP_KINDS
 from costmodel.retention import preset
 from costmodel.sharding import Degrees
 from planner.problem import Problem
-from planner.space import Space
-from planner.table import Array, Table, length
+from planner.table import Array, Table
 from profiles.precision import Precision, precision
 
 _NONE = RECOMPUTES.index("none")
@@ -48,12 +47,13 @@ def leaf_bounds(problem: Problem, columns: Columns) -> ColumnPrices:
     )
 
 
-def floor_bytes(space: Space, branches: Table) -> Array:
-    """At least the peak of every leaf of each branch."""
-    columns, branch = space.leanest(branches)
-    peaks = leaf_bounds(space.problem, columns).peak_memory_bytes
-    least: Array = np.full(length(branches), np.inf)
-    np.minimum.at(least, branch, peaks)
+def floor_bytes(peak_bytes: Array, branch: Array) -> Array:
+    """At least the peak of every leaf of each branch, from those of its leanest.
+
+    *branch* says whose each peak is, as `Space.leanest` gives it.
+    """
+    least: Array = np.full(branch[-1] + 1, np.inf)
+    np.minimum.at(least, branch, peak_bytes)
     return least
 
 

@@ -21,7 +21,7 @@ from planner.space import Space
 from planner.table import Array, Table, length, take
 
 DEGREES = ("tp", "pp", "dp", "cp")
-FIRST_BATCH, LARGEST_BATCH = 128, 8192  # branches opened at a time, doubling
+FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +92,8 @@ class Frontier:
         self._floors, self._floors_s = self._floors[~ours], self._floors_s[~ours]
         if self._leaves is None:
             return []
-        columns = {name: getattr(self._leaves.columns, name) for name in DEGREES}
-        alike = _alike(columns, choice)
+        left = {name: getattr(self._leaves.columns, name) for name in DEGREES}
+        alike = _alike(left, choice)
         alike[: self._taken] = False
         nearest = [
             (
@@ -124,7 +124,8 @@ class Frontier:
         self.lower_step_time_s = float(seconds.min())
         peaks = seconds
         if self.problem.objective is Objective.MEMORY:
-            peaks = floor_bytes(self.space, branches)
+            columns, branch = self.space.leanest(branches)
+            peaks = floor_bytes(self._priced(columns).peak_bytes, branch)
         floors = np.asarray(self.problem.value_of(seconds, peaks))
         order = np.argsort(floors, kind="stable")
         return take(branches, order), seconds[order], floors[order]
@@ -143,15 +144,14 @@ class Frontier:
     def _open(self) -> None:
         """Open the next batch of branches."""
         end = min(self._opened + self._batch, len(self._floors))
-        rows = np.arange(self._opened, end)
-        self._opened, self._batch = end, min(2 * self._batch, LARGEST_BATCH)
-        batch = take(self._branches, rows)
-        too_big = floor_bytes(self.space, batch) > self.problem.memory_limit_bytes
-        if too_big.any():
-            lost = take(batch, too_big)
-            self.dropped_for_memory += int(lost["leaves"].sum())
-            columns, _ = self.space.leanest(lost)
-            self._lost.append(self._priced(columns))
+        batch = take(self._branches, np.arange(self._opened, end))
+        self._opened, self._batch = end, min(GROWTH * self._batch, LARGEST_BATCH)
+        columns, branch = self.space.leanest(batch)
+        leanest = self._priced(columns)
+        peaks = floor_bytes(leanest.peak_bytes, branch)
+        too_big = peaks > self.problem.memory_limit_bytes
+        self.dropped_for_memory += int(batch["leaves"][too_big].sum())
+        self._lost.append(_smallest(leanest.take(too_big[branch])))
         if not too_big.all():
             self._add(self.space.leaves(take(batch, ~too_big)))
 
@@ -160,12 +160,12 @@ class Frontier:
         found = self._priced(columns)
         fitting = found.peak_bytes <= self.problem.memory_limit_bytes
         self.dropped_for_memory += int((~fitting).sum())
-        self._lost.append(found.take(~fitting))
+        self._lost.append(_smallest(found.take(~fitting)))
         found = found.take(fitting)
         if self._leaves is not None:
             left = np.arange(self._taken, len(self._leaves))
             found = self._leaves.take(left).beside(found)
-        order = np.lexsort((found.peak_bytes, found.bounds))
+        order = np.lexsort((found.seconds, found.peak_bytes, found.bounds))
         self._leaves, self._taken = found.take(order), 0
 
     def _priced(self, columns: Columns) -> Leaves:
@@ -173,6 +173,13 @@ class Frontier:
         seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
         bounds = np.asarray(self.problem.value_of(seconds, peaks))
         return Leaves(columns=columns, seconds=seconds, peak_bytes=peaks, bounds=bounds)
+
+
+def _smallest(leaves: Leaves) -> Leaves:
+    """Those that need less memory than every faster one."""
+    leaves = leaves.take(np.argsort(leaves.seconds, kind="stable"))
+    least = np.minimum.accumulate(leaves.peak_bytes)
+    return leaves.take(np.flatnonzero(np.diff(least, prepend=inf) < 0))
 
 
 def _alike(table: Table, choice: Uniform) -> Array:

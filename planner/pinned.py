@@ -97,7 +97,7 @@ def _require_searched(pins: Pins) -> None:
 
 
 def _least(problem: Problem) -> Uniform:
-    """The pins, and ones elsewhere: what any layout that keeps them is a multiple of."""
+    """The pins, and ones elsewhere: a divisor of every layout that keeps them."""
     pins = problem.pins
     tp = pins.tp or 1
     virtual = pins.virtual_stages or 1

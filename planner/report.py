@@ -19,7 +19,7 @@ from planner.words import choice_words, short_words
 from profiles.units import MB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Group, RenderableType
     from rich.table import Table
 
 _UNITS = {
@@ -54,7 +54,12 @@ def plan_view(
     ]
     if assumed:
         rows.append(("assumed", assumed_words(assumed)))
-    parts = [title, pairs_table(rows), Text(), memory_table(found.memory)]
+    parts: list[RenderableType] = [
+        title,
+        pairs_table(rows),
+        Text(),
+        memory_table(found.memory),
+    ]
     if solution.runners_up:
         parts += [Text(), runners_up_table(problem, solution)]
     return Group(*parts)
@@ -67,8 +72,8 @@ def proof_words(problem: Problem, solution: Solution) -> str:
         claim = f"none of {counters.considered:,} layouts has a smaller {name} (gap 0)"
     else:
         claim = (
-            f"no layout has a {name} smaller by more than {solution.gap:.2%} (the gap), "
-            f"of {counters.considered:,}"
+            f"none of {counters.considered:,} layouts has a {name} smaller by more "
+            f"than {solution.gap:.2%} (the gap)"
         )
     return (
         f"{claim}: {counters.by_memory:,} ruled out by memory, {counters.by_value:,} "

@@ -8,8 +8,9 @@ A *branch* fixes everything but how data parallelism shards (ZeRO level and grou
     pp = 1 or m = 1    every schedule is the same stream of forwards and backwards
     one rank a shard   ZeRO with zero_group · cp = 1 shards nothing: it is ZeRO-0
 
-Micro-batches are all divisors of global_batch / dp; nothing is capped. GPipe stays
-beside 1F1B: it needs more memory, but where transfers are slow it takes less time.
+Micro-batches are all divisors of global_batch / dp, except where a step would have more
+than 4 million passes: no timeline of that length is run. GPipe stays beside 1F1B: it
+needs more memory, but where transfers are slow it takes less time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from planner.table import Array, Table, counts, length, take, widen
 from profiles.errors import InvalidSpec
 
 MOST_BRANCHES = 2_000_000  # some 300 MB of columns
+MOST_PASSES = 4_000_000  # forwards and backwards of a step; seconds to simulate
 ZERO = ("zero", "zero_group")
 
 
@@ -81,6 +83,8 @@ class Space:
                 "--micro-batch or a degree, or choose a batch with fewer divisors"
             )
         table = widen(table, ["schedule", "virtual_stages"], pipeline, axes.schedules)
+        stages = table["pp"] * table["virtual_stages"]
+        table = take(table, 2 * stages * table["micro_batches"] <= MOST_PASSES)
         table = widen(table, ["recompute"], [], axes.recomputes)
         table["leaves"] = counts(table, ["dp", "cp"], axes.zeros)
         return take(table, table["leaves"] > 0)

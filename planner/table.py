@@ -49,9 +49,9 @@ def widen(
     """Each row once for every option that ``options(*keys)`` gives it, in order.
 
     >>> rows = {"dp": np.array([4, 3])}
-    >>> wide = widen(rows, ["half"], ["dp"], lambda dp: [(h,) for h in (1, 2) if h < dp])
-    >>> wide["dp"].tolist(), wide["half"].tolist()
-    ([4, 4, 3, 3], [1, 2, 1, 2])
+    >>> wide = widen(rows, ["part"], ["dp"], lambda dp: [(n,) for n in divisors(dp)])
+    >>> wide["dp"].tolist(), wide["part"].tolist()
+    ([4, 4, 4, 3, 3], [1, 2, 4, 1, 3])
     """
     first, group = _distinct(table, keys)
     listed = [options(*(int(table[key][row]) for key in keys)) for row in first]
