@@ -28,7 +28,7 @@ from profiles.precision import PRECISIONS
 TASKS: Final = ("pretrain", "sft", "lora")
 LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
 MOST_GPUS: Final = 10_000_000
-MOST_PASSES: Final = 10_000_000  # micro-batches × virtual stages that are simulated
+MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simulated
 # ZeRO level where the cell is empty: FSDP shards everything; NeMo's recipes switch
 # Megatron-Core's distributed optimizer on; Megatron-LM (--use-distributed-optimizer)
 # and DeepSpeed ("stage": 0) leave it off.

@@ -65,7 +65,7 @@ class Frontier:
         self._lost: list[Leaves] = []
         self.lower_step_time_s = inf
         self._branches, self._floors_s, self._floors = self._sorted(branches)
-        self._opened, self._batch = 0, FIRST_BATCH
+        self.opened, self._batch = 0, FIRST_BATCH
         self._leaves: Leaves | None = None
         self._taken = 0
 
@@ -87,7 +87,7 @@ class Frontier:
         """Drop what is left with the degrees of *choice*; the nearest of it, with
         bounds. From then on `least` no longer speaks of these candidates."""
         ours = _alike(self._branches, choice)
-        ours[: self._opened] = False
+        ours[: self.opened] = False
         self._branches = take(self._branches, ~ours)
         self._floors, self._floors_s = self._floors[~ours], self._floors_s[~ours]
         if self._leaves is None:
@@ -138,14 +138,14 @@ class Frontier:
 
     @property
     def _next_floor(self) -> float:
-        left = self._opened < len(self._floors)
-        return float(self._floors[self._opened]) if left else inf
+        left = self.opened < len(self._floors)
+        return float(self._floors[self.opened]) if left else inf
 
     def _open(self) -> None:
         """Open the next batch of branches."""
-        end = min(self._opened + self._batch, len(self._floors))
-        batch = take(self._branches, np.arange(self._opened, end))
-        self._opened, self._batch = end, min(GROWTH * self._batch, LARGEST_BATCH)
+        end = min(self.opened + self._batch, len(self._floors))
+        batch = take(self._branches, np.arange(self.opened, end))
+        self.opened, self._batch = end, min(GROWTH * self._batch, LARGEST_BATCH)
         columns, branch = self.space.leanest(batch)
         leanest = self._priced(columns)
         peaks = floor_bytes(leanest.peak_bytes, branch)

@@ -19,7 +19,8 @@ _SHARES: Final = (
     ("regret", "regret"),
     ("peak_memory_mape", "memory"),
 )
-_LONGEST: Final = 40
+_LONGEST: Final = 36
+_LONGEST_REASON: Final = 80
 
 
 def summary_table(document: Mapping[str, Any]) -> Group:
@@ -74,7 +75,9 @@ def oom_words(verdicts: Mapping[str, int]) -> str:
 
 def reasons(errors: Iterable[str], most: int = 12) -> list[str]:
     """Why rows have no price, most frequent first: the cell, or what is not priced."""
-    found = Counter(error.partition(":")[0].partition(";")[0] for error in errors)
+    found = Counter(
+        error.partition(":")[0].partition(";")[0][:_LONGEST_REASON] for error in errors
+    )
     lines = [f"{count:5,} × {reason}" for reason, count in found.most_common(most)]
     rest = sum(found.values()) - sum(count for _, count in found.most_common(most))
     return lines + ([f"{rest:5,} × other reasons"] if rest else [])

@@ -1,0 +1,81 @@
+"""Floors ≤ columns ≤ simulation: what prunes never prunes too much."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.pins import Pins
+from costmodel.software import FRAMEWORKS
+from planner.floors import floor_s, leaf_bounds
+from planner.problem import Problem
+from planner.space import Space
+from planner.table import length, take
+from tests.problems import on, problem, small_problems
+
+SLACK = 1 + 1e-12
+
+
+@given(posed=small_problems())
+@settings(max_examples=25)
+def test_no_simulation_goes_below_its_bounds(posed: Problem) -> None:
+    space = Space(problem=posed)
+    leaves = space.leaves(space.branches)
+    bounds = leaf_bounds(posed, leaves)
+    for row in np.random.default_rng(0).permutation(len(leaves))[:12]:
+        found = posed.simulate(space.choice(leaves, int(row))).estimate
+        assert bounds.step_time_s[row] <= found.step_time_s * SLACK
+        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
+
+
+@given(framework=st.sampled_from(sorted(FRAMEWORKS)), layers=st.sampled_from((None, 1)))
+@settings(max_examples=10)
+def test_a_branch_is_not_slower_than_its_leaves(
+    framework: str, layers: int | None
+) -> None:
+    posed = problem(
+        "gpt-13b",
+        64,
+        global_batch=192,
+        where=on("dgx-a100-80gb", framework),
+        pins=Pins(recompute_layers=layers),
+    )
+    space = Space(problem=posed)
+    rows = np.random.default_rng(0).permutation(length(space.branches))[:300]
+    branches = take(space.branches, rows)
+    floors = floor_s(posed, branches)
+    assert (floors > 0).all()
+    seconds = leaf_bounds(posed, space.leaves(branches)).step_time_s
+    owner = np.repeat(np.arange(len(rows)), branches["leaves"])
+    assert (floors[owner] <= seconds * SLACK).all()
+
+
+def test_floors_are_tight_where_data_parallelism_is_cheap() -> None:
+    """Within 5 % of their best leaf for most branches, or they would prune little."""
+    posed = problem("gpt-13b", 64, global_batch=1536)
+    space = Space(problem=posed)
+    rows = np.random.default_rng(0).permutation(length(space.branches))[:500]
+    branches = take(space.branches, rows)
+    seconds = leaf_bounds(posed, space.leaves(branches)).step_time_s
+    best = np.full(len(rows), np.inf)
+    np.minimum.at(best, np.repeat(np.arange(len(rows)), branches["leaves"]), seconds)
+    assert np.median(floor_s(posed, branches) / best) > 0.95
+
+
+@pytest.mark.parametrize("layers", [1, 2, 40])
+def test_recomputing_some_layers_is_between_none_and_all(layers: int) -> None:
+    pins = Pins(recompute_layers=layers, recompute="full", pp=2, tp=2, dp=2, cp=1)
+    posed = problem("gpt-mini", 8, pins=pins)
+    space = Space(problem=posed)
+    leaves = space.leaves(space.branches)
+    bounds = leaf_bounds(posed, leaves)
+    every = leaf_bounds(replace(posed, pins=replace(pins, recompute_layers=None)), leaves)
+    assert (bounds.step_time_s < every.step_time_s).all()
+    for row in range(0, len(leaves), 5):
+        found = posed.simulate(space.choice(leaves, row)).estimate
+        assert bounds.step_time_s[row] <= found.step_time_s * SLACK
+        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK

@@ -1,0 +1,193 @@
+"""The space is what `legality` calls legal, each layout once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.columns import RECOMPUTES, SCHEDULES
+from costmodel.layout import CP_KINDS
+from costmodel.legality import violations
+from costmodel.pins import Pins
+from costmodel.uniform import Uniform
+from planner.axes import Axes
+from planner.floors import floor_bytes, leaf_bounds
+from planner.problem import Problem
+from planner.space import MOST_PASSES, Space
+from planner.table import divisors, length, take
+from profiles.errors import InvalidSpec
+from tests.problems import all_pins, on, problem
+
+
+def candidates(posed: Problem) -> list[Uniform]:
+    space = Space(problem=posed)
+    leaves = space.leaves(space.branches)
+    return [space.choice(leaves, row) for row in range(len(leaves))]
+
+
+def canonical(choice: Uniform, micro_batches: int) -> Uniform:
+    """The one row that stands for all that mean the same layout."""
+    if choice.cp == 1:
+        choice = replace(choice, cp_kind="ring")
+    same = choice.pp == 1 or micro_batches == 1
+    if same and choice.schedule == "gpipe":
+        choice = replace(choice, schedule="1f1b")
+    if choice.zero == 0 or choice.zero_group * choice.cp == 1:
+        choice = replace(choice, zero=0, zero_group=1)
+    return choice
+
+
+def every_legal_choice(posed: Problem) -> set[Uniform]:
+    """All combinations of all values, by brute force, less the illegal ones."""
+    parts = divisors(posed.gpus)
+    sizes = divisors(posed.job.global_batch)
+    layers = range(1, posed.job.graph.body + 1)
+    found = set()
+    degrees = [
+        four for four in product(parts, repeat=4) if np.prod(four) == posed.gpus
+    ]
+    rest = (sizes, SCHEDULES, layers, range(4), parts, (False, True), CP_KINDS)
+    for (tp, pp, dp, cp), values in product(degrees, product(*rest)):
+        size, schedule, virtual, zero, group, split, kind = values
+        if size * dp > posed.job.global_batch:
+            continue
+        choice = Uniform(
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            cp=cp,
+            micro_batch=size,
+            schedule=schedule,
+            virtual_stages=virtual,
+            zero=zero,
+            zero_group=group,
+            sequence_parallel=split,
+            cp_kind=kind,
+            flash_attention=posed.flash_attention,
+            precision=posed.precision,
+        )
+        if not list(violations(choice, posed.job, posed.machine.cluster)):
+            micro_batches = choice.micro_batches(posed.job.global_batch)
+            found.add(canonical(choice, micro_batches))
+    return found
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(1, 4), (2, 3), (4, 2), (6, 6)])
+def test_the_space_is_every_legal_layout_once(gpus: int, batch: int) -> None:
+    posed = problem(gpus=gpus, global_batch=batch, pins=Pins(recompute="none"))
+    found = candidates(posed)
+    assert len(found) == len(set(found))
+    assert set(found) == every_legal_choice(posed)
+
+
+def test_grouped_queries_and_odd_widths_are_split_legally() -> None:
+    """8 heads but 2 key-value heads, and an MLP that 3 and 6 divide."""
+    posed = problem(gpus=6, global_batch=6, pins=Pins(recompute="none"))
+    spec = replace(posed.job.spec, heads=12, kv_heads=4, head_dim=16, ffn_hidden=768)
+    posed = replace(posed, job=replace(posed.job, spec=spec))
+    assert set(candidates(posed)) == every_legal_choice(posed)
+    assert {choice.tp for choice in candidates(posed)} == {1, 2}
+
+
+@given(
+    pins=all_pins(), gpus=st.integers(1, 12), batch=st.sampled_from((4, 6, 8, 12, 24))
+)
+@settings(max_examples=60)
+def test_candidates_are_legal_and_keep_the_pins(
+    pins: Pins, gpus: int, batch: int
+) -> None:
+    posed = problem("gpt-mini", gpus, global_batch=batch, pins=pins)
+    space = Space(problem=posed)
+    leaves = space.leaves(space.branches)
+    assert len(leaves) == space.branches["leaves"].sum()
+    rng = np.random.default_rng(0)
+    for row in rng.permutation(len(leaves))[:20]:
+        choice = space.choice(leaves, int(row))
+        assert choice.gpus == gpus
+        assert list(violations(choice, posed.job, posed.machine.cluster)) == []
+        pinned = {
+            name: getattr(pins, name)
+            for name in Pins.__dataclass_fields__
+            if hasattr(choice, name) and getattr(pins, name) is not None
+        }
+        assert pinned == {name: getattr(choice, name) for name in pinned}
+
+
+def test_pins_narrow_the_space_and_lose_nothing() -> None:
+    free = candidates(problem(gpus=4))
+    for pins in (Pins(tp=2), Pins(zero=3), Pins(recompute="full"), Pins(micro_batch=2)):
+        (name, value) = next(
+            (name, getattr(pins, name))
+            for name in ("tp", "zero", "recompute", "micro_batch")
+            if getattr(pins, name) is not None
+        )
+        kept = {choice for choice in free if getattr(choice, name) == value}
+        assert kept <= set(candidates(problem(gpus=4, pins=pins)))
+
+
+def test_a_count_of_micro_batches_can_be_pinned() -> None:
+    found = candidates(problem(gpus=4, pins=Pins(micro_batches=2)))
+    assert found
+    assert {choice.micro_batches(8) for choice in found} == {2}
+
+
+def test_a_zero_level_that_was_asked_for_is_called_so() -> None:
+    """On one rank ZeRO-1 shards nothing, and is there if it is asked for by name."""
+    axes = Axes(problem=problem(gpus=1))
+    assert axes.zeros(1, 1) == [(0, 1)]
+    asked = Axes(problem=problem(gpus=1, pins=Pins(zero=1)))
+    assert asked.zeros(1, 1) == [(1, 1)]
+    assert asked.zeros(4, 1) == [(1, 2), (1, 4)]
+
+
+def test_one_layer_has_no_pipeline() -> None:
+    posed = problem(gpus=4)
+    one = replace(posed.job.spec, layers=1)
+    found = candidates(replace(posed, job=replace(posed.job, spec=one)))
+    assert {choice.pp for choice in found} == {1}
+
+
+def test_a_prime_number_of_gpus_is_all_of_one_degree() -> None:
+    found = candidates(problem("gpt-mini", 7, global_batch=14))
+    ways = {(choice.tp, choice.pp, choice.dp, choice.cp) for choice in found}
+    assert ways == {(1, 7, 1, 1), (1, 1, 7, 1)}
+
+
+def test_the_leanest_leaves_hold_the_least_of_each_branch() -> None:
+    posed = problem(gpus=8)
+    space = Space(problem=posed)
+    rng = np.random.default_rng(1)
+    some = rng.permutation(length(space.branches))[:150]
+    branches = take(space.branches, some)
+    columns, branch = space.leanest(branches)
+    peaks = leaf_bounds(posed, columns).peak_memory_bytes
+    least = floor_bytes(peaks, branch)
+    for row in range(length(branches)):
+        leaves = space.leaves(take(branches, np.array([row])))
+        every = leaf_bounds(posed, leaves).peak_memory_bytes
+        assert least[row] == pytest.approx(every.min(), rel=1e-12)
+
+
+def test_an_absurd_space_is_refused_not_spelled_out() -> None:
+    posed = problem("gpt-13b", 5040, global_batch=735_134_400)
+    with pytest.raises(InvalidSpec, match=r"pin\s--micro-batch"):
+        _ = Space(problem=posed).branches
+
+
+def test_steps_too_long_to_simulate_are_left_out() -> None:
+    posed = problem(gpus=1, global_batch=8_000_000, pins=Pins(recompute="none"))
+    counts = Space(problem=posed).branches["micro_batches"]
+    assert 2 * counts.max() <= MOST_PASSES
+    assert counts.max() == 2_000_000
+
+
+def test_codes_are_those_of_the_columns() -> None:
+    axes = Axes(problem=problem(gpus=4, pins=Pins(schedule="gpipe")))
+    assert [SCHEDULES[code] for code, _ in axes.schedules(4, 4)] == ["gpipe"]
+    assert [RECOMPUTES[code] for (code,) in axes.recomputes()] == list(RECOMPUTES)
+    assert on().island.domain == 8

@@ -1,0 +1,106 @@
+"""Small planning problems, for tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from costmodel.machine import Machine, machine
+from costmodel.pins import Pins
+from costmodel.question import default_precision, flash_default
+from costmodel.software import FRAMEWORKS
+from planner.floors import leaf_bounds
+from planner.problem import Objective, Problem
+from planner.space import Space
+from planner.table import length
+from profiles.catalog import cluster
+from profiles.job import Job
+from profiles.models.catalog import model
+
+MOST_CANDIDATES = 60
+
+
+@cache
+def on(name: str = "dgx-a100-80gb", framework: str = "meshwright") -> Machine:
+    return machine(cluster(name), FRAMEWORKS[framework])
+
+
+def problem(
+    name: str = "gpt-tiny",
+    gpus: int = 4,
+    *,
+    global_batch: int = 8,
+    where: Machine | None = None,
+    limit_bytes: float | None = None,
+    objective: Objective = Objective.THROUGHPUT,
+    pins: Pins | None = None,
+) -> Problem:
+    """A problem of a catalogue model, everything else searched."""
+    found, used = model(name), where or on()
+    return Problem(
+        job=Job(
+            model=name,
+            spec=found.spec,
+            seq_len=found.seq_len,
+            global_batch=global_batch,
+        ),
+        machine=used,
+        gpus=gpus,
+        pins=pins or Pins(),
+        precision=default_precision(used.cluster),
+        gradient_format="fp32",
+        flash_attention=flash_default(used.cluster),
+        memory_limit_bytes=limit_bytes or used.device.capacity_bytes,
+        objective=objective,
+    )
+
+
+@st.composite
+def all_pins(draw: st.DrawFn) -> Pins:
+    """Pins of any kind; most are left out."""
+
+    def maybe(*values: object) -> st.SearchStrategy[object]:
+        return st.sampled_from((None, None, None, *values))
+
+    return Pins(
+        tp=draw(maybe(1, 2)),
+        pp=draw(maybe(1, 2)),
+        dp=draw(maybe(1, 2, 4)),
+        cp=draw(maybe(1, 1, 1, 2)),
+        micro_batch=draw(maybe(1, 2)),
+        schedule=draw(maybe("1f1b", "gpipe", "interleaved")),
+        zero=draw(maybe(0, 1, 2, 3)),
+        zero_group=draw(maybe(1, 2)),
+        sequence_parallel=draw(maybe(True, False)),
+        cp_kind=draw(maybe("ring", "ulysses")),
+        recompute=draw(maybe("none", "selective", "full")),
+        recompute_layers=draw(maybe(1)),
+    )
+
+
+@st.composite
+def small_problems(draw: st.DrawFn) -> Problem:
+    """Problems that can be searched exhaustively; in some of them memory binds."""
+    clusters = st.sampled_from(("dgx-a100-80gb", "p3.16xlarge", "cpu"))
+    frameworks = st.sampled_from(("meshwright", "megatron-lm", "fsdp2"))
+    posed = problem(
+        draw(st.sampled_from(("gpt-tiny", "gpt-mini"))),
+        draw(st.integers(1, 8)),
+        global_batch=draw(st.sampled_from((4, 6, 8, 12))),
+        where=on(draw(clusters), draw(frameworks)),
+        objective=draw(st.sampled_from((Objective.THROUGHPUT, Objective.MEMORY))),
+        pins=draw(all_pins()),
+    )
+    space = Space(problem=posed)
+    assume(0 < space.branches["leaves"].sum() <= MOST_CANDIDATES)
+    if draw(st.booleans()):
+        peaks = leaf_bounds(posed, space.leaves(space.branches)).peak_memory_bytes
+        share = draw(st.sampled_from((0.0, 0.2, 0.6)))
+        limit = float(np.quantile(peaks, share))
+        posed = replace(posed, memory_limit_bytes=limit)
+    assert length(space.branches)
+    return posed
