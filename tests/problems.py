@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from hypothesis import assume
@@ -63,7 +64,7 @@ def problem(
 def all_pins(draw: st.DrawFn) -> Pins:
     """Pins of any kind; most are left out."""
 
-    def maybe(*values: object) -> st.SearchStrategy[object]:
+    def maybe(*values: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from((None, None, None, *values))
 
     return Pins(

@@ -28,7 +28,9 @@ def test_shares_come_largest_first() -> None:
     posed = problem("gpt-13b", 20, global_batch=60, pins=Pins(tp=10))
     found = solve(posed, SEARCH, Limits(runners_up=0))
     said = binds(posed, found).split("; ")
-    shares = [int(part.split()[-1].rstrip("%")) for part in said if part[:6] != "memory"]
+    shares = [
+        int(part.split()[-1].rstrip("%")) for part in said if part[:6] != "memory"
+    ]
     assert shares == sorted(shares, reverse=True)
     assert any(part.startswith("tensor parallel over network") for part in said)
 

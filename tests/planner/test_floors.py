@@ -73,7 +73,9 @@ def test_recomputing_some_layers_is_between_none_and_all(layers: int) -> None:
     space = Space(problem=posed)
     leaves = space.leaves(space.branches)
     bounds = leaf_bounds(posed, leaves)
-    every = leaf_bounds(replace(posed, pins=replace(pins, recompute_layers=None)), leaves)
+    every = leaf_bounds(
+        replace(posed, pins=replace(pins, recompute_layers=None)), leaves
+    )
     assert (bounds.step_time_s < every.step_time_s).all()
     for row in range(0, len(leaves), 5):
         found = posed.simulate(space.choice(leaves, row)).estimate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from planner.problem import Problem
 from planner.space import MOST_PASSES, Space
 from planner.table import divisors, length, take
 from profiles.errors import InvalidSpec
+from profiles.models.spec import DecoderSpec
 from tests.problems import all_pins, on, problem
 
 
@@ -28,6 +30,12 @@ def candidates(posed: Problem) -> list[Uniform]:
     space = Space(problem=posed)
     leaves = space.leaves(space.branches)
     return [space.choice(leaves, row) for row in range(len(leaves))]
+
+
+def decoder(posed: Problem, **changes: Any) -> DecoderSpec:
+    spec = posed.job.spec
+    assert isinstance(spec, DecoderSpec)
+    return replace(spec, **changes)
 
 
 def canonical(choice: Uniform, micro_batches: int) -> Uniform:
@@ -48,9 +56,7 @@ def every_legal_choice(posed: Problem) -> set[Uniform]:
     sizes = divisors(posed.job.global_batch)
     layers = range(1, posed.job.graph.body + 1)
     found = set()
-    degrees = [
-        four for four in product(parts, repeat=4) if np.prod(four) == posed.gpus
-    ]
+    degrees = [four for four in product(parts, repeat=4) if np.prod(four) == posed.gpus]
     rest = (sizes, SCHEDULES, layers, range(4), parts, (False, True), CP_KINDS)
     for (tp, pp, dp, cp), values in product(degrees, product(*rest)):
         size, schedule, virtual, zero, group, split, kind = values
@@ -88,7 +94,7 @@ def test_the_space_is_every_legal_layout_once(gpus: int, batch: int) -> None:
 def test_grouped_queries_and_odd_widths_are_split_legally() -> None:
     """8 heads but 2 key-value heads, and an MLP that 3 and 6 divide."""
     posed = problem(gpus=6, global_batch=6, pins=Pins(recompute="none"))
-    spec = replace(posed.job.spec, heads=12, kv_heads=4, head_dim=16, ffn_hidden=768)
+    spec = decoder(posed, heads=12, kv_heads=4, head_dim=16, ffn_hidden=768)
     posed = replace(posed, job=replace(posed.job, spec=spec))
     assert set(candidates(posed)) == every_legal_choice(posed)
     assert {choice.tp for choice in candidates(posed)} == {1, 2}
@@ -147,7 +153,7 @@ def test_a_zero_level_that_was_asked_for_is_called_so() -> None:
 
 def test_one_layer_has_no_pipeline() -> None:
     posed = problem(gpus=4)
-    one = replace(posed.job.spec, layers=1)
+    one = decoder(posed, layers=1)
     found = candidates(replace(posed, job=replace(posed.job, spec=one)))
     assert {choice.pp for choice in found} == {1}
 

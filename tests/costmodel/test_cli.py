@@ -1,0 +1,210 @@
+"""The command `simulate`: its document, its exit codes, and strange input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.__main__ import main
+from costmodel.estimate import BREAKDOWN
+
+ASKED = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--pp", "2")
+KEYS = {
+    *("step_time_s", "tokens_per_s_per_gpu", "samples_per_s", "model_tflops_per_gpu"),
+    *("hardware_tflops_per_gpu", "mfu", "hfu", "flops_convention", "peak_flops_used"),
+    *("fits", "peak_memory_bytes", "peak_reserved_bytes", "peak_allocated_bytes"),
+    *("capacity_bytes", "memory", "breakdown_s", "interval", "layout", "assumed"),
+    "warnings",
+}
+PIECES = {
+    *("stage", "parameters", "gradients", "optimizer", "activations", "transient"),
+    *("communication", "reserve", "context", "total"),
+}
+
+
+def simulate(*argv: str) -> int:
+    return main([*argv], prog="simulate")
+
+
+def answered(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert simulate(*argv, "--json") == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    document: dict[str, Any] = json.loads(said.out)
+    return document
+
+
+def test_the_document_has_the_contracts_fields(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = answered(capsys, *ASKED)
+    assert set(found) == KEYS
+    assert tuple(found["breakdown_s"]) == BREAKDOWN
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_time_s"])
+    assert {frozenset(entry) for entry in found["memory"]} == {frozenset(PIECES)}
+    assert found["layout"]["summary"] == {
+        "tp": 4,
+        "pp": 2,
+        "dp": 8,
+        "cp": 1,
+        "ep": 1,
+        "zero": 1,
+        "zero_group": 8,
+        "micro_batch": 1,
+    }
+    assert found["assumed"]["dp"] == 8
+    low, high = found["interval"]["step_time_s"]
+    assert low < found["step_time_s"] < high
+    tokens = 1536 * 2048
+    rate = found["tokens_per_s_per_gpu"] * 64
+    assert rate * found["step_time_s"] == pytest.approx(tokens)
+
+
+def test_mfu_divides_by_the_dense_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, *ASKED, "--recompute", "full")
+    assert found["peak_flops_used"] == 312e12
+    assert found["mfu"] * 312 == pytest.approx(found["model_tflops_per_gpu"])
+    assert found["hfu"] > found["mfu"]
+
+
+def test_a_layout_that_does_not_fit_is_answered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = answered(capsys, "--model", "gpt-175b", "--gpus", "8")
+    assert found["fits"] is False
+    assert found["interval"]["probability_fits"] < 0.01
+
+
+def test_a_layout_file_gives_the_same_estimate(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "layout.json"
+    options = (*ASKED, "--recompute", "selective", "--micro-batch", "2")
+    asked = answered(capsys, *options, "--out", str(file))
+    stored = answered(capsys, str(file))
+    for key in ("step_time_s", "memory", "breakdown_s", "layout"):
+        assert stored[key] == asked[key], key
+    faster = answered(capsys, str(file), "--cluster", "dgx-h100")
+    assert faster["step_time_s"] < stored["step_time_s"]
+    assert simulate(str(file), "--tp", "2") == 2
+
+
+def test_a_sweep_prices_what_is_legal_and_says_what_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("--model", "gpt-13b", "--gpus", "48")
+    found = answered(capsys, *argv, "--sweep", "tp=1,2,3", "--sweep", "zero=1,3")
+    rows = found["sweep"]
+    assert [row["point"] for row in rows][:2] == [
+        {"tp": 1, "zero": 1},
+        {"tp": 1, "zero": 3},
+    ]
+    legal = [row["error"] is None for row in rows]
+    assert legal == [True, True, True, True, False, False]
+    assert "tp=3 does not divide" in rows[-1]["error"]
+
+
+def test_a_trace_holds_every_pass(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "step.json"
+    found = answered(capsys, *ASKED, "--global-batch", "64", "--trace", str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    passes = [item for item in events if item["ph"] == "X"]
+    names = {item["name"] for item in passes}
+    assert {"0F0", "1B7", "0F7"} <= names
+    ends = [item["ts"] + item["dur"] for item in passes]
+    assert max(ends) / 1e6 <= found["step_time_s"] * (1 + 1e-9)
+
+
+def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, *ASKED, "--tokens", "3e11")["training"]
+    assert found["steps"] == pytest.approx(3e11 / (1536 * 2048))
+    assert found["device_hours"] == pytest.approx(found["days"] * 24 * 64)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((), "--model"),
+        (
+            (
+                "--model",
+                "gpt-13",
+            ),
+            "gpt-13b",
+        ),
+        (("--model", "gpt-13b", "--cluster", "dgx-a10"), "dgx-a100"),
+        ((*ASKED, "--dp", "3"), "64 GPUs"),
+        ((*ASKED, "--global-batch", "7"), "micro-batch 1 × dp 8"),
+        ((*ASKED, "--micro-batches", "5", "--global-batch", "64"), "micro-batches"),
+        ((*ASKED, "--tp", "3"), "64 GPUs"),
+        ((*ASKED, "--schedule", "zb-v"), "1f1b"),
+        ((*ASKED, "--precision", "fp8"), "bf16"),
+        ((*ASKED, "--recompute", "sqrt"), "selective"),
+        ((*ASKED, "--offload", "optimizer"), "not priced"),
+        ((*ASKED, "--ep", "2"), "not priced"),
+        ((*ASKED, "--zero", "0", "--zero-group", "2"), "--zero-group"),
+        ((*ASKED, "--sweep", "tp"), "AXIS"),
+        ((*ASKED, "--sweep", "colour=1"), "sweep axis"),
+        (("--model", "resnet-50", "--gpus", "8"), "resnet"),
+        (("--model", "mixtral-8x7b", "--gpus", "8"), "experts"),
+        (
+            ("--model", "gpt-2.7b", "--cluster", "p3.16xlarge", "--flash-attention"),
+            "--no-flash-attention",
+        ),
+        (("--model", "gpt-13b", "--cluster", "cpu", "--gpus", "128"), "128"),
+        (("/nonexistent.json",), "/nonexistent.json"),
+        (("--runs", "/dev/null"), "regular file"),
+    ],
+)
+def test_a_wrong_question_is_one_line_and_exit_2(
+    argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate(*argv) == 2
+    heard = capsys.readouterr()
+    assert heard.out == ""
+    assert heard.err.count("\n") == 1
+    assert said in heard.err
+
+
+def test_what_cannot_be_written_leaves_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert simulate(*ASKED, "--out", str(tmp_path / "no" / "layout.json")) == 2
+    assert simulate(*ASKED, "--out", str(tmp_path)) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == ""
+
+
+words = st.sampled_from(
+    (
+        *("--model", "gpt-13b", "gpt-tiny", "--gpus", "8", "64", "7", "--tp", "2"),
+        *("--pp", "4", "--zero", "3", "9", "--schedule", "gpipe", "interleaved"),
+        *("--micro-batch", "-1", "--cp", "--recompute", "full", "attention,mlp_up"),
+        *("--sweep", "tp=1,2", "--json", "--cluster", "cpu", "dgx-h100", "--seq-len"),
+        *(
+            "--virtual-stages",
+            "--precision",
+            "bf16",
+            "fp32",
+            "",
+            "é",
+            "--tokens",
+            "nan",
+        ),
+        *("--overlap", "none", "--zero-group", "--recompute-layers", "--framework"),
+        *("megatron-lm", "1e400", "--bucket-mb", "0", "--no-flash-attention"),
+    )
+)
+
+
+@given(st.lists(words, max_size=9))
+def test_strange_words_never_surprise(argv: list[str]) -> None:
+    """Answered or refused; an exit code of 70 would be a mistake of ours."""
+    assert simulate(*argv) in (0, 1, 2)
