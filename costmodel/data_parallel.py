@@ -138,6 +138,7 @@ def optimizer_bytes(
 
 
 def _reduced_bytes(precision: Precision, machine: Machine) -> float:
-    if machine.software.reduce_format == "fp32":
-        return Format.FP32.bytes
+    if machine.software.reduce == "half-or-fp32":
+        half = precision.parameter is Format.FP16
+        return Format.FP16.bytes if half else Format.FP32.bytes
     return precision.gradient.bytes

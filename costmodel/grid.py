@@ -110,6 +110,19 @@ class _Grid:
             stage(kinds.last, nothing, nothing + 1),
         )
 
+    @cached_property
+    def middle(self) -> StagePrice:
+        """A middle stage where all are alike: of the low kind, or of the high one."""
+        _, low, high, _ = self.priced
+        is_low = self.counts[1] > 0
+        values = {
+            item.name: np.where(
+                is_low, getattr(low, item.name), getattr(high, item.name)
+            )
+            for item in fields(StagePrice)
+        }
+        return StagePrice(**values)
+
     def prices(self) -> ColumnPrices:
         return ColumnPrices(
             step_time_s=self._step_time_s(), peak_memory_bytes=self._peak_bytes()
@@ -158,7 +171,7 @@ class _Grid:
     def _on_rank(self, end: StagePrice, name: str) -> Array:
         """A quantity of a rank: its end chunk and the middle chunks beside it."""
         chunks = self.columns.virtual_stages - 1
-        return np.asarray(getattr(end, name) + chunks * getattr(self.priced[1], name))
+        return np.asarray(getattr(end, name) + chunks * getattr(self.middle, name))
 
     def _transfer_s(self) -> Array:
         columns = self.columns
@@ -188,7 +201,7 @@ class _Grid:
             (first, zero, counts[0] > 0),
             (low, zero + 1, (counts[1] > 0) & ~several),
             (high, 1 + counts[1], (counts[2] > 0) & ~several),
-            (low, zero + 1, several & (pp > 2)),
+            (self.middle, zero + 1, several & (pp > 2)),
             (last, pp - 1, counts[3] > 0),
         )
         most: Array = np.zeros(len(self.columns))
@@ -199,7 +212,7 @@ class _Grid:
 
     def _rank_bytes(self, end: StagePrice, rank: Array, *, is_last: bool) -> Array:
         """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
-        columns, m, middle = self.columns, self.micro_batches, self.priced[1]
+        columns, m, middle = self.columns, self.micro_batches, self.middle
         alive = np.zeros_like(columns.pp)
         for code, name in enumerate(SCHEDULES):
             count = peak_in_flight(name, rank, columns.pp, columns.virtual_stages, m)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from costmodel.schedule import require_schedule
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, MeshwrightError
 from profiles.job import Job
@@ -59,10 +59,11 @@ def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
     stages = choice.pp * choice.virtual_stages
     if stages > body:
         yield f"pp × virtual stages = {stages} is more than the {body} layers"
-    elif choice.virtual_stages > 1 and body % stages:
+    elif choice.virtual_stages > 1 and not interleaves(body, stages):
         yield (
-            f"interleaving splits the {body} layers into pp × virtual stages = "
-            f"{stages} equal parts, which does not divide"
+            f"interleaving splits the {body} layers (or {body + 2} with embedding and "
+            f"head) into pp × virtual stages = {stages} equal parts, which does not "
+            "divide"
         )
     if job.global_batch % (choice.micro_batch * choice.dp) == 0:
         try:

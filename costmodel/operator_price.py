@@ -44,6 +44,15 @@ from profiles.precision import Precision
 Array = NDArray[Any]
 _ZERO = np.zeros(())
 
+# The head of a vocabulary of 50257 runs at 85 TFLOP/s where one of 50260 / 2 columns
+# runs at 216 on an A100 [fitted] vTrain's one-node runs, tp 1 against tp 2.
+MISALIGNED = 2.5
+
+# Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
+# back, weight; backward twice that. It keeps the fp32 input and the scaled output.
+UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
+UNFUSED_NORM_SAVED_BYTES = 6.0  # [derived] a token and unit of width
+
 
 def _zero() -> Array:
     return _ZERO
@@ -167,14 +176,21 @@ def _matmul(
     product_s = partial(
         matmul_s, device=machine.device, rates=machine.rates, number=precision.matmul
     )
-    forward_s = product_s(m, n, k)
-    input_s = product_s(m, k, n)
-    weight_s = product_s(k, n, m, output_bytes=precision.gradient.bytes)
+    slower = misaligned(n, k)
+    forward_s = product_s(m, n, k) * slower
+    input_s = product_s(m, k, n) * slower
+    weight_s = product_s(k, n, m, output_bytes=precision.gradient.bytes) * slower
     flops = matmul_flops(m, n, k)
     return (
         Work(compute_s=forward_s, flops=flops),
         Work(compute_s=input_s + weight_s, flops=2 * flops),
     )
+
+
+def misaligned(n: Array, k: Array) -> Array:
+    """How much longer a product takes whose weight has rows of no whole 16 bytes."""
+    odd = (np.asarray(n) % 8 != 0) | (np.asarray(k) % 8 != 0)
+    return np.where(odd, MISALIGNED, 1.0)
 
 
 def attention_kernel(degrees: Degrees, machine: Machine) -> str:
@@ -279,6 +295,9 @@ def _traffic(
         else (operator.inputs[0])
     )
     count = elements(moved_from, block, degrees) * precision.activation.bytes
+    elements_moved = (operator.forward_elements, operator.backward_elements)
+    if operator.vectors and not machine.software.fused_norm:
+        elements_moved = UNFUSED_NORM
     works = (
         Work(
             compute_s=traffic_s(
@@ -288,7 +307,7 @@ def _traffic(
                 kernels=operator.kernels,
             )
         )
-        for passes in (operator.forward_elements, operator.backward_elements)
+        for passes in elements_moved
     )
     forward, backward = works
     return forward, backward
@@ -307,6 +326,9 @@ def _internal(
         for item in operator.saves
         if item.internal
     }
+    if operator.vectors and not machine.software.fused_norm:
+        count = elements(operator.output, block, degrees)
+        kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
     if operator.kind is Kind.ATTENTION:
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
         if attention_kernel(degrees, machine).startswith("flash"):

@@ -19,7 +19,7 @@ from costmodel.run_model import seq_len_of, spec_of
 from costmodel.run_recompute import recompute_of
 from costmodel.run_software import dropout_of, flash_of, software_of
 from costmodel.software import Software
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.job import Job
@@ -32,10 +32,12 @@ MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simul
 # ZeRO level where the cell is empty: FSDP shards everything; NeMo's recipes switch
 # Megatron-Core's distributed optimizer on; Megatron-LM (--use-distributed-optimizer)
 # and DeepSpeed ("stage": 0) leave it off.
-_ZERO: Final = {"fsdp2": 3, "meshwright": 1, "megatron-core": 1}
+_ZERO: Final = {"fsdp2": 3, "composer": 3, "meshwright": 1, "megatron-core": 1}
+# Megatron-LM has one level beside a pipeline, and DeepSpeed's engine refuses others.
+_ONCE_A_STEP: Final = ("megatron-lm", "megatron-core", "megatron-deepspeed")
 # Without a pipeline these train on the whole batch at once unless told otherwise
 # (DeepSpeed's train_micro_batch_size_per_gpu, torchtitan's global_batch_size).
-_NO_ACCUMULATION: Final = ("fsdp2", "deepspeed")
+_NO_ACCUMULATION: Final = ("fsdp2", "composer", "deepspeed")
 _SEQUENCE_PARALLEL: Final = ("fsdp2", "meshwright")  # wherever tp > 1; others: off
 
 
@@ -155,6 +157,9 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
     zero = cells.given(
         "zero", cells.whole("zero", least=0, most=3), _ZERO.get(software.name, 0)
     )
+    if zero > 1 and choice.pp > 1 and software.name in _ONCE_A_STEP:
+        # Beside a pipeline these reduce gradients once a step and keep them whole.
+        zero = cells.assumed["zero"] = 1
     group = cells.whole("zero_group")
     if group is not None and group > 1 and zero == 0:
         raise Contradiction(f"zero_group={group} needs zero 1, 2 or 3, got zero=0")
@@ -200,10 +205,8 @@ def _schedule(cells: Cells, choice: Uniform, job: Job) -> Uniform:
 
 def _fewest_chunks(layers: int, pp: int) -> int:
     """The least virtual stages, from 2, that cut the layers into equal parts."""
-    whole, rest = divmod(layers, pp)
-    if rest:
-        return 2
-    return next((count for count in range(2, whole + 1) if whole % count == 0), 2)
+    counts = range(2, layers // pp + 1)
+    return next((count for count in counts if interleaves(layers, pp * count)), 2)
 
 
 def _require_legal(cells: Cells, choice: Uniform, job: Job, where: Machine) -> None:

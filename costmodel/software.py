@@ -1,138 +1,81 @@
 """`Software`: whose code runs the layout, as far as it changes the price.
 
-Overlap is the framework's, not the network's: Megatron-Core hides four fifths of the
-gradient reduction behind the last backward, classic Megatron-LM and DeepSpeed hide
-none of it; FSDP hides what compute leaves time for. Every framework issues kernels
-from one host thread, which puts a floor under a layer's time.
+Overlap is the framework's, not the network's: Megatron-Core hides gradient reduction
+behind the last backward, classic Megatron-LM and DeepSpeed hide none of it; FSDP hides
+what compute leaves time for. Every framework issues kernels from one host thread, which
+puts a floor under a layer's time. `data/frameworks.json` holds them, with sources.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from profiles.errors import UnknownName
 from profiles.units import MB, US
 
+CATALOGUE: Final = Path(__file__).parent / "data" / "frameworks.json"
+DEFAULT: Final = "meshwright"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """A framework. *operator_host_s* is host seconds to issue one operator of the
-    graph forward (backward, autograd's C++ thread issues its two products).
+    """A framework. `*_host_us` are host microseconds to issue one operator of the graph
+    forward, or backward (autograd's C++ thread, two products).
 
     `overlap` names what is hidden: `grad`, `param`, `p2p`. `gradient_format` is what
-    16-bit training accumulates gradients in. `flash` and `unfused` name the attention
-    kernels that it runs with and without flash attention.
+    16-bit training accumulates gradients in; `reduce` what travels: the accumulated
+    `gradient`, or `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32.
+    `flash` and `unfused` are the attention kernels with and without flash attention.
     """
 
     name: str
-    forward_host_s: float
-    backward_host_s: float
+    forward_host_us: float
+    backward_host_us: float
     overlap: frozenset[str]
     gradient_format: str = "fp32"
-    reduce_format: str = "gradient"  # what travels: the gradient's format, or fp32
+    reduce: str = "gradient"
     flash: str = "flash-2"
     unfused: str = "fused-softmax"
     fused_norm: bool = True
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
-    step_kernels_per_parameter_tensor: float = 0.0
     source: str = ""
 
+    @property
+    def forward_host_s(self) -> float:
+        return self.forward_host_us * US
 
-_EAGER: Final = "[fitted] floor of a layer and micro-batch, docs/cost-model.md"
-FRAMEWORKS: Final[dict[str, Software]] = {
-    item.name: item
-    for item in (
-        Software(
-            name="meshwright",
-            forward_host_s=45 * US,
-            backward_host_s=60 * US,
-            overlap=frozenset({"grad", "param"}),
-            source=_EAGER,
-        ),
-        Software(
-            name="megatron-core",
-            forward_host_s=45 * US,
-            backward_host_s=60 * US,
-            overlap=frozenset({"grad", "param"}),
-            source=_EAGER,
-        ),
-        Software(
-            name="megatron-lm",
-            forward_host_s=100 * US,
-            backward_host_s=150 * US,
-            overlap=frozenset(),
-            reduce_format="fp32",
-            source=_EAGER,
-        ),
-        Software(
-            name="megatron-deepspeed",
-            forward_host_s=110 * US,
-            backward_host_s=180 * US,
-            overlap=frozenset(),
-            gradient_format="bf16+fp32",
-            reduce_format="fp32",
-            source=_EAGER,
-        ),
-        Software(
-            name="deepspeed",
-            forward_host_s=110 * US,
-            backward_host_s=180 * US,
-            overlap=frozenset({"grad", "param"}),
-            gradient_format="bf16+fp32",
-            source=_EAGER,
-        ),
-        Software(
-            name="fsdp2",
-            forward_host_s=45 * US,
-            backward_host_s=60 * US,
-            overlap=frozenset({"grad", "param"}),
-            source=_EAGER,
-        ),
-        Software(
-            name="nanotron",
-            forward_host_s=45 * US,
-            backward_host_s=60 * US,
-            overlap=frozenset({"grad"}),
-            source=_EAGER,
-        ),
-        Software(
-            name="oneflow",
-            forward_host_s=30 * US,
-            backward_host_s=40 * US,
-            overlap=frozenset({"grad"}),
-            source=_EAGER,
-        ),
-    )
-}
-DEFAULT: Final = "meshwright"
+    @property
+    def backward_host_s(self) -> float:
+        return self.backward_host_us * US
 
-# What published tables call their framework → whose price it is.
-_SPELLINGS: Final = (
-    ("megatron-deepspeed zero-3", "deepspeed"),
-    ("megatron-lm v1.1.5", "megatron-deepspeed"),
-    ("megatron-deepspeed", "megatron-deepspeed"),
-    ("deepspeed", "deepspeed"),
-    ("megatron-core", "megatron-core"),
-    ("megatron-bridge", "megatron-core"),
-    ("nemo", "megatron-core"),
-    ("megatron-moe", "megatron-core"),
-    ("megatron", "megatron-lm"),
-    ("aa-scaling", "megatron-lm"),
-    ("fsdp", "fsdp2"),
-    ("torchtitan", "fsdp2"),
-    ("composer", "fsdp2"),
-    ("nanotron", "nanotron"),
-    ("oneflow", "oneflow"),
-    ("internevo", "megatron-core"),
-)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Catalogue:
+    frameworks: list[Software]
+    spellings: list[tuple[str, str]]  # what tables print → whose price it is
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> _Catalogue:
+    return msgspec.json.decode(CATALOGUE.read_bytes(), type=_Catalogue)
+
+
+def frameworks() -> dict[str, Software]:
+    """Every framework by name."""
+    return {item.name: item for item in _catalogue().frameworks}
 
 
 def software(name: str) -> Software:
     """The framework called *name*; raises UnknownName."""
-    if name.lower() in FRAMEWORKS:
-        return FRAMEWORKS[name.lower()]
-    raise UnknownName("framework", name, FRAMEWORKS)
+    known = frameworks()
+    if name.lower() in known:
+        return known[name.lower()]
+    raise UnknownName("framework", name, known)
 
 
 def software_of_run(printed: str) -> Software:
@@ -141,10 +84,10 @@ def software_of_run(printed: str) -> Software:
     Unknown ones are priced as the default; the caller says so.
     """
     text = printed.lower()
-    for spelling, name in _SPELLINGS:
+    for spelling, name in _catalogue().spellings:
         if spelling in text:
-            return FRAMEWORKS[name]
-    return FRAMEWORKS[DEFAULT]
+            return software(name)
+    return software(DEFAULT)
 
 
 def with_overlap(base: Software, overlap: frozenset[str]) -> Software:

@@ -74,6 +74,18 @@ def split_layers(body: int, stages: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def interleaves(body: int, stages: int) -> bool:
+    """Whether *body* layers fall into *stages* chunks that interleaving can use.
+
+    All alike, or all but the ends, which count embedding and head as a layer each
+    (Megatron's --account-for-embedding-in-pipeline-split): 126 layers into 64 chunks.
+
+    >>> interleaves(40, 8), interleaves(126, 64), interleaves(42, 8)
+    (True, True, False)
+    """
+    return stages <= body and (body % stages == 0 or (body + 2) % stages == 0)
+
+
 def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
     """The full layout that *choice* means for a model.
 

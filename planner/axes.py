@@ -13,6 +13,7 @@ from typing import Final
 from costmodel.columns import RECOMPUTES, SCHEDULES
 from costmodel.layout import CP_KINDS
 from costmodel.pins import Pins
+from costmodel.uniform import interleaves
 from planner.problem import Problem
 from planner.table import Option, divisors
 from profiles.models.spec import DecoderSpec
@@ -92,9 +93,13 @@ class Axes:
         """(schedule, virtual stages); one where all are the same stream."""
         flat = self._flat(same=pp == 1 or micro_batches == 1)
         found = [(code, 1) for code in flat]
-        if pp > 1 and micro_batches % pp == 0 and self.body % pp == 0:
-            virtual = divisors(self.body // pp)[1:]
-            found += [(INTERLEAVED, stages) for stages in virtual]
+        if pp > 1 and micro_batches % pp == 0:
+            most = self.body // pp
+            found += [
+                (INTERLEAVED, virtual)
+                for virtual in range(2, most + 1)
+                if interleaves(self.body, pp * virtual)
+            ]
         return [
             (code, stages)
             for code, stages in found

@@ -98,20 +98,14 @@ def _fitting(problem: Problem) -> str | None:
 def leanest(problem: Problem) -> Candidate | None:
     """The candidate with the smallest peak, None if there is no candidate.
 
-    Micro-batches of one sequence hold the least, and of the schedules 1F1B does:
-    where these are free, others need not be looked at.
+    Micro-batches of one sequence hold the least: where they are free, others need not
+    be looked at.
     """
     pins = problem.pins
-    changes: dict[str, object] = {}
     if pins.micro_batch is None and pins.micro_batches is None:
-        changes["micro_batch"] = 1
-    if pins.schedule is None and pins.virtual_stages is None:
-        changes["schedule"] = "1f1b"
+        pins = replace(pins, micro_batch=1)
     lean = replace(
-        problem,
-        objective=Objective.MEMORY,
-        memory_limit_bytes=inf,
-        pins=replace(pins, **changes),  # type: ignore[arg-type]
+        problem, objective=Objective.MEMORY, memory_limit_bytes=inf, pins=pins
     )
     choice = Frontier(lean).take()
     return None if choice is None else problem.simulate(choice)

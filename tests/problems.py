@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from costmodel.machine import Machine, machine
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
-from costmodel.software import FRAMEWORKS
+from costmodel.software import frameworks
 from planner.floors import leaf_bounds
 from planner.problem import Objective, Problem
 from planner.space import Space
@@ -27,7 +27,7 @@ MOST_CANDIDATES = 60
 
 @cache
 def on(name: str = "dgx-a100-80gb", framework: str = "meshwright") -> Machine:
-    return machine(cluster(name), FRAMEWORKS[framework])
+    return machine(cluster(name), frameworks()[framework])
 
 
 def problem(

@@ -15,7 +15,7 @@ from costmodel.estimate import Estimate, estimate
 from costmodel.grid import price
 from costmodel.legality import violations
 from costmodel.machine import Machine, machine
-from costmodel.software import FRAMEWORKS
+from costmodel.software import frameworks
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.job import Job
@@ -32,7 +32,7 @@ def job(name: str = "gpt-13b") -> Job:
 
 @cache
 def on(framework: str) -> Machine:
-    return machine(CLUSTER, FRAMEWORKS[framework])
+    return machine(CLUSTER, frameworks()[framework])
 
 
 @st.composite
@@ -66,7 +66,7 @@ def simulated(choice: Uniform, where: Machine) -> Estimate:
     return estimate(job(), CLUSTER, layout, on=where)
 
 
-@given(choice=choices(), framework=st.sampled_from(sorted(FRAMEWORKS)))
+@given(choice=choices(), framework=st.sampled_from(sorted(frameworks())))
 def test_columns_equal_the_closed_form_and_bound_the_simulation(
     choice: Uniform, framework: str
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.pins import Pins
-from costmodel.software import FRAMEWORKS
+from costmodel.software import frameworks
 from planner.floors import floor_s, leaf_bounds
 from planner.problem import Problem
 from planner.space import Space
@@ -32,7 +32,9 @@ def test_no_simulation_goes_below_its_bounds(posed: Problem) -> None:
         assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
 
 
-@given(framework=st.sampled_from(sorted(FRAMEWORKS)), layers=st.sampled_from((None, 1)))
+@given(
+    framework=st.sampled_from(sorted(frameworks())), layers=st.sampled_from((None, 1))
+)
 @settings(max_examples=10)
 def test_a_branch_is_not_slower_than_its_leaves(
     framework: str, layers: int | None

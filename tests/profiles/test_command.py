@@ -34,9 +34,7 @@ Out = tuple[int, str, str]
 @job_options
 @layout_options
 @click.option("--top", type=click.Choice(["a", "b"]), required=False)
-def trial(
-    job: JobOptions, pins: Pins, *, top: str | None, as_json: bool
-) -> None:
+def trial(job: JobOptions, pins: Pins, *, top: str | None, as_json: bool) -> None:
     """Try everything that commands share."""
     premise({"gpus": job.gpus})
     if as_json:
