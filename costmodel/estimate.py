@@ -21,6 +21,7 @@ from costmodel.flops import CONVENTION, block_flops, model_flops
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.layout_price import LayoutPricer, data_parallel
+from costmodel.legality import MOST_PASSES
 from costmodel.machine import Machine, machine
 from costmodel.memory import Memory, memory
 from costmodel.retention import Retention
@@ -217,6 +218,12 @@ def _repeated_flops(block: Block, retention: Retention, job: Job) -> float:
 
 
 def _require_priced(layout: Layout) -> None:
+    passes = 2 * len(layout.stages) * layout.micro_batches
+    if passes > MOST_PASSES:
+        raise InvalidSpec(
+            f"{layout.micro_batches:,} micro-batches in {len(layout.stages)} stages "
+            f"are {passes:,} passes, most {MOST_PASSES:,}: choose larger micro-batches"
+        )
     held = tuple(stage.held_by for stage in layout.stages)
     pp = layout.pp
     if len(layout.stages) != pp * layout.virtual_stages:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from costmodel.ranges import Ranges
 from costmodel.retention import Retention
@@ -121,6 +122,13 @@ class Layout:
             raise InvalidSpec("micro_batches and virtual_stages must be at least 1")
         if self.cp_kind not in CP_KINDS:
             raise InvalidSpec(f"cp_kind {self.cp_kind!r} is not one of {CP_KINDS}")
+        spans = sorted({one for s in self.stages for one in s.mesh.ranks.spans})
+        for before, after in pairwise(spans):
+            if after[0] <= before[1]:
+                raise InvalidSpec(
+                    f"ranks {before[0]}-{before[1]} and {after[0]}-{after[1]} overlap: "
+                    "two stages hold the same ranks or none in common"
+                )
         for stage in self.stages:
             if self.global_batch % (self.micro_batches * stage.mesh.dp):
                 raise InvalidSpec(
@@ -139,7 +147,9 @@ class Layout:
 
     @cached_property
     def gpus(self) -> int:
-        return len({rank for stage in self.stages for rank in stage.mesh.ranks})
+        """Ranks of all stages; two stages hold the same ones or none in common."""
+        held = {stage.mesh.ranks for stage in self.stages}
+        return sum(len(ranks) for ranks in held)
 
     def micro_batch(self, stage: Stage) -> int:
         """Sequences that one data-parallel rank of *stage* has in a micro-batch."""

@@ -15,6 +15,7 @@ from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.precision import precision
 
+MOST_PASSES = 4_000_000  # forwards and backwards of a step; seconds to simulate
 NO_FLASH = ("volta", "turing", "pascal")  # FlashAttention needs sm80 (its README)
 
 

@@ -16,9 +16,9 @@ from costmodel.rates import GENERIC, Rates
 
 _P90: Final = NormalDist().inv_cdf(0.9)
 
-# Standard deviation of log(measured / estimated): the 80 % quantile of its size over the
-# published runs that are compared, over 1.28. Every source weighs the same for step time
-# (63 rows of 5 devices with their own fit, 1,615 of others); memory by row (187 rows).
+# Standard deviation of log(measured / estimated): the 80 % quantile of its size over
+# the published runs that are compared, over 1.28. For step time every source weighs the
+# same (63 rows of devices with a fit of their own, 1,615 of others); 187 memory rows.
 OWN_STEP: Final = 0.18
 BORROWED_STEP: Final = 0.25
 GENERIC_STEP: Final = 0.5  # [assumed] twice the worst that is known

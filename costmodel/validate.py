@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from costmodel.cells import Cells
 from costmodel.report.summary import summary_table
-from costmodel.run_prices import Priced, price_runs
-from costmodel.runs import Run, read_runs
+from costmodel.runs.cells import Cells
+from costmodel.runs.prices import Priced, price_runs
+from costmodel.runs.run import Run, read_runs
 from profiles.errors import InvalidSpec
 from profiles.units import GiB
 

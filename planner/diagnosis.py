@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import inf
 
+from costmodel.legality import MOST_PASSES
 from planner.frontier import Frontier
 from planner.pinned import layout_pins
 from planner.problem import Candidate, Objective, Problem
-from planner.space import MOST_PASSES, Space
+from planner.space import Space
 from planner.table import length
 from planner.words import choice_words
 from profiles.errors import Infeasible

@@ -22,6 +22,7 @@ from itertools import groupby
 import numpy as np
 
 from costmodel.columns import INTEGERS, Columns
+from costmodel.legality import MOST_PASSES
 from costmodel.uniform import Uniform
 from planner.axes import Axes
 from planner.problem import Problem
@@ -29,7 +30,6 @@ from planner.table import Array, Table, counts, length, take, widen
 from profiles.errors import InvalidSpec
 
 MOST_BRANCHES = 2_000_000  # some 300 MB of columns
-MOST_PASSES = 4_000_000  # forwards and backwards of a step; seconds to simulate
 ZERO = ("zero", "zero_group")
 
 

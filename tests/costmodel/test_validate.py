@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from costmodel.layout import Layout
-from costmodel.run_prices import Price, Priced
-from costmodel.runs import MEASURED, NAMES, Run, read_runs
+from costmodel.runs.prices import Price, Priced
+from costmodel.runs.run import MEASURED, NAMES, Run, read_runs
 from costmodel.uniform import Uniform, spell_out
 from costmodel.validate import (
     Compared,
@@ -249,7 +249,7 @@ def test_equal_questions_are_priced_once(
         spelled_out.append(choice)
         return spell_out(choice, graph, global_batch)
 
-    monkeypatch.setattr("costmodel.run_prices.spell_out", counting)
+    monkeypatch.setattr("costmodel.runs.prices.spell_out", counting)
     said = {**GPT, "micro_batch": "1"}
     rows = [said, said, {**said, "virtual_stages": "1"}, {**said, "micro_batch": "2"}]
     found = document(list(compare(read_runs(written(tmp_path, rows)))))

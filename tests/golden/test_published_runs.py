@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from costmodel.flops import model_flops
-from costmodel.run_prices import Price, price_runs
-from costmodel.runs import Run
+from costmodel.runs.prices import Price, price_runs
+from costmodel.runs.run import Run
 from profiles.job import Job
 from profiles.models.parameters import parameters
 from profiles.models.spec import DecoderSpec

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from costmodel.legality import MOST_PASSES
 from costmodel.pins import Pins
 from planner.diagnosis import diagnose, leanest
 from planner.floors import leaf_bounds
@@ -13,7 +14,7 @@ from planner.plan import solve
 from planner.search import Limits
 from planner.searches import SEARCHES
 from planner.solution import Status
-from planner.space import MOST_PASSES, Space
+from planner.space import Space
 from planner.table import length
 from profiles.units import MiB
 from tests.problems import on, problem

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from costmodel.columns import RECOMPUTES, SCHEDULES
 from costmodel.layout import CP_KINDS
-from costmodel.legality import violations
+from costmodel.legality import MOST_PASSES, violations
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform
 from planner.axes import Axes
 from planner.floors import floor_bytes, leaf_bounds
 from planner.problem import Problem
-from planner.space import MOST_PASSES, Space
+from planner.space import Space
 from planner.table import divisors, length, take
 from profiles.errors import InvalidSpec
 from profiles.models.spec import DecoderSpec
@@ -89,6 +89,14 @@ def test_the_space_is_every_legal_layout_once(gpus: int, batch: int) -> None:
     found = candidates(posed)
     assert len(found) == len(set(found))
     assert set(found) == every_legal_choice(posed)
+
+
+@pytest.mark.parametrize("layers", [3, 5, 7])
+def test_layers_that_do_not_divide_are_split_legally(layers: int) -> None:
+    posed = problem(gpus=2, global_batch=4, pins=Pins(recompute="none"))
+    spec = decoder(posed, layers=layers)
+    posed = replace(posed, job=replace(posed.job, spec=spec))
+    assert set(candidates(posed)) == every_legal_choice(posed)
 
 
 def test_grouped_queries_and_odd_widths_are_split_legally() -> None:

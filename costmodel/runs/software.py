@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from costmodel.cells import Cells
 from costmodel.question import flash_default
+from costmodel.runs.cells import Cells
 from costmodel.software import DEFAULT, Software, software_of_run
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction

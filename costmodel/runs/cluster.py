@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from costmodel.cells import Cells
+from costmodel.runs.cells import Cells
 from profiles.catalog import cluster, device
 from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from costmodel.cells import Cells
 from costmodel.estimate import Estimate, estimate
 from costmodel.question import Question
-from costmodel.run_question import Questions
-from costmodel.runs import Run
+from costmodel.runs.cells import Cells
+from costmodel.runs.question import Questions
+from costmodel.runs.run import Run
 from costmodel.uniform import spell_out
 from profiles.errors import MeshwrightError
 

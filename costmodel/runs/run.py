@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from costmodel.csv_table import Table, read_table
+from costmodel.runs.csv_table import Table, read_table
 from profiles.documents import shown
 from profiles.errors import InvalidFile
 

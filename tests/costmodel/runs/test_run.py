@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.cells import Cells
-from costmodel.csv_table import Table
 from costmodel.question import Question
-from costmodel.run_prices import Priced, price_runs
-from costmodel.run_question import Questions
-from costmodel.runs import MEASURED, QUESTION, Run, read_runs, run_of
+from costmodel.runs.cells import Cells
+from costmodel.runs.csv_table import Table
+from costmodel.runs.prices import Priced, price_runs
+from costmodel.runs.question import Questions
+from costmodel.runs.run import MEASURED, QUESTION, Run, read_runs, run_of
 from profiles.errors import InvalidFile, MeshwrightError
 from profiles.models.spec import DecoderSpec
 from profiles.units import GB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from costmodel.cells import Cells
+from costmodel.runs.cells import Cells
 from profiles.errors import Unsupported
 
 # What recompute_detail says → the preset, or the operators, that it means.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
-from costmodel.cells import Cells
+from costmodel.runs.cells import Cells
 from profiles.errors import UnknownName, Unsupported
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec

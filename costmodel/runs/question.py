@@ -1,6 +1,6 @@
 """A row's cells → a complete question: job, layout, machine, and what was assumed.
 
-model      run_model        cluster   run_cluster       kernels   run_software
+model      model            cluster   cluster           kernels   software
 degrees    tp, pp, cp are 1 where empty (every framework's default); dp fills up
 the rest   each framework's documented default, named in `assumed`
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from costmodel.cells import Cells
 from costmodel.legality import require_legal
 from costmodel.machine import Machine, machine
 from costmodel.question import Question, default_precision
-from costmodel.run_cluster import cluster_of
-from costmodel.run_model import seq_len_of, spec_of
-from costmodel.run_recompute import recompute_of
-from costmodel.run_software import dropout_of, flash_of, software_of
+from costmodel.runs.cells import Cells
+from costmodel.runs.cluster import cluster_of
+from costmodel.runs.model import seq_len_of, spec_of
+from costmodel.runs.recompute import recompute_of
+from costmodel.runs.software import dropout_of, flash_of, software_of
 from costmodel.software import Software
 from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster

@@ -1,0 +1,1 @@
+"""Tables of runs: a row of cells read as a complete question, and priced."""
