@@ -8,6 +8,7 @@ J3      Smith et al., 2022 (arXiv 2201.11990), section 2.4: MT-NLG 530B
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -119,13 +120,19 @@ def gpt(layers: int, hidden: int, heads: int, batch: int) -> Job:
 
 @pytest.mark.parametrize("row", SC21, ids=lambda row: f"{row[9]}B")
 def test_megatrons_weak_scaling(row: tuple[Any, ...]) -> None:
-    """Each within 25 %: the source prints whole TFLOP/s, and one kernel per shape."""
-    assert sc21(row).step_time_s == pytest.approx(row[-1], rel=0.25)
+    """The source prints whole TFLOP/s: half a percent of rounding is its own."""
+    assert sc21(row).step_time_s == pytest.approx(row[-1], rel=0.10)
 
 
-def test_megatrons_weak_scaling_on_average() -> None:
+def test_megatrons_weak_scaling_on_average(root: Path) -> None:
+    """Calculon's model reaches 7.7 % on these ten; the README says what ours does."""
     errors = [abs(sc21(row).step_time_s / row[-1] - 1) for row in SC21]
-    assert fmean(errors) <= 0.15
+    assert fmean(errors) <= 0.07
+    assert shown("Table 1 | 10", errors) in (root / "README.md").read_text()
+
+
+def shown(row: str, errors: list[float]) -> str:
+    return f"{row} | {100 * fmean(errors):.1f} % | {100 * max(errors):.1f} % |"
 
 
 @pytest.mark.parametrize("selective", [False, True], ids=["full", "selective+sp"])
@@ -138,13 +145,14 @@ def test_selective_recompute(row: tuple[Any, ...], selective: bool) -> None:
     )
 
 
-def test_selective_recompute_on_average() -> None:
+def test_selective_recompute_on_average(root: Path) -> None:
     errors = [
         abs(e13(row, selective=selective).step_time_s / row[8 + selective] - 1)
         for row in E13
         for selective in (False, True)
     ]
     assert fmean(errors) <= 0.04
+    assert shown("Table 5 | 8", errors) in (root / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("gpus", "measured_s", "_"), MTNLG)
