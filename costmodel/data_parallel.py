@@ -121,6 +121,28 @@ def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Arr
     return np.maximum(np.ceil(size / machine.software.bucket_bytes), 1)
 
 
+def accumulation_bytes(
+    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
+) -> Array:
+    """Bytes that handling the weight gradients of one micro-batch moves on a rank.
+
+    Below ZeRO-2 the product's gradient is read and added to the accumulated one, which
+    is read and written; `fused` products do that themselves, for reading it. From ZeRO-2
+    on it is copied into the reduction's buffer instead, and at ZeRO-3 gathered weights
+    are copied out of the gather's buffer before each pass (torch's FSDP does both).
+    """
+    made = precision.activation.bytes
+    kept = _reduced_bytes(precision, machine)
+    added = kept if machine.software.accumulation == "fused" else made + 2 * kept
+    copied = made + kept
+    gathered = 2 * 2 * precision.parameter.bytes
+    zero = parallel.zero
+    per_parameter = np.where(zero >= 2, copied, added) + np.where(
+        zero == 3, gathered, 0
+    )
+    return np.asarray(parameters * per_parameter)
+
+
 def optimizer_bytes(
     parameters: Array, parallel: DataParallel, precision: Precision, moments: int
 ) -> Array:

@@ -179,7 +179,9 @@ def _matmul(
     slower = misaligned(n, k)
     forward_s = product_s(m, n, k) * slower
     input_s = product_s(m, k, n) * slower
-    weight_s = product_s(k, n, m, output_bytes=precision.gradient.bytes) * slower
+    fused = machine.software.accumulation == "fused"
+    made = precision.gradient.bytes if fused else precision.activation.bytes
+    weight_s = product_s(k, n, m, output_bytes=made) * slower
     flops = matmul_flops(m, n, k)
     return (
         Work(compute_s=forward_s, flops=flops),

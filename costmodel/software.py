@@ -39,6 +39,7 @@ class Software:
     overlap: frozenset[str]
     gradient_format: str = "fp32"
     reduce: str = "gradient"
+    accumulation: str = "separate"  # or fused into the weight gradient's product
     flash: str = "flash-2"
     unfused: str = "fused-softmax"
     fused_norm: bool = True

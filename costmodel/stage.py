@@ -17,6 +17,7 @@ from costmodel.atoms import Atom
 from costmodel.compute import traffic_s
 from costmodel.data_parallel import (
     DataParallel,
+    accumulation_bytes,
     exchanges,
     exposed_s,
     optimizer_bytes,
@@ -72,7 +73,12 @@ def stage_price(
     layers = np.asarray(sum(np.maximum(count, 0) for count, _ in parts))
     overlap = machine.software.overlap
     sync = exchanges(parameters, parallel, precision, machine)
-    backward_compute = total["recompute_s"] + total["backward_s"]
+    accumulate_s = traffic_s(
+        accumulation_bytes(parameters, parallel, precision, machine),
+        device=machine.device,
+        rates=machine.rates,
+    )
+    backward_compute = total["recompute_s"] + total["backward_s"] + accumulate_s
     forward_exposed = exposed_s(
         sync.forward_gather_s,
         total["forward_s"],

@@ -36,7 +36,7 @@ def test_shares_come_largest_first() -> None:
 
 
 def test_memory_binds_where_something_faster_does_not_fit() -> None:
-    posed = problem("gpt-175b", 64, global_batch=64)
+    posed = problem("gpt-13b", 8, global_batch=64)
     found = solve(posed, SEARCH, Limits(runners_up=0))
     assert found.best is not None
     assert found.too_big is not None
