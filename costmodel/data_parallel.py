@@ -127,9 +127,9 @@ def accumulation_bytes(
     """Bytes that handling the weight gradients of one micro-batch moves on a rank.
 
     Below ZeRO-2 the product's gradient is read and added to the accumulated one, which
-    is read and written; `fused` products do that themselves, for reading it. From ZeRO-2
-    on it is copied into the reduction's buffer instead, and at ZeRO-3 gathered weights
-    are copied out of the gather's buffer before each pass (torch's FSDP does both).
+    is read and written; `fused` products do that themselves, for reading it. From
+    ZeRO-2 on it is copied into the reduction's buffer instead, and at ZeRO-3 gathered
+    weights are copied out of the gather's buffer before each pass (as FSDP does).
     """
     made = precision.activation.bytes
     kept = _reduced_bytes(precision, machine)
