@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.columns import SCHEDULES
+from costmodel.crossing import crossing_s
 from costmodel.data_parallel import buckets_of
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.layout import Layout
@@ -29,10 +31,11 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
     stages = LayoutPricer(job=job, layout=layout, machine=on).stages()
     makespan = makespan_bound_s(
         layout.schedule,
-        _runs(stages, _transfer_s(job, layout, on)),
+        _runs(stages, _transfer_s(job, layout, on, _far(layout, on))),
         virtual_stages=np.array([layout.virtual_stages]),
         micro_batches=np.array([layout.micro_batches]),
     )
+    makespan = np.maximum(makespan, _crossing_s(job, layout, stages, on))
     tied = layout_tied_sync_s(layout, job, on)
     return float(makespan[0]) + _end_s(layout, stages, on) + tied
 
@@ -55,7 +58,24 @@ def _runs(stages: list[StagePrice], transfer_s: Any) -> Runs:
     )
 
 
-def _transfer_s(job: Job, layout: Layout, on: Machine) -> Any:
+def _far(layout: Layout, on: Machine) -> Any:
+    return always_crosses(np.asarray(layout.stages[0].mesh.size), on.island)
+
+
+def _crossing_s(job: Job, layout: Layout, stages: list[StagePrice], on: Machine) -> Any:
+    return crossing_s(
+        np.asarray(SCHEDULES.index(layout.schedule)),
+        stride=np.asarray(layout.stages[0].mesh.size),
+        pp=np.asarray(layout.pp),
+        domain=on.island.domain,
+        virtual_stages=np.asarray(layout.virtual_stages),
+        micro_batches=np.asarray(layout.micro_batches),
+        least_pass_s=min(item.forward_s + item.backward_s for item in stages),
+        far_s=_transfer_s(job, layout, on, np.asarray(True)),
+    )
+
+
+def _transfer_s(job: Job, layout: Layout, on: Machine, far: Any) -> Any:
     if layout.pp == 1:
         return np.zeros(())
     mesh = layout.stages[0].mesh
@@ -69,7 +89,7 @@ def _transfer_s(job: Job, layout: Layout, on: Machine) -> Any:
         sequence_parallel=np.asarray(
             layout.stages[0].plans[0].sharding == "megatron-sp"
         ),
-        far=always_crosses(np.asarray(mesh.size), on.island),
+        far=far,
     )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from costmodel.atoms import Atom, atom, block_prices, shared_parameters
 from costmodel.closed_form import Kinds, Passes, makespan_s, stage_kinds
 from costmodel.columns import RECOMPUTES, SCHEDULES, Columns
+from costmodel.crossing import crossing_s, partly_crosses
 from costmodel.data_parallel import DataParallel, buckets_of
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.in_flight import peak_in_flight
@@ -143,8 +144,9 @@ class _Grid:
             schedule=columns.schedule,
             virtual_stages=columns.virtual_stages,
             micro_batches=self.micro_batches,
-            transfer_s=self._transfer_s(),
+            transfer_s=self._transfer_s(always_crosses(self._stride, self.on.island)),
         )
+        makespan = np.maximum(makespan, self._crossing_s())
         # The first rank's last backward is the pipeline's last action.
         overlapped = "grad" in self.on.software.overlap
         behind = first.reduce_s if overlapped else self._on_rank(first, "reduce_s")
@@ -173,9 +175,34 @@ class _Grid:
         chunks = self.columns.virtual_stages - 1
         return np.asarray(getattr(end, name) + chunks * getattr(self.middle, name))
 
-    def _transfer_s(self) -> Array:
+    @property
+    def _stride(self) -> Array:
+        """Ranks of a stage."""
+        return np.asarray(self.columns.tp * self.columns.cp * self.columns.dp)
+
+    def _crossing_s(self) -> Array:
+        """What boundaries between domains cost where others lie inside one."""
+        columns, domain = self.columns, self.on.island.domain
+        if not np.any(partly_crosses(self._stride, columns.pp, domain)):
+            return np.zeros(len(columns))
+        both = [item.forward_s + item.backward_s for item in self.priced]
+        there = [
+            np.where(count > 0, one, np.inf)
+            for count, one in zip(self.counts, both, strict=True)
+        ]
+        return crossing_s(
+            columns.schedule,
+            stride=self._stride,
+            pp=columns.pp,
+            domain=domain,
+            virtual_stages=columns.virtual_stages,
+            micro_batches=self.micro_batches,
+            least_pass_s=np.minimum.reduce(there),
+            far_s=self._transfer_s(np.asarray(True)),
+        )
+
+    def _transfer_s(self, far: Array) -> Array:
         columns = self.columns
-        stride = columns.tp * columns.cp * columns.dp
         seconds = boundary_s(
             self.job,
             self.on,
@@ -184,7 +211,7 @@ class _Grid:
             cp=columns.cp,
             micro_batch=columns.micro_batch,
             sequence_parallel=columns.sequence_parallel > 0,
-            far=always_crosses(stride, self.on.island),
+            far=far,
         )
         return np.where(columns.pp > 1, seconds, 0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -131,3 +132,15 @@ def test_the_bound_is_tight() -> None:
         ratios.append(bound_s / simulated(choice, where).step_time_s)
     assert np.quantile(ratios, 0.1) > 0.98
     assert max(ratios) <= 1 + 1e-12
+
+
+@given(choices())
+def test_slow_crossings_keep_the_bound_a_bound(choice: Uniform) -> None:
+    """Where some boundaries of a pipeline cross nodes of a slow network."""
+    where = machine(cluster("p3.16xlarge"))
+    choice = replace(choice, flash_attention=False, precision="fp16")
+    layout = spell_out(choice, job().graph, job().global_batch)
+    bound_s = float(price(Columns.of([choice]), job(), where).step_time_s[0])
+    assert bound_s == pytest.approx(step_time_bound_s(job(), layout, where), rel=1e-12)
+    found = estimate(job(), where.cluster, layout, on=where)
+    assert bound_s <= found.step_time_s * (1 + 1e-12)
