@@ -13,7 +13,7 @@ from costmodel.data_parallel import DataParallel
 from costmodel.layout import LayerPlan, Layout, Mesh, Stage
 from costmodel.machine import Machine
 from costmodel.operator_price import OperatorPrice
-from costmodel.sharding import Array, Degrees, tensor_bytes
+from costmodel.sharding import Degrees, entry_bytes
 from costmodel.stage import StagePrice, stage_price
 from costmodel.tied import tied_holder
 from profiles.errors import InvalidSpec, Unsupported
@@ -110,16 +110,9 @@ class LayoutPricer:
                 block,
                 self._operators[where],
                 plan.retention,
-                entry_bytes(block, degrees, self.layout),
+                entry_bytes(block, degrees, self.layout.precision),
             )
         return self._atoms[key]
-
-
-def entry_bytes(block: Block, degrees: Degrees, layout: Layout) -> Array:
-    """Bytes of a block's input: what full recompute keeps."""
-    if block.entry is None:
-        return np.zeros(())
-    return tensor_bytes(block.entry, block, degrees, layout.precision)
 
 
 def data_parallel(mesh: Mesh, zero: int) -> DataParallel:

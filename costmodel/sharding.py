@@ -125,6 +125,13 @@ def tensor_bytes(
     return elements(tensor, block, degrees) * element_bytes(tensor, precision)
 
 
+def entry_bytes(block: Block, degrees: Degrees, precision: Precision) -> Array:
+    """Bytes of a block's input: what full recompute keeps."""
+    if block.entry is None:
+        return np.zeros(())
+    return tensor_bytes(block.entry, block, degrees, precision)
+
+
 def product_shape(
     operator: Operator, block: Block, degrees: Degrees
 ) -> tuple[Array, Array, Array]:

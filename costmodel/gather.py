@@ -1,0 +1,115 @@
+"""`Gather`: atoms of columns, priced once for each distinct one, gathered by row.
+
+An atom hangs on (tp, cp, micro-batch), on sequence parallelism and the kind of context
+parallelism, and on the retention preset: some hundreds for hundred thousands of rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.atoms import Atom, atom, block_prices, shared_parameters
+from costmodel.columns import RECOMPUTES, Columns
+from costmodel.layout import CP_KINDS
+from costmodel.machine import Machine
+from costmodel.retention import preset
+from costmodel.sharding import Degrees, entry_bytes
+from costmodel.tied import tied_holder
+from profiles.job import Job
+from profiles.precision import Precision
+
+Array = NDArray[Any]
+
+
+@dataclass(kw_only=True)
+class Gather:
+    """Each row's atom of each block."""
+
+    columns: Columns
+    job: Job
+    on: Machine
+    policy: Precision
+
+    @cached_property
+    def _combos(self) -> tuple[Array, Array]:
+        """Distinct (tp, cp, micro-batch), and each row's index among them."""
+        columns = self.columns
+        keys = np.stack([columns.tp, columns.cp, columns.micro_batch], axis=1)
+        return _unique_rows(keys)
+
+    @cached_property
+    def _variant(self) -> Array:
+        """Each row's (cp kind, sequence parallel) as one number."""
+        return np.asarray(
+            self.columns.cp_kind * 2 + (self.columns.sequence_parallel > 0)
+        )
+
+    def _degrees(self, variant: int) -> Degrees:
+        keys, _ = self._combos
+        kind, split = divmod(variant, 2)
+        return Degrees(
+            tp=keys[:, 0],
+            cp=keys[:, 1],
+            micro_batch=keys[:, 2],
+            seq_len=self.job.seq_len,
+            sequence_parallel=bool(split),
+            cp_kind=CP_KINDS[kind],
+            flash_attention=self.columns.flash_attention,
+        )
+
+    @cached_property
+    def layer(self) -> Atom:
+        return self._gather("layer", list(RECOMPUTES), self.columns.recompute)
+
+    def end(self, name: str) -> Atom:
+        return self._gather(name, ["none"], np.zeros_like(self.columns.recompute))
+
+    @cached_property
+    def shared(self) -> Atom:
+        """The parameter that embedding and head share; nothing if they do not."""
+        keys, combo = self._combos
+        holder, name = tied_holder(self.job.graph)
+        block = self.job.graph.block(holder)
+        prices = block_prices(block, self._degrees(0), self.policy, self.on)
+        tied = 1 if self.job.graph.tied else 0
+        count = np.broadcast_to(prices[name].parameters * tied, len(keys))
+        atom = shared_parameters(replace(prices[name], parameters=count))
+        return atom.take(combo)
+
+    def _gather(self, name: str, presets: list[str], chosen: Array) -> Atom:
+        """Each row's atom of the block *name*."""
+        block = self.job.graph.block(name)
+        keys, combo = self._combos
+        atoms: list[Atom] = []
+        place = np.full((2 * len(CP_KINDS), len(presets)), -1)
+        for variant in np.unique(self._variant):
+            degrees = self._degrees(int(variant))
+            prices = block_prices(block, degrees, self.policy, self.on)
+            entry = entry_bytes(block, degrees, self.policy)
+            for code in np.unique(chosen[self._variant == variant]):
+                place[variant, code] = len(atoms)
+                retention = preset(presets[code], block)
+                atoms.append(atom(block, prices, retention, entry))
+        row = place[self._variant, chosen] * len(keys) + combo
+        table = {
+            item.name: np.concatenate(
+                [np.broadcast_to(getattr(one, item.name), len(keys)) for one in atoms]
+            )
+            for item in fields(Atom)
+        }
+        return Atom(**table).take(row)
+
+
+def _unique_rows(keys: Array) -> tuple[Array, Array]:
+    """Distinct rows and the index of each, by packing a row into one number."""
+    spans = keys.max(axis=0) + 1
+    packed = (keys[:, 0] * spans[1] + keys[:, 1]) * spans[2] + keys[:, 2]
+    distinct, index = np.unique(packed, return_inverse=True)
+    left, third = np.divmod(distinct, spans[2])
+    first, second = np.divmod(left, spans[1])
+    return np.stack([first, second, third], axis=1), index
