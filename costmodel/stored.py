@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.layout import Layout
-from costmodel.layout_file import LayoutFile, file_document, parse_file
+from costmodel.layout_file import LayoutFile, file_document
+from costmodel.layout_reader import parse_file
 from costmodel.machine import Machine, machine
 from costmodel.software import software
 from profiles.catalog import cluster, parse_cluster

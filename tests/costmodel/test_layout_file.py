@@ -16,9 +16,9 @@ from costmodel.layout_file import (
     LayoutFile,
     file_document,
     layer_text,
-    parse_file,
     parse_layers,
 )
+from costmodel.layout_reader import parse_file
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import InvalidFile, InvalidQuestion, MeshwrightError
 from profiles.models.catalog import model
