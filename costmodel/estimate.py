@@ -21,7 +21,7 @@ from costmodel.flops import CONVENTION, block_flops, model_flops
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.layout_price import LayoutPricer, data_parallel
-from costmodel.legality import MOST_PASSES
+from costmodel.legality import MOST_PASSES, require_legal_layout
 from costmodel.machine import Machine, machine
 from costmodel.memory import Memory, memory
 from costmodel.retention import Retention
@@ -164,11 +164,12 @@ def estimate(
 ) -> Estimate:
     """Price *layout* of *job* on *cluster*, or on a machine prepared from it.
 
-    Raises InvalidSpec for a layout of another model or schedule, Unsupported for what
-    is not priced yet.
+    Raises InvalidSpec for a layout of another model or schedule, Contradiction for
+    one that cannot run so, Unsupported for what is not priced yet.
     """
     where = on or machine(cluster)
     _require_priced(layout)
+    require_legal_layout(layout, job, where.cluster)
     stages = LayoutPricer(job=job, layout=layout, machine=where).stages()
     timeline = simulate(
         layout.schedule,

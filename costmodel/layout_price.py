@@ -13,6 +13,7 @@ from costmodel.data_parallel import DataParallel
 from costmodel.layout import LayerPlan, Layout, Mesh, Stage
 from costmodel.machine import Machine
 from costmodel.operator_price import OperatorPrice
+from costmodel.retention import require_priced
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.stage import StagePrice, stage_price
 from costmodel.tied import tied_holder
@@ -93,6 +94,7 @@ class LayoutPricer:
         where = (block.name, plan.sharding, mesh.tp, mesh.cp, size)
         key = (*where, plan.retention)
         if key not in self._atoms:
+            require_priced(plan.retention, block)
             degrees = Degrees(
                 tp=np.asarray(mesh.tp),
                 cp=np.asarray(mesh.cp),

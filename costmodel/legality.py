@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from costmodel.layout import Layout
 from costmodel.schedule import require_schedule
 from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster
@@ -32,6 +33,33 @@ def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
 def require_legal(choice: Uniform, job: Job, cluster: Cluster) -> None:
     """Raise Contradiction with all violations, one after another."""
     found = list(violations(choice, job, cluster))
+    if found:
+        raise Contradiction("; ".join(found))
+
+
+def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
+    """The same for a finished layout, whose stages share a mesh; its cuts are its own.
+
+    Raises Contradiction with all violations.
+    """
+    stage = layout.stages[0]
+    split = any(
+        plan.sharding == "megatron-sp" for one in layout.stages for plan in one.plans
+    )
+    choice = Uniform(
+        tp=stage.mesh.tp,
+        pp=layout.pp,
+        dp=stage.mesh.dp,
+        cp=stage.mesh.cp,
+        micro_batch=layout.micro_batch(stage),
+        sequence_parallel=split and stage.mesh.tp > 1,
+        cp_kind=layout.cp_kind,
+        flash_attention=layout.flash_attention,
+        precision=layout.precision_name,
+    )
+    found = [*_cluster(choice, cluster)]
+    if isinstance(job.spec, DecoderSpec):
+        found += _shape(choice, job.spec, job)
     if found:
         raise Contradiction("; ".join(found))
 

@@ -103,12 +103,19 @@ def preset(name: str, block: Block) -> Retention:
     return recompute(*(_remade(block, part) for part in wanted))
 
 
-def preset_name(retention: Retention, block: Block) -> str:
-    """The preset, or the list of tensors, that *retention* spells out."""
-    for name in PRESETS:
-        if preset(name, block) == retention:
-            return name
-    return ",".join(sorted(retention.recomputed)) or "none"
+def require_priced(retention: Retention, block: Block) -> None:
+    """Raise for treatments that are not priced, and for tensors that nobody saves."""
+    known = {EVERYTHING, CORE}
+    for operator in block.operators:
+        known |= {operator.output.name, *(item.name for item in operator.saves)}
+    for name, treatment in retention.tensors.items():
+        if name not in known:
+            raise UnknownName(f"tensor of a {block.name} layer", name, known)
+        if treatment.action in (Action.OFFLOAD, Action.COMPRESS):
+            raise Unsupported(
+                f"{treatment.action.value} of {name} is not priced yet; keep or "
+                "recompute it"
+            )
 
 
 def _remade(block: Block, operator: str) -> str:

@@ -94,6 +94,38 @@ def test_a_layout_file_gives_the_same_estimate(
     assert simulate(str(file), "--tp", "2") == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("mesh", "tp"), 3, "40 heads"),
+        (("retention",), {"*": {"action": "offload", "tier": "cpu"}}, "not priced"),
+        (("retention",), {"softmaxx": {"action": "recompute"}}, "softmaxx"),
+    ],
+)
+def test_a_layout_file_that_cannot_run_so_is_refused(
+    path: tuple[str, ...],
+    value: Any,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "layout.json"
+    answered(capsys, "--model", "gpt-13b", "--gpus", "8", "--out", str(file))
+    document = json.loads(file.read_text())
+    del document["layout"]["summary"]
+    (stage,) = document["layout"]["stages"]
+    if path == ("retention",):
+        stage["layer_plans"][-1]["retention"] = value
+    else:
+        document["gpus"], stage["ranks"] = 24, "0-23"
+        stage["mesh"]["tp"] = value
+    file.write_text(json.dumps(document))
+    assert simulate(str(file)) == 2
+    heard = capsys.readouterr()
+    assert heard.out == ""
+    assert said in heard.err
+
+
 def test_a_sweep_prices_what_is_legal_and_says_what_is_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
