@@ -28,8 +28,25 @@ def emit_json(document: Mapping[str, Any]) -> None:
     except ValueError as error:
         wrong = ", ".join(_not_finite(document, "")) or str(error)
         raise ValueError(f"not a JSON number: {wrong}") from error
-    sys.stdout.write(text + "\n")
+    _write_whole(text + "\n")
+
+
+def _write_whole(text: str) -> None:
+    """Write *text* on stdout to its last byte, or raise OSError.
+
+    An unbuffered stdout (PYTHONUNBUFFERED) drops, silently, what a nearly full disk
+    does not take of a large document, so this goes to the file beneath, piece by piece.
+    """
     sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:  # not a file: a test's capture, say
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    beneath = getattr(buffer, "raw", buffer)
+    left = memoryview(text.encode(sys.stdout.encoding, sys.stdout.errors or "strict"))
+    while left:
+        left = left[beneath.write(left) or 0 :]
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-from typing import Any
+import sys
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -99,3 +101,37 @@ def test_the_user_may_say_how_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert console().width == 132
     monkeypatch.setenv("COLUMNS", "0")
     assert console().width == 100
+
+
+class Grudging(io.RawIOBase):
+    """A file that takes a few bytes at a time, and then no more."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.taken = room, b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        piece = bytes(data[:7])
+        if len(self.taken) + len(piece) > self.room:
+            raise OSError(28, "No space left on device")
+        self.taken += piece
+        return len(piece)
+
+
+def test_a_document_is_written_to_its_last_byte(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PYTHONUNBUFFERED's stdout forgets what a short write leaves."""
+    document = {"numbers": list(range(100))}
+    for room in (10_000, 50):
+        file = Grudging(room)
+        unbuffered = io.TextIOWrapper(cast(Any, file), "utf-8", write_through=True)
+        monkeypatch.setattr(sys, "stdout", unbuffered)
+        if room == 50:
+            with pytest.raises(OSError, match="No space left"):
+                emit_json(document)
+        else:
+            emit_json(document)
+            assert json.loads(file.taken) == document
