@@ -51,11 +51,13 @@ class Operator:
     `columns` are the widths that the weight adds (laid side by side), `contracted`
     the width it sums over. `forward_elements` and `backward_elements` are what a
     memory-bound operator reads and writes, in elements per element of its output.
-    `kernels` is how many launches its forward takes in eager mode.
+    `kernels` is how many launches its forward takes in eager mode. `function` says
+    what is measured for it (`profiles.measurable`): matmul, layernorm, gelu …
     """
 
     name: str
     kind: Kind
+    function: str
     inputs: tuple[Tensor, ...]
     output: Tensor
     columns: tuple[str, ...] = ()

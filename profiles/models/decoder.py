@@ -73,6 +73,7 @@ def _norm(spec: DecoderSpec, name: str, source: Tensor, output: Tensor) -> Opera
     return Operator(
         name=name,
         kind=Kind.ELEMENTWISE,
+        function=spec.norm,
         inputs=(source,),
         output=output,
         vectors=2 if spec.norm == "layernorm" else 1,
@@ -90,6 +91,7 @@ def _residual(spec: DecoderSpec, name: str, branch: Tensor, skip: Tensor) -> Ope
     return Operator(
         name=name,
         kind=Kind.ELEMENTWISE,
+        function="dropout-residual" if dropout else "residual",
         inputs=(branch, skip),
         output=_stream(f"{name}_out"),
         saves=(mask,) if dropout else (),
@@ -108,6 +110,7 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
         Operator(
             name="qkv",
             kind=Kind.MATMUL,
+            function="matmul",
             inputs=(norm,),
             output=qkv,
             columns=("query", "key_value"),
@@ -122,6 +125,7 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
             Operator(
                 name="qk_norm",
                 kind=Kind.ELEMENTWISE,
+                function="qk-norm",
                 inputs=(qkv,),
                 output=normed,
                 vectors=2,
@@ -139,6 +143,7 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
             Operator(
                 name="rotary",
                 kind=Kind.ELEMENTWISE,
+                function="rotary",
                 inputs=(qkv,),
                 output=rotated,
                 forward_elements=2,
@@ -151,6 +156,7 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
         Operator(
             name="attention",
             kind=Kind.ATTENTION,
+            function="attention",
             inputs=(qkv,),
             output=core,
             saves=(qkv,),  # and, by kernel, scores or row statistics
@@ -159,6 +165,7 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
         Operator(
             name="projection",
             kind=Kind.MATMUL,
+            function="matmul",
             inputs=(core,),
             output=projected,
             columns=("hidden",),
@@ -170,6 +177,16 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
     return operators
 
 
+def _activation(spec: DecoderSpec) -> str:
+    """The function between the two products of the MLP: gated ones have own names."""
+    gated = {"silu": "swiglu", "gelu": "geglu"}
+    return (
+        gated.get(spec.activation, spec.activation)
+        if spec.gated_mlp
+        else (spec.activation)
+    )
+
+
 def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
     width = 2 if spec.gated_mlp else 1
     up = Tensor(name="mlp_up_out", dims=("batch", "sequence", "ffn"), copies=width)
@@ -178,6 +195,7 @@ def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
         Operator(
             name="mlp_up",
             kind=Kind.MATMUL,
+            function="matmul",
             inputs=(norm,),
             output=up,
             columns=("ffn",) * width,
@@ -188,6 +206,7 @@ def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
         Operator(
             name="activation",
             kind=Kind.ELEMENTWISE,
+            function=_activation(spec),
             inputs=(up,),
             output=active,
             saves=(up,),
@@ -197,6 +216,7 @@ def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
         Operator(
             name="mlp_down",
             kind=Kind.MATMUL,
+            function="matmul",
             inputs=(active,),
             output=_stream("mlp_down_out"),
             columns=("hidden",),
@@ -232,6 +252,7 @@ def _embedding(spec: DecoderSpec) -> Block:
     table = Operator(
         name="table",
         kind=Kind.EMBEDDING,
+        function="lookup",
         inputs=(),
         output=_stream("table_out"),
         columns=("hidden",),
@@ -245,6 +266,7 @@ def _embedding(spec: DecoderSpec) -> Block:
     position = Operator(
         name="positions",
         kind=Kind.EMBEDDING,
+        function="positions",
         inputs=(table.output,),
         output=_stream("positions_out"),
         columns=("hidden",),
@@ -270,6 +292,7 @@ def _head(spec: DecoderSpec) -> Block:
     product = Operator(
         name="logits",
         kind=Kind.MATMUL,
+        function="matmul",
         inputs=(entry,),
         output=logits,
         columns=("vocab",),
@@ -280,6 +303,7 @@ def _head(spec: DecoderSpec) -> Block:
     loss = Operator(
         name="loss",
         kind=Kind.CROSS_ENTROPY,
+        function="cross-entropy",
         inputs=(logits,),
         output=losses,
         saves=(softmax,),

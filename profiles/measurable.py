@@ -1,0 +1,84 @@
+"""What is measured for an operator: the kind and shape of its sample key.
+
+The clocks (`profiles.measure`) and the prices ask this one function, so that what is
+measured is what is looked up:
+
+    matmul                       (rows, columns, contracted)
+    attention                    (batch, heads, kv_heads, seq_len, head_dim)
+    layernorm, gelu, residual …  (rows, width)
+    qk-norm                      (rows × heads, head_dim)
+    rotary                       (batch, seq_len, heads, head_dim)
+    lookup                       (rows, table rows, width)
+    cross-entropy                (rows, columns)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from profiles.graph import Block
+from profiles.operators import Operator
+
+Extent = Callable[[str], int]  # local length of a width dimension
+
+# One per step, over so many parameters of a rank.
+STEP_KINDS = ("accumulate", "gradient-norm", "zero-gradient")
+
+
+def operator_shape(
+    operator: Operator,
+    block: Block,
+    *,
+    batch: int,
+    rows: int,
+    extent: Extent,
+) -> tuple[str, tuple[int, ...]]:
+    """The (kind, shape) of *operator* on one rank.
+
+    *batch* is in sequences, *rows* in tokens (those that this operator works on), and
+    *extent* says how long a width dimension is on the rank.
+
+    >>> from profiles.models.catalog import model
+    >>> from profiles.job import Job
+    >>> tiny = model("gpt-tiny")
+    >>> job = Job(model="gpt-tiny", spec=tiny.spec, seq_len=256, global_batch=8)
+    >>> layer = job.graph.block("layer")
+    >>> operator_shape(layer.operator("qkv"), layer, batch=2, rows=512,
+    ...                extent=layer.extents.__getitem__)
+    ('matmul', (512, 768, 256))
+    """
+    shape: tuple[int, ...]
+    kind = operator.function
+    if kind == "matmul":
+        shape = (rows, _columns(operator, extent), extent(operator.contracted or ""))
+    elif kind in ("attention", "rotary", "qk-norm"):
+        shape = _of_heads(kind, block, batch, rows, extent)
+    elif kind == "lookup":
+        contracted = extent(operator.contracted or "")
+        shape = (rows, contracted, _columns(operator, extent))
+    elif kind == "cross-entropy":
+        shape = (rows, _width(operator.inputs[0].dims, extent))
+    else:
+        shape = (rows, _width(operator.output.dims, extent))
+    return kind, shape
+
+
+def _of_heads(
+    kind: str, block: Block, batch: int, rows: int, extent: Extent
+) -> tuple[int, ...]:
+    heads = extent("query") // block.head_dim
+    kv_heads = extent("key_value") // (2 * block.head_dim)
+    if kind == "attention":
+        return (batch, heads, kv_heads, rows // batch, block.head_dim)
+    if kind == "rotary":
+        return (batch, rows // batch, heads + kv_heads, block.head_dim)
+    return (rows * (heads + kv_heads), block.head_dim)
+
+
+def _columns(operator: Operator, extent: Extent) -> int:
+    return sum(extent(name) for name in operator.columns)
+
+
+def _width(dims: tuple[str, ...], extent: Extent) -> int:
+    return prod(extent(name) for name in dims if name not in ("batch", "sequence"))
