@@ -1,0 +1,65 @@
+"""Collectives over one dimension of a tensor, under the names of each torch version.
+
+2.13 renamed `all_gather_into_tensor` and `reduce_scatter_tensor`; the old names warn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+@dataclass(slots=True)
+class Pending:
+    """A collective on its way: `wait` gives its result."""
+
+    work: Any
+    finish: Callable[[], Tensor]
+
+    def wait(self) -> Tensor:
+        self.work.wait()
+        return self.finish()
+
+
+def all_reduce(tensor: Tensor, group: Group, *, largest: bool = False) -> Tensor:
+    """The sum (or the largest) over the group, in place."""
+    operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
+    dist.all_reduce(tensor, op=operation, group=group)
+    return tensor
+
+
+def start_all_reduce(tensor: Tensor, group: Group) -> Pending:
+    """The sum over the group, in place, on its way."""
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    return Pending(work, lambda: tensor)
+
+
+def start_all_gather(tensor: Tensor, group: Group, *, dim: int) -> Pending:
+    """The ranks' pieces side by side along *dim*, on its way."""
+    ranks = group.size()
+    piece = tensor.contiguous()
+    gathered = piece.new_empty(ranks, *piece.shape)
+    work = _all_gather(gathered.flatten(0, 1), piece, group=group, async_op=True)
+
+    def joined() -> Tensor:
+        return gathered.movedim(0, dim).flatten(dim, dim + 1)
+
+    return Pending(work, joined)
+
+
+def start_reduce_scatter(tensor: Tensor, group: Group, *, dim: int) -> Pending:
+    """This rank's piece, along *dim*, of the sum over the group, on its way."""
+    ranks = group.size()
+    pieces = tensor.unflatten(dim, (ranks, -1)).movedim(dim, 0).contiguous()
+    mine = torch.empty_like(pieces[0])
+    work = _reduce_scatter(mine, pieces.flatten(0, 1), group=group, async_op=True)
+    return Pending(work, lambda: mine)

@@ -1,0 +1,1 @@
+"""Plain modules of the catalogue's specs; no parallel code in them."""

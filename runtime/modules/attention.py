@@ -1,0 +1,85 @@
+"""Causal self-attention, grouped or not, with one product for q, k and v.
+
+The rows of `qkv` are laid out by key-value head, as in Megatron-LM: its query heads,
+then its key and its value. A slice of the rows is then a smaller attention.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from profiles.models.spec import DecoderSpec
+from runtime.modules.norm import norm
+from runtime.modules.rotary import angles, turned
+
+
+class Attention(nn.Module):
+    """(batch, seq_len, hidden) → the same, each token seeing those before it."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.head_dim = spec.head_dim
+        self.queries = spec.heads // spec.kv_heads  # query heads a key-value head
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        self.qkv = nn.Linear(spec.hidden, width, bias=spec.attention_bias)
+        self.core = AttentionCore()
+        self.projection = nn.Linear(
+            spec.heads * spec.head_dim, spec.hidden, bias=spec.output_bias
+        )
+        self.query_norm = norm(spec, spec.head_dim) if spec.qk_norm else None
+        self.key_norm = norm(spec, spec.head_dim) if spec.qk_norm else None
+        self.rotary = spec.position == "rotary"
+        self._angles: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, stream: Tensor) -> Tensor:
+        query, key, value = self._heads(self.qkv(stream))
+        mixed = self.core(query, key, value)
+        return self.projection(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, heads, seq_len, head_dim) of queries, keys and values."""
+        by_group = packed.unflatten(-1, (-1, self.queries + 2, self.head_dim))
+        query = by_group[:, :, :, : self.queries].flatten(2, 3).transpose(1, 2)
+        key = by_group[:, :, :, -2].transpose(1, 2)
+        value = by_group[:, :, :, -1].transpose(1, 2)
+        if self.query_norm is None and not self.rotary:
+            return query, key, value
+        # New queries and keys are made; a copy of the values lets the packed tensor go.
+        value = value.clone()
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if self.rotary:
+            cosine, sine = self._turns(packed)
+            query, key = turned(query, cosine, sine), turned(key, cosine, sine)
+        return query, key, value
+
+    def _turns(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        length = packed.shape[1]
+        known = self._angles
+        if known is None or len(known[0]) < length or known[0].device != packed.device:
+            known = self._angles = angles(length, self.head_dim, packed.device)
+        return known[0][:length], known[1][:length]
+
+
+class AttentionCore(nn.Module):
+    """softmax(q kᵀ / √d) v under a causal mask; a module so that it can be redone."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        grouped = query.shape[1] != key.shape[1]
+        mixed: Tensor = F.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=grouped
+        )
+        return mixed
+
+
+def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same through the scores, in plain PyTorch: the oracle of the tests."""
+    repeat = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(repeat, dim=1)
+    value = value.repeat_interleave(repeat, dim=1)
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    length = query.shape[2]
+    mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value

@@ -1,0 +1,92 @@
+"""A decoder, or the part of it that one pipeline stage holds.
+
+Parameters keep the names that they have in the whole model, whichever stage holds
+them: `embedding.table.weight`, `layers.3.attention.qkv.weight`, `head.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from profiles.errors import Unsupported
+from profiles.models.spec import DecoderSpec
+from runtime.modules.attention import Attention
+from runtime.modules.dropout import Dropout
+from runtime.modules.embedding import Embedding
+from runtime.modules.loss import CrossEntropy
+from runtime.modules.mlp import Mlp
+from runtime.modules.norm import norm
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.input_norm = norm(spec, spec.hidden)
+        self.attention = Attention(spec)
+        self.mlp_norm = norm(spec, spec.hidden)
+        self.mlp = Mlp(spec)
+        self.dropout = Dropout(spec.dropout)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        stream = stream + self.dropout(self.attention(self.input_norm(stream)))
+        return stream + self.dropout(self.mlp(self.mlp_norm(stream)))
+
+
+class Stage(nn.Module):
+    """The layers called *names*, in model order: a whole model or a part of one.
+
+    Called with tokens where it holds the embedding, else with hidden states; gives
+    hidden states, or the mean loss where it holds the head and is given targets.
+    """
+
+    def __init__(self, spec: DecoderSpec, names: Sequence[str]) -> None:
+        super().__init__()
+        require_trainable(spec)
+        self.spec = spec
+        self.embedding = Embedding(spec) if "embedding" in names else None
+        self.layers = nn.ModuleDict(
+            {name: Layer(spec) for name in names if name.isdigit()}
+        )
+        self.final_norm = norm(spec, spec.hidden) if "final_norm" in names else None
+        self.head = (
+            nn.Linear(spec.hidden, spec.vocab, bias=False) if "head" in names else None
+        )
+        self.loss = CrossEntropy() if self.head is not None else None
+        self.tie()
+
+    def tie(self) -> None:
+        """One parameter for table and head, where the spec ties and both are here."""
+        if self.spec.tied_embeddings and self.head and self.embedding:
+            self.head.weight = self.embedding.table.weight
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        stream = inputs if self.embedding is None else self.embedding(inputs)
+        for layer in self.layers.values():
+            stream = layer(stream)
+        if self.final_norm is not None:
+            stream = self.final_norm(stream)
+        if self.head is None or self.loss is None:
+            return stream
+        logits = self.head(stream)
+        return logits if targets is None else self.loss(logits, targets)  # type: ignore[no-any-return]
+
+
+def require_trainable(spec: DecoderSpec) -> None:
+    """Raise Unsupported for a decoder that these modules are not."""
+    for part, what in (
+        (spec.moe, "experts"),
+        (spec.mla, "latent attention"),
+        (spec.parallel_block, "attention and MLP side by side"),
+        (spec.window, "a sliding window"),
+        (spec.position == "alibi", "alibi positions"),
+        (spec.multi_token_heads, "multi-token heads"),
+    ):
+        if part:
+            raise Unsupported(
+                f"a model with {what} is not trained yet; dense decoders with "
+                "learned, rotary or no positions are"
+            )

@@ -1,0 +1,124 @@
+"""The order of composition, on one screen: from a layout to the modules of one rank.
+
+    plain modules → first values → tensor parallel → recompute → precision → data parallel
+
+One unit (embedding, layer, head) after another, so that no rank ever holds more of the
+whole model than its own part and one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from costmodel.layout import Layout
+from costmodel.layout import Stage as StagePlan
+from profiles.errors import Unsupported
+from profiles.job import Job
+from profiles.models.spec import DecoderSpec
+from runtime import retention, tensor_parallel
+from runtime.data_parallel import Buffered, DataParallel, Ddp, Sharded
+from runtime.initialise import initialise
+from runtime.modules.decoder import Stage
+from runtime.precision import Policy, policy
+
+
+@dataclass(slots=True)
+class HeldStage:
+    """A virtual stage on this rank: its modules, and their data parallelism."""
+
+    index: int
+    stage: Stage
+    parallel: DataParallel
+    sequence_parallel: bool
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return self.stage.named_parameters()
+
+
+def held_stages(
+    job: Job, layout: Layout, mesh: DeviceMesh, *, seed: int, device: torch.device
+) -> list[HeldStage]:
+    """The virtual stages that this rank holds, ready to train, in model order."""
+    rank = mesh["pp"].get_local_rank()
+    return [
+        _held(index, plan, job, layout, mesh, seed=seed, device=device)
+        for index, plan in enumerate(layout.stages)
+        if rank in plan.held_by
+    ]
+
+
+def _held(
+    index: int,
+    plan: StagePlan,
+    job: Job,
+    layout: Layout,
+    mesh: DeviceMesh,
+    *,
+    seed: int,
+    device: torch.device,
+) -> HeldStage:
+    spec, rules = job.spec, policy(layout.precision_name)
+    if not isinstance(spec, DecoderSpec):
+        raise Unsupported(f"{job.model} is no decoder; decoders are trained")
+    split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
+    zero = plan.plans[0].zero if plan.mesh.dp > 1 else 0
+    with torch.device("meta"):
+        stage = Stage(spec, plan.layers)
+    for prefix, unit in _units(stage):
+        initialise(unit, prefix=prefix, layers=spec.layers, seed=seed, device=device)
+    stage.tie()
+    tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
+    for name, layer_plan in zip(plan.layers, plan.plans, strict=True):
+        if name.isdigit():
+            layer = stage.layers[name]
+            retention.apply(layer, layer_plan.retention, dropout=spec.dropout > 0)
+    parallel = _data_parallel(stage, zero, rules, mesh)
+    return HeldStage(index, stage, parallel, split)
+
+
+def _data_parallel(
+    stage: Stage, zero: int, rules: Policy, mesh: DeviceMesh
+) -> DataParallel:
+    across = mesh["dp"]
+    if zero:
+        together = [unit for _, unit in _units(stage) if isinstance(unit, nn.Module)]
+        return Sharded(stage, _grouped(stage, together), across, zero, rules)
+    if rules.master:
+        stage.to(rules.parameter)
+        stage.tie()
+    alone = mesh["tp"].size() == mesh["pp"].size() == 1
+    if across.size() > 1 and alone and not rules.master:
+        return Ddp(stage, across)
+    return Buffered(stage, across)
+
+
+def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:
+    """What is filled and sharded at a time, with its name in the stage."""
+    if stage.embedding is not None:
+        yield "embedding.", stage.embedding
+    for name, layer in stage.layers.items():
+        yield f"layers.{name}.", layer
+    for name in ("final_norm", "head"):
+        unit = getattr(stage, name)
+        if unit is not None:
+            yield f"{name}.", unit
+
+
+def _grouped(stage: Stage, units: list[nn.Module]) -> Iterator[list[nn.Module]]:
+    """Head and final norm travel together; a table that is the head too stays with
+    the stage, since one parameter belongs to one group."""
+    tied = stage.head is not None and stage.embedding is not None and (
+        stage.head.weight is stage.embedding.table.weight
+    )
+    tail = [unit for unit in (stage.final_norm, stage.head) if unit is not None]
+    for unit in units:
+        if unit in tail or (tied and unit is stage.embedding):
+            continue
+        yield [unit]
+    if tail and not tied:
+        yield tail

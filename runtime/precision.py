@@ -1,0 +1,63 @@
+"""Precision policies as PyTorch carries them out.
+
+    fp32       weights, products and gradients in 32 bits
+    amp-bf16   weights in 32 bits, products by autocast in 16
+    bf16       weights in 16 bits, gradients summed and weights updated in 32
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from profiles.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a precision's name means for modules and their gradients."""
+
+    parameter: torch.dtype  # what modules compute with
+    activation: torch.dtype  # what travels between stages
+    autocast: torch.dtype | None = None
+
+    @property
+    def master(self) -> bool:
+        """Whether the optimizer keeps the weights a second time, in fp32."""
+        return self.parameter is not torch.float32
+
+    @property
+    def fully_shard(self) -> MixedPrecisionPolicy:
+        """The same for `fully_shard`, whose own shards are the fp32 weights."""
+        if not self.master:
+            return MixedPrecisionPolicy()
+        return MixedPrecisionPolicy(
+            param_dtype=self.parameter, reduce_dtype=torch.float32
+        )
+
+    def computing(self, device_type: str) -> AbstractContextManager[object]:
+        """The context that a forward runs in."""
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device_type, dtype=self.autocast)
+
+
+POLICIES = {
+    "fp32": Policy(parameter=torch.float32, activation=torch.float32),
+    "amp-bf16": Policy(
+        parameter=torch.float32, activation=torch.float32, autocast=torch.bfloat16
+    ),
+    "bf16": Policy(parameter=torch.bfloat16, activation=torch.bfloat16),
+}
+
+
+def policy(name: str) -> Policy:
+    """The policy called *name*; raises Unsupported for those that are only priced."""
+    if name not in POLICIES:
+        raise Unsupported(
+            f"precision {name} is not carried out; {', '.join(POLICIES)} are"
+        )
+    return POLICIES[name]

@@ -1,0 +1,316 @@
+"""Tensor parallelism: Megatron's column and row split, with DTensor parameters.
+
+A parameter that is split is a DTensor over the tp axis (so that checkpoints, ZeRO and
+the optimizer know what it is a part of); the mathematics runs on local shards, and the
+collectives are those that `costmodel.sharding` derives:
+
+    ColumnLinear   input whole (gathered, if the sequence is split), columns split
+    RowLinear      rows split, partial sums reduced (scattered, if the sequence is)
+    VocabTable, VocabCrossEntropy    the vocabulary split (Megatron-LM, section 3)
+
+Under sequence parallelism the gathered input is not kept but gathered once more for
+the weight gradient (Korthikanti et al., MLSys 2023, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from runtime.collectives import (
+    Group,
+    all_reduce,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+)
+from runtime.modules.decoder import Layer, Stage
+from runtime.modules.embedding import Embedding
+from runtime.modules.mlp import Mlp
+
+SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that is split
+
+
+def split(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split every module of *stage* that is not split yet over the tp axis *mesh*."""
+    if mesh.size() == 1:
+        return
+    if stage.embedding is not None:
+        split_embedding(stage.embedding, mesh, sequence_parallel=sequence_parallel)
+    for layer in stage.layers.values():
+        split_layer(layer, mesh, sequence_parallel=sequence_parallel)
+    split_head(stage, mesh, sequence_parallel=sequence_parallel)
+
+
+def split_layer(layer: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split one transformer layer in place."""
+    assert isinstance(layer, Layer), "layers of the catalogue's decoder are split"
+    sp = sequence_parallel
+    attention = layer.attention
+    attention.qkv = ColumnLinear(attention.qkv, mesh, sp)  # type: ignore[assignment]
+    attention.projection = RowLinear(attention.projection, mesh, sp)  # type: ignore[assignment]
+    layer.mlp = SplitMlp(layer.mlp, mesh, sp)  # type: ignore[assignment]
+
+
+def split_embedding(
+    embedding: Embedding, mesh: DeviceMesh, *, sequence_parallel: bool
+) -> None:
+    """Split the vocabulary of the table; its positions follow the sequence."""
+    table = VocabTable(embedding.table, mesh, sequence_parallel)
+    embedding.table = table  # type: ignore[assignment]
+    if embedding.positions is not None and sequence_parallel:
+        embedding.positions = SplitPositions(embedding.positions, mesh)  # type: ignore[assignment]
+
+
+def split_head(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
+    """Split the head's columns and the loss over them."""
+    if stage.head is not None:
+        stage.head = ColumnLinear(stage.head, mesh, sequence_parallel)  # type: ignore[assignment]
+        stage.loss = VocabCrossEntropy(mesh.get_group())  # type: ignore[assignment]
+        stage.tie()
+
+
+def partial_parameters(
+    module: nn.Module, *, sequence_parallel: bool
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """Whole parameters whose gradient is only a summand on each tp rank.
+
+    Norms of heads always (a rank has some of the heads); the other norms, biases and
+    positions under sequence parallelism, where a rank has some of the tokens.
+    """
+    for name, parameter in module.named_parameters():
+        of_heads = ".query_norm." in name or ".key_norm." in name
+        if of_heads or (sequence_parallel and not is_split(parameter)):
+            yield name, parameter
+
+
+def is_split(parameter: Tensor) -> bool:
+    """Whether each tp rank has a slice of *parameter*, further sharded or not."""
+    if not isinstance(parameter, DTensor):
+        return False
+    axes = parameter.device_mesh.mesh_dim_names or ()
+    return "tp" in axes and not parameter.placements[axes.index("tp")].is_replicate()
+
+
+def placed(full: nn.Parameter, mesh: DeviceMesh, dim: int) -> nn.Parameter:
+    """This rank's slice of a parameter, as a DTensor that knows the whole."""
+    if full.shape[dim] % mesh.size():
+        raise ValueError(f"{tuple(full.shape)} does not split {mesh.size()} ways")
+    local = full.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()]
+    whole = DTensor.from_local(
+        local.clone(memory_format=torch.contiguous_format),
+        mesh,
+        [Shard(dim)],
+        run_check=False,
+    )
+    return nn.Parameter(whole)
+
+
+class ColumnLinear(nn.Module):
+    """A linear layer whose output features are split."""
+
+    def __init__(self, linear: nn.Linear, mesh: DeviceMesh, scattered: bool) -> None:
+        super().__init__()
+        self.weight = placed(linear.weight, mesh, 0)
+        bias = None if linear.bias is None else placed(linear.bias, mesh, 0)
+        self.register_parameter("bias", bias)
+        self.group, self.scattered = mesh.get_group(), scattered
+
+    def forward(self, stream: Tensor) -> Tensor:
+        (made,) = columns(stream, self)
+        return made
+
+
+def columns(stream: Tensor, *linears: ColumnLinear) -> tuple[Tensor, ...]:
+    """Several column-split products of one input, which travels once."""
+    first = linears[0]
+    weights = [_local(item.weight) for item in linears]
+    biases = [None if item.bias is None else _local(item.bias) for item in linears]
+    stream, *rest = _cast(stream, *weights, *biases)
+    made = _Columns.apply(stream, first.group, first.scattered, len(linears), *rest)  # type: ignore[no-untyped-call]
+    return tuple(made)
+
+
+class RowLinear(nn.Module):
+    """A linear layer whose input features are split; the bias is added once."""
+
+    def __init__(self, linear: nn.Linear, mesh: DeviceMesh, scattered: bool) -> None:
+        super().__init__()
+        self.weight = placed(linear.weight, mesh, 1)
+        self.register_parameter("bias", linear.bias)
+        self.group, self.scattered = mesh.get_group(), scattered
+
+    def forward(self, stream: Tensor) -> Tensor:
+        partial = F.linear(stream, _local(self.weight))
+        summed = _Summed.apply(partial, self.group, self.scattered)  # type: ignore[no-untyped-call]
+        return summed if self.bias is None else summed + self.bias.to(summed.dtype)
+
+
+class SplitMlp(nn.Module):
+    """The MLP with its inner width split."""
+
+    def __init__(self, mlp: Mlp, mesh: DeviceMesh, scattered: bool) -> None:
+        super().__init__()
+        self.activation = mlp.activation
+        self.gate = None if mlp.gate is None else ColumnLinear(mlp.gate, mesh, scattered)
+        self.up = ColumnLinear(mlp.up, mesh, scattered)
+        self.down = RowLinear(mlp.down, mesh, scattered)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        inner = (self.up,) if self.gate is None else (self.gate, self.up)
+        return self.down(self.activation(*columns(stream, *inner)))  # type: ignore[no-any-return]
+
+
+class VocabTable(nn.Module):
+    """An embedding table whose rows are split: each rank looks its own tokens up."""
+
+    def __init__(self, table: nn.Embedding, mesh: DeviceMesh, scattered: bool) -> None:
+        super().__init__()
+        self.weight = placed(table.weight, mesh, 0)
+        self.rows = table.num_embeddings // mesh.size()
+        self.first = self.rows * mesh.get_local_rank()
+        self.group, self.scattered = mesh.get_group(), scattered
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        row = tokens - self.first
+        elsewhere = (row < 0) | (row >= self.rows)
+        found = F.embedding(row.masked_fill(elsewhere, 0), _local(self.weight))
+        partial = found.masked_fill(elsewhere.unsqueeze(-1), 0)
+        return _Summed.apply(partial, self.group, self.scattered)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class SplitPositions(nn.Module):
+    """Learned positions of this rank's part of the sequence."""
+
+    def __init__(self, positions: nn.Module, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.weight = positions.weight
+        self.rank = mesh.get_local_rank()
+
+    def forward(self, stream: Tensor) -> Tensor:
+        length = stream.shape[SEQUENCE]
+        first = self.rank * length
+        made: Tensor = stream + self.weight[first : first + length]
+        return made
+
+
+class VocabCrossEntropy(nn.Module):
+    """Mean cross-entropy of logits whose vocabulary is split."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self.group = group
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        losses = _VocabLoss.apply(logits, targets, self.group)  # type: ignore[no-untyped-call]
+        return losses.mean()  # type: ignore[no-any-return]
+
+
+class _Columns(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, stream: Tensor, group: Group, scattered: bool, count: int, *rest: Any
+    ) -> tuple[Tensor, ...]:
+        weights, biases = rest[:count], rest[count:]
+        ctx.save_for_backward(stream, *weights)
+        ctx.group, ctx.scattered = group, scattered
+        ctx.biased = [bias is not None for bias in biases]
+        whole = _whole(stream, group, scattered)
+        pairs = zip(weights, biases, strict=True)
+        return tuple(F.linear(whole, weight, bias) for weight, bias in pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+        stream, *weights = ctx.saved_tensors
+        gathering = (
+            start_all_gather(stream, ctx.group, dim=SEQUENCE) if ctx.scattered else None
+        )
+        partial = made[0] @ weights[0]
+        for gradient, weight in zip(made[1:], weights[1:], strict=True):
+            partial += gradient @ weight
+        reducing = (
+            start_reduce_scatter(partial, ctx.group, dim=SEQUENCE)
+            if ctx.scattered
+            else start_all_reduce(partial, ctx.group)
+        )
+        whole = gathering.wait() if gathering else stream
+        rows = whole.flatten(0, -2)
+        flat = [gradient.flatten(0, -2) for gradient in made]
+        of_weights = [gradient.t() @ rows for gradient in flat]
+        of_biases = [
+            gradient.sum(0) if biased else None
+            for gradient, biased in zip(flat, ctx.biased, strict=True)
+        ]
+        return (reducing.wait(), None, None, None, *of_weights, *of_biases)
+
+
+class _Summed(torch.autograd.Function):
+    """Partial sums → the sum, whole or scattered along the sequence."""
+
+    @staticmethod
+    def forward(ctx: Any, partial: Tensor, group: Group, scattered: bool) -> Tensor:
+        ctx.group, ctx.scattered = group, scattered
+        if scattered:
+            return start_reduce_scatter(partial, group, dim=SEQUENCE).wait()
+        ctx.mark_dirty(partial)
+        return all_reduce(partial, group)
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = made
+        if ctx.scattered:
+            gradient = start_all_gather(gradient, ctx.group, dim=SEQUENCE).wait()
+        return gradient, None, None
+
+
+class _VocabLoss(torch.autograd.Function):
+    """Negative log-likelihood a token, (batch, seq_len), fp32; keeps the softmax."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: Group) -> Tensor:
+        values = logits.float()
+        largest = all_reduce(values.amax(-1), group, largest=True)
+        shifted = values - largest.unsqueeze(-1)
+        columns_here = values.shape[-1]
+        row = targets - columns_here * group.rank()
+        elsewhere = (row < 0) | (row >= columns_here)
+        row = row.masked_fill(elsewhere, 0).unsqueeze(-1)
+        chosen = shifted.gather(-1, row).squeeze(-1).masked_fill(elsewhere, 0)
+        softmax = shifted.exp_()
+        total, chosen = all_reduce(torch.stack((softmax.sum(-1), chosen)), group)
+        softmax.div_(total.unsqueeze(-1))
+        ctx.save_for_backward(softmax, row, elsewhere)
+        ctx.dtype = logits.dtype
+        return total.log() - chosen
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+        softmax, row, elsewhere = ctx.saved_tensors
+        scale = made[0].unsqueeze(-1)
+        gradient = softmax * scale
+        chosen = scale.masked_fill(elsewhere.unsqueeze(-1), 0)
+        gradient.scatter_add_(-1, row, -chosen)
+        return gradient.to(ctx.dtype), None, None
+
+
+def _whole(stream: Tensor, group: Group, scattered: bool) -> Tensor:
+    return start_all_gather(stream, group, dim=SEQUENCE).wait() if scattered else stream
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _cast(*tensors: Tensor | None) -> list[Any]:
+    """To autocast's precision where it is on: custom functions are not cast."""
+    kind = next(item for item in tensors if item is not None).device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    return [None if item is None else item.to(dtype) for item in tensors]
