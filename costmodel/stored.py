@@ -13,6 +13,7 @@ from costmodel.layout_reader import parse_file
 from costmodel.machine import Machine, machine
 from costmodel.software import software
 from profiles.catalog import cluster, parse_cluster
+from profiles.cluster import Cluster
 from profiles.documents import read_json, write_text
 from profiles.errors import InvalidFile, MeshwrightError
 from profiles.job import Job
@@ -29,7 +30,7 @@ def read_layout(
     what is wrong, UnknownName, and Infeasible questions' errors.
     """
     file = parse_file(read_json(path, what="layout file"))
-    job = _job(file)
+    job = job_of(file)
     where = cluster(cluster_name) if cluster_name else _cluster(file.cluster)
     on = machine(where, software(framework)) if framework else machine(where)
     return job, file.layout, on
@@ -60,7 +61,8 @@ def _is_catalogue_model(job: Job) -> bool:
         return False
 
 
-def _job(file: LayoutFile) -> Job:
+def job_of(file: LayoutFile) -> Job:
+    """The job that a layout file names or spells out."""
     named = file.job["model"]
     found: Model
     if isinstance(named, str):
@@ -74,6 +76,11 @@ def _job(file: LayoutFile) -> Job:
         spec=found.spec,
         **{key: value for key, value in file.job.items() if key != "model"},
     )
+
+
+def cluster_of(file: LayoutFile) -> Cluster:
+    """The cluster that a layout file names or spells out."""
+    return _cluster(file.cluster)
 
 
 def _cluster(named: object) -> Any:

@@ -1,27 +1,147 @@
-"""The command `execute`."""
+"""The command `execute`: train with a layout, and hold the prediction against it."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from profiles.command import command
-from profiles.errors import Unsupported
+from profiles.command import command, warn
+from profiles.parameters import one_of, path, real, text, whole
+from profiles.terminal import console, emit_json
 
-_ANYTHING = {"ignore_unknown_options": True}
+if TYPE_CHECKING:
+    from runtime.run import Run
+
+DEVICES = ("cpu", "cuda")
+MOST_STEPS = 10**9
 
 
-@command(
-    "execute",
-    example="execute layout.json --steps 100",
-    context_settings=_ANYTHING,
+@command("execute", example="execute layout.json --steps 100 --data synthetic")
+@click.argument("file", type=path, metavar="LAYOUT.json")
+@click.option(
+    "--steps",
+    type=whole(1, MOST_STEPS),
+    default="20",
+    metavar="N",
+    help="[default: 20]",
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def execute(arguments: tuple[str, ...], *, as_json: bool) -> None:
+@click.option(
+    "--data",
+    type=text,
+    default="synthetic",
+    metavar="FILE|synthetic",
+    help="A text file (bytes are tokens), tokens in .npy or .bin, or a learnable "
+    "synthetic stream.  [default: synthetic]",
+)
+@click.option("--seed", type=whole(0), default="0", metavar="S", help="[default: 0]")
+@click.option(
+    "--device",
+    type=one_of(*DEVICES),
+    metavar="NAME",
+    help="cpu or cuda.  [default: cuda where present]",
+)
+@click.option(
+    "--profile",
+    type=path,
+    multiple=True,
+    metavar="FILE",
+    help="Measured samples to predict from; may be given several times.",
+)
+@click.option("--lr", type=real(0, 10, strictly=True), default="3e-4", metavar="X")
+@click.option("--weight-decay", type=real(0, 1), default="0.1", metavar="X")
+@click.option(
+    "--clip",
+    type=real(0, 1e9),
+    default="1.0",
+    metavar="X",
+    help="Largest norm of the gradient; 0: do not clip.  [default: 1]",
+)
+@click.option("--checkpoint-dir", type=path, metavar="DIR", help="Save states there.")
+@click.option(
+    "--checkpoint-every",
+    type=whole(1),
+    metavar="N",
+    help="Steps from one to the next.  [default: at the end]",
+)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
+@click.option(
+    "--max-restarts",
+    type=whole(0, 1000),
+    default="0",
+    metavar="N",
+    help="Restart from the newest checkpoint when a worker dies.  [default: 0]",
+)
+@click.option("--nnodes", type=whole(1), default="1", metavar="N", help="[default: 1]")
+@click.option(
+    "--rdzv-endpoint",
+    type=text,
+    metavar="HOST:PORT",
+    help="Where the nodes of a job meet.",
+)
+@click.option("--record", is_flag=True, help="Report the first step's actions.")
+def execute(
+    file: Path,
+    *,
+    steps: int,
+    data: str,
+    seed: int,
+    device: str | None,
+    profile: tuple[Path, ...],
+    lr: float,
+    weight_decay: float,
+    clip: float,
+    checkpoint_dir: Path | None,
+    checkpoint_every: int | None,
+    resume: bool,
+    max_restarts: int,
+    nnodes: int,
+    rdzv_endpoint: str | None,
+    record: bool,
+    as_json: bool,
+) -> None:
     """Train with a layout and report how far off the prediction was.
 
-    This version does not train: it refuses, and says what works meanwhile.
+    The layout file comes from `plan --out` or `simulate --out`. Everything that can be
+    wrong with it, the data or the checkpoint is said before any process trains.
     """
-    raise Unsupported(
-        "training is not part of this version; `plan` and `simulate` work: find a "
-        "layout with `plan --model gpt-13b --gpus 64`, price it with `simulate`"
+    from runtime.optimizer import Settings
+    from runtime.run import Wish, prepare
+
+    run = prepare(
+        Wish(
+            layout=file,
+            steps=steps,
+            data=data,
+            seed=seed,
+            device=device,
+            profiles=profile,
+            settings=Settings(lr=lr, weight_decay=weight_decay, clip=clip),
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every or 0,
+            resume=resume,
+            max_restarts=max_restarts,
+            nnodes=nnodes,
+            rdzv_endpoint=rdzv_endpoint,
+            record=record,
+            progress=not as_json,
+        )
     )
+    for line in run.warnings:
+        warn(line)
+    if not as_json:
+        console().print(_opening(run))
+    document = run.carried_out()
+    if as_json:
+        emit_json(document)
+    else:
+        from runtime.report import run_view
+
+        console().print(run_view(document))
+
+
+def _opening(run: Run) -> Any:
+    from runtime.report import opening
+
+    return opening(run)

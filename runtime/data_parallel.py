@@ -1,14 +1,14 @@
 """Data parallelism of one stage: who has which gradient, and when it travels.
 
-    Buffered    every rank has all of it: our buffer, all-reduced once a step (ZeRO-0)
-    Ddp         the same by PyTorch's DistributedDataParallel, where that is right:
-                without tensor or pipeline parallelism (its reducer counts on one
-                forward, then one backward, of plain parameters)
-    Sharded     `fully_shard`: ZeRO-1, 2 and 3 by when it gathers and scatters
+Buffered    every rank has all of it: our buffer, all-reduced once a step (ZeRO-0)
+Ddp         the same by PyTorch's DistributedDataParallel, where that is right:
+            without tensor or pipeline parallelism (its reducer counts on one
+            forward, then one backward, of plain parameters)
+Sharded     `fully_shard`: ZeRO-1, 2 and 3 by when it gathers and scatters
 
-    zero 1   parameters gathered once a step, gradients scattered after the last backward
-    zero 2   parameters gathered once a step, gradients scattered every micro-batch
-    zero 3   parameters gathered for every pass, gradients scattered every micro-batch
+zero 1   parameters gathered once a step, gradients scattered after the last backward
+zero 2   parameters gathered once a step, gradients scattered every micro-batch
+zero 3   parameters gathered for every pass, gradients scattered every micro-batch
 """
 
 from __future__ import annotations
@@ -117,14 +117,13 @@ class Sharded:
         policy: Policy,
     ) -> None:
         self.zero = zero
-        settings = {
-            "mesh": mesh,
-            "mp_policy": policy.fully_shard,
-            "reshard_after_forward": zero == 3,
-        }
-        for unit in units:
-            fully_shard(unit if len(unit) > 1 else unit[0], **settings)
-        fully_shard(stage, **settings)
+        for unit in (*units, [stage]):
+            fully_shard(
+                unit,
+                mesh=mesh,
+                mp_policy=policy.fully_shard,
+                reshard_after_forward=zero == 3,
+            )
         assert isinstance(stage, FSDPModule)
         self.module: nn.Module = stage
         self._root: FSDPModule = stage

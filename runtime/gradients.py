@@ -104,7 +104,9 @@ class GradientBuffer:
             part = local(parameter)
             waiting.append((parameter, buffer[first : first + size].view(part.shape)))
             first += size
-            if (first - begun) * buffer.itemsize >= BUCKET_BYTES or first == len(buffer):
+            if (first - begun) * buffer.itemsize >= BUCKET_BYTES or first == len(
+                buffer
+            ):
                 bucket = _Bucket(buffer[begun:first], len(waiting))
                 self._buckets.append(bucket)
                 places |= {who: _Place(view, bucket) for who, view in waiting}

@@ -25,9 +25,7 @@ def rank_grid(layout: Layout) -> list[list[list[int]]]:
 
     Megatron's order, as `costmodel.placement` prices it: tp varies fastest.
     """
-    shapes = {
-        (stage.mesh.dp, stage.mesh.cp, stage.mesh.tp) for stage in layout.stages
-    }
+    shapes = {(stage.mesh.dp, stage.mesh.cp, stage.mesh.tp) for stage in layout.stages}
     if len(shapes) > 1 or layout.stages[0].mesh.cp > 1:
         raise Unsupported(
             "stages with unlike meshes, and context parallelism, are not carried out; "

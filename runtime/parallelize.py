@@ -1,9 +1,8 @@
 """The order of composition, on one screen: from a layout to the modules of one rank.
 
-    plain modules → first values → tensor parallel → recompute → precision → data parallel
+    plain modules → first values → tensor parallel → recompute → precision → replicas
 
-One unit (embedding, layer, head) after another, so that no rank ever holds more of the
-whole model than its own part and one unit.
+Parameters are made on the device, from the meta device, by the stage that holds them.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
-from profiles.errors import Unsupported
 from profiles.job import Job
-from profiles.models.spec import DecoderSpec
 from runtime import retention, tensor_parallel
 from runtime.data_parallel import Buffered, DataParallel, Ddp, Sharded
 from runtime.initialise import initialise
-from runtime.modules.decoder import Stage
+from runtime.modules.decoder import Stage, decoder_of
 from runtime.precision import Policy, policy
 
 
@@ -62,9 +59,7 @@ def _held(
     seed: int,
     device: torch.device,
 ) -> HeldStage:
-    spec, rules = job.spec, policy(layout.precision_name)
-    if not isinstance(spec, DecoderSpec):
-        raise Unsupported(f"{job.model} is no decoder; decoders are trained")
+    spec, rules = decoder_of(job), policy(layout.precision_name)
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
     zero = plan.plans[0].zero if plan.mesh.dp > 1 else 0
     with torch.device("meta"):
@@ -86,7 +81,7 @@ def _data_parallel(
 ) -> DataParallel:
     across = mesh["dp"]
     if zero:
-        together = [unit for _, unit in _units(stage) if isinstance(unit, nn.Module)]
+        together = [unit for _, unit in _units(stage)]
         return Sharded(stage, _grouped(stage, together), across, zero, rules)
     if rules.master:
         stage.to(rules.parameter)
@@ -112,8 +107,10 @@ def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:
 def _grouped(stage: Stage, units: list[nn.Module]) -> Iterator[list[nn.Module]]:
     """Head and final norm travel together; a table that is the head too stays with
     the stage, since one parameter belongs to one group."""
-    tied = stage.head is not None and stage.embedding is not None and (
-        stage.head.weight is stage.embedding.table.weight
+    tied = (
+        stage.head is not None
+        and stage.embedding is not None
+        and (stage.head.weight is stage.embedding.table.weight)
     )
     tail = [unit for unit in (stage.final_norm, stage.head) if unit is not None]
     for unit in units:

@@ -1,8 +1,8 @@
 """Precision policies as PyTorch carries them out.
 
-    fp32       weights, products and gradients in 32 bits
-    amp-bf16   weights in 32 bits, products by autocast in 16
-    bf16       weights in 16 bits, gradients summed and weights updated in 32
+fp32       weights, products and gradients in 32 bits
+amp-bf16   weights in 32 bits, products by autocast in 16
+bf16       weights in 16 bits, gradients summed and weights updated in 32
 """
 
 from __future__ import annotations

@@ -35,6 +35,6 @@ def apply(layer: nn.Module, retention: Retention, *, dropout: bool) -> None:
 
 
 def _redo(module: nn.Module, dropout: bool) -> None:
-    module.forward = partial(  # type: ignore[method-assign]
+    module.forward = partial(
         checkpoint, module.forward, use_reentrant=False, preserve_rng_state=dropout
     )

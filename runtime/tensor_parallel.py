@@ -31,7 +31,7 @@ from runtime.collectives import (
     start_reduce_scatter,
 )
 from runtime.modules.decoder import Layer, Stage
-from runtime.modules.embedding import Embedding
+from runtime.modules.embedding import Embedding, Positions
 from runtime.modules.mlp import Mlp
 
 SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that is split
@@ -98,7 +98,7 @@ def is_split(parameter: Tensor) -> bool:
     return "tp" in axes and not parameter.placements[axes.index("tp")].is_replicate()
 
 
-def placed(full: nn.Parameter, mesh: DeviceMesh, dim: int) -> nn.Parameter:
+def placed(full: Tensor, mesh: DeviceMesh, dim: int) -> nn.Parameter:
     """This rank's slice of a parameter, as a DTensor that knows the whole."""
     if full.shape[dim] % mesh.size():
         raise ValueError(f"{tuple(full.shape)} does not split {mesh.size()} ways")
@@ -118,8 +118,8 @@ class ColumnLinear(nn.Module):
     def __init__(self, linear: nn.Linear, mesh: DeviceMesh, scattered: bool) -> None:
         super().__init__()
         self.weight = placed(linear.weight, mesh, 0)
-        bias = None if linear.bias is None else placed(linear.bias, mesh, 0)
-        self.register_parameter("bias", bias)
+        given: Tensor | None = linear.bias
+        self.bias = None if given is None else placed(given, mesh, 0)
         self.group, self.scattered = mesh.get_group(), scattered
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -137,19 +137,24 @@ def columns(stream: Tensor, *linears: ColumnLinear) -> tuple[Tensor, ...]:
     return tuple(made)
 
 
+def summed(partial: Tensor, group: Group, scattered: bool) -> Tensor:
+    """The sum of every rank's summand: whole, or scattered along the sequence."""
+    return _Summed.apply(partial, group, scattered)  # type: ignore[no-any-return, no-untyped-call]
+
+
 class RowLinear(nn.Module):
     """A linear layer whose input features are split; the bias is added once."""
 
     def __init__(self, linear: nn.Linear, mesh: DeviceMesh, scattered: bool) -> None:
         super().__init__()
         self.weight = placed(linear.weight, mesh, 1)
-        self.register_parameter("bias", linear.bias)
+        self.bias: nn.Parameter | None = linear.bias
         self.group, self.scattered = mesh.get_group(), scattered
 
     def forward(self, stream: Tensor) -> Tensor:
         partial = F.linear(stream, _local(self.weight))
-        summed = _Summed.apply(partial, self.group, self.scattered)  # type: ignore[no-untyped-call]
-        return summed if self.bias is None else summed + self.bias.to(summed.dtype)
+        whole = summed(partial, self.group, self.scattered)
+        return whole if self.bias is None else whole + self.bias.to(whole.dtype)
 
 
 class SplitMlp(nn.Module):
@@ -158,7 +163,9 @@ class SplitMlp(nn.Module):
     def __init__(self, mlp: Mlp, mesh: DeviceMesh, scattered: bool) -> None:
         super().__init__()
         self.activation = mlp.activation
-        self.gate = None if mlp.gate is None else ColumnLinear(mlp.gate, mesh, scattered)
+        self.gate = (
+            None if mlp.gate is None else ColumnLinear(mlp.gate, mesh, scattered)
+        )
         self.up = ColumnLinear(mlp.up, mesh, scattered)
         self.down = RowLinear(mlp.down, mesh, scattered)
 
@@ -182,13 +189,13 @@ class VocabTable(nn.Module):
         elsewhere = (row < 0) | (row >= self.rows)
         found = F.embedding(row.masked_fill(elsewhere, 0), _local(self.weight))
         partial = found.masked_fill(elsewhere.unsqueeze(-1), 0)
-        return _Summed.apply(partial, self.group, self.scattered)  # type: ignore[no-any-return, no-untyped-call]
+        return summed(partial, self.group, self.scattered)
 
 
 class SplitPositions(nn.Module):
     """Learned positions of this rank's part of the sequence."""
 
-    def __init__(self, positions: nn.Module, mesh: DeviceMesh) -> None:
+    def __init__(self, positions: Positions, mesh: DeviceMesh) -> None:
         super().__init__()
         self.weight = positions.weight
         self.rank = mesh.get_local_rank()
@@ -196,8 +203,7 @@ class SplitPositions(nn.Module):
     def forward(self, stream: Tensor) -> Tensor:
         length = stream.shape[SEQUENCE]
         first = self.rank * length
-        made: Tensor = stream + self.weight[first : first + length]
-        return made
+        return stream + self.weight[first : first + length]
 
 
 class VocabCrossEntropy(nn.Module):
@@ -208,8 +214,8 @@ class VocabCrossEntropy(nn.Module):
         self.group = group
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        losses = _VocabLoss.apply(logits, targets, self.group)  # type: ignore[no-untyped-call]
-        return losses.mean()  # type: ignore[no-any-return]
+        losses: Tensor = _VocabLoss.apply(logits, targets, self.group)  # type: ignore[no-untyped-call]
+        return losses.mean()
 
 
 class _Columns(torch.autograd.Function):
@@ -287,7 +293,8 @@ class _VocabLoss(torch.autograd.Function):
         softmax.div_(total.unsqueeze(-1))
         ctx.save_for_backward(softmax, row, elsewhere)
         ctx.dtype = logits.dtype
-        return total.log() - chosen
+        losses: Tensor = total.log() - chosen
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:

@@ -82,4 +82,5 @@ def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
     length = query.shape[2]
     mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
+    mixed: Tensor = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
+    return mixed

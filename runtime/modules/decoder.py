@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from profiles.errors import Unsupported
+from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from runtime.modules.attention import Attention
 from runtime.modules.dropout import Dropout
@@ -33,7 +34,8 @@ class Layer(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         stream = stream + self.dropout(self.attention(self.input_norm(stream)))
-        return stream + self.dropout(self.mlp(self.mlp_norm(stream)))
+        made: Tensor = stream + self.dropout(self.mlp(self.mlp_norm(stream)))
+        return made
 
 
 class Stage(nn.Module):
@@ -73,6 +75,17 @@ class Stage(nn.Module):
             return stream
         logits = self.head(stream)
         return logits if targets is None else self.loss(logits, targets)  # type: ignore[no-any-return]
+
+
+def decoder_of(job: Job) -> DecoderSpec:
+    """The decoder that *job* trains; raises Unsupported for other families."""
+    if not isinstance(job.spec, DecoderSpec):
+        raise Unsupported(
+            f"{job.model} is of family {job.spec.family!r}, which is not trained yet; "
+            "decoders are"
+        )
+    require_trainable(job.spec)
+    return job.spec
 
 
 def require_trainable(spec: DecoderSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,7 +70,11 @@ def _gelu(value: Tensor) -> Tensor:
     return F.gelu(value, approximate="tanh")
 
 
-_FUNCTIONS = {"gelu": _gelu, "relu": F.relu, "silu": F.silu}
+_FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": _gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+}
 
 
 def _activation(spec: DecoderSpec) -> Activation:

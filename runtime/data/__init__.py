@@ -1,0 +1,1 @@
+"""Where tokens come from; each source is a pure function of a seed and an index."""

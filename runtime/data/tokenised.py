@@ -1,0 +1,93 @@
+"""Tokenised files: .npy (one dimension, any integers) and .bin (raw).
+
+A .bin file holds little-endian uint16, as most tokenising scripts write it, or uint32
+where the vocabulary is larger than that holds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from profiles.errors import Contradiction, InvalidFile
+from profiles.units import MiB
+from runtime.data.crops import Crops, Tokens, mapped, named, size_of_file
+
+NUMPY, BINARY = ".npy", ".bin"
+_CHUNK = 4 * MiB  # tokens looked at together
+
+
+def tokenised(
+    path: Path, *, vocab: int, seq_len: int, seed: int, checked: bool = False
+) -> Crops:
+    """Random crops of a tokenised file; raises InvalidFile or Contradiction.
+
+    Every token is held against *vocab*, unless *checked* says that it was before.
+    """
+    name = named(path)
+    size_of_file(path, name)
+    numpy_file = path.suffix.lower() == NUMPY
+    tokens = _array(path, name) if numpy_file else _binary(path, vocab, name)
+    about = f"{name}, {len(tokens):,} tokens of {tokens.dtype}"
+    crops = Crops(tokens, about=about, seq_len=seq_len, seed=seed)
+    if not checked:
+        _require_narrow(tokens, numpy_file, name)
+        _require_known(tokens, vocab, name)
+    return crops
+
+
+def _array(path: Path, name: str) -> Tokens:
+    try:
+        tokens: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidFile(f"{name} is no array of tokens: {reason}") from error
+    if not isinstance(tokens, np.ndarray):
+        raise InvalidFile(f"{name} is an archive; save one array with numpy.save")
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        raise InvalidFile(
+            f"{name} holds {tokens.dtype} of shape {tokens.shape}; tokens are integers "
+            "in one dimension"
+        )
+    return tokens
+
+
+def _binary(path: Path, vocab: int, name: str) -> Tokens:
+    dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
+    if path.stat().st_size % dtype.itemsize:
+        raise InvalidFile(
+            f"{name} is no whole number of {dtype.name}, which a vocabulary of "
+            f"{vocab:,} is stored in"
+        )
+    return mapped(path, dtype, name)
+
+
+def _require_known(tokens: Tokens, vocab: int, name: str) -> None:
+    """Raise Contradiction for a token outside the vocabulary; reads the whole file."""
+    for first in range(0, len(tokens), _CHUNK):
+        chunk = tokens[first : first + _CHUNK]
+        if int(chunk.max()) < vocab and int(chunk.min()) >= 0:
+            continue
+        place = first + int(np.flatnonzero((chunk >= vocab) | (chunk < 0))[0])
+        raise Contradiction(
+            f"{name} has token {int(tokens[place]):,} at position {place:,}; the "
+            f"model's vocabulary is 0 to {vocab - 1:,}: use the model's own tokeniser, "
+            "or a model with this vocabulary"
+        )
+
+
+def _require_narrow(tokens: Tokens, typed: bool, name: str) -> None:
+    """Raise InvalidFile where 32-bit tokens would be read as twice as many 16-bit ones.
+
+    The upper halves of small 32-bit numbers are all 0.
+    """
+    beginning = tokens[:_CHUNK]
+    if typed or tokens.itemsize > 2 or len(beginning) < 4:
+        return
+    if not beginning[1::2].any() and beginning[::2].any():
+        raise InvalidFile(
+            f"{name} looks like 32-bit tokens: every other 16-bit number is 0; write "
+            "uint16, or save it as .npy"
+        )

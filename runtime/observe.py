@@ -1,0 +1,62 @@
+"""What a run was seen to do: times, losses and memory, as `execute --json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from profiles.job import Job
+from runtime.memory import Peak
+from runtime.trainer import StepResult
+
+# The first steps are watched (actions, memory) and warm caches up: they are not timed,
+# unless the run has no others.
+WATCHED_STEPS = 2
+WARM_UP_STEPS = 3
+
+
+@dataclass(slots=True)
+class Observed:
+    """Grows as the run goes on; `document` is what rank 0 hands back."""
+
+    job: Job
+    gpus: int
+    results: list[StepResult] = field(default_factory=list)
+    peak: Peak = field(default_factory=Peak)
+
+    @property
+    def timed(self) -> list[StepResult]:
+        """The steps that count for times."""
+        return self.results[WARM_UP_STEPS:] or self.results[-1:]
+
+    def step_time_s(self) -> dict[str, float]:
+        """Median, p10 and p90 of the timed steps."""
+        seconds = [result.seconds for result in self.timed]
+        low, middle, high = np.quantile(seconds, (0.1, 0.5, 0.9))
+        return {"median": float(middle), "p10": float(low), "p90": float(high)}
+
+    def tokens_per_s_per_gpu(self, seconds: float) -> float:
+        """At *seconds* a step."""
+        return self.job.tokens / seconds / self.gpus
+
+    def document(
+        self, peaks: Sequence[Mapping[str, int]], wall_s: float, first_step: int
+    ) -> dict[str, Any]:
+        """The run; *peaks* has one entry a rank."""
+        seconds = self.step_time_s()
+        return {
+            "steps": len(self.results),
+            "first_step": first_step,
+            "losses": [result.loss for result in self.results],
+            "gradient_norms": [result.gradient_norm for result in self.results],
+            "step_time_s": seconds,
+            "wall_s": wall_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu(seconds["median"]),
+            "peak_allocated_bytes": [peak["allocated"] for peak in peaks],
+            "peak_reserved_bytes": [peak["reserved"] for peak in peaks],
+            "peak_memory_bytes": [peak["device"] for peak in peaks],
+            "resident_bytes": [peak["resident"] for peak in peaks],
+        }

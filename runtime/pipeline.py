@@ -1,0 +1,194 @@
+"""`Executor`: one pipeline rank's stream of actions, carried out.
+
+    RECV_F → F → SEND_F          between stages on other ranks
+    RECV_B → B → SEND_B
+    REDUCE_GRAD, STEP            what data parallelism and the optimizer do: hooks
+
+Neighbouring stages on one rank hand their tensors over. Without a pipeline the same
+stream accumulates gradients. Of a micro-batch a stage keeps, from F to B, its input and
+the *edge* of its output in autograd's graph: the output itself may go once it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from costmodel.action import Action, Kind, Stream
+from costmodel.send_receive import RECEIVED
+from profiles.errors import ActionFailed, InvalidSpec
+from runtime.pipeline_stage import Hooks, PipelineStage, require_executable
+from runtime.record import Recorder
+from runtime.transfer import Arrival, Links
+
+__all__ = ["Executor", "Hooks", "PipelineStage"]
+
+RECEIVES: Final = (Kind.RECV_F, Kind.RECV_B)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """A micro-batch in flight through a stage."""
+
+    inputs: Tensor
+    output: GradientEdge
+
+
+class Executor:
+    """Carries out *stream*, with transfers, step after step.
+
+    The loss of a micro-batch is multiplied by *loss_scale* before its backward.
+    `recorder` may be exchanged between steps; *watch* is told of each action before it
+    begins. Raises Unsupported for actions that are only simulated, InvalidSpec for
+    stages or micro-batches that are not here.
+    """
+
+    def __init__(
+        self,
+        *,
+        stream: Stream,
+        stages: Mapping[int, PipelineStage],
+        links: Links,
+        micro_batches: int,
+        hooks: Hooks,
+        recorder: Recorder | None,
+        loss_scale: float,
+        watch: Callable[[Action], None] | None = None,
+    ) -> None:
+        require_executable(stream, stages, micro_batches)
+        self.stream, self.recorder, self.watch = stream, recorder, watch
+        self._stages, self._links, self._hooks = stages, links, hooks
+        self._micro_batches, self._loss_scale = micro_batches, loss_scale
+        backwards = (action for action in stream if action.kind is Kind.B)
+        self._last = {action.stage: action for action in backwards}
+        self._deeds: dict[Kind, Callable[[Action], None]] = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.SEND_F: self._send,
+            Kind.SEND_B: self._send,
+            Kind.RECV_F: self._receive,
+            Kind.RECV_B: self._receive,
+            Kind.REDUCE_GRAD: lambda action: hooks.reduce(action.stage),
+            Kind.STEP: lambda action: hooks.step(),
+        }
+        self._begin((), ())
+
+    @property
+    def in_flight(self) -> int:
+        """Passes between their F and their B: what saved activations are held for."""
+        return len(self._passes)
+
+    def step(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
+        """One step; the micro-batches' losses, where this rank holds the last stage.
+
+        Raises ActionFailed, which names the action.
+        """
+        self._require_given(tokens, targets)
+        self._begin(tokens, targets)
+        if self.recorder is not None:
+            self.recorder.know("pp", self._links.groups)
+            self.recorder.begin()
+        self._links.expect(self._arrivals())
+        for action in self.stream:
+            self._carry_out(action)
+        self._links.finish()
+        return [self._losses[number] for number in sorted(self._losses)]
+
+    def _begin(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        self._tokens, self._targets = tokens, targets
+        self._losses: dict[int, Tensor] = {}
+        self._passes: dict[tuple[int, int], _Pass] = {}
+        # What is made and not yet used, by the transfer that it came or goes by.
+        self._there: dict[Action, Tensor] = {}
+
+    def _carry_out(self, action: Action) -> None:
+        if self.watch is not None:
+            self.watch(action)
+        recording = self.recorder.during(action) if self.recorder else nullcontext()
+        try:
+            with recording:
+                self._deeds[action.kind](action)
+        except Exception as error:
+            raise ActionFailed(action, error) from error
+
+    def _forward(self, action: Action) -> None:
+        stage, number = self._stages[action.stage], _number(action)
+        inputs = (
+            self._tokens[number]
+            if stage.first
+            else self._there.pop(replace(action, kind=Kind.RECV_F)).requires_grad_()
+        )
+        given = (inputs, self._targets[number]) if stage.last else (inputs,)
+        with self._hooks.forward(stage.index):
+            output = stage.module(*given)
+        self._passes[stage.index, number] = _Pass(inputs, get_gradient_edge(output))
+        if stage.last:
+            self._losses[number] = output.detach()
+        else:
+            self._hand_on(Kind.SEND_F, action, output.detach())
+
+    def _backward(self, action: Action) -> None:
+        stage, number = self._stages[action.stage], _number(action)
+        if stage.last:
+            gradient = torch.full((), self._loss_scale, device=stage.device)
+        else:
+            gradient = self._there.pop(replace(action, kind=Kind.RECV_B))
+        self._links.arrived(replace(action, kind=Kind.SEND_F))
+        taken = self._passes.pop((stage.index, number))
+        with self._hooks.backward(stage.index, action == self._last[stage.index]):
+            torch.autograd.backward((taken.output,), (gradient,))
+        if not stage.first:
+            assert taken.inputs.grad is not None, "the input took no part in the output"
+            self._hand_on(Kind.SEND_B, action, taken.inputs.grad)
+
+    def _hand_on(self, kind: Kind, action: Action, tensor: Tensor) -> None:
+        """To the neighbouring stage if it is here, else to be sent."""
+        whole = tensor.to(self._stages[action.stage].dtype).contiguous()
+        received, step = RECEIVED[kind]
+        if action.stage + step in self._stages:
+            key = replace(action, kind=received, stage=action.stage + step)
+        else:
+            key = replace(action, kind=kind)
+        self._there[key] = whole
+
+    def _send(self, action: Action) -> None:
+        self._links.send(action, self._there.pop(action))
+
+    def _receive(self, action: Action) -> None:
+        self._there[action] = self._links.receive(action)
+
+    def _arrivals(self) -> Iterator[Arrival]:
+        for action in self.stream:
+            if action.kind in RECEIVES:
+                stage = self._stages[action.stage]
+                yield Arrival(
+                    action=action,
+                    shape=stage.boundary,
+                    dtype=stage.dtype,
+                    device=stage.device,
+                )
+
+    def _require_given(
+        self, tokens: Sequence[Tensor], targets: Sequence[Tensor]
+    ) -> None:
+        ends = self._stages.values()
+        for name, given, needed in (
+            ("tokens", tokens, any(stage.first for stage in ends)),
+            ("targets", targets, any(stage.last for stage in ends)),
+        ):
+            if needed and len(given) != self._micro_batches:
+                raise InvalidSpec(
+                    f"{len(given)} micro-batches of {name}; the stream has "
+                    f"{self._micro_batches}"
+                )
+
+
+def _number(action: Action) -> int:
+    assert action.micro_batch is not None
+    return action.micro_batch

@@ -1,0 +1,71 @@
+"""What an `Executor` is given: the stages that it calls, and what else a step does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import torch
+from torch import nn
+
+from costmodel.action import Kind, Stream
+from profiles.errors import InvalidSpec, Unsupported
+
+CARRIED_OUT: Final = (
+    *(Kind.F, Kind.B, Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B),
+    *(Kind.REDUCE_GRAD, Kind.STEP),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """A virtual stage on this rank: what to call, and the tensor that comes in.
+
+    `first` takes tokens; `last` takes targets too and returns the mean loss.
+    `boundary` and `dtype` are of the hidden states between stages.
+    """
+
+    index: int
+    module: nn.Module
+    first: bool
+    last: bool
+    boundary: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Hooks(Protocol):
+    """What a step does beside the passes. *stage* is the virtual stage's index."""
+
+    def forward(self, stage: int) -> AbstractContextManager[object]:
+        """Around a forward."""
+
+    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
+        """Around a backward; *last* if it is the stage's last of the step."""
+
+    def reduce(self, stage: int) -> None:
+        """REDUCE_GRAD: the stage's gradients are whole when this returns."""
+
+    def step(self) -> None:
+        """STEP: the update."""
+
+
+def require_executable(
+    stream: Stream, stages: Mapping[int, PipelineStage], micro_batches: int
+) -> None:
+    """Raise Unsupported or InvalidSpec for what an `Executor` does not carry out."""
+    for action in stream:
+        if action.kind not in CARRIED_OUT or action.copy:
+            raise Unsupported(
+                f"{action} is simulated, not carried out; {', '.join(CARRIED_OUT)} of "
+                "one pipeline direction are"
+            )
+        if action.stage not in stages:
+            raise InvalidSpec(
+                f"{action} is of a stage that this rank does not hold; it holds "
+                f"{', '.join(map(str, sorted(stages)))}"
+            )
+        if action.micro_batch is not None and action.micro_batch >= micro_batches:
+            raise InvalidSpec(f"{action} is beyond the {micro_batches} micro-batches")

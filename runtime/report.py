@@ -1,0 +1,70 @@
+"""A run on the terminal: what is about to train, and how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from profiles.units import GB
+
+if TYPE_CHECKING:
+    from runtime.run import Run
+
+
+def opening(run: Run) -> RenderableType:
+    """One line a fact, before the first step."""
+    summary = run.layout.summary
+    degrees = " · ".join(
+        f"{name} {summary[name]}" for name in ("tp", "pp", "dp", "zero", "micro_batch")
+    )
+    what = (
+        f"{run.job.model} · {run.layout.gpus} ranks on {run.device} · {degrees} · "
+        f"{run.layout.schedule} · {run.layout.precision_name}"
+    )
+    lines = [what, run.data.about]
+    if run.prediction.estimate is not None:
+        found = run.prediction.estimate
+        lines.append(
+            f"predicted: {found.step_time_s:.3f} s a step, "
+            f"{found.peak_allocated_bytes / GB:.3f} GB allocated"
+        )
+    return Text("\n".join(lines))
+
+
+def run_view(document: Mapping[str, Any]) -> RenderableType:
+    """Predicted beside measured."""
+    if not document.get("step_time_s"):
+        return Text("every step was done before; nothing was trained")
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "measured", "predicted", "error"):
+        table.add_column(name, justify="left" if not name else "right")
+    predicted, error = document["predicted"], document["error"]
+    seconds = document["step_time_s"]
+    peak = max(document["peak_allocated_bytes"])
+    table.add_row(
+        "step time",
+        f"{seconds['median']:.3f} s",
+        f"{predicted['step_time_s']:.3f} s" if predicted else "–",
+        _signed(error and error["step_time"]),
+    )
+    table.add_row(
+        "peak allocated",
+        f"{peak / GB:.3f} GB",
+        f"{predicted['peak_allocated_bytes'] / GB:.3f} GB" if predicted else "–",
+        _signed(error and error["peak_memory"]),
+    )
+    losses = document["losses"]
+    words = Text(
+        f"\n{document['steps']} steps in {document['wall_s']:.1f} s · loss "
+        f"{losses[0]:.4f} → {losses[-1]:.4f} · "
+        f"{document['tokens_per_s_per_gpu']:,.0f} tokens/s/gpu"
+    )
+    return Group(table, words)
+
+
+def _signed(error: float | None) -> str:
+    return "–" if error is None else f"{100 * error:+.1f} %"

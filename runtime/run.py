@@ -1,0 +1,176 @@
+"""A run from the outside: what is asked, checked, predicted, launched and compared."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from costmodel.layout import Layout
+from costmodel.layout_file import LayoutFile, file_document
+from costmodel.layout_reader import parse_file
+from costmodel.stored import job_of
+from costmodel.support import require_supported
+from profiles.documents import read_json
+from profiles.errors import Contradiction, Unsupported
+from profiles.job import Job
+from runtime import checkpoint
+from runtime.data.source import SYNTHETIC, Source, source
+from runtime.launcher import launch
+from runtime.modules.decoder import decoder_of
+from runtime.optimizer import Settings
+from runtime.precision import policy
+from runtime.prediction import Prediction, predict
+from runtime.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the command line asks for."""
+
+    layout: Path
+    steps: int
+    data: str
+    seed: int
+    device: str | None
+    profiles: tuple[Path, ...]
+    settings: Settings
+    checkpoint_dir: Path | None
+    checkpoint_every: int
+    resume: bool
+    max_restarts: int
+    nnodes: int
+    rdzv_endpoint: str | None
+    record: bool
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that may start: everything that can be checked without it is checked."""
+
+    wish: Wish
+    file: LayoutFile
+    job: Job
+    device: str
+    data: Source
+    prediction: Prediction
+
+    @property
+    def layout(self) -> Layout:
+        return self.file.layout
+
+    @property
+    def local_ranks(self) -> int:
+        return self.layout.gpus // self.wish.nnodes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.prediction.warnings
+
+    def carried_out(self) -> dict[str, Any]:
+        """Launch it, wait for it; what `execute --json` prints.
+
+        Raises RunFailed where a worker died.
+        """
+        with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+            result = Path(folder, "result.json")
+            asked = Path(folder, "request.json")
+            self._request(result).write(asked)
+            launch(
+                [str(asked)],
+                nproc=self.local_ranks,
+                nnodes=self.wish.nnodes,
+                rdzv_endpoint=self.wish.rdzv_endpoint,
+                max_restarts=self.wish.max_restarts,
+                environment={},
+            )
+            seen = read_json(result, what="the run's result") if result.exists() else {}
+        assert isinstance(seen, dict)
+        return {**seen, **self.prediction.against(seen)}
+
+    def _request(self, result: Path) -> Request:
+        folder = self.wish.checkpoint_dir
+        return Request(
+            layout=file_document(self.file),
+            device=self.device,
+            steps=self.wish.steps,
+            data=_absolute(self.wish.data),
+            seed=self.wish.seed,
+            threads=threads(self.local_ranks),
+            result=str(result),
+            settings=replace(self.wish.settings, name=self.job.optimizer),
+            checkpoint_dir=None if folder is None else str(folder.absolute()),
+            checkpoint_every=self.wish.checkpoint_every,
+            resume=self.wish.resume,
+            record=self.wish.record,
+            progress=self.wish.progress,
+        )
+
+
+def prepare(wish: Wish) -> Run:
+    """Check everything; raises the errors of the tree that say what is wrong."""
+    file = parse_file(read_json(wish.layout, what="layout file"))
+    job, layout = job_of(file), file.layout
+    require_supported(layout, job)
+    device = _device(wish.device, layout)
+    if layout.gpus % wish.nnodes:
+        raise Contradiction(
+            f"the layout's {layout.gpus} ranks do not spread over --nnodes "
+            f"{wish.nnodes}; choose a divisor"
+        )
+    _require_checkpoints(wish, job)
+    return Run(
+        wish=wish,
+        file=file,
+        job=job,
+        device=device,
+        data=source(
+            wish.data, vocab=decoder_of(job).vocab, seq_len=job.seq_len, seed=wish.seed
+        ),
+        prediction=predict(file, job, wish.profiles),
+    )
+
+
+def threads(local_ranks: int) -> int:
+    """Threads of one rank: the cores, shared out."""
+    return max(1, (os.cpu_count() or 1) // local_ranks)
+
+
+def _device(asked: str | None, layout: Layout) -> str:
+    import torch
+
+    found = torch.cuda.is_available()
+    if asked == "cuda" and not found:
+        raise Unsupported(
+            "--device cuda: this machine has no CUDA device that torch "
+            f"{torch.__version__} can use; leave --device out to train on the CPU"
+        )
+    device = asked or ("cuda" if found else "cpu")
+    half = policy(layout.precision_name)
+    halves = half.master or half.autocast is not None
+    if device == "cuda" and halves and not torch.cuda.is_bf16_supported():
+        raise Unsupported(
+            f"precision {layout.precision_name}: this CUDA device does not multiply in "
+            "bf16; plan with --precision fp32"
+        )
+    return device
+
+
+def _require_checkpoints(wish: Wish, job: Job) -> None:
+    folder = wish.checkpoint_dir
+    if folder is None:
+        if wish.resume or wish.checkpoint_every:
+            raise Contradiction(
+                "--resume and --checkpoint-every need --checkpoint-dir DIR"
+            )
+        return
+    if wish.resume:
+        checkpoint.require_resumable(folder, job)
+
+
+def _absolute(data: str) -> str:
+    """The same file from the folder of a worker."""
+    return data if data == SYNTHETIC else str(Path(data).absolute())

@@ -1,0 +1,138 @@
+"""What the actions of a stream mean beside the passes: reduction and the update.
+
+forward      in the precision's context; PyTorch's DDP is told of the last one
+backward     the last one of a stage lets its gradients travel
+REDUCE_GRAD  wait for them; sum what tensor parallelism left partial
+STEP         tied copies, the global norm, clipping, the optimizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from runtime.clip import Piece, clip, global_norm
+from runtime.collectives import all_reduce
+from runtime.optimizer import Optimizer
+from runtime.parallelize import HeldStage
+from runtime.precision import Policy
+from runtime.tensor_parallel import partial_parameters
+from runtime.tied import HEAD, TABLE, TiedTable
+
+
+class Step:
+    """The hooks of one rank's executor; `begin` before each step."""
+
+    def __init__(
+        self,
+        stages: Sequence[HeldStage],
+        optimizer: Optimizer,
+        tied: TiedTable,
+        mesh: DeviceMesh,
+        rules: Policy,
+        micro_batches: int,
+    ) -> None:
+        self.stages = {stage.index: stage for stage in stages}
+        self.optimizer, self.tied, self.mesh = optimizer, tied, mesh
+        self.rules, self.micro_batches = rules, micro_batches
+        self.norm = 0.0
+        self._forwards: dict[int, int] = {}
+        self._gradients: dict[int, dict[str, Tensor]] = {}
+        self._partial = {stage.index: self._partial_of(stage) for stage in stages}
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._forwards = dict.fromkeys(self.stages, 0)
+        self._gradients = {}
+        for stage in self.stages.values():
+            stage.parallel.begin()
+
+    def forward(self, stage: int) -> AbstractContextManager[object]:
+        """Around a stage's forward."""
+        self._forwards[stage] += 1
+        last = self._forwards[stage] == self.micro_batches
+        inside = ExitStack()
+        inside.enter_context(self.rules.computing(self.mesh.device_type))
+        inside.enter_context(self.stages[stage].parallel.forward(last=last))
+        return inside
+
+    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
+        """Around a stage's backward."""
+        self.stages[stage].parallel.backward(last=last)
+        return nullcontext()
+
+    def reduce(self, stage: int) -> None:
+        """REDUCE_GRAD: the stage's gradients are whole when this returns."""
+        held = self.stages[stage]
+        held.parallel.finish()
+        gradients = dict(held.parallel.gradients())
+        self._sum_partial([gradients[name] for name in self._partial[stage]])
+        self._gradients[stage] = gradients
+
+    def step(self) -> None:
+        """STEP: update every stage of this rank."""
+        for gradients in self._gradients.values():
+            self.tied.sum(gradients)
+        norm = global_norm(self._pieces())
+        named = self.gradients()
+        clip(list(named.values()), norm, self.optimizer.settings.clip)
+        self.norm = float(norm)
+        self.optimizer.step(named)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's part of every gradient, by the parameter's name."""
+        return {
+            name: gradient
+            for gradients in self._gradients.values()
+            for name, gradient in gradients.items()
+        }
+
+    def _pieces(self) -> Iterator[Piece]:
+        for stage, gradients in self._gradients.items():
+            parameters = dict(self.stages[stage].named_parameters())
+            for name, gradient in gradients.items():
+                copies = self._copies(parameters[name])
+                if name in (TABLE, HEAD):
+                    copies *= self.tied.copies
+                yield Piece(gradient, copies)
+
+    def _copies(self, parameter: Tensor) -> int:
+        """Ranks of the stage that hold the same part of a parameter."""
+        ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
+        if not isinstance(parameter, DTensor):
+            return ranks
+        return ranks // _parts(parameter)
+
+    def _partial_of(self, held: HeldStage) -> list[str]:
+        if self.mesh["tp"].size() == 1:
+            return []
+        return [
+            name
+            for name, _ in partial_parameters(
+                held.stage, sequence_parallel=held.sequence_parallel
+            )
+        ]
+
+    def _sum_partial(self, gradients: list[Tensor]) -> None:
+        """One all-reduce over tp for all that is partial there."""
+        if not gradients:
+            return
+        flat = torch.cat([item.flatten() for item in gradients])
+        all_reduce(flat, self.mesh["tp"].get_group())
+        parts = flat.split([item.numel() for item in gradients])
+        for item, part in zip(gradients, parts, strict=True):
+            item.copy_(part.view_as(item))
+
+
+def _parts(parameter: DTensor) -> int:
+    """Into how many different pieces a DTensor's placements cut it."""
+    parts = 1
+    for axis, placement in enumerate(parameter.placements):
+        if not placement.is_replicate():
+            parts *= parameter.device_mesh.size(axis)
+    return parts

@@ -1,0 +1,167 @@
+"""`Trainer`: one rank's part of a run, step after step.
+
+batch → the stream's actions (passes, transfers, reduction, update) → mean loss
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from costmodel.action import Stream
+from costmodel.layout import Layout
+from costmodel.schedule import streams
+from costmodel.send_receive import with_transfers
+from profiles.job import Job
+from runtime.data.source import Source
+from runtime.mesh import device_mesh
+from runtime.modules.decoder import decoder_of
+from runtime.optimizer import Optimizer, Settings
+from runtime.parallelize import HeldStage, held_stages
+from runtime.pipeline import Executor, PipelineStage
+from runtime.precision import policy
+from runtime.record import Recorder
+from runtime.step import Step
+from runtime.tied import TiedTable
+from runtime.transfer import Links
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step, as every rank sees it."""
+
+    loss: float  # mean over the tokens of the global batch, nats
+    gradient_norm: float
+    seconds: float
+
+
+class Trainer:
+    """Built by every rank at once; `step` is called by every rank at once."""
+
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        source: Source,
+        *,
+        settings: Settings,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        self.job, self.layout, self.source = job, layout, source
+        self.seed, self.device = seed, device
+        self.mesh = device_mesh(layout, device.type)
+        self.rules = policy(layout.precision_name)
+        self.stages = held_stages(job, layout, self.mesh, seed=seed, device=device)
+        self.optimizer = Optimizer(
+            (pair for stage in self.stages for pair in stage.named_parameters()),
+            settings,
+        )
+        self.recorder = Recorder(axis_groups(self.mesh))
+        self._micro_batch = layout.micro_batch(layout.stages[0])
+        self._step = Step(
+            self.stages,
+            self.optimizer,
+            TiedTable(job, layout, self.mesh),
+            self.mesh,
+            self.rules,
+            layout.micro_batches,
+        )
+        self._executor = self._built()
+
+    def step(self, number: int, *, record: bool = False) -> StepResult:
+        """Carry out step *number* (from 0); raises what an action raised, named."""
+        tokens, targets = self._batch(number)
+        self._seeded(number)
+        self._step.begin()
+        self._wait()
+        began = time.perf_counter()
+        self._executor.recorder = self.recorder if record else None
+        losses = self._executor.step(tokens, targets)
+        loss = self._mean(losses)
+        return StepResult(
+            loss=loss,
+            gradient_norm=self._step.norm,
+            seconds=time.perf_counter() - began,
+        )
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The local gradients of the last step, after clipping."""
+        return self._step.gradients()
+
+    def _built(self) -> Executor:
+        stream = rank_stream(self.layout, self.mesh["pp"].get_local_rank())
+        held = {stage.index: self._pipeline_stage(stage) for stage in self.stages}
+        return Executor(
+            stream=stream,
+            stages=held,
+            links=Links(self.mesh["pp"].get_group(), _holders(self.layout)),
+            micro_batches=self.layout.micro_batches,
+            hooks=self._step,
+            recorder=None,
+            loss_scale=1 / self.layout.micro_batches,
+        )
+
+    def _pipeline_stage(self, held: HeldStage) -> PipelineStage:
+        ranks = self.mesh["tp"].size() if held.sequence_parallel else 1
+        hidden = decoder_of(self.job).hidden
+        return PipelineStage(
+            index=held.index,
+            module=held.parallel.module,
+            first=held.index == 0,
+            last=held.index == len(self.layout.stages) - 1,
+            boundary=(self._micro_batch, self.job.seq_len // ranks, hidden),
+            dtype=self.rules.activation,
+            device=self.device,
+        )
+
+    def _batch(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's micro-batches of a step: what is read, and what comes next."""
+        mine = self.job.global_batch // self.mesh["dp"].size()
+        first = number * self.job.global_batch + mine * self.mesh["dp"].get_local_rank()
+        sequences = self.source.sequences(first, mine).to(self.device)
+        parts = sequences.split(self._micro_batch)
+        return [part[:, :-1] for part in parts], [part[:, 1:] for part in parts]
+
+    def _seeded(self, number: int) -> None:
+        """Dropout's random numbers: of the seed, the step and the rank alone."""
+        torch.manual_seed(hash((self.seed, number, dist.get_rank())) % 2**63)
+
+    def _mean(self, losses: Iterable[Tensor]) -> float:
+        own = [loss.float() for loss in losses]
+        total = torch.zeros((), dtype=torch.float32, device=self.device)
+        if own:
+            total += torch.stack(own).mean()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
+        return float(total) / (self.mesh["dp"].size() * self.mesh["tp"].size())
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if dist.get_world_size() > 1:
+            dist.barrier()
+
+
+def rank_stream(layout: Layout, rank: int) -> Stream:
+    """All that pipeline rank *rank* does in a step: the stream that is priced."""
+    order = streams(
+        layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
+    )
+    return with_transfers(order, _holders(layout))[rank]
+
+
+def _holders(layout: Layout) -> tuple[int, ...]:
+    return tuple(stage.held_by[0] for stage in layout.stages)
+
+
+def axis_groups(mesh: DeviceMesh) -> dict[str, dist.ProcessGroup]:
+    """The process group of each axis that has more than one rank."""
+    names = mesh.mesh_dim_names or ()
+    return {name: mesh[name].get_group() for name in names if mesh[name].size() > 1}

@@ -1,0 +1,171 @@
+"""Boundary tensors on their way between the pipeline ranks that share a model copy.
+
+A send needs its receiver's buffer before a byte moves, on gloo and on NCCL alike, so
+receives are posted one ahead of the stream: the next tensor travels while this one is
+used. Each direction of each pair of neighbours has a process group of its own: NCCL
+carries a communicator's messages out in order, and two ranks that sent to each other
+over one communicator would wait for each other for ever. Messages of one direction are
+received in the order they are sent (`costmodel.checker`).
+
+A send keeps its tensor until it is done. Activations are, when the gradient comes
+back; of gradients at most `GRADIENTS_AWAY` are on their way to a neighbour at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from costmodel.action import Action, Kind
+from costmodel.send_receive import RECEIVED, crosses
+
+AHEAD: Final = 1  # receives posted beyond the one that is waited for
+GRADIENTS_AWAY: Final = 2  # [chosen] memory; a test proves that even 1 ends every step
+_SENDER: Final = {received: -step for received, step in RECEIVED.values()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrival:
+    """A message to come: the action that receives it, and the tensor it fills."""
+
+    action: Action
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Links:
+    """This rank's links to its neighbours; every rank of *group* builds one at once.
+
+    *group* is the process group of the pipeline ranks, *holders* the pipeline rank of
+    each virtual stage.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, holders: Sequence[int]) -> None:
+        self._holders = tuple(holders)
+        self._rank = group.rank()
+        self._ranks = dist.get_process_group_ranks(group)
+        self._channels = self._opened()
+        self._arrivals: Iterator[Arrival] = iter(())
+        self._posted: deque[tuple[Action, Tensor, Any]] = deque()
+        self._away: dict[Action, tuple[Tensor, Any]] = {}
+
+    @property
+    def groups(self) -> tuple[dist.ProcessGroup, ...]:
+        """The process groups that messages of this rank travel in."""
+        return tuple(self._channels.values())
+
+    def expect(self, arrivals: Iterable[Arrival]) -> None:
+        """Begin a step that receives *arrivals*, in this order."""
+        self._arrivals = iter(arrivals)
+        self._posted.clear()
+        self._away.clear()
+        for _ in range(AHEAD):
+            self._post()
+
+    def receive(self, action: Action) -> Tensor:
+        """The tensor that RECV_F or RECV_B brings; waits for it."""
+        self._post()
+        expected, tensor, work = self._posted.popleft()
+        assert expected == action, f"{action} is due, {expected} was posted"
+        work.wait()
+        return tensor
+
+    def send(self, action: Action, tensor: Tensor) -> None:
+        """Set a contiguous tensor on its way, as SEND_F or SEND_B."""
+        kind, step = RECEIVED[action.kind]
+        target = self._holders[action.stage + step]
+        if action.kind is Kind.SEND_B:
+            self._make_room(target)
+        received = replace(action, kind=kind, stage=action.stage + step)
+        work = dist.isend(
+            tensor,
+            dst=self._ranks[target],
+            group=self._channels[self._rank, target],
+            tag=self._tag(received),
+        )
+        self._away[action] = (tensor, work)
+
+    def arrived(self, action: Action) -> None:
+        """Let go of what *action* sent, if it did: its receiver has answered."""
+        if action in self._away:
+            _, work = self._away.pop(action)
+            work.wait()
+
+    def finish(self) -> None:
+        """Wait for all that is still on its way."""
+        for action in list(self._away):
+            self.arrived(action)
+
+    def _make_room(self, target: int) -> None:
+        step = RECEIVED[Kind.SEND_B][1]
+        away = [
+            action
+            for action in self._away
+            if action.kind is Kind.SEND_B
+            and self._holders[action.stage + step] == target
+        ]
+        for action in away[: len(away) - GRADIENTS_AWAY + 1]:
+            self.arrived(action)
+
+    def _post(self) -> None:
+        """Give the next message that is expected, if any, its buffer."""
+        arrival = next(self._arrivals, None)
+        if arrival is None:
+            return
+        action = arrival.action
+        source = self._holders[action.stage + _SENDER[action.kind]]
+        tensor = torch.empty(arrival.shape, dtype=arrival.dtype, device=arrival.device)
+        work = dist.irecv(
+            tensor,
+            src=self._ranks[source],
+            group=self._channels[source, self._rank],
+            tag=self._tag(action),
+        )
+        self._posted.append((action, tensor, work))
+
+    def _tag(self, received: Action) -> int:
+        """A number for each message of a step; NCCL has none and goes by the order."""
+        assert received.micro_batch is not None
+        row = received.micro_batch * len(self._holders) + received.stage
+        return 2 * row + (received.kind is Kind.RECV_B)
+
+    def _opened(self) -> dict[tuple[int, int], dist.ProcessGroup]:
+        """A group for each directed pair of ranks that this one is of.
+
+        Every rank opens its own in one order over all pairs, so that none waits in a
+        circle.
+        """
+        pairs = {
+            pair
+            for stage in range(len(self._holders))
+            if crosses(self._holders, stage)
+            for pair in _both_ways(self._holders[stage], self._holders[stage + 1])
+        }
+        return {
+            pair: dist.new_group(
+                [self._ranks[rank] for rank in pair],
+                timeout=_timeout(),
+                use_local_synchronization=True,
+            )
+            for pair in sorted(pairs)
+            if self._rank in pair
+        }
+
+
+def _both_ways(one: int, two: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (one, two), (two, one)
+
+
+def _timeout() -> Any:
+    """How long the whole job's process group waits; new groups do not inherit it."""
+    world = dist.group.WORLD
+    assert world is not None
+    backend = world._get_backend(world._device_types[0])
+    return getattr(getattr(backend, "options", None), "_timeout", None)

@@ -1,0 +1,132 @@
+"""One process of a run: `python -m runtime.worker request.json`, under the launcher."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from costmodel.flops import model_flops
+from costmodel.layout_reader import parse_file
+from costmodel.stored import job_of
+from profiles.documents import write_text
+from profiles.units import GB
+from runtime import checkpoint
+from runtime.data.source import source
+from runtime.memory import resident_bytes, watched
+from runtime.modules.decoder import decoder_of
+from runtime.observe import WATCHED_STEPS, Observed
+from runtime.processes import local_device, process_group, restarts, status
+from runtime.request import Request
+from runtime.trainer import StepResult, Trainer
+
+
+class Worker:
+    """Trains from the first step (or the newest checkpoint) to the last."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        file = parse_file(request.layout)
+        self.job, self.layout = job_of(file), file.layout
+        self.rank, self.device = dist.get_rank(), local_device(request.device)
+        self.trainer = Trainer(
+            self.job,
+            self.layout,
+            source(
+                request.data,
+                vocab=decoder_of(self.job).vocab,
+                seq_len=self.job.seq_len,
+                seed=request.seed,
+            ),
+            settings=request.settings,
+            seed=request.seed,
+            device=self.device,
+        )
+        self.observed = Observed(job=self.job, gpus=self.layout.gpus)
+
+    def run(self) -> None:
+        """Train; rank 0 writes the result."""
+        first, began = self._first_step(), time.perf_counter()
+        for number in range(first, self.request.steps):
+            status(self.rank).say(f"step {number}")
+            result = self._step(number, since=number - first)
+            self.observed.results.append(result)
+            self._say(number, result)
+            self._save(number + 1)
+        wall_s = time.perf_counter() - began
+        peaks = self._peaks()
+        if self.rank == 0:
+            document = self.observed.document(peaks, wall_s, first)
+            document["recorded"] = self._recorded()
+            write_text(Path(self.request.result), json.dumps(document))
+
+    def _step(self, number: int, since: int) -> StepResult:
+        """The first step is recorded, the second watched for its peak of memory."""
+        record = self.request.record and since == 0
+        if since != WATCHED_STEPS - 1:
+            return self.trainer.step(number, record=record)
+        with watched(self.device) as peak:
+            result = self.trainer.step(number)
+        self.observed.peak = peak
+        return result
+
+    def _first_step(self) -> int:
+        folder = self.request.checkpoint_dir
+        if folder is None or not (self.request.resume or restarts()):
+            return 0
+        if not self.request.resume and checkpoint.latest(Path(folder)) is None:
+            return 0
+        return checkpoint.load(Path(folder), self.trainer)
+
+    def _save(self, done: int) -> None:
+        folder, every = self.request.checkpoint_dir, self.request.checkpoint_every
+        if folder is None:
+            return
+        if done == self.request.steps or (every and done % every == 0):
+            status(self.rank).say(f"saving the checkpoint of step {done}")
+            checkpoint.save(Path(folder), self.trainer, step=done)
+
+    def _peaks(self) -> list[dict[str, int]]:
+        """Every rank's peaks, on every rank."""
+        peak = self.observed.peak
+        own = [peak.allocated, peak.reserved, peak.device, resident_bytes()]
+        mine = torch.tensor(own, dtype=torch.int64, device=self.device)
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, mine)
+        names = ("allocated", "reserved", "device", "resident")
+        return [dict(zip(names, item.tolist(), strict=True)) for item in everyone]
+
+    def _recorded(self) -> list[dict[str, Any]] | None:
+        return self.trainer.recorder.document() if self.request.record else None
+
+    def _say(self, number: int, result: StepResult) -> None:
+        if self.rank or not self.request.progress:
+            return
+        rate = self.observed.tokens_per_s_per_gpu(result.seconds)
+        flops = model_flops(self.job) / result.seconds / self.layout.gpus
+        peak = self.observed.peak.allocated
+        memory = f"  {peak / GB:6.2f} GB" if peak else ""
+        print(
+            f"step {number + 1:5}/{self.request.steps}  loss {result.loss:8.4f}  "
+            f"norm {result.gradient_norm:7.3f}  {result.seconds:7.3f} s  "
+            f"{rate:9,.0f} tokens/s/gpu  {flops / 1e9:9,.1f} GFLOP/s{memory}",
+            flush=True,
+        )
+
+
+def main(path: str) -> None:
+    """Run the request at *path* in this process."""
+    request = Request.read(Path(path))
+    torch.set_num_threads(request.threads)
+    with process_group(request.device, timeout_s=request.timeout_s), nullcontext():
+        Worker(request).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
