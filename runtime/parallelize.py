@@ -18,7 +18,7 @@ from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
 from profiles.job import Job
 from runtime import retention, tensor_parallel
-from runtime.data_parallel import Buffered, DataParallel, Ddp, Sharded
+from runtime.data_parallel import Buffered, DataParallel, Sharded
 from runtime.initialise import initialise
 from runtime.modules.decoder import Stage, decoder_of
 from runtime.precision import Policy, policy
@@ -86,9 +86,6 @@ def _data_parallel(
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()
-    alone = mesh["tp"].size() == mesh["pp"].size() == 1
-    if across.size() > 1 and alone and not rules.master:
-        return Ddp(stage, across)
     return Buffered(stage, across)
 
 

@@ -1,34 +1,25 @@
-"""What a worker process is: its rank, its process group, and its last words.
-
-`runtime.launcher` starts workers with torchrun's variables (RANK, LOCAL_RANK …) and one
-of its own, a folder for what a worker has to say: `words`, overwritten all the time, so
-that a killed worker is known by the action it was in, and `failure`, its error.
-"""
+"""What a worker process is: its rank, its device and its process group."""
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from profiles.errors import MeshwrightError, RunFailed, Unsupported
+from profiles.errors import RunFailed, Unsupported
+from runtime.last_words import FOLDER, status
 
-SAYS = "MESHWRIGHT_WORKER_FOLDER"
-WORDS, FAILURE = "words", "failure"
-WORDS_BYTES = 256
+__all__ = ["Worker", "process_group", "status"]
+
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -42,38 +33,6 @@ class Worker:
     device: torch.device
 
 
-class Status:
-    """A worker's last words: memory shared with a file, so they outlive a SIGKILL."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._shared = folder, None
-        if folder is not None:
-            with open(folder / WORDS, "w+b") as file:
-                file.truncate(WORDS_BYTES)
-                self._shared = mmap.mmap(file.fileno(), WORDS_BYTES)
-
-    def say(self, text: str) -> None:
-        """What this worker is about to do; costs about a microsecond."""
-        if self._shared is not None:
-            self._shared[:] = text.encode()[:WORDS_BYTES].ljust(WORDS_BYTES, b"\0")
-
-    def fail(self, error: BaseException) -> None:
-        """Why this worker gives up, for the launcher; the time tells who was first."""
-        if self._folder is not None:
-            text = str(error) or type(error).__name__
-            kind = "" if isinstance(error, MeshwrightError) else type(error).__name__
-            lines = f"{time.time_ns()}\n{kind}\n{text}\n"
-            (self._folder / FAILURE).write_text(lines, encoding="utf-8")
-
-
-@lru_cache(maxsize=1)
-def status(rank: int) -> Status:
-    """The last words of this process; nowhere, if it has no launcher."""
-    folder = os.environ.get(SAYS)
-    own = folder is not None and os.environ.get("RANK") == str(rank)
-    return Status(Path(folder) if folder is not None and own else None)
-
-
 @contextmanager
 def process_group(
     timeout_s: float, *, device: str = "cpu", threads: int | None = None
@@ -85,15 +44,14 @@ def process_group(
     Raises Unsupported for a device that is not there, RunFailed if ranks do not meet.
     """
     _end_with_launcher()
-    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
-    said = status(rank)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    said = status(_number("RANK", 0))
+    said.say("joining the process group")
     try:
-        said.say("joining the process group")
-        if threads is not None:
-            torch.set_num_threads(threads)
         worker = Worker(
-            rank=rank,
-            world_size=world_size,
+            rank=_number("RANK", 0),
+            world_size=_number("WORLD_SIZE", 1),
             local_rank=_number("LOCAL_RANK", 0),
             device=_device(device, _number("LOCAL_RANK", 0)),
         )
@@ -110,18 +68,17 @@ def process_group(
 
 
 def _join(worker: Worker, timeout: timedelta) -> None:
-    backend = "gloo"
-    if worker.device.type == "cuda":
+    cuda = worker.device.type == "cuda"
+    if cuda:
         torch.cuda.set_device(worker.device)
-        backend = "cpu:gloo,cuda:nccl"
     try:
         dist.init_process_group(
-            backend,
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
             store=_store(worker, timeout),
             rank=worker.rank,
             world_size=worker.world_size,
             timeout=timeout,
-            device_id=worker.device if worker.device.type == "cuda" else None,
+            device_id=worker.device if cuda else None,
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
@@ -154,10 +111,11 @@ def _store(worker: Worker, timeout: timedelta) -> dist.Store:
 def _device(kind: str, local_rank: int) -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
-    if kind != "cuda" or local_rank >= torch.cuda.device_count():
+    devices = torch.cuda.device_count() if kind == "cuda" else 0
+    if local_rank >= devices:
         raise Unsupported(
-            f"device {kind}:{local_rank} is not there; this machine has cpu"
-            + "".join(f", cuda:{one}" for one in range(torch.cuda.device_count()))
+            f"device {kind} for local rank {local_rank} is not there; this machine has "
+            f"cpu and {torch.cuda.device_count()} cuda"
         )
     return torch.device("cuda", local_rank)
 
@@ -167,7 +125,7 @@ def _end_with_launcher() -> None:
 
     Python's own handler would wait for the collective under way.
     """
-    if SAYS not in os.environ:
+    if FOLDER not in os.environ:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)

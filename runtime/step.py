@@ -9,7 +9,7 @@ STEP         tied copies, the global norm, clipping, the optimizer
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -35,31 +35,23 @@ class Step:
         tied: TiedTable,
         mesh: DeviceMesh,
         rules: Policy,
-        micro_batches: int,
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self.optimizer, self.tied, self.mesh = optimizer, tied, mesh
-        self.rules, self.micro_batches = rules, micro_batches
+        self.rules = rules
         self.norm = 0.0
-        self._forwards: dict[int, int] = {}
         self._gradients: dict[int, dict[str, Tensor]] = {}
         self._partial = {stage.index: self._partial_of(stage) for stage in stages}
 
     def begin(self) -> None:
         """Forget the step before."""
-        self._forwards = dict.fromkeys(self.stages, 0)
         self._gradients = {}
         for stage in self.stages.values():
             stage.parallel.begin()
 
     def forward(self, stage: int) -> AbstractContextManager[object]:
         """Around a stage's forward."""
-        self._forwards[stage] += 1
-        last = self._forwards[stage] == self.micro_batches
-        inside = ExitStack()
-        inside.enter_context(self.rules.computing(self.mesh.device_type))
-        inside.enter_context(self.stages[stage].parallel.forward(last=last))
-        return inside
+        return self.rules.computing(self.mesh.device_type)
 
     def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
         """Around a stage's backward."""

@@ -63,15 +63,17 @@ class Trainer:
             (pair for stage in self.stages for pair in stage.named_parameters()),
             settings,
         )
+        tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(axis_groups(self.mesh))
+        if tied.group is not None:
+            self.recorder.know("tied", [tied.group])
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._step = Step(
             self.stages,
             self.optimizer,
-            TiedTable(job, layout, self.mesh),
+            tied,
             self.mesh,
             self.rules,
-            layout.micro_batches,
         )
         self._executor = self._built()
 
@@ -113,7 +115,7 @@ class Trainer:
         hidden = decoder_of(self.job).hidden
         return PipelineStage(
             index=held.index,
-            module=held.parallel.module,
+            module=held.stage,
             first=held.index == 0,
             last=held.index == len(self.layout.stages) - 1,
             boundary=(self._micro_batch, self.job.seq_len // ranks, hidden),

@@ -1,0 +1,60 @@
+"""`Relay`: what rank 0 prints, shown on the terminal as it comes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Self, TextIO
+
+_PERIOD_S = 0.05
+
+
+class Relay:
+    """Follows growing files on a thread, and writes what comes to *output*."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output, self._over, self._turn = output, Event(), Lock()
+        self._read: dict[Path, int] = {}
+        self._thread = Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        self._pump()
+
+    def turn_to(self, files: list[Path], announcement: str = "") -> None:
+        """Follow *files*, which a new attempt writes, from their beginning."""
+        self._pump()
+        if announcement:
+            self._output.write(f"{announcement}\n")
+        with self._turn:
+            self._read = dict.fromkeys(files, 0)
+
+    def _follow(self) -> None:
+        while not self._over.wait(_PERIOD_S):
+            self._pump()
+
+    def _pump(self) -> None:
+        with self._turn:
+            for file, read in self._read.items():
+                self._read[file] += self._shown(file, read)
+
+    def _shown(self, file: Path, read: int) -> int:
+        if not file.exists() or file.stat().st_size <= read:
+            return 0
+        with file.open("rb") as stream:
+            stream.seek(read)
+            whole, newline, _ = stream.read().rpartition(b"\n")
+        self._output.write((whole + newline).decode(errors="replace"))
+        self._output.flush()
+        return len(whole + newline)
