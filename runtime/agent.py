@@ -34,6 +34,7 @@ from runtime.last_words import FOLDER, words_in
 from runtime.relay import Relay
 
 _SILENT = logging.CRITICAL + 1
+_SHUTDOWN_S = 5  # from asking a worker to end to killing it
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
@@ -90,6 +91,8 @@ def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
     Raises RunFailed for a worker that died, KeyboardInterrupt, and SystemExit when this
     process is told to end; no worker is left then.
     """
+    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # from torch 2.12
+        settings["shutdown_timeout"] = _SHUTDOWN_S
     config = LaunchConfig(
         rdzv_backend="c10d", monitor_interval=0.1, logs_specs=logs, **settings
     )

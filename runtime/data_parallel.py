@@ -13,7 +13,7 @@ zero 3   parameters gathered for every pass, gradients scattered every micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor, nn
@@ -66,19 +66,20 @@ class Sharded:
     def __init__(
         self,
         stage: nn.Module,
-        units: Iterable[list[nn.Module]],
+        units: Sequence[nn.Module],
         mesh: DeviceMesh,
         zero: int,
         policy: Policy,
     ) -> None:
         self.zero = zero
-        for unit in (*units, [stage]):
+        for unit in (*units, stage):
             fully_shard(
                 unit,
                 mesh=mesh,
                 mp_policy=policy.fully_shard,
                 reshard_after_forward=zero == 3,
             )
+        _prefetch_in_order([stage, *reversed(list(units))])
         assert isinstance(stage, FSDPModule)
         self._stage: nn.Module = stage
         self._root: FSDPModule = stage
@@ -99,3 +100,14 @@ class Sharded:
         for name, parameter in self._stage.named_parameters():
             assert parameter.grad is not None, f"{name} took no part in the loss"
             yield name, local(parameter.grad)
+
+
+def _prefetch_in_order(units: Sequence[nn.Module]) -> None:
+    """While one of *units* (in backward order) computes, the next one is gathered.
+
+    Said outright: by itself `fully_shard` goes by the order of all forwards before, and
+    with several micro-batches in flight gathers for the wrong one.
+    """
+    for unit, following in zip(units, (*units[1:], units[-1]), strict=True):
+        assert isinstance(unit, FSDPModule) and isinstance(following, FSDPModule)
+        unit.set_modules_to_backward_prefetch([following])

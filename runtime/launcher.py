@@ -23,7 +23,6 @@ from runtime.relay import Relay
 
 MOST_RANKS_PER_CORE = 4  # more only wait for each other's turn
 _LOOPBACK = "127.0.0.1"
-_SHUTDOWN_S = 5  # from asking a worker to end to killing it
 
 
 def launch(
@@ -37,8 +36,9 @@ def launch(
     device: str = "cpu",
     output: TextIO | None = None,
     verbose: bool = False,
+    module: str = "runtime.worker",
 ) -> None:
-    """Run Python on *command_args* as *nproc* ranks here; returns when all are done.
+    """Run `python -m module command_args…` as *nproc* ranks; returns when all are done.
 
     With *nnodes* > 1 the same is called on every machine, and they meet at
     *rdzv_endpoint*, HOST:PORT of one of them. Workers get torchrun's variables and
@@ -63,7 +63,8 @@ def launch(
             )
             with nullcontext() if verbose else silenced():
                 watch(
-                    ["-P", *command_args],  # our packages, not those of this folder
+                    # -P: our packages, not what is in the working folder
+                    ["-P", "-m", module, *command_args],
                     logs,
                     nproc_per_node=nproc,
                     max_restarts=max_restarts,
@@ -89,34 +90,25 @@ def require_startable(nproc: int, *, device: str = "cpu") -> None:
         what = f"{MOST_RANKS_PER_CORE} for each of {cores} cores"
     if not 1 <= nproc <= most:
         raise Contradiction(
-            f"{nproc} ranks cannot start here: this machine takes 1 to {most} ({what}); "
-            "use a layout for fewer, or more machines (--nnodes, --rdzv-endpoint)"
+            f"{nproc} ranks cannot start here: this machine takes 1 to {most} "
+            f"({what}); use a layout for fewer, or more machines (--nnodes N "
+            "--rdzv-endpoint HOST:PORT)"
         )
 
 
 def _meeting(nnodes: int, endpoint: str | None) -> dict[str, Any]:
     """Where the machines of a run meet, as `LaunchConfig` has it."""
     settings: dict[str, Any] = {"min_nodes": nnodes, "max_nodes": nnodes}
-    from torch.distributed.launcher.api import LaunchConfig
-
-    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # from torch 2.12
-        settings["shutdown_timeout"] = _SHUTDOWN_S
     if nnodes == 1 and endpoint is None:
-        anywhere = f"{_LOOPBACK}:0"  # a free port
-        run = uuid.uuid4().hex[:8]
-        return {
-            **settings,
-            "rdzv_endpoint": anywhere,
-            "local_addr": _LOOPBACK,
-            "run_id": run,
-        }
+        settings |= {"rdzv_endpoint": f"{_LOOPBACK}:0", "local_addr": _LOOPBACK}
+        return settings | {"run_id": uuid.uuid4().hex[:8]}
     host, _, port = (endpoint or "").rpartition(":")
     if nnodes < 1 or not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise Contradiction(
             f"--nnodes {nnodes} with --rdzv-endpoint {endpoint or '(none)'}: several "
             "machines meet at HOST:PORT of one of them, as in node0:29400"
         )
-    return {**settings, "rdzv_endpoint": endpoint, "run_id": "meshwright"}
+    return settings | {"rdzv_endpoint": endpoint, "run_id": "meshwright"}
 
 
 def _variables(

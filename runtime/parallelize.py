@@ -81,8 +81,7 @@ def _data_parallel(
 ) -> DataParallel:
     across = mesh["dp"]
     if zero:
-        together = [unit for _, unit in _units(stage)]
-        return Sharded(stage, _grouped(stage, together), across, zero, rules)
+        return Sharded(stage, _apart(stage), across, zero, rules)
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()
@@ -101,18 +100,13 @@ def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.", unit
 
 
-def _grouped(stage: Stage, units: list[nn.Module]) -> Iterator[list[nn.Module]]:
-    """Head and final norm travel together; a table that is the head too stays with
-    the stage, since one parameter belongs to one group."""
-    tied = (
-        stage.head is not None
-        and stage.embedding is not None
-        and (stage.head.weight is stage.embedding.table.weight)
-    )
-    tail = [unit for unit in (stage.final_norm, stage.head) if unit is not None]
-    for unit in units:
-        if unit in tail or (tied and unit is stage.embedding):
-            continue
-        yield [unit]
-    if tail and not tied:
-        yield tail
+def _apart(stage: Stage) -> list[nn.Module]:
+    """What is gathered by itself, in model order; the final norm goes with the stage.
+
+    A table that is the head too goes there as well: one parameter has one group.
+    """
+    layers = list(stage.layers.values())
+    if stage.spec.tied_embeddings and stage.embedding and stage.head:
+        return layers
+    units = (stage.embedding, *layers, stage.head)
+    return [unit for unit in units if unit is not None]

@@ -14,11 +14,12 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from profiles.errors import RunFailed, Unsupported
 from runtime.last_words import FOLDER, status
 
-__all__ = ["Worker", "process_group", "status"]
+__all__ = ["Worker", "local_device", "process_group", "restarts", "status"]
 
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -35,7 +36,7 @@ class Worker:
 
 @contextmanager
 def process_group(
-    timeout_s: float, *, device: str = "cpu", threads: int | None = None
+    device: str = "cpu", *, timeout_s: float, threads: int | None = None
 ) -> Iterator[Worker]:
     """The default process group of this run: gloo, and NCCL for ``cuda`` tensors.
 
@@ -53,7 +54,7 @@ def process_group(
             rank=_number("RANK", 0),
             world_size=_number("WORLD_SIZE", 1),
             local_rank=_number("LOCAL_RANK", 0),
-            device=_device(device, _number("LOCAL_RANK", 0)),
+            device=local_device(device),
         )
         _join(worker, timedelta(seconds=timeout_s))
         yield worker
@@ -65,6 +66,11 @@ def process_group(
         raise
     dist.destroy_process_group()
     said.say("done")
+
+
+def restarts() -> int:
+    """How often the workers of this run were started again."""
+    return _number("TORCHELASTIC_RESTART_COUNT", 0)
 
 
 def _join(worker: Worker, timeout: timedelta) -> None:
@@ -88,15 +94,15 @@ def _join(worker: Worker, timeout: timedelta) -> None:
         ) from error
 
 
-def _store(worker: Worker, timeout: timedelta) -> dist.Store:
+def _store(worker: Worker, timeout: timedelta) -> Store:
     """Where ranks find each other; an own part of it for every restart.
 
     The launcher's store outlives a restart, and with it the addresses of dead ranks.
     """
     if "MASTER_ADDR" not in os.environ:
-        return dist.HashStore()
+        return HashStore()
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    shared = dist.TCPStore(
+    shared = TCPStore(
         os.environ["MASTER_ADDR"],
         _number("MASTER_PORT", 0),
         worker.world_size,
@@ -104,13 +110,14 @@ def _store(worker: Worker, timeout: timedelta) -> dist.Store:
         timeout=timeout,
     )
     run = os.environ.get("TORCHELASTIC_RUN_ID", "run")
-    restart = _number("TORCHELASTIC_RESTART_COUNT", 0)
-    return dist.PrefixStore(f"meshwright/{run}/{restart}", shared)
+    return PrefixStore(f"meshwright/{run}/{restarts()}", shared)
 
 
-def _device(kind: str, local_rank: int) -> torch.device:
+def local_device(kind: str) -> torch.device:
+    """This rank's device: ``cpu``, or its own of the ``cuda`` devices."""
     if kind == "cpu":
         return torch.device("cpu")
+    local_rank = _number("LOCAL_RANK", 0)
     devices = torch.cuda.device_count() if kind == "cuda" else 0
     if local_rank >= devices:
         raise Unsupported(

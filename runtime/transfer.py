@@ -41,7 +41,7 @@ class Arrival:
 
 
 class Links:
-    """This rank's links to its neighbours; every rank of *group* builds one at once.
+    """This rank's links to its neighbours; every rank of the job builds one at once.
 
     *group* is the process group of the pipeline ranks, *holders* the pipeline rank of
     each virtual stage.
@@ -137,10 +137,9 @@ class Links:
         return 2 * row + (received.kind is Kind.RECV_B)
 
     def _opened(self) -> dict[tuple[int, int], dist.ProcessGroup]:
-        """A group for each directed pair of ranks that this one is of.
+        """A group for each directed pair of neighbours that this rank is of.
 
-        Every rank opens its own in one order over all pairs, so that none waits in a
-        circle.
+        PyTorch has every rank of the job open every group, in one order.
         """
         pairs = {
             pair
@@ -148,15 +147,21 @@ class Links:
             if crosses(self._holders, stage)
             for pair in _both_ways(self._holders[stage], self._holders[stage + 1])
         }
-        return {
-            pair: dist.new_group(
-                [self._ranks[rank] for rank in pair],
-                timeout=_timeout(),
-                use_local_synchronization=True,
-            )
-            for pair in sorted(pairs)
-            if self._rank in pair
-        }
+        channels = {}
+        for row in _pipelines(self._ranks) if pairs else ():
+            for pair in sorted(pairs):
+                members = [row[rank] for rank in pair]
+                opened = dist.new_group(members, timeout=_timeout())
+                if row == self._ranks and self._rank in pair:
+                    channels[pair] = opened
+        return channels
+
+
+def _pipelines(own: list[int]) -> list[list[int]]:
+    """The ranks of every pipeline of the job, *own* among them."""
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return [list(row) for row in sorted(set(map(tuple, everyone)))]
 
 
 def _both_ways(one: int, two: int) -> tuple[tuple[int, int], tuple[int, int]]:

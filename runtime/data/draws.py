@@ -24,4 +24,4 @@ def words(seed: int, index: int, count: int) -> Words:
 
 def uniforms(raw: Words) -> NDArray[np.float64]:
     """The upper 53 bits of each word as a number in [0, 1)."""
-    return (raw >> np.uint64(11)) * 2.0**-53
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -41,8 +41,8 @@ class Synthetic:
     def about(self) -> str:
         """One line for the terminal."""
         return (
-            f"synthetic: a Markov chain over {self.vocab:,} tokens, "
-            f"{self.entropy_nats:.4f} nats a token (a guess costs {log(self.vocab):.4f})"
+            f"synthetic: a Markov chain over {self.vocab:,} tokens, entropy "
+            f"{self.entropy_nats:.4f} nats a token (a guess: {log(self.vocab):.4f})"
         )
 
     @property

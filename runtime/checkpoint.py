@@ -1,0 +1,183 @@
+"""Checkpoints: written by all ranks of one layout, read by all ranks of any other.
+
+PyTorch's distributed checkpoint moves the tensors, each rank its own pieces. A run that
+is resumed with the same layout goes on bit for bit; with another one it reads the same
+numbers and differs by rounding only.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
+
+from profiles.documents import shown
+from profiles.errors import Contradiction, InvalidFile, MeshwrightError
+from runtime.checkpoint_folder import (
+    begin,
+    finish,
+    latest,
+    read_meta,
+    require_fresh,
+    require_resumable,
+)
+from runtime.checkpoint_reader import Reader, described
+from runtime.checkpoint_state import AnyOptimizer, held, inner, ties, written
+from runtime.checkpoint_wanted import Wanted
+
+__all__ = ["latest", "load", "require_fresh", "require_resumable", "save"]
+
+T = TypeVar("T")
+
+
+def save(
+    folder: Path,
+    *,
+    step: int,
+    parts: Sequence[nn.Module],
+    optimizer: AnyOptimizer | None,
+    meta: Mapping[str, Any],
+) -> None:
+    """Write the state after *step* steps into *folder*; every rank calls this at once.
+
+    *parts* are the modules that this rank holds, under the whole model's names. *meta*
+    is kept with it (JSON values); its ``job`` must be the same when it is resumed.
+    """
+    torchs = inner(optimizer)
+    extent = {
+        "optimizer": None if torchs is None else type(torchs).__name__,
+        "lr": None if torchs is None else _rate(torchs),
+        "tied": _gathered(ties(parts)),
+    }
+    partial = _first_rank(lambda: begin(folder, step))
+    _write(partial, dict(written(parts, optimizer)))
+    _first_rank(lambda: finish(partial, {**meta, **extent}))
+
+
+def load(
+    folder: Path,
+    *,
+    parts: Sequence[nn.Module],
+    optimizer: AnyOptimizer | None,
+    meta: Mapping[str, Any],
+) -> int:
+    """Put the newest checkpoint in *folder* into *parts* and *optimizer*, in place.
+
+    Every rank calls this at once. The optimizer's flags stay (fused, foreach …); its
+    learning rate is the checkpoint's. Returns how many steps are done.
+    Raises InvalidFile if there is none or it is damaged, Contradiction if it is of
+    another model, job or optimizer.
+    """
+    step = require_resumable(folder, meta)
+    path = latest(folder)
+    assert path is not None
+    stored, torchs = read_meta(path), inner(optimizer)
+    _require_same_optimizer(path, stored, torchs)
+    wanted = Wanted(path, described(path), stored.get("tied") or {})
+    wanted.model(parts, optimizer)
+    if torchs is not None:
+        wanted.states(held(parts, optimizer), torchs)
+    _read(path, wanted)
+    for one in held(parts, optimizer):
+        one.publish()
+    for group in torchs.param_groups if torchs else ():
+        group["lr"] = stored["lr"] if stored["lr"] is not None else group["lr"]
+    return step
+
+
+def _read(path: Path, wanted: Wanted) -> None:
+    targets: dict[str, Any] = {}
+    again = [
+        (name, value)
+        for name, value in wanted.pairs
+        if targets.setdefault(name, value) is not value
+    ]
+    try:
+        with _quiet():
+            read_tensors(targets, storage_reader=Reader(path, wanted.found))
+    except Exception as error:  # whatever reading a damaged file raises
+        raise InvalidFile(
+            f"checkpoint {shown(path)} is damaged: {_reason(error)}"
+        ) from error
+    for name, value in again:  # both copies of a tied table, on one rank
+        value.copy_(targets[name])
+
+
+def _write(partial: Path, state: dict[str, Any]) -> None:
+    try:
+        with _quiet():
+            write_tensors(state, storage_writer=FileSystemWriter(partial))
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise InvalidFile(
+            f"checkpoint {shown(partial)} cannot be written: {_reason(error)}"
+        ) from error
+
+
+def _require_same_optimizer(
+    path: Path, stored: Mapping[str, Any], torchs: torch.optim.Optimizer | None
+) -> None:
+    here = type(torchs).__name__
+    if torchs is not None and stored.get("optimizer") != here:
+        raise Contradiction(
+            f"checkpoint {shown(path)} was trained with "
+            f"{stored.get('optimizer') or 'no optimizer'}, this run uses {here}"
+        )
+
+
+def _rate(torchs: torch.optim.Optimizer) -> float | None:
+    """The learning rate; None where groups differ."""
+    rates = {float(group["lr"]) for group in torchs.param_groups}
+    return rates.pop() if len(rates) == 1 else None
+
+
+def _first_rank(action: Callable[[], T]) -> T:
+    """What *action* gives on rank 0, on every rank, or its error."""
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return action()
+    outcome: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except (OSError, MeshwrightError) as error:
+            outcome[1] = str(error)
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise InvalidFile(f"the checkpoint cannot be written: {outcome[1]}")
+    return outcome[0]  # type: ignore[no-any-return]
+
+
+def _gathered(own: dict[str, str]) -> dict[str, str]:
+    """The entries of all ranks."""
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return own
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    return {name: other for one in everyone for name, other in one.items()}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """One process alone is what is meant, where it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _reason(error: Exception) -> str:
+    """Why, on one line; a failure on any rank is every rank's."""
+    failures = getattr(error, "failures", None)  # of torch's CheckpointException
+    if failures:
+        error = next(iter(failures.values()))[0]
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -1,0 +1,141 @@
+"""A folder of checkpoints: `step-000100`, each whole, described by its `meta.json`.
+
+A checkpoint is written as `step-000100.partial` and renamed when all of it is there, so
+a run that dies while writing leaves nothing that looks like one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from profiles.documents import read_json, shown, write_text
+from profiles.errors import Contradiction, InvalidFile
+
+FORMAT, VERSION = "meshwright/checkpoint", 1
+KEPT = 2  # the newest, and one in case its disk loses it
+META = "meta.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_PARTIAL = ".partial"
+_PROBE = ".writable"
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest whole checkpoint in *folder*; None if there is none."""
+    return max(_whole(folder), key=step_of, default=None)
+
+
+def step_of(path: Path) -> int:
+    """How many steps a checkpoint has behind it.
+
+    >>> step_of(Path("step-000100"))
+    100
+    """
+    named = _NAME.fullmatch(path.name)
+    assert named is not None
+    return int(named[1])
+
+
+def require_resumable(folder: Path, meta: Mapping[str, Any]) -> int:
+    """The step that a run which *meta* describes would resume from.
+
+    Raises InvalidFile if *folder* holds no checkpoint, Contradiction if it is of
+    another model.
+    """
+    path = latest(folder)
+    if path is None:
+        raise InvalidFile(
+            f"{shown(folder)} holds no checkpoint to resume from; leave out --resume "
+            "to begin at step 0, or name the folder of the run"
+        )
+    require_same_job(path, read_meta(path), meta)
+    return step_of(path)
+
+
+def require_fresh(folder: Path) -> None:
+    """Make *folder*, and raise if it cannot be written or another run's state is there.
+
+    Its later steps would outlive the earlier ones of a run that begins again.
+    """
+    found = latest(folder)
+    if found is not None:
+        raise Contradiction(
+            f"{shown(folder)} holds {found.name} of a run; go on from it with "
+            "--resume, or name another folder"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidFile(
+            f"{shown(folder)} cannot be made: {error.strerror}"
+        ) from error
+    write_text(folder / _PROBE, "")
+    (folder / _PROBE).unlink()
+
+
+def begin(folder: Path, step: int) -> Path:
+    """The empty folder that a checkpoint is written to."""
+    path = folder / f"step-{step:06d}{_PARTIAL}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+def finish(partial: Path, meta: Mapping[str, Any]) -> None:
+    """Name a checkpoint whose tensors are written, and let old ones go."""
+    path = partial.with_name(partial.name.removesuffix(_PARTIAL))
+    document = {"format": FORMAT, "version": VERSION, "step": step_of(path), **meta}
+    write_text(partial / META, json.dumps(document, indent=1))
+    shutil.rmtree(path, ignore_errors=True)  # of an earlier try from an older step
+    partial.rename(path)
+    until_now = [one for one in _whole(path.parent) if step_of(one) <= step_of(path)]
+    old = sorted(until_now, key=step_of)[:-KEPT]
+    for one in [*old, *path.parent.glob(f"step-*{_PARTIAL}")]:
+        shutil.rmtree(one, ignore_errors=True)
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself; raises InvalidFile."""
+    what = f"checkpoint {shown(path)}"
+    meta = read_json(path / META, what="the description of a checkpoint,")
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise InvalidFile(f"{what} is not one of ours: its {META} says no {FORMAT}")
+    if meta.get("version") != VERSION:
+        raise InvalidFile(
+            f"{what} has version {meta.get('version')!r}; this program reads {VERSION}"
+        )
+    return meta
+
+
+def require_same_job(
+    path: Path, stored: Mapping[str, Any], meta: Mapping[str, Any]
+) -> None:
+    """Raise Contradiction, naming the field, for a checkpoint of another job."""
+    for field, then, now in _differences("job", stored.get("job"), meta.get("job")):
+        raise Contradiction(
+            f"checkpoint {shown(path)} is of another model or job: {field} was "
+            f"{shown(json.dumps(then))}, here it is {shown(json.dumps(now))}"
+        )
+
+
+def _differences(place: str, then: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(field, value then, value now) of all that differs between JSON values."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for key in sorted(then.keys() | now.keys()):
+            yield from _differences(f"{place}.{key}", then.get(key), now.get(key))
+    elif then != now:
+        yield place, then, now
+
+
+def _whole(folder: Path) -> list[Path]:
+    try:
+        inside = list(folder.iterdir())
+    except OSError:
+        return []
+    return [
+        one for one in inside if _NAME.fullmatch(one.name) and (one / META).is_file()
+    ]

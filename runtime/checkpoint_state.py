@@ -1,0 +1,167 @@
+"""A rank's part of the training state, as tensors with names of the whole model.
+
+    model.<parameter>               its value: the fp32 master, where there is one
+    model.<buffer>
+    optimizer.<parameter>.<state>   exp_avg, exp_avg_sq, step …
+
+What is sharded is a DTensor, so that another layout can read its own part. Names are
+those of the whole model, whichever rank or stage holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from profiles.errors import Contradiction, Unsupported
+from runtime.optimizer import Leaf, Optimizer, local
+
+AnyOptimizer = Optimizer | torch.optim.Optimizer
+MODEL, OPTIMIZER = "model.", "optimizer."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A parameter of this rank, and what the optimizer updates for it."""
+
+    name: str
+    parameter: Tensor
+    leaf: Leaf | None
+    key: Tensor | None  # of the torch optimizer's state; None if it is not updated
+
+    def value(self) -> Tensor:
+        """What is saved and loaded, sharing storage with what trains."""
+        if self.leaf is None:
+            return self.parameter.detach()
+        if self.leaf.master:
+            return as_part(self.leaf.value.detach(), self.parameter)
+        return self.parameter.detach()
+
+    def publish(self) -> None:
+        """After a load: the working weight from its master."""
+        if self.leaf is not None:
+            with torch.no_grad():
+                self.leaf.publish()
+
+
+def inner(optimizer: AnyOptimizer | None) -> torch.optim.Optimizer | None:
+    """torch's optimizer, ours being a shell of one."""
+    return optimizer.inner if isinstance(optimizer, Optimizer) else optimizer
+
+
+def held(parts: Sequence[nn.Module], optimizer: AnyOptimizer | None) -> list[Held]:
+    """Each parameter of *parts*, once; raises Contradiction if two have one name."""
+    leaves = (
+        {id(leaf.parameter): leaf for leaf in optimizer.leaves}
+        if isinstance(optimizer, Optimizer)
+        else {}
+    )
+    torchs = inner(optimizer)
+    groups = [] if torchs is None else torchs.param_groups
+    updated = {id(one) for group in groups for one in group["params"]}
+    found: dict[str, Held] = {}
+    for name, parameter in (item for part in parts for item in part.named_parameters()):
+        if name in found:
+            raise Contradiction(f"two parts of the model hold a parameter {name}")
+        leaf = leaves.get(id(parameter))
+        key = parameter if leaf is None else leaf.value
+        found[name] = Held(
+            name=name,
+            parameter=parameter,
+            leaf=leaf,
+            key=key if id(key) in updated else None,
+        )
+    return list(found.values())
+
+
+def ties(parts: Sequence[nn.Module]) -> dict[str, str]:
+    """Second names of parameters that have two, and the name they are saved under."""
+    second: dict[str, str] = {}
+    for part in parts:
+        names = {id(one): name for name, one in part.named_parameters()}
+        for name, one in part.named_parameters(remove_duplicate=False):
+            if names[id(one)] != name:
+                second[name] = names[id(one)]
+    return second
+
+
+def buffers(parts: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Persistent buffers; raises Unsupported for other state that modules keep."""
+    for part in parts:
+        parameters = {name for name, _ in part.named_parameters(remove_duplicate=False)}
+        for name, value in part.state_dict().items():
+            if name in parameters:
+                continue
+            if not isinstance(value, Tensor):
+                raise Unsupported(
+                    f"{name} is module state that is no tensor; checkpoints hold "
+                    "parameters and buffers"
+                )
+            yield name, value
+
+
+def written(
+    parts: Sequence[nn.Module], optimizer: AnyOptimizer | None
+) -> dict[str, Tensor]:
+    """The tensors of this rank's part, by name; nothing is copied."""
+    state = {f"{MODEL}{name}": value for name, value in buffers(parts)}
+    torchs = inner(optimizer)
+    for one in held(parts, optimizer):
+        state[f"{MODEL}{one.name}"] = one.value()
+        if torchs is None or one.key is None:
+            continue
+        for kind, value in torchs.state.get(one.key, {}).items():
+            if isinstance(value, Tensor):
+                whole = as_part(value, one.parameter)
+                state[f"{OPTIMIZER}{one.name}.{kind}"] = whole
+    return state
+
+
+def as_part(value: Tensor, parameter: Tensor) -> Tensor:
+    """A local tensor like a parameter's shard, as the same part of a whole one.
+
+    Scalars such as AdamW's step count are the same on every rank.
+    """
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor):
+        return value
+    if value.dim() != parameter.dim():
+        return value
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def fresh_state(
+    torchs: torch.optim.Optimizer,
+    one: Held,
+    kinds: Mapping[str, tuple[torch.Size, torch.dtype]],
+) -> dict[str, Tensor]:
+    """Storage for a parameter's optimizer state, of the *kinds* that were saved.
+
+    It replaces what the optimizer has, which may be nothing before its first step.
+    """
+    assert one.key is not None
+    group = next(
+        group
+        for group in torchs.param_groups
+        if any(member is one.key for member in group["params"])
+    )
+    on_device = group.get("fused") or group.get("capturable")
+    device = local(one.key).device if on_device else torch.device("cpu")
+    state = {
+        kind: torch.zeros_like(one.key.detach(), dtype=dtype)
+        if size == one.parameter.shape and size
+        else torch.zeros(size, dtype=dtype, device=device)
+        for kind, (size, dtype) in kinds.items()
+    }
+    torchs.state[one.key] = state
+    return {kind: as_part(value, one.parameter) for kind, value in state.items()}
