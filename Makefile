@@ -1,5 +1,6 @@
 # make plan     answer one question, from a bare clone
 # make test     everything that must hold
+# make loop     profile this machine, plan, train, and compare with the prediction
 # make lint     ruff: style and format
 # make types    mypy, strict
 # make clean    remove what builds and tests leave; distclean: the environment too
@@ -15,7 +16,7 @@ INPUTS := setup.cfg pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help plan test lint types clean distclean
+.PHONY: help plan test loop lint types clean distclean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -25,6 +26,9 @@ plan: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
+
+loop: $(VENV)/.installed
+	$(BIN)/python benchmarks/loop.py --model gpt-mini --ranks 2 $(LOOP)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
@@ -25,13 +26,15 @@ from profiles.documents import shown
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError
 from runtime.checkpoint_folder import (
     begin,
+    checksums,
     finish,
     latest,
     read_meta,
     require_fresh,
     require_resumable,
+    require_undamaged,
 )
-from runtime.checkpoint_reader import Reader, described
+from runtime.checkpoint_reader import Reader, described, files_of
 from runtime.checkpoint_state import AnyOptimizer, held, inner, ties, written
 from runtime.checkpoint_wanted import Wanted
 
@@ -54,13 +57,15 @@ def save(
     is kept with it (JSON values); its ``job`` must be the same when it is resumed.
     """
     torchs = inner(optimizer)
+    partial = _first_rank(lambda: begin(folder, step))
+    _write(partial, dict(written(parts, optimizer)))
+    own = [file.name for file in partial.glob(f"__{_rank_and_world()[0]}_*")]
     extent = {
         "optimizer": None if torchs is None else type(torchs).__name__,
         "lr": None if torchs is None else _rate(torchs),
         "tied": _gathered(ties(parts)),
+        "files": _gathered(checksums(partial, own)),
     }
-    partial = _first_rank(lambda: begin(folder, step))
-    _write(partial, dict(written(parts, optimizer)))
     _first_rank(lambda: finish(partial, {**meta, **extent}))
 
 
@@ -83,7 +88,10 @@ def load(
     assert path is not None
     stored, torchs = read_meta(path), inner(optimizer)
     _require_same_optimizer(path, stored, torchs)
-    wanted = Wanted(path, described(path), stored.get("tied") or {})
+    found = described(path)
+    rank, world = _rank_and_world()
+    require_undamaged(path, stored, files_of(found)[rank::world])
+    wanted = Wanted(path, found, stored.get("tied") or {})
     wanted.model(parts, optimizer)
     if torchs is not None:
         wanted.states(held(parts, optimizer), torchs)
@@ -91,7 +99,7 @@ def load(
     for one in held(parts, optimizer):
         one.publish()
     for group in torchs.param_groups if torchs else ():
-        group["lr"] = stored["lr"] if stored["lr"] is not None else group["lr"]
+        group["lr"] = stored.get("lr") or group["lr"]
     return step
 
 
@@ -105,7 +113,7 @@ def _read(path: Path, wanted: Wanted) -> None:
     try:
         with _quiet():
             read_tensors(targets, storage_reader=Reader(path, wanted.found))
-    except Exception as error:  # whatever reading a damaged file raises
+    except (Exception, CheckpointException) as error:  # which is no Exception
         raise InvalidFile(
             f"checkpoint {shown(path)} is damaged: {_reason(error)}"
         ) from error
@@ -117,7 +125,7 @@ def _write(partial: Path, state: dict[str, Any]) -> None:
     try:
         with _quiet():
             write_tensors(state, storage_writer=FileSystemWriter(partial))
-    except Exception as error:
+    except (Exception, CheckpointException) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise InvalidFile(
             f"checkpoint {shown(partial)} cannot be written: {_reason(error)}"
@@ -143,10 +151,11 @@ def _rate(torchs: torch.optim.Optimizer) -> float | None:
 
 def _first_rank(action: Callable[[], T]) -> T:
     """What *action* gives on rank 0, on every rank, or its error."""
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
+    rank, world = _rank_and_world()
+    if world == 1:
         return action()
     outcome: list[Any] = [None, None]
-    if dist.get_rank() == 0:
+    if rank == 0:
         try:
             outcome[0] = action()
         except (OSError, MeshwrightError) as error:
@@ -157,11 +166,18 @@ def _first_rank(action: Callable[[], T]) -> T:
     return outcome[0]  # type: ignore[no-any-return]
 
 
+def _rank_and_world() -> tuple[int, int]:
+    if not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
 def _gathered(own: dict[str, str]) -> dict[str, str]:
     """The entries of all ranks."""
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
+    _, world = _rank_and_world()
+    if world == 1:
         return own
-    everyone: list[Any] = [None] * dist.get_world_size()
+    everyone: list[Any] = [None] * world
     dist.all_gather_object(everyone, own)
     return {name: other for one in everyone for name, other in one.items()}
 
@@ -174,10 +190,9 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Why, on one line; a failure on any rank is every rank's."""
-    failures = getattr(error, "failures", None)  # of torch's CheckpointException
-    if failures:
-        error = next(iter(failures.values()))[0]
+    if isinstance(error, CheckpointException):
+        error = next(iter(error.failures.values()))[0]
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0]}"

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from profiles.documents import read_json, shown, write_text
 from profiles.errors import Contradiction, InvalidFile
+from profiles.units import MiB
 
 FORMAT, VERSION = "meshwright/checkpoint", 1
 KEPT = 2  # the newest, and one in case its disk loses it
@@ -22,6 +24,7 @@ META = "meta.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial"
 _PROBE = ".writable"
+_PIECE_BYTES = 4 * MiB
 
 
 def latest(folder: Path) -> Path | None:
@@ -96,6 +99,30 @@ def finish(partial: Path, meta: Mapping[str, Any]) -> None:
     old = sorted(until_now, key=step_of)[:-KEPT]
     for one in [*old, *path.parent.glob(f"step-*{_PARTIAL}")]:
         shutil.rmtree(one, ignore_errors=True)
+
+
+def checksums(path: Path, files: Iterable[str]) -> dict[str, str]:
+    """CRC-32 of *files* in a checkpoint, by name; PyTorch's reader looks at none."""
+    sums = {}
+    for name in files:
+        sum_so_far = 0
+        with (path / name).open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                sum_so_far = zlib.crc32(piece, sum_so_far)
+        sums[name] = f"{sum_so_far:08x}"
+    return sums
+
+
+def require_undamaged(
+    path: Path, meta: Mapping[str, Any], files: Iterable[str]
+) -> None:
+    """Raise InvalidFile for *files* that are not as they were written."""
+    written = meta.get("files") or {}
+    for name, now in checksums(path, files).items():
+        if written.get(name) != now:
+            raise InvalidFile(
+                f"checkpoint {shown(path)} is damaged: {name} is not as it was written"
+            )
 
 
 def read_meta(path: Path) -> dict[str, Any]:

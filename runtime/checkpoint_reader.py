@@ -59,7 +59,7 @@ def described(path: Path) -> Metadata:
     name = f"checkpoint {shown(path)}"
     try:
         with (path / METADATA).open("rb") as file:
-            found = _Unpickler(file).load()
+            found: Metadata = _Unpickler(file).load()
     except OSError as error:
         raise InvalidFile(f"{name} cannot be read: {error.strerror}") from error
     except InvalidFile as error:
@@ -68,13 +68,29 @@ def described(path: Path) -> Metadata:
         raise InvalidFile(
             f"{name} is damaged: its {METADATA} is cut or changed"
         ) from error
-    if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
+    if not _describes_tensors(found):
         raise InvalidFile(f"{name} is damaged: its {METADATA} describes no tensors")
-    for place in found.storage_data.values():
-        file_name = getattr(place, "relative_path", "")
+    for file_name in files_of(found):
         if Path(file_name).name != file_name or not (path / file_name).is_file():
             raise InvalidFile(f"{name} is damaged: {shown(file_name)} is not in it")
     return found
+
+
+def _describes_tensors(found: Any) -> bool:
+    """Whether what a pickle held is a description, as far as it is used here."""
+    inside = vars(found) if type(found) is Metadata else {}
+    places = inside.get("storage_data")
+    return (
+        isinstance(inside.get("state_dict_metadata"), dict)
+        and isinstance(places, dict)
+        and all(type(place) is filesystem._StorageInfo for place in places.values())
+        and all(isinstance(place.relative_path, str) for place in places.values())
+    )
+
+
+def files_of(description: Metadata) -> list[str]:
+    """The files that hold the tensors."""
+    return sorted({place.relative_path for place in description.storage_data.values()})
 
 
 class _Unpickler(pickle.Unpickler):

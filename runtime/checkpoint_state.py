@@ -150,12 +150,8 @@ def fresh_state(
     It replaces what the optimizer has, which may be nothing before its first step.
     """
     assert one.key is not None
-    group = next(
-        group
-        for group in torchs.param_groups
-        if any(member is one.key for member in group["params"])
-    )
-    on_device = group.get("fused") or group.get("capturable")
+    flags = torchs.param_groups[0]  # as torch.optim: groups differ in numbers only
+    on_device = flags.get("fused") or flags.get("capturable")
     device = local(one.key).device if on_device else torch.device("cpu")
     state = {
         kind: torch.zeros_like(one.key.detach(), dtype=dtype)

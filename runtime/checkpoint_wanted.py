@@ -68,6 +68,12 @@ class Wanted:
             if kinds and kinds.keys() != every:
                 missing = sorted(every - kinds.keys())[0]
                 raise InvalidFile(f"{self._name} is damaged: {name} has no {missing}")
+            for kind, (size, _) in kinds.items():
+                if size not in (one.parameter.shape, ()):
+                    raise InvalidFile(
+                        f"{self._name} is damaged: {kind} of {name} has shape "
+                        f"{tuple(size)}, the parameter {tuple(one.parameter.shape)}"
+                    )
             for kind, value in fresh_state(torchs, one, kinds).items():
                 self.pairs.append((f"{OPTIMIZER}{name}.{kind}", value))
 

@@ -109,5 +109,6 @@ def _prefetch_in_order(units: Sequence[nn.Module]) -> None:
     with several micro-batches in flight gathers for the wrong one.
     """
     for unit, following in zip(units, (*units[1:], units[-1]), strict=True):
-        assert isinstance(unit, FSDPModule) and isinstance(following, FSDPModule)
+        assert isinstance(unit, FSDPModule)
+        assert isinstance(following, FSDPModule)
         unit.set_modules_to_backward_prefetch([following])

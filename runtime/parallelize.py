@@ -1,112 +1,105 @@
-"""The order of composition, on one screen: from a layout to the modules of one rank.
+"""A layout for a module of the user's own, in a training loop of the user's own.
 
-    plain modules → first values → tensor parallel → recompute → precision → replicas
+    torchrun --standalone --nproc-per-node 4 train.py
 
-Parameters are made on the device, from the meta device, by the stage that holds them.
+    layout = runtime.parallelize.layout_of("layout.json")
+    model = runtime.parallelize(model, layout)
+    model(batch).backward()      # gradients are averaged over the ranks
+
+Data parallelism and ZeRO ask nothing of a module. What cuts the module itself (tensor
+and pipeline parallelism) knows the catalogue's decoders: `execute` trains those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from costmodel.layout import Layout
-from costmodel.layout import Stage as StagePlan
-from profiles.job import Job
-from runtime import retention, tensor_parallel
-from runtime.data_parallel import Buffered, DataParallel, Sharded
-from runtime.initialise import initialise
-from runtime.modules.decoder import Stage, decoder_of
-from runtime.precision import Policy, policy
+from costmodel.layout_reader import parse_file
+from costmodel.retention import EVERYTHING
+from profiles.documents import read_json
+from profiles.errors import Unsupported
+from runtime.mesh import device_mesh
+from runtime.precision import policy
 
 
-@dataclass(slots=True)
-class HeldStage:
-    """A virtual stage on this rank: its modules, and their data parallelism."""
-
-    index: int
-    stage: Stage
-    parallel: DataParallel
-    sequence_parallel: bool
-
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.stage.named_parameters()
+def layout_of(path: Path | str) -> Layout:
+    """The layout in a file that `plan` wrote; raises InvalidFile."""
+    return parse_file(read_json(path, what="layout file")).layout
 
 
-def held_stages(
-    job: Job, layout: Layout, mesh: DeviceMesh, *, seed: int, device: torch.device
-) -> list[HeldStage]:
-    """The virtual stages that this rank holds, ready to train, in model order."""
-    rank = mesh["pp"].get_local_rank()
-    return [
-        _held(index, plan, job, layout, mesh, seed=seed, device=device)
-        for index, plan in enumerate(layout.stages)
-        if rank in plan.held_by
-    ]
+def parallelize(
+    module: nn.Module, layout: Layout, *, units: Iterable[nn.Module] | None = None
+) -> nn.Module:
+    """*module*, trained over the ranks of *layout*; every rank calls this at once.
 
+    The process group is there already (torchrun, `init_process_group`). *units* are
+    what ZeRO gathers, and full recompute redoes, at a time: by default the members of
+    the module's ModuleLists and ModuleDicts. Gradients are means over the ranks, as
+    with `DistributedDataParallel` (ZeRO-0) and `fully_shard` (ZeRO-1 to 3; several
+    backwards a step go under `no_sync` or `set_requires_gradient_sync`).
 
-def _held(
-    index: int,
-    plan: StagePlan,
-    job: Job,
-    layout: Layout,
-    mesh: DeviceMesh,
-    *,
-    seed: int,
-    device: torch.device,
-) -> HeldStage:
-    spec, rules = decoder_of(job), policy(layout.precision_name)
-    split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
-    zero = plan.plans[0].zero if plan.mesh.dp > 1 else 0
-    with torch.device("meta"):
-        stage = Stage(spec, plan.layers)
-    for prefix, unit in _units(stage):
-        initialise(unit, prefix=prefix, layers=spec.layers, seed=seed, device=device)
-    stage.tie()
-    tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
-    for name, layer_plan in zip(plan.layers, plan.plans, strict=True):
-        if name.isdigit():
-            layer = stage.layers[name]
-            retention.apply(layer, layer_plan.retention, dropout=spec.dropout > 0)
-    parallel = _data_parallel(stage, zero, rules, mesh)
-    return HeldStage(index, stage, parallel, split)
-
-
-def _data_parallel(
-    stage: Stage, zero: int, rules: Policy, mesh: DeviceMesh
-) -> DataParallel:
-    across = mesh["dp"]
-    if zero:
-        return Sharded(stage, _apart(stage), across, zero, rules)
-    if rules.master:
-        stage.to(rules.parameter)
-        stage.tie()
-    return Buffered(stage, across)
-
-
-def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:
-    """What is filled and sharded at a time, with its name in the stage."""
-    if stage.embedding is not None:
-        yield "embedding.", stage.embedding
-    for name, layer in stage.layers.items():
-        yield f"layers.{name}.", layer
-    for name in ("final_norm", "head"):
-        unit = getattr(stage, name)
-        if unit is not None:
-            yield f"{name}.", unit
-
-
-def _apart(stage: Stage) -> list[nn.Module]:
-    """What is gathered by itself, in model order; the final norm goes with the stage.
-
-    A table that is the head too goes there as well: one parameter has one group.
+    Raises Unsupported for layouts that cut the module itself.
     """
-    layers = list(stage.layers.values())
-    if stage.spec.tied_embeddings and stage.embedding and stage.head:
-        return layers
-    units = (stage.embedding, *layers, stage.head)
-    return [unit for unit in units if unit is not None]
+    require_whole(layout)
+    device = next(module.parameters()).device
+    mesh = device_mesh(layout, device.type)["dp"]
+    plan = layout.stages[0].plans
+    members = list(units) if units is not None else list(repeated(module))
+    if any(EVERYTHING in one.retention.recomputed for one in plan):
+        for unit in members:
+            _redo(unit)
+    rules, zero = policy(layout.precision_name), plan[0].zero
+    if mesh.size() == 1 and not rules.master:
+        return module
+    if zero == 0 and not rules.master:
+        return DistributedDataParallel(module, process_group=mesh.get_group())
+    for unit in (*members, module):
+        fully_shard(
+            unit,
+            mesh=mesh,
+            mp_policy=rules.fully_shard,
+            reshard_after_forward=zero == 3,
+        )
+    assert isinstance(module, FSDPModule)
+    return module
+
+
+def require_whole(layout: Layout) -> None:
+    """Raise Unsupported unless every rank of *layout* has the whole module."""
+    mesh = layout.stages[0].mesh
+    cut = {"pp": len(layout.stages), "tp": mesh.tp, "cp": mesh.cp, "ep": mesh.ep}
+    found = [f"{name} {degree}" for name, degree in cut.items() if degree > 1]
+    if found:
+        raise Unsupported(
+            f"a layout with {', '.join(found)} cuts the module itself, which needs a "
+            "model of the catalogue: train it with `execute`, or plan with --tp 1 "
+            "--pp 1 --cp 1"
+        )
+
+
+def repeated(module: nn.Module) -> Iterable[nn.Module]:
+    """The layers of *module*: what its outermost lists and dictionaries hold."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield from child.children()
+        else:
+            yield from repeated(child)
+
+
+def _redo(unit: nn.Module) -> None:
+    """Recompute *unit* in backward; its parameters keep their names."""
+    inside = unit.forward
+
+    def again(*arguments: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = checkpoint(inside, *arguments, use_reentrant=False)
+        return made
+
+    unit.forward = again

@@ -139,7 +139,6 @@ class Executor:
             gradient = torch.full((), self._loss_scale, device=stage.device)
         else:
             gradient = self._there.pop(replace(action, kind=Kind.RECV_B))
-        self._links.arrived(replace(action, kind=Kind.SEND_F))
         taken = self._passes.pop((stage.index, number))
         with self._hooks.backward(stage.index, action == self._last[stage.index]):
             torch.autograd.backward((taken.output,), (gradient,))

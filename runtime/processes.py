@@ -84,7 +84,6 @@ def _join(worker: Worker, timeout: timedelta) -> None:
             rank=worker.rank,
             world_size=worker.world_size,
             timeout=timeout,
-            device_id=worker.device if cuda else None,
         )
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]

@@ -125,7 +125,7 @@ class Recorder:
 
 class _Watch(TorchDispatchMode):
     def __init__(self, record: Record, axes: Mapping[str, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._record, self._axes = record, axes
 
     def __torch_dispatch__(

@@ -30,11 +30,11 @@ class Relay:
     ) -> None:
         self._over.set()
         self._thread.join()
-        self._pump()
+        self._pump(last=True)
 
     def turn_to(self, files: list[Path], announcement: str = "") -> None:
         """Follow *files*, which a new attempt writes, from their beginning."""
-        self._pump()
+        self._pump(last=True)
         if announcement:
             self._output.write(f"{announcement}\n")
         with self._turn:
@@ -44,17 +44,20 @@ class Relay:
         while not self._over.wait(_PERIOD_S):
             self._pump()
 
-    def _pump(self) -> None:
+    def _pump(self, *, last: bool = False) -> None:
         with self._turn:
             for file, read in self._read.items():
-                self._read[file] += self._shown(file, read)
+                self._read[file] += self._shown(file, read, last)
 
-    def _shown(self, file: Path, read: int) -> int:
+    def _shown(self, file: Path, read: int, last: bool) -> int:
+        """Write the whole lines after the first *read* bytes; returns their bytes."""
         if not file.exists() or file.stat().st_size <= read:
             return 0
         with file.open("rb") as stream:
             stream.seek(read)
-            whole, newline, _ = stream.read().rpartition(b"\n")
-        self._output.write((whole + newline).decode(errors="replace"))
+            fresh = stream.read()
+        lines = fresh + b"\n" * (not fresh.endswith(b"\n")) if last else fresh
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._output.write(whole.decode(errors="replace"))
         self._output.flush()
-        return len(whole + newline)
+        return len(whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +12,14 @@ from typing import Any
 from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
-from costmodel.stored import job_of
+from costmodel.stored import fingerprint, job_of
 from costmodel.support import require_supported
-from profiles.documents import read_json
+from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
 from runtime import checkpoint
 from runtime.data.source import SYNTHETIC, Source, source
-from runtime.launcher import launch
+from runtime.launcher import launch, require_startable
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Settings
 from runtime.precision import policy
@@ -85,7 +86,8 @@ class Run:
                 nnodes=self.wish.nnodes,
                 rdzv_endpoint=self.wish.rdzv_endpoint,
                 max_restarts=self.wish.max_restarts,
-                environment={},
+                device=self.device,
+                output=sys.stdout if self.wish.progress else sys.stderr,
             )
             seen = read_json(result, what="the run's result") if result.exists() else {}
         assert isinstance(seen, dict)
@@ -121,6 +123,7 @@ def prepare(wish: Wish) -> Run:
             f"the layout's {layout.gpus} ranks do not spread over --nnodes "
             f"{wish.nnodes}; choose a divisor"
         )
+    require_startable(layout.gpus // wish.nnodes, device=device)
     _require_checkpoints(wish, job)
     return Run(
         wish=wish,
@@ -167,8 +170,15 @@ def _require_checkpoints(wish: Wish, job: Job) -> None:
                 "--resume and --checkpoint-every need --checkpoint-dir DIR"
             )
         return
-    if wish.resume:
-        checkpoint.require_resumable(folder, job)
+    if not wish.resume:
+        checkpoint.require_fresh(folder)
+        return
+    done = checkpoint.require_resumable(folder, {"job": fingerprint(job)})
+    if done >= wish.steps:
+        raise Contradiction(
+            f"the newest checkpoint in {shown(folder)} is of step {done} and --steps "
+            f"is {wish.steps}; --steps counts from the beginning: raise it to go on"
+        )
 
 
 def _absolute(data: str) -> str:

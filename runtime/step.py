@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 
 from runtime.clip import Piece, clip, global_norm
 from runtime.collectives import all_reduce
+from runtime.composition import HeldStage
 from runtime.optimizer import Optimizer
-from runtime.parallelize import HeldStage
 from runtime.precision import Policy
 from runtime.tensor_parallel import partial_parameters
 from runtime.tied import HEAD, TABLE, TiedTable

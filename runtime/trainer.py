@@ -6,7 +6,7 @@ batch → the stream's actions (passes, transfers, reduction, update) → mean l
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -14,17 +14,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from costmodel.action import Stream
+from costmodel.action import Action, Stream
 from costmodel.layout import Layout
 from costmodel.schedule import streams
 from costmodel.send_receive import with_transfers
 from profiles.job import Job
+from runtime.composition import HeldStage, held_stages
 from runtime.data.source import Source
 from runtime.mesh import device_mesh
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Optimizer, Settings
-from runtime.parallelize import HeldStage, held_stages
-from runtime.pipeline import Executor, PipelineStage
+from runtime.pipeline import Executor
+from runtime.pipeline_stage import PipelineStage
 from runtime.precision import policy
 from runtime.record import Recorder
 from runtime.step import Step
@@ -92,6 +93,10 @@ class Trainer:
             gradient_norm=self._step.norm,
             seconds=time.perf_counter() - began,
         )
+
+    def watch(self, told: Callable[[Action], None]) -> None:
+        """Tell *told* of each action before it begins."""
+        self._executor.watch = told
 
     def gradients(self) -> dict[str, Tensor]:
         """The local gradients of the last step, after clipping."""

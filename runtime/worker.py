@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from costmodel.flops import model_flops
 from costmodel.layout_reader import parse_file
-from costmodel.stored import job_of
+from costmodel.stored import fingerprint, job_of
 from profiles.documents import write_text
 from profiles.units import GB
 from runtime import checkpoint
@@ -22,19 +22,19 @@ from runtime.data.source import source
 from runtime.memory import resident_bytes, watched
 from runtime.modules.decoder import decoder_of
 from runtime.observe import WATCHED_STEPS, Observed
-from runtime.processes import local_device, process_group, restarts, status
+from runtime.processes import Worker, process_group, status
 from runtime.request import Request
 from runtime.trainer import StepResult, Trainer
 
 
-class Worker:
+class Run:
     """Trains from the first step (or the newest checkpoint) to the last."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, worker: Worker) -> None:
         self.request = request
         file = parse_file(request.layout)
         self.job, self.layout = job_of(file), file.layout
-        self.rank, self.device = dist.get_rank(), local_device(request.device)
+        self.rank, self.device = worker.rank, worker.device
         self.trainer = Trainer(
             self.job,
             self.layout,
@@ -43,6 +43,7 @@ class Worker:
                 vocab=decoder_of(self.job).vocab,
                 seq_len=self.job.seq_len,
                 seed=request.seed,
+                checked=True,
             ),
             settings=request.settings,
             seed=request.seed,
@@ -54,7 +55,7 @@ class Worker:
         """Train; rank 0 writes the result."""
         first, began = self._first_step(), time.perf_counter()
         for number in range(first, self.request.steps):
-            status(self.rank).say(f"step {number}")
+            self._told(number)
             result = self._step(number, since=number - first)
             self.observed.results.append(result)
             self._say(number, result)
@@ -78,11 +79,12 @@ class Worker:
 
     def _first_step(self) -> int:
         folder = self.request.checkpoint_dir
-        if folder is None or not (self.request.resume or restarts()):
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        if folder is None or not (self.request.resume or restarted):
             return 0
         if not self.request.resume and checkpoint.latest(Path(folder)) is None:
             return 0
-        return checkpoint.load(Path(folder), self.trainer)
+        return checkpoint.load(Path(folder), **self._state())
 
     def _save(self, done: int) -> None:
         folder, every = self.request.checkpoint_dir, self.request.checkpoint_every
@@ -90,7 +92,20 @@ class Worker:
             return
         if done == self.request.steps or (every and done % every == 0):
             status(self.rank).say(f"saving the checkpoint of step {done}")
-            checkpoint.save(Path(folder), self.trainer, step=done)
+            checkpoint.save(Path(folder), step=done, **self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {
+            "parts": [held.stage for held in self.trainer.stages],
+            "optimizer": self.trainer.optimizer,
+            "meta": {"job": fingerprint(self.job)},
+        }
+
+    def _told(self, number: int) -> None:
+        """From now on a killed worker is known by this step and its action."""
+        words = status(self.rank)
+        self.trainer.watch(lambda action: words.say(f"step {number + 1}, {action}"))
 
     def _peaks(self) -> list[dict[str, int]]:
         """Every rank's peaks, on every rank."""
@@ -123,9 +138,10 @@ class Worker:
 def main(path: str) -> None:
     """Run the request at *path* in this process."""
     request = Request.read(Path(path))
-    torch.set_num_threads(request.threads)
-    with process_group(request.device, timeout_s=request.timeout_s), nullcontext():
-        Worker(request).run()
+    with process_group(
+        request.device, timeout_s=request.timeout_s, threads=request.threads
+    ) as worker:
+        Run(request, worker).run()
 
 
 if __name__ == "__main__":

@@ -40,8 +40,12 @@ CASES: dict[str, Uniform] = {
     "dp2-pp2": replace(FP32, dp=2, pp=2, zero=0),
     "dp2-pp2-interleaved-zero1": replace(
         FP32,
-        **{"dp": 2, "pp": 2, "zero": 1, "zero_group": 2},
-        **{"schedule": "interleaved", "virtual_stages": 2},
+        dp=2,
+        pp=2,
+        zero=1,
+        zero_group=2,
+        schedule="interleaved",
+        virtual_stages=2,
     ),
     "fsdp2-tp2": replace(
         FP32, dp=2, tp=2, zero=3, zero_group=2, sequence_parallel=True
@@ -50,6 +54,12 @@ CASES: dict[str, Uniform] = {
     "zero2-pp2": replace(FP32, dp=2, pp=2, zero=2, zero_group=2, schedule="gpipe"),
 }
 FAMILIES = ("gpt", "llama")
+# Where Llama differs: gated MLP, grouped heads, their norms, an untied head.
+OF_LLAMA = (
+    *("accumulation", "full-recompute", "zero1", "tp2", "tp2-sp"),
+    *("pp2-interleaved", "fsdp2-tp2"),
+)
+SEED, DATA_SEED, RATE, CLIP = 7, 3, 1e-3, 0.5
 
 
 def job(family: str) -> Job:
@@ -64,16 +74,81 @@ def job(family: str) -> Job:
         assert isinstance(spec, DecoderSpec)
         spec = replace(
             spec,
-            **{"layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16},
-            **{"ffn_hidden": 128, "vocab": 512, "qk_norm": True},
+            layers=4,
+            hidden=64,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            ffn_hidden=128,
+            vocab=512,
+            qk_norm=True,
             tied_embeddings=False,
         )
     return Job(model=family, spec=spec, seq_len=64, global_batch=BATCH)
 
 
-def cases_of(world: int) -> list[str]:
-    """The cases of so many ranks."""
-    return [name for name, choice in CASES.items() if choice.gpus == world]
+def cases_of(world: int) -> list[tuple[str, str]]:
+    """(family, case) of so many ranks."""
+    return [
+        (family, name)
+        for family in FAMILIES
+        for name, choice in CASES.items()
+        if choice.gpus == world and (family == "gpt" or name in OF_LLAMA)
+    ]
+
+
+def reference(family: str) -> dict[str, Any]:
+    """The same training in plain PyTorch: one process, no layout, no trainer."""
+    import torch
+
+    from runtime.data.source import source
+    from runtime.initialise import initialise
+    from runtime.modules.decoder import Stage, decoder_of
+
+    asked = job(family)
+    spec = decoder_of(asked)
+    names = asked.graph.layer_names
+    with torch.device("meta"):
+        model_ = Stage(spec, names)
+    where = torch.device("cpu")
+    initialise(model_, prefix="", layers=spec.layers, seed=SEED, device=where)
+    model_.tie()
+    named = dict(model_.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [one for one in named.values() if one.dim() > 1]},
+            {
+                "params": [one for one in named.values() if one.dim() <= 1],
+                "weight_decay": 0.0,
+            },
+        ],
+        lr=RATE,
+        betas=(0.9, 0.95),
+        weight_decay=0.1,
+    )
+    data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED)
+    losses, gradients, norms = [], {}, []
+    for step in range(STEPS):
+        batch = data.sequences(step * BATCH, BATCH)
+        loss = model_(batch[:, :-1], batch[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), CLIP)))
+        if not step:
+            gradients = {name: _gradient(one) for name, one in named.items()}
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return {
+        "losses": losses,
+        "norm": norms[0],
+        "gradients": gradients,
+        "parameters": {name: one.detach().clone() for name, one in named.items()},
+    }
+
+
+def _gradient(parameter: Any) -> Any:
+    assert parameter.grad is not None
+    return parameter.grad.clone()
 
 
 def trained(family: str, choice: Uniform) -> dict[str, Any]:
@@ -90,9 +165,9 @@ def trained(family: str, choice: Uniform) -> dict[str, Any]:
     trainer = Trainer(
         asked,
         layout,
-        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=3),
-        settings=Settings(lr=1e-3, clip=0.5),
-        seed=7,
+        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED),
+        settings=Settings(lr=RATE, clip=CLIP),
+        seed=SEED,
         device=torch.device("cpu"),
     )
     first = trainer.step(0, record=True)
@@ -140,6 +215,31 @@ def _full(tensor: Any) -> Any:
     return (plain.full_tensor() if isinstance(plain, DTensor) else plain).clone()
 
 
+def seen_by_all(folder: Path, family: str, name: str) -> dict[str, Any]:
+    """What the ranks of a case saw, the pipeline's parts put together."""
+    import torch
+
+    ranks = [
+        torch.load(folder / f"{family}-{name}-{rank}.pt", weights_only=True)
+        for rank in range(CASES[name].gpus)
+    ]
+    together = dict(ranks[0])
+    for part in ("gradients", "parameters"):
+        together[part] = {
+            name: one for rank in ranks for name, one in rank[part].items()
+        }
+    together["recorded"] = [rank["recorded"] for rank in ranks]
+    return together
+
+
+def apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
+    """Relative L2 distance over all tensors together."""
+    assert wanted.keys() <= found.keys()
+    away = sum(float(((found[name] - one) ** 2).sum()) for name, one in wanted.items())
+    size = sum(float((one**2).sum()) for one in wanted.values())
+    return float((away / size) ** 0.5)
+
+
 def _rank(rank: int, world: int, folder: str) -> None:
     import logging
     from datetime import timedelta
@@ -153,10 +253,9 @@ def _rank(rank: int, world: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
-    for family in FAMILIES:
-        for name in cases_of(world):
-            seen = trained(family, CASES[name])
-            torch.save(seen, Path(folder, f"{family}-{name}-{rank}.pt"))
+    for family, name in cases_of(world):
+        seen = trained(family, CASES[name])
+        torch.save(seen, Path(folder, f"{family}-{name}-{rank}.pt"))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -85,6 +85,11 @@ def decoder_of(job: Job) -> DecoderSpec:
             "decoders are"
         )
     require_trainable(job.spec)
+    if job.spec.window is not None and job.spec.window < job.seq_len:
+        raise Unsupported(
+            f"{job.model} attends to {job.spec.window} tokens of {job.seq_len}, which "
+            "is not trained yet; a sequence no longer than the window is"
+        )
     return job.spec
 
 
@@ -94,7 +99,6 @@ def require_trainable(spec: DecoderSpec) -> None:
         (spec.moe, "experts"),
         (spec.mla, "latent attention"),
         (spec.parallel_block, "attention and MLP side by side"),
-        (spec.window, "a sliding window"),
         (spec.position == "alibi", "alibi positions"),
         (spec.multi_token_heads, "multi-token heads"),
     ):

@@ -1,0 +1,53 @@
+"""Real gloo ranks for tests: processes that run one function and hand its result back.
+
+They are forked from a server that has imported torch once and run nothing.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import start_processes
+
+TIMEOUT = timedelta(seconds=60)
+METHOD = "forkserver"
+SLOW_TO_IMPORT = [
+    "torch.distributed.pipelining.schedules",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+]
+
+
+def on_ranks(count: int, program: Callable[..., Any], *given: Any) -> list[Any]:
+    """What `program(rank, *given)` returns on each of *count* ranks.
+
+    *program* is a module's function; results are tensors, numbers, text, and
+    dictionaries, lists and tuples of them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        get_context(METHOD).set_forkserver_preload(SLOW_TO_IMPORT)
+        start_processes(
+            _run, (folder, count, program, given), count, start_method=METHOD
+        )
+        return [torch.load(Path(folder, f"{rank}.pt")) for rank in range(count)]
+
+
+def _run(rank: int, folder: str, count: int, program: Any, given: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        store=FileStore(f"{folder}/store", count),
+        rank=rank,
+        world_size=count,
+        timeout=TIMEOUT,
+    )
+    torch.save(program(rank, *given), Path(folder, f"{rank}.pt"))
+    dist.destroy_process_group()
