@@ -10,10 +10,9 @@ from __future__ import annotations
 import gc
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -79,23 +78,39 @@ def _watched_cpu(device: torch.device) -> Iterator[Peak]:
     yield peak
     with _quiet():
         profiler.stop()
-    changes = _changes(profiler)
-    peak.allocated = before + max(accumulate(changes, initial=0))
+    peak.allocated = before + _most_alive(profiler)
     peak.reserved = peak.device = peak.allocated
 
 
-def _changes(profiler: torch.profiler.profile) -> list[int]:
-    """Bytes taken (or freed, negative), in the order of time."""
+def _most_alive(profiler: torch.profiler.profile) -> int:
+    """The most bytes alive at once of what was taken while the profiler ran.
+
+    By address: a block that gloo's threads free goes unseen, until its place is taken.
+    """
     assert profiler.profiler is not None
     results = profiler.profiler.kineto_results
     assert results is not None
-    events: list[Any] = results.events()  # its stubs do not know of bytes
-    found = [
-        (event.start_ns(), event.nbytes())
-        for event in events
-        if event.name() == "[memory]"
-    ]
-    return [size for _, size in sorted(found, key=lambda pair: pair[0])]
+    alive: dict[int, int] = {}
+    total = most = 0
+    for pointer, size in _allocations(results.experimental_event_tree()):
+        total += max(size, 0) - alive.pop(pointer, 0)
+        if size > 0:
+            alive[pointer] = size
+        most = max(most, total)
+    return most
+
+
+def _allocations(roots: Iterable[Any]) -> list[tuple[int, int]]:
+    """(address, bytes; negative where freed), in the order of time."""
+    found, waiting = [], list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        fields = event.extra_fields
+        if type(fields).__name__ == "_ExtraFields_Allocation":
+            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+    found.sort(key=lambda one: one[0])
+    return [(pointer, size) for _, pointer, size in found]
 
 
 @contextmanager
