@@ -30,6 +30,12 @@ def on(name: str = "dgx-a100-80gb", framework: str = "meshwright") -> Machine:
     return machine(cluster(name), frameworks()[framework])
 
 
+@cache
+def local(name: str = "cpu") -> Machine:
+    """The machine that a profile was taken on, with the devices of cluster *name*."""
+    return machine(replace(cluster(name), name="local"))
+
+
 def problem(
     name: str = "gpt-tiny",
     gpus: int = 4,
@@ -39,6 +45,7 @@ def problem(
     limit_bytes: float | None = None,
     objective: Objective = Objective.THROUGHPUT,
     pins: Pins | None = None,
+    executable: bool = False,
 ) -> Problem:
     """A problem of a catalogue model, everything else searched."""
     found, used = model(name), where or on()
@@ -57,6 +64,7 @@ def problem(
         flash_attention=flash_default(used.cluster),
         memory_limit_bytes=limit_bytes or used.device.capacity_bytes,
         objective=objective,
+        executable=executable,
     )
 
 

@@ -24,7 +24,7 @@ PUBLIC = {
     "profiles": set[str](),
     "costmodel": {"estimate"},
     "planner": {"plan"},
-    "runtime": set[str](),
+    "runtime": {"parallelize"},
 }
 MEASURES_OR_TRACES = ("profiles/measure/", "profiles/models/trace.py")
 LONGEST_FILE = 400
@@ -175,7 +175,8 @@ def test_the_front_door_is_the_whole_house(run: Run, package: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [("costmodel", "estimate"), ("planner", "plan")]
+    ("package", "name"),
+    [("costmodel", "estimate"), ("planner", "plan"), ("runtime", "parallelize")],
 )
 def test_a_room_does_not_hide_the_function_of_its_name(
     run: Run, package: str, name: str

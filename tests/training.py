@@ -1,21 +1,19 @@
-"""Ranks that train side by side, for tests: each case is one layout on one world.
+"""Training by layouts, for tests: each case is one layout, trained on gloo ranks.
 
-`python -m tests.training FOLDER WORLD` starts WORLD gloo processes, which take the
-cases of that many ranks one after another and write what each rank saw.
+The ranks of a world take all cases of their number one after another.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from costmodel.uniform import Uniform
 from profiles.job import Job
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec
+from tests.runtime.ranks import on_ranks
 
 STEPS = 10
 BATCH = 8
@@ -67,8 +65,9 @@ def job(family: str) -> Job:
     if family == "gpt":
         spec = model("gpt-tiny").spec
         assert isinstance(spec, DecoderSpec)
-        shape = {"hidden": 64, "heads": 4, "kv_heads": 4, "head_dim": 16}
-        spec = replace(spec, **shape, ffn_hidden=256)
+        spec = replace(
+            spec, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn_hidden=256
+        )
     else:
         spec = model("llama3.2-1b").spec
         assert isinstance(spec, DecoderSpec)
@@ -114,14 +113,15 @@ def reference(family: str) -> dict[str, Any]:
     initialise(model_, prefix="", layers=spec.layers, seed=SEED, device=where)
     model_.tie()
     named = dict(model_.named_parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [one for one in named.values() if one.dim() > 1]},
+        {
+            "params": [one for one in named.values() if one.dim() <= 1],
+            "weight_decay": 0.0,
+        },
+    ]
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [one for one in named.values() if one.dim() > 1]},
-            {
-                "params": [one for one in named.values() if one.dim() <= 1],
-                "weight_decay": 0.0,
-            },
-        ],
+        groups,
         lr=RATE,
         betas=(0.9, 0.95),
         weight_decay=0.1,
@@ -215,21 +215,26 @@ def _full(tensor: Any) -> Any:
     return (plain.full_tensor() if isinstance(plain, DTensor) else plain).clone()
 
 
-def seen_by_all(folder: Path, family: str, name: str) -> dict[str, Any]:
-    """What the ranks of a case saw, the pipeline's parts put together."""
-    import torch
+def seen_by_all(world: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """What the ranks of each case saw, the pipeline's parts put together."""
+    ranks = on_ranks(world, _every_case, world)
+    found = {}
+    for case in cases_of(world):
+        seen = [rank["-".join(case)] for rank in ranks]
+        together = dict(seen[0])
+        for part in ("gradients", "parameters"):
+            together[part] = {k: one for rank in seen for k, one in rank[part].items()}
+        together["recorded"] = [rank["recorded"] for rank in seen]
+        found[case] = together
+    return found
 
-    ranks = [
-        torch.load(folder / f"{family}-{name}-{rank}.pt", weights_only=True)
-        for rank in range(CASES[name].gpus)
-    ]
-    together = dict(ranks[0])
-    for part in ("gradients", "parameters"):
-        together[part] = {
-            name: one for rank in ranks for name, one in rank[part].items()
-        }
-    together["recorded"] = [rank["recorded"] for rank in ranks]
-    return together
+
+def _every_case(rank: int, world: int) -> dict[str, Any]:
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
+    return {
+        f"{family}-{name}": trained(family, CASES[name])
+        for family, name in cases_of(world)
+    }
 
 
 def apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
@@ -238,35 +243,3 @@ def apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
     away = sum(float(((found[name] - one) ** 2).sum()) for name, one in wanted.items())
     size = sum(float((one**2).sum()) for one in wanted.values())
     return float((away / size) ** 0.5)
-
-
-def _rank(rank: int, world: int, folder: str) -> None:
-    import logging
-    from datetime import timedelta
-
-    import torch
-    import torch.distributed as dist
-
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder, f"store-{world}")), world)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
-    )
-    for family, name in cases_of(world):
-        seen = trained(family, CASES[name])
-        torch.save(seen, Path(folder, f"{family}-{name}-{rank}.pt"))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def main(folder: str, world: int) -> None:
-    """Start the ranks and wait for them."""
-    import torch.multiprocessing as mp
-
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    mp.spawn(_rank, (world, folder), nprocs=world)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))

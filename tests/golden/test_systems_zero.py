@@ -145,8 +145,7 @@ def frictionless(*, inner: float = INNER) -> Machine:
 
 def step_s(found: Exchanges, micro_batches: int = 1) -> float:
     """All that is exchanged in a step, hidden or not."""
-    once = found.step_reduce_s + found.step_gather_s
-    each = found.forward_gather_s + found.backward_gather_s + found.backward_reduce_s
+    once, each = found.of_step.seconds, found.of_micro_batch.seconds
     return float(once + micro_batches * each)
 
 

@@ -210,7 +210,7 @@ def test_searches_are_compared(ask: Ask) -> None:
         ((*TINY, "--search", "simplex"), "unknown search"),
         ((*TINY, "--objective", "beauty"), "throughput, cost, memory"),
         ((*TINY, "--any-stage"), "--any-stage"),
-        ((*TINY, "--profile", "samples.json"), "--profile"),
+        ((*TINY, "--profile", "samples.json"), "cannot be read"),
         ((*TINY, "--time-limit", "0"), "--time-limit"),
         ((*TINY, "--top", "-1"), "--top"),
         ((*TINY, "--offload", "optimizer"), "offload"),

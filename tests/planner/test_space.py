@@ -15,6 +15,7 @@ from costmodel.columns import RECOMPUTES, SCHEDULES
 from costmodel.layout import CP_KINDS
 from costmodel.legality import MOST_PASSES, violations
 from costmodel.pins import Pins
+from costmodel.support import refusals
 from costmodel.uniform import Uniform
 from planner.axes import Axes
 from planner.floors import floor_bytes, leaf_bounds
@@ -23,7 +24,7 @@ from planner.space import Space
 from planner.table import divisors, length, take
 from profiles.errors import InvalidSpec
 from profiles.models.spec import DecoderSpec
-from tests.problems import all_pins, on, problem
+from tests.problems import all_pins, local, on, problem
 
 
 def candidates(posed: Problem) -> list[Uniform]:
@@ -185,6 +186,39 @@ def test_the_leanest_leaves_hold_the_least_of_each_branch() -> None:
         leaves = space.leaves(take(branches, np.array([row])))
         every = leaf_bounds(posed, leaves).peak_memory_bytes
         assert least[row] == pytest.approx(every.min(), rel=1e-12)
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(1, 4), (2, 3), (4, 2), (6, 6), (8, 8)])
+def test_an_executable_space_is_every_legal_layout_that_is_carried_out(
+    gpus: int, batch: int
+) -> None:
+    free = problem(gpus=gpus, global_batch=batch, where=local())
+    posed = replace(free, executable=True)
+    found = candidates(posed)
+    assert found
+    assert len(found) == len(set(found))
+    carried = [one for one in candidates(free) if not refusals(one, free.job)]
+    assert found == carried
+    assert gpus == 1 or len(found) < len(candidates(free))
+
+
+def test_an_executable_space_obeys_the_model_too() -> None:
+    """Dropout forbids tp; 2 key-value heads forbid tp 4; an odd vocabulary any."""
+    posed = problem(gpus=4, where=local(), executable=True)
+
+    def widths(**changes: Any) -> set[int]:
+        job = replace(posed.job, spec=decoder(posed, **changes))
+        return {choice.tp for choice in candidates(replace(posed, job=job))}
+
+    assert widths() == {1, 2, 4}
+    assert widths(dropout=0.1) == {1}
+    assert widths(kv_heads=2) == {1, 2}
+    assert widths(vocab=511) == {1}
+    assert widths(position="alibi") == set()
+
+
+def test_other_clusters_are_searched_whole() -> None:
+    assert {choice.cp for choice in candidates(problem(gpus=4))} == {1, 2, 4}
 
 
 def test_an_absurd_space_is_refused_not_spelled_out() -> None:

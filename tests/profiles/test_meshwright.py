@@ -70,8 +70,6 @@ def test_every_verb_has_help_with_an_example(run: Run, verb: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "missing"),
     [
-        ("profile", "measuring"),
-        ("profile --out samples.json --json", "measuring"),
         ("execute layout.json --steps 3", "training"),
         ("meshwright execute layout.json", "training"),
     ],

@@ -1,0 +1,112 @@
+"""`profiles.measure.kernels`: each kind computes what its key says, and is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from profiles.errors import Unsupported
+from profiles.measure.clock import Clock
+from profiles.measure.functions import KINDS, functions
+from profiles.measure.kernel import Layer
+from profiles.measure.kernels import Kernels
+from profiles.measure.plan import operations
+from profiles.measure.saved import saved_bytes
+from profiles.measure.tasks import FORWARD, Operation
+from profiles.models.spec import DecoderSpec
+from profiles.units import MiB
+from tests.small_jobs import DROPPING, GPT, LLAMA, job
+
+
+class Alone:
+    """One rank: it waits for nobody."""
+
+    def barrier(self) -> None:
+        pass
+
+    def largest(self, *values: float) -> tuple[float, ...]:
+        return values
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    return Kernels("cpu", 4 * MiB, 1 * MiB)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(Alone(), "cpu", own=True, budget_s=60.0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("spec", [GPT, LLAMA, DROPPING], ids=["g", "l", "d"])
+def test_every_operation_of_a_plan_can_be_timed(
+    kernels: Kernels, clock: Clock, spec: DecoderSpec, precision: str
+) -> None:
+    plan = operations(job(spec), parts=(1, 2), precisions=(precision,), most_tokens=64)
+    for operation in plan:
+        seconds = kernels.kernel(operation).visit(clock, 2)
+        assert seconds[operation.direction] >= 0, operation
+
+
+def test_every_kind_has_a_function() -> None:
+    """The plan knows kinds without torch; what is called stands elsewhere."""
+    by_variant = {"qk-norm"}  # called by the name of its norm
+    assert {*KINDS} - by_variant <= functions().keys()
+
+
+def test_a_kind_without_a_clock_is_refused(kernels: Kernels) -> None:
+    with pytest.raises(Unsupported, match="'conv' are not measured"):
+        kernels.kernel(Operation(kind="conv", direction=FORWARD, shape=(2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "saved"),
+    [
+        ("matmul", (32, 16, 8), 32 * 8 * 4),  # its input; the weight stays anyway
+        ("gelu", (32, 16), 32 * 16 * 4),
+        ("swiglu", (32, 16), 2 * 32 * 16 * 4),
+        ("layernorm", (32, 16), 32 * 16 * 4 + 2 * 32 * 4),  # and mean, deviation
+        ("cross-entropy", (32, 16), 32 * 16 * 4 + 4),  # and the weight of targets
+    ],
+)
+def test_saved_bytes_are_observed(
+    kernels: Kernels, kind: str, shape: tuple[int, ...], saved: int
+) -> None:
+    kernel = kernels.kernel(Operation(kind=kind, direction=FORWARD, shape=shape))
+    assert saved_bytes(kernel) == saved
+
+
+def test_half_a_products_backward_makes_half_the_gradients(kernels: Kernels) -> None:
+    operation = Operation(
+        kind="matmul", direction=FORWARD, shape=(8, 6, 4), variant="bias"
+    )
+    kernel = kernels.kernel(operation)
+    assert isinstance(kernel, Layer)
+    assert kernel.passes == {"backward-input": (0,), "backward-weight": (1, 2)}
+
+
+def test_operands_are_dealt_cold(kernels: Kernels) -> None:
+    """Two calls share no operand until the arena has been dealt out."""
+    kernel = kernels.kernel(
+        Operation(kind="matmul", direction=FORWARD, shape=(32, 16, 8))
+    )
+    assert isinstance(kernel, Layer)
+    places = [one.data_ptr() for _ in range(16) for one in kernel.operands()]
+    assert len(set(places)) == len(places)
+
+
+def test_attention_of_packed_and_of_separate_tensors_agree() -> None:
+    import torch
+
+    known: dict[str, Callable[..., torch.Tensor]] = functions()
+    torch.manual_seed(0)
+    packed = torch.randn(2, 16, (4 + 2 * 2) * 8)
+    groups = packed.unflatten(-1, (2, 4, 8))
+    query = groups[:, :, :, :2].flatten(2, 3)
+    key, value = groups[:, :, :, 2], groups[:, :, :, 3]
+    whole = known["attention"](packed, 2, 8)
+    parts = known["attention-separate"](query, key, value)
+    assert whole.shape == (2, 16, 4 * 8)
+    assert torch.allclose(whole, parts)

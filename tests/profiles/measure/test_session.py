@@ -1,0 +1,200 @@
+"""A whole measurement with real processes, and what happens when one dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from profiles.errors import RunFailed
+from profiles.local import local_cluster
+from profiles.measure import session
+from profiles.measure.cluster import cluster_of
+from profiles.measure.processes import run
+from profiles.measure.question import Question
+from profiles.measure.session import measure, request_of
+from profiles.measure.survey import survey
+from profiles.measure.tasks import FORWARD, Operation
+from profiles.sample_files import read_samples, write_samples
+from profiles.samples import OperatorKey, Sample, Samples
+from profiles.units import KiB
+from tests.small_jobs import job
+
+BUDGET_S = 0.2
+QUESTION = Question(
+    device="cpu", ranks=2, precisions=("fp32",), jobs=(job(),), quick=True
+)
+
+
+PRODUCT = {
+    OperatorKey(
+        device="cpu-x",
+        software="torch",
+        kind="matmul",
+        direction=FORWARD,
+        shape=(2, 2, 2),
+        precision="fp32",
+        backend="eager",
+    ): Sample(seconds=1.0, spread=0.0, repeats=1, provenance="measured")
+}
+
+
+class Alone:
+    """One rank: it waits for nobody."""
+
+    ranks, rank = 1, 0
+
+    def barrier(self) -> None:
+        pass
+
+    def largest(self, *values: float) -> tuple[float, ...]:
+        return values
+
+
+def ignore(done: float, of: float) -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def short_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "QUICK_BYTES", 4 * KiB)
+
+
+@pytest.fixture(scope="module")
+def measured() -> Iterator[Samples]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "QUICK_BYTES", 4 * KiB)
+        yield measure(QUESTION, ignore, budget_s=BUDGET_S).samples
+
+
+def test_all_that_was_planned_is_measured(measured: Samples) -> None:
+    request = request_of(QUESTION, "", BUDGET_S)
+    assert len(measured.operators) == len(request.operations)
+    assert len(measured.collectives) == len(request.exchanges) == 6 * 2
+    assert {key.co_running for key in measured.operators} == {"ranks=2"}
+    assert {key.fabric for key in measured.collectives} == {"loopback"}
+
+
+def test_the_machine_is_described(measured: Samples) -> None:
+    machine = measured.machine
+    assert machine["ranks"] == "2"
+    assert (
+        machine["software"] == f"torch-{machine['torch']}/{machine['threads']}-threads"
+    )
+    assert machine["noise"].split(":")[0] in ("quiet", "noisy")
+    assert {"host cpu", "cores", "date", "command", "collectives"} <= machine.keys()
+
+
+def test_the_cluster_local_is_the_machine(measured: Samples) -> None:
+    cluster = local_cluster(measured)
+    assert (cluster.name, cluster.gpus) == ("local", 2)
+    device = cluster.device
+    assert {key.device for key in measured.operators} == {device.name}
+    assert (device.name, device.architecture) == (measured.machine["device"], "cpu")
+    assert device.peak["fp32"].si > 0
+    assert device.memory_bytes_per_s > 0
+    assert cluster.island.levels[-1].kind == "loopback"
+
+
+def test_a_measurement_is_written_and_read(measured: Samples, tmp_path: Path) -> None:
+    write_samples(measured, tmp_path / "samples.json")
+    assert read_samples(tmp_path / "samples.json") == measured
+
+
+def test_one_rank_needs_no_group() -> None:
+    request = request_of(replace(QUESTION, ranks=1), "", 0.01)
+    alone = replace(request, operations=request.operations[:9])
+    result = survey(alone, Alone(), ignore)
+    assert [len(one.seconds) >= 1 for one in result.operations] == [True] * 9
+    assert (request.exchanges, result.exchanges) == ((), ())
+    assert (
+        cluster_of(
+            request, (result,), PRODUCT, {}, device="cpu-x", fabric="loopback"
+        ).gpus
+        == 1
+    )
+
+
+def test_a_rank_that_dies_ends_all_of_them(tmp_path: Path) -> None:
+    request = request_of(QUESTION, str(tmp_path / "meeting"), 30.0)
+    seen: list[int] = []
+
+    def kill_one(done: float, of: float) -> None:
+        running = children()
+        if len(running) == 2 and not seen:
+            seen.extend(running)
+            os.kill(running[1], signal.SIGKILL)
+
+    with pytest.raises(RunFailed, match=r"rank \d was killed by signal 9"):
+        run(request, kill_one)
+    assert len(seen) == 2
+    assert not children()
+
+
+def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
+    request = request_of(QUESTION, str(tmp_path / "meeting"), 5.0)
+    unknown = Operation(kind="conv", direction=FORWARD, shape=(2, 2))
+    with pytest.raises(RunFailed, match=r"ended with code 1: .*'conv' are not"):
+        run(replace(request, operations=(unknown,)), ignore)
+    assert not children()
+
+
+def test_time_runs_out(tmp_path: Path) -> None:
+    request = request_of(QUESTION, str(tmp_path / "meeting"), 5.0)
+    with pytest.raises(RunFailed, match="longer than 0 s"):
+        run(replace(request, timeout_s=0.01), ignore)
+    assert not children()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_behind(
+    environment: dict[str, str], tmp_path: Path, sent: signal.Signals
+) -> None:
+    out = tmp_path / "samples.json"
+    command = [sys.executable, "-m", "profiles", "--out", str(out), "--nproc", "2"]
+    with subprocess.Popen(
+        [*command, "--model", "gpt-tiny"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait(lambda: len(children(process.pid)) == 2)
+        started = children(process.pid)
+        process.send_signal(sent)
+        stdout, stderr = process.communicate(timeout=60)
+    wait(lambda: not any(Path(f"/proc/{child}").exists() for child in started))
+    assert not out.exists()
+    if sent == signal.SIGINT:
+        assert (process.returncode, stdout) == (130, "")
+        assert stderr.endswith("interrupted\n")
+
+
+def wait(until: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if until():
+            return
+        time.sleep(0.1)
+    raise AssertionError("waited a minute in vain")
+
+
+def children(parent: int | None = None) -> list[int]:
+    """Measuring processes of *parent* (this process) that run."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, above = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            command = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        ours = int(above) == (parent or os.getpid()) and state != "Z"
+        if ours and "profiles.measure.worker" in command:
+            found.append(int(folder.name))
+    return sorted(found)

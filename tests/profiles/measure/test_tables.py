@@ -1,0 +1,92 @@
+"""Timings of ranks become samples, and noise is judged."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiles.measure.noise import Busy, noise, spread
+from profiles.measure.survey import Result
+from profiles.measure.tables import collective_samples, operator_samples
+from profiles.measure.tasks import FORWARD, Exchange, Operation, Request, Timing
+from profiles.samples import ALONE
+
+PRODUCT = Operation(kind="matmul", direction=FORWARD, shape=(4, 2, 8), variant="bias")
+MESSAGE = Exchange(collective="send", ranks=2, size_bytes=1024)
+
+
+def request(device: str = "cpu", ranks: int = 3) -> Request:
+    return Request(
+        device=device,
+        ranks=ranks,
+        threads=1,
+        operations=(PRODUCT,),
+        exchanges=(MESSAGE,),
+        precisions=("fp32",),
+        rendezvous="",
+        budget_s=1.0,
+        most_repeats=9,
+        timeout_s=1.0,
+    )
+
+
+def result(*seconds: float, took_part: bool = True) -> Result:
+    timing = Timing(seconds=seconds, saved_bytes=128.0)
+    return Result(
+        operations=(timing,),
+        exchanges=(timing if took_part else None,),
+        calibrations=(1.0,),
+        copy_bytes_per_s=1e9,
+        cpu_s=1.0,
+        facts={},
+    )
+
+
+RESULTS = (result(1.0, 2.0, 3.0), result(4.0, 4.0, 4.0), result(9.0, took_part=False))
+
+
+def test_the_median_over_repeats_and_then_over_ranks() -> None:
+    ((key, sample),) = operator_samples(
+        request(), RESULTS, device="cpu-x", software="torch"
+    ).items()
+    assert (key.kind, key.shape, key.co_running) == ("matmul", (4, 2, 8), "ranks=3")
+    assert (sample.seconds, sample.spread, sample.repeats) == (4.0, 0.0, 1)
+    assert (sample.saved_bytes, sample.provenance) == (128.0, "measured, bias")
+
+
+def test_who_took_no_part_does_not_count() -> None:
+    ((key, sample),) = collective_samples(request(), RESULTS, fabric="loopback").items()
+    assert (key.collective, key.ranks, key.size_bytes) == ("send", (2,), 1024)
+    assert (sample.seconds, sample.spread) == (3.0, 0.25)
+
+
+@pytest.mark.parametrize(("device", "ranks"), [("cpu", 1), ("cuda", 3)])
+def test_one_rank_and_gpus_are_alone(device: str, ranks: int) -> None:
+    (key,) = operator_samples(
+        request(device, ranks), RESULTS[:ranks], device="x", software="torch"
+    )
+    assert key.co_running == ALONE
+
+
+def test_a_quiet_machine_is_called_quiet() -> None:
+    before, after = Busy(busy_s=10.0, at_s=0.0), Busy(busy_s=12.0, at_s=10.0)
+    quiet = noise([1.0, 1.01, 0.99, 1.0], before, after, 2.0)
+    assert not quiet.noisy
+    assert str(quiet).startswith("quiet: ")
+    assert quiet.others == 0.0
+
+
+def test_a_noisy_machine_is_called_noisy() -> None:
+    before, after = Busy(busy_s=10.0, at_s=0.0), Busy(busy_s=1e6, at_s=10.0)
+    crowded = noise([1.0, 1.0], before, after, 2.0)
+    assert (crowded.noisy, crowded.others) == (True, 1.0)
+    still = Busy(busy_s=12.0, at_s=10.0)
+    uneven = noise([1.0, 1.5, 1.0, 1.5], before, still, 2.0)
+    assert uneven.noisy
+    assert str(uneven).startswith("noisy: ")
+    assert spread([2.0]) == 0.0
+
+
+def test_the_kernel_counts_busy_seconds() -> None:
+    first, second = Busy.now(), Busy.now()
+    assert 0 <= first.busy_s <= second.busy_s
+    assert first.at_s <= second.at_s

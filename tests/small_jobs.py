@@ -1,0 +1,38 @@
+"""Jobs so small that all they need is measured in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from profiles.job import Job
+from profiles.models.spec import DecoderSpec
+
+GPT = DecoderSpec(
+    layers=2,
+    hidden=32,
+    heads=4,
+    kv_heads=4,
+    head_dim=8,
+    ffn_hidden=64,
+    vocab=80,
+    max_positions=32,
+)
+LLAMA = replace(
+    GPT,
+    kv_heads=2,
+    gated_mlp=True,
+    activation="silu",
+    norm="rmsnorm",
+    qk_norm=True,
+    position="rotary",
+    max_positions=0,
+    attention_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    tied_embeddings=False,
+)
+DROPPING = replace(GPT, dropout=0.1, activation="relu")
+
+
+def job(spec: DecoderSpec = GPT, *, global_batch: int = 2) -> Job:
+    return Job(model="small", spec=spec, seq_len=16, global_batch=global_batch)
