@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.machine import Machine
-from costmodel.operator_price import OperatorPrice, Work, operator_price
+from costmodel.operator_price import operator_price
 from costmodel.retention import CORE, EVERYTHING, Retention
 from costmodel.sharding import Degrees
+from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import Kind
 from profiles.precision import Precision
@@ -122,16 +123,37 @@ def shared_parameters(holder: OperatorPrice) -> Atom:
     return Atom(**values)
 
 
-def recomputed_operators(block: Block, wanted: frozenset[str]) -> list[str]:
-    """Whose forward runs again: the makers of what is dropped."""
+def recomputed_operators(
+    block: Block, wanted: frozenset[str], *, stops_early: bool = False
+) -> list[str]:
+    """Whose forward runs again: the makers of what is dropped.
+
+    The whole block, or with *stops_early* up to the last maker of a tensor that
+    backward needs: the last product and the residual after it make none
+    (`torch.utils.checkpoint` without reentrance).
+    """
     if EVERYTHING in wanted:
-        return [item.name for item in block.operators]
+        names = [item.name for item in block.operators]
+        return names[: _needed(block)] if stops_early else names
     return [
         item.name
         for item in block.operators
         if item.output.name in wanted
         or (item.kind is Kind.ATTENTION and CORE in wanted)
     ]
+
+
+def _needed(block: Block) -> int:
+    """How many operators, from the first, make what some backward needs."""
+    kept = {item.name for one in block.operators for item in one.saves}
+    return max(
+        (
+            number
+            for number, one in enumerate(block.operators, 1)
+            if one.output.name in kept or any(item.internal for item in one.saves)
+        ),
+        default=0,
+    )
 
 
 def _saved(

@@ -21,29 +21,36 @@ from costmodel.machine import Machine
 from costmodel.makespan import Runs, makespan_bound_s
 from costmodel.placement import always_crosses
 from costmodel.stage import StagePrice
-from costmodel.tied import layout_tied_sync_s
-from costmodel.transfers import boundary_s
+from costmodel.tied import layout_tied_sync
+from costmodel.transfers import boundary_s, sends
 from profiles.job import Job
 
 
 def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
     """At least the seconds of a step of *layout*, in closed form."""
+    on = on.running(layout.gpus)
     stages = LayoutPricer(job=job, layout=layout, machine=on).stages()
     makespan = makespan_bound_s(
         layout.schedule,
-        _runs(stages, _transfer_s(job, layout, on, _far(layout, on))),
+        _runs(stages, _transfer_s(job, layout, on, _far(layout, on)), on),
         virtual_stages=np.array([layout.virtual_stages]),
         micro_batches=np.array([layout.micro_batches]),
     )
     makespan = np.maximum(makespan, _crossing_s(job, layout, stages, on))
-    tied = layout_tied_sync_s(layout, job, on)
+    tied = float(layout_tied_sync(layout, job, on).seconds)
     return float(makespan[0]) + _end_s(layout, stages, on) + tied
 
 
-def _runs(stages: list[StagePrice], transfer_s: Any) -> Runs:
+def _runs(stages: list[StagePrice], transfer_s: Any, on: Machine) -> Runs:
     """The first stage, runs of equal middle ones, and the last."""
+    sent = sends(np.asarray(transfer_s), on)
+    extra_s, end = float(sent.in_passes_s), len(stages) - 1
     first, *middle = [
-        (float(item.forward_s), float(item.backward_s)) for item in stages
+        (
+            float(item.forward_s) + (extra_s if place < end else 0.0),
+            float(item.backward_s) + (extra_s if place > 0 else 0.0),
+        )
+        for place, item in enumerate(stages)
     ]
     last = middle[-1:]
     runs = [(pair, len(list(equal))) for pair, equal in groupby(middle[:-1])]
@@ -54,7 +61,7 @@ def _runs(stages: list[StagePrice], transfer_s: Any) -> Runs:
         counts=tuple(np.array([count]) for _, count in runs),
         forward_s=tuple(np.array([pair[0]]) for pair, _ in runs),
         backward_s=tuple(np.array([pair[1]]) for pair, _ in runs),
-        transfer_s=np.array([float(transfer_s)]),
+        transfer_s=np.array([float(sent.beside_s)]),
     )
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from costmodel.pins import Pins, layout_options
-from profiles.catalog import DEFAULT_CLUSTER
 from profiles.command import command, warn
 from profiles.errors import Contradiction, Unsupported
 from profiles.job_options import JobOptions, job_options
@@ -18,6 +17,8 @@ from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
     from costmodel.estimate import Estimate
+    from costmodel.layout_file import LayoutFile
+    from costmodel.profiled import Profile
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
@@ -63,11 +64,6 @@ def simulate(
     for name, asked in (("--report", report), ("--inference", inference)):
         if asked:
             raise Unsupported(f"{name} is not part of this version; leave it out")
-    if job.profile:
-        raise Unsupported(
-            "--profile: pricing from measured samples is not part of this version; "
-            "leave it out to price from published figures"
-        )
     if runs is not None:
         _runs(runs, file, job, pins, as_json=as_json)
     elif sweep:
@@ -75,30 +71,41 @@ def simulate(
             raise Contradiction("--sweep changes layout options, not a layout file")
         _sweep(job, pins, sweep, as_json=as_json)
     else:
-        found = _from_file(file, job, pins) if file else _from_options(job, pins)
-        _write(found, trace, out, _cluster_name(job))
+        profile = _profile(job)
+        where, found = (
+            _from_file(file, job, pins, profile)
+            if file
+            else _from_options(job, pins, profile)
+        )
+        _write(found, trace, out, where, profile)
         _show(found, tokens, as_json=as_json)
 
 
-def _cluster_name(job: JobOptions) -> str:
-    return job.cluster or DEFAULT_CLUSTER
+def _profile(job: JobOptions) -> Profile | None:
+    from costmodel.profiled import read_profile
+
+    return read_profile(job.profile)
 
 
-def _from_options(job: JobOptions, pins: Pins) -> Estimate:
+def _from_options(
+    job: JobOptions, pins: Pins, profile: Profile | None
+) -> tuple[Any, Estimate]:
+    """The cluster's name, and the price of what the options say."""
     from costmodel.estimate import estimate
+    from costmodel.profiled import cluster_called, cluster_name
     from costmodel.question import resolve
     from costmodel.uniform import spell_out
-    from profiles.catalog import cluster
     from profiles.models.catalog import model
 
     job.require("model")
-    where = cluster(_cluster_name(job))
-    question = resolve(model(job.model or ""), where, job, pins)
+    named = cluster_name(job.cluster, profile)
+    where = cluster_called(named, profile.samples if profile else None)
+    question = resolve(model(job.model or ""), where, job, pins, profile)
     assumed = dict(question.assumed)
     if job.cluster is None:
-        assumed = {"cluster": DEFAULT_CLUSTER, **assumed}
+        assumed = {"cluster": named, **assumed}
     layout = spell_out(question.choice, question.job.graph, question.job.global_batch)
-    return estimate(
+    return named, estimate(
         question.job,
         where,
         layout,
@@ -108,26 +115,60 @@ def _from_options(job: JobOptions, pins: Pins) -> Estimate:
     )
 
 
-def _from_file(file: Path, job: JobOptions, pins: Pins) -> Estimate:
-    """Price a layout file; another cluster or framework may be asked about."""
+def _from_file(
+    file: Path, job: JobOptions, pins: Pins, profile: Profile | None
+) -> tuple[Any, Estimate]:
+    """The cluster as written, and the price of a layout file.
+
+    Another cluster, framework or profile may be asked about.
+    """
     from costmodel.estimate import estimate
-    from costmodel.stored import read_layout
+    from costmodel.machine_asked import remarks_on
+    from costmodel.stored import job_of, machine_of, read_layout_file
+    from costmodel.support import local_warnings
 
     fixed = {**given(pins), **given(job)}
-    for name in ("cluster", "framework"):
+    for name in ("cluster", "framework", "profile"):
         fixed.pop(name, None)
     if fixed:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise Contradiction(
             f"{named} cannot change a layout file, which holds its own answer; "
-            "leave it out (--cluster and --framework may differ)"
+            "leave it out (--cluster, --framework and --profile may differ)"
         )
-    priced, layout, on = read_layout(file, job.cluster, job.framework)
+    stored = read_layout_file(file)
+    samples = profile.samples if profile else None
+    on, priced = machine_of(stored, job.cluster, job.framework, samples), job_of(stored)
     assumed = {} if job.framework else {"framework": on.software.name}
-    return estimate(priced, on.cluster, layout, on=on, assumed=assumed)
+    if profile is not None:
+        assumed["profile"] = profile.words
+    warnings = (
+        *local_warnings(stored.layout, priced, on.cluster),
+        *_other_samples(stored, profile),
+        *remarks_on(profile, on),
+    )
+    return job.cluster or stored.cluster, estimate(
+        priced, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
+    )
 
 
-def _write(found: Estimate, trace: Path | None, out: Path | None, where: str) -> None:
+def _other_samples(stored: LayoutFile, profile: Profile | None) -> tuple[str, ...]:
+    """Whether a layout was chosen by samples that are not these."""
+    here = set(profile.hashes) if profile else set()
+    if not stored.profiles or set(stored.profiles) == here:
+        return ()
+    if here:
+        return ("this layout was priced with other samples than those of --profile",)
+    return ("this layout was priced with measured samples; --profile FILE names them",)
+
+
+def _write(
+    found: Estimate,
+    trace: Path | None,
+    out: Path | None,
+    where: Any,
+    profile: Profile | None,
+) -> None:
     from profiles.documents import write_text
 
     if trace is not None:
@@ -137,7 +178,8 @@ def _write(found: Estimate, trace: Path | None, out: Path | None, where: str) ->
     if out is not None:
         from costmodel.stored import write_layout
 
-        write_layout(out, found.job, where, found.layout)
+        hashes = profile.hashes if profile else ()
+        write_layout(out, found.job, where, found.layout, hashes)
 
 
 def _show(found: Estimate, tokens: float | None, *, as_json: bool) -> None:
@@ -162,13 +204,15 @@ def _show(found: Estimate, tokens: float | None, *, as_json: bool) -> None:
 def _sweep(
     job: JobOptions, pins: Pins, axes: tuple[str, ...], *, as_json: bool
 ) -> None:
+    from costmodel.profiled import cluster_called, cluster_name
     from costmodel.whatif import sweep
-    from profiles.catalog import cluster
     from profiles.models.catalog import model
 
     job.require("model")
-    where = cluster(_cluster_name(job))
-    rows = list(sweep(model(job.model or ""), where, job, pins, axes))
+    profile = _profile(job)
+    named = cluster_name(job.cluster, profile)
+    where = cluster_called(named, profile.samples if profile else None)
+    rows = list(sweep(model(job.model or ""), where, job, pins, axes, profile))
     if not as_json:
         from costmodel.report.table import sweep_table
 

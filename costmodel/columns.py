@@ -46,6 +46,11 @@ class Columns:
     def __len__(self) -> int:
         return len(self.tp)
 
+    @property
+    def gpus(self) -> Array:
+        """Devices of each row."""
+        return np.asarray(self.tp * self.pp * self.dp * self.cp)
+
     def take(self, index: Array) -> Columns:
         """The rows at *index*, or where a mask is true."""
         return replace(self, **{name: getattr(self, name)[index] for name in INTEGERS})

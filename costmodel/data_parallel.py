@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from costmodel.machine import Machine
 from costmodel.placement import near_members
+from costmodel.sourced import Sourced
 from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
@@ -55,44 +56,72 @@ class DataParallel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
-    """Seconds of a stage's data-parallel collectives."""
+    """A stage's data-parallel collectives."""
 
-    step_reduce_s: Array  # once a step, after the last backward
-    step_gather_s: Array  # once a step, after the optimizer
-    forward_gather_s: Array  # every micro-batch
-    backward_gather_s: Array
-    backward_reduce_s: Array
+    step_reduce: Sourced  # once a step, after the last backward
+    step_gather: Sourced  # once a step, after the optimizer
+    forward_gather: Sourced  # every micro-batch
+    backward_gather: Sourced
+    backward_reduce: Sourced
+
+    @property
+    def of_micro_batch(self) -> Sourced:
+        return self.forward_gather + self.backward_gather + self.backward_reduce
+
+    @property
+    def of_step(self) -> Sourced:
+        return self.step_reduce + self.step_gather
 
 
 def exchanges(
-    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
+    parameters: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    machine: Machine,
+    *,
+    units: Any = 1,
 ) -> Exchanges:
-    """What a stage of *parameters* (per tp rank) exchanges."""
-    gradient = parameters * _reduced_bytes(precision, machine)
+    """What a stage of *parameters* (per tp rank) in *units* layers exchanges.
+
+    Shards travel layer by layer, whole gradients in buckets.
+    """
+    units = np.maximum(units, 1)
+    gradient = parameters * reduced_bytes(precision, machine)
     shards, replicas = parallel.shards, parallel.replicas
     near = near_members(parallel.tp, shards, machine.island)
     far = near_members(parallel.tp * shards, replicas, machine.island)
     everyone = shards * replicas
     near_all = near_members(parallel.tp, everyone, machine.island)
-    all_reduce = machine.collective_s(
-        "all_reduce", gradient, ranks=everyone, near=near_all
+    all_reduce = machine.collective(
+        "all_reduce",
+        gradient,
+        ranks=everyone,
+        near=near_all,
+        pieces=buckets_of(parameters, precision, machine),
     )
-    scatter = machine.collective_s("reduce_scatter", gradient, ranks=shards, near=near)
-    across = machine.collective_s(
-        "all_reduce", gradient / shards, ranks=replicas, near=far
+    scatter = machine.collective(
+        "reduce_scatter", gradient, ranks=shards, near=near, pieces=units
     )
-    gather = machine.collective_s(
-        "all_gather", parameters * precision.parameter.bytes, ranks=shards, near=near
+    across = machine.collective(
+        "all_reduce", gradient / shards, ranks=replicas, near=far, pieces=units
+    )
+    gather = machine.collective(
+        "all_gather",
+        parameters * precision.parameter.bytes,
+        ranks=shards,
+        near=near,
+        pieces=units,
     )
     zero = parallel.zero
-    once = np.where(zero == 0, all_reduce, np.where(zero == 1, scatter, 0) + across)
-    nothing = np.zeros_like(gather)
+    of_passes = gather.where(zero == 3)
     return Exchanges(
-        step_reduce_s=once,
-        step_gather_s=np.where((zero == 1) | (zero == 2), gather, nothing),
-        forward_gather_s=np.where(zero == 3, gather, nothing),
-        backward_gather_s=np.where(zero == 3, gather, nothing),
-        backward_reduce_s=np.where(zero >= 2, scatter, nothing),
+        step_reduce=all_reduce.where(zero == 0)
+        + scatter.where(zero == 1)
+        + across.where(zero > 0),
+        step_gather=gather.where((zero == 1) | (zero == 2)),
+        forward_gather=of_passes,
+        backward_gather=of_passes,
+        backward_reduce=scatter.where(zero >= 2),
     )
 
 
@@ -121,45 +150,8 @@ def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Arr
     return np.maximum(np.ceil(size / machine.software.bucket_bytes), 1)
 
 
-def accumulation_bytes(
-    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
-) -> Array:
-    """Bytes that handling the weight gradients of one micro-batch moves on a rank.
-
-    Below ZeRO-2 the product's gradient is read and added to the accumulated one, which
-    is read and written; `fused` products do that themselves, for reading it. From
-    ZeRO-2 on it is copied into the reduction's buffer instead, and at ZeRO-3 gathered
-    weights are copied out of the gather's buffer before each pass (as FSDP does).
-    """
-    made = precision.activation.bytes
-    kept = _reduced_bytes(precision, machine)
-    added = kept if machine.software.accumulation == "fused" else made + 2 * kept
-    copied = made + kept
-    gathered = 2 * 2 * precision.parameter.bytes
-    zero = parallel.zero
-    per_parameter = np.where(zero >= 2, copied, added) + np.where(
-        zero == 3, gathered, 0
-    )
-    return np.asarray(parameters * per_parameter)
-
-
-def optimizer_bytes(
-    parameters: Array, parallel: DataParallel, precision: Precision, moments: int
-) -> Array:
-    """Bytes that the optimizer step moves on a rank.
-
-    Moments and master weights are read and written, the gradient read for its norm
-    and once more for the update, the working weight written.
-    """
-    state = (precision.master_bytes or precision.parameter.bytes) + (
-        moments * Format.FP32.bytes
-    )
-    weight = precision.parameter.bytes if precision.master else 0.0
-    moved = 2 * state + 2 * precision.gradient.bytes + weight
-    return np.asarray(parameters * moved / parallel.shard_of(1))
-
-
-def _reduced_bytes(precision: Precision, machine: Machine) -> float:
+def reduced_bytes(precision: Precision, machine: Machine) -> float:
+    """Bytes of one gradient as it travels."""
     if machine.software.reduce == "half-or-fp32":
         half = precision.parameter is Format.FP16
         return Format.FP16.bytes if half else Format.FP32.bytes

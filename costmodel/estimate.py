@@ -12,25 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from costmodel.action import Kind
+from costmodel.accounts import BREAKDOWN, Accounts
 from costmodel.atoms import recomputed_operators
-from costmodel.data_parallel import buckets_of
 from costmodel.flops import CONVENTION, block_flops, model_flops
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
-from costmodel.layout_price import LayoutPricer, data_parallel
+from costmodel.layout_price import LayoutPricer
 from costmodel.legality import MOST_PASSES, require_legal_layout
 from costmodel.machine import Machine, machine
-from costmodel.memory import Memory, memory
+from costmodel.memory import Memory
+from costmodel.price_sources import PriceSources, price_sources
 from costmodel.retention import Retention
 from costmodel.schedule import holders
-from costmodel.stage import StagePrice
-from costmodel.stage_costs import StageCosts
-from costmodel.tied import layout_tied_sync_s
 from costmodel.timeline import Timeline, simulate
-from costmodel.transfers import transfers_s
 from costmodel.uncertainty import Spread, spread_of
 from profiles.cluster import Cluster
 from profiles.errors import InvalidSpec, Unsupported
@@ -38,18 +32,7 @@ from profiles.graph import Block
 from profiles.job import Job
 from profiles.units import TFLOPS
 
-BREAKDOWN = (
-    "compute",
-    "recompute",
-    "tensor_comm",
-    "context_comm",
-    "expert_comm",
-    "pipeline_comm",
-    "data_comm",
-    "bubble",
-    "optimizer",
-    "offload",
-)
+__all__ = ["BREAKDOWN", "Estimate", "estimate", "recomputed_flops"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +53,7 @@ class Estimate:
     device: str
     device_cost: float | None = None  # dollars for one device and hour
     device_power_w: float | None = None
+    price_sources: PriceSources | None = None  # None without a profile
     assumed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -147,6 +131,7 @@ class Estimate:
             ],
             "breakdown_s": dict(self.breakdown_s),
             "interval": self.interval,
+            "price_sources": self.price_sources and self.price_sources.document(),
             "layout": layout_document(self.layout),
             "assumed": dict(self.assumed),
             "warnings": list(self.warnings),
@@ -164,37 +149,43 @@ def estimate(
 ) -> Estimate:
     """Price *layout* of *job* on *cluster*, or on a machine prepared from it.
 
+    `estimate(…, on=machine(cluster, samples=read_samples("samples.json")))` prices by
+    measured samples first.
+
     Raises InvalidSpec for a layout of another model or schedule, Contradiction for
     one that cannot run so, Unsupported for what is not priced yet.
     """
-    where = on or machine(cluster)
+    where = (on or machine(cluster)).running(layout.gpus)
     _require_priced(layout)
     require_legal_layout(layout, job, where.cluster)
-    stages = LayoutPricer(job=job, layout=layout, machine=where).stages()
+    pricer = LayoutPricer(job=job, layout=layout, machine=where)
+    accounts = Accounts(job=job, layout=layout, stages=pricer.stages(), on=where)
     timeline = simulate(
         layout.schedule,
         layout.pp,
         layout.virtual_stages,
         layout.micro_batches,
-        _costs(layout, stages, where, job),
+        accounts.costs(),
     )
+    sources = None if where.measured is None else price_sources(pricer)
     return Estimate(
         job=job,
         layout=layout,
         step_time_s=timeline.makespan_s,
-        breakdown_s=_breakdown(layout, stages, timeline),
-        memory=_memory(layout, stages, timeline, job, where),
+        breakdown_s=accounts.breakdown(timeline),
+        memory=accounts.memory(timeline),
         capacity_bytes=where.device.capacity_bytes,
         model_flops=model_flops(job),
         hardware_flops=model_flops(job) + recomputed_flops(job, layout),
         peak_flops_per_s=where.device.peak_flops_per_s(layout.precision.matmul),
-        spread=spread_of(where.rates),
+        spread=spread_of(where.rates, sources),
         timeline=timeline,
         device=where.device.name,
         device_cost=where.device.cost.si if where.device.cost else None,
         device_power_w=where.device.power.si if where.device.power else None,
+        price_sources=sources,
         assumed=assumed or {},
-        warnings=warnings,
+        warnings=tuple(dict.fromkeys((*warnings, *where.remarks()))),
     )
 
 
@@ -246,115 +237,3 @@ def _require_priced(layout: Layout) -> None:
         raise Unsupported("stages with unlike meshes are not priced yet")
     if any(stage.mesh.ep > 1 for stage in layout.stages):
         raise Unsupported("expert parallelism (ep > 1) is not priced yet")
-
-
-def _chunks(layout: Layout, stages: list[StagePrice]) -> list[list[StagePrice]]:
-    """The stages that each pipeline rank holds."""
-    held: list[list[StagePrice]] = [[] for _ in range(layout.pp)]
-    for stage, priced in zip(layout.stages, stages, strict=True):
-        held[stage.held_by[0]].append(priced)
-    return held
-
-
-def _costs(
-    layout: Layout, stages: list[StagePrice], on: Machine, job: Job
-) -> StageCosts:
-    transfers = transfers_s(layout, job, on)
-    ranks = _chunks(layout, stages)
-
-    def by_stage(name: str) -> Any:
-        return np.array([float(getattr(item, name)) for item in stages])
-
-    def by_rank(name: str) -> Any:
-        return np.array([sum(float(getattr(i, name)) for i in held) for held in ranks])
-
-    buckets = buckets_of(stages[0].parameters, layout.precision, on)
-    return StageCosts(
-        forward_s=by_stage("forward_s"),
-        backward_s=by_stage("backward_s"),
-        send_forward_s=np.append(transfers, 0.0),
-        send_backward_s=np.append(0.0, transfers),
-        saved_bytes=by_stage("saved_bytes"),
-        transient_forward_bytes=by_stage("forward_working_bytes"),
-        transient_backward_bytes=by_stage("backward_working_bytes"),
-        reduce_s=by_stage("reduce_s"),
-        step_s=by_rank("step_s"),
-        gather_s=by_rank("gather_s") + _tied_s(layout, job, on),
-        static_bytes=np.zeros(layout.pp),  # states are added by kind, in `_memory`
-        buckets=int(buckets),
-        overlap_reduce="grad" in on.software.overlap,
-    )
-
-
-def _tied_s(layout: Layout, job: Job, on: Machine) -> Any:
-    """By rank, the sum of the tied gradient over the pipeline's two ends."""
-    ends = np.zeros(layout.pp)
-    ends[[0, -1]] = layout_tied_sync_s(layout, job, on)
-    return ends
-
-
-def _breakdown(
-    layout: Layout, stages: list[StagePrice], timeline: Timeline
-) -> dict[str, float]:
-    """Where the step of the rank that ends last (the lowest of several) goes."""
-    rank = int(np.argmax(timeline.rank_end_s))
-    account = timeline.account(rank)
-    held, m = _chunks(layout, stages)[rank], layout.micro_batches
-
-    def passes(name: str) -> float:
-        return m * sum(float(getattr(item, name)) for item in held)
-
-    parts = {
-        "tensor_comm": passes("tensor_comm_s"),
-        "context_comm": passes("context_comm_s"),
-        "recompute": passes("recompute_s") - passes("recompute_comm_s"),
-    }
-    exposed = passes("data_comm_s")
-    found = {
-        **parts,
-        "compute": account.compute_s - sum(parts.values()) - exposed,
-        "pipeline_comm": account.pipeline_comm_s,
-        "data_comm": exposed + account.reduce_s + account.gather_s,
-        "bubble": account.bubble_s + account.others_s + account.idle_s,
-        "optimizer": account.step_s,
-    }
-    return {name: found.get(name, 0.0) for name in BREAKDOWN}
-
-
-def _memory(
-    layout: Layout,
-    stages: list[StagePrice],
-    timeline: Timeline,
-    job: Job,
-    on: Machine,
-) -> tuple[Memory, ...]:
-    """Each pipeline rank's bytes at the instant of its peak."""
-    pieces = []
-    parallel = data_parallel(layout.stages[0].mesh, layout.stages[0].plans[0].zero)
-    saved = np.array([float(item.saved_bytes) for item in stages])
-    for rank, held in enumerate(_chunks(layout, stages)):
-        action = timeline.program.action(rank, int(timeline.peak_action[rank]))
-        at_peak = stages[action.stage]
-        forward = action.kind is Kind.F
-        pieces.append(
-            memory(
-                parameters=np.asarray(sum(float(item.parameters) for item in held)),
-                gathered_bytes=np.asarray(
-                    max(float(item.gathered_bytes) for item in held)
-                ),
-                activation_bytes=np.asarray(
-                    float(timeline.in_flight_at_peak(rank) @ saved)
-                ),
-                transient_bytes=(
-                    at_peak.forward_working_bytes
-                    if forward
-                    else at_peak.backward_working_bytes
-                ),
-                parallel=parallel,
-                precision=layout.precision,
-                moments=job.moments,
-                device=on.device,
-                ranks=np.asarray(layout.gpus),
-            )
-        )
-    return tuple(pieces)

@@ -24,8 +24,8 @@ from costmodel.memory import memory
 from costmodel.placement import always_crosses
 from costmodel.rows import Rows
 from costmodel.stage import StagePrice
-from costmodel.tied import tied_sync_s
-from costmodel.transfers import boundary_s
+from costmodel.tied import tied_sync
+from costmodel.transfers import boundary_s, sends
 from profiles.job import Job
 
 Array = NDArray[Any]
@@ -42,6 +42,21 @@ class ColumnPrices:
 
 def price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
     """Price every row of *columns* for *job* on a machine."""
+    if on.measured is None:
+        return _price(columns, job, on)
+    gpus = columns.gpus  # samples depend on how many ranks are at work
+    prices = ColumnPrices(
+        step_time_s=np.empty(len(columns)), peak_memory_bytes=np.empty(len(columns))
+    )
+    for count in np.unique(gpus):
+        here = gpus == count
+        found = _price(columns.take(here), job, on.running(int(count)))
+        prices.step_time_s[here] = found.step_time_s
+        prices.peak_memory_bytes[here] = found.peak_memory_bytes
+    return prices
+
+
+def _price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
     rows = Rows(columns=columns, job=job, on=on)
     return ColumnPrices(
         step_time_s=_step_time_s(rows), peak_memory_bytes=_peak_bytes(rows)
@@ -51,17 +66,26 @@ def price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
 def _step_time_s(rows: Rows) -> Array:
     first, _, _, last = rows.priced
     columns = rows.columns
-    passes = Passes(
-        forward_s=tuple(item.forward_s for item in rows.priced),
-        backward_s=tuple(item.backward_s for item in rows.priced),
-        counts=rows.counts,
+    sent = sends(
+        _transfer_s(rows, always_crosses(rows.stride, rows.on.island)), rows.on
     )
+    onward = (1.0, 1.0, 1.0, 0.0)  # of the four kinds, the last sends nothing forward
     makespan = makespan_s(
-        passes,
+        Passes(
+            forward_s=tuple(
+                item.forward_s + share * sent.in_passes_s
+                for item, share in zip(rows.priced, onward, strict=True)
+            ),
+            backward_s=tuple(
+                item.backward_s + share * sent.in_passes_s
+                for item, share in zip(rows.priced, onward[::-1], strict=True)
+            ),
+            counts=rows.counts,
+        ),
         schedule=columns.schedule,
         virtual_stages=columns.virtual_stages,
         micro_batches=rows.micro_batches,
-        transfer_s=_transfer_s(rows, always_crosses(rows.stride, rows.on.island)),
+        transfer_s=sent.beside_s,
     )
     makespan = np.maximum(makespan, _crossing_s(rows))
     # The first rank's last backward is the pipeline's last action.
@@ -77,7 +101,7 @@ def _step_time_s(rows: Rows) -> Array:
         rows.on_rank(end, "step_s") + rows.on_rank(end, "gather_s")
         for end in (first, last)
     ]
-    tied = tied_sync_s(
+    tied = tied_sync(
         rows.job,
         rows.on,
         rows.policy,
@@ -85,7 +109,7 @@ def _step_time_s(rows: Rows) -> Array:
         pp=columns.pp,
         stride=rows.stride,
     )
-    return np.asarray(makespan + tail + np.maximum(*ends) + tied)
+    return np.asarray(makespan + tail + np.maximum(*ends) + tied.seconds)
 
 
 def _crossing_s(rows: Rows) -> Array:
@@ -165,7 +189,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         precision=rows.policy,
         moments=rows.job.moments,
         device=rows.on.device,
-        ranks=columns.tp * columns.pp * columns.dp * columns.cp,
+        ranks=columns.gpus,
     )
     return pieces.total
 

@@ -8,15 +8,21 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.atoms import Atom, atom, block_prices, shared_parameters
+from costmodel.atoms import (
+    Atom,
+    atom,
+    block_prices,
+    recomputed_operators,
+    shared_parameters,
+)
 from costmodel.data_parallel import DataParallel
 from costmodel.layout import LayerPlan, Layout, Mesh, Stage
 from costmodel.machine import Machine
-from costmodel.operator_price import OperatorPrice
 from costmodel.retention import require_priced
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.stage import StagePrice, stage_price
 from costmodel.tied import tied_holder
+from costmodel.work import OperatorPrice, Work
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.graph import Block
 from profiles.job import Job
@@ -50,9 +56,22 @@ class LayoutPricer:
                 f"{len(self.job.graph.layer_names)}: embedding, 0-"
                 f"{self.job.graph.body - 1}, final_norm and head, each once, in order"
             )
-        return [self._stage(stage) for stage in self.layout.stages]
+        return [self.price(stage) for stage in self.layout.stages]
 
-    def _stage(self, stage: Stage) -> StagePrice:
+    def work(self, stage: Stage) -> Work:
+        """A micro-batch through *stage*, there and back, with what is recomputed."""
+        total = Work()
+        for name, plan in zip(stage.layers, stage.plans, strict=True):
+            block = self._blocks[name]
+            prices = self._operators[self._where(block, plan, stage)]
+            for price in prices.values():
+                total = total + price.forward + price.backward
+            for again in recomputed_operators(block, plan.retention.recomputed):
+                total = total + prices[again].forward
+        return total
+
+    def price(self, stage: Stage) -> StagePrice:
+        """The price of one virtual stage."""
         parts = Counter(
             (self._blocks[name].name, plan)
             for name, plan in zip(stage.layers, stage.plans, strict=True)
@@ -72,7 +91,7 @@ class LayoutPricer:
                 data_parallel(mesh, _one_zero(stage)),
                 self.layout.precision,
                 self.machine,
-                self.job.moments,
+                self.job.optimizer,
             )
         return self._stages[key]
 
@@ -85,14 +104,18 @@ class LayoutPricer:
     def _shared(self, stage: Stage) -> Atom:
         block, operator = tied_holder(self.job.graph)
         plan = stage.plans[stage.layers.index(block)]
-        where = (block, plan.sharding, stage.mesh.tp, stage.mesh.cp)
-        key = (*where, self.layout.micro_batch(stage))
-        return shared_parameters(self._operators[key][operator])
+        where = self._where(self.job.graph.block(block), plan, stage)
+        return shared_parameters(self._operators[where][operator])
+
+    def _where(self, block: Block, plan: LayerPlan, stage: Stage) -> object:
+        """What the prices of a block's operators hang on."""
+        shape = (stage.mesh.tp, stage.mesh.cp, self.layout.micro_batch(stage))
+        return (block.name, plan.sharding, *shape)
 
     def _atom(self, block: Block, plan: LayerPlan, stage: Stage) -> Atom:
         mesh, size = stage.mesh, self.layout.micro_batch(stage)
-        where = (block.name, plan.sharding, mesh.tp, mesh.cp, size)
-        key = (*where, plan.retention)
+        where = self._where(block, plan, stage)
+        key = (where, plan.retention)
         if key not in self._atoms:
             require_priced(plan.retention, block)
             degrees = Degrees(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from costmodel.layout import Layout
 from costmodel.schedule import require_schedule
+from costmodel.support import is_local
 from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, MeshwrightError
@@ -117,6 +118,13 @@ def _data(choice: Uniform, job: Job) -> Iterator[str]:
         yield f"zero_group={choice.zero_group} does not divide dp={choice.dp}"
 
 
+def fuses_attention(cluster: Cluster) -> bool:
+    """Whether attention can do without stored scores: FlashAttention from Ampere on;
+    on this machine PyTorch's own kernels, which every device has."""
+    old = cluster.device.architecture.lower().startswith(NO_FLASH)
+    return is_local(cluster) or not old
+
+
 def _cluster(choice: Uniform, cluster: Cluster) -> Iterator[str]:
     device = cluster.device
     if cluster.gpus is not None and choice.gpus > cluster.gpus:
@@ -127,8 +135,7 @@ def _cluster(choice: Uniform, cluster: Cluster) -> Iterator[str]:
             f"{device.name} does not multiply in {wanted.value}; it has "
             f"{', '.join(device.peak)}"
         )
-    old = device.architecture.lower().startswith(NO_FLASH)
-    if choice.flash_attention and old:
+    if choice.flash_attention and not fuses_attention(cluster):
         yield (
             f"flash attention needs Ampere or newer, {device.name} is "
             f"{device.architecture}; use --no-flash-attention"

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.collectives import LinkRates, collective_s, link_rates, send_s
+from costmodel.measured import Measured
 from costmodel.rates import Rates, rates_of
-from costmodel.software import DEFAULT, Software, software
+from costmodel.software import (
+    DEFAULT,
+    Software,
+    shares_cores,
+    software,
+    software_on,
+)
+from costmodel.sourced import Sourced
 from profiles.cluster import Cluster, Island
 from profiles.device import Device
+from profiles.precision import Format
+from profiles.samples import Samples
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """A cluster with its fitted rates, and the software that runs on it."""
+    """A cluster with its fitted rates, and the software that runs on it.
+
+    `measured` are the samples of a profile, which come before rates.
+    """
 
     cluster: Cluster
     rates: Rates
     links: LinkRates
     software: Software
+    measured: Measured | None = None
 
     @property
     def island(self) -> Island:
@@ -34,31 +49,155 @@ class Machine:
     def device(self) -> Device:
         return self.cluster.device
 
+    @property
+    def shares_cores(self) -> bool:
+        """Whether ranks communicate with the cores that compute: nothing is hidden."""
+        return shares_cores(self.device)
+
+    @property
+    def has_host_floor(self) -> bool:
+        """Whether a host issues kernels beside the device. On a CPU it is the device,
+        and its samples contain it."""
+        return self.measured is None or not self.shares_cores
+
+    def hides(self, seconds: Array) -> Array:
+        """How many *seconds* of compute hide what is communicated beside it."""
+        return np.zeros(()) if self.shares_cores else seconds
+
+    def running(self, gpus: int) -> Machine:
+        """The same machine while *gpus* of its devices are at work."""
+        if self.measured is None:
+            return self
+        on_node = min(gpus, self.island.devices_per_node)
+        return replace(self, measured=self.measured.crowded(on_node))
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of a price should know of the samples behind it."""
+        return () if self.measured is None else tuple(self.measured.remarks())
+
+    def operator(
+        self,
+        local: Callable[[], tuple[str, Sequence[Any]]],
+        direction: str,
+        number: Format,
+        roofline: Callable[[], Array],
+        where: Any = True,
+    ) -> Sourced:
+        """A pass of an operator as it was measured, else *roofline*.
+
+        *local* gives its kind and its dimensions on a rank; samples are asked only
+        *where* the operator is what was measured.
+        """
+        if self.measured is None:
+            return Sourced(seconds=roofline())
+        kind, dims = local()
+        found = self.measured.operator(kind, direction, dims, number.value)
+        if found is None:
+            return Sourced(seconds=roofline())
+        if not np.all(where):
+            found = found.known_where(where)
+        return found.or_else(roofline)
+
+    def step(self, kind: str, parameters: Array) -> Sourced | None:
+        """A part of a step over *parameters* as it was measured; None if it was not."""
+        return None if self.measured is None else self.measured.step(kind, parameters)
+
+    def collective(
+        self,
+        kind: str,
+        size_bytes: Array,
+        *,
+        ranks: Array,
+        near: Array,
+        pieces: Any = 1,
+    ) -> Sourced:
+        """A collective over groups with *near* members in a fast domain.
+
+        Where it was measured, as so many messages of equal size; the fitted rates are
+        those of whole reductions inside training.
+        """
+
+        def roofline() -> Array:
+            return collective_s(
+                kind,
+                size_bytes,
+                ranks=ranks,
+                ranks_per_node=near,
+                rates=self.links,
+            )
+
+        if self.measured is None:
+            return Sourced(seconds=roofline())
+        found = self.measured.exchange(
+            kind, size_bytes / pieces, ranks=ranks, near=near, island=self.island
+        )
+        if found is None:
+            return Sourced(seconds=roofline())
+        whole: Sourced = found * pieces
+        return whole.or_else(roofline)
+
     def collective_s(
         self, kind: str, size_bytes: Array, *, ranks: Array, near: Array
     ) -> Array:
         """Seconds of a collective over groups with *near* members in a fast domain."""
-        return collective_s(
-            kind,
-            size_bytes,
-            ranks=ranks,
-            ranks_per_node=near,
-            rates=self.links,
+        return self.collective(kind, size_bytes, ranks=ranks, near=near).seconds
+
+    def send(self, size_bytes: Array, *, far: Array) -> Sourced:
+        """A point-to-point transfer, between fast domains where *far*."""
+        far = np.asarray(far, dtype=bool)
+
+        def roofline() -> Array:
+            return send_s(size_bytes, same_node=~far, rates=self.links)
+
+        if self.measured is None:
+            return Sourced(seconds=roofline())
+        inside, outside = (
+            self.measured.send(size_bytes, far=one, island=self.island)
+            for one in (False, True)
         )
+        if inside is None:
+            return Sourced(seconds=roofline())
+        if outside is None or not far.any():
+            return _farther(inside, far, roofline)
+        return inside.where(~far) + outside.where(far)
 
     def send_s(self, size_bytes: Array, *, far: Array) -> Array:
         """Seconds of a point-to-point transfer, between fast domains where *far*."""
-        return send_s(size_bytes, same_node=~np.asarray(far), rates=self.links)
+        return self.send(size_bytes, far=far).seconds
+
+
+def _farther(inside: Sourced, far: Array, roofline: Callable[[], Array]) -> Sourced:
+    """*roofline* where *far*, but never less than what was measured inside."""
+    if not far.any():
+        return inside * np.ones_like(far, dtype=float)
+    least = np.maximum(roofline(), inside.seconds)
+    return inside.where(~far) + Sourced(seconds=least * far)
 
 
 def machine(
     cluster: Cluster,
     framework: Software | None = None,
+    *,
+    samples: Samples | None = None,
 ) -> Machine:
-    """The machine that *cluster* is under *framework* (default: this project)."""
+    """The machine that *cluster* is under *framework* (default: this project).
+
+    *samples* of its device are prices that come before fitted rates. Raises
+    StaleProfile if they are another device's.
+    """
     return Machine(
         cluster=cluster,
         rates=rates_of(cluster.device),
         links=link_rates(cluster.island),
-        software=framework or software(DEFAULT),
+        software=framework or software_on(software(DEFAULT), cluster.device),
+        measured=None if samples is None else _measured(samples, cluster.device),
     )
+
+
+def _measured(samples: Samples, device: Device) -> Measured:
+    """The samples, by whichever name they know *device*."""
+    names = {name.lower() for name in (device.name, *device.aliases)}
+    known = {key.device for key in samples.operators}
+    called = next((name for name in known if name.lower() in names), device.name)
+    samples.require(device=called)
+    return Measured(samples=samples, device=called, shares_cores=shares_cores(device))

@@ -3,26 +3,22 @@
 matrix product   forward m×n×k, input gradient m×k×n, weight gradient k×n×m
 attention        by kernel; context parallel exchanges beside it
 everything else  bytes at measured bandwidth
+
+Each pass as it was measured, where the machine has samples of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.compute import (
-    alignment_slowdown,
-    attention_flops,
-    attention_s,
-    matmul_flops,
-    matmul_s,
-    traffic_s,
-)
+from costmodel.attention_price import attention_kernel, attention_work
+from costmodel.compute import matmul_flops, matmul_s, traffic_s
+from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
 from costmodel.placement import near_members
 from costmodel.sharding import (
@@ -30,13 +26,14 @@ from costmodel.sharding import (
     Degrees,
     backward_collectives,
     elements,
-    extent,
     forward_collectives,
     parameters,
     product_shape,
     tensor_bytes,
     tokens,
 )
+from costmodel.sourced import Sourced
+from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import Kind, Operator
 from profiles.precision import Precision
@@ -52,53 +49,7 @@ MISALIGNED = 2.5
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
 UNFUSED_NORM_SAVED_BYTES = 6.0  # [derived] a token and unit of width
-
-
-def _zero() -> Array:
-    return _ZERO
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One pass of an operator: seconds on the device and waiting, FLOPs done."""
-
-    compute_s: Array = field(default_factory=_zero)
-    tensor_comm_s: Array = field(default_factory=_zero)
-    context_comm_s: Array = field(default_factory=_zero)
-    flops: Array = field(default_factory=_zero)
-    host_s: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(
-            compute_s=self.compute_s + other.compute_s,
-            tensor_comm_s=self.tensor_comm_s + other.tensor_comm_s,
-            context_comm_s=self.context_comm_s + other.context_comm_s,
-            flops=self.flops + other.flops,
-            host_s=self.host_s + other.host_s,
-        )
-
-    @property
-    def device_s(self) -> Array:
-        return self.compute_s + self.tensor_comm_s + self.context_comm_s
-
-    @property
-    def total_s(self) -> Array:
-        """Device time over the host's launch floor, softly: some kernels are bound
-        by the host, others not (fourth-power mean; docs/cost-model.md)."""
-        return np.asarray((self.device_s**4 + self.host_s**4) ** 0.25)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorPrice:
-    """One operator's work, local parameters and bytes by saved tensor's name."""
-
-    forward: Work
-    backward: Work
-    parameters: Array
-    saved: dict[str, Array]
-    internal: dict[str, Array]  # dropped together with the operator's own working
-    output_bytes: Array
-    input_bytes: Array
+_NOTHING = Sourced(seconds=_ZERO)
 
 
 def operator_price(
@@ -109,28 +60,31 @@ def operator_price(
     machine: Machine,
 ) -> OperatorPrice:
     """Price *operator*; arrays have the shape that *degrees* broadcasts to."""
-    price = {Kind.MATMUL: _matmul, Kind.ATTENTION: _attention}.get(
+    price = {Kind.MATMUL: _matmul, Kind.ATTENTION: attention_work}.get(
         operator.kind, _traffic
     )
     forward, backward = price(operator, block, degrees, precision, machine)
     host = machine.software
-    forward += Work(
-        tensor_comm_s=_exchanges_s(
+    floor = 1.0 if machine.has_host_floor else 0.0
+    forward += Work.of(
+        _NOTHING,
+        tensor_comm=_exchanged(
             forward_collectives(operator, block, degrees, precision),
             degrees,
             machine,
             _ZERO,
         ),
-        host_s=host.forward_host_s,
+        host_s=host.forward_host_s * floor,
     )
-    backward += Work(
-        tensor_comm_s=_exchanges_s(
+    backward += Work.of(
+        _NOTHING,
+        tensor_comm=_exchanged(
             backward_collectives(operator, block, degrees, precision),
             degrees,
             machine,
-            backward.compute_s / 2,
+            machine.hides(backward.compute_s / 2),
         ),
-        host_s=host.backward_host_s,
+        host_s=host.backward_host_s * floor,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(
@@ -148,20 +102,20 @@ def operator_price(
     )
 
 
-def _exchanges_s(
+def _exchanged(
     collectives: Iterable[Collective],
     degrees: Degrees,
     machine: Machine,
     behind_s: Array,
-) -> Array:
+) -> Sourced:
     """Exposed seconds of tp collectives; hidden ones cost what *behind_s* leaves."""
     near = near_members(np.asarray(1), degrees.tp, machine.island)
-    total: Array = _ZERO
+    total = _NOTHING
     for item in collectives:
-        taken = machine.collective_s(
+        taken = machine.collective(
             item.kind, item.size_bytes, ranks=degrees.tp, near=near
         )
-        total = total + (np.maximum(taken - behind_s, 0) if item.hidden else taken)
+        total = total + (taken.behind(behind_s) if item.hidden else taken)
     return total
 
 
@@ -177,15 +131,21 @@ def _matmul(
         matmul_s, device=machine.device, rates=machine.rates, number=precision.matmul
     )
     slower = misaligned(n, k)
-    forward_s = product_s(m, n, k) * slower
-    input_s = product_s(m, k, n) * slower
     fused = machine.software.accumulation == "fused"
     made = precision.gradient.bytes if fused else precision.activation.bytes
-    weight_s = product_s(k, n, m, output_bytes=made) * slower
+    timed = partial(
+        machine.operator, lambda: ("matmul", (m, n, k)), number=precision.matmul
+    )
+    forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
+    to_input = timed("backward-input", roofline=lambda: product_s(m, k, n) * slower)
+    to_weight = timed(
+        "backward-weight",
+        roofline=lambda: product_s(k, n, m, output_bytes=made) * slower,
+    )
     flops = matmul_flops(m, n, k)
     return (
-        Work(compute_s=forward_s, flops=flops),
-        Work(compute_s=input_s + weight_s, flops=2 * flops),
+        Work.of(forward, flops=flops),
+        Work.of(to_input + to_weight, flops=2 * flops),
     )
 
 
@@ -195,95 +155,6 @@ def misaligned(n: Array, k: Array) -> Array:
     return np.where(odd, MISALIGNED, 1.0)
 
 
-def attention_kernel(degrees: Degrees, machine: Machine) -> str:
-    """The kernel that this framework runs on this device."""
-    wanted = machine.software.flash if degrees.flash_attention else None
-    return wanted or machine.software.unfused
-
-
-def _attention(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
-    heads = -(-block.heads // degrees.tp) * degrees.micro_batch
-    local = -(-degrees.seq_len // degrees.cp)
-    window = min(block.window or degrees.seq_len, degrees.seq_len)
-    shape = {
-        "batch_heads": heads,
-        "seq_q": local,
-        "seq_kv": np.asarray(window),
-        "head_dim": np.asarray(block.head_dim),
-    }
-    # A window shorter than the sequence is a band: no half of it is masked.
-    causal = block.causal and window == degrees.seq_len
-    number = _attention_format(precision)
-    works = []
-    for direction, scale in (("forward", 1.0), ("backward", 2.5)):
-        taken = attention_s(
-            attention_kernel(degrees, machine),
-            direction,
-            causal=causal,
-            device=machine.device,
-            rates=machine.rates,
-            number=number,
-            slowdown=alignment_slowdown(block.head_dim, machine.device, number),
-            **shape,
-        )
-        works.append(
-            Work(
-                compute_s=taken,
-                context_comm_s=_context_s(
-                    direction, taken, block, degrees, precision, machine
-                ),
-                flops=scale * attention_flops(causal=causal, **shape),
-            )
-        )
-    return works[0], works[1]
-
-
-def _attention_format(precision: Precision) -> Any:
-    """Attention stays in 16 bits when the products run in fewer."""
-    return precision.activation if precision.matmul.bytes < 2 else precision.matmul
-
-
-def _context_s(
-    direction: str,
-    attention: Array,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
-    """Exposed seconds of exchanging keys and values between cp ranks.
-
-    ring: cp − 1 transfers of the local keys and values (backward: and of their
-    gradients), each behind one block of attention (Liu et al., 2023). all-gather:
-    gathered before, gradients reduce-scattered after (Llama 3, section 3.3.2).
-    ulysses: all-to-all of q, k, v and of the output (Jacobs et al., 2023).
-    """
-    cp = degrees.cp
-    rounds = 1 if direction == "forward" else 2
-    near = near_members(degrees.tp, cp, machine.island)
-    width = extent("key_value", block, degrees) * precision.activation.bytes
-    local = tokens(degrees, split=False)
-    if degrees.cp_kind == "ring":
-        far = near < cp
-        step = machine.send_s(local * width * rounds, far=far)
-        return np.where(cp > 1, (cp - 1) * np.maximum(step - attention / cp, 0), 0.0)
-    if degrees.cp_kind == "all-gather":
-        kinds = ("all_gather",) if rounds == 1 else ("all_gather", "reduce_scatter")
-        size = local * cp * width
-    else:
-        kinds = ("all_to_all",) * 2
-        query = extent("query", block, degrees) * precision.activation.bytes
-        size = local * cp * (width + 2 * query) / 2
-    taken = (machine.collective_s(kind, size, ranks=cp, near=near) for kind in kinds)
-    return np.where(cp > 1, sum(taken, start=_ZERO), 0.0)
-
-
 def _traffic(
     operator: Operator,
     block: Block,
@@ -291,27 +162,28 @@ def _traffic(
     precision: Precision,
     machine: Machine,
 ) -> tuple[Work, Work]:
-    moved_from = (
-        operator.output
-        if operator.kind is not Kind.CROSS_ENTROPY
-        else (operator.inputs[0])
-    )
-    count = elements(moved_from, block, degrees) * precision.activation.bytes
-    elements_moved = (operator.forward_elements, operator.backward_elements)
+    moved = elements(worked_on(operator), block, degrees) * precision.activation.bytes
+    passes = (operator.forward_elements, operator.backward_elements)
     if operator.vectors and not machine.software.fused_norm:
-        elements_moved = UNFUSED_NORM
-    works = (
-        Work(
-            compute_s=traffic_s(
-                count * passes,
-                device=machine.device,
-                rates=machine.rates,
-                kernels=operator.kernels,
+        passes = UNFUSED_NORM
+    local = partial(local_shape, operator, block, degrees)
+    forward, backward = (
+        Work.of(
+            machine.operator(
+                local,
+                direction,
+                precision.activation,
+                partial(
+                    traffic_s,
+                    moved * count,
+                    device=machine.device,
+                    rates=machine.rates,
+                    kernels=operator.kernels,
+                ),
             )
         )
-        for passes in elements_moved
+        for direction, count in zip(("forward", "backward"), passes, strict=True)
     )
-    forward, backward = works
     return forward, backward
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from costmodel.legality import NO_FLASH, require_legal
-from costmodel.machine import Machine, machine
+from costmodel.legality import fuses_attention, require_legal
+from costmodel.machine import Machine
+from costmodel.machine_asked import machine_of, remarks_on
 from costmodel.pins import Pins
-from costmodel.software import DEFAULT, Software, software, with_overlap
+from costmodel.profiled import Profile
+from costmodel.software import shares_cores
+from costmodel.support import default_precisions, local_warnings
 from costmodel.uniform import Uniform
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, Unsupported
@@ -20,9 +23,6 @@ from profiles.job import Job
 from profiles.job_options import JobOptions
 from profiles.models.catalog import Model
 from profiles.models.spec import DecoderSpec
-
-OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
-HIDDEN_SO_FAR = ("grad", "param", "p2p")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,29 +34,6 @@ class Question:
     machine: Machine
     assumed: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-
-
-def framework_of(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Software:
-    """The software that is priced, with the overlap that was asked for."""
-    base = software(wish.framework or DEFAULT)
-    if wish.framework is None:
-        assumed["framework"] = base.name
-    if pins.bucket_mb is not None:
-        base = replace(base, bucket_bytes=pins.bucket_mb * 1e6)
-    if pins.overlap is None:
-        assumed["overlap"] = ",".join(sorted(base.overlap)) or "none"
-        return base
-    asked = [part for part in pins.overlap.split(",") if part and part != "none"]
-    for part in asked:
-        if part not in OVERLAPS:
-            raise Contradiction(
-                f"--overlap {part!r} is not one of {', '.join(OVERLAPS)}, none"
-            )
-        if part not in HIDDEN_SO_FAR:
-            raise Unsupported(
-                f"--overlap {part} is not priced yet; {', '.join(HIDDEN_SO_FAR)} are"
-            )
-    return with_overlap(base, frozenset(asked))
 
 
 def refuse_unpriced(pins: Pins) -> None:
@@ -79,32 +56,45 @@ def refuse_unpriced(pins: Pins) -> None:
 
 def flash_default(cluster: Cluster) -> bool:
     """Flash attention wherever the device has it (Ampere and newer)."""
-    return not cluster.device.architecture.lower().startswith(NO_FLASH)
+    return fuses_attention(cluster)
 
 
 def default_precision(cluster: Cluster) -> str:
-    """bf16 where the device has it, else fp16, else fp32."""
-    for name in ("bf16", "fp16", "fp32"):
+    """bf16 where the device has it, else fp16, else fp32; fp32 on a CPU."""
+    cpu = shares_cores(cluster.device)
+    for name in ("fp32",) if cpu else default_precisions(cluster):
         if name in cluster.device.peak:
             return name
     raise Unsupported(f"{cluster.device.name} has no peak for bf16, fp16 or fp32")
 
 
-def resolve(model: Model, cluster: Cluster, wish: JobOptions, pins: Pins) -> Question:
-    """Complete a question about one layout.
+def resolve(
+    model: Model,
+    cluster: Cluster,
+    wish: JobOptions,
+    pins: Pins,
+    profile: Profile | None = None,
+) -> Question:
+    """Complete a question about one layout; a *profile*'s samples are prices.
 
-    Raises Contradiction (with every violation), UnknownName, InvalidSpec, Unsupported.
+    Raises Contradiction (with every violation), UnknownName, InvalidSpec, Unsupported,
+    and StaleProfile for samples of another device.
     """
     refuse_unpriced(pins)
     assumed: dict[str, Any] = {}
-    where = machine(cluster, framework_of(wish, pins, assumed))
+    where = machine_of(cluster, wish, pins, profile, assumed)
     choice = _degrees(wish, pins, assumed)
     job, warnings = job_of(model, wish, choice.dp, pins, assumed)
     choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
     choice = _rest(choice, wish, pins, where, assumed)
     require_legal(choice, job, cluster)
+    warnings += local_warnings(choice, job, cluster)
     return Question(
-        job=job, choice=choice, machine=where, assumed=assumed, warnings=warnings
+        job=job,
+        choice=choice,
+        machine=where,
+        assumed=assumed,
+        warnings=(*warnings, *remarks_on(profile, where)),
     )
 
 

@@ -74,8 +74,8 @@ class Rows:
             counts = (first, layers, last, last, -first * last)
             atoms = (ends[0], layer, *ends[1:], shared)
             parts = list(zip(counts, atoms, strict=True))
-            moments = self.job.moments
-            return stage_price(parts, self.parallel, self.policy, self.on, moments)
+            optimizer = self.job.optimizer
+            return stage_price(parts, self.parallel, self.policy, self.on, optimizer)
 
         return (
             stage(kinds.first, nothing + 1, whole),

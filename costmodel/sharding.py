@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from profiles.graph import Block
 from profiles.operators import Element, Kind, Operator, Tensor
-from profiles.precision import Precision
+from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
 ON_TP = frozenset({"query", "key_value", "query+key_value", "heads", "ffn", "vocab"})
@@ -165,12 +165,12 @@ def forward_collectives(
         if kind:
             yield _collective(kind, tensor, block, degrees, precision)
     kind = redistribute(
-        _made(operator, sp), natural(operator.output, sequence_parallel=sp)
+        made(operator, sp), natural(operator.output, sequence_parallel=sp)
     )
     if kind:
         yield _collective(kind, operator.output, block, degrees, precision)
     if operator.kind is Kind.CROSS_ENTROPY:
-        yield _statistics(degrees)
+        yield from _statistics(degrees)
 
 
 def backward_collectives(
@@ -183,7 +183,7 @@ def backward_collectives(
     """
     sp = degrees.sequence_parallel
     out = natural(operator.output, sequence_parallel=sp)
-    if _made(operator, sp) is Placement.PARTIAL:
+    if made(operator, sp) is Placement.PARTIAL:
         kind = redistribute(out, Placement.WHOLE)
         if kind:
             yield _collective(kind, operator.output, block, degrees, precision)
@@ -209,7 +209,8 @@ def _wanted(operator: Operator, have: Placement) -> Placement:
     return Placement.WHOLE if _splits_columns(operator) else have
 
 
-def _made(operator: Operator, sequence_parallel: bool) -> Placement:
+def made(operator: Operator, sequence_parallel: bool) -> Placement:
+    """How an operator's output comes out of it, before it is handed on."""
     if operator.has_weight and operator.contracted in ON_TP:
         return Placement.PARTIAL
     return natural(operator.output, sequence_parallel=sequence_parallel)
@@ -232,7 +233,8 @@ def _collective(
     return Collective(kind=kind, size_bytes=size, hidden=hidden)
 
 
-def _statistics(degrees: Degrees) -> Collective:
-    """Row maxima, sums and targets of a vocabulary-parallel loss: 3 fp32 a token."""
-    size = np.asarray(tokens(degrees, split=False) * 12.0)
-    return Collective(kind="all_reduce", size_bytes=size)
+def _statistics(degrees: Degrees) -> Iterator[Collective]:
+    """Of a vocabulary-parallel loss: row maxima, then sums and targets, in fp32."""
+    for numbers in (1, 2):
+        size = np.asarray(tokens(degrees, split=False) * numbers * Format.FP32.bytes)
+        yield Collective(kind="all_reduce", size_bytes=size)

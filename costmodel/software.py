@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from profiles.device import Device
 from profiles.errors import UnknownName
 from profiles.units import MB, US
 
@@ -30,6 +31,8 @@ class Software:
     `overlap` names what is hidden: `grad`, `param`, `p2p`. `gradient_format` is what
     16-bit training accumulates gradients in; `reduce` what travels: the accumulated
     `gradient`, or `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32.
+    `stops_early`: full recompute ends when the last tensor that backward needs is made.
+    Without `scatters_sends` every tp rank sends a pipeline's whole boundary tensor.
     `flash` and `unfused` are the attention kernels with and without flash attention.
     """
 
@@ -43,6 +46,8 @@ class Software:
     flash: str = "flash-2"
     unfused: str = "fused-softmax"
     fused_norm: bool = True
+    stops_early: bool = False
+    scatters_sends: bool = True
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
     source: str = ""
 
@@ -89,6 +94,16 @@ def software_of_run(printed: str) -> Software:
         if spelling in text:
             return software(name)
     return software(DEFAULT)
+
+
+def shares_cores(device: Device) -> bool:
+    """Whether ranks on *device* communicate with the cores that compute: CPU ranks."""
+    return device.architecture.lower() == "cpu"
+
+
+def software_on(base: Software, device: Device) -> Software:
+    """*base* as it runs on *device*: where cores are shared, nothing is hidden."""
+    return with_overlap(base, frozenset()) if shares_cores(device) else base
 
 
 def with_overlap(base: Software, overlap: frozenset[str]) -> Software:

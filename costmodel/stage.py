@@ -14,15 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.atoms import Atom
-from costmodel.compute import traffic_s
-from costmodel.data_parallel import (
-    DataParallel,
-    accumulation_bytes,
-    exchanges,
-    exposed_s,
-    optimizer_bytes,
-)
+from costmodel.data_parallel import DataParallel, exchanges, exposed_s
 from costmodel.machine import Machine
+from costmodel.step_work import accumulated, updated
 from profiles.precision import Precision
 
 Array = NDArray[Any]
@@ -61,9 +55,9 @@ def stage_price(
     parallel: DataParallel,
     precision: Precision,
     machine: Machine,
-    moments: int,
+    optimizer: str,
 ) -> StagePrice:
-    """Price a stage that holds *parts*, for one rank of it."""
+    """Price a stage that holds *parts*, for one rank of it; *optimizer* by name."""
     total = {
         name: _total(parts, name)
         for name in Atom.__dataclass_fields__
@@ -72,27 +66,23 @@ def stage_price(
     parameters = total["parameters"]
     layers = np.asarray(sum(np.maximum(count, 0) for count, _ in parts))
     overlap = machine.software.overlap
-    sync = exchanges(parameters, parallel, precision, machine)
-    accumulate_s = traffic_s(
-        accumulation_bytes(parameters, parallel, precision, machine),
-        device=machine.device,
-        rates=machine.rates,
-    )
+    sync = exchanges(parameters, parallel, precision, machine, units=layers)
+    accumulate_s = accumulated(parameters, parallel, precision, machine).seconds
     backward_compute = total["recompute_s"] + total["backward_s"] + accumulate_s
     forward_exposed = exposed_s(
-        sync.forward_gather_s,
+        sync.forward_gather.seconds,
         total["forward_s"],
         layers,
         overlapped="param" in overlap,
     )
     backward_exposed = exposed_s(
-        sync.backward_gather_s + sync.backward_reduce_s,
+        (sync.backward_gather + sync.backward_reduce).seconds,
         backward_compute,
         layers,
         overlapped="grad" in overlap,
     )
     forward_s = total["forward_s"] + forward_exposed
-    gather_s = sync.step_gather_s
+    gather_s = sync.step_gather.seconds
     if "param" in overlap:  # behind the next step's first forward
         gather_s = exposed_s(gather_s, forward_s, layers, overlapped=True)
     return StagePrice(
@@ -103,13 +93,9 @@ def stage_price(
         tensor_comm_s=_passes(total, "tensor"),
         context_comm_s=_passes(total, "context"),
         data_comm_s=forward_exposed + backward_exposed,
-        reduce_s=sync.step_reduce_s,
+        reduce_s=sync.step_reduce.seconds,
         gather_s=gather_s,
-        step_s=traffic_s(
-            optimizer_bytes(parameters, parallel, precision, moments),
-            device=machine.device,
-            rates=machine.rates,
-        ),
+        step_s=updated(parameters, parallel, precision, machine, optimizer).seconds,
         parameters=parameters,
         saved_bytes=total["saved_bytes"],
         forward_working_bytes=_most(parts, "forward_working_bytes"),

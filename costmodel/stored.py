@@ -11,33 +11,47 @@ from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
 from costmodel.machine import Machine, machine
-from costmodel.software import software
-from profiles.catalog import cluster, parse_cluster
+from costmodel.profiled import cluster_called
+from costmodel.software import software, software_on
+from profiles.catalog import parse_cluster
 from profiles.cluster import Cluster
 from profiles.documents import read_json, write_text
 from profiles.errors import InvalidFile, MeshwrightError
 from profiles.job import Job
 from profiles.models.catalog import model, parse_model
 from profiles.models.model import Model
+from profiles.samples import Samples
 
 
-def read_layout(
-    path: Path, cluster_name: str | None = None, framework: str | None = None
-) -> tuple[Job, Layout, Machine]:
-    """The job, the layout and the machine that a layout file describes.
+def read_layout_file(path: Path) -> LayoutFile:
+    """A layout file as it stands; raises InvalidFile with the path of what is wrong."""
+    return parse_file(read_json(path, what="layout file"))
 
-    Another cluster or framework may be named. Raises InvalidFile with the path of
-    what is wrong, UnknownName, and Infeasible questions' errors.
+
+def machine_of(
+    file: LayoutFile,
+    cluster_name: str | None = None,
+    framework: str | None = None,
+    samples: Samples | None = None,
+) -> Machine:
+    """The machine that a layout file is for; another cluster or framework may be named.
+
+    Raises UnknownName, and StaleProfile for *samples* of another device.
     """
-    file = parse_file(read_json(path, what="layout file"))
-    job = job_of(file)
-    where = cluster(cluster_name) if cluster_name else _cluster(file.cluster)
-    on = machine(where, software(framework)) if framework else machine(where)
-    return job, file.layout, on
+    where = cluster_of(file, samples)
+    if cluster_name is not None:
+        where = cluster_called(cluster_name, samples)
+    chosen = software_on(software(framework), where.device) if framework else None
+    return machine(where, chosen, samples=samples)
 
 
-def write_layout(path: Path, job: Job, where: Any, layout: Layout) -> None:
-    """Write a question and its layout; *where* is a cluster's name or spelling."""
+def write_layout(
+    path: Path, job: Job, where: Any, layout: Layout, profiles: tuple[str, ...] = ()
+) -> None:
+    """Write a question and its layout; *where* is a cluster's name or spelling.
+
+    *profiles* are the content hashes of the samples that it was priced with.
+    """
     known = _is_catalogue_model(job)
     file = LayoutFile(
         job={
@@ -48,10 +62,20 @@ def write_layout(path: Path, job: Job, where: Any, layout: Layout) -> None:
         },
         cluster=where,
         gpus=layout.gpus,
-        profiles=(),
+        profiles=profiles,
         layout=layout,
     )
     write_text(path, json.dumps(file_document(file), indent=1, allow_nan=False) + "\n")
+
+
+def fingerprint(job: Job) -> dict[str, Any]:
+    """What must be the same for two runs to be of one job; JSON values."""
+    return {
+        "model": {"name": job.model, **asdict(job.spec)},
+        "seq_len": job.seq_len,
+        "global_batch": job.global_batch,
+        "optimizer": job.optimizer,
+    }
 
 
 def _is_catalogue_model(job: Job) -> bool:
@@ -78,12 +102,8 @@ def job_of(file: LayoutFile) -> Job:
     )
 
 
-def cluster_of(file: LayoutFile) -> Cluster:
-    """The cluster that a layout file names or spells out."""
-    return _cluster(file.cluster)
-
-
-def _cluster(named: object) -> Any:
-    if isinstance(named, str):
-        return cluster(named)
-    return parse_cluster(named, what="cluster")
+def cluster_of(file: LayoutFile, samples: Samples | None = None) -> Cluster:
+    """The cluster that a layout file names or spells out; `local` is *samples*' own."""
+    if isinstance(file.cluster, str):
+        return cluster_called(file.cluster, samples)
+    return parse_cluster(file.cluster, what="cluster")

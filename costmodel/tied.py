@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.layout import Layout
 from costmodel.machine import Machine
+from costmodel.sourced import Sourced
 from profiles.graph import ModelGraph
 from profiles.job import Job
 from profiles.precision import Precision
@@ -26,7 +27,7 @@ def tied_holder(graph: ModelGraph) -> tuple[str, str]:
     return graph.tied[0][-1] if graph.tied else ("head", "logits")
 
 
-def tied_sync_s(
+def tied_sync(
     job: Job,
     on: Machine,
     precision: Precision,
@@ -34,28 +35,28 @@ def tied_sync_s(
     tp: Array,
     pp: Array,
     stride: Array,
-) -> Array:
-    """Seconds to sum the tied gradient between the first and the last pipeline rank.
+) -> Sourced:
+    """Summing the tied gradient between the first and the last pipeline rank.
 
     *stride* is the number of ranks of a stage. Zero where nothing is tied or one stage
     has both holders.
     """
     graph = job.graph
     if not graph.tied:
-        return np.zeros(np.shape(pp))
+        return Sourced(seconds=np.zeros(np.shape(pp)))
     extents = graph.block("head").extents
     size = extents["vocab"] / tp * extents["hidden"] * precision.gradient.bytes
     inside = stride * (pp - 1) < on.island.domain
     two = np.where(pp > 1, 2, 1)
-    return on.collective_s(
+    return on.collective(
         "all_reduce", np.asarray(size), ranks=two, near=np.where(inside, two, 1)
     )
 
 
-def layout_tied_sync_s(layout: Layout, job: Job, on: Machine) -> float:
+def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:
     """The same for a finished layout."""
     mesh = layout.stages[0].mesh
-    seconds = tied_sync_s(
+    return tied_sync(
         job,
         on,
         layout.precision,
@@ -63,4 +64,3 @@ def layout_tied_sync_s(layout: Layout, job: Job, on: Machine) -> float:
         pp=np.asarray(layout.pp),
         stride=np.asarray(mesh.size),
     )
-    return float(seconds)

@@ -2,11 +2,13 @@
 
 Each tp rank sends its own slice of the boundary activation: with sequence parallelism
 that is how it lies; without, Megatron's scatter-gather optimisation cuts it so and an
-all-gather inside the fast domain puts it together (SC 2021, section 4.1).
+all-gather inside the fast domain puts it together (SC 2021, section 4.1). Frameworks
+that do not (`Software.scatters_sends`) send the whole activation from every tp rank.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,13 +18,14 @@ from numpy.typing import NDArray
 from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.placement import near_members
+from costmodel.sourced import Sourced
 from profiles.job import Job
 from profiles.precision import Precision
 
 Array = NDArray[Any]
 
 
-def boundary_s(
+def boundary(
     job: Job,
     on: Machine,
     precision: Precision,
@@ -32,18 +35,26 @@ def boundary_s(
     micro_batch: Array,
     sequence_parallel: Array,
     far: Array,
-) -> Array:
-    """Seconds of one boundary activation; between fast domains where *far*."""
+) -> Sourced:
+    """The transfer of one boundary activation; between fast domains where *far*."""
     hidden = job.graph.block("layer").extents["hidden"]
     whole = micro_batch * (job.seq_len / cp) * hidden * precision.activation.bytes
-    sent = on.send_s(whole / tp, far=far)
+    split = np.asarray(sequence_parallel, dtype=bool)
+    if not on.software.scatters_sends:
+        return on.send(np.where(split, whole / tp, whole), far=far)
+    sent = on.send(whole / tp, far=far)
     near = near_members(np.asarray(1), tp, on.island)
-    joined = on.collective_s("all_gather", whole, ranks=tp, near=near)
-    return np.asarray(sent + np.where(sequence_parallel, 0.0, joined))
+    joined = on.collective("all_gather", whole, ranks=tp, near=near)
+    return sent + joined.where(~split)
 
 
-def transfers_s(layout: Layout, job: Job, on: Machine) -> Array:
-    """Seconds from each virtual stage of *layout* to the next."""
+def boundary_s(job: Job, on: Machine, precision: Precision, **where: Array) -> Array:
+    """Seconds of `boundary`."""
+    return np.asarray(boundary(job, on, precision, **where).seconds)
+
+
+def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
+    """From each virtual stage of *layout* to the next."""
     stages, domain = layout.stages, on.island.domain
     far = [
         any(
@@ -53,7 +64,7 @@ def transfers_s(layout: Layout, job: Job, on: Machine) -> Array:
         for one, two in pairwise(stages)
     ]
     mesh = stages[0].mesh
-    seconds = boundary_s(
+    taken = boundary(
         job,
         on,
         layout.precision,
@@ -64,7 +75,27 @@ def transfers_s(layout: Layout, job: Job, on: Machine) -> Array:
         far=np.asarray(far, dtype=bool),
     )
     same = [one.held_by == two.held_by for one, two in pairwise(stages)]
-    return np.where(np.asarray(same, dtype=bool), 0.0, seconds)
+    return taken.where(~np.asarray(same, dtype=bool))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sends:
+    """Seconds that passes take for their sends, and that transfers take beside them.
+
+    A GPU sends beside its passes; where ranks communicate with the cores that compute,
+    a pass ends when what it made is sent, and has arrived.
+    """
+
+    in_passes_s: Array
+    beside_s: Array
+
+
+def sends(seconds: Array, on: Machine) -> Sends:
+    """How transfers of *seconds* are carried out on a machine."""
+    nothing = np.zeros_like(seconds)
+    if on.shares_cores:
+        return Sends(in_passes_s=seconds, beside_s=nothing)
+    return Sends(in_passes_s=nothing, beside_s=seconds)
 
 
 def _ends(stage: Any) -> tuple[int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from costmodel.estimate import Estimate, estimate
 from costmodel.pins import Pins
+from costmodel.profiled import Profile
 from costmodel.question import resolve
 from costmodel.uniform import spell_out
 from profiles.cluster import Cluster
@@ -67,6 +68,7 @@ def sweep(
     job: JobOptions,
     pins: Pins,
     axes: Sequence[str],
+    profile: Profile | None = None,
 ) -> Iterator[tuple[dict[str, Any], Estimate | str]]:
     """Each combination of the axes' values, with its estimate or why it is illegal.
 
@@ -86,13 +88,19 @@ def sweep(
         asked = replace(job, **{k: v for k, v in point.items() if k not in pin_names})
         fixed = replace(pins, **{k: v for k, v in point.items() if k in pin_names})
         try:
-            yield point, _priced(model, cluster, asked, fixed)
+            yield point, _priced(model, cluster, asked, fixed, profile)
         except Contradiction as error:
             yield point, str(error)
 
 
-def _priced(model: Model, cluster: Cluster, job: JobOptions, pins: Pins) -> Estimate:
-    question = resolve(model, cluster, job, pins)
+def _priced(
+    model: Model,
+    cluster: Cluster,
+    job: JobOptions,
+    pins: Pins,
+    profile: Profile | None,
+) -> Estimate:
+    question = resolve(model, cluster, job, pins, profile)
     layout = spell_out(question.choice, question.job.graph, question.job.global_batch)
     return estimate(
         question.job,

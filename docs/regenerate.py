@@ -5,6 +5,8 @@ it, up to the closing fence, is replaced by what the command prints now:
 
     python docs/regenerate.py            rewrite README.md and docs/*.md
     python docs/regenerate.py --check    exit 1 if any block would change
+
+The table of what `execute` carries out is put where a page marks its place.
 """
 
 from __future__ import annotations
@@ -16,8 +18,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from costmodel.report.support import support_table
+
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]+)\n.*?^```$", re.M | re.S)
+TABLE = re.compile(
+    r"(?<=^<!-- support table -->\n).*?(?=^<!-- end of the support table -->$)",
+    re.M | re.S,
+)
 PROGRAMS = ("plan", "simulate", "profile", "execute", "meshwright", "python")
 
 
@@ -51,6 +59,7 @@ def regenerated(text: str) -> str:
         command = match["command"]
         return f"```console\n$ {command}\n{output_of(command)}\n```"
 
+    text = TABLE.sub(lambda _: f"{support_table()}\n", text)
     return BLOCK.sub(block, text)
 
 

@@ -1,19 +1,21 @@
 """What each axis of the space may be, given the pins and what is chosen before it.
 
 The rules are `costmodel.legality`'s, turned round: from "is this row legal?" to "which
-values are?". A test holds the two together.
+values are?". Where the problem is to be executed, `costmodel.support` leaves out values
+and combinations too. Tests hold them together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from costmodel.columns import RECOMPUTES, SCHEDULES
 from costmodel.layout import CP_KINDS
 from costmodel.pins import Pins
-from costmodel.uniform import interleaves
+from costmodel.support import refusals
+from costmodel.uniform import Uniform, interleaves
 from planner.problem import Problem
 from planner.table import Option, divisors
 from profiles.models.spec import DecoderSpec
@@ -39,23 +41,39 @@ class Axes:
         """Numbered layers."""
         return self.problem.job.graph.body
 
+    def carried(self, **values: Any) -> bool:
+        """Whether `execute` carries *values* out, ones elsewhere; if that is asked."""
+        if not self.problem.executable:
+            return True
+        return not refusals(replace(self._plain, **values), self.problem.job)
+
+    @cached_property
+    def _plain(self) -> Uniform:
+        problem = self.problem
+        return Uniform(
+            zero=0,
+            precision=problem.precision,
+            gradient_format=problem.gradient_format,
+            flash_attention=problem.flash_attention,
+        )
+
     def tp(self) -> list[int]:
         """Degrees that divide the heads and the MLP."""
         spec, pinned = self.problem.job.spec, self.pins.tp
         widths = divisors(self.problem.gpus)
         if isinstance(spec, DecoderSpec):
             widths = tuple(tp for tp in widths if _splits(spec, tp))
-        return [tp for tp in widths if pinned in (None, tp)]
+        return [tp for tp in widths if pinned in (None, tp) and self.carried(tp=tp)]
 
     def pp(self) -> list[int]:
         pinned = self.pins.pp
         depths = (pp for pp in divisors(self.problem.gpus) if pp <= self.body)
-        return [pp for pp in depths if pinned in (None, pp)]
+        return [pp for pp in depths if pinned in (None, pp) and self.carried(pp=pp)]
 
     def cp(self) -> list[int]:
         seq_len, pinned = self.problem.job.seq_len, self.pins.cp
         parts = (cp for cp in divisors(self.problem.gpus) if seq_len % cp == 0)
-        return [cp for cp in parts if pinned in (None, cp)]
+        return [cp for cp in parts if pinned in (None, cp) and self.carried(cp=cp)]
 
     def micro_batches(self, dp: int) -> list[Option]:
         """Sequences a rank has at once: all divisors of its share of the batch."""
@@ -71,7 +89,12 @@ class Axes:
         """Off; and on where there is something to split, and it divides."""
         can = tp > 1 and self.problem.job.seq_len % (tp * cp) == 0
         pinned = self.pins.sequence_parallel
-        return [(on,) for on in range(1 + can) if pinned in (None, bool(on))]
+        return [
+            (on,)
+            for on in range(1 + can)
+            if pinned in (None, bool(on))
+            and self.carried(tp=tp, cp=cp, sequence_parallel=bool(on))
+        ]
 
     def cp_kinds(self, tp: int, cp: int) -> list[Option]:
         """One where there is nothing to exchange."""
@@ -105,12 +128,16 @@ class Axes:
             for code, stages in found
             if self.pins.schedule in (None, SCHEDULES[code])
             and self.pins.virtual_stages in (None, stages)
+            and self.carried(pp=pp, schedule=SCHEDULES[code], virtual_stages=stages)
         ]
 
     def recomputes(self) -> list[Option]:
-        pinned = self.pins.recompute
+        pinned, first = self.pins.recompute, self.pins.recompute_layers
         return [
-            (code,) for code, name in enumerate(RECOMPUTES) if pinned in (None, name)
+            (code,)
+            for code, name in enumerate(RECOMPUTES)
+            if pinned in (None, name)
+            and self.carried(recompute=name, recompute_layers=first)
         ]
 
     def zeros(self, dp: int, cp: int) -> list[tuple[int, int]]:
@@ -122,7 +149,12 @@ class Axes:
             sharding = groups
         found = [(0, 1)] if 1 in groups else []
         found += [(one, size) for one in (1, 2, 3) for size in sharding]
-        return [one for one in found if level in (None, one[0])]
+        return [
+            (one, size)
+            for one, size in found
+            if level in (None, one)
+            and self.carried(dp=dp, cp=cp, zero=one, zero_group=size)
+        ]
 
     def _flat(self, *, same: bool) -> list[int]:
         """Schedules with one stage a rank."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.pins import Pins, layout_options
-from profiles.catalog import DEFAULT_CLUSTER
 from profiles.command import command, premise, warn
 from profiles.errors import OutOfTime, Unsupported
 from profiles.job_options import JobOptions, job_options
@@ -17,6 +16,7 @@ from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
+    from costmodel.profiled import Profile
     from planner.problem import Problem
     from planner.question import Posed
     from planner.solution import Solution
@@ -60,6 +60,12 @@ MOST_RUNNERS_UP = 100
     metavar="S",
     help="Stop after S seconds with the best layout so far, and its gap.",
 )
+@click.option(
+    "--executable/--any-mechanism",
+    default=None,
+    help="Only what `execute` carries out, or all that is priced.  "
+    "[default: executable on the cluster local]",
+)
 @click.option("--any-stage", is_flag=True, hidden=True)
 def plan(
     job: JobOptions,
@@ -71,6 +77,7 @@ def plan(
     search: str,
     compare_searches: bool,
     time_limit: float | None,
+    executable: bool | None,
     any_stage: bool,
     as_json: bool,
 ) -> None:
@@ -80,12 +87,14 @@ def plan(
     Prints the best layout, its predicted step time and memory, the proof that no
     other is better, and the best runners-up.
     """
-    _refuse(job, any_stage=any_stage)
+    _refuse(any_stage=any_stage)
+    from costmodel.profiled import cluster_name, read_profile
     from planner.searches import search_called
 
     search_called(search)
-    where = job.cluster or DEFAULT_CLUSTER
-    posed = _posed(job, pins, objective, where)
+    profile = read_profile(job.profile)
+    where = cluster_name(job.cluster, profile)
+    posed = _posed(job, pins, objective, where, executable, profile)
     for line in posed.warnings:
         warn(line)
     solution = _solved(posed.problem, search, top, time_limit)
@@ -95,35 +104,39 @@ def plan(
         limit = COMPARE_S if time_limit is None else time_limit
         compared += _others(posed.problem, search, limit)
     if out is not None:
-        _write(out, posed.problem, solution, where)
+        hashes = profile.hashes if profile else ()
+        _write(out, posed.problem, solution, where, hashes)
     _show(posed, solution, compared, where, as_json=as_json)
 
 
-def _refuse(job: JobOptions, *, any_stage: bool) -> None:
+def _refuse(*, any_stage: bool) -> None:
     if any_stage:
         raise Unsupported(
             "--any-stage (stages that differ in mesh) is not part of this version; "
             "leave it out to search layouts with alike stages"
         )
-    if job.profile:
-        raise Unsupported(
-            "--profile: planning from measured samples is not part of this version; "
-            "leave it out to plan from published figures"
-        )
 
 
-def _posed(job: JobOptions, pins: Pins, objective: str, where: str) -> Posed:
+def _posed(
+    job: JobOptions,
+    pins: Pins,
+    objective: str,
+    where: str,
+    executable: bool | None,
+    profile: Profile | None,
+) -> Posed:
     from dataclasses import replace
 
+    from costmodel.profiled import cluster_called
     from planner.document import nothing_document, premise_document
     from planner.problem import Objective
     from planner.question import pose
-    from profiles.catalog import cluster
     from profiles.models.catalog import model
 
     job.require("model")
-    found = cluster(where)
-    posed = pose(model(job.model or ""), found, job, pins, Objective(objective))
+    found = cluster_called(where, profile.samples if profile else None)
+    asked = model(job.model or "")
+    posed = pose(asked, found, job, pins, Objective(objective), executable, profile)
     premise({**premise_document(posed.problem, where), **nothing_document()})
     if job.cluster is None:
         posed = replace(posed, assumed={"cluster": where, **posed.assumed})
@@ -173,11 +186,18 @@ def _require_found(problem: Problem, solution: Solution, where: str) -> None:
     raise diagnose(problem)
 
 
-def _write(out: Path, problem: Problem, solution: Solution, where: str) -> None:
+def _write(
+    out: Path,
+    problem: Problem,
+    solution: Solution,
+    where: str,
+    hashes: tuple[str, ...],
+) -> None:
     from costmodel.stored import write_layout
 
     assert solution.best is not None, "there is a layout to write"
-    write_layout(out, problem.job, where, solution.best.estimate.layout)
+    layout = solution.best.estimate.layout
+    write_layout(out, problem.job, where, layout, hashes)
 
 
 def _show(

@@ -1,6 +1,7 @@
 """Why there is no layout: the tightest constraint, and the nearest change that helps.
 
 nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
+nothing is executed what the runtime lacks, and the same raise or number
 nothing fits        the smallest peak there is; a pin to drop, or more GPUs
 """
 
@@ -11,6 +12,8 @@ from dataclasses import replace
 from math import inf
 
 from costmodel.legality import MOST_PASSES
+from costmodel.support import refusals
+from costmodel.uniform import Uniform
 from planner.frontier import Frontier
 from planner.pinned import layout_pins
 from planner.problem import Candidate, Objective, Problem
@@ -34,6 +37,8 @@ def diagnose(problem: Problem) -> Infeasible:
 
 def _nothing_legal(problem: Problem) -> Infeasible:
     job = problem.job
+    if length(Space(problem=replace(problem, executable=False)).branches):
+        return _nothing_executed(problem)
     if length(Space(problem=problem).degrees):
         return _infeasible(
             f"size: a batch of {job.global_batch} on {problem.gpus} GPUs takes more "
@@ -47,6 +52,21 @@ def _nothing_legal(problem: Problem) -> Infeasible:
     )
     nearest = next(_legal_changes(problem), None)
     return _infeasible(constraint, nearest)
+
+
+def _nothing_executed(problem: Problem) -> Infeasible:
+    job = problem.job
+    alone = Uniform(
+        precision=problem.precision,
+        gradient_format=problem.gradient_format,
+        flash_attention=problem.flash_attention,
+    )
+    reasons = refusals(alone, job) or ["no combination of degrees is left"]
+    return _infeasible(
+        f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which "
+        f"`execute` carries out ({'; '.join(reasons)})",
+        next(_legal_changes(problem), None),
+    )
 
 
 def _legal_changes(problem: Problem) -> Iterator[str]:

@@ -80,6 +80,7 @@ def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
         "lower_step_time_s": solution.lower if timed else solution.lower_step_time_s,
         "gap": solution.gap,
         "space": "uniform",
+        "executable": problem.executable,
         "complete": solution.complete,
     }
 

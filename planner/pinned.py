@@ -1,7 +1,8 @@
 """Pins that contradict each other, the GPUs, the model or the batch.
 
-Three nets, from the finest to the coarsest: the rules of `costmodel.legality` on what
-is pinned alone; what only a search has to say; and whether anything is left at all.
+Nets, from the finest to the coarsest: the rules of `costmodel.legality` on what is
+pinned alone, and `costmodel.support`'s where it is to be executed; what only a search
+has to say; and whether anything is left at all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from costmodel.columns import RECOMPUTES
 from costmodel.legality import violations
 from costmodel.pins import Pins
 from costmodel.schedule import holders
+from costmodel.support import refusals, refused
 from costmodel.uniform import Uniform
 from planner.problem import Problem
 from planner.space import Space
@@ -45,6 +47,9 @@ def require_consistent(problem: Problem) -> None:
     found += violations(_least(problem), problem.job, cluster)
     if found:
         raise Contradiction("; ".join(dict.fromkeys(found)))
+    found = refusals(_carried(problem), problem.job) if problem.executable else []
+    if found:
+        raise Unsupported(f"{refused(found)}, --any-mechanism plans it")
 
 
 def require_possible(problem: Problem) -> None:
@@ -54,9 +59,10 @@ def require_possible(problem: Problem) -> None:
         return
     if length(Space(problem=problem.without_pins()).branches):
         job = problem.job
+        carried = " that `execute` carries out" if problem.executable else ""
         raise Contradiction(
             f"no layout of {job.model} on {problem.gpus} GPUs with a batch of "
-            f"{job.global_batch} and sequences of {job.seq_len} keeps all of "
+            f"{job.global_batch} and sequences of {job.seq_len}{carried} keeps all of "
             f"{pinned}; leave one out"
         )
 
@@ -115,6 +121,22 @@ def _least(problem: Problem) -> Uniform:
         cp_kind=pins.cp_kind or "ring",
         precision=problem.precision,
         flash_attention=problem.flash_attention,
+    )
+
+
+def _carried(problem: Problem) -> Uniform:
+    """The pins, and elsewhere what is carried out if anything is."""
+    pins, least = problem.pins, _least(problem)
+    dp = pins.dp or pins.zero_group or 1
+    sharded = 1 if (pins.zero_group or 1) > 1 else 0
+    return replace(
+        least,
+        dp=dp,
+        zero=sharded if pins.zero is None else pins.zero,
+        zero_group=pins.zero_group or dp,
+        recompute=pins.recompute or "none",
+        recompute_layers=pins.recompute_layers,
+        gradient_format=problem.gradient_format,
     )
 
 

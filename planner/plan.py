@@ -11,6 +11,7 @@ from costmodel.legality import violations
 from costmodel.machine import Machine, machine
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
+from costmodel.support import is_local, refusals
 from planner.problem import Objective, Problem
 from planner.search import AbstractSearch, Limits
 from planner.searches import search_called
@@ -32,12 +33,15 @@ def plan(
     memory_limit_bytes: float | None = None,
     runners_up: int = 5,
     time_limit_s: float = inf,
+    executable: bool | None = None,
 ) -> Solution:
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
     *on* is a machine prepared from the cluster (another framework, say); what *pins*
-    fix is not searched; the memory limit is by default what the device offers. If
-    nothing fits, the solution's status says so and `diagnosis.diagnose` says why.
+    fix is not searched; the memory limit is by default what the device offers. What
+    `execute` does not carry out is left out if *executable* (default: on this machine,
+    the cluster `local`). If nothing fits, the solution's status says so and
+    `diagnosis.diagnose` says why.
 
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
@@ -55,6 +59,7 @@ def plan(
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
         objective=Objective(objective),
+        executable=is_local(cluster) if executable is None else executable,
     )
     chosen = search_called(search) if isinstance(search, str) else search
     limits = Limits(time_limit_s=time_limit_s, runners_up=runners_up)
@@ -75,6 +80,7 @@ def check(problem: Problem, solution: Solution) -> None:
     for candidate in (solution.best, *solution.runners_up):
         choice = candidate.choice
         assert not list(violations(choice, problem.job, problem.machine.cluster))
+        assert not problem.executable or not refusals(choice, problem.job)
         assert choice.gpus == problem.gpus, "every GPU is used"
         assert problem.fits(candidate), "what is recommended fits"
         assert problem.value(candidate) >= solution.lower * (1 - EXACT)

@@ -56,7 +56,10 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A job on a machine, and what is fixed. A pin that is None is searched."""
+    """A job on a machine, and what is fixed. A pin that is None is searched.
+
+    `executable` leaves out what the runtime does not carry out.
+    """
 
     job: Job
     machine: Machine
@@ -67,8 +70,11 @@ class Problem:
     flash_attention: bool
     memory_limit_bytes: float
     objective: Objective = Objective.THROUGHPUT
+    executable: bool = False
 
     def __post_init__(self) -> None:
+        running = self.machine.running(self.gpus)  # samples know how many are at work
+        object.__setattr__(self, "machine", running)
         if self.objective is Objective.COST and self.machine.device.cost is None:
             raise Unsupported(
                 f"--objective cost: no price is known for {self.machine.device.name}; "

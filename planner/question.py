@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.machine import Machine, machine
+from costmodel.machine import Machine
+from costmodel.machine_asked import machine_of, remarks_on
 from costmodel.pins import Pins
+from costmodel.profiled import Profile
 from costmodel.question import (
     default_precision,
     flash_default,
-    framework_of,
     job_of,
     refuse_unpriced,
 )
+from costmodel.support import is_local
 from planner.pinned import require_consistent, require_possible
 from planner.problem import Objective, Problem
 from planner.space import Space
@@ -42,23 +44,31 @@ def pose(
     wish: JobOptions,
     pins: Pins,
     objective: Objective = Objective.THROUGHPUT,
+    executable: bool | None = None,
+    profile: Profile | None = None,
 ) -> Posed:
     """Complete a question about the best layout.
 
+    *executable* leaves out what `execute` does not carry out; by default on this
+    machine, the cluster `local`, alone. A *profile*'s samples are prices.
+
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
-    batch; UnknownName, InvalidSpec, Unsupported.
+    batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
+    another device.
     """
     refuse_unpriced(pins)
     assumed: dict[str, Any] = {}
     gpus = _gpus(cluster, wish, pins, assumed)
-    where = machine(cluster, framework_of(wish, pins, assumed))
+    where = machine_of(cluster, wish, pins, profile, assumed)
     job, _ = job_of(model, wish, pins.dp or 1, pins, {})
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
+    problem = replace(problem, executable=_executable(cluster, executable, assumed))
     job, warnings = job_of(model, wish, _dp_to_split(problem, wish), pins, assumed)
     problem = replace(problem, job=job)
     require_consistent(problem)
     require_possible(problem)
-    return Posed(problem=problem, assumed=assumed, warnings=warnings)
+    remarks = (*remarks_on(profile, where), *problem.machine.remarks())
+    return Posed(problem=problem, assumed=assumed, warnings=(*warnings, *remarks))
 
 
 def _gpus(
@@ -74,6 +84,15 @@ def _gpus(
         )
     assumed["gpus"] = cluster.gpus
     return cluster.gpus
+
+
+def _executable(cluster: Cluster, asked: bool | None, assumed: dict[str, Any]) -> bool:
+    """As asked; else just on this machine, which is then named."""
+    if asked is not None:
+        return asked
+    if is_local(cluster):
+        assumed["executable"] = True
+    return is_local(cluster)
 
 
 def _problem(

@@ -68,12 +68,13 @@ def plan_view(
 def proof_words(problem: Problem, solution: Solution) -> str:
     """The certificate in one sentence."""
     counters, name = solution.counters, _UNITS[problem.objective.quantity]
+    layouts = "executable layouts" if problem.executable else "layouts"
+    of_all = f"none of {counters.considered:,} {layouts}"
     if solution.status is Status.OPTIMAL:
-        claim = f"none of {counters.considered:,} layouts has a smaller {name} (gap 0)"
+        claim = f"{of_all} has a smaller {name} (gap 0)"
     else:
         claim = (
-            f"none of {counters.considered:,} layouts has a {name} smaller by more "
-            f"than {solution.gap:.2%} (the gap)"
+            f"{of_all} has a {name} smaller by more than {solution.gap:.2%} (the gap)"
         )
     return (
         f"{claim}: {counters.by_memory:,} ruled out by memory, {counters.by_value:,} "

@@ -8,6 +8,7 @@ A *branch* fixes everything but how data parallelism shards (ZeRO level and grou
     pp = 1 or m = 1    every schedule is the same stream of forwards and backwards
     one rank a shard   ZeRO with zero_group · cp = 1 shards nothing: it is ZeRO-0
 
+Where a problem is to be executed, what the runtime lacks is no candidate.
 Micro-batches are all divisors of global_batch / dp, except where a step would have more
 than 4 million passes: no timeline of that length is run. GPipe stays beside 1F1B: it
 needs more memory, but where transfers are slow it takes less time.
@@ -53,7 +54,7 @@ class Space:
         legal = tp * pp * cp * dp == gpus
         if pinned is not None:
             legal &= dp == pinned
-        return take({"tp": tp, "pp": pp, "cp": cp, "dp": dp}, legal)
+        return self._carried(take({"tp": tp, "pp": pp, "cp": cp, "dp": dp}, legal))
 
     @cached_property
     def degrees(self) -> Table:
@@ -112,6 +113,14 @@ class Space:
         """One candidate, with what no column holds."""
         found = columns.choice(row)
         return replace(found, recompute_layers=self.problem.pins.recompute_layers)
+
+    def _carried(self, shapes: Table) -> Table:
+        """Those whose degrees `execute` combines, where that is asked."""
+        if not self.problem.executable:
+            return shapes
+        rows = zip(*(column.tolist() for column in shapes.values()), strict=True)
+        named = (dict(zip(shapes, row, strict=True)) for row in rows)
+        return take(shapes, np.array([self.axes.carried(**row) for row in named], bool))
 
     def _columns(self, table: Table) -> Columns:
         return Columns(

@@ -1,27 +1,160 @@
-"""The command `profile`."""
+"""The command `profile`: measure this machine, or show what was measured."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
 
-from profiles.command import command
-from profiles.errors import Unsupported
+from profiles.command import command, warn
+from profiles.errors import Contradiction, InvalidQuestion
+from profiles.parameters import LARGEST_SEQUENCE, one_of, path, text, whole
+from profiles.sample_files import content_hash, read_samples, require_writable
+from profiles.terminal import console, emit_json, progress
 
-_ANYTHING = {"ignore_unknown_options": True}
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from profiles.samples import Samples
+
+DEVICES = ("cpu", "cuda")
+PRECISIONS = ("fp32", "bf16", "fp16")
+MOST_RANKS = 64
 
 
-@command(
-    "profile",
-    example="profile --out samples.json",
-    context_settings=_ANYTHING,
+@command("profile", example="profile --out samples.json --quick --model gpt-mini")
+@click.option("--out", type=path, metavar="FILE", help="Write the samples there.")
+@click.option(
+    "--show", type=path, metavar="FILE", help="Show what a file of samples holds."
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def profile(arguments: tuple[str, ...], *, as_json: bool) -> None:
+@click.option(
+    "--device",
+    type=one_of(*DEVICES),
+    metavar="NAME",
+    help="cpu or cuda.  [default: cuda where PyTorch sees a GPU]",
+)
+@click.option(
+    "--nproc",
+    type=whole(1, MOST_RANKS),
+    metavar="N",
+    help="Ranks that measure together.  [default: the GPUs, or the cores up to 4]",
+)
+@click.option(
+    "--quick", is_flag=True, help="Within a minute: fewer repeats, not fewer kinds."
+)
+@click.option(
+    "--model",
+    type=text,
+    metavar="NAME|FILE",
+    help="Measure just what planning this model needs.  [default: a spread of shapes]",
+)
+@click.option(
+    "--seq-len",
+    type=whole(most=LARGEST_SEQUENCE),
+    metavar="N",
+    help="Tokens a sequence.  [default: the model's]",
+)
+@click.option(
+    "--global-batch",
+    type=whole(most=LARGEST_SEQUENCE),
+    metavar="N",
+    help="Sequences a step.  [default: the model's]",
+)
+@click.option(
+    "--precision",
+    "precisions",
+    type=one_of(*PRECISIONS),
+    multiple=True,
+    metavar="NAME",
+    help="fp32, bf16 or fp16; may be given several times.  [default: fp32 on a CPU, "
+    "bf16 and fp32 on a GPU]",
+)
+def profile(
+    out: Path | None,
+    show: Path | None,
+    *,
+    device: str | None,
+    nproc: int | None,
+    quick: bool,
+    model: str | None,
+    seq_len: int | None,
+    global_batch: int | None,
+    precisions: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """What can this machine do? Measures its operators and links.
 
-    This version does not measure: it refuses, and says what works meanwhile.
+    The file of samples is for `plan` and `simulate` (--profile samples.json, and
+    --cluster local for the machine itself) and for `execute`.
     """
-    raise Unsupported(
-        "measuring is not part of this version; `plan` and `simulate` work from "
-        "published figures: leave --profile out, as in `plan --model gpt-13b --gpus 64`"
+    if show is not None:
+        if out is not None:
+            raise Contradiction("--show reads samples and --out measures; give one")
+        _answer(read_samples(show), show, as_json=as_json)
+        return
+    if out is None:
+        raise InvalidQuestion(
+            "--out is missing; say where the samples go, such as --out samples.json, "
+            "or show those of a file with --show samples.json"
+        )
+    require_writable(out)
+    from profiles.measure.question import Wish, resolved
+    from profiles.measure.session import measure
+    from profiles.sample_files import write_samples
+
+    question = resolved(
+        Wish(
+            device=device,
+            ranks=nproc,
+            quick=quick,
+            model=model,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            precisions=precisions,
+        )
     )
+    with _meter() as advance:
+        measured = measure(question, advance)
+    write_samples(measured.samples, out)
+    if measured.noise.noisy:
+        warn(f"the machine was not quiet: {measured.noise}; measure again when it is")
+    _answer(measured.samples, out, as_json=as_json)
+
+
+@contextmanager
+def _meter() -> Iterator[Callable[[float, float], None]]:
+    """Progress over the samples, on stderr where that is a terminal."""
+    with progress() as bar:
+        task = bar.add_task("measuring", total=None)
+
+        def advance(done: float, of: float) -> None:
+            bar.update(task, completed=done, total=of)
+
+        yield advance
+
+
+def _answer(samples: Samples, file: Path, *, as_json: bool) -> None:
+    if as_json:
+        emit_json(_document(samples, file))
+        return
+    from profiles.sample_view import sample_view
+
+    console().print(sample_view(samples))
+
+
+def _document(samples: Samples, file: Path) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    cluster = None if samples.cluster is None else asdict(samples.cluster)
+    return {
+        "out": str(file),
+        "content_hash": content_hash(samples),
+        "machine": dict(samples.machine),
+        "cluster": cluster,
+        "operators": len(samples.operators),
+        "collectives": len(samples.collectives),
+        "noise": samples.machine.get("noise"),
+    }

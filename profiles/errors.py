@@ -12,6 +12,7 @@
       + Infeasible            no layout is legal, or none fits; names the constraint
       + Unmeasured            no sample, no curve and no ceiling covers an operator
       + RunFailed             a training run died: rank, action, why
+          ActionFailed        an action of the stream raised; which, and what
       + OutOfTime             time ran out before any plan was found
 """
 
@@ -88,6 +89,14 @@ class Unmeasured(NoAnswer):
 
 class RunFailed(NoAnswer):
     """A training run died."""
+
+
+class ActionFailed(RunFailed):
+    """An action of the stream raised *error*."""
+
+    def __init__(self, action: object, error: BaseException) -> None:
+        super().__init__(f"{action} failed: {type(error).__name__}: {error}")
+        self.action = str(action)
 
 
 class OutOfTime(NoAnswer):

@@ -1,13 +1,21 @@
-"""`Samples` as a file: format "meshwright/samples", version 1, with a content hash."""
+"""`Samples` as a file: format "meshwright/samples", version 1, with a content hash.
+
+The cluster `local` stands beside the tables, in the form of a cluster file; a file
+without one is as good as ever.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
+from profiles.catalog import parse_cluster
+from profiles.cluster import Cluster
 from profiles.documents import decode, read_json, shown, write_text
 from profiles.errors import InvalidFile, InvalidSpec
 from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
@@ -46,13 +54,14 @@ class _File:
     machine: Mapping[str, str]
     operators: tuple[_Row, ...]
     collectives: tuple[_Row, ...]
+    cluster: dict[str, Any] | None = None
 
 
 def content_hash(samples: Samples) -> str:
     """SHA-256 of all that the table holds; equal tables have equal hashes."""
     import msgspec
 
-    encoded = msgspec.json.encode(_body(samples))
+    encoded = msgspec.json.encode(_members(samples))
     return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
 
 
@@ -65,10 +74,26 @@ def write_samples(samples: Samples, path: Path | str) -> str:
 
     digest = content_hash(samples)
     header = {"format": FORMAT, "version": VERSION, "content_hash": digest}
-    document = {**header, **asdict(_body(samples))}
+    document = {**header, **_members(samples)}
     text = msgspec.json.format(msgspec.json.encode(document), indent=1)
     write_text(path, text.decode() + "\n")
     return digest
+
+
+def require_writable(path: Path | str) -> None:
+    """Raise InvalidFile where `write_samples` could not write: measuring takes long."""
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():
+            kind = "a folder" if target.is_dir() else "no regular file"
+            raise InvalidFile(f"{shown(path)} is {kind}; name a file to write")
+        with TemporaryFile(dir=target.parent):
+            pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise InvalidFile(
+            f"{shown(path)} cannot be written: {why[:1].lower()}{why[1:]}"
+        ) from error
 
 
 def read_samples(path: Path | str) -> Samples:
@@ -85,7 +110,10 @@ def read_samples(path: Path | str) -> Samples:
     except InvalidSpec as error:
         raise InvalidFile(f"{_WHAT} {shown(path)}: {error}") from error
     samples = Samples(
-        operators=operators, collectives=collectives, machine=file.machine
+        operators=operators,
+        collectives=collectives,
+        machine=file.machine,
+        cluster=_cluster(file, shown(path)),
     )
     if content_hash(samples) != file.content_hash:
         raise InvalidFile(
@@ -107,6 +135,21 @@ def _file(document: object, path: str) -> _File:
             f"reads version {VERSION}"
         )
     return decode(document, _File, what=f"{_WHAT} {path}")
+
+
+def _cluster(file: _File, path: str) -> Cluster | None:
+    if file.cluster is None:
+        return None
+    return parse_cluster(file.cluster, what=f"{_WHAT} {path}: its cluster")
+
+
+def _members(samples: Samples) -> dict[str, Any]:
+    """All that is stored and hashed; without a cluster there is no such member."""
+    members = asdict(_body(samples))
+    if samples.cluster is not None:  # numbers as they will be read back: 0 is 0.0
+        known = parse_cluster(asdict(samples.cluster), what="the cluster local")
+        members["cluster"] = asdict(known)
+    return members
 
 
 def _body(samples: Samples) -> _Body:

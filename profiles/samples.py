@@ -16,6 +16,7 @@ from math import isfinite
 from typing import Self
 from urllib.parse import quote, unquote
 
+from profiles.cluster import Cluster
 from profiles.curve import Curve, made_monotone
 from profiles.errors import InvalidSpec, StaleProfile
 
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 FORWARD, BACKWARD = "forward", "backward"
+BACKWARD_INPUT, BACKWARD_WEIGHT = "backward-input", "backward-weight"
+DIRECTIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 ALONE = "alone"
 
 
@@ -36,8 +39,9 @@ ALONE = "alone"
 class OperatorKey:
     """One operator on one device. `strides` is empty where memory is contiguous.
 
-    `direction` is the pass, forward or backward; `co_running` names what else used
-    the device meanwhile (``alone``, ``all_reduce`` …).
+    `direction` is the pass: forward, backward, or one half of a product's backward,
+    backward-input or backward-weight; `co_running` names what else used the device
+    or its memory meanwhile (``alone``, ``all_reduce``, ``ranks=2`` at the same work …).
     """
 
     device: str
@@ -51,9 +55,9 @@ class OperatorKey:
     co_running: str = ALONE
 
     def __post_init__(self) -> None:
-        if self.direction not in (FORWARD, BACKWARD):
+        if self.direction not in DIRECTIONS:
             raise InvalidSpec(
-                f"a pass is {FORWARD} or {BACKWARD}, not {self.direction!r}"
+                f"a pass is one of {', '.join(DIRECTIONS)}, not {self.direction!r}"
             )
         if not self.shape or min(self.shape) < 1:
             raise InvalidSpec(f"a shape has dimensions >= 1, got {self.shape}")
@@ -155,11 +159,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
-    """A table of measurements. `machine` says on what: driver, clocks, date …"""
+    """A table of measurements. `machine` says on what: driver, clocks, date …
+
+    `cluster` is that machine as one to plan for, called ``local``; None if unknown.
+    """
 
     operators: Mapping[OperatorKey, Sample] = field(default_factory=dict)
     collectives: Mapping[CollectiveKey, Sample] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
+    cluster: Cluster | None = None
 
     def lookup(self, key: OperatorKey | CollectiveKey) -> Sample | None:
         """The sample of exactly this key."""
@@ -220,6 +228,7 @@ class Samples:
             operators={**self.operators, **other.operators},
             collectives={**self.collectives, **other.collectives},
             machine={**self.machine, **other.machine},
+            cluster=other.cluster or self.cluster,
         )
 
     def __iter__(self) -> Iterator[tuple[OperatorKey | CollectiveKey, Sample]]:

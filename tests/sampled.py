@@ -126,7 +126,7 @@ def _of_model(asked: Job, ranks: int) -> Iterator[OperatorKey]:
         for operator in block.operators:
             for degrees in _degrees(asked, ranks):
                 kind, dims = local_shape(operator, block, degrees)
-                ways = ("forward", "backward")
+                ways: tuple[str, ...] = ("forward", "backward")
                 if operator.kind is Kind.MATMUL:
                     ways = ("forward", "backward-input", "backward-weight")
                 shape = tuple(int(size) for size in dims)

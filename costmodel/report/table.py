@@ -61,7 +61,7 @@ def layout_words(layout: Layout) -> str:
 
 
 def headline(estimate: Estimate) -> list[tuple[str, str]]:
-    """The figures that answer "how fast, and does it fit?"."""
+    """The figures that answer "how fast, and does it fit?", and whence they come."""
     low, high = map(format_seconds, estimate.interval["step_time_s"])
     peak = f"{estimate.peak_flops_per_s / TFLOPS:,.4g} TFLOP/s"
     number = estimate.layout.precision.matmul.value
@@ -73,6 +73,7 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
     sequences = batch / estimate.step_time_s
     used = format_bytes(estimate.peak_memory_bytes)
     utilisation = f"MFU {estimate.mfu:.1%}   HFU {estimate.hfu:.1%}"
+    sources = estimate.price_sources
     return [
         ("step time", f"{step}   (80 % interval {low} – {high})"),
         (
@@ -81,6 +82,7 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
         ),
         ("utilisation", f"{utilisation} of {peak} {number} (attention in full)"),
         ("peak memory", f"{used}, {verdict} {capacity} (probability {chance:.0%})"),
+        *([] if sources is None else [("price", str(sources))]),
     ]
 
 

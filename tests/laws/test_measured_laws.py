@@ -84,6 +84,7 @@ def hiding() -> Machine:
 
 
 @given(choice=choices())
+@settings(max_examples=25)
 def test_the_same_where_communication_is_hidden(choice: Uniform) -> None:
     where = hiding()
     column_s = float(price(Columns.of([choice]), job(), where).step_time_s[0])

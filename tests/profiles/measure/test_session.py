@@ -20,7 +20,7 @@ from profiles.measure.cluster import cluster_of
 from profiles.measure.processes import run
 from profiles.measure.question import Question
 from profiles.measure.session import measure, request_of
-from profiles.measure.survey import survey
+from profiles.measure.survey import Result, survey
 from profiles.measure.tasks import FORWARD, Operation
 from profiles.sample_files import read_samples, write_samples
 from profiles.samples import OperatorKey, Sample, Samples
@@ -33,17 +33,28 @@ QUESTION = Question(
 )
 
 
-PRODUCT = {
-    OperatorKey(
-        device="cpu-x",
+def seen(kind: str, *shape: int) -> OperatorKey:
+    return OperatorKey(
+        device="x",
         software="torch",
-        kind="matmul",
+        kind=kind,
         direction=FORWARD,
-        shape=(2, 2, 2),
+        shape=shape,
         precision="fp32",
         backend="eager",
-    ): Sample(seconds=1.0, spread=0.0, repeats=1, provenance="measured")
-}
+    )
+
+
+SECOND = Sample(seconds=1.0, spread=0.0, repeats=1, provenance="measured")
+RESULT = Result(
+    operations=(),
+    exchanges=(),
+    calibrations=(1.0,),
+    copy_bytes_per_s=5e9,
+    cpu_s=1.0,
+    facts={},
+)
+SEEN = {seen("matmul", 10, 10, 10): SECOND, seen("host-copy", 1000): SECOND}
 
 
 class Alone:
@@ -114,27 +125,44 @@ def test_one_rank_needs_no_group() -> None:
     result = survey(alone, Alone(), ignore)
     assert [len(one.seconds) >= 1 for one in result.operations] == [True] * 9
     assert (request.exchanges, result.exchanges) == ((), ())
-    assert (
-        cluster_of(
-            request, (result,), PRODUCT, {}, device="cpu-x", fabric="loopback"
-        ).gpus
-        == 1
-    )
+
+
+def test_ceilings_are_those_that_were_seen() -> None:
+    request = request_of(replace(QUESTION, ranks=1), "", 1.0)
+    cluster = cluster_of(request, (RESULT,), SEEN, {}, device="x", fabric="loopback")
+    assert (cluster.gpus, cluster.device.name) == (1, "x")
+    assert cluster.device.peak["fp32"].si == pytest.approx(2000)
+    assert cluster.device.host_link.si == pytest.approx(2000)
+    assert cluster.device.memory_bytes_per_s == pytest.approx(5e9)
+
+
+def test_a_known_gpu_is_the_catalogues_and_another_is_as_seen() -> None:
+    request = replace(request_of(replace(QUESTION, ranks=1), "", 1.0), device="cuda")
+    facts = {
+        "architecture": "sm-99",
+        "device memory bytes": str(2**36),
+        "multiprocessors": "7",
+    }
+    result = replace(RESULT, facts=facts)
+    for name, memory in (("H100-SXM-80GB", 79.1), ("thing", 64.0)):
+        cluster = cluster_of(request, (result,), SEEN, {}, device=name, fabric="pcie")
+        assert cluster.device.name == name
+        assert cluster.device.usable_memory.value == pytest.approx(memory)
 
 
 def test_a_rank_that_dies_ends_all_of_them(tmp_path: Path) -> None:
     request = request_of(QUESTION, str(tmp_path / "meeting"), 30.0)
-    seen: list[int] = []
+    killed: list[int] = []
 
     def kill_one(done: float, of: float) -> None:
         running = children()
-        if len(running) == 2 and not seen:
-            seen.extend(running)
+        if len(running) == 2 and not killed:
+            killed.extend(running)
             os.kill(running[1], signal.SIGKILL)
 
     with pytest.raises(RunFailed, match=r"rank \d was killed by signal 9"):
         run(request, kill_one)
-    assert len(seen) == 2
+    assert len(killed) == 2
     assert not children()
 
 

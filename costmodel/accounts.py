@@ -1,0 +1,164 @@
+"""A priced layout's accounts: its costs on a timeline, its seconds and its bytes.
+
+stages  → what each pass, transfer and step costs      → costs
+the run → where the seconds of the last rank go        → breakdown
+        → each pipeline rank's bytes at its peak       → memory_of
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.action import Kind
+from costmodel.data_parallel import buckets_of
+from costmodel.layout import Layout
+from costmodel.layout_price import data_parallel
+from costmodel.machine import Machine
+from costmodel.memory import Memory, memory
+from costmodel.stage import StagePrice
+from costmodel.stage_costs import StageCosts
+from costmodel.tied import layout_tied_sync
+from costmodel.timeline import Timeline
+from costmodel.transfers import Sends, sends, transfers
+from profiles.job import Job
+
+Array = NDArray[Any]
+BREAKDOWN = (
+    "compute",
+    "recompute",
+    "tensor_comm",
+    "context_comm",
+    "expert_comm",
+    "pipeline_comm",
+    "data_comm",
+    "bubble",
+    "optimizer",
+    "offload",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounts:
+    """A layout whose virtual *stages* are priced, in model order."""
+
+    job: Job
+    layout: Layout
+    stages: list[StagePrice]
+    on: Machine
+
+    def costs(self) -> StageCosts:
+        """The input of the timeline."""
+        layout, forward, backward = self.layout, *self._sends
+        buckets = buckets_of(self.stages[0].parameters, layout.precision, self.on)
+        return StageCosts(
+            forward_s=self._by_stage("forward_s") + forward.in_passes_s,
+            backward_s=self._by_stage("backward_s") + backward.in_passes_s,
+            send_forward_s=forward.beside_s,
+            send_backward_s=backward.beside_s,
+            saved_bytes=self._by_stage("saved_bytes"),
+            transient_forward_bytes=self._by_stage("forward_working_bytes"),
+            transient_backward_bytes=self._by_stage("backward_working_bytes"),
+            reduce_s=self._by_stage("reduce_s"),
+            step_s=self._by_rank("step_s"),
+            gather_s=self._by_rank("gather_s") + self._tied_s,
+            static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
+            buckets=int(buckets),
+            overlap_reduce="grad" in self.on.software.overlap,
+        )
+
+    def breakdown(self, timeline: Timeline) -> dict[str, float]:
+        """Where the step of the rank that ends last (the lowest of several) goes."""
+        rank = int(np.argmax(timeline.rank_end_s))
+        account = timeline.account(rank)
+        m = self.layout.micro_batches
+
+        def passes(name: str) -> float:
+            return m * sum(float(getattr(item, name)) for item in self._held[rank])
+
+        sent = m * sum(
+            float(way.in_passes_s[place])
+            for way in self._sends
+            for place, stage in enumerate(self.layout.stages)
+            if stage.held_by[0] == rank
+        )
+        parts = {
+            "tensor_comm": passes("tensor_comm_s"),
+            "context_comm": passes("context_comm_s"),
+            "recompute": passes("recompute_s") - passes("recompute_comm_s"),
+        }
+        exposed = passes("data_comm_s")
+        found = {
+            **parts,
+            "compute": account.compute_s - sum(parts.values()) - exposed - sent,
+            "pipeline_comm": account.pipeline_comm_s + sent,
+            "data_comm": exposed + account.reduce_s + account.gather_s,
+            "bubble": account.bubble_s + account.others_s + account.idle_s,
+            "optimizer": account.step_s,
+        }
+        return {name: found.get(name, 0.0) for name in BREAKDOWN}
+
+    def memory(self, timeline: Timeline) -> tuple[Memory, ...]:
+        """Each pipeline rank's bytes at the instant of its peak."""
+        layout, saved = self.layout, self._by_stage("saved_bytes")
+        first = layout.stages[0]
+        pieces = []
+        for rank, held in enumerate(self._held):
+            action = timeline.program.action(rank, int(timeline.peak_action[rank]))
+            at_peak = self.stages[action.stage]
+            forward = action.kind is Kind.F
+            pieces.append(
+                memory(
+                    parameters=np.asarray(sum(float(item.parameters) for item in held)),
+                    gathered_bytes=np.asarray(
+                        max(float(item.gathered_bytes) for item in held)
+                    ),
+                    activation_bytes=np.asarray(
+                        float(timeline.in_flight_at_peak(rank) @ saved)
+                    ),
+                    transient_bytes=(
+                        at_peak.forward_working_bytes
+                        if forward
+                        else at_peak.backward_working_bytes
+                    ),
+                    parallel=data_parallel(first.mesh, first.plans[0].zero),
+                    precision=layout.precision,
+                    moments=self.job.moments,
+                    device=self.on.device,
+                    ranks=np.asarray(layout.gpus),
+                )
+            )
+        return tuple(pieces)
+
+    @cached_property
+    def _held(self) -> list[list[StagePrice]]:
+        """The stages that each pipeline rank holds."""
+        held: list[list[StagePrice]] = [[] for _ in range(self.layout.pp)]
+        for stage, priced in zip(self.layout.stages, self.stages, strict=True):
+            held[stage.held_by[0]].append(priced)
+        return held
+
+    @cached_property
+    def _sends(self) -> tuple[Sends, Sends]:
+        """By virtual stage: forwards to the next one, backwards to the one before."""
+        seconds = transfers(self.layout, self.job, self.on).seconds
+        onward, back = np.append(seconds, 0.0), np.append(0.0, seconds)
+        return sends(onward, self.on), sends(back, self.on)
+
+    @property
+    def _tied_s(self) -> Array:
+        """By rank, the sum of the tied gradient over the pipeline's two ends."""
+        ends = np.zeros(self.layout.pp)
+        ends[[0, -1]] = layout_tied_sync(self.layout, self.job, self.on).seconds
+        return ends
+
+    def _by_stage(self, name: str) -> Array:
+        return np.array([float(getattr(item, name)) for item in self.stages])
+
+    def _by_rank(self, name: str) -> Array:
+        totals = [sum(float(getattr(i, name)) for i in held) for held in self._held]
+        return np.array(totals)

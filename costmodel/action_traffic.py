@@ -1,0 +1,243 @@
+"""What each action communicates when the runtime carries it out: counts and bytes.
+
+The same rules that are priced (`sharding`, `data_parallel`, `transfers`), gathered by
+action of the stream instead of by stage, so that a run's record can be held against
+them. Bytes are those of the full tensor, as sample keys count them.
+
+    F, B          tp: what the operators redistribute; dp: ZeRO's gathers and scatters
+    SEND_F, _B    the boundary activation, and its gradient
+    REDUCE_GRAD   tp: gradients of parameters that saw a part of sequence or heads
+    STEP          the tied table's gradient; one number for the gradient's norm
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Final
+
+import numpy as np
+
+from costmodel.action import Action, Kind, Stream
+from costmodel.atoms import recomputed_operators
+from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.sharding import (
+    ON_TP,
+    Collective,
+    Degrees,
+    backward_collectives,
+    forward_collectives,
+    parameters,
+)
+from costmodel.software import DEFAULT, Software, software
+from profiles.graph import Block
+from profiles.job import Job
+from profiles.operators import Operator
+from profiles.precision import Precision
+
+NORM_BYTES: Final = 8  # the sum of squares of all gradients, in fp64
+GRADIENT_BYTES: Final = 4  # gradients are summed in fp32
+Name = tuple[str, str]  # (axis, collective)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """How many collectives, and the bytes of their full tensors together."""
+
+    count: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.count + other.count, self.size_bytes + other.size_bytes)
+
+
+Entry = tuple[Name, Traffic]
+Exchanged = Mapping[Name, Traffic]
+
+
+def stream_traffic(job: Job, layout: Layout, stream: Stream) -> list[Exchanged]:
+    """What each action of one pipeline rank's *stream* communicates, on one rank."""
+    whole = software(DEFAULT)
+    stages = [
+        StageTraffic(job=job, layout=layout, stage=stage, by=whole)
+        for stage in layout.stages
+    ]
+    order: dict[tuple[Kind, int], list[Action]] = defaultdict(list)
+    for action in stream:
+        order[action.kind, action.stage].append(action)
+    found = []
+    for action in stream:
+        alike = order[action.kind, action.stage]
+        ends = (alike[0] is action, alike[-1] is action)
+        found.append(_merged(stages[action.stage].of(action.kind, *ends)))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTraffic:
+    """What one rank of *stage* exchanges in each kind of action."""
+
+    job: Job
+    layout: Layout
+    stage: Stage
+    by: Software
+
+    def of(self, kind: Kind, first: bool, last: bool) -> Iterator[Entry]:
+        """An action of *kind*, the *first* or the *last* of its kind in the step."""
+        if kind is Kind.F:
+            yield from self._forward(first)
+        elif kind is Kind.B:
+            yield from self._backward(last)
+        elif kind in (Kind.SEND_F, Kind.SEND_B):
+            yield ("pp", "send"), Traffic(1, self._boundary_bytes)
+        elif kind is Kind.REDUCE_GRAD and self._partial:
+            size = GRADIENT_BYTES * self._partial // self._shards
+            yield ("tp", "all_reduce"), Traffic(1, size)
+        elif kind is Kind.STEP:
+            yield from self._step()
+
+    def _forward(self, first: bool) -> Iterator[Entry]:
+        for operator, block, degrees, _ in self._operators():
+            found = forward_collectives(operator, block, degrees, self._precision)
+            yield from self._over_tp(found)
+        if self._zero == 3 or (self._zero and first):
+            yield self._gather
+
+    def _backward(self, last: bool) -> Iterator[Entry]:
+        for operator, block, degrees, plan in self._operators():
+            rules = (operator, block, degrees, self._precision)
+            yield from self._over_tp(backward_collectives(*rules))
+            again = recomputed_operators(
+                block, plan.retention.recomputed, stops_early=self.by.stops_early
+            )
+            if operator.name in again:
+                yield from self._over_tp(forward_collectives(*rules))
+        if self._zero == 3:
+            yield self._gather
+        size = GRADIENT_BYTES * self._parameters
+        if self._zero >= 2 or (self._zero == 1 and last):
+            yield ("dp", "reduce_scatter"), Traffic(self._units, size)
+        if self._zero == 0 and self.stage.mesh.dp > 1 and last:
+            buckets = max(1, ceil(size / self.by.bucket_bytes))
+            yield ("dp", "all_reduce"), Traffic(buckets, size)
+
+    def _step(self) -> Iterator[Entry]:
+        rank, ends = (
+            self.stage.held_by[0],
+            (self.layout.stages[0], self.layout.stages[-1]),
+        )
+        tied = self.job.graph.tied and self.layout.pp > 1
+        if tied and rank in (end.held_by[0] for end in ends):
+            table = self._of_operator(*self.job.graph.tied[0][0])
+            size = GRADIENT_BYTES * table // self._shards
+            yield ("tied", "all_reduce"), Traffic(1, size)
+        if self.layout.gpus > 1:
+            yield ("world", "all_reduce"), Traffic(1, NORM_BYTES)
+
+    @property
+    def _precision(self) -> Precision:
+        return self.layout.precision
+
+    @property
+    def _zero(self) -> int:
+        return self.stage.plans[0].zero if self.stage.mesh.dp > 1 else 0
+
+    @property
+    def _shards(self) -> int:
+        return self.stage.mesh.dp_shard if self._zero else 1
+
+    @property
+    def _gather(self) -> Entry:
+        size = int(self._parameters * self._precision.parameter.bytes)
+        return ("dp", "all_gather"), Traffic(self._units, size)
+
+    @property
+    def _units(self) -> int:
+        """What `fully_shard` gathers at a time: each layer alone; a table that is the
+        head too keeps embedding, final norm and head in one."""
+        ends = [name for name in self.stage.layers if not name.isdigit()]
+        together = self.job.graph.tied and {"embedding", "head"} <= {*ends}
+        return self.stage.body + (1 if together else len(ends))
+
+    @cached_property
+    def _parameters(self) -> int:
+        """Of the stage, per tp rank; a table that is the head too counts once."""
+        total = sum(
+            self._count(operator, block, degrees)
+            for operator, block, degrees, _ in self._operators()
+        )
+        for holders in self.job.graph.tied:
+            if all(block in self.stage.layers for block, _ in holders):
+                total -= self._of_operator(*holders[0])
+        return total
+
+    @cached_property
+    def _partial(self) -> int:
+        """Parameters whose gradient is a summand on each tp rank."""
+        if self.stage.mesh.tp == 1:
+            return 0
+        return sum(
+            self._whole(operator, block, degrees)
+            for operator, block, degrees, _ in self._operators()
+        )
+
+    @property
+    def _boundary_bytes(self) -> int:
+        mesh, split = self.stage.mesh, self._degrees(self.stage.plans[0])
+        tokens = self.layout.micro_batch(self.stage) * self.job.seq_len // mesh.cp
+        share = mesh.tp if split.sequence_parallel else 1
+        hidden = self.job.graph.block("layer").extents["hidden"]
+        return int(tokens // share * hidden * self._precision.activation.bytes)
+
+    def _whole(self, operator: Operator, block: Block, degrees: Degrees) -> int:
+        """Parameters of an operator that every tp rank has, and sees a part of."""
+        if operator.vector_dim == "head_dim":
+            return self._count(operator, block, degrees)
+        if not degrees.sequence_parallel:
+            return 0
+        if not operator.has_weight:
+            return self._count(operator, block, degrees)
+        if operator.contracted == "positions":
+            return self._count(operator, block, degrees)
+        on_rows = operator.contracted in ON_TP and operator.bias
+        return block.extents["hidden"] if on_rows else 0
+
+    def _of_operator(self, block_name: str, operator_name: str) -> int:
+        block = self.job.graph.block(block_name)
+        degrees = self._degrees(self.stage.plans[0])
+        return self._count(block.operator(operator_name), block, degrees)
+
+    def _count(self, operator: Operator, block: Block, degrees: Degrees) -> int:
+        return int(parameters(operator, block, degrees))
+
+    def _operators(self) -> Iterator[tuple[Operator, Block, Degrees, LayerPlan]]:
+        graph = self.job.graph
+        blocks = dict(zip(graph.layer_names, graph.layers, strict=True))
+        for name, plan in zip(self.stage.layers, self.stage.plans, strict=True):
+            for operator in blocks[name].operators:
+                yield operator, blocks[name], self._degrees(plan), plan
+
+    def _degrees(self, plan: LayerPlan) -> Degrees:
+        mesh = self.stage.mesh
+        return Degrees(
+            tp=np.asarray(mesh.tp),
+            cp=np.asarray(mesh.cp),
+            micro_batch=np.asarray(self.layout.micro_batch(self.stage)),
+            seq_len=self.job.seq_len,
+            sequence_parallel=plan.sharding == "megatron-sp" and mesh.tp > 1,
+        )
+
+    def _over_tp(self, found: Iterable[Collective]) -> Iterator[Entry]:
+        if self.stage.mesh.tp > 1:
+            for item in found:
+                yield ("tp", item.kind), Traffic(1, int(item.size_bytes))
+
+
+def _merged(entries: Iterable[Entry]) -> Exchanged:
+    total: dict[Name, Traffic] = {}
+    for name, traffic in entries:
+        total[name] = total.get(name, Traffic()) + traffic
+    return total

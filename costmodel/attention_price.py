@@ -1,0 +1,123 @@
+"""The attention core under a layout, and context parallelism's exchanges beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compute import alignment_slowdown, attention_flops, attention_s
+from costmodel.local_shape import is_whole, local_shape
+from costmodel.machine import Machine
+from costmodel.placement import near_members
+from costmodel.sharding import Degrees, extent, tokens
+from costmodel.sourced import Sourced
+from costmodel.work import Work
+from profiles.graph import Block
+from profiles.operators import Operator
+from profiles.precision import Format, Precision
+
+Array = NDArray[Any]
+
+
+def attention_kernel(degrees: Degrees, machine: Machine) -> str:
+    """The kernel that this framework runs on this device."""
+    wanted = machine.software.flash if degrees.flash_attention else None
+    return wanted or machine.software.unfused
+
+
+def attention_work(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> tuple[Work, Work]:
+    """Forward and backward of the core."""
+    heads = -(-block.heads // degrees.tp) * degrees.micro_batch
+    local = -(-degrees.seq_len // degrees.cp)
+    window = min(block.window or degrees.seq_len, degrees.seq_len)
+    shape = {
+        "batch_heads": heads,
+        "seq_q": local,
+        "seq_kv": np.asarray(window),
+        "head_dim": np.asarray(block.head_dim),
+    }
+    # A window shorter than the sequence is a band: no half of it is masked.
+    causal = block.causal and window == degrees.seq_len
+    number = _format(precision)
+    works = []
+    for direction, scale in (("forward", 1.0), ("backward", 2.5)):
+
+        def roofline(direction: str = direction) -> Array:
+            return attention_s(
+                attention_kernel(degrees, machine),
+                direction,
+                causal=causal,
+                device=machine.device,
+                rates=machine.rates,
+                number=number,
+                slowdown=alignment_slowdown(block.head_dim, machine.device, number),
+                **shape,
+            )
+
+        taken = machine.operator(
+            partial(local_shape, operator, block, degrees),
+            direction,
+            number,
+            roofline,
+            where=is_whole(block, degrees),
+        )
+        works.append(
+            Work.of(
+                taken,
+                context_comm=_exchanged(
+                    direction, taken.seconds, block, degrees, precision, machine
+                ),
+                flops=scale * attention_flops(causal=causal, **shape),
+            )
+        )
+    return works[0], works[1]
+
+
+def _format(precision: Precision) -> Format:
+    """Attention stays in 16 bits when the products run in fewer."""
+    return precision.activation if precision.matmul.bytes < 2 else precision.matmul
+
+
+def _exchanged(
+    direction: str,
+    attention: Array,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Sourced:
+    """Exposed seconds of exchanging keys and values between cp ranks.
+
+    ring: cp − 1 transfers of the local keys and values (backward: and of their
+    gradients), each behind one block of attention (Liu et al., 2023). all-gather:
+    gathered before, gradients reduce-scattered after (Llama 3, section 3.3.2).
+    ulysses: all-to-all of q, k, v and of the output (Jacobs et al., 2023).
+    """
+    cp = degrees.cp
+    rounds = 1 if direction == "forward" else 2
+    near = near_members(degrees.tp, cp, machine.island)
+    width = extent("key_value", block, degrees) * precision.activation.bytes
+    local = tokens(degrees, split=False)
+    if degrees.cp_kind == "ring":
+        step = machine.send(local * width * rounds, far=near < cp)
+        return step.behind(machine.hides(attention / cp)) * (cp - 1.0)
+    if degrees.cp_kind == "all-gather":
+        kinds = ("all_gather",) if rounds == 1 else ("all_gather", "reduce_scatter")
+        size = local * cp * width
+    else:
+        kinds = ("all_to_all",) * 2
+        query = extent("query", block, degrees) * precision.activation.bytes
+        size = local * cp * (width + 2 * query) / 2
+    total = Sourced(seconds=np.zeros(()))
+    for kind in kinds:
+        total = total + machine.collective(kind, size, ranks=cp, near=near)
+    return total.where(cp > 1)

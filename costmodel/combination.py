@@ -1,0 +1,147 @@
+"""`Combination`: the mechanisms that a layout uses, whatever it is read from.
+
+The dozen numbers of a `Uniform` and the `Layout` that they spell out say the same
+(a law); `costmodel.facts` puts it in the words of the support table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from costmodel.layout import Layout, Mesh
+from costmodel.retention import CORE, EVERYTHING, Action, Retention, preset
+from costmodel.schedule import SCHEDULES
+from costmodel.uniform import Uniform
+from profiles.job import Job
+
+NOWHERE = frozenset(("none",))
+MOVED = {Action.OFFLOAD: "offloaded", Action.COMPRESS: "compressed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """Degrees, ZeRO, schedule, retention and precision; sets where layers differ."""
+
+    tp: int
+    pp: int
+    dp: int
+    cp: int
+    ep: int
+    zero: frozenset[int]
+    zero_group: int
+    sequence_parallel: frozenset[bool]
+    schedule: str
+    retentions: frozenset[str]  # of numbered layers, as `treatment` says
+    of_ends: frozenset[str]  # of embedding, final norm and head
+    precision: str
+    gradient_format: str
+    flash_attention: bool
+    stages: str  # alike, unlike, held elsewhere, gaps
+
+    @classmethod
+    def of_choice(cls, choice: Uniform, job: Job) -> Combination:
+        """What *choice* means for *job*'s model; raises as `retention.preset`."""
+        return cls(
+            tp=choice.tp,
+            pp=choice.pp,
+            dp=choice.dp,
+            cp=choice.cp,
+            ep=1,
+            zero=frozenset((choice.zero,)),
+            zero_group=choice.zero_group,
+            sequence_parallel=frozenset((choice.sequence_parallel,)),
+            schedule=choice.schedule,
+            retentions=frozenset((_chosen(choice, job),)),
+            of_ends=NOWHERE,
+            precision=choice.precision,
+            gradient_format=choice.gradient_format,
+            flash_attention=choice.flash_attention,
+            stages="alike",
+        )
+
+    @classmethod
+    def of_layout(cls, layout: Layout) -> Combination:
+        """What a finished layout uses; of unlike meshes the largest degrees."""
+        meshes = [stage.mesh for stage in layout.stages]
+        plans = [
+            (name.isdigit(), plan)
+            for stage in layout.stages
+            for name, plan in zip(stage.layers, stage.plans, strict=True)
+        ]
+        return cls(
+            tp=max(mesh.tp for mesh in meshes),
+            pp=layout.pp,
+            dp=max(mesh.dp for mesh in meshes),
+            cp=max(mesh.cp for mesh in meshes),
+            ep=max(mesh.ep * mesh.etp for mesh in meshes),
+            zero=frozenset(plan.zero for _, plan in plans),
+            zero_group=min(mesh.dp_shard for mesh in meshes),
+            sequence_parallel=frozenset(
+                plan.sharding == "megatron-sp" for _, plan in plans
+            ),
+            schedule=layout.schedule,
+            retentions=_treatments(plan.retention for body, plan in plans if body),
+            of_ends=_treatments(plan.retention for body, plan in plans if not body),
+            precision=layout.precision_name,
+            gradient_format=layout.gradient_format,
+            flash_attention=layout.flash_attention,
+            stages=_stages(layout),
+        )
+
+
+def treatment(retention: Retention) -> str:
+    """none, selective, full, by name, offloaded or compressed.
+
+    >>> from costmodel.retention import recompute
+    >>> treatment(recompute("attention_core")), treatment(recompute("norm_output"))
+    ('selective', 'by name')
+    """
+    treated = retention.tensors.values()
+    for action, word in (
+        (Action.OFFLOAD, "offloaded"),
+        (Action.COMPRESS, "compressed"),
+    ):
+        if any(one.action is action for one in treated):
+            return word
+    again = retention.recomputed
+    if not again:
+        return "none"
+    partly = any(one.ratio < 1 for one in treated if one.action is Action.RECOMPUTE)
+    if partly or again - {CORE, EVERYTHING}:
+        return "by name"
+    return "full" if EVERYTHING in again else "selective"
+
+
+def _chosen(choice: Uniform, job: Job) -> str:
+    name = choice.recompute
+    if choice.recompute_layers == 0:
+        return "none"
+    if name in ("none", "selective", "full"):
+        return name
+    return treatment(preset(name, job.graph.block("layer")))
+
+
+def _treatments(retentions: Iterable[Retention]) -> frozenset[str]:
+    distinct = {id(retention): retention for retention in retentions}
+    return frozenset(treatment(retention) for retention in distinct.values())
+
+
+def _stages(layout: Layout) -> str:
+    """Whether one mesh is repeated as the schedule places it, on ranks from 0."""
+    stages = layout.stages
+    if len({_shape(stage.mesh) for stage in stages}) > 1:
+        return "unlike"
+    held = [(stage.held_by, stage.mesh.ranks) for stage in stages]
+    in_turn = [(index % layout.pp,) for index in range(len(stages))]
+    alone = len(set(held)) == layout.pp
+    if layout.schedule in SCHEDULES and not (
+        alone and [ranks for ranks, _ in held] == in_turn
+    ):
+        return "held elsewhere"
+    highest = max(last for _, ranks in held for _, last in ranks.spans)
+    return "alike" if highest + 1 == layout.gpus else "gaps"
+
+
+def _shape(mesh: Mesh) -> tuple[int, ...]:
+    return (mesh.tp, mesh.cp, mesh.dp_shard, mesh.dp_replicate, mesh.ep, mesh.etp)

@@ -1,0 +1,128 @@
+"""Facts of a combination and a job: what the rows of the support table ask about.
+
+Each has a value that rows name (`>1`, `uneven`) and one that messages show (`4`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from costmodel.combination import Combination
+from profiles.job import Job
+from profiles.models.spec import DecoderSpec
+from profiles.precision import precision
+
+ACTIVATIONS = ("gelu", "relu", "silu")  # that the runtime's MLP has
+DEGREES = ("tp", "pp", "dp", "cp")
+AGAIN = frozenset(("selective", "full", "by name"))
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """*value* as rows name it, *shown* as messages do."""
+
+    value: str
+    shown: str
+
+
+Facts = Mapping[str, Fact]
+
+
+def facts(used: Combination, job: Job) -> Facts:
+    """Every fact of the plan and of *job*, by name."""
+    return {**_layout(used, job), **_model(job, used.tp)}
+
+
+def _layout(used: Combination, job: Job) -> dict[str, Fact]:
+    zero = _common(used.zero) if used.dp > 1 else "0"
+    whole = zero == "0" or used.zero_group == used.dp
+    split = _common(_yes(one) for one in used.sequence_parallel)
+    several = [name for name in DEGREES if getattr(used, name) > 1]
+    return {
+        **{name: _degree(getattr(used, name)) for name in (*DEGREES, "ep")},
+        "together": _plain("×".join(several) or "nothing"),
+        "zero": _plain(zero),
+        "zero group": Fact("all" if whole else "part", str(used.zero_group)),
+        "sequence parallel": _plain(split if used.tp > 1 else "no"),
+        "seq_len": _divided(job.seq_len, used.tp),
+        "schedule": _plain(used.schedule if used.pp > 1 else "none"),
+        "stages": _plain(used.stages),
+        "recompute": _plain(_recompute(used)),
+        "saved tensors": _plain(_elsewhere(used)),
+        "attention kernel": _plain("fused" if used.flash_attention else "unfused"),
+        "precision": _plain(used.precision),
+        "gradients": _plain(_gradients(used)),
+        "optimizer": _plain(job.optimizer),
+    }
+
+
+def _model(job: Job, tp: int) -> dict[str, Fact]:
+    spec = job.spec
+    found = {"family": _plain(spec.family)}
+    if not isinstance(spec, DecoderSpec):
+        return found
+    flags = {
+        "experts": spec.moe is not None,
+        "latent attention": spec.mla is not None,
+        "multi-token heads": spec.multi_token_heads > 0,
+        "parallel block": spec.parallel_block,
+        "query-key norm": spec.qk_norm,
+        "grouped queries": spec.kv_heads < spec.heads,
+        "gated": spec.gated_mlp,
+        "tied embeddings": spec.tied_embeddings,
+    }
+    sizes = ("heads", "kv_heads", "ffn_hidden", "vocab")
+    short = spec.window is not None and spec.window < job.seq_len
+    known = spec.activation in ACTIVATIONS
+    return {
+        **found,
+        **{name: _plain(_yes(flag)) for name, flag in flags.items()},
+        **{name: _divided(getattr(spec, name), tp) for name in sizes},
+        "positions": _plain(spec.position),
+        "window": Fact("short" if short else "none", str(spec.window)),
+        "norm": _plain(spec.norm),
+        "activation": Fact(spec.activation if known else "other", spec.activation),
+        "dropout": Fact(">0" if spec.dropout else "0", f"{spec.dropout:g}"),
+    }
+
+
+def _recompute(used: Combination) -> str:
+    again = used.retentions & AGAIN
+    if "by name" in again:
+        return "by name"
+    if used.of_ends & AGAIN:
+        return "of ends"
+    return "selective and full" if len(again) > 1 else min(again, default="none")
+
+
+def _elsewhere(used: Combination) -> str:
+    moved = (used.retentions | used.of_ends) & {"offloaded", "compressed"}
+    return max(moved, default="on the device")
+
+
+def _gradients(used: Combination) -> str:
+    """The formats that are really kept: some precisions have but one."""
+    found = precision(used.precision, gradient=used.gradient_format)
+    return f"{found.reduced_copy or ''}+{found.gradient}".lstrip("+")
+
+
+def _common(values: Iterable[object]) -> str:
+    distinct = {str(value) for value in values}
+    return distinct.pop() if len(distinct) == 1 else "mixed"
+
+
+def _yes(flag: bool) -> str:
+    return "yes" if flag else "no"
+
+
+def _plain(value: str) -> Fact:
+    return Fact(value, value)
+
+
+def _degree(size: int) -> Fact:
+    return Fact("1" if size == 1 else ">1", str(size))
+
+
+def _divided(size: int, parts: int) -> Fact:
+    return Fact("uneven" if size % parts else "even", str(size))

@@ -1,0 +1,54 @@
+"""What an operator is on one rank, in the words of a sample key."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.sharding import Degrees, Placement, extent, made, natural, tokens
+from profiles.graph import Block
+from profiles.measurable import operator_shape
+from profiles.operators import Kind, Operator, Tensor
+
+Array = NDArray[Any]
+
+
+def local_shape(
+    operator: Operator, block: Block, degrees: Degrees
+) -> tuple[str, tuple[Any, ...]]:
+    """The kind, and the dimensions as arrays over *degrees*, of an operator's sample.
+
+    The clocks name what they measure by the same `operator_shape`.
+    """
+    return operator_shape(
+        operator,
+        block,
+        batch=cast(int, degrees.micro_batch),
+        rows=cast(int, tokens(degrees, split=splits_rows(operator, degrees))),
+        extent=lambda name: cast(int, extent(name, block, degrees)),
+    )
+
+
+def splits_rows(operator: Operator, degrees: Degrees) -> bool:
+    """Whether it works on a tp rank's own rows, or on those of the whole group."""
+    if operator.kind is Kind.MATMUL:
+        return False  # a sequence that is split is gathered before, or scattered after
+    if made(operator, degrees.sequence_parallel) is Placement.PARTIAL:
+        return False
+    placed = natural(worked_on(operator), sequence_parallel=degrees.sequence_parallel)
+    return placed is Placement.SEQUENCE
+
+
+def worked_on(operator: Operator) -> Tensor:
+    """The tensor whose elements an operator goes through."""
+    reads = operator.kind is Kind.CROSS_ENTROPY
+    return operator.inputs[0] if reads else operator.output
+
+
+def is_whole(block: Block, degrees: Degrees) -> Any:
+    """Where attention is that of its sample: the whole sequence, causal, no window."""
+    window = min(block.window or degrees.seq_len, degrees.seq_len)
+    alike = block.causal and window == degrees.seq_len and degrees.flash_attention
+    return np.asarray(degrees.cp == 1) & alike

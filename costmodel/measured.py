@@ -1,0 +1,188 @@
+"""`Measured`: a profile's samples, as prices look them up.
+
+    operator    (kind, pass, local shape, precision), so many ranks computing at once
+    step        (optimizer, accumulate …), over so many parameters
+    exchange    (collective, ranks by level, groups at once), over bytes
+    send        over bytes
+
+An exact sample first; else the curve through its kind; else NaN, and whoever asks
+falls back to the rates of the device and its links (`Sourced.or_else`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import log
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.message_table import MessageTable, message_tables
+from costmodel.sample_table import Shape, Table
+from costmodel.sourced import Sourced
+from profiles.cluster import Island
+from profiles.samples import ALONE, FORWARD, OperatorKey, Sample, Samples
+
+Array = NDArray[Any]
+RANKS: Final = "ranks="
+NOISY: Final = "noisy"  # how the note of a noisy machine begins
+STEP_PRECISION: Final = "fp32"  # of gradients, moments and master weights
+_PAIR: Final = (2,)
+
+
+@dataclass(kw_only=True, eq=False)
+class Measured:
+    """The samples of *device* while *ranks* ranks of a node are at work.
+
+    A GPU has its cores for itself; CPU ranks share caches and memory, so that samples
+    are those of as many ranks at once.
+    """
+
+    samples: Samples
+    device: str
+    ranks: int = 1
+    shares_cores: bool = False
+    _crowds: dict[int, Measured] = field(default_factory=dict)
+
+    def crowded(self, ranks: int) -> Measured:
+        """The same samples with *ranks* ranks of a node at work."""
+        if ranks == self.ranks:
+            return self
+        if ranks not in self._crowds:
+            self._crowds[ranks] = replace(self, ranks=ranks)
+        return self._crowds[ranks]
+
+    def operator(
+        self, kind: str, direction: str, dims: Sequence[Any], number: str
+    ) -> Sourced | None:
+        """Seconds of a pass of an operator; None if its kind was not measured."""
+        table = self.table(kind, direction, number)
+        return None if table is None else table.at(dims)
+
+    def table(self, kind: str, direction: str, number: str) -> Table | None:
+        """The samples of a pass of a kind of operator, with their fit."""
+        return self.tables.get((kind, direction, number))
+
+    def step(self, kind: str, parameters: Any) -> Sourced | None:
+        """Seconds of a part of a step over *parameters*; none take none."""
+        count = np.asarray(parameters)
+        found = self.operator(kind, FORWARD, (np.maximum(count, 1.0),), STEP_PRECISION)
+        return None if found is None else found.where(count > 0)
+
+    def exchange(
+        self, kind: str, size_bytes: Any, *, ranks: Any, near: Any, island: Island
+    ) -> Sourced | None:
+        """Seconds of a collective over groups with *near* members in a fast domain."""
+        size, k, r = np.broadcast_arrays(size_bytes, ranks, np.minimum(near, ranks))
+        total: Sourced | None = None
+        for whole, inside in _pairs(k, r):
+            table = self._messages(kind, whole, inside, island)
+            if table is None:
+                continue
+            here = (k == whole) & (r == inside)
+            part = table.at(size)
+            if here.all():
+                return part
+            if total is None:
+                total = Sourced(seconds=np.where(k > 1, np.nan, 0.0))
+            total = _chosen(here, part, total)
+        return total
+
+    def send(self, size_bytes: Any, *, far: bool, island: Island) -> Sourced | None:
+        """Seconds of a transfer between two ranks, of one fast domain or of two."""
+        level = island.levels[-1 if far else 0]
+        table = self._nearest(level.kind, "send", _PAIR, self.ranks // 2)
+        return None if table is None else table.at(np.asarray(size_bytes))
+
+    def remarks(self) -> Iterator[str]:
+        """What a reader of the price should know of the samples."""
+        if self.shares_cores and self.crowd not in (0, self.ranks):
+            yield (
+                f"the profile has no samples with {_ranks(self.ranks)} at work on a "
+                f"node; those with {_ranks(self.crowd)} are used"
+            )
+        noise = self.samples.machine.get("noise", "")
+        if noise.startswith(NOISY):
+            yield f"while its profile was taken the machine was {noise}"
+
+    @cached_property
+    def crowd(self) -> int:
+        """The number of ranks at work in the samples that are used; 0: none are."""
+        wanted = self.ranks if self.shares_cores else 1
+        crowds = {_crowd(key) for key in self._keys}
+        apart = ((abs(log(crowd / wanted)), crowd) for crowd in crowds)
+        return min(apart, default=(0.0, 0))[1]
+
+    @property
+    def _keys(self) -> Iterator[OperatorKey]:
+        for key in self.samples.operators:
+            if key.device == self.device and _crowd(key) and not key.strides:
+                yield key
+
+    @cached_property
+    def tables(self) -> Mapping[tuple[str, str, str], Table]:
+        """All that is used, by kind, pass and precision."""
+        found: dict[tuple[str, str, str], dict[Shape, Sample]] = {}
+        for key in self._keys:
+            if _crowd(key) == self.crowd:
+                table = found.setdefault((key.kind, key.direction, key.precision), {})
+                table[key.shape] = self.samples.operators[key]
+        return {name: Table(kind=name[0], samples=item) for name, item in found.items()}
+
+    @cached_property
+    def _message_tables(self) -> Mapping[tuple[str, str, Shape], Any]:
+        return message_tables(self.samples)
+
+    def _messages(
+        self, kind: str, ranks: int, near: int, island: Island
+    ) -> MessageTable | None:
+        inside = ranks == near
+        level = island.levels[0 if inside else -1]
+        shape = (ranks,) if inside else (near, ranks // near)
+        return self._nearest(level.kind, kind, shape, self.ranks // near)
+
+    def _nearest(
+        self, fabric: str, kind: str, shape: Shape, groups: int
+    ) -> MessageTable | None:
+        """The samples with as many groups at once, or nearly as many."""
+        tables = self._message_tables.get((fabric.lower(), kind, shape), {})
+        wanted = max(groups, 1)
+        return min(
+            tables.items(),
+            key=lambda item: (abs(log(item[0] / wanted)), item[0]),
+            default=(0, None),
+        )[1]
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def _crowd(key: OperatorKey) -> int:
+    """How many ranks computed the same at once; 0 where something else ran beside."""
+    if key.co_running == ALONE:
+        return 1
+    count = key.co_running.removeprefix(RANKS)
+    whole = key.co_running.startswith(RANKS) and count.isascii() and count.isdigit()
+    return int(count) if whole else 0
+
+
+def _pairs(k: Array, r: Array) -> list[tuple[int, int]]:
+    """Distinct (ranks, of them in a domain) of groups of more than one."""
+    if not k.ndim:
+        return [(int(k), int(r))] if k > 1 else []
+    several = k > 1
+    found = np.unique(np.stack([k[several], r[several]]), axis=1)
+    return [(int(ranks), int(near)) for ranks, near in found.T.tolist()]
+
+
+def _chosen(condition: Array, some: Sourced, others: Sourced) -> Sourced:
+    return Sourced(
+        **{
+            name: np.where(condition, getattr(some, name), getattr(others, name))
+            for name in Sourced.__dataclass_fields__
+        }
+    )

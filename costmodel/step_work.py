@@ -1,0 +1,117 @@
+"""What a rank does with gradients beside exchanging them: adds them up, steps.
+
+    every micro-batch   fresh gradients are accumulated                → accumulated
+    every step          their norm taken, clipped, the update          → updated
+
+As it was measured over so many parameters, where the machine has samples of it; else
+bytes at a measured bandwidth.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compute import traffic_s
+from costmodel.data_parallel import DataParallel, reduced_bytes
+from costmodel.machine import Machine
+from costmodel.sourced import Sourced
+from profiles.job import OPTIMIZERS
+from profiles.measurable import STEP_KINDS
+from profiles.precision import Format, Precision
+
+Array = NDArray[Any]
+ACCUMULATE, GRADIENT_NORM, _ = STEP_KINDS  # buffers are overwritten, never zeroed
+# What its sample moves of each parameter: the fresh gradient and the sum are read, the
+# sum is written, in fp32.
+ACCUMULATE_BYTES: Final = 3 * Format.FP32.bytes
+
+
+def accumulated(
+    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
+) -> Sourced:
+    """Seconds of handling the weight gradients of one micro-batch."""
+    moved = accumulation_bytes(parameters, parallel, precision, machine)
+
+    def roofline() -> Array:
+        return traffic_s(moved, device=machine.device, rates=machine.rates)
+
+    found = machine.step(ACCUMULATE, moved / ACCUMULATE_BYTES)
+    return Sourced(seconds=roofline()) if found is None else found.or_else(roofline)
+
+
+def updated(
+    parameters: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    machine: Machine,
+    optimizer: str,
+) -> Sourced:
+    """Seconds of the optimizer's step, with what goes before it."""
+    moments = OPTIMIZERS[optimizer]
+
+    def roofline() -> Array:
+        moved = optimizer_bytes(parameters, parallel, precision, moments)
+        return traffic_s(moved, device=machine.device, rates=machine.rates)
+
+    shard = parameters / parallel.shard_of(1)
+    found = machine.step(optimizer, shard)
+    if found is None:
+        return Sourced(seconds=roofline())
+    copied = _copied_bytes(parameters, parallel, precision) / ACCUMULATE_BYTES
+    for kind, count in ((GRADIENT_NORM, shard), (ACCUMULATE, copied)):
+        part = machine.step(kind, count)
+        found = found if part is None else found + part
+    return found.or_else(roofline)
+
+
+def _copied_bytes(
+    parameters: Array, parallel: DataParallel, precision: Precision
+) -> Array:
+    """Bytes that a step moves beside the update: sums over replicas are divided by
+    their number, gathered weights copied out, working weights written."""
+    replicated = (parallel.shards * parallel.replicas > 1) & (parallel.zero < 3)
+    copied = np.where(replicated, 2 * precision.parameter.bytes, 0.0) * parameters
+    cast = precision.master_bytes + precision.parameter.bytes
+    written = cast if precision.master else 0.0
+    return np.asarray(copied + written * parameters / parallel.shard_of(1))
+
+
+def accumulation_bytes(
+    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
+) -> Array:
+    """Bytes that handling the weight gradients of one micro-batch moves on a rank.
+
+    Below ZeRO-2 the product's gradient is read and added to the accumulated one, which
+    is read and written; `fused` products do that themselves, for reading it. From
+    ZeRO-2 on it is copied into the reduction's buffer instead, and at ZeRO-3 gathered
+    weights are copied out of the gather's buffer before each pass (as FSDP does).
+    """
+    made = precision.activation.bytes
+    kept = reduced_bytes(precision, machine)
+    added = kept if machine.software.accumulation == "fused" else made + 2 * kept
+    copied = made + kept
+    gathered = 2 * 2 * precision.parameter.bytes
+    zero = parallel.zero
+    per_parameter = np.where(zero >= 2, copied, added) + np.where(
+        zero == 3, gathered, 0
+    )
+    return np.asarray(parameters * per_parameter)
+
+
+def optimizer_bytes(
+    parameters: Array, parallel: DataParallel, precision: Precision, moments: int
+) -> Array:
+    """Bytes that the optimizer step moves on a rank.
+
+    Moments and master weights are read and written, the gradient read for its norm
+    and once more for the update, the working weight written.
+    """
+    state = (precision.master_bytes or precision.parameter.bytes) + (
+        moments * Format.FP32.bytes
+    )
+    weight = precision.parameter.bytes if precision.master else 0.0
+    moved = 2 * state + 2 * precision.gradient.bytes + weight
+    return np.asarray(parameters * moved / parallel.shard_of(1))

@@ -1,0 +1,102 @@
+"""`Work`: one pass of an operator; `OperatorPrice`: its passes, and what it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.sourced import Sourced, plus, zero
+
+Array = NDArray[Any]
+_ZERO = zero()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One pass of an operator: seconds on the device and waiting, FLOPs done.
+
+    `measured_s`, `fitted_s` and `spread_s` are those of `Sourced`, of all its seconds
+    on the device.
+    """
+
+    compute_s: Array = field(default_factory=zero)
+    tensor_comm_s: Array = field(default_factory=zero)
+    context_comm_s: Array = field(default_factory=zero)
+    flops: Array = field(default_factory=zero)
+    host_s: float = 0.0
+    measured_s: Array = field(default_factory=zero)
+    fitted_s: Array = field(default_factory=zero)
+    spread_s: Array = field(default_factory=zero)
+
+    @classmethod
+    def of(
+        cls,
+        compute: Sourced,
+        *,
+        tensor_comm: Sourced | None = None,
+        context_comm: Sourced | None = None,
+        flops: Array = _ZERO,
+        host_s: float = 0.0,
+    ) -> Work:
+        """The work of *compute* and of what is communicated beside it."""
+        nothing = Sourced(seconds=_ZERO)
+        tensor, context = tensor_comm or nothing, context_comm or nothing
+        total = compute + tensor + context
+        return cls(
+            compute_s=compute.seconds,
+            tensor_comm_s=tensor.seconds,
+            context_comm_s=context.seconds,
+            flops=flops,
+            host_s=host_s,
+            measured_s=total.measured_s,
+            fitted_s=total.fitted_s,
+            spread_s=total.spread_s,
+        )
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            compute_s=self.compute_s + other.compute_s,
+            tensor_comm_s=self.tensor_comm_s + other.tensor_comm_s,
+            context_comm_s=self.context_comm_s + other.context_comm_s,
+            flops=self.flops + other.flops,
+            host_s=self.host_s + other.host_s,
+            measured_s=plus(self.measured_s, other.measured_s),
+            fitted_s=plus(self.fitted_s, other.fitted_s),
+            spread_s=plus(self.spread_s, other.spread_s),
+        )
+
+    @property
+    def device_s(self) -> Array:
+        return self.compute_s + self.tensor_comm_s + self.context_comm_s
+
+    @property
+    def sourced(self) -> Sourced:
+        """The seconds on the device, with where they come from."""
+        return Sourced(
+            seconds=self.device_s,
+            measured_s=self.measured_s,
+            fitted_s=self.fitted_s,
+            spread_s=self.spread_s,
+        )
+
+    @property
+    def total_s(self) -> Array:
+        """Device time over the host's launch floor, softly: some kernels are bound
+        by the host, others not (fourth-power mean; docs/cost-model.md)."""
+        return np.asarray((self.device_s**4 + self.host_s**4) ** 0.25)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorPrice:
+    """One operator's work, local parameters and bytes by saved tensor's name."""
+
+    forward: Work
+    backward: Work
+    parameters: Array
+    saved: dict[str, Array]
+    internal: dict[str, Array]  # dropped together with the operator's own working
+    output_bytes: Array
+    input_bytes: Array

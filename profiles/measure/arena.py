@@ -1,0 +1,58 @@
+"""`Arena`: operands that no cache holds.
+
+Training comes back to a weight or a saved activation after it has touched everything
+else. Here one block of memory larger than the last cache is dealt out piece by piece,
+and by the time a piece is dealt again the cache has forgotten it. The numbers in it
+are normal, so that no denormal slows a product down.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from profiles.measure.tensors import Device, DType, Tensor
+from profiles.units import MiB
+
+LINE = 64  # elements between pieces: no two share a cache line
+
+
+class Arena:
+    """Deals tensors of one dtype out of one block, round and round."""
+
+    def __init__(self, size: int, dtype: DType, device: Device) -> None:
+        import torch
+
+        seed = torch.Generator().manual_seed(0)
+        some = torch.randn(min(size, MiB), generator=seed).to(dtype)
+        self.block = some.repeat(-(-size // len(some)))[:size].to(device)
+        self.used = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.block.numel() * self.block.element_size()
+
+    def deal(self, *shape: int) -> Tensor:
+        """The next piece, as a contiguous tensor of *shape*; larger ones are made."""
+        size = prod(shape)
+        if size > len(self.block):
+            return self.block.new_zeros(shape)
+        if self.used + size > len(self.block):
+            self.used = 0
+        piece = self.block[self.used : self.used + size].view(shape)
+        self.used += -(-size // LINE) * LINE
+        return piece
+
+    def leaf(self, *shape: int, wanted: bool = True) -> Tensor:
+        """A piece that a gradient is *wanted* for."""
+        return self.deal(*shape).detach().requires_grad_(wanted)
+
+    def numbers(self, below: int, count: int) -> Tensor:
+        """*count* random whole numbers: tokens, or targets."""
+        import torch
+
+        return torch.randint(below, (count,), device=self.block.device)
+
+    def forget(self, size_bytes: float) -> None:
+        """Read so much of the block that the caches hold nothing else."""
+        size = min(int(size_bytes / self.block.element_size()), len(self.block))
+        self.deal(size).sum()

@@ -1,0 +1,95 @@
+"""`Clock`: how long a thing takes on this device, with all ranks starting together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from profiles.units import MS
+
+SHORTEST_S = 2 * MS
+# Ranks that share a core take turns of some milliseconds; a repeat outlasts several.
+SHORTEST_SHARED_S = 20 * MS
+
+
+class Ranks(Protocol):
+    """What a clock needs of the other ranks."""
+
+    def barrier(self) -> None: ...
+
+    def largest(self, *values: float) -> tuple[float, ...]:
+        """The largest of each value over the ranks."""
+        ...
+
+
+class Clock:
+    """Times by the device's own clock, and knows when the budget is spent.
+
+    *own* says that a rank computes on one thread and has a core for it: its work is
+    then timed by its CPU time, which is the wall's unless others take the core.
+    *shortest_s* is how long a repeat should be at least.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        device: str,
+        *,
+        own: bool,
+        budget_s: float,
+        shortest_s: float = SHORTEST_S,
+    ) -> None:
+        self.ranks, self.device, self.own = ranks, device, own
+        self.shortest_s = shortest_s
+        self.start_s = time.perf_counter()
+        self.end_s = self.start_s + budget_s
+
+    def spent_s(self) -> float:
+        """Seconds since the clock was made, as this rank sees it."""
+        return time.perf_counter() - self.start_s
+
+    def left_s(self) -> float:
+        """What is left of the budget, as all ranks agree."""
+        (over_s,) = self.ranks.largest(time.perf_counter() - self.end_s)
+        return -over_s
+
+    def on_the_wall(self) -> Clock:
+        """The same clock, which counts what others take."""
+        other = Clock(self.ranks, self.device, own=False, budget_s=0.0)
+        other.end_s = self.end_s
+        return other
+
+    def timed(self, work: Callable[[], object]) -> float:
+        """Seconds of *work*, begun when every rank is ready, ended when it is done."""
+        if self.device == "cuda":
+            return self._by_events(work)
+        return self._by(time.process_time if self.own else time.perf_counter, work)
+
+    def wall(self, work: Callable[[], object]) -> float:
+        """Seconds of *work* that is not this rank's alone: communication."""
+        if self.device == "cuda":
+            return self._by_events(work)
+        return self._by(time.perf_counter, work)
+
+    def _by(self, now: Callable[[], float], work: Callable[[], object]) -> float:
+        self.ranks.barrier()
+        started_s = now()
+        kept = work()
+        seconds = now() - started_s
+        del kept  # after the clock has stopped
+        return seconds
+
+    def _by_events(self, work: Callable[[], object]) -> float:
+        import torch
+
+        before: Any = torch.cuda.Event(enable_timing=True)
+        after: Any = torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        self.ranks.barrier()
+        before.record()
+        kept = work()
+        after.record()
+        after.synchronize()
+        del kept
+        return float(before.elapsed_time(after)) * MS

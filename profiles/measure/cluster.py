@@ -1,0 +1,157 @@
+"""The cluster `local`: the measured machine in the form of the catalogue's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from profiles import catalog
+from profiles.cluster import Cluster, Island, Level
+from profiles.device import Device
+from profiles.figure import Figure
+from profiles.local import LOCAL
+from profiles.measure.machine import memory_bytes
+from profiles.measure.survey import Result
+from profiles.measure.tasks import FORWARD, Request
+from profiles.samples import CollectiveKey, OperatorKey, Sample
+from profiles.units import GB, GFLOPS, US, GiB
+
+SOURCE = "measured by the command profile"
+_NOTHING = Figure(value=0.0, unit="GiB", source="a process on a CPU has no context")
+
+
+def cluster_of(
+    request: Request,
+    results: Sequence[Result],
+    operators: Mapping[OperatorKey, Sample],
+    collectives: Mapping[CollectiveKey, Sample],
+    *,
+    device: str,
+    fabric: str,
+) -> Cluster:
+    """One node of as many devices as there were ranks."""
+    copy = median(result.copy_bytes_per_s for result in results)
+    level = Level(
+        name="node",
+        kind=fabric,
+        devices=None,
+        bandwidth=_bandwidth(collectives, copy),
+        latency=_latency(collectives),
+    )
+    island = Island(
+        device=_known(device)
+        or _measured(request, results[0].facts, operators, device, copy),
+        devices_per_node=request.ranks,
+        nodes=1,
+        levels=(level,),
+    )
+    return Cluster(
+        name=LOCAL,
+        islands=(island,),
+        source=SOURCE,
+        notes=f"One node, {request.ranks} ranks of {request.threads} threads.",
+    )
+
+
+def _known(device: str) -> Device | None:
+    """The catalogue's GPU, where it has it: its ceilings are those of the datasheet."""
+    return catalog.device(device) if device in catalog.device_names() else None
+
+
+def _measured(
+    request: Request,
+    facts: Mapping[str, str],
+    operators: Mapping[OperatorKey, Sample],
+    device: str,
+    copy_bytes_per_s: float,
+) -> Device:
+    copied = Figure(
+        value=copy_bytes_per_s / GB, unit="GB/s", source=f"{SOURCE}: a copy"
+    )
+    on_cpu = request.device == "cpu"
+    own = memory_bytes() / request.ranks if on_cpu else facts["device memory bytes"]
+    memory = Figure(
+        value=float(own) / GiB,
+        unit="GiB",
+        source=f"available memory over {request.ranks} ranks" if on_cpu else SOURCE,
+    )
+    return Device(
+        name=device,
+        architecture="cpu" if on_cpu else facts["architecture"],
+        memory=memory,
+        usable_memory=memory,
+        memory_bandwidth=copied,
+        peak={name: _peak(operators, name) for name in request.precisions},
+        multiprocessors=int(facts.get("multiprocessors", request.threads)),
+        host_link=_host_link(operators),
+        extra={"context": _NOTHING, "communicator": _NOTHING} if on_cpu else {},
+        source=SOURCE,
+        notes="One rank, with the others at work beside it.",
+    )
+
+
+def _host_link(operators: Mapping[OperatorKey, Sample]) -> Figure:
+    """Bytes a second one way, of the largest copy to the host and back."""
+    copies = {
+        key.shape[0]: sample.seconds
+        for key, sample in operators.items()
+        if key.kind == "host-copy"
+    }
+    size = max(copies)
+    return Figure(
+        value=2 * size / copies[size] / GB,
+        unit="GB/s",
+        source=f"{SOURCE}: {size} bytes to the host and back",
+    )
+
+
+def _peak(operators: Mapping[OperatorKey, Sample], precision: str) -> Figure:
+    """The best rate of a product's forward."""
+    rates = [
+        2 * key.shape[0] * key.shape[1] * key.shape[2] / sample.seconds
+        for key, sample in operators.items()
+        if key.kind == "matmul"
+        and key.direction == FORWARD
+        and key.precision == precision
+    ]
+    return Figure(
+        value=max(rates) / GFLOPS, unit="GFLOP/s", source=f"{SOURCE}: best product"
+    )
+
+
+def _bandwidth(
+    collectives: Mapping[CollectiveKey, Sample], copy_bytes_per_s: float
+) -> Figure:
+    """Of messages from one rank to another, less their latency."""
+    times = _messages(collectives)
+    if len(times) < 2:
+        return Figure(
+            value=copy_bytes_per_s / GB, unit="GB/s", source="one rank: a copy's"
+        )
+    smallest, largest = min(times), max(times)
+    seconds = max(times[largest] - times[smallest], 1e-9)
+    return Figure(
+        value=(largest - smallest) / seconds / GB,
+        unit="GB/s",
+        source=f"{SOURCE}: messages of {largest} bytes",
+    )
+
+
+def _latency(collectives: Mapping[CollectiveKey, Sample]) -> Figure:
+    times = _messages(collectives)
+    if not times:
+        return Figure(value=0.0, unit="us", source="one rank sends nothing")
+    smallest = min(times)
+    return Figure(
+        value=times[smallest] / US,
+        unit="us",
+        source=f"{SOURCE}: messages of {smallest} bytes",
+    )
+
+
+def _messages(collectives: Mapping[CollectiveKey, Sample]) -> dict[int, float]:
+    return {
+        key.size_bytes: sample.seconds
+        for key, sample in collectives.items()
+        if key.collective == "send" and key.groups_at_once == 1
+    }

@@ -1,0 +1,111 @@
+"""Operators as kernels: which function a kind is, and which gradients it makes."""
+
+from __future__ import annotations
+
+from profiles.errors import Unsupported
+from profiles.measure.arena import Arena
+from profiles.measure.functions import functions
+from profiles.measure.kernel import Function, Kernel, Layer, Operands, Plain
+from profiles.measure.operands import ACTIVATIONS, operands
+from profiles.measure.steps import STEPS, step_kernel
+from profiles.measure.tasks import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Operation,
+)
+from profiles.measure.tensors import DType, Tensor
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+CALIBRATION = (512, 1024, 1024)  # rows, columns, contracted: some milliseconds
+
+
+class Kernels:
+    """Makes kernels on one device; each dtype has its own arena."""
+
+    def __init__(self, device: str, arena_bytes: float, cache_bytes: float) -> None:
+        import torch
+
+        self.device = torch.device(device)
+        self.arena_bytes, self.cache_bytes = arena_bytes, cache_bytes
+        self.functions = functions()
+        self._arenas: dict[str, Arena] = {}
+
+    def arena(self, precision: str = "fp32") -> Arena:
+        import torch
+
+        if precision not in self._arenas:
+            dtype: DType = getattr(torch, DTYPES[precision])
+            size = int(self.arena_bytes // dtype.itemsize)
+            self._arenas[precision] = Arena(size, dtype, self.device)
+        return self._arenas[precision]
+
+    def calibration(self) -> Kernel:
+        """A product that is always the same."""
+        rows, columns, contracted = CALIBRATION
+        deal = self.arena().deal
+        return Plain(
+            self.functions["matmul"],
+            lambda: (deal(rows, contracted), deal(columns, contracted)),
+            FORWARD,
+        )
+
+    def kernel(self, operation: Operation) -> Kernel:
+        """The kernel of *operation*, whichever of its passes that is.
+
+        Raises Unsupported for a kind without one.
+        """
+        if operation.kind in STEPS:
+            return step_kernel(operation, self.device)
+        if (operation.kind, operation.direction) == ("residual", BACKWARD):
+            return self._joined(operation)
+        arena = self.arena(operation.precision)
+        make = operands(operation, arena)
+        return Layer(
+            self._function(operation),
+            make,
+            _passes(operation.kind, make()),
+            lambda made: _gradient(made, arena),
+            arena,
+            self.cache_bytes,
+            activations=ACTIVATIONS.get(operation.kind, 1),
+        )
+
+    def _function(self, operation: Operation) -> Function:
+        kind = operation.kind
+        for name in (operation.variant, f"{kind}-{operation.variant}", kind):
+            if name in self.functions:
+                return self.functions[name]
+        raise Unsupported(
+            f"operators of kind {kind!r} are not measured; "
+            f"{', '.join(self.functions)} are"
+        )
+
+    def _joined(self, operation: Operation) -> Kernel:
+        """A residual hands its gradient on twice, and two gradients become one."""
+        deal, shape = self.arena(operation.precision).deal, operation.shape
+        return Plain(
+            lambda one, other: one.add_(other),
+            lambda: (deal(*shape), deal(*shape)),
+            BACKWARD,
+        )
+
+
+def _passes(kind: str, operands: Operands) -> dict[str, tuple[int, ...]]:
+    """Directions, and the places of the operands that each makes a gradient for."""
+    wanted = tuple(
+        place
+        for place, one in enumerate(operands)
+        if getattr(one, "requires_grad", False)
+    )
+    if kind == "residual":
+        return {}
+    if kind == "matmul":
+        return {BACKWARD_INPUT: wanted[:1], BACKWARD_WEIGHT: wanted[1:]}
+    return {BACKWARD: wanted}
+
+
+def _gradient(made: Tensor, arena: Arena) -> Tensor:
+    """What comes back for *made*: for a loss, one."""
+    return made.new_ones(()) if made.dim() == 0 else arena.deal(*made.shape)

@@ -1,0 +1,89 @@
+"""Facts of the machine that a measurement was taken on."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from profiles.errors import InvalidQuestion
+
+MEMORY = Path("/proc/meminfo")
+PROCESSORS = Path("/proc/cpuinfo")
+GPU_MARKS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+
+
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_name() -> str:
+    """The processor as the kernel names it.
+
+    >>> bool(cpu_name())
+    True
+    """
+    found = re.search(r"^model name\s*:\s*(.+)$", _text(PROCESSORS), re.MULTILINE)
+    return found.group(1).strip() if found else os.uname().machine
+
+
+def memory_bytes(what: str = "MemAvailable") -> float:
+    """RAM in bytes: available, or `MemTotal`."""
+    found = re.search(rf"^{what}:\s*(\d+) kB$", _text(MEMORY), re.MULTILINE)
+    if found:
+        return float(found.group(1)) * 1024
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def gpus() -> tuple[str, ...]:
+    """Names of the GPUs that PyTorch can use; torch is loaded only if one may be."""
+    if not any(Path(mark).exists() for mark in GPU_MARKS):
+        return ()
+    import torch
+
+    if not torch.cuda.is_available():
+        return ()
+    return tuple(
+        torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+    )
+
+
+def rank_memory_bytes(device: str, ranks: int) -> float:
+    """Memory that one of *ranks* can use: its part of the RAM, or its GPU's."""
+    if device == "cpu":
+        return memory_bytes() / ranks
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory)
+
+
+def gpus_multiply_bf16() -> bool:
+    """Whether the first GPU's matrix units take bf16: from compute capability 8 on."""
+    import torch
+
+    return bool(torch.cuda.get_device_capability(0) >= (8, 0))
+
+
+def slug(name: str) -> str:
+    """A name for keys: lower case, words joined by dashes.
+
+    >>> slug("AMD EPYC 7B13 64-Core Processor"), slug("Intel(R) Xeon(R) CPU @ 2.20GHz")
+    ('amd-epyc-7b13-64-core-processor', 'intel-r-xeon-r-cpu-2.20ghz')
+    """
+    joined = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.")
+    if not joined:
+        raise InvalidQuestion(f"the device's name {name!r} has no letters")
+    return joined[:80]
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

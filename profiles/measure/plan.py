@@ -1,0 +1,249 @@
+"""The plan of a measurement: every operator at every shape that a model needs.
+
+Rows come from micro-batches (the divisors of the global batch), widths are whole or
+cut into equal parts, and operators that look at one token at a time also run on rows
+that are cut, since the sequence may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from profiles.graph import Block, ModelGraph
+from profiles.job import Job
+from profiles.measurable import STEP_KINDS, operator_shape
+from profiles.measure.tasks import (
+    BACKWARD,
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Exchange,
+    Operation,
+)
+from profiles.operators import Kind, Operator
+from profiles.units import KiB, MiB
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+)
+MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
+MOST_SEQUENCES = 64
+NORMS = ("layernorm", "rmsnorm")
+_WHOLE = frozenset({"hidden", "positions"})  # widths that are never cut
+_NEVER_CUT_ROWS = ("matmul", "attention", "rotary", "qk-norm", "lookup")
+_STEP_PARTS = 8  # a rank may hold an eighth of the parameters, or all of them
+_STEP_CURVE = (4 * KiB, 64 * KiB, MiB)
+
+
+def operations(
+    job: Job, *, parts: Sequence[int], precisions: Sequence[str], most_tokens: int
+) -> tuple[Operation, ...]:
+    """Every operation that *job* needs, each once, in model order.
+
+    *parts* are the numbers of equal pieces that a width or the rows are cut into;
+    those that do not divide are left out. What a step does is measured in fp32.
+    """
+    found: dict[tuple[object, ...], Operation] = {}
+    shapes = list(_of_model(job, parts, most_tokens))
+    wanted = [replace(one, precision=name) for name in precisions for one in shapes]
+    for one in (*wanted, *_of_step(job, parts)):
+        key = (one.kind, one.direction, one.shape, one.precision)
+        if key not in found or one.variant:
+            found[key] = one
+    return tuple(found.values())
+
+
+def exchanges(ranks: int, *, most_bytes: int) -> tuple[Exchange, ...]:
+    """Each collective for itself, from 1 KiB to *most_bytes* by powers of four.
+
+    Groups of every size that divides *ranks*: alone, and as many at once as there is
+    room for.
+    """
+    sizes = [KiB * 4**power for power in range(16) if KiB * 4**power <= most_bytes]
+    found = [
+        Exchange(collective=name, ranks=size, groups=groups, size_bytes=size_bytes)
+        for size in _divisors(ranks)
+        for groups in sorted({1, ranks // size})
+        for name in (*COLLECTIVES, *(("send",) if size == 2 else ()))
+        for size_bytes in sizes
+        if size > 1
+    ]
+    return tuple(found)
+
+
+def micro_batches(job: Job, most_tokens: int) -> tuple[int, ...]:
+    """Divisors of the global batch whose rows are not more than *most_tokens*."""
+    most = min(max(most_tokens // job.seq_len, 1), MOST_SEQUENCES)
+    return tuple(size for size in _divisors(job.global_batch) if size <= most)
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _of_model(job: Job, parts: Sequence[int], most: int) -> Iterator[Operation]:
+    for block in job.graph.distinct():
+        for operator in block.operators:
+            for batch in micro_batches(job, most):
+                for cut in parts:
+                    yield from _cut(operator, block, batch, job.seq_len, cut)
+
+
+def _cut(
+    operator: Operator, block: Block, batch: int, seq_len: int, cut: int
+) -> Iterator[Operation]:
+    """*operator* with its widths, and where it may be its rows, in *cut* parts."""
+    rows = batch * seq_len
+    if _cuts_widths(operator, block, cut):
+        yield from _passes(
+            operator,
+            block,
+            seq_len,
+            *operator_shape(
+                operator,
+                block,
+                batch=batch,
+                rows=rows,
+                extent=lambda name: _extent(block, name, cut),
+            ),
+        )
+    if cut > 1 and seq_len % cut == 0 and operator.function not in _NEVER_CUT_ROWS:
+        yield from _passes(
+            operator,
+            block,
+            seq_len // cut,
+            *operator_shape(
+                operator,
+                block,
+                batch=batch,
+                rows=rows // cut,
+                extent=lambda name: _extent(block, name, 1),
+            ),
+        )
+
+
+def _extent(block: Block, name: str, cut: int) -> int:
+    if "+" in name:
+        return sum(_extent(block, part, cut) for part in name.split("+"))
+    return block.extents[name] // (1 if name in _WHOLE else cut)
+
+
+def _cuts_widths(operator: Operator, block: Block, cut: int) -> bool:
+    """Whether *cut* divides every width of *operator* that is ever cut."""
+    if operator.function in ("attention", "rotary", "qk-norm"):
+        return block.heads % cut == 0 and block.kv_heads % cut == 0
+    widths = {*operator.columns, operator.contracted, *operator.output.dims}
+    widths |= {name for tensor in operator.inputs for name in tensor.dims}
+    names = {part for width in widths if width for part in width.split("+")}
+    for name in names & block.extents.keys() - _WHOLE:
+        unit = block.head_dim if name in ("query", "key_value") else 1
+        per_key = 2 if name == "key_value" else 1
+        if block.extents[name] // (unit * per_key) % cut:
+            return False
+    return True
+
+
+def _passes(
+    operator: Operator, block: Block, seq_len: int, kind: str, shape: tuple[int, ...]
+) -> Iterator[Operation]:
+    ways: tuple[str, ...] = (FORWARD, BACKWARD)
+    if operator.kind is Kind.MATMUL:
+        ways = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+    for direction in ways:
+        yield Operation(
+            kind=kind,
+            direction=direction,
+            shape=shape,
+            variant=_variant(operator, block),
+            pieces=_pieces(operator, block, seq_len, shape),
+        )
+
+
+def _variant(operator: Operator, block: Block) -> str:
+    names = {item.function for item in block.operators}
+    if operator.function == "qk-norm":
+        return next(name for name in NORMS if name in names)
+    if operator.function == "attention":
+        return "separate" if names & {"qk-norm", "rotary"} else ""
+    return "bias" if operator.bias else ""
+
+
+def _pieces(
+    operator: Operator, block: Block, seq_len: int, shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    if operator.function == "positions":
+        return seq_len, max(block.extents["positions"], seq_len)
+    if operator.function == "rotary":  # how many of its heads are keys
+        return (shape[2] * block.kv_heads // (block.heads + block.kv_heads),)
+    return ()
+
+
+def _of_step(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
+    """What a step does once, over totals from an eighth of the model to all of it."""
+    pieces = parameter_sizes(job.graph)
+    total = sum(pieces)
+    totals = {total // cut for cut in (1, 2, 4, _STEP_PARTS, *parts)}
+    for size in sorted(totals | {min(size, total) for size in _STEP_CURVE}):
+        for kind in (job.optimizer, *STEP_KINDS):
+            yield Operation(
+                kind=kind,
+                direction=FORWARD,
+                shape=(size,),
+                pieces=_share(pieces, size),
+            )
+        yield Operation(kind="host-copy", direction=FORWARD, shape=(4 * size,))
+
+
+def parameter_sizes(graph: ModelGraph) -> tuple[int, ...]:
+    """Elements of every weight, layer by layer: what an optimizer's list looks like."""
+    sizes: list[int] = []
+    shared = {holder for holders in graph.tied for holder in holders[1:]}
+    for block in graph.layers:
+        for operator in block.operators:
+            extent = block.extents
+            sizes += [extent[operator.vector_dim]] * operator.vectors
+            if operator.has_weight and (block.name, operator.name) not in shared:
+                columns = sum(extent[name] for name in operator.columns)
+                sizes.append(columns * extent[operator.contracted or ""])
+                sizes += [columns] if operator.bias else []
+    return tuple(sizes)
+
+
+def _share(pieces: Sequence[int], total: int) -> tuple[int, ...]:
+    """The same tensors, each smaller, that hold *total* elements together."""
+    whole = sum(pieces)
+    shares = [max(piece * total // whole, 1) for piece in pieces]
+    while sum(shares) > total and len(shares) > 1:
+        shares.pop(shares.index(min(shares)))
+    shares[shares.index(max(shares))] += total - sum(shares)
+    return tuple(shares)
+
+
+def held_bytes(operation: Operation) -> float:
+    """Bytes that measuring an operation takes at once, about.
+
+    An optimizer holds the weight, its gradient and two moments, a layer's operator its
+    operands, what it makes, and their gradients; each with as much again to spare.
+    """
+    return 4.0 * 4.0 * work(operation)
+
+
+def work(operation: Operation) -> float:
+    """Elements that a call reads and writes, about: its share of an arena."""
+    shape = operation.shape
+    if operation.kind == "matmul":
+        rows, columns, contracted = shape
+        return float(rows * columns + rows * contracted + columns * contracted)
+    if operation.kind == "attention":
+        batch, heads, kv_heads, seq_len, head_dim = shape
+        return 2.0 * batch * seq_len * (heads + kv_heads) * head_dim
+    if operation.kind == "lookup":
+        rows, table, width = shape
+        return float((rows + table) * width)
+    return 3.0 * prod(shape)  # two operands and what is made of them

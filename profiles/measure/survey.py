@@ -1,0 +1,130 @@
+"""The survey: everything of a request timed on one rank, in step with the others.
+
+It goes round and round over all subjects until the budget is spent, rather than
+staying with each: what disturbs the machine for a while then spoils one repeat of
+many samples, and the median of none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from profiles.measure.clock import SHORTEST_S, SHORTEST_SHARED_S, Clock, Ranks
+from profiles.measure.facts import cache_bytes, facts
+from profiles.measure.groups import Groups
+from profiles.measure.kernels import Kernels
+from profiles.measure.machine import cores
+from profiles.measure.plan import work
+from profiles.measure.subject import Exchanged, Operated, Subject
+from profiles.measure.tasks import FORWARD, Operation, Request, Timing
+
+CALIBRATIONS = 8  # a round, spread evenly
+ROOM = 3.0  # how many of the largest operators, or caches, an arena has room for
+
+Say = Callable[[float, float], None]  # seconds gone, of how many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one rank saw, in the order of the request."""
+
+    operations: tuple[Timing, ...]
+    exchanges: tuple[Timing | None, ...]  # None where this rank took no part
+    calibrations: tuple[float, ...]
+    copy_bytes_per_s: float
+    cpu_s: float
+    facts: dict[str, str]
+
+
+class Group(Ranks, Protocol):
+    """The ranks of one measurement, and which of them this is."""
+
+    ranks: int
+    rank: int
+
+
+def survey(request: Request, group: Group, say: Say) -> Result:
+    """Time all of *request*; a calibration product runs between the samples."""
+    shared = request.ranks > cores()
+    clock = Clock(
+        group,
+        request.device,
+        own=request.threads == 1 and not shared,
+        budget_s=request.budget_s,
+        shortest_s=SHORTEST_SHARED_S if shared else SHORTEST_S,
+    )
+    device = f"cuda:{group.rank}" if request.device == "cuda" else "cpu"
+    cache = cache_bytes(request.device)
+    kernels = Kernels(device, _arena_bytes(request, cache), cache)
+    subjects = list(_subjects(request, kernels, group))
+    calibrations: list[float] = []
+    every = max(len(subjects) // CALIBRATIONS, 1)
+    for place, subject in enumerate(_rounds(subjects, request, clock)):
+        if place % every == 0:
+            calibrations.append(_calibration(clock, kernels))
+        subject.visit(clock)
+        say(min(clock.spent_s(), request.budget_s), request.budget_s)
+    calibrations.append(_calibration(clock, kernels))
+    timings = {key: one for subject in subjects for key, one in subject.timings()}
+    return Result(
+        operations=tuple(timings[one] for one in request.operations),
+        exchanges=tuple(timings.get(one) for one in request.exchanges),
+        calibrations=tuple(calibrations),
+        copy_bytes_per_s=_copy_bytes_per_s(clock, kernels),
+        cpu_s=time.process_time(),
+        facts=facts(request),
+    )
+
+
+def _subjects(request: Request, kernels: Kernels, group: Group) -> Iterator[Subject]:
+    together: dict[tuple[object, ...], list[Operation]] = {}
+    for one in request.operations:
+        apart = one.direction if one.kind == "residual" else ""
+        key = (one.kind, one.shape, one.precision, apart)
+        together.setdefault(key, []).append(one)
+    for operations in together.values():
+        yield Operated(operations, kernels)
+    groups = Groups(request, group.rank)
+    for exchange in request.exchanges:
+        yield Exchanged(exchange, groups.call(exchange, kernels.arena()))
+
+
+def _rounds(
+    subjects: list[Subject], request: Request, clock: Clock
+) -> Iterator[Subject]:
+    """Every subject once; then again, as long as there is time for it."""
+    yield from subjects
+    again = True
+    while again:
+        again = False
+        for subject in subjects:
+            if subject.wants(request.most_repeats) and subject.cost_s < clock.left_s():
+                again = True
+                yield subject
+
+
+def _calibration(clock: Clock, kernels: Kernels) -> float:
+    """Seconds on the wall of a product that is always the same."""
+    kernel = kernels.calibration()
+    return min(kernel.visit(clock.on_the_wall(), 1)[FORWARD] for _ in range(2))
+
+
+def _copy_bytes_per_s(clock: Clock, kernels: Kernels) -> float:
+    """Bytes read and written a second by a copy that no cache holds."""
+    arena = kernels.arena()
+    size = arena.block.numel() // 4
+    seen = []
+    for _ in range(5):
+        one, other = arena.deal(size), arena.deal(size)
+        seen.append(clock.timed(lambda a=one, b=other: a.copy_(b)))  # type: ignore[misc]
+    return 2 * size * arena.block.element_size() / sorted(seen)[2]
+
+
+def _arena_bytes(request: Request, cache_bytes: float) -> float:
+    """Room for the largest operands without dealing any of them twice."""
+    largest = [4 * work(one) for one in request.operations if len(one.shape) > 1]
+    moved = [2.0 * one.size_bytes for one in request.exchanges]
+    return max([ROOM * max([*largest, 1.0]), *moved, ROOM * cache_bytes])

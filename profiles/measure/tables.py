@@ -1,0 +1,72 @@
+"""Timings of the ranks → sample tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from profiles.measure.noise import spread
+from profiles.measure.survey import Result
+from profiles.measure.tasks import Exchange, Operation, Request, Timing
+from profiles.samples import ALONE, CollectiveKey, OperatorKey, Sample
+
+BACKEND = "eager"
+
+
+def operator_samples(
+    request: Request, results: Sequence[Result], *, device: str, software: str
+) -> dict[OperatorKey, Sample]:
+    """A sample of every operation: the median over the ranks of each one's median."""
+    together = request.ranks > 1 and request.device == "cpu"
+    crowd = f"ranks={request.ranks}" if together else ALONE
+    return {
+        OperatorKey(
+            device=device,
+            software=software,
+            kind=operation.kind,
+            direction=operation.direction,
+            shape=operation.shape,
+            precision=operation.precision,
+            backend=BACKEND,
+            co_running=crowd,
+        ): _sample(
+            [result.operations[place] for result in results], _provenance(operation)
+        )
+        for place, operation in enumerate(request.operations)
+    }
+
+
+def collective_samples(
+    request: Request, results: Sequence[Result], *, fabric: str
+) -> dict[CollectiveKey, Sample]:
+    """A sample of every exchange, over the ranks that took part."""
+    return {
+        _key(exchange, fabric): _sample(
+            [timing for one in results if (timing := one.exchanges[place])], "measured"
+        )
+        for place, exchange in enumerate(request.exchanges)
+    }
+
+
+def _key(exchange: Exchange, fabric: str) -> CollectiveKey:
+    return CollectiveKey(
+        fabric=fabric,
+        collective=exchange.collective,
+        ranks=(exchange.ranks,),
+        groups_at_once=exchange.groups,
+        size_bytes=exchange.size_bytes,
+    )
+
+
+def _provenance(operation: Operation) -> str:
+    return f"measured, {operation.variant}" if operation.variant else "measured"
+
+
+def _sample(timings: Sequence[Timing], provenance: str) -> Sample:
+    return Sample(
+        seconds=median(median(one.seconds) for one in timings),
+        spread=median(spread(one.seconds) for one in timings),
+        repeats=min(len(one.seconds) for one in timings),
+        provenance=provenance,
+        saved_bytes=timings[0].saved_bytes,
+    )
