@@ -72,13 +72,15 @@ def atom(
     prices: dict[str, OperatorPrice],
     retention: Retention,
     entry_bytes: Array,
+    *,
+    stops_early: bool = False,
 ) -> Atom:
     """Assemble a block's operators under *retention*.
 
     *entry_bytes* is the size of the block's input: what is kept when all is
-    recomputed.
+    recomputed, with *stops_early* only as far as needed (`recomputed_operators`).
     """
-    again = recomputed_operators(block, retention.recomputed)
+    again = recomputed_operators(block, retention.recomputed, stops_early=stops_early)
     forward = _sum([price.forward for price in prices.values()])
     backward = _sum([price.backward for price in prices.values()])
     repeated = _sum([prices[name].forward for name in again])

@@ -22,13 +22,11 @@ from costmodel.legality import MOST_PASSES, require_legal_layout
 from costmodel.machine import Machine, machine
 from costmodel.memory import Memory
 from costmodel.price_sources import PriceSources, price_sources
-from costmodel.retention import Retention
 from costmodel.schedule import holders
 from costmodel.timeline import Timeline, simulate
 from costmodel.uncertainty import Spread, spread_of
 from profiles.cluster import Cluster
 from profiles.errors import InvalidSpec, Unsupported
-from profiles.graph import Block
 from profiles.job import Job
 from profiles.units import TFLOPS
 
@@ -176,7 +174,8 @@ def estimate(
         memory=accounts.memory(timeline),
         capacity_bytes=where.device.capacity_bytes,
         model_flops=model_flops(job),
-        hardware_flops=model_flops(job) + recomputed_flops(job, layout),
+        hardware_flops=model_flops(job)
+        + recomputed_flops(job, layout, stops_early=where.software.stops_early),
         peak_flops_per_s=where.device.peak_flops_per_s(layout.precision.matmul),
         spread=spread_of(where.rates, sources),
         timeline=timeline,
@@ -189,7 +188,7 @@ def estimate(
     )
 
 
-def recomputed_flops(job: Job, layout: Layout) -> float:
+def recomputed_flops(job: Job, layout: Layout, *, stops_early: bool = False) -> float:
     """Forward FLOPs of a step that are done twice, in the model's convention."""
     blocks = dict(zip(job.graph.layer_names, job.graph.layers, strict=True))
     redone = Counter(
@@ -198,15 +197,14 @@ def recomputed_flops(job: Job, layout: Layout) -> float:
         for name, plan in zip(stage.layers, stage.plans, strict=True)
         if plan.retention.recomputed
     )
-    return sum(
-        count * _repeated_flops(job.graph.block(name), retention, job)
-        for (name, retention), count in redone.items()
-    )
-
-
-def _repeated_flops(block: Block, retention: Retention, job: Job) -> float:
-    again = recomputed_operators(block, retention.recomputed)
-    return block_flops(block, job, frozenset(again))
+    total = 0.0
+    for (name, retention), count in redone.items():
+        block = job.graph.block(name)
+        again = recomputed_operators(
+            block, retention.recomputed, stops_early=stops_early
+        )
+        total += count * block_flops(block, job, frozenset(again))
+    return total
 
 
 def _require_priced(layout: Layout) -> None:

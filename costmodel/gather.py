@@ -94,7 +94,8 @@ class Gather:
             for code in np.unique(chosen[self._variant == variant]):
                 place[variant, code] = len(atoms)
                 retention = preset(presets[code], block)
-                atoms.append(atom(block, prices, retention, entry))
+                early = self.on.software.stops_early
+                atoms.append(atom(block, prices, retention, entry, stops_early=early))
         row = place[self._variant, chosen] * len(keys) + combo
         table = {
             item.name: np.concatenate(

@@ -66,7 +66,12 @@ class LayoutPricer:
             prices = self._operators[self._where(block, plan, stage)]
             for price in prices.values():
                 total = total + price.forward + price.backward
-            for again in recomputed_operators(block, plan.retention.recomputed):
+            redone = recomputed_operators(
+                block,
+                plan.retention.recomputed,
+                stops_early=self.machine.software.stops_early,
+            )
+            for again in redone:
                 total = total + prices[again].forward
         return total
 
@@ -136,6 +141,7 @@ class LayoutPricer:
                 self._operators[where],
                 plan.retention,
                 entry_bytes(block, degrees, self.layout.precision),
+                stops_early=self.machine.software.stops_early,
             )
         return self._atoms[key]
 

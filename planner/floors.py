@@ -145,7 +145,13 @@ class _Floor:
             for code in np.unique(recompute[self.variant == variant]):
                 rows = (self.variant == variant) & (recompute == code)
                 retention = preset(RECOMPUTES[code], block)
-                priced = atom(block, prices, retention, np.zeros(keys.shape[1]))
+                priced = atom(
+                    block,
+                    prices,
+                    retention,
+                    np.zeros(keys.shape[1]),
+                    stops_early=self.problem.machine.software.stops_early,
+                )
                 backward = priced.recompute_s + priced.backward_s
                 seconds[0, rows] = priced.forward_s[place[rows]]
                 seconds[1, rows] = backward[place[rows]]
