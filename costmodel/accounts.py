@@ -130,6 +130,7 @@ class Accounts:
                     moments=self.job.moments,
                     device=self.on.device,
                     ranks=np.asarray(layout.gpus),
+                    fully_shard=self.on.software.fully_shard,
                 )
             )
         return tuple(pieces)

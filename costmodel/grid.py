@@ -190,6 +190,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         moments=rows.job.moments,
         device=rows.on.device,
         ranks=columns.gpus,
+        fully_shard=rows.on.software.fully_shard,
     )
     return pieces.total
 

@@ -71,14 +71,20 @@ def memory(
     moments: int,
     ranks: Array,
     device: Device,
+    fully_shard: bool = False,
 ) -> Memory:
     """Memory of a rank that holds *parameters* (per tp rank, before sharding).
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
-    and communicators of its own size (a CPU process has neither).
+    and communicators of its own size (a CPU process has neither). With *fully_shard*
+    ZeRO-1 and 2 keep each parameter's shard beside the whole one.
     """
     weight = parameters * precision.parameter.bytes / parallel.shard_of(3)
+    if fully_shard and not precision.master:  # the shards are its masters
+        both = (parallel.zero == 1) | (parallel.zero == 2)
+        shard = parameters * precision.parameter.bytes / parallel.shards
+        weight = weight + np.where(both, shard, 0.0)
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
     gradient = parameters * precision.gradient_bytes / parallel.shard_of(2)
     state = precision.master_bytes + moments * Format.FP32.bytes

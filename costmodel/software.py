@@ -33,6 +33,7 @@ class Software:
     `gradient`, or `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32.
     `stops_early`: full recompute ends when the last tensor that backward needs is made.
     Without `scatters_sends` every tp rank sends a pipeline's whole boundary tensor.
+    `fully_shard`: ZeRO is PyTorch's, which keeps shards beside what it gathered.
     `flash` and `unfused` are the attention kernels with and without flash attention.
     """
 
@@ -47,6 +48,7 @@ class Software:
     unfused: str = "fused-softmax"
     fused_norm: bool = True
     stops_early: bool = False
+    fully_shard: bool = False
     scatters_sends: bool = True
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
     source: str = ""

@@ -100,7 +100,7 @@ def stage_price(
         saved_bytes=total["saved_bytes"],
         forward_working_bytes=_most(parts, "forward_working_bytes"),
         backward_working_bytes=_most(parts, "backward_working_bytes"),
-        gathered_bytes=_gathered(parts, parallel, precision),
+        gathered_bytes=_gathered(parts, parallel, precision, machine),
         flops=total["flops"],
         recompute_flops=total["recompute_flops"],
     )
@@ -128,8 +128,17 @@ def _passes(total: dict[str, Array], kind: str) -> Array:
 
 
 def _gathered(
-    parts: Sequence[Part], parallel: DataParallel, precision: Precision
+    parts: Sequence[Part],
+    parallel: DataParallel,
+    precision: Precision,
+    machine: Machine,
 ) -> Array:
-    """Two layers' parameters, whole: the one in use and the one prefetched."""
+    """What is whole of layers that are sharded: ZeRO-3's parameters, of the layer in
+    use and the one prefetched; and, as `fully_shard` does it, from ZeRO-2 on the
+    gradient of a layer, as it was made and as it is sent."""
     largest = _most(parts, "parameters")
-    return np.where(parallel.zero == 3, 2 * largest * precision.parameter.bytes, 0.0)
+    whole = np.where(parallel.zero == 3, 2 * largest * precision.parameter.bytes, 0.0)
+    if not machine.software.fully_shard:
+        return whole
+    gradients = 2 * largest * precision.gradient_bytes
+    return whole + np.where(parallel.zero >= 2, gradients, 0.0)

@@ -2,7 +2,7 @@
 
     seconds    the closed form of the step with nothing to exchange between data-
                parallel ranks, no transfers and no optimizer            → floor_s
-    bytes      the leanest ZeRO that the branch has                     → floor_bytes
+    bytes      the leanest ZeRO of the branch                           → floor_bytes
     a leaf     the columns' closed form                                 → leaf_bounds
 
 All are lower bounds of what the simulation says: the first because every term left

@@ -97,13 +97,14 @@ class Space:
     def leanest(self, branches: Table) -> tuple[Columns, Array]:
         """Candidates of which one needs the least memory of its branch; whose each is.
 
-        States shrink with the level and with the group, and only level 3 holds
-        gathered layers: the least is at the largest group, at level 3 or below it.
+        States shrink with the group: the least of each level is at the largest one.
+        From one level to the next some states shrink, and layers that are gathered or
+        scattered come in.
         """
 
         def options(dp: int, cp: int) -> list[tuple[int, int]]:
             by_level = groupby(self.axes.zeros(dp, cp), key=lambda one: one[0])
-            return [max(group) for _, group in by_level][-2:]
+            return [max(group) for _, group in by_level]
 
         rows = {**branches, "branch": np.arange(length(branches))}
         table = widen(rows, ZERO, ["dp", "cp"], options)

@@ -94,6 +94,10 @@ class Trainer:
             seconds=time.perf_counter() - began,
         )
 
+    def forget(self) -> None:
+        """Let the last step's gradients go, as the next one would at its start."""
+        self._step.begin()
+
     def watch(self, told: Callable[[Action], None]) -> None:
         """Tell *told* of each action before it begins."""
         self._executor.watch = told

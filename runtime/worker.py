@@ -72,6 +72,7 @@ class Run:
         record = self.request.record and since == 0
         if since != WATCHED_STEPS - 1:
             return self.trainer.step(number, record=record)
+        self.trainer.forget()
         with watched(self.device) as peak:
             result = self.trainer.step(number)
         self.observed.peak = peak

@@ -54,12 +54,6 @@ class Clock:
         (over_s,) = self.ranks.largest(time.perf_counter() - self.end_s)
         return -over_s
 
-    def on_the_wall(self) -> Clock:
-        """The same clock, which counts what others take."""
-        other = Clock(self.ranks, self.device, own=False, budget_s=0.0)
-        other.end_s = self.end_s
-        return other
-
     def timed(self, work: Callable[[], object]) -> float:
         """Seconds of *work*, begun when every rank is ready, ended when it is done."""
         if self.device == "cuda":

@@ -12,13 +12,11 @@ from profiles.measure.tasks import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
-    FORWARD,
     Operation,
 )
 from profiles.measure.tensors import DType, Tensor
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-CALIBRATION = (512, 1024, 1024)  # rows, columns, contracted: some milliseconds
 
 
 class Kernels:
@@ -40,16 +38,6 @@ class Kernels:
             size = int(self.arena_bytes // dtype.itemsize)
             self._arenas[precision] = Arena(size, dtype, self.device)
         return self._arenas[precision]
-
-    def calibration(self) -> Kernel:
-        """A product that is always the same."""
-        rows, columns, contracted = CALIBRATION
-        deal = self.arena().deal
-        return Plain(
-            self.functions["matmul"],
-            lambda: (deal(rows, contracted), deal(columns, contracted)),
-            FORWARD,
-        )
 
     def kernel(self, operation: Operation) -> Kernel:
         """The kernel of *operation*, whichever of its passes that is.

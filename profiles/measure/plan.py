@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import prod
 
-from profiles.graph import Block, ModelGraph
+from profiles.graph import Block
 from profiles.job import Job
-from profiles.measurable import STEP_KINDS, operator_shape
+from profiles.measurable import operator_shape
+from profiles.measure.step_plan import of_step
 from profiles.measure.tasks import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -23,7 +23,7 @@ from profiles.measure.tasks import (
     Operation,
 )
 from profiles.operators import Kind, Operator
-from profiles.units import KiB, MiB
+from profiles.units import KiB
 
 COLLECTIVES = (
     "all_reduce",
@@ -37,8 +37,6 @@ MOST_SEQUENCES = 64
 NORMS = ("layernorm", "rmsnorm")
 _WHOLE = frozenset({"hidden", "positions"})  # widths that are never cut
 _NEVER_CUT_ROWS = ("matmul", "attention", "rotary", "qk-norm", "lookup")
-_STEP_PARTS = 8  # a rank may hold an eighth of the parameters, or all of them
-_STEP_CURVE = (4 * KiB, 64 * KiB, MiB)
 
 
 def operations(
@@ -52,7 +50,7 @@ def operations(
     found: dict[tuple[object, ...], Operation] = {}
     shapes = list(_of_model(job, parts, most_tokens))
     wanted = [replace(one, precision=name) for name in precisions for one in shapes]
-    for one in (*wanted, *_of_step(job, parts)):
+    for one in (*wanted, *of_step(job, parts)):
         key = (one.kind, one.direction, one.shape, one.precision)
         if key not in found or one.variant:
             found[key] = one
@@ -182,68 +180,3 @@ def _pieces(
     if operator.function == "rotary":  # how many of its heads are keys
         return (shape[2] * block.kv_heads // (block.heads + block.kv_heads),)
     return ()
-
-
-def _of_step(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
-    """What a step does once, over totals from an eighth of the model to all of it."""
-    pieces = parameter_sizes(job.graph)
-    total = sum(pieces)
-    totals = {total // cut for cut in (1, 2, 4, _STEP_PARTS, *parts)}
-    for size in sorted(totals | {min(size, total) for size in _STEP_CURVE}):
-        for kind in (job.optimizer, *STEP_KINDS):
-            yield Operation(
-                kind=kind,
-                direction=FORWARD,
-                shape=(size,),
-                pieces=_share(pieces, size),
-            )
-        yield Operation(kind="host-copy", direction=FORWARD, shape=(4 * size,))
-
-
-def parameter_sizes(graph: ModelGraph) -> tuple[int, ...]:
-    """Elements of every weight, layer by layer: what an optimizer's list looks like."""
-    sizes: list[int] = []
-    shared = {holder for holders in graph.tied for holder in holders[1:]}
-    for block in graph.layers:
-        for operator in block.operators:
-            extent = block.extents
-            sizes += [extent[operator.vector_dim]] * operator.vectors
-            if operator.has_weight and (block.name, operator.name) not in shared:
-                columns = sum(extent[name] for name in operator.columns)
-                sizes.append(columns * extent[operator.contracted or ""])
-                sizes += [columns] if operator.bias else []
-    return tuple(sizes)
-
-
-def _share(pieces: Sequence[int], total: int) -> tuple[int, ...]:
-    """The same tensors, each smaller, that hold *total* elements together."""
-    whole = sum(pieces)
-    shares = [max(piece * total // whole, 1) for piece in pieces]
-    while sum(shares) > total and len(shares) > 1:
-        shares.pop(shares.index(min(shares)))
-    shares[shares.index(max(shares))] += total - sum(shares)
-    return tuple(shares)
-
-
-def held_bytes(operation: Operation) -> float:
-    """Bytes that measuring an operation takes at once, about.
-
-    An optimizer holds the weight, its gradient and two moments, a layer's operator its
-    operands, what it makes, and their gradients; each with as much again to spare.
-    """
-    return 4.0 * 4.0 * work(operation)
-
-
-def work(operation: Operation) -> float:
-    """Elements that a call reads and writes, about: its share of an arena."""
-    shape = operation.shape
-    if operation.kind == "matmul":
-        rows, columns, contracted = shape
-        return float(rows * columns + rows * contracted + columns * contracted)
-    if operation.kind == "attention":
-        batch, heads, kv_heads, seq_len, head_dim = shape
-        return 2.0 * batch * seq_len * (heads + kv_heads) * head_dim
-    if operation.kind == "lookup":
-        rows, table, width = shape
-        return float((rows + table) * width)
-    return 3.0 * prod(shape)  # two operands and what is made of them

@@ -7,18 +7,21 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 from profiles.measure import machine
+from profiles.measure.calibration import CALIBRATION
 from profiles.measure.cluster import cluster_of
 from profiles.measure.gpu_names import device_name
 from profiles.measure.noise import Busy, Noise, noise
-from profiles.measure.plan import MOST_TOKENS, exchanges, held_bytes, operations
+from profiles.measure.plan import MOST_TOKENS, exchanges, operations
 from profiles.measure.processes import run
 from profiles.measure.question import Question
 from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
 from profiles.measure.tasks import Operation, Request
+from profiles.measure.work import held_bytes
 from profiles.samples import Samples
 from profiles.units import MiB
 
@@ -53,7 +56,7 @@ def measure(
         )
         results = run(request, progress)
     quiet = noise(
-        results[0].calibrations,
+        [wall_s for _, wall_s in results[0].calibrations],
         before,
         Busy.now(),
         sum(result.cpu_s for result in results),
@@ -93,6 +96,10 @@ def request_of(question: Question, rendezvous: str, budget_s: float) -> Request:
     )
 
 
+def _calibration_s(results: Sequence[Result]) -> float:
+    return median(own_s for result in results for own_s, _ in result.calibrations)
+
+
 def _samples(request: Request, results: Sequence[Result], quiet: Noise) -> Samples:
     facts = results[0].facts
     on_cpu = request.device == "cpu"
@@ -117,6 +124,7 @@ def _samples(request: Request, results: Sequence[Result], quiet: Noise) -> Sampl
             "threads": str(request.threads),
             "date": machine.now(),
             "noise": str(quiet),
+            CALIBRATION: f"{_calibration_s(results):.6g}",
             "command": shlex.join(["profile", *sys.argv[1:]]),
         },
         cluster=cluster_of(

@@ -10,9 +10,9 @@ from profiles.measure.clock import Clock
 from profiles.measure.collectives import ways
 from profiles.measure.kernel import Kernel, Layer
 from profiles.measure.kernels import Kernels
-from profiles.measure.plan import work
 from profiles.measure.saved import saved_bytes
 from profiles.measure.tasks import FORWARD, Exchange, Operation, Timing
+from profiles.measure.work import work
 from profiles.units import MS
 
 MOST_CALLS = 64

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from profiles.measure.calibration import Calibration
 from profiles.measure.clock import SHORTEST_S, SHORTEST_SHARED_S, Clock, Ranks
 from profiles.measure.facts import cache_bytes, facts
 from profiles.measure.groups import Groups
 from profiles.measure.kernels import Kernels
 from profiles.measure.machine import cores
-from profiles.measure.plan import work
 from profiles.measure.subject import Exchanged, Operated, Subject
-from profiles.measure.tasks import FORWARD, Operation, Request, Timing
+from profiles.measure.tasks import Operation, Request, Timing
+from profiles.measure.work import work
 
-CALIBRATIONS = 8  # a round, spread evenly
+CALIBRATIONS, CALLS = 8, 3  # a round, spread evenly; the fastest of so many counts
 ROOM = 3.0  # how many of the largest operators, or caches, an arena has room for
 
 Say = Callable[[float, float], None]  # seconds gone, of how many
@@ -33,7 +34,7 @@ class Result:
 
     operations: tuple[Timing, ...]
     exchanges: tuple[Timing | None, ...]  # None where this rank took no part
-    calibrations: tuple[float, ...]
+    calibrations: tuple[tuple[float, float], ...]  # own seconds, and the wall's
     copy_bytes_per_s: float
     cpu_s: float
     facts: dict[str, str]
@@ -60,14 +61,14 @@ def survey(request: Request, group: Group, say: Say) -> Result:
     cache = cache_bytes(request.device)
     kernels = Kernels(device, _arena_bytes(request, cache), cache)
     subjects = list(_subjects(request, kernels, group))
-    calibrations: list[float] = []
+    product, calibrations = Calibration(device), list[tuple[float, float]]()
     every = max(len(subjects) // CALIBRATIONS, 1)
     for place, subject in enumerate(_rounds(subjects, request, clock)):
         if place % every == 0:
-            calibrations.append(_calibration(clock, kernels))
+            calibrations.append(_calibration(clock, product))
         subject.visit(clock)
         say(min(clock.spent_s(), request.budget_s), request.budget_s)
-    calibrations.append(_calibration(clock, kernels))
+    calibrations.append(_calibration(clock, product))
     timings = {key: one for subject in subjects for key, one in subject.timings()}
     return Result(
         operations=tuple(timings[one] for one in request.operations),
@@ -106,10 +107,10 @@ def _rounds(
                 yield subject
 
 
-def _calibration(clock: Clock, kernels: Kernels) -> float:
-    """Seconds on the wall of a product that is always the same."""
-    kernel = kernels.calibration()
-    return min(kernel.visit(clock.on_the_wall(), 1)[FORWARD] for _ in range(2))
+def _calibration(clock: Clock, product: Calibration) -> tuple[float, float]:
+    """The product of `Calibration`, by the clock of operators and on the wall."""
+    own_s = min(clock.timed(product.run) for _ in range(CALLS))
+    return own_s, min(clock.wall(product.run) for _ in range(CALLS))
 
 
 def _copy_bytes_per_s(clock: Clock, kernels: Kernels) -> float:

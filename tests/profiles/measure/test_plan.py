@@ -15,11 +15,10 @@ from profiles.measure.functions import KINDS
 from profiles.measure.plan import (
     COLLECTIVES,
     exchanges,
-    held_bytes,
     micro_batches,
     operations,
-    parameter_sizes,
 )
+from profiles.measure.step_plan import parameter_sizes
 from profiles.measure.tasks import (
     BACKWARD,
     BACKWARD_INPUT,
@@ -27,6 +26,7 @@ from profiles.measure.tasks import (
     FORWARD,
     Operation,
 )
+from profiles.measure.work import held_bytes
 from profiles.models.catalog import model
 from profiles.models.parameters import parameters
 from profiles.models.spec import DecoderSpec

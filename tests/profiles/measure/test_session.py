@@ -16,6 +16,7 @@ import pytest
 from profiles.errors import RunFailed
 from profiles.local import local_cluster
 from profiles.measure import session
+from profiles.measure.calibration import CALIBRATION, calibration_s
 from profiles.measure.cluster import cluster_of
 from profiles.measure.processes import run
 from profiles.measure.question import Question
@@ -49,7 +50,7 @@ SECOND = Sample(seconds=1.0, spread=0.0, repeats=1, provenance="measured")
 RESULT = Result(
     operations=(),
     exchanges=(),
-    calibrations=(1.0,),
+    calibrations=((1.0, 1.0),),
     copy_bytes_per_s=5e9,
     cpu_s=1.0,
     facts={},
@@ -99,6 +100,7 @@ def test_the_machine_is_described(measured: Samples) -> None:
     assert (
         machine["software"] == f"torch-{machine['torch']}/{machine['threads']}-threads"
     )
+    assert 0 < float(machine[CALIBRATION]) < 60
     assert machine["noise"].split(":")[0] in ("quiet", "noisy")
     assert {"host cpu", "cores", "date", "command", "collectives"} <= machine.keys()
 
@@ -117,6 +119,10 @@ def test_the_cluster_local_is_the_machine(measured: Samples) -> None:
 def test_a_measurement_is_written_and_read(measured: Samples, tmp_path: Path) -> None:
     write_samples(measured, tmp_path / "samples.json")
     assert read_samples(tmp_path / "samples.json") == measured
+
+
+def test_the_calibration_can_be_repeated_later() -> None:
+    assert 0 < calibration_s(repeats=1) < 60
 
 
 def test_one_rank_needs_no_group() -> None:

@@ -34,7 +34,7 @@ def result(*seconds: float, took_part: bool = True) -> Result:
     return Result(
         operations=(timing,),
         exchanges=(timing if took_part else None,),
-        calibrations=(1.0,),
+        calibrations=((1.0, 1.0),),
         copy_bytes_per_s=1e9,
         cpu_s=1.0,
         facts={},
