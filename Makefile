@@ -28,7 +28,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 loop: $(VENV)/.installed
-	$(BIN)/python benchmarks/loop.py --model gpt-mini --ranks 2 $(LOOP)
+	$(BIN)/python benchmarks/loop.py --model gpt-mini --ranks 2 --quick $(LOOP)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

@@ -82,7 +82,8 @@ def memory(
     """
     weight = parameters * precision.parameter.bytes / parallel.shard_of(3)
     if fully_shard and not precision.master:  # the shards are its masters
-        both = (parallel.zero == 1) | (parallel.zero == 2)
+        level = (parallel.zero == 1) | (parallel.zero == 2)
+        both = level & (parallel.shards > 1)
         shard = parameters * precision.parameter.bytes / parallel.shards
         weight = weight + np.where(both, shard, 0.0)
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0

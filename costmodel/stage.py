@@ -141,4 +141,5 @@ def _gathered(
     if not machine.software.fully_shard:
         return whole
     gradients = 2 * largest * precision.gradient_bytes
-    return whole + np.where(parallel.zero >= 2, gradients, 0.0)
+    sharded = (parallel.zero >= 2) & (parallel.shards > 1)
+    return whole + np.where(sharded, gradients, 0.0)

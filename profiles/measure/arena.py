@@ -13,6 +13,7 @@ from math import prod
 from profiles.measure.tensors import Device, DType, Tensor
 from profiles.units import MiB
 
+BLOCK_BYTES = 8 * MiB  # below glibc's largest threshold: from the heap
 LINE = 64  # elements between pieces: no two share a cache line
 
 
@@ -56,3 +57,16 @@ class Arena:
         """Read so much of the block that the caches hold nothing else."""
         size = min(int(size_bytes / self.block.element_size()), len(self.block))
         self.deal(size).sum()
+
+
+def touch_heap(size_bytes: float) -> None:
+    """Make so much of the allocator's memory present, as it is once training runs.
+
+    A page's first touch costs microseconds, in a virtual machine tens of them; training
+    pays that in its first steps only.
+    """
+    import torch
+
+    count = int(size_bytes // BLOCK_BYTES)
+    blocks = [torch.ones(BLOCK_BYTES, dtype=torch.uint8) for _ in range(count)]
+    blocks.clear()

@@ -52,6 +52,7 @@ def _of_gpu() -> dict[str, str]:
     properties = torch.cuda.get_device_properties(0)
     found = {
         "device": properties.name,
+        "gpu": properties.name,
         "software": f"torch-{torch.__version__}",
         "cuda": str(torch.version.cuda),
         "architecture": f"sm-{properties.major}{properties.minor}",

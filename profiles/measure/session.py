@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from profiles.measure import machine
 from profiles.measure.calibration import CALIBRATION
 from profiles.measure.cluster import cluster_of
+from profiles.measure.facts import cache_bytes
 from profiles.measure.gpu_names import device_name
 from profiles.measure.noise import Busy, Noise, noise
 from profiles.measure.plan import MOST_TOKENS, exchanges, operations
@@ -21,12 +22,14 @@ from profiles.measure.question import Question
 from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
 from profiles.measure.tasks import Operation, Request
-from profiles.measure.work import held_bytes
+from profiles.measure.work import arena_bytes, flops, held_bytes
 from profiles.samples import Samples
-from profiles.units import MiB
+from profiles.units import GFLOPS, PFLOPS, MiB
 
 Progress = Callable[[float, float], None]
 QUICK_S, FULL_S = 38.0, 240.0
+# Seconds on one core, or on a GPU: larger products are read off the curve of others.
+MOST_FLOPS = {"cpu": 400 * GFLOPS, "cuda": PFLOPS}
 QUICK_BYTES, FULL_BYTES = 64 * MiB, 256 * MiB  # the largest message
 START_S = 120.0  # to start processes that import torch on a busy machine
 MOST_REPEATS = 30
@@ -80,15 +83,25 @@ def request_of(question: Question, rendezvous: str, budget_s: float) -> Request:
             )
         )
     room = machine.rank_memory_bytes(question.device, question.ranks)
+    most_flops = MOST_FLOPS[question.device]
+    fitting = tuple(
+        one for one in found if held_bytes(one) < room and flops(one) < most_flops
+    )
+    messages = exchanges(
+        question.ranks, most_bytes=QUICK_BYTES if question.quick else FULL_BYTES
+    )
+    cache = cache_bytes(question.device)
     return Request(
         device=question.device,
         ranks=question.ranks,
         threads=max(machine.cores() // question.ranks, 1),
-        operations=tuple(one for one in found if held_bytes(one) < room),
-        exchanges=exchanges(
-            question.ranks, most_bytes=QUICK_BYTES if question.quick else FULL_BYTES
-        ),
+        operations=fitting,
+        exchanges=messages,
         precisions=question.precisions,
+        arena_bytes=arena_bytes(
+            fitting, messages, cache_bytes=cache, memory_bytes=room
+        ),
+        cache_bytes=cache,
         rendezvous=rendezvous,
         budget_s=budget_s,
         most_repeats=MOST_REPEATS,

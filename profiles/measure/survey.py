@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from profiles.measure.arena import touch_heap
 from profiles.measure.calibration import Calibration
 from profiles.measure.clock import SHORTEST_S, SHORTEST_SHARED_S, Clock, Ranks
-from profiles.measure.facts import cache_bytes, facts
+from profiles.measure.facts import facts
 from profiles.measure.groups import Groups
 from profiles.measure.kernels import Kernels
 from profiles.measure.machine import cores
 from profiles.measure.subject import Exchanged, Operated, Subject
 from profiles.measure.tasks import Operation, Request, Timing
-from profiles.measure.work import work
 
 CALIBRATIONS, CALLS = 8, 3  # a round, spread evenly; the fastest of so many counts
-ROOM = 3.0  # how many of the largest operators, or caches, an arena has room for
 
 Say = Callable[[float, float], None]  # seconds gone, of how many
 
@@ -58,8 +57,9 @@ def survey(request: Request, group: Group, say: Say) -> Result:
         shortest_s=SHORTEST_SHARED_S if shared else SHORTEST_S,
     )
     device = f"cuda:{group.rank}" if request.device == "cuda" else "cpu"
-    cache = cache_bytes(request.device)
-    kernels = Kernels(device, _arena_bytes(request, cache), cache)
+    kernels = Kernels(device, request.arena_bytes, request.cache_bytes)
+    if request.device == "cpu":
+        touch_heap(kernels.arena_bytes)
     subjects = list(_subjects(request, kernels, group))
     product, calibrations = Calibration(device), list[tuple[float, float]]()
     every = max(len(subjects) // CALIBRATIONS, 1)
@@ -122,10 +122,3 @@ def _copy_bytes_per_s(clock: Clock, kernels: Kernels) -> float:
         one, other = arena.deal(size), arena.deal(size)
         seen.append(clock.timed(lambda a=one, b=other: a.copy_(b)))  # type: ignore[misc]
     return 2 * size * arena.block.element_size() / sorted(seen)[2]
-
-
-def _arena_bytes(request: Request, cache_bytes: float) -> float:
-    """Room for the largest operands without dealing any of them twice."""
-    largest = [4 * work(one) for one in request.operations if len(one.shape) > 1]
-    moved = [2.0 * one.size_bytes for one in request.exchanges]
-    return max([ROOM * max([*largest, 1.0]), *moved, ROOM * cache_bytes])

@@ -51,6 +51,8 @@ class Request:
     operations: tuple[Operation, ...]
     exchanges: tuple[Exchange, ...]
     precisions: tuple[str, ...]
+    arena_bytes: float  # of the block that operands are dealt from
+    cache_bytes: float
     rendezvous: str  # a file that the ranks meet at
     budget_s: float
     most_repeats: int

@@ -2,9 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
-from profiles.measure.tasks import Operation
+from profiles.measure.tasks import Exchange, Operation
+
+ROOM = 3.0  # how many of the largest operators, or caches, an arena has room for
+LARGEST_PART = 1 / 8  # of a rank's memory, for one arena
+
+
+def arena_bytes(
+    operations: Sequence[Operation],
+    exchanges: Sequence[Exchange],
+    *,
+    cache_bytes: float,
+    memory_bytes: float,
+) -> float:
+    """Room for the largest operands without dealing any of them twice, if it fits."""
+    largest = [4 * work(one) for one in operations if len(one.shape) > 1]
+    moved = [2.0 * one.size_bytes for one in exchanges]
+    wanted = max([ROOM * max([*largest, cache_bytes]), *moved])
+    return min(wanted, max(memory_bytes * LARGEST_PART, cache_bytes))
+
+
+def flops(operation: Operation) -> float:
+    """FLOPs of one pass of a product or of attention; nothing for what moves bytes."""
+    if operation.kind == "matmul":
+        return 2.0 * prod(operation.shape)
+    if operation.kind == "attention":
+        batch, heads, _, seq_len, head_dim = operation.shape
+        return 2.0 * batch * heads * seq_len**2 * head_dim  # half of them masked
+    return 0.0
 
 
 def held_bytes(operation: Operation) -> float:

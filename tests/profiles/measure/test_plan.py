@@ -18,6 +18,7 @@ from profiles.measure.plan import (
     micro_batches,
     operations,
 )
+from profiles.measure.session import MOST_FLOPS
 from profiles.measure.step_plan import parameter_sizes
 from profiles.measure.tasks import (
     BACKWARD,
@@ -26,7 +27,7 @@ from profiles.measure.tasks import (
     FORWARD,
     Operation,
 )
-from profiles.measure.work import held_bytes
+from profiles.measure.work import arena_bytes, flops, held_bytes
 from profiles.models.catalog import model
 from profiles.models.parameters import parameters
 from profiles.models.spec import DecoderSpec
@@ -162,3 +163,21 @@ def test_bytes_go_by_powers_of_four() -> None:
 def test_what_is_held_is_more_than_the_operands() -> None:
     for one in planned(job()):
         assert held_bytes(one) >= 4 * min(prod(one.shape), one.shape[0])
+
+
+def test_an_arena_outgrows_the_cache_but_not_the_memory() -> None:
+    plan = planned(job())
+    roomy = arena_bytes(plan, (), cache_bytes=32 * MiB, memory_bytes=2.0**40)
+    tight = arena_bytes(plan, (), cache_bytes=32 * MiB, memory_bytes=2.0**29)
+    assert roomy >= 64 * MiB
+    assert 32 * MiB <= tight <= 2.0**29 / 8
+
+
+def test_products_that_take_long_are_left_out() -> None:
+    small, large = (
+        Operation(kind="matmul", direction=FORWARD, shape=(size, 1024, 1024))
+        for size in (1024, 10**6)
+    )
+    assert flops(small) < MOST_FLOPS["cpu"] < flops(large)
+    heads = Operation(kind="attention", direction=FORWARD, shape=(2, 4, 4, 16, 8))
+    assert flops(heads) == 2 * 2 * 4 * 16 * 16 * 8

@@ -22,6 +22,8 @@ def request(device: str = "cpu", ranks: int = 3) -> Request:
         operations=(PRODUCT,),
         exchanges=(MESSAGE,),
         precisions=("fp32",),
+        arena_bytes=1e6,
+        cache_bytes=1e6,
         rendezvous="",
         budget_s=1.0,
         most_repeats=9,
