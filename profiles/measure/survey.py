@@ -22,7 +22,7 @@ from profiles.measure.machine import cores
 from profiles.measure.subject import Exchanged, Operated, Subject
 from profiles.measure.tasks import Operation, Request, Timing
 
-CALIBRATIONS, CALLS = 8, 3  # a round, spread evenly; the fastest of so many counts
+CALIBRATIONS, CALLS = 8, 5  # a round, spread evenly; the fastest of so many counts
 
 Say = Callable[[float, float], None]  # seconds gone, of how many
 
