@@ -26,7 +26,7 @@ def document(run: Run, folder: Path, command: str) -> dict[str, Any]:
 def test_the_loop_closes(run: Run, tmp_path: Path) -> None:
     taken = f"profile --out samples.json --quick --device cpu --nproc 2 {SMALL}"
     assert document(run, tmp_path, taken)["operators"] > 0
-    planned = document(run, tmp_path, f"plan {SMALL} {LOCAL} --out plan.json")
+    planned = document(run, tmp_path, f"plan {SMALL} {LOCAL} --zero 0 --out plan.json")
     assert planned["bound"]["gap"] == 0
     assert planned["estimate"]["price_sources"]["roofline"] < 0.1
     tp = f"simulate {SMALL} {LOCAL} --tp 2 --micro-batch 2 --out tp.json"
