@@ -139,7 +139,7 @@ def prepare(wish: Wish) -> Run:
 
 def threads(local_ranks: int) -> int:
     """Threads of one rank: the cores, shared out."""
-    return max(1, (os.cpu_count() or 1) // local_ranks)
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
 
 
 def _device(asked: str | None, layout: Layout) -> str:
