@@ -1,11 +1,14 @@
 """The functions that are timed, written as the trained modules call them.
 
+The MLP of `runtime.modules` takes its activation from here.
+
 Each takes tensors and gives one. `torch` is loaded when the room is asked for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from profiles.measure.tensors import Tensor
@@ -32,6 +35,7 @@ KINDS = (
 )
 
 
+@lru_cache(maxsize=1)
 def functions() -> dict[str, Callable[..., Any]]:
     """By kind; of some kinds there are two, named after the variant."""
     import torch

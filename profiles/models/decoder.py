@@ -177,7 +177,7 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
     return operators
 
 
-def _activation(spec: DecoderSpec) -> str:
+def activation_function(spec: DecoderSpec) -> str:
     """The function between the two products of the MLP: gated ones have own names."""
     gated = {"silu": "swiglu", "gelu": "geglu"}
     return (
@@ -206,7 +206,7 @@ def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
         Operator(
             name="activation",
             kind=Kind.ELEMENTWISE,
-            function=_activation(spec),
+            function=activation_function(spec),
             inputs=(up,),
             output=active,
             saves=(up,),
