@@ -11,7 +11,6 @@ from profiles.measure.functions import functions
 from profiles.models.decoder import activation_function
 from profiles.models.spec import DecoderSpec
 
-
 PLAIN = ("gelu", "relu", "silu")
 GATED = ("swiglu", "geglu")  # silu and gelu of the gate, times the other product
 
@@ -43,8 +42,9 @@ def _activation(spec: DecoderSpec) -> Callable[..., Tensor]:
     allowed = GATED if spec.gated_mlp else PLAIN
     name = activation_function(spec)
     if name not in allowed:
+        form = "with" if spec.gated_mlp else "without"
         raise Unsupported(
-            f"activation {spec.activation!r} is not carried out "
-            f"{'with' if spec.gated_mlp else 'without'} a gate; {', '.join(allowed)} are"
+            f"activation {spec.activation!r} is not carried out {form} a gate; "
+            f"{', '.join(allowed)} are"
         )
     return functions()[name]
