@@ -131,6 +131,7 @@ class Accounts:
                     device=self.on.device,
                     ranks=np.asarray(layout.gpus),
                     fully_shard=self.on.software.fully_shard,
+                    frozen_parameters=sum(float(i.frozen_parameters) for i in held),
                 )
             )
         return tuple(pieces)

@@ -43,7 +43,8 @@ class Atom:
     forward_context_s: Array
     recompute_context_s: Array
     backward_context_s: Array
-    parameters: Array
+    parameters: Array  # that are trained
+    frozen_parameters: Array
     saved_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
@@ -100,6 +101,9 @@ def atom(
         "recompute_context_s": repeated.context_comm_s,
         "backward_context_s": backward.context_comm_s,
         "parameters": sum((item.parameters for item in prices.values()), start=_ZERO),
+        "frozen_parameters": sum(
+            (item.frozen_parameters for item in prices.values()), start=_ZERO
+        ),
         "saved_bytes": saved,
         "forward_working_bytes": widest,
         "backward_working_bytes": widest + dropped,
@@ -121,7 +125,8 @@ def shared_parameters(holder: OperatorPrice) -> Atom:
     """
     nothing = np.zeros(np.shape(holder.parameters))
     values = {item.name: nothing for item in fields(Atom)}
-    values["parameters"] = np.array(holder.parameters, dtype=float)
+    for name in ("parameters", "frozen_parameters"):
+        values[name] = np.array(getattr(holder, name), dtype=float)
     return Atom(**values)
 
 

@@ -80,10 +80,12 @@ def exchanges(
     machine: Machine,
     *,
     units: Any = 1,
+    frozen: Any = 0.0,
 ) -> Exchanges:
     """What a stage of *parameters* (per tp rank) in *units* layers exchanges.
 
-    Shards travel layer by layer, whole gradients in buckets.
+    Shards travel layer by layer, whole gradients in buckets. *frozen* parameters are
+    gathered for passes (ZeRO-3) and no more.
     """
     units = np.maximum(units, 1)
     gradient = parameters * reduced_bytes(precision, machine)
@@ -114,6 +116,15 @@ def exchanges(
     )
     zero = parallel.zero
     of_passes = gather.where(zero == 3)
+    if np.any(np.asarray(frozen) > 0):
+        weights = parameters * precision.parameter.bytes
+        of_passes = machine.collective(
+            "all_gather",
+            weights + frozen * precision.frozen_bytes,
+            ranks=shards,
+            near=near,
+            pieces=units,
+        ).where(zero == 3)
     return Exchanges(
         step_reduce=all_reduce.where(zero == 0)
         + scatter.where(zero == 1)

@@ -77,9 +77,13 @@ class Gather:
         block = self.job.graph.block(holder)
         prices = block_prices(block, self._degrees(0), self.policy, self.on)
         tied = 1 if self.job.graph.tied else 0
-        count = np.broadcast_to(prices[name].parameters * tied, len(keys))
-        atom = shared_parameters(replace(prices[name], parameters=count))
-        return atom.take(combo)
+        held = prices[name]
+        trained, frozen = (
+            np.broadcast_to(count * tied, len(keys))
+            for count in (held.parameters, held.frozen_parameters)
+        )
+        both = replace(held, parameters=trained, frozen_parameters=frozen)
+        return shared_parameters(both).take(combo)
 
     def _gather(self, name: str, presets: list[str], chosen: Array) -> Atom:
         """Each row's atom of the block *name*."""

@@ -191,6 +191,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         device=rows.on.device,
         ranks=columns.gpus,
         fully_shard=rows.on.software.fully_shard,
+        frozen_parameters=rows.on_rank(end, "frozen_parameters"),
     )
     return pieces.total
 

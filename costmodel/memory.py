@@ -72,8 +72,11 @@ def memory(
     ranks: Array,
     device: Device,
     fully_shard: bool = False,
+    frozen_parameters: Any = 0.0,
 ) -> Memory:
     """Memory of a rank that holds *parameters* (per tp rank, before sharding).
+
+    *frozen_parameters* beside them have neither gradient nor optimizer state.
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
@@ -86,6 +89,7 @@ def memory(
         both = level & (parallel.shards > 1)
         shard = parameters * precision.parameter.bytes / parallel.shards
         weight = weight + np.where(both, shard, 0.0)
+    weight = weight + frozen_parameters * precision.frozen_bytes / parallel.shard_of(3)
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
     gradient = parameters * precision.gradient_bytes / parallel.shard_of(2)
     state = precision.master_bytes + moments * Format.FP32.bytes

@@ -66,6 +66,7 @@ def operator_price(
     forward, backward = price(operator, block, degrees, precision, machine)
     host = machine.software
     floor = 1.0 if machine.has_host_floor else 0.0
+    held = parameters(operator, block, degrees)
     forward += Work.of(
         _NOTHING,
         tensor_comm=_exchanged(
@@ -84,13 +85,14 @@ def operator_price(
             machine,
             machine.hides(backward.compute_s / 2),
         ),
-        host_s=host.backward_host_s * floor,
+        host_s=host.backward_host_s * floor * operator.has_backward,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(
         forward=forward,
         backward=backward,
-        parameters=parameters(operator, block, degrees),
+        parameters=np.zeros_like(held) if operator.frozen else held,
+        frozen_parameters=held if operator.frozen else np.zeros_like(held),
         saved={
             item.name: tensor_bytes(item, block, degrees, precision)
             for item in operator.saves
@@ -138,11 +140,13 @@ def _matmul(
     )
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
     to_input = timed("backward-input", roofline=lambda: product_s(m, k, n) * slower)
+    flops = matmul_flops(m, n, k)
+    if operator.frozen:
+        return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(
         "backward-weight",
         roofline=lambda: product_s(k, n, m, output_bytes=made) * slower,
     )
-    flops = matmul_flops(m, n, k)
     return (
         Work.of(forward, flops=flops),
         Work.of(to_input + to_weight, flops=2 * flops),
@@ -184,7 +188,7 @@ def _traffic(
         )
         for direction, count in zip(("forward", "backward"), passes, strict=True)
     )
-    return forward, backward
+    return forward, backward if operator.has_backward else Work()
 
 
 def _internal(

@@ -72,11 +72,12 @@ def _stage(pricer: LayoutPricer, stage: Stage) -> Sourced:
     """All that a rank of *stage* does in a step, transfers and tied weights apart."""
     precision, on = pricer.layout.precision, pricer.machine
     parallel = data_parallel(stage.mesh, stage.plans[0].zero)
-    parameters = np.asarray(pricer.price(stage).parameters)
+    priced = pricer.price(stage)
+    parameters, frozen = priced.parameters, priced.frozen_parameters
     units = len(stage.layers)
-    sync = exchanges(parameters, parallel, precision, on, units=units)
+    sync = exchanges(parameters, parallel, precision, on, units=units, frozen=frozen)
     passes = pricer.work(stage).sourced + sync.of_micro_batch
-    passes = passes + accumulated(parameters, parallel, precision, on)
+    passes = passes + accumulated(parameters, parallel, precision, on, frozen=frozen)
     step = updated(parameters, parallel, precision, on, pricer.job.optimizer)
     return passes * float(pricer.layout.micro_batches) + sync.of_step + step
 

@@ -139,7 +139,10 @@ def product_shape(
     columns = [extent(name, block, degrees) for name in operator.columns]
     n = np.asarray(sum(columns))
     assert operator.contracted is not None, "a product sums over something"
-    return tokens(degrees, split=False), n, extent(operator.contracted, block, degrees)
+    # A weight that every tp rank has whole meets just the rank's part of the sequence.
+    whole = not ON_TP & {operator.contracted, *operator.columns}
+    m = tokens(degrees, split=whole and degrees.sequence_parallel)
+    return m, n, extent(operator.contracted, block, degrees)
 
 
 def parameters(operator: Operator, block: Block, degrees: Degrees) -> Array:
@@ -179,8 +182,11 @@ def backward_collectives(
     """What the tp group communicates in an operator's backward.
 
     Under sequence parallelism the column-split product gathers its saved input once
-    more for the weight gradient, behind the input gradient (Korthikanti, 4.2.2).
+    more for the weight gradient, behind the input gradient (Korthikanti, 4.2.2); a
+    frozen weight has none.
     """
+    if not operator.has_backward:
+        return
     sp = degrees.sequence_parallel
     out = natural(operator.output, sequence_parallel=sp)
     if made(operator, sp) is Placement.PARTIAL:
@@ -194,7 +200,7 @@ def backward_collectives(
         if not _splits_columns(operator):
             continue
         again = redistribute(have, Placement.WHOLE)
-        if again:
+        if again and not operator.frozen:
             yield _collective(again, tensor, block, degrees, precision, hidden=True)
         kind = redistribute(Placement.PARTIAL, have)
         if kind:

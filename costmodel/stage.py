@@ -41,7 +41,8 @@ class StagePrice:
     reduce_s: Array
     gather_s: Array
     step_s: Array
-    parameters: Array
+    parameters: Array  # that are trained
+    frozen_parameters: Array
     saved_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
@@ -63,11 +64,15 @@ def stage_price(
         for name in Atom.__dataclass_fields__
         if not name.endswith("working_bytes")
     }
-    parameters = total["parameters"]
+    parameters, frozen = total["parameters"], total["frozen_parameters"]
     layers = np.asarray(sum(np.maximum(count, 0) for count, _ in parts))
     overlap = machine.software.overlap
-    sync = exchanges(parameters, parallel, precision, machine, units=layers)
-    accumulate_s = accumulated(parameters, parallel, precision, machine).seconds
+    sync = exchanges(
+        parameters, parallel, precision, machine, units=layers, frozen=frozen
+    )
+    accumulate_s = accumulated(
+        parameters, parallel, precision, machine, frozen=frozen
+    ).seconds
     backward_compute = total["recompute_s"] + total["backward_s"] + accumulate_s
     forward_exposed = exposed_s(
         sync.forward_gather.seconds,
@@ -97,6 +102,7 @@ def stage_price(
         gather_s=gather_s,
         step_s=updated(parameters, parallel, precision, machine, optimizer).seconds,
         parameters=parameters,
+        frozen_parameters=frozen,
         saved_bytes=total["saved_bytes"],
         forward_working_bytes=_most(parts, "forward_working_bytes"),
         backward_working_bytes=_most(parts, "backward_working_bytes"),
@@ -136,10 +142,14 @@ def _gathered(
     """What is whole of layers that are sharded: ZeRO-3's parameters, of the layer in
     use and the one prefetched; and, as `fully_shard` does it, from ZeRO-2 on the
     gradient of a layer, as it was made and as it is sent."""
-    largest = _most(parts, "parameters")
-    whole = np.where(parallel.zero == 3, 2 * largest * precision.parameter.bytes, 0.0)
+    weights: Array = np.zeros(())
+    for count, price in parts:
+        here = price.parameters * precision.parameter.bytes
+        here = here + price.frozen_parameters * precision.frozen_bytes
+        weights = np.maximum(weights, np.where(np.asarray(count) > 0, here, 0))
+    whole = np.where(parallel.zero == 3, 2 * weights, 0.0)
     if not machine.software.fully_shard:
         return whole
-    gradients = 2 * largest * precision.gradient_bytes
+    gradients = 2 * _most(parts, "parameters") * precision.gradient_bytes
     sharded = (parallel.zero >= 2) & (parallel.shards > 1)
     return whole + np.where(sharded, gradients, 0.0)

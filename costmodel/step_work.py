@@ -30,10 +30,18 @@ ACCUMULATE_BYTES: Final = 3 * Format.FP32.bytes
 
 
 def accumulated(
-    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
+    parameters: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    machine: Machine,
+    *,
+    frozen: Any = 0.0,
 ) -> Sourced:
-    """Seconds of handling the weight gradients of one micro-batch."""
+    """Seconds of handling the weight gradients of one micro-batch, and of copying what
+    ZeRO-3 gathered, *frozen* parameters too."""
     moved = accumulation_bytes(parameters, parallel, precision, machine)
+    copied = frozen * 2 * 2 * precision.frozen_bytes
+    moved = moved + np.where(parallel.zero == 3, copied, 0.0)
 
     def roofline() -> Array:
         return traffic_s(moved, device=machine.device, rates=machine.rates)

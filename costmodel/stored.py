@@ -16,7 +16,7 @@ from costmodel.software import software, software_on
 from profiles.catalog import parse_cluster
 from profiles.cluster import Cluster
 from profiles.documents import read_json, write_text
-from profiles.errors import InvalidFile, MeshwrightError
+from profiles.errors import InvalidFile, MeshwrightError, Unsupported
 from profiles.job import Job
 from profiles.models.catalog import model, parse_model
 from profiles.models.model import Model
@@ -50,8 +50,14 @@ def write_layout(
 ) -> None:
     """Write a question and its layout; *where* is a cluster's name or spelling.
 
-    *profiles* are the content hashes of the samples that it was priced with.
+    *profiles* are the content hashes of the samples that it was priced with. Raises
+    Unsupported for a job that trains adapters alone.
     """
+    if job.adapters is not None:
+        raise Unsupported(
+            "a layout file is of a model trained whole, not of adapters beside frozen "
+            "weights; leave the adapters out"
+        )
     known = _is_catalogue_model(job)
     file = LayoutFile(
         job={

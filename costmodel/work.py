@@ -95,7 +95,8 @@ class OperatorPrice:
 
     forward: Work
     backward: Work
-    parameters: Array
+    parameters: Array  # that are trained
+    frozen_parameters: Array
     saved: dict[str, Array]
     internal: dict[str, Array]  # dropped together with the operator's own working
     output_bytes: Array

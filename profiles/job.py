@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from profiles.adapters import Adapters
 from profiles.errors import InvalidSpec, UnknownName, Unsupported
 from profiles.graph import ModelGraph
 from profiles.models.decoder import decoder_graph
+from profiles.models.lora import with_adapters
 from profiles.models.spec import DecoderSpec, ModelSpec
 
 # fp32 moments an optimizer keeps for each parameter
@@ -18,7 +20,8 @@ OPTIMIZERS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd-momentum": 1, "sgd": 0}
 class Job:
     """A model, the tokens of a step and the optimizer.
 
-    `seq_len` in tokens, `global_batch` in sequences a step.
+    `seq_len` in tokens, `global_batch` in sequences a step. With `adapters` they alone
+    are trained; the model is frozen.
     """
 
     model: str
@@ -26,6 +29,7 @@ class Job:
     seq_len: int
     global_batch: int
     optimizer: str = "adamw"
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
@@ -59,7 +63,8 @@ class Job:
     def graph(self) -> ModelGraph:
         """The operator graph; raises Unsupported for families without one yet."""
         if isinstance(self.spec, DecoderSpec):
-            return decoder_graph(self.spec, self.model)
+            graph = decoder_graph(self.spec, self.model)
+            return with_adapters(graph, self.adapters) if self.adapters else graph
         raise Unsupported(
             f"{self.model} is of family {self.spec.family!r}, which has a spec but no "
             "operator graph yet; decoder models are priced"

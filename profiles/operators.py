@@ -53,6 +53,7 @@ class Operator:
     memory-bound operator reads and writes, in elements per element of its output.
     `kernels` is how many launches its forward takes in eager mode. `function` says
     what is measured for it (`profiles.measurable`): matmul, layernorm, gelu …
+    The parameters of a `frozen` one are not trained: they have no gradient.
     """
 
     name: str
@@ -69,7 +70,14 @@ class Operator:
     forward_elements: float = 0.0
     backward_elements: float = 0.0
     kernels: int = 1
+    frozen: bool = False
 
     @property
     def has_weight(self) -> bool:
         return self.kind in (Kind.MATMUL, Kind.EMBEDDING)
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether anything is to be done in the backward pass: not for a frozen table,
+        which has nothing before it."""
+        return not (self.frozen and self.kind is Kind.EMBEDDING)

@@ -62,6 +62,12 @@ class Precision:
         return self.master.bytes if self.master else 0.0
 
     @property
+    def frozen_bytes(self) -> float:
+        """Bytes of a weight that is not trained: kept as it is multiplied, in 16 bits
+        (fp32 where everything is)."""
+        return self.activation.bytes
+
+    @property
     def gradient_bytes(self) -> float:
         """Bytes of all gradient copies, per parameter."""
         return self.gradient.bytes + (

@@ -13,6 +13,7 @@ from typing import Final
 from costmodel.legality import require_legal
 from costmodel.machine import Machine, machine
 from costmodel.question import Question, default_precision
+from costmodel.runs.adapters import adapters_of
 from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
 from costmodel.runs.model import seq_len_of, spec_of
@@ -90,6 +91,7 @@ class Questions:
             spec=spec,
             seq_len=seq_len,
             global_batch=batch,
+            adapters=adapters_of(cells),
         )
         cells.assumed["optimizer"] = job.optimizer
         return self._jobs.setdefault(job, job), replace(choice, micro_batch=micro_batch)
@@ -97,11 +99,7 @@ class Questions:
 
 def refuse_unpriced(cells: Cells) -> None:
     """Raise Unsupported for what the cost model does not price yet."""
-    if cells.choice("task", TASKS) == "lora":
-        raise Unsupported(
-            "task=lora: training with frozen weights is not priced yet; pretrain and "
-            "sft are"
-        )
+    cells.choice("task", TASKS)
     if cells.word("offload") not in (None, "none"):
         raise Unsupported(
             f"offload={cells.word('offload')}: offloading is not priced yet; none is"

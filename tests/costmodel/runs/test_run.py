@@ -15,6 +15,7 @@ from costmodel.runs.csv_table import Table
 from costmodel.runs.prices import Priced, price_runs
 from costmodel.runs.question import Questions
 from costmodel.runs.run import MEASURED, QUESTION, Run, read_runs, run_of
+from profiles.adapters import Adapters
 from profiles.errors import InvalidFile, MeshwrightError
 from profiles.models.spec import DecoderSpec
 from profiles.units import GB
@@ -278,7 +279,6 @@ def test_a_cell_that_cannot_be_is_named(changes: dict[str, str], words: str) -> 
         ({"kind": "moe"}, "experts=?"),
         ({"kind": "hybrid"}, "kind=hybrid"),
         ({"attention": "mla"}, "attention=mla"),
-        ({"task": "lora"}, "task=lora"),
         ({"offload": "optimizer"}, "offload=optimizer"),
         ({"ep": "8"}, "ep=8"),
         ({"device": "mixed: V100+T4"}, "device='mixed: V100+T4'"),
@@ -295,6 +295,18 @@ def test_what_is_not_priced_or_not_legal_is_said(
     changes: dict[str, str | None], words: str
 ) -> None:
     assert words in refused(**changes)
+
+
+def test_fine_tuning_trains_what_the_recipe_of_its_framework_does() -> None:
+    assert asked().job.adapters is None
+    question = asked({"task": "lora", "framework": "NeMo 2.0"})
+    assert question.job.adapters == Adapters(rank=8, targets=("qkv",))
+    assert question.assumed["lora_rank"] == 8
+    assert question.assumed["lora_targets"] == "qkv"
+    others = asked({"task": "lora", "framework": "torchtune"}).job.adapters
+    assert others == Adapters(rank=16)
+    benchmark = asked({"task": "lora", "framework": "NeMo/Megatron-Core (MLPerf)"})
+    assert benchmark.job.adapters == Adapters(rank=16, targets=("qkv", "projection"))
 
 
 def test_words_of_a_partial_policy_are_understood() -> None:

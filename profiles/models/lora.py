@@ -1,0 +1,107 @@
+"""A model with low-rank adapters: any graph → the graph of its fine-tuning (LoRA).
+
+Beside each adapted product y = W x there is y + B (A x), A with `rank` rows (Hu et al.,
+2021, section 4.1). All other weights are frozen: no gradient, no optimizer state, and
+no product for their gradient, so nothing is kept for one. What the layers below need
+still flows through them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from profiles.adapters import Adapters
+from profiles.errors import InvalidSpec
+from profiles.graph import Block, ModelGraph
+from profiles.operators import Kind, Operator, Tensor
+
+_SUMMED = 3.0  # elements: two summands read, the sum written
+
+
+def with_adapters(graph: ModelGraph, adapters: Adapters) -> ModelGraph:
+    """*graph* with its weights frozen and *adapters* beside their targets.
+
+    Raises InvalidSpec for a target that no layer of the graph has.
+    """
+    known = {
+        item.name
+        for block in graph.distinct()
+        for item in block.operators
+        if item.kind is Kind.MATMUL
+    }
+    for target in adapters.targets:
+        if target not in known:
+            raise InvalidSpec(
+                f"{graph.name} has no matrix product {target!r} to adapt; it has "
+                f"{', '.join(sorted(known))}"
+            )
+    blocks = tuple((_adapted(one, adapters), count) for one, count in graph.blocks)
+    return replace(graph, blocks=blocks)
+
+
+def _adapted(block: Block, adapters: Adapters) -> Block:
+    operators: list[Operator] = []
+    for one in block.operators:
+        operators.append(_frozen(one))
+        if one.kind is Kind.MATMUL and one.name in adapters.targets:
+            operators += _beside(one, block)
+    return replace(
+        block,
+        operators=tuple(operators),
+        extents={**block.extents, "rank": adapters.rank},
+    )
+
+
+def _frozen(operator: Operator) -> Operator:
+    """The same step without a gradient of its weight. A product keeps its input for
+    that alone; below a table there is nothing that needs a gradient."""
+    if not operator.has_weight:
+        return replace(operator, frozen=True)
+    below = operator.kind is not Kind.EMBEDDING
+    return replace(
+        operator,
+        frozen=True,
+        saves=(),
+        backward_elements=operator.backward_elements if below else 0.0,
+    )
+
+
+def _beside(base: Operator, block: Block) -> tuple[Operator, ...]:
+    """The adapter of a product, whose output it adds to in place."""
+    source, name = base.inputs[0], base.name
+    made = sum(block.extents[width] for width in base.columns)
+    read = block.extents[base.contracted] if base.contracted else made
+    narrow = Tensor(name=f"{name}_lora_a_out", dims=("batch", "sequence", "rank"))
+    wide = replace(base.output, name=f"{name}_lora_b_out")
+    return (
+        Operator(
+            name=f"{name}_lora_a",
+            kind=Kind.MATMUL,
+            function="matmul",
+            inputs=(source,),
+            output=narrow,
+            columns=("rank",),
+            contracted=base.contracted,
+            saves=(source,),
+        ),
+        Operator(
+            name=f"{name}_lora_b",
+            kind=Kind.MATMUL,
+            function="matmul",
+            inputs=(narrow,),
+            output=wide,
+            columns=base.columns,
+            contracted="rank",
+            saves=(narrow,),
+        ),
+        Operator(
+            name=f"{name}_lora_sum",
+            kind=Kind.ELEMENTWISE,
+            function="residual",
+            inputs=(base.output, wide),
+            output=base.output,
+            forward_elements=_SUMMED,
+            # The two gradients of the input, in elements of the output.
+            backward_elements=_SUMMED * read / made,
+        ),
+    )
