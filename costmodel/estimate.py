@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from costmodel.atoms import recomputed_operators
 from costmodel.flops import CONVENTION, block_flops, model_flops
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
-from costmodel.layout_price import LayoutPricer
+from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.legality import MOST_PASSES, require_legal_layout
 from costmodel.machine import Machine, machine
 from costmodel.memory import Memory
@@ -26,7 +26,7 @@ from costmodel.schedule import holders
 from costmodel.timeline import Timeline, simulate
 from costmodel.uncertainty import Spread, spread_of
 from profiles.cluster import Cluster
-from profiles.errors import InvalidSpec, Unsupported
+from profiles.errors import InvalidSpec, MeshwrightError, Unsupported
 from profiles.job import Job
 from profiles.units import TFLOPS
 
@@ -153,10 +153,45 @@ def estimate(
     Raises InvalidSpec for a layout of another model or schedule, Contradiction for
     one that cannot run so, Unsupported for what is not priced yet.
     """
-    where = (on or machine(cluster)).running(layout.gpus)
+    pricer = _pricer(job, layout, on or machine(cluster))
+    return _estimated(pricer, assumed or {}, warnings)
+
+
+def estimates(
+    asked: Iterable[tuple[Job, Layout, Machine]],
+) -> Iterator[Estimate | MeshwrightError]:
+    """`estimate` of each layout on its machine, or why it has none.
+
+    What they share is priced once.
+    """
+    pricers: list[LayoutPricer | MeshwrightError] = []
+    for job, layout, on in asked:
+        try:
+            pricers.append(_pricer(job, layout, on))
+        except MeshwrightError as error:
+            pricers.append(error)
+    price_together(item for item in pricers if isinstance(item, LayoutPricer))
+    for item in pricers:
+        if isinstance(item, LayoutPricer):
+            try:
+                yield _estimated(item, {}, ())
+            except MeshwrightError as error:
+                yield error
+        else:
+            yield item
+
+
+def _pricer(job: Job, layout: Layout, on: Machine) -> LayoutPricer:
+    where = on.running(layout.gpus)
     _require_priced(layout)
     require_legal_layout(layout, job, where.cluster)
-    pricer = LayoutPricer(job=job, layout=layout, machine=where)
+    return LayoutPricer(job=job, layout=layout, machine=where)
+
+
+def _estimated(
+    pricer: LayoutPricer, assumed: Mapping[str, Any], warnings: tuple[str, ...]
+) -> Estimate:
+    job, layout, where = pricer.job, pricer.layout, pricer.machine
     accounts = Accounts(job=job, layout=layout, stages=pricer.stages(), on=where)
     timeline = simulate(
         layout.schedule,
@@ -183,7 +218,7 @@ def estimate(
         device_cost=where.device.cost.si if where.device.cost else None,
         device_power_w=where.device.power.si if where.device.power else None,
         price_sources=sources,
-        assumed=assumed or {},
+        assumed=assumed,
         warnings=tuple(dict.fromkeys((*warnings, *where.remarks()))),
     )
 

@@ -15,6 +15,7 @@ from costmodel.data_parallel import exchanges
 from costmodel.layout import Stage
 from costmodel.layout_price import LayoutPricer, data_parallel
 from costmodel.sourced import Sourced
+from costmodel.stage import StagePrice
 from costmodel.step_work import accumulated, updated
 from costmodel.tied import layout_tied_sync
 from costmodel.transfers import transfers
@@ -52,8 +53,8 @@ def price_sources(pricer: LayoutPricer) -> PriceSources:
     layout, job, on = pricer.layout, pricer.job, pricer.machine
     m = layout.micro_batches
     total = layout_tied_sync(layout, job, on) * 2.0
-    for stage in layout.stages:
-        total = total + _stage(pricer, stage)
+    for stage, priced in zip(layout.stages, pricer.stages(), strict=True):
+        total = total + _stage(pricer, stage, priced)
     if len(layout.stages) > 1:
         sent = transfers(layout, job, on)
         total = total + _summed(sent) * (2.0 * m)
@@ -68,12 +69,12 @@ def price_sources(pricer: LayoutPricer) -> PriceSources:
     )
 
 
-def _stage(pricer: LayoutPricer, stage: Stage) -> Sourced:
+def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     """All that a rank of *stage* does in a step, transfers and tied weights apart."""
     precision, on = pricer.layout.precision, pricer.machine
     parallel = data_parallel(stage.mesh, stage.plans[0].zero)
-    priced = pricer.price(stage)
-    parameters, frozen = priced.parameters, priced.frozen_parameters
+    parameters = np.asarray(priced.parameters)
+    frozen = np.asarray(priced.frozen_parameters)
     units = len(stage.layers)
     sync = exchanges(parameters, parallel, precision, on, units=units, frozen=frozen)
     passes = pricer.work(stage).sourced + sync.of_micro_batch

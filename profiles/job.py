@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from profiles.adapters import Adapters
 from profiles.errors import InvalidSpec, UnknownName, Unsupported
@@ -63,9 +63,14 @@ class Job:
     def graph(self) -> ModelGraph:
         """The operator graph; raises Unsupported for families without one yet."""
         if isinstance(self.spec, DecoderSpec):
-            graph = decoder_graph(self.spec, self.model)
-            return with_adapters(graph, self.adapters) if self.adapters else graph
+            return _graph(self.spec, self.model, self.adapters)
         raise Unsupported(
             f"{self.model} is of family {self.spec.family!r}, which has a spec but no "
             "operator graph yet; decoder models are priced"
         )
+
+@lru_cache(maxsize=1024)
+def _graph(spec: DecoderSpec, name: str, adapters: Adapters | None) -> ModelGraph:
+    """Jobs that differ in their batch share a graph."""
+    graph = decoder_graph(spec, name)
+    return with_adapters(graph, adapters) if adapters else graph

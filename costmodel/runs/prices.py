@@ -1,18 +1,30 @@
-"""Prices of a table of runs, one process, equal questions priced once."""
+"""Prices of a table of runs, one process, equal questions priced once.
+
+    rows    → what each asks, its layout spelled out; hangs on no rate   → `ask_runs`
+    asked   → its price on its machine, or on another one's rates        → `price_asked`
+
+Runs are priced some thousand at a time, so that what they share is shared.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
 
-from costmodel.estimate import Estimate, estimate
+from costmodel.estimate import Estimate, estimates
+from costmodel.layout import Layout
+from costmodel.machine import Machine
 from costmodel.question import Question
 from costmodel.runs.cells import Cells
 from costmodel.runs.question import Questions
 from costmodel.runs.run import Run
-from costmodel.uniform import spell_out
+from costmodel.uniform import Uniform, spell_out
 from profiles.errors import MeshwrightError
+from profiles.job import Job
+
+TOGETHER: Final = 4096  # runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,43 +46,79 @@ class Priced:
     error: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A run and the question that it asks; equal ones share a layout."""
+
+    run: Run
+    question: Question | None = None
+    layout: Layout | None = None
+    error: str | None = None
+
+
+@dataclass(kw_only=True)
+class Asking:
+    """Turns runs into questions with their layouts; equal ones are made once."""
+
+    _questions: Questions = field(default_factory=Questions)
+    _layouts: dict[tuple[Job, Uniform], Layout] = field(default_factory=dict)
+
+    def ask(self, run: Run) -> Asked:
+        """The question of *run*, or why it asks none."""
+        if run.fault is not None:
+            return Asked(run=run, error=run.fault)
+        try:
+            question = self._questions.question(Cells(text=run.asked))
+            layout = self._layout(question.job, question.choice)
+        except MeshwrightError as error:
+            return Asked(run=run, error=str(error))
+        return Asked(run=run, question=question, layout=layout)
+
+    def _layout(self, job: Job, choice: Uniform) -> Layout:
+        key = (job, choice)
+        if key not in self._layouts:
+            self._layouts[key] = spell_out(choice, job.graph, job.global_batch)
+        return self._layouts[key]
+
+
+def ask_runs(runs: Iterable[Run]) -> list[Asked]:
+    """What each run asks: all of a price that hangs on no rate."""
+    asking = Asking()
+    return [asking.ask(run) for run in runs]
+
+
 def price_runs(runs: Iterable[Run]) -> Iterator[Priced]:
     """Price each run in turn; an error of one stops no other."""
-    questions = Questions()
-    known: dict[object, Price] = {}
-    for run in runs:
-        if run.fault is not None:
-            yield Priced(run=run, error=run.fault)
+    left = iter(runs)
+    while some := list(islice(left, TOGETHER)):
+        yield from price_asked(ask_runs(some))
+
+
+def price_asked(
+    asked: Sequence[Asked], on: Callable[[Machine], Machine] | None = None
+) -> Iterator[Priced]:
+    """Price each question in turn, each machine put in place by *on* if given."""
+    machines: dict[int, Machine] = {}
+    questions: dict[object, tuple[Job, Layout, Machine]] = {}
+    keys: list[object] = []
+    for item in asked:
+        if item.question is None or item.layout is None:
+            keys.append(None)
             continue
-        try:
-            question = questions.question(Cells(text=run.asked))
-            price = _price(question, known)
-        except MeshwrightError as error:
-            yield Priced(run=run, error=str(error))
-        else:
-            yield Priced(run=run, price=price)
+        own = item.question.machine
+        if id(own) not in machines:
+            machines[id(own)] = own if on is None else on(own)
+        key = (id(item.layout), id(own))
+        questions[key] = (item.question.job, item.layout, machines[id(own)])
+        keys.append(key)
+    found = dict(zip(questions, map(_kept, estimates(questions.values())), strict=True))
+    for item, key in zip(asked, keys, strict=True):
+        yield _priced(item, found.get(key, item.error or ""))
 
 
-def _price(question: Question, known: dict[object, Price]) -> Price:
-    """The price of an equal question asked before, or a new one."""
-    key = (question.job, question.choice, id(question.machine))
-    if key not in known:
-        known[key] = _summed_up(_estimate(question))
-    document = {
-        **known[key].document,
-        "assumed": question.assumed,
-        "warnings": list(question.warnings),
-    }
-    return replace(known[key], document=document)
-
-
-def _estimate(question: Question) -> Estimate:
-    job, on = question.job, question.machine
-    layout = spell_out(question.choice, job.graph, job.global_batch)
-    return estimate(job, on.cluster, layout, on=on)
-
-
-def _summed_up(found: Estimate) -> Price:
+def _kept(found: Estimate | MeshwrightError) -> Price | str:
+    if isinstance(found, MeshwrightError):
+        return str(found)
     return Price(
         document=found.document(),
         step_time_s=found.step_time_s,
@@ -80,4 +128,25 @@ def _summed_up(found: Estimate) -> Price:
             "reserved": found.peak_reserved_bytes,
             "allocated": found.peak_allocated_bytes,
         },
+    )
+
+
+def _priced(asked: Asked, found: Price | str) -> Priced:
+    if isinstance(found, str) or asked.question is None:
+        return Priced(run=asked.run, error=str(found))
+    return Priced(run=asked.run, price=_own(found, asked.question))
+
+
+def _own(found: Price, question: Question) -> Price:
+    """*found*, priced for an equal question, with what this one took for granted."""
+    document = {
+        **found.document,
+        "assumed": question.assumed,
+        "warnings": list(question.warnings),
+    }
+    return Price(
+        document=document,
+        step_time_s=found.step_time_s,
+        fits=found.fits,
+        peak_bytes=found.peak_bytes,
     )
