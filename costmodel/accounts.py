@@ -20,6 +20,7 @@ from costmodel.layout import Layout
 from costmodel.layout_price import data_parallel
 from costmodel.machine import Machine
 from costmodel.memory import Memory, memory
+from costmodel.schedule import COMPUTE
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
 from costmodel.tied import layout_tied_sync
@@ -44,28 +45,28 @@ BREAKDOWN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """A layout whose virtual *stages* are priced, in model order."""
+    """A layout whose virtual *stages* are priced: arrays in model order."""
 
     job: Job
     layout: Layout
-    stages: list[StagePrice]
+    stages: StagePrice
     on: Machine
 
     def costs(self) -> StageCosts:
         """The input of the timeline."""
         layout, forward, backward = self.layout, *self._sends
-        buckets = buckets_of(self.stages[0].parameters, layout.precision, self.on)
+        buckets = buckets_of(self.stages.parameters[0], layout.precision, self.on)
         return StageCosts(
-            forward_s=self._by_stage("forward_s") + forward.in_passes_s,
-            backward_s=self._by_stage("backward_s") + backward.in_passes_s,
+            forward_s=self.stages.forward_s + forward.in_passes_s,
+            backward_s=self.stages.backward_s + backward.in_passes_s,
             send_forward_s=forward.beside_s,
             send_backward_s=backward.beside_s,
-            saved_bytes=self._by_stage("saved_bytes"),
-            transient_forward_bytes=self._by_stage("forward_working_bytes"),
-            transient_backward_bytes=self._by_stage("backward_working_bytes"),
-            reduce_s=self._by_stage("reduce_s"),
-            step_s=self._by_rank("step_s"),
-            gather_s=self._by_rank("gather_s") + self._tied_s,
+            saved_bytes=self.stages.saved_bytes,
+            transient_forward_bytes=self.stages.forward_working_bytes,
+            transient_backward_bytes=self.stages.backward_working_bytes,
+            reduce_s=self.stages.reduce_s,
+            step_s=self._by_rank(self.stages.step_s),
+            gather_s=self._by_rank(self.stages.gather_s) + self._tied_s,
             static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
             buckets=int(buckets),
             overlap_reduce="grad" in self.on.software.overlap,
@@ -77,15 +78,12 @@ class Accounts:
         account = timeline.account(rank)
         m = self.layout.micro_batches
 
-        def passes(name: str) -> float:
-            return m * sum(float(getattr(item, name)) for item in self._held[rank])
+        here = self._holders == rank
 
-        sent = m * sum(
-            float(way.in_passes_s[place])
-            for way in self._sends
-            for place, stage in enumerate(self.layout.stages)
-            if stage.held_by[0] == rank
-        )
+        def passes(name: str) -> float:
+            return m * float(getattr(self.stages, name)[here].sum())
+
+        sent = m * sum(float(way.in_passes_s[here].sum()) for way in self._sends)
         parts = {
             "tensor_comm": passes("tensor_comm_s"),
             "context_comm": passes("context_comm_s"),
@@ -104,45 +102,33 @@ class Accounts:
 
     def memory(self, timeline: Timeline) -> tuple[Memory, ...]:
         """Each pipeline rank's bytes at the instant of its peak."""
-        layout, saved = self.layout, self._by_stage("saved_bytes")
-        first = layout.stages[0]
-        pieces = []
-        for rank, held in enumerate(self._held):
-            action = timeline.program.action(rank, int(timeline.peak_action[rank]))
-            at_peak = self.stages[action.stage]
-            forward = action.kind is Kind.F
-            pieces.append(
-                memory(
-                    parameters=np.asarray(sum(float(item.parameters) for item in held)),
-                    gathered_bytes=np.asarray(
-                        max(float(item.gathered_bytes) for item in held)
-                    ),
-                    activation_bytes=np.asarray(
-                        float(timeline.in_flight_at_peak(rank) @ saved)
-                    ),
-                    transient_bytes=(
-                        at_peak.forward_working_bytes
-                        if forward
-                        else at_peak.backward_working_bytes
-                    ),
-                    parallel=data_parallel(first.mesh, first.plans[0].zero),
-                    precision=layout.precision,
-                    moments=self.job.moments,
-                    device=self.on.device,
-                    ranks=np.asarray(layout.gpus),
-                    fully_shard=self.on.software.fully_shard,
-                    frozen_parameters=sum(float(i.frozen_parameters) for i in held),
-                )
-            )
-        return tuple(pieces)
+        layout, first = self.layout, self.layout.stages[0]
+        kind, stage = np.divmod(timeline.peak_rows(), len(layout.stages))
+        working = np.where(
+            kind == COMPUTE.index(Kind.F),
+            self.stages.forward_working_bytes[stage],
+            self.stages.backward_working_bytes[stage],
+        )
+        gathered = np.zeros(layout.pp)
+        np.maximum.at(gathered, self._holders, self.stages.gathered_bytes)
+        return memory(
+            parameters=self._by_rank(self.stages.parameters),
+            gathered_bytes=gathered,
+            activation_bytes=timeline.in_flight_at_peak() @ self.stages.saved_bytes,
+            transient_bytes=working,
+            parallel=data_parallel(first.mesh, first.plans[0].zero),
+            precision=layout.precision,
+            moments=self.job.moments,
+            device=self.on.device,
+            ranks=np.asarray(layout.gpus),
+            fully_shard=self.on.software.fully_shard,
+            frozen_parameters=self._by_rank(self.stages.frozen_parameters),
+        ).each()
 
     @cached_property
-    def _held(self) -> list[list[StagePrice]]:
-        """The stages that each pipeline rank holds."""
-        held: list[list[StagePrice]] = [[] for _ in range(self.layout.pp)]
-        for stage, priced in zip(self.layout.stages, self.stages, strict=True):
-            held[stage.held_by[0]].append(priced)
-        return held
+    def _holders(self) -> Array:
+        """The pipeline rank that holds each stage."""
+        return np.array([stage.held_by[0] for stage in self.layout.stages])
 
     @cached_property
     def _sends(self) -> tuple[Sends, Sends]:
@@ -158,9 +144,5 @@ class Accounts:
         ends[[0, -1]] = layout_tied_sync(self.layout, self.job, self.on).seconds
         return ends
 
-    def _by_stage(self, name: str) -> Array:
-        return np.array([float(getattr(item, name)) for item in self.stages])
-
-    def _by_rank(self, name: str) -> Array:
-        totals = [sum(float(getattr(i, name)) for i in held) for held in self._held]
-        return np.array(totals)
+    def _by_rank(self, values: Array) -> Array:
+        return np.bincount(self._holders, weights=values, minlength=self.layout.pp)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any, Final
 
 from costmodel.accounts import BREAKDOWN, Accounts
 from costmodel.atoms import recomputed_operators
@@ -34,7 +35,7 @@ __all__ = ["BREAKDOWN", "Estimate", "estimate", "recomputed_flops"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Answer:
     """A layout's price. `memory` has one entry a pipeline rank, bytes by kind."""
 
     job: Job
@@ -47,7 +48,6 @@ class Estimate:
     hardware_flops: float
     peak_flops_per_s: float
     spread: Spread
-    timeline: Timeline
     device: str
     device_cost: float | None = None  # dollars for one device and hour
     device_power_w: float | None = None
@@ -55,16 +55,16 @@ class Estimate:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def peak_memory_bytes(self) -> float:
         """What the device would show on the fullest rank."""
         return max(float(item.total) for item in self.memory)
 
-    @property
+    @cached_property
     def peak_reserved_bytes(self) -> float:
         return max(float(item.allocated + item.reserve) for item in self.memory)
 
-    @property
+    @cached_property
     def peak_allocated_bytes(self) -> float:
         return max(float(item.allocated) for item in self.memory)
 
@@ -136,6 +136,21 @@ class Estimate:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate(Answer):
+    """A layout's price with the run of its schedule, action by action."""
+
+    timeline: Timeline
+
+    @property
+    def answer(self) -> Answer:
+        """What is worth keeping where there are thousands."""
+        return Answer(**{item.name: getattr(self, item.name) for item in _ANSWER})
+
+
+_ANSWER: Final = fields(Answer)
+
+
 def estimate(
     job: Job,
     cluster: Cluster,
@@ -192,7 +207,7 @@ def _estimated(
     pricer: LayoutPricer, assumed: Mapping[str, Any], warnings: tuple[str, ...]
 ) -> Estimate:
     job, layout, where = pricer.job, pricer.layout, pricer.machine
-    accounts = Accounts(job=job, layout=layout, stages=pricer.stages(), on=where)
+    accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=where)
     timeline = simulate(
         layout.schedule,
         layout.pp,
@@ -226,17 +241,24 @@ def _estimated(
 def recomputed_flops(job: Job, layout: Layout, *, stops_early: bool = False) -> float:
     """Forward FLOPs of a step that are done twice, in the model's convention."""
     blocks = dict(zip(job.graph.layer_names, job.graph.layers, strict=True))
-    redone = Counter(
-        (blocks[name].name, plan.retention)
+    plans = {id(plan): plan for stage in layout.stages for plan in stage.plans}
+    redone = {
+        key: plan.retention for key, plan in plans.items() if plan.retention.recomputed
+    }
+    if not redone:
+        return 0.0
+    counts = Counter(
+        (id(blocks[name]), id(plan))
         for stage in layout.stages
         for name, plan in zip(stage.layers, stage.plans, strict=True)
-        if plan.retention.recomputed
+        if id(plan) in redone
     )
+    by_id = {id(block): block for block in job.graph.distinct()}
     total = 0.0
-    for (name, retention), count in redone.items():
-        block = job.graph.block(name)
+    for (number, plan), count in counts.items():
+        block = by_id[number]
         again = recomputed_operators(
-            block, retention.recomputed, stops_early=stops_early
+            block, redone[plan].recomputed, stops_early=stops_early
         )
         total += count * block_flops(block, job, frozenset(again))
     return total

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,14 @@ class _Site:
     cp_kind: str
     flash_attention: bool
 
+    @property
+    def family(self) -> object:
+        """Sites of one family differ in nothing but how large dimensions are."""
+        block = self.block
+        shape = (id(block.alike), block.entry, block.window, block.causal)
+        rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
+        return (*shape, *rest)
+
     def degrees(self, places: Sequence[Place]) -> Degrees:
         """The places as arrays; one alone as numbers."""
         tp, cp, micro_batch = np.array(places[0] if len(places) == 1 else places).T
@@ -86,18 +94,27 @@ class LayoutPricer:
     job: Job
     layout: Layout
     machine: Machine
-    _stages: list[StagePrice] | None = None
+    _columns: StagePrice | None = None
     _operators: dict[object, dict[str, OperatorPrice]] = field(default_factory=dict)
 
-    def stages(self) -> list[StagePrice]:
-        """The price of every virtual stage, in model order.
+    def columns(self) -> StagePrice:
+        """The price of every virtual stage, in model order, as arrays.
 
         Raises InvalidSpec if the layout's layers are not the model's.
         """
-        if self._stages is None:
+        if self._columns is None:
             _price([self])
-        assert self._stages is not None
-        return self._stages
+        assert self._columns is not None
+        return self._columns
+
+    def stages(self) -> list[StagePrice]:
+        """The same, one price a stage."""
+        columns = self.columns()
+        names = [item.name for item in fields(StagePrice)]
+        return [
+            StagePrice(**dict(zip(names, row, strict=True)))
+            for row in zip(*(getattr(columns, name) for name in names), strict=True)
+        ]
 
     def work(self, stage: Stage) -> Work:
         """A micro-batch through *stage*, there and back, with what is recomputed."""
@@ -158,7 +175,7 @@ def _price(pricers: Sequence[LayoutPricer]) -> None:
     numbers = [batch.ask(pricer) for pricer in pricers]
     prices = batch.prices()
     for pricer, own in zip(pricers, numbers, strict=True):
-        pricer._stages = [prices[number] for number in own]
+        pricer._columns = prices.take(np.array(own))
 
 
 @dataclass(kw_only=True)
@@ -190,26 +207,25 @@ class _Batch:
             numbers.append(known[key])
         return numbers
 
-    def prices(self) -> list[StagePrice]:
-        """The price of each kind, in order of its number."""
-        wanted = {part for kind in self._kinds for _, part in kind.parts}
+    def prices(self) -> StagePrice:
+        """The prices of the kinds as arrays, in order of their numbers."""
+        kinds = list(self._kinds)
+        wanted = {part for kind in kinds for _, part in kind.parts}
         table, rows = _atoms(wanted, self.precision, self.machine)
         found = stage_price(
-            _parts(list(self._kinds), table, rows),
-            _parallel(np.array([kind.mesh for kind in self._kinds]).T),
+            _parts(kinds, table, rows),
+            _parallel(np.array([kind.mesh for kind in kinds]).T),
             self.precision,
             self.machine,
             self.optimizer,
         )
-        columns = [
-            np.broadcast_to(getattr(found, item.name), len(self._kinds))
-            for item in fields(StagePrice)
-        ]
-        names = [item.name for item in fields(StagePrice)]
-        return [
-            StagePrice(**dict(zip(names, row, strict=True)))
-            for row in zip(*columns, strict=True)
-        ]
+        columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
+        return StagePrice(
+            **{
+                name: np.broadcast_to(column, len(kinds))
+                for name, column in columns.items()
+            }
+        )
 
     def _kind(
         self,
@@ -222,11 +238,10 @@ class _Batch:
         block_of = {id(block): block for block in blocks}
         plan_of = {id(plan): plan for plan in stage.plans}
         parts: Counter[_Wanted] = Counter()
-        for (block, plan), count in counts.items():
-            retention = plan_of[plan].retention
-            require_priced(retention, block_of[block])
-            site = self._site(pricer, block_of[block], plan_of[plan])
-            parts[site, place, retention] += count
+        for (block, number), count in counts.items():
+            plan = plan_of[number]
+            site = self._site(pricer, block_of[block], plan)
+            parts[site, place, plan.retention] += count
         if _has_both_holders(pricer, stage):
             name, operator = tied_holder(pricer.job.graph)
             plan = stage.plans[stage.layers.index(name)]
@@ -252,37 +267,59 @@ def _atoms(
     wanted: Iterable[_Wanted], precision: Precision, machine: Machine
 ) -> tuple[Atom, dict[_Wanted, int]]:
     """Atoms of all that is wanted in one table, and the row of each; row 0 is none."""
-    places: dict[_Site, dict[Place, None]] = defaultdict(dict)
-    treatments: dict[_Site, dict[Treatment, None]] = defaultdict(dict)
+    places: dict[object, dict[tuple[_Site, Place], None]] = defaultdict(dict)
+    treatments: dict[object, dict[Treatment, None]] = defaultdict(dict)
     for site, place, treatment in wanted:
-        places[site][place] = None
-        treatments[site][treatment] = None
+        places[site.family][site, place] = None
+        treatments[site.family][treatment] = None
     columns = {item.name: [np.zeros(1)] for item in fields(Atom)}
     rows: dict[_Wanted, int] = {}
     size = 1
-    for site, here in places.items():
-        degrees = site.degrees(list(here))
-        prices = block_prices(site.block, degrees, precision, machine)
-        entry = entry_bytes(site.block, degrees, precision)
-        for treatment in treatments[site]:
-            found = (
-                shared_parameters(prices[treatment])
-                if isinstance(treatment, str)
-                else atom(
-                    site.block,
-                    prices,
-                    treatment,
-                    entry,
-                    stops_early=machine.software.stops_early,
-                )
-            )
+    for family, here in places.items():
+        pairs = list(here)
+        block = _stacked([site.block for site, _ in pairs])
+        degrees = pairs[0][0].degrees([place for _, place in pairs])
+        prices = block_prices(block, degrees, precision, machine)
+        entry = entry_bytes(block, degrees, precision)
+        for treatment in treatments[family]:
+            found = _treated(treatment, block, prices, entry, machine)
             for name, column in columns.items():
-                column.append(np.broadcast_to(getattr(found, name), len(here)))
-            for number, place in enumerate(here, size):
+                column.append(np.broadcast_to(getattr(found, name), len(pairs)))
+            for number, (site, place) in enumerate(pairs, size):
                 rows[site, place, treatment] = number
-            size += len(here)
+            size += len(pairs)
     table = {name: np.concatenate(column) for name, column in columns.items()}
     return Atom(**table), rows
+
+
+def _treated(
+    treatment: Treatment,
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    entry: Array,
+    machine: Machine,
+) -> Atom:
+    if isinstance(treatment, str):
+        return shared_parameters(prices[treatment])
+    require_priced(treatment, block)
+    early = machine.software.stops_early
+    return atom(block, prices, treatment, entry, stops_early=early)
+
+
+def _stacked(blocks: Sequence[Block]) -> Block:
+    """Blocks of one family as one whose lengths are arrays."""
+    first = blocks[0]
+    if all(block is first for block in blocks):
+        return first
+    sizes: dict[str, Any] = {
+        name: np.array([getattr(block, name) for block in blocks])
+        for name in ("heads", "kv_heads", "head_dim")
+    }
+    extents: dict[str, Any] = {
+        name: np.array([block.extents[name] for block in blocks])
+        for name in first.extents
+    }
+    return replace(first, extents=extents, **sizes)
 
 
 def _parts(

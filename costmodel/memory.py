@@ -54,6 +54,15 @@ class Memory:
         states = self.parameters + self.gradients + self.optimizer
         return np.asarray(states + self.activations + self.transient)
 
+    def each(self) -> tuple[Memory, ...]:
+        """One entry a rank, of arrays by rank."""
+        names = [item.name for item in fields(self)]
+        columns = (getattr(self, name).tolist() for name in names)
+        return tuple(
+            Memory(**dict(zip(names, row, strict=True)))
+            for row in zip(*columns, strict=True)
+        )
+
     def document(self) -> dict[str, float]:
         """Bytes by kind, and their sum."""
         kinds = {item.name: float(getattr(self, item.name)) for item in fields(self)}

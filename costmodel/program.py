@@ -8,24 +8,27 @@ numbers (kind, stage): row = kind · stages + stage, an index into tables of cos
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.action import Action, Kind
+from costmodel.kept import Kept
 from costmodel.schedule import COMPUTE, Shape, codes
 
 IntArray = NDArray[np.int64]
+MOST_KEPT: Final = 2_000_000  # actions of all programs together, some 100 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
     """Forwards and backwards of all ranks; arrays [pp, actions] in stream order.
 
-    The lists run in `order`, an order that respects streams and transfers: for each
-    action its rank, the link it sends on (`no_link` if it does not), and the number of
-    the action it awaits a transfer from, counted from 1 (0 if it awaits none).
+    What follows `order` runs in it, an order that respects streams and transfers: for
+    each action its rank, the link it sends on (`no_link` if it does not), and the
+    number of the action it awaits a transfer from, counted from 1 (0 if it awaits
+    none), as lists to loop over and as arrays.
     """
 
     schedule: str
@@ -35,9 +38,11 @@ class Program:
     source_rows: IntArray  # of the sender that an action awaits; -1 if none
     order: IntArray  # places
     ordered_rows: IntArray
+    awaited_rows: IntArray  # of the sender that each awaits; -1 if none
+    awaited: IntArray
     ranks: list[int]
     awaits: list[int]
-    links: list[int]
+    links: IntArray
     no_link: int
     first_forward: IntArray  # places, by virtual stage
     last_backward: IntArray
@@ -48,11 +53,18 @@ class Program:
         return self.shape.action(int(self.codes[rank, position]))
 
 
-@lru_cache(maxsize=64)
 def program_of(
     schedule: str, pp: int, virtual_stages: int, micro_batches: int
 ) -> Program:
-    """Compile a schedule. Raises as `schedule.require_schedule`."""
+    """A schedule, compiled once. Raises as `schedule.require_schedule`."""
+    key = (schedule, pp, virtual_stages, micro_batches)
+    return _PROGRAMS.get(key, lambda sizes: compiled(*sizes))
+
+
+def compiled(
+    schedule: str, pp: int, virtual_stages: int, micro_batches: int
+) -> Program:
+    """The streams of a schedule as integers."""
     shape = Shape(pp=pp, virtual_stages=virtual_stages, micro_batches=micro_batches)
     coded = codes(schedule, shape)
     rows, micro_batch = np.divmod(coded, micro_batches)
@@ -66,23 +78,32 @@ def program_of(
     links = np.full(coded.size, pp * pp)
     awaiting = np.flatnonzero(flat >= 0)
     links[flat[awaiting]] = rank[flat[awaiting]] * pp + rank[awaiting]
+    awaited = number[flat[order]]
+    source_rows = np.where(sources >= 0, rows.ravel()[sources], -1)
     first, last, finishing = _ends(coded, shape)
     return Program(
         schedule=schedule,
         shape=shape,
         codes=coded,
         rows=rows,
-        source_rows=np.where(sources >= 0, rows.ravel()[sources], -1),
+        source_rows=source_rows,
         order=order,
         ordered_rows=ordered_rows,
+        awaited_rows=source_rows.ravel()[order],
+        awaited=awaited,
         ranks=rank[order].tolist(),
-        awaits=number[flat[order]].tolist(),
-        links=links[order].tolist(),
+        awaits=awaited.tolist(),
+        links=links[order],
         no_link=pp * pp,
         first_forward=first,
         last_backward=last,
         finishing=finishing,
     )
+
+
+_PROGRAMS: Final = Kept[tuple[str, int, int, int], Program](
+    weight=lambda program: program.rows.size, most=MOST_KEPT
+)
 
 
 def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:

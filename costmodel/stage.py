@@ -7,7 +7,7 @@ candidates (counts and atoms are arrays): the two agree because they are the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,12 @@ class StagePrice:
     gathered_bytes: Array  # parameters that ZeRO-3 holds unsharded at a time
     flops: Array
     recompute_flops: Array
+
+    def take(self, index: Array) -> StagePrice:
+        """The stages at *index*, for every field."""
+        return StagePrice(
+            **{item.name: getattr(self, item.name)[index] for item in fields(self)}
+        )
 
 
 def stage_price(

@@ -55,6 +55,8 @@ def tied_sync(
 
 def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:
     """The same for a finished layout."""
+    if layout.pp == 1:
+        return Sourced(seconds=np.zeros(()))
     mesh = layout.stages[0].mesh
     return tied_sync(
         job,

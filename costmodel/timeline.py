@@ -92,14 +92,24 @@ class Timeline:
             idle_s=self.makespan_s - float(self.rank_end_s[rank]),
         )
 
-    def in_flight_at_peak(self, rank: int) -> IntArray:
-        """Saved micro-batches of each virtual stage while *rank* is at its peak."""
-        stages = self.program.shape.stages
-        peak = int(self.peak_action[rank])
-        rows = self.program.rows[rank]
-        taken = np.bincount(rows[: peak + 1], minlength=2 * stages)[:stages]
-        freed = np.bincount(rows[:peak], minlength=2 * stages)[stages:]
-        return taken - freed
+    def in_flight_at_peak(self) -> IntArray:
+        """Saved micro-batches at each rank's peak, [pp, stages]."""
+        rows, stages = self.program.rows, self.program.shape.stages
+        ranks, actions = np.arange(len(rows)), np.arange(rows.shape[1])
+        before = actions < self.peak_action[:, None]
+        size = 2 * stages
+        places = (ranks[:, None] * size + rows)[before]
+        counts = np.bincount(places, minlength=len(rows) * size)
+        taken, freed = counts.reshape(-1, 2, stages).swapaxes(0, 1)
+        at_peak = self.peak_rows()
+        taken[ranks[at_peak < stages], at_peak[at_peak < stages]] += 1
+        return np.asarray(taken - freed)
+
+    def peak_rows(self) -> IntArray:
+        """The row of the action at which each rank is at its peak."""
+        return np.asarray(
+            self.program.rows[np.arange(len(self.peak_action)), self.peak_action]
+        )
 
 
 def simulate(
@@ -162,28 +172,72 @@ def _one_pass(
     """Start and end of each action. One rank never waits: a running sum."""
     if program.shape.pp == 1:
         end = durations.cumsum(axis=1)
-        start = np.zeros_like(end)
-        start[:, 1:] = end[:, :-1]
-        return start, end
-    start = np.empty_like(durations)
-    start.ravel()[program.order] = _starts(
-        program,
+        return _before(end), end
+    if _contends(program, costs, durations):
+        return _queued(program, costs, durations)
+    arrivals = _sends(costs)[program.awaited_rows]
+    ends = np.array(_ends(program, durations, arrivals))
+    end, ready = np.empty_like(durations), np.empty_like(durations)
+    end.ravel()[program.order] = ends[1:]
+    ready.ravel()[program.order] = ends[program.awaited] + arrivals
+    return np.maximum(_before(end), ready), end
+
+
+def _before(end: FloatArray) -> FloatArray:
+    """When the action before each one ends on its rank."""
+    before = np.zeros_like(end)
+    before[:, 1:] = end[:, :-1]
+    return before
+
+
+def _contends(program: Program, costs: StageCosts, durations: FloatArray) -> bool:
+    """Whether a transfer can find its link busy.
+
+    Between two sends of a rank lies at least one of its passes: where no transfer is
+    longer than the shortest of them, none does.
+    """
+    longest = _sends(costs)[program.rows].max(axis=1)
+    return bool(np.any(longest > durations.min(axis=1)))
+
+
+def _ends(program: Program, durations: FloatArray, arrivals: FloatArray) -> list[float]:
+    """Ends in static order, after a 0 that those find who await nothing."""
+    free_s = [0.0] * program.shape.pp
+    ends = [0.0]
+    done = ends.append
+    steps = zip(
+        program.ranks,
+        program.awaits,
         durations.ravel()[program.order].tolist(),
-        _sends(costs)[program.ordered_rows].tolist(),
+        arrivals.tolist(),
+        strict=True,
     )
-    return start, start + durations
+    for rank, awaited, duration_s, arrival_s in steps:
+        start_s = free_s[rank]
+        ready_s = ends[awaited] + arrival_s
+        if ready_s > start_s:
+            start_s = ready_s
+        free_s[rank] = end_s = start_s + duration_s
+        done(end_s)
+    return ends
 
 
-def _starts(
-    program: Program, durations: list[float], sends: list[float]
-) -> list[float]:
+def _queued(
+    program: Program, costs: StageCosts, durations: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Start and end of each action where transfers wait for their link."""
     free_s = [0.0] * program.shape.pp
     link_free_s = [0.0] * (program.no_link + 1)
     arrived_s = [0.0]  # for actions that await nothing
     starts: list[float] = []
     begin, arrive = starts.append, arrived_s.append
     steps = zip(
-        program.ranks, program.awaits, program.links, durations, sends, strict=True
+        program.ranks,
+        program.awaits,
+        program.links.tolist(),
+        durations.ravel()[program.order].tolist(),
+        _sends(costs)[program.ordered_rows].tolist(),
+        strict=True,
     )
     for rank, awaited, link, duration_s, send_s in steps:
         start_s = free_s[rank]
@@ -197,7 +251,9 @@ def _starts(
             sent_s = end_s
         link_free_s[link] = sent_s = sent_s + send_s
         arrive(sent_s)
-    return starts
+    start = np.empty_like(durations)
+    start.ravel()[program.order] = starts
+    return start, start + durations
 
 
 def _reduce_ends(

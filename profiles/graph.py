@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from profiles.errors import InvalidSpec
@@ -39,6 +39,11 @@ class Block:
     causal: bool = True
 
     @cached_property
+    def alike(self) -> tuple[Operator, ...]:
+        """The operators, as one object for all blocks that have equal ones."""
+        return _one_of_equals(self.operators)
+
+    @cached_property
     def graph(self) -> nx.DiGraph:
         """Operators as nodes, tensors handed on as edges.
 
@@ -63,6 +68,11 @@ class Block:
 
     def operator(self, name: str) -> Operator:
         return next(item for item in self.operators if item.name == name)
+
+
+@lru_cache(maxsize=1024)
+def _one_of_equals(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
+    return operators
 
 
 @dataclass(frozen=True, kw_only=True)

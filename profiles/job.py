@@ -69,6 +69,7 @@ class Job:
             "operator graph yet; decoder models are priced"
         )
 
+
 @lru_cache(maxsize=1024)
 def _graph(spec: DecoderSpec, name: str, adapters: Adapters | None) -> ModelGraph:
     """Jobs that differ in their batch share a graph."""

@@ -29,12 +29,17 @@ TOGETHER: Final = 4096  # runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What is kept of an estimate: its document, and bytes by how runs count them."""
+    """What is kept of an estimate; bytes by how runs count them."""
 
-    document: Mapping[str, Any]
+    write: Callable[[], Mapping[str, Any]] = field(compare=False)
     step_time_s: float
     fits: bool
     peak_bytes: Mapping[str, float]  # device, reserved, allocated
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """What `simulate --json` prints, written when it is asked for."""
+        return self.write()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +104,8 @@ def price_asked(
 ) -> Iterator[Priced]:
     """Price each question in turn, each machine put in place by *on* if given."""
     machines: dict[int, Machine] = {}
-    questions: dict[object, tuple[Job, Layout, Machine]] = {}
-    keys: list[object] = []
+    questions: dict[tuple[int, int], tuple[Job, Layout, Machine]] = {}
+    keys: list[tuple[int, int] | None] = []
     for item in asked:
         if item.question is None or item.layout is None:
             keys.append(None)
@@ -112,15 +117,15 @@ def price_asked(
         questions[key] = (item.question.job, item.layout, machines[id(own)])
         keys.append(key)
     found = dict(zip(questions, map(_kept, estimates(questions.values())), strict=True))
-    for item, key in zip(asked, keys, strict=True):
-        yield _priced(item, found.get(key, item.error or ""))
+    for item, known in zip(asked, keys, strict=True):
+        yield _priced(item, found[known] if known else item.error or "")
 
 
 def _kept(found: Estimate | MeshwrightError) -> Price | str:
     if isinstance(found, MeshwrightError):
         return str(found)
     return Price(
-        document=found.document(),
+        write=found.answer.document,
         step_time_s=found.step_time_s,
         fits=found.fits,
         peak_bytes={
@@ -139,13 +144,16 @@ def _priced(asked: Asked, found: Price | str) -> Priced:
 
 def _own(found: Price, question: Question) -> Price:
     """*found*, priced for an equal question, with what this one took for granted."""
-    document = {
-        **found.document,
-        "assumed": question.assumed,
-        "warnings": list(question.warnings),
-    }
+
+    def write() -> Mapping[str, Any]:
+        return {
+            **found.document,
+            "assumed": question.assumed,
+            "warnings": list(question.warnings),
+        }
+
     return Price(
-        document=document,
+        write=write,
         step_time_s=found.step_time_s,
         fits=found.fits,
         peak_bytes=found.peak_bytes,

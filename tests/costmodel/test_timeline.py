@@ -77,8 +77,7 @@ def test_peak_memory_counts_what_is_in_flight() -> None:
     found = simulate(*TWO, costs)
     assert found.peak_bytes.tolist() == [1021, 2103]
     assert found.peak_action.tolist() == [1, 1]
-    assert found.in_flight_at_peak(0).tolist() == [2, 0]
-    assert found.in_flight_at_peak(1).tolist() == [0, 1]
+    assert found.in_flight_at_peak().tolist() == [[2, 0], [0, 1]]
 
 
 def test_extras_fall_on_the_first_forward_and_the_last_backward() -> None:

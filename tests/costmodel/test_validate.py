@@ -43,7 +43,7 @@ GPT = {
 def price(step_time_s: float, *, fits: bool = True, peak_gib: float = 10.0) -> Price:
     peak = {"device": 3.0, "reserved": 2.0, "allocated": 1.0}
     return Price(
-        document={"step_time_s": step_time_s},
+        write=lambda: {"step_time_s": step_time_s},
         step_time_s=step_time_s,
         fits=fits,
         peak_bytes={kind: peak_gib * share * GiB for kind, share in peak.items()},

@@ -21,7 +21,7 @@ def test_the_closed_form_is_the_streams_own_count(pipeline: Pipeline) -> None:
     assert found.peak_bytes.tolist() == alive.tolist()
     by_chunk = in_flight(*pipeline)
     for rank in range(pipeline.pp):
-        assert found.in_flight_at_peak(rank)[rank :: pipeline.pp].tolist() == (
+        assert found.in_flight_at_peak()[rank][rank :: pipeline.pp].tolist() == (
             by_chunk[rank].tolist()
         )
 

@@ -108,7 +108,7 @@ def test_memory_pieces_sum_to_the_peak(data: st.DataObject, pipeline: Pipeline) 
             if action.kind == "F"
             else costs.transient_backward_bytes
         )[action.stage]
-        saved = found.in_flight_at_peak(rank) @ costs.saved_bytes
+        saved = found.in_flight_at_peak()[rank] @ costs.saved_bytes
         whole = costs.static_bytes[rank] + saved + transient
         assert found.peak_bytes[rank] == pytest.approx(whole, abs=1e-9)
 

@@ -338,6 +338,9 @@ def test_unknown_columns_are_kept_and_ignored(tmp_path: Path) -> None:
     plain, odd = priced(tmp_path, FULL, {**FULL, "weather": "rain", "id": "7"})
     assert odd.run.kept == {"weather": "rain", "id": "7"}
     assert plain.price == odd.price
+    assert plain.price
+    assert odd.price
+    assert plain.price.document == odd.price.document
 
 
 def test_a_header_without_any_known_column_is_refused(tmp_path: Path) -> None:
