@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     metavar="N",
     help="Also: days (and dollars, where the device has a price) to train N tokens.",
 )
+@click.option(
+    "--flops-convention",
+    "convention",
+    type=text,
+    metavar="NAME",
+    help="How FLOPs are counted: megatron, causal (half of attention) or palm.  "
+    "[default: megatron]",
+)
 @click.option("--report", type=path, hidden=True)
 @click.option("--inference", is_flag=True, hidden=True)
 def simulate(
@@ -53,6 +61,7 @@ def simulate(
     out: Path | None,
     sweep: tuple[str, ...],
     tokens: float | None,
+    convention: str | None,
     report: Path | None,
     inference: bool,
     as_json: bool,
@@ -64,6 +73,11 @@ def simulate(
     for name, asked in (("--report", report), ("--inference", inference)):
         if asked:
             raise Unsupported(f"{name} is not part of this version; leave it out")
+    if convention is not None and (runs is not None or sweep):
+        raise Contradiction(
+            "--flops-convention counts the FLOPs of one layout; leave it out of "
+            "--runs and --sweep"
+        )
     if runs is not None:
         _runs(runs, file, job, pins, as_json=as_json)
     elif sweep:
@@ -77,8 +91,20 @@ def simulate(
             if file
             else _from_options(job, pins, profile)
         )
+        found = _counted(found, convention)
         _write(found, trace, out, where, profile)
         _show(found, tokens, as_json=as_json)
+
+
+def _counted(found: Estimate, name: str | None) -> Estimate:
+    """The same estimate, its FLOPs counted by the convention called *name*."""
+    if name is None:
+        return found
+    from dataclasses import replace
+
+    from costmodel.flops import convention
+
+    return replace(found, counted=convention(name))
 
 
 def _profile(job: JobOptions) -> Profile | None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from costmodel.accounts import BREAKDOWN, Accounts
 from costmodel.atoms import recomputed_operators
-from costmodel.flops import CONVENTION, block_flops, model_flops
+from costmodel.flops import MEGATRON, Convention, block_flops, model_flops
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.layout_price import LayoutPricer, price_together
@@ -44,14 +44,14 @@ class Answer:
     breakdown_s: Mapping[str, float]
     memory: tuple[Memory, ...]
     capacity_bytes: float
-    model_flops: float
-    hardware_flops: float
     peak_flops_per_s: float
     spread: Spread
     device: str
     device_cost: float | None = None  # dollars for one device and hour
     device_power_w: float | None = None
     price_sources: PriceSources | None = None  # None without a profile
+    stops_early: bool = False  # recompute, at the last tensor that is needed
+    counted: Convention = MEGATRON
     assumed: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -71,6 +71,19 @@ class Answer:
     @property
     def fits(self) -> bool:
         return self.peak_memory_bytes <= self.capacity_bytes
+
+    @cached_property
+    def model_flops(self) -> float:
+        """Of a step, without recompute, by the convention in which they are counted."""
+        return model_flops(self.job, self.counted)
+
+    @cached_property
+    def hardware_flops(self) -> float:
+        """The same with what is recomputed."""
+        again = recomputed_flops(
+            self.job, self.layout, stops_early=self.stops_early, counted=self.counted
+        )
+        return self.model_flops + again
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -116,7 +129,7 @@ class Answer:
             "hardware_tflops_per_gpu": self.hardware_flops_per_s_per_gpu / TFLOPS,
             "mfu": self.mfu,
             "hfu": self.hfu,
-            "flops_convention": CONVENTION,
+            "flops_convention": str(self.counted),
             "peak_flops_used": self.peak_flops_per_s,
             "fits": self.fits,
             "peak_memory_bytes": self.peak_memory_bytes,
@@ -223,9 +236,6 @@ def _estimated(
         breakdown_s=accounts.breakdown(timeline),
         memory=accounts.memory(timeline),
         capacity_bytes=where.device.capacity_bytes,
-        model_flops=model_flops(job),
-        hardware_flops=model_flops(job)
-        + recomputed_flops(job, layout, stops_early=where.software.stops_early),
         peak_flops_per_s=where.device.peak_flops_per_s(layout.precision.matmul),
         spread=spread_of(where.rates, sources),
         timeline=timeline,
@@ -233,12 +243,19 @@ def _estimated(
         device_cost=where.device.cost.si if where.device.cost else None,
         device_power_w=where.device.power.si if where.device.power else None,
         price_sources=sources,
+        stops_early=where.software.stops_early,
         assumed=assumed,
         warnings=tuple(dict.fromkeys((*warnings, *where.remarks()))),
     )
 
 
-def recomputed_flops(job: Job, layout: Layout, *, stops_early: bool = False) -> float:
+def recomputed_flops(
+    job: Job,
+    layout: Layout,
+    *,
+    stops_early: bool = False,
+    counted: Convention = MEGATRON,
+) -> float:
     """Forward FLOPs of a step that are done twice, in the model's convention."""
     blocks = dict(zip(job.graph.layer_names, job.graph.layers, strict=True))
     plans = {id(plan): plan for stage in layout.stages for plan in stage.plans}
@@ -260,7 +277,7 @@ def recomputed_flops(job: Job, layout: Layout, *, stops_early: bool = False) -> 
         again = recomputed_operators(
             block, redone[plan].recomputed, stops_early=stops_early
         )
-        total += count * block_flops(block, job, frozenset(again))
+        total += count * block_flops(block, job, frozenset(again), counted)
     return total
 
 
