@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from costmodel.action import Kind
 from costmodel.data_parallel import buckets_of
 from costmodel.layout import Layout
-from costmodel.layout_price import data_parallel
 from costmodel.machine import Machine
 from costmodel.memory import Memory, memory
+from costmodel.mesh_parallel import data_parallel
 from costmodel.schedule import COMPUTE
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
@@ -89,14 +89,20 @@ class Accounts:
             "context_comm": passes("context_comm_s"),
             "recompute": passes("recompute_s") - passes("recompute_comm_s"),
         }
-        exposed = passes("data_comm_s")
+        exposed, copied = passes("data_comm_s"), passes("offload_s")
+        copies_s = float(self.stages.step_copies_s[here].sum())
         found = {
             **parts,
-            "compute": account.compute_s - sum(parts.values()) - exposed - sent,
+            "compute": account.compute_s
+            - sum(parts.values())
+            - exposed
+            - copied
+            - sent,
             "pipeline_comm": account.pipeline_comm_s + sent,
             "data_comm": exposed + account.reduce_s + account.gather_s,
             "bubble": account.bubble_s + account.others_s + account.idle_s,
-            "optimizer": account.step_s,
+            "optimizer": account.step_s - copies_s,
+            "offload": copied + copies_s,
         }
         return {name: found.get(name, 0.0) for name in BREAKDOWN}
 
@@ -116,13 +122,14 @@ class Accounts:
             gathered_bytes=gathered,
             activation_bytes=timeline.in_flight_at_peak() @ self.stages.saved_bytes,
             transient_bytes=working,
-            parallel=data_parallel(first.mesh, first.plans[0].zero),
+            parallel=data_parallel(first.mesh, first.plans[0].zero, layout.pp),
             precision=layout.precision,
             moments=self.job.moments,
             device=self.on.device,
             ranks=np.asarray(layout.gpus),
             fully_shard=self.on.software.fully_shard,
             frozen_parameters=self._by_rank(self.stages.frozen_parameters),
+            offload=layout.offload,
         ).each()
 
     @cached_property

@@ -31,7 +31,8 @@ class Atom:
 
     Seconds: `forward_s`, `recompute_s` (before backward) and `backward_s`, each made
     of the parts below it. Bytes: `saved_bytes` stay from forward to backward,
-    `forward_working_bytes` and `backward_working_bytes` live inside a pass.
+    `away_bytes` are offloaded between them, `forward_working_bytes` and
+    `backward_working_bytes` live inside a pass.
     """
 
     forward_s: Array
@@ -46,6 +47,7 @@ class Atom:
     parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
+    away_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
     flops: Array  # forward and backward, without recompute
@@ -85,7 +87,7 @@ def atom(
     forward = _sum([price.forward for price in prices.values()])
     backward = _sum([price.backward for price in prices.values()])
     repeated = _sum([prices[name].forward for name in again])
-    saved, dropped = _saved(block, prices, retention, entry_bytes)
+    saved, away, dropped = _saved(block, prices, retention, entry_bytes)
     widest = _most(
         [price.output_bytes + price.input_bytes for price in prices.values()]
     )
@@ -105,6 +107,7 @@ def atom(
             (item.frozen_parameters for item in prices.values()), start=_ZERO
         ),
         "saved_bytes": saved,
+        "away_bytes": away,
         "forward_working_bytes": widest,
         "backward_working_bytes": widest + dropped,
         "flops": forward.flops + backward.flops,
@@ -168,19 +171,26 @@ def _saved(
     prices: dict[str, OperatorPrice],
     retention: Retention,
     entry_bytes: Array,
-) -> tuple[Array, Array]:
-    """(bytes kept from forward to backward, bytes made again inside backward)."""
+) -> tuple[Array, Array, Array]:
+    """(bytes kept from forward to backward, offloaded, made again inside backward)."""
     tensors: dict[str, Array] = {}
     for price in prices.values():
         tensors |= price.saved | price.internal
     everything = sum(tensors.values(), start=_ZERO)
     wanted = retention.recomputed
     if EVERYTHING in wanted:
-        return np.asarray(entry_bytes), everything
+        share = retention.away(block.entry.name) if block.entry is not None else 0.0
+        entry = np.asarray(entry_bytes)
+        return (1 - share) * entry, share * entry, everything
     dropped = sum(
         (size for name, size in tensors.items() if name in wanted), start=_ZERO
     )
-    return everything - dropped, dropped
+    if not retention.tiers:
+        return everything - dropped, _ZERO, dropped
+    away = sum(
+        (retention.away(name) * size for name, size in tensors.items()), start=_ZERO
+    )
+    return everything - dropped - away, away, dropped
 
 
 def _sum(works: list[Work]) -> Work:

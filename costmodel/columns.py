@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.layout import CP_KINDS
+from costmodel.offload import NOTHING, Offload
 from costmodel.retention import PRESETS
 from costmodel.uniform import Uniform
 
 Array = NDArray[Any]
 SCHEDULES: Final = ("1f1b", "gpipe", "interleaved")
 RECOMPUTES: Final = PRESETS
-_SHARED: Final = ("precision", "gradient_format", "flash_attention")
+_SHARED: Final = ("precision", "gradient_format", "flash_attention", "offload")
 _NAMED: Final = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_kind": CP_KINDS}
 
 
@@ -24,7 +25,8 @@ _NAMED: Final = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_kind": CP_K
 class Columns:
     """Equal-length integer arrays; names are indices into the tuples above.
 
-    Precision and the attention kernel are one for all rows: they are the question's.
+    Precision, the attention kernel and what is offloaded are one for all rows: they
+    are the question's.
     """
 
     tp: Array
@@ -42,6 +44,7 @@ class Columns:
     precision: str = "bf16"
     gradient_format: str = "fp32"
     flash_attention: bool = True
+    offload: Offload = NOTHING
 
     def __len__(self) -> int:
         return len(self.tp)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from costmodel.layout import Layout, Mesh
+from costmodel.offload import Offload
 from costmodel.retention import CORE, EVERYTHING, Action, Retention, preset
 from costmodel.schedule import SCHEDULES
 from costmodel.uniform import Uniform
@@ -52,7 +53,7 @@ class Combination:
             zero_group=choice.zero_group,
             sequence_parallel=frozenset((choice.sequence_parallel,)),
             schedule=choice.schedule,
-            retentions=frozenset((_chosen(choice, job),)),
+            retentions=_away(frozenset((_chosen(choice, job),)), choice.offload),
             of_ends=NOWHERE,
             precision=choice.precision,
             gradient_format=choice.gradient_format,
@@ -81,7 +82,10 @@ class Combination:
                 plan.sharding == "megatron-sp" for _, plan in plans
             ),
             schedule=layout.schedule,
-            retentions=_treatments(plan.retention for body, plan in plans if body),
+            retentions=_away(
+                _treatments(plan.retention for body, plan in plans if body),
+                layout.offload,
+            ),
             of_ends=_treatments(plan.retention for body, plan in plans if not body),
             precision=layout.precision_name,
             gradient_format=layout.gradient_format,
@@ -115,11 +119,18 @@ def treatment(retention: Retention) -> str:
 
 def _chosen(choice: Uniform, job: Job) -> str:
     name = choice.recompute
+    if choice.offload.activations:
+        return MOVED[Action.OFFLOAD]
     if choice.recompute_layers == 0:
         return "none"
     if name in ("none", "selective", "full"):
         return name
     return treatment(preset(name, job.graph.block("layer")))
+
+
+def _away(retentions: frozenset[str], offload: Offload) -> frozenset[str]:
+    """*retentions*, with what is said of states that are not on the device."""
+    return retentions | {MOVED[Action.OFFLOAD]} if offload.states else retentions
 
 
 def _treatments(retentions: Iterable[Retention]) -> frozenset[str]:

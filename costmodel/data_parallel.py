@@ -39,6 +39,12 @@ class DataParallel:
     dp: Array
     zero: Array
     zero_group: Array
+    pp: Any = 1
+
+    @property
+    def ranks(self) -> Array:
+        """Ranks of the whole job."""
+        return np.asarray(self.tp * self.cp * self.dp * self.pp)
 
     @property
     def shards(self) -> Array:

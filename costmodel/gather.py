@@ -17,6 +17,7 @@ from costmodel.atoms import Atom, atom, block_prices, shared_parameters
 from costmodel.columns import RECOMPUTES, Columns
 from costmodel.layout import CP_KINDS
 from costmodel.machine import Machine
+from costmodel.offload import offloaded
 from costmodel.retention import preset
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.tied import tied_holder
@@ -98,6 +99,8 @@ class Gather:
             for code in np.unique(chosen[self._variant == variant]):
                 place[variant, code] = len(atoms)
                 retention = preset(presets[code], block)
+                if name == "layer":
+                    retention = offloaded(retention, block, self.columns.offload)
                 early = self.on.software.stops_early
                 atoms.append(atom(block, prices, retention, entry, stops_early=early))
         row = place[self._variant, chosen] * len(keys) + combo

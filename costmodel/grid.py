@@ -186,6 +186,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         activation_bytes=activations,
         transient_bytes=working,
         parallel=rows.parallel,
+        offload=columns.offload,
         precision=rows.policy,
         moments=rows.job.moments,
         device=rows.on.device,

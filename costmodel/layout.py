@@ -8,10 +8,11 @@ for every layer. Nothing in it is a default that somebody else fills in later.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+from costmodel.offload import NOTHING, Offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Retention
 from profiles.errors import InvalidSpec
@@ -114,6 +115,7 @@ class Layout:
     gradient_format: str = "fp32"
     flash_attention: bool = True
     cp_kind: str = "ring"
+    offload: Offload = NOTHING  # of states; of activations, the layers' retention
 
     def __post_init__(self) -> None:
         if not self.stages:
@@ -122,6 +124,11 @@ class Layout:
             raise InvalidSpec("micro_batches and virtual_stages must be at least 1")
         if self.cp_kind not in CP_KINDS:
             raise InvalidSpec(f"cp_kind {self.cp_kind!r} is not one of {CP_KINDS}")
+        if self.offload.activations:
+            raise InvalidSpec(
+                "a layout offloads activations layer by layer, by their retention; its "
+                f"own offload is of states, not {self.offload}"
+            )
         spans = sorted({one for s in self.stages for one in s.mesh.ranks.spans})
         for before, after in pairwise(spans):
             if after[0] <= before[1]:
@@ -150,6 +157,22 @@ class Layout:
         """Ranks of all stages; two stages hold the same ones or none in common."""
         held = {stage.mesh.ranks for stage in self.stages}
         return sum(len(ranks) for ranks in held)
+
+    @cached_property
+    def away(self) -> Offload:
+        """States that are offloaded, and the tier of all that is, activations too.
+
+        Raises InvalidSpec if there is more than one.
+        """
+        plans = {id(plan): plan for stage in self.stages for plan in stage.plans}
+        tiers = {tier for plan in plans.values() for tier in plan.retention.tiers}
+        tiers |= {self.offload.tier} if self.offload.states else set()
+        if len(tiers) > 1:
+            raise InvalidSpec(
+                f"offloading to {' and to '.join(sorted(tiers))} at once is not "
+                "priced; choose one of them"
+            )
+        return replace(self.offload, tier=tiers.pop()) if tiers else self.offload
 
     def micro_batch(self, stage: Stage) -> int:
         """Sequences that one data-parallel rank of *stage* has in a micro-batch."""

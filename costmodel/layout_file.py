@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from costmodel.layout import ENDS, LayerPlan, Layout, Stage
+from costmodel.offload import Offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Retention
 from profiles.errors import InvalidSpec
@@ -40,6 +41,7 @@ def layout_document(layout: Layout) -> dict[str, Any]:
         "gradient_format": layout.gradient_format,
         "flash_attention": layout.flash_attention,
         "cp_kind": layout.cp_kind,
+        **_offload_document(layout.offload),
         "summary": layout.summary,
         "stages": [_stage_document(stage) for stage in layout.stages],
     }
@@ -56,6 +58,13 @@ def file_document(file: LayoutFile) -> dict[str, Any]:
         "profiles": list(file.profiles),
         "layout": layout_document(file.layout),
     }
+
+
+def _offload_document(offload: Offload) -> dict[str, str]:
+    """States that are not on the device; nothing where all are."""
+    if not offload.states:
+        return {}
+    return {"offload": str(offload), "offload_to": offload.tier}
 
 
 def _stage_document(stage: Stage) -> dict[str, Any]:

@@ -26,9 +26,10 @@ from costmodel.atoms import (
     recomputed_operators,
     shared_parameters,
 )
-from costmodel.data_parallel import DataParallel
-from costmodel.layout import LayerPlan, Layout, Mesh, Stage
+from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
+from costmodel.mesh_parallel import degrees_of, parallel_of
+from costmodel.offload import Offload
 from costmodel.retention import Retention, require_priced
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.stage import Part, StagePrice, stage_price
@@ -84,7 +85,7 @@ class _Kind:
     """Stages that are priced alike."""
 
     parts: tuple[tuple[int, _Wanted], ...]  # how many of what
-    mesh: tuple[int, int, int, int, int]  # tp, cp, dp, ZeRO level and group
+    mesh: tuple[int, int, int, int, int, int]  # tp, cp, dp, ZeRO level and group, pp
 
 
 @dataclass(kw_only=True)
@@ -157,20 +158,23 @@ def price_together(pricers: Iterable[LayoutPricer]) -> None:
     """
     groups: dict[object, list[LayoutPricer]] = defaultdict(list)
     for pricer in pricers:
-        precision, optimizer = pricer.layout.precision, pricer.job.optimizer
-        groups[id(pricer.machine), precision, optimizer].append(pricer)
+        with suppress(MeshwrightError):
+            layout, optimizer = pricer.layout, pricer.job.optimizer
+            key = (id(pricer.machine), layout.precision, optimizer, layout.away)
+            groups[key].append(pricer)
     for group in groups.values():
         with suppress(MeshwrightError):
             _price(group)
 
 
 def _price(pricers: Sequence[LayoutPricer]) -> None:
-    """Price layouts of one machine, precision and optimizer."""
+    """Price layouts of one machine, precision, optimizer and offloading of states."""
     first = pricers[0]
     batch = _Batch(
         machine=first.machine,
         precision=first.layout.precision,
         optimizer=first.job.optimizer,
+        offload=first.layout.away,
     )
     numbers = [batch.ask(pricer) for pricer in pricers]
     prices = batch.prices()
@@ -185,8 +189,13 @@ class _Batch:
     machine: Machine
     precision: Precision
     optimizer: str
+    offload: Offload
     _sites: dict[object, _Site] = field(default_factory=dict)
     _kinds: dict[_Kind, int] = field(default_factory=dict)
+
+    @property
+    def _shares_hosts(self) -> bool:
+        return self.offload.states or self.offload.tier == "nvme"
 
     def ask(self, pricer: LayoutPricer) -> list[int]:
         """The number of the kind of each of a layout's stages.
@@ -200,7 +209,7 @@ class _Batch:
             blocks = layers[first : first + len(stage.layers)]
             first += len(stage.layers)
             counts = Counter(zip(map(id, blocks), map(id, stage.plans), strict=True))
-            key = (tuple(counts.items()), _mesh(stage.mesh))
+            key = (tuple(counts.items()), degrees_of(stage.mesh))
             if key not in known:
                 kind = self._kind(pricer, stage, blocks, counts)
                 known[key] = self._kinds.setdefault(kind, len(self._kinds))
@@ -214,10 +223,11 @@ class _Batch:
         table, rows = _atoms(wanted, self.precision, self.machine)
         found = stage_price(
             _parts(kinds, table, rows),
-            _parallel(np.array([kind.mesh for kind in kinds]).T),
+            parallel_of(np.array([kind.mesh for kind in kinds]).T),
             self.precision,
             self.machine,
             self.optimizer,
+            self.offload,
         )
         columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
         return StagePrice(
@@ -249,7 +259,13 @@ class _Batch:
             parts[site, place, operator] -= 1
         return _Kind(
             tuple((count, part) for part, count in parts.items()),
-            (*_mesh(stage.mesh)[:3], _one_zero(stage), stage.mesh.dp_shard),
+            (
+                *degrees_of(stage.mesh)[:3],
+                _one_zero(stage),
+                stage.mesh.dp_shard,
+                # Who shares the hosts is asked for just where they do something.
+                pricer.layout.pp if self._shares_hosts else 1,
+            ),
         )
 
     def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
@@ -336,16 +352,6 @@ def _parts(
     return [(one, table.take(row)) for one, row in zip(counts, index, strict=True)]
 
 
-def data_parallel(mesh: Mesh, zero: int) -> DataParallel:
-    """The data-parallel side of a stage's mesh."""
-    return _parallel(np.array([*_mesh(mesh)[:3], zero, mesh.dp_shard]))
-
-
-def _parallel(columns: Array) -> DataParallel:
-    tp, cp, dp, zero, group = map(np.asarray, columns)
-    return DataParallel(tp=tp, cp=cp, dp=dp, zero=zero, zero_group=group)
-
-
 def _layers(pricer: LayoutPricer) -> tuple[Block, ...]:
     graph, layout = pricer.job.graph, pricer.layout
     named = tuple(name for stage in layout.stages for name in stage.layers)
@@ -370,10 +376,6 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
 
 def _place(layout: Layout, stage: Stage) -> Place:
     return stage.mesh.tp, stage.mesh.cp, layout.micro_batch(stage)
-
-
-def _mesh(mesh: Mesh) -> tuple[int, int, int, int]:
-    return mesh.tp, mesh.cp, mesh.dp, mesh.dp_shard
 
 
 def _has_both_holders(pricer: LayoutPricer, stage: Stage) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from costmodel.layout import ENDS, LayerPlan, Layout, Mesh, Stage
 from costmodel.layout_file import FORMAT, VERSION, LayoutFile, parse_layers
+from costmodel.offload import parse_offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Action, Retention, Treatment
 from profiles.errors import InvalidFile, InvalidSpec
@@ -50,9 +51,9 @@ def _layout(data: dict[str, Any], global_batch: int) -> Layout:
     _keys(
         data,
         "schedule virtual_stages micro_batches precision gradient_format "
-        "flash_attention cp_kind summary stages",
+        "flash_attention cp_kind offload offload_to summary stages",
         "layout",
-        "gradient_format flash_attention cp_kind summary",
+        "gradient_format flash_attention cp_kind offload offload_to summary",
     )
     stages = [
         _stage(_object(item, f"layout.stages[{index}]"), f"layout.stages[{index}]")
@@ -72,6 +73,10 @@ def _layout(data: dict[str, Any], global_batch: int) -> Layout:
             data.get("flash_attention", True), "layout.flash_attention"
         ),
         cp_kind=_text(data.get("cp_kind", "ring"), "layout.cp_kind"),
+        offload=parse_offload(
+            _text(data.get("offload", "none"), "layout.offload"),
+            _text(data.get("offload_to", "cpu"), "layout.offload_to"),
+        ),
     )
     assert layout.precision.name, "unknown precisions are refused on construction"
     _check_summary(layout, data.get("summary", {}))

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from costmodel.layout import Layout
+from costmodel.offload import offload_problems
 from costmodel.schedule import require_schedule
+from costmodel.software import shares_cores
 from costmodel.support import is_local
 from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster
@@ -28,6 +30,9 @@ def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
         yield from _shape(choice, spec, job)
     yield from _pipeline(choice, job)
     yield from _data(choice, job)
+    yield from offload_problems(
+        choice.offload, zero=choice.zero, on_host=shares_cores(cluster.device)
+    )
     yield from _cluster(choice, cluster)
 
 
@@ -59,6 +64,11 @@ def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
         precision=layout.precision_name,
     )
     found = [*_cluster(choice, cluster)]
+    found += offload_problems(
+        layout.offload,
+        zero=min(plan.zero for one in layout.stages for plan in one.plans),
+        on_host=shares_cores(cluster.device),
+    )
     if isinstance(job.spec, DecoderSpec):
         found += _shape(choice, job.spec, job)
     if found:

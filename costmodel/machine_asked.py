@@ -21,7 +21,7 @@ from profiles.device import Device
 from profiles.errors import Contradiction, Unsupported
 from profiles.job_options import JobOptions
 
-HIDDEN_SO_FAR: Final = ("grad", "param", "p2p")
+HIDDEN_SO_FAR: Final = ("grad", "param", "p2p", "offload")
 NO_OVERLAP: Final = "none (ranks communicate with the cores that compute)"
 OURS: Final = (DEFAULT, "fsdp2")  # whose operators are those that are measured
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data_parallel import DataParallel
+from costmodel.offload import NOTHING, Offload
 from profiles.device import Device
 from profiles.precision import Format, Precision
 from profiles.units import GiB
@@ -82,10 +83,13 @@ def memory(
     device: Device,
     fully_shard: bool = False,
     frozen_parameters: Any = 0.0,
+    offload: Offload = NOTHING,
 ) -> Memory:
     """Memory of a rank that holds *parameters* (per tp rank, before sharding).
 
-    *frozen_parameters* beside them have neither gradient nor optimizer state.
+    *frozen_parameters* beside them have neither gradient nor optimizer state. States
+    that *offload* names are on the host, and with an optimizer the gradients that ZeRO
+    has reduced (level 2 and up).
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
@@ -103,6 +107,11 @@ def memory(
     gradient = parameters * precision.gradient_bytes / parallel.shard_of(2)
     state = precision.master_bytes + moments * Format.FP32.bytes
     optimizer = parameters * state / parallel.shard_of(1)
+    if offload.parameters:
+        weight = np.zeros_like(weight)
+    if offload.optimizer:
+        optimizer = np.zeros_like(optimizer)
+        gradient = np.where(parallel.zero >= 2, 0.0, gradient)
     transient = transient_bytes + parameters * cache + gathered_bytes
     held = weight + gradient + optimizer + activation_bytes + transient
     shape = np.broadcast(held, np.asarray(ranks)).shape

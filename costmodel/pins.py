@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from costmodel.layout import CP_KINDS
+from costmodel.offload import TIERS
 from profiles.options import Function, collected, option
 from profiles.parameters import offload, one_of, real, some_of, text, whole
 
 _option = partial(option, "Layout")
 _degree = partial(_option, type=whole(), metavar="N")
 
-TIERS = ("cpu", "nvme")
 OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
 _MOST_IMBALANCE = 100_000.0
 _MOST_BUCKET_MB = 1_000_000.0

@@ -13,7 +13,8 @@ import numpy as np
 
 from costmodel.data_parallel import exchanges
 from costmodel.layout import Stage
-from costmodel.layout_price import LayoutPricer, data_parallel
+from costmodel.layout_price import LayoutPricer
+from costmodel.mesh_parallel import data_parallel
 from costmodel.sourced import Sourced
 from costmodel.stage import StagePrice
 from costmodel.step_work import accumulated, updated
@@ -80,6 +81,8 @@ def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     passes = pricer.work(stage).sourced + sync.of_micro_batch
     passes = passes + accumulated(parameters, parallel, precision, on, frozen=frozen)
     step = updated(parameters, parallel, precision, on, pricer.job.optimizer)
+    if pricer.layout.offload.optimizer:  # no sample is of a step on the host
+        step = Sourced(seconds=priced.step_s)
     return passes * float(pricer.layout.micro_batches) + sync.of_step + step
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from costmodel.legality import fuses_attention, require_legal
 from costmodel.machine import Machine
 from costmodel.machine_asked import machine_of, remarks_on
+from costmodel.offload import Offload, parse_offload
 from costmodel.pins import Pins
 from costmodel.profiled import Profile
 from costmodel.software import shares_cores
@@ -44,14 +45,23 @@ def refuse_unpriced(pins: Pins) -> None:
                 f"--{name} {getattr(pins, name)}: expert parallelism is not priced "
                 f"yet; leave --{name} out or set it to 1"
             )
-    if pins.offload not in (None, "none"):
-        raise Unsupported(
-            f"--offload {pins.offload} is not priced yet; leave it out (none)"
-        )
     if pins.imbalance not in (None, 1.0):
         raise Unsupported(
             f"--imbalance {pins.imbalance} is about experts, which are not priced yet"
         )
+
+
+def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
+    """What leaves the device; raises Contradiction for a place with nothing in it."""
+    found = parse_offload(pins.offload, pins.offload_to)
+    if found.anything and pins.offload_to is None:
+        assumed["offload_to"] = found.tier
+    if pins.offload_to is not None and not found.anything:
+        raise Contradiction(
+            f"--offload-to {pins.offload_to} says where, and nothing is offloaded; add "
+            "--offload optimizer, parameters or activations=RATIO"
+        )
+    return found
 
 
 def flash_default(cluster: Cluster) -> bool:
@@ -221,6 +231,7 @@ def _rest(
         ),
         precision=precision,
         gradient_format=gradient,
+        offload=offload_of(pins, assumed),
     )
 
 

@@ -16,7 +16,7 @@ from profiles.errors import InvalidSpec, UnknownName, Unsupported
 from profiles.graph import Block
 from profiles.operators import Kind
 
-EVERYTHING = "*"  # the whole layer: only its input is kept
+EVERYTHING = "*"  # what is not named; made again: the whole layer but its input
 
 
 class Action(StrEnum):
@@ -61,6 +61,18 @@ class Retention:
             for name, treatment in self.tensors.items()
             if treatment.action is Action.RECOMPUTE
         )
+
+    def away(self, name: str) -> float:
+        """The share of the kept tensor *name* that is offloaded; `*` is any other."""
+        found = self.tensors.get(name) or self.tensors.get(EVERYTHING)
+        offloads = found is not None and found.action is Action.OFFLOAD
+        return found.ratio if found is not None and offloads else 0.0
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Where tensors are offloaded to."""
+        treated = self.tensors.values()
+        return frozenset(item.tier for item in treated if item.tier is not None)
 
 
 KEEP_ALL = Retention()
@@ -108,13 +120,14 @@ def require_priced(retention: Retention, block: Block) -> None:
     known = {EVERYTHING, CORE}
     for operator in block.operators:
         known |= {operator.output.name, *(item.name for item in operator.saves)}
+    if block.entry is not None:
+        known.add(block.entry.name)
     for name, treatment in retention.tensors.items():
         if name not in known:
             raise UnknownName(f"tensor of a {block.name} layer", name, known)
-        if treatment.action in (Action.OFFLOAD, Action.COMPRESS):
+        if treatment.action is Action.COMPRESS:
             raise Unsupported(
-                f"{treatment.action.value} of {name} is not priced yet; keep or "
-                "recompute it"
+                f"compress of {name} is not priced yet; keep, recompute or offload it"
             )
 
 

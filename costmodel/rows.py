@@ -35,7 +35,7 @@ class Rows:
 
     @cached_property
     def parallel(self) -> DataParallel:
-        names = ("tp", "cp", "dp", "zero", "zero_group")
+        names = ("tp", "cp", "dp", "zero", "zero_group", "pp")
         return DataParallel(**{name: getattr(self.columns, name) for name in names})
 
     @cached_property
@@ -75,7 +75,10 @@ class Rows:
             atoms = (ends[0], layer, *ends[1:], shared)
             parts = list(zip(counts, atoms, strict=True))
             optimizer = self.job.optimizer
-            return stage_price(parts, self.parallel, self.policy, self.on, optimizer)
+            offload = self.columns.offload.of_states
+            return stage_price(
+                parts, self.parallel, self.policy, self.on, optimizer, offload
+            )
 
         return (
             stage(kinds.first, nothing + 1, whole),

@@ -28,9 +28,10 @@ class Software:
     """A framework. `*_host_us` are host microseconds to issue one operator of the graph
     forward, or backward (autograd's C++ thread, two products).
 
-    `overlap` names what is hidden: `grad`, `param`, `p2p`. `gradient_format` is what
-    16-bit training accumulates gradients in; `reduce` what travels: the accumulated
-    `gradient`, or `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32.
+    `overlap` names what is hidden: `grad`, `param`, `p2p`, `offload` (copies to a host
+    and back). `gradient_format` is what 16-bit training accumulates gradients in;
+    `reduce` what travels: the accumulated `gradient`, or `half-or-fp32`: fp16 gradients
+    as they are, bf16 ones as fp32.
     `stops_early`: full recompute ends when the last tensor that backward needs is made.
     Without `scatters_sends` every tp rank sends a pipeline's whole boundary tensor.
     `fully_shard`: ZeRO is PyTorch's, which keeps shards beside what it gathered.

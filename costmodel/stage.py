@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from costmodel.atoms import Atom
 from costmodel.data_parallel import DataParallel, exchanges, exposed_s
 from costmodel.machine import Machine
+from costmodel.offload import NOTHING, Offload
+from costmodel.offload_price import NO_WAITS, host_step, waits
 from costmodel.step_work import accumulated, updated
 from profiles.precision import Precision
 
@@ -28,7 +30,8 @@ class StagePrice:
     """One micro-batch through a stage, and its share of the step's end.
 
     `forward_s` and `backward_s` are whole passes: compute, recompute, exposed tensor,
-    context and data communication; the parts are those of the two passes together.
+    context and data communication, copies that are not hidden; the parts are those of
+    the two passes together.
     """
 
     forward_s: Array
@@ -38,9 +41,11 @@ class StagePrice:
     tensor_comm_s: Array
     context_comm_s: Array
     data_comm_s: Array
+    offload_s: Array
     reduce_s: Array
     gather_s: Array
     step_s: Array
+    step_copies_s: Array  # what of it an offloaded optimizer's copies take
     parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
@@ -63,8 +68,12 @@ def stage_price(
     precision: Precision,
     machine: Machine,
     optimizer: str,
+    offload: Offload = NOTHING,
 ) -> StagePrice:
-    """Price a stage that holds *parts*, for one rank of it; *optimizer* by name."""
+    """Price a stage that holds *parts*, for one rank of it; *optimizer* by name.
+
+    *offload* says where states are; what leaves of the activations is in the atoms.
+    """
     total = {
         name: _total(parts, name)
         for name in Atom.__dataclass_fields__
@@ -93,26 +102,56 @@ def stage_price(
         overlapped="grad" in overlap,
     )
     forward_s = total["forward_s"] + forward_exposed
+    backward_s = backward_compute + backward_exposed
+    copies, buffer = NO_WAITS, np.zeros(())
+    if offload.states or np.any(total["away_bytes"]):
+        copies = waits(
+            saved_away_bytes=total["away_bytes"],
+            weight_bytes=_weight_bytes(parameters, frozen, precision) / parallel.shards,
+            gradient_bytes=parameters * precision.gradient.bytes / parallel.shards,
+            forward_s=forward_s,
+            backward_s=backward_s,
+            parallel=parallel,
+            offload=offload,
+            machine=machine,
+        )
+        # One layer's copies are under way while the next one is at work.
+        buffer = np.minimum(2 * _most(parts, "away_bytes"), total["away_bytes"])
+    step_s = updated(parameters, parallel, precision, machine, optimizer).seconds
+    step_copies_s: Array = np.zeros(())
+    if offload.optimizer:
+        on_host = host_step(
+            parameters,
+            parallel,
+            precision,
+            machine,
+            optimizer,
+            offload=offload,
+            backward_s=backward_s,
+        )
+        step_s, step_copies_s = on_host.seconds, on_host.copies_s
     gather_s = sync.step_gather.seconds
     if "param" in overlap:  # behind the next step's first forward
         gather_s = exposed_s(gather_s, forward_s, layers, overlapped=True)
     return StagePrice(
-        forward_s=forward_s,
-        backward_s=backward_compute + backward_exposed,
+        forward_s=forward_s + copies.forward_s,
+        backward_s=backward_s + copies.backward_s,
         recompute_s=total["recompute_s"],
         recompute_comm_s=total["recompute_tensor_s"] + total["recompute_context_s"],
         tensor_comm_s=_passes(total, "tensor"),
         context_comm_s=_passes(total, "context"),
         data_comm_s=forward_exposed + backward_exposed,
+        offload_s=copies.forward_s + copies.backward_s,
         reduce_s=sync.step_reduce.seconds,
         gather_s=gather_s,
-        step_s=updated(parameters, parallel, precision, machine, optimizer).seconds,
+        step_s=step_s,
+        step_copies_s=step_copies_s,
         parameters=parameters,
         frozen_parameters=frozen,
         saved_bytes=total["saved_bytes"],
-        forward_working_bytes=_most(parts, "forward_working_bytes"),
-        backward_working_bytes=_most(parts, "backward_working_bytes"),
-        gathered_bytes=_gathered(parts, parallel, precision, machine),
+        forward_working_bytes=_most(parts, "forward_working_bytes") + buffer,
+        backward_working_bytes=_most(parts, "backward_working_bytes") + buffer,
+        gathered_bytes=_gathered(parts, parallel, precision, machine, offload),
         flops=total["flops"],
         recompute_flops=total["recompute_flops"],
     )
@@ -144,18 +183,23 @@ def _gathered(
     parallel: DataParallel,
     precision: Precision,
     machine: Machine,
+    offload: Offload,
 ) -> Array:
     """What is whole of layers that are sharded: ZeRO-3's parameters, of the layer in
-    use and the one prefetched; and, as `fully_shard` does it, from ZeRO-2 on the
-    gradient of a layer, as it was made and as it is sent."""
+    use and the one prefetched; and, as `fully_shard` does it and where the optimizer is
+    offloaded, from ZeRO-2 on the gradient of a layer, as made and as it is sent."""
     weights: Array = np.zeros(())
     for count, price in parts:
-        here = price.parameters * precision.parameter.bytes
-        here = here + price.frozen_parameters * precision.frozen_bytes
+        here = _weight_bytes(price.parameters, price.frozen_parameters, precision)
         weights = np.maximum(weights, np.where(np.asarray(count) > 0, here, 0))
     whole = np.where(parallel.zero == 3, 2 * weights, 0.0)
-    if not machine.software.fully_shard:
+    if not machine.software.fully_shard and not offload.optimizer:
         return whole
     gradients = 2 * _most(parts, "parameters") * precision.gradient_bytes
-    sharded = (parallel.zero >= 2) & (parallel.shards > 1)
+    shards = np.where(offload.optimizer, 2, parallel.shards)  # the host is one more
+    sharded = (parallel.zero >= 2) & (shards > 1)
     return whole + np.where(sharded, gradients, 0.0)
+
+
+def _weight_bytes(parameters: Array, frozen: Array, precision: Precision) -> Array:
+    return parameters * precision.parameter.bytes + frozen * precision.frozen_bytes

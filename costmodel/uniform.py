@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costmodel.layout import LayerPlan, Layout, Mesh, Stage
+from costmodel.offload import NOTHING, Offload, offloaded
 from costmodel.ranges import Ranges
 from costmodel.retention import KEEP_ALL, preset
 from costmodel.schedule import holders
@@ -36,6 +37,7 @@ class Uniform:
     flash_attention: bool = True
     precision: str = "bf16"
     gradient_format: str = "fp32"
+    offload: Offload = NOTHING
 
     @property
     def gpus(self) -> int:
@@ -122,6 +124,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
         gradient_format=choice.gradient_format,
         flash_attention=choice.flash_attention,
         cp_kind=choice.cp_kind,
+        offload=choice.offload.of_states,
     )
 
 
@@ -150,11 +153,19 @@ def _plans(
     block: Block = graph.block("layer")
     again = preset(choice.recompute, block)
     limit = len(layers) if choice.recompute_layers is None else choice.recompute_layers
-    kept = LayerPlan(sharding=sharding, zero=choice.zero, retention=KEEP_ALL)
-    redone = LayerPlan(sharding=sharding, zero=choice.zero, retention=again)
+    of_ends, kept, redone = (
+        LayerPlan(sharding=sharding, zero=choice.zero, retention=retention)
+        for retention in (
+            KEEP_ALL,
+            offloaded(KEEP_ALL, block, choice.offload),
+            offloaded(again, block, choice.offload),
+        )
+    )
     plans, numbered = [], 0
     for name in layers:
-        body = name.isdigit()
-        plans.append(redone if body and numbered < limit else kept)
-        numbered += body
+        if not name.isdigit():
+            plans.append(of_ends)
+            continue
+        plans.append(redone if numbered < limit else kept)
+        numbered += 1
     return tuple(plans)

@@ -55,6 +55,7 @@ class Axes:
             precision=problem.precision,
             gradient_format=problem.gradient_format,
             flash_attention=problem.flash_attention,
+            offload=problem.offload,
         )
 
     def tp(self) -> list[int]:
@@ -145,10 +146,12 @@ class Axes:
         level, group = self.pins.zero, self.pins.zero_group
         groups = [one for one in divisors(dp) if group in (None, one)]
         sharding = [one for one in groups if one * cp > 1]
-        if level and not sharding:  # asked for by name: the same thing, so called
-            sharding = groups
+        away = self.problem.offload
+        if away.states or (level and not sharding):
+            sharding = groups  # the host is one more; or asked for, so called
         found = [(0, 1)] if 1 in groups else []
         found += [(one, size) for one in (1, 2, 3) for size in sharding]
+        found = [one for one in found if one[0] == 3 or not away.parameters]
         return [
             (one, size)
             for one, size in found

@@ -60,6 +60,7 @@ def _nothing_executed(problem: Problem) -> Infeasible:
         precision=problem.precision,
         gradient_format=problem.gradient_format,
         flash_attention=problem.flash_attention,
+        offload=problem.offload,
     )
     reasons = refusals(alone, job) or ["no combination of degrees is left"]
     return _infeasible(

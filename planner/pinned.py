@@ -41,6 +41,8 @@ def require_consistent(problem: Problem) -> None:
         dp=problem.gpus,
         precision=problem.precision,
         flash_attention=problem.flash_attention,
+        offload=problem.offload,
+        zero=_fewest(problem),
     )
     unit = replace(problem.job, global_batch=problem.gpus)
     found = [*_between(problem), *violations(alone, unit, cluster)]
@@ -116,12 +118,19 @@ def _least(problem: Problem) -> Uniform:
         micro_batch=pins.micro_batch or 1,
         schedule="interleaved" if woven else "1f1b",
         virtual_stages=virtual if woven else 1,
+        zero=pins.zero if pins.zero is not None else _fewest(problem),
         zero_group=(pins.zero_group or 1) if pins.dp else 1,
         sequence_parallel=bool(pins.sequence_parallel) and (tp > 1 or bool(pins.tp)),
         cp_kind=pins.cp_kind or "ring",
         precision=problem.precision,
         flash_attention=problem.flash_attention,
+        offload=problem.offload,
     )
+
+
+def _fewest(problem: Problem) -> int:
+    """The level that a layout has where nobody says."""
+    return 3 if problem.offload.parameters else 1
 
 
 def _carried(problem: Problem) -> Uniform:

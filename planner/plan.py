@@ -9,6 +9,7 @@ from math import inf
 
 from costmodel.legality import violations
 from costmodel.machine import Machine, machine
+from costmodel.offload import parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local, refusals
@@ -58,6 +59,7 @@ def plan(
         gradient_format=where.software.gradient_format,
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
+        offload=parse_offload(fixed.offload, fixed.offload_to),
         objective=Objective(objective),
         executable=is_local(cluster) if executable is None else executable,
     )

@@ -16,6 +16,7 @@ from typing import Any
 
 from costmodel.estimate import Estimate, estimate
 from costmodel.machine import Machine
+from costmodel.offload import NOTHING, Offload
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Unsupported
@@ -69,6 +70,7 @@ class Problem:
     gradient_format: str
     flash_attention: bool
     memory_limit_bytes: float
+    offload: Offload = NOTHING
     objective: Objective = Objective.THROUGHPUT
     executable: bool = False
 

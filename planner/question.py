@@ -15,6 +15,7 @@ from costmodel.question import (
     default_precision,
     flash_default,
     job_of,
+    offload_of,
     refuse_unpriced,
 )
 from costmodel.support import is_local
@@ -121,6 +122,7 @@ def _problem(
         gradient_format=gradient,
         flash_attention=flash,
         memory_limit_bytes=where.device.capacity_bytes,
+        offload=offload_of(pins, assumed),
         objective=objective,
     )
 

@@ -129,4 +129,5 @@ class Space:
             precision=self.problem.precision,
             gradient_format=self.problem.gradient_format,
             flash_attention=self.problem.flash_attention,
+            offload=self.problem.offload,
         )

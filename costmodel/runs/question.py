@@ -17,6 +17,7 @@ from costmodel.runs.adapters import adapters_of
 from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
 from costmodel.runs.model import seq_len_of, spec_of
+from costmodel.runs.offload import offload_of
 from costmodel.runs.recompute import recompute_of
 from costmodel.runs.software import dropout_of, flash_of, software_of
 from costmodel.software import Software
@@ -100,10 +101,6 @@ class Questions:
 def refuse_unpriced(cells: Cells) -> None:
     """Raise Unsupported for what the cost model does not price yet."""
     cells.choice("task", TASKS)
-    if cells.word("offload") not in (None, "none"):
-        raise Unsupported(
-            f"offload={cells.word('offload')}: offloading is not priced yet; none is"
-        )
     if (cells.whole("ep") or 1) > 1:
         raise Unsupported(
             f"ep={cells.word('ep')}: expert parallelism is not priced yet; 1 is"
@@ -186,6 +183,7 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         flash_attention=flash_of(cells, where.cluster),
         precision=precision,
         gradient_format=software.gradient_format,
+        offload=offload_of(cells),
     )
 
 

@@ -98,7 +98,8 @@ def test_a_layout_file_gives_the_same_estimate(
     ("path", "value", "said"),
     [
         (("mesh", "tp"), 3, "40 heads"),
-        (("retention",), {"*": {"action": "offload", "tier": "cpu"}}, "not priced"),
+        (("retention",), {"*": {"action": "compress", "bits": 8}}, "not priced"),
+        (("retention",), {"*": {"action": "offload", "tier": "disk"}}, "cpu, nvme"),
         (("retention",), {"softmaxx": {"action": "recompute"}}, "softmaxx"),
     ],
 )
@@ -179,7 +180,8 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
         ((*ASKED, "--schedule", "zb-v"), "1f1b"),
         ((*ASKED, "--precision", "fp8"), "bf16"),
         ((*ASKED, "--recompute", "sqrt"), "selective"),
-        ((*ASKED, "--offload", "optimizer"), "not priced"),
+        ((*ASKED, "--offload", "parameters"), "--zero 3"),
+        ((*ASKED, "--offload-to", "nvme"), "nothing is offloaded"),
         ((*ASKED, "--ep", "2"), "not priced"),
         ((*ASKED, "--zero", "0", "--zero-group", "2"), "--zero-group"),
         ((*ASKED, "--sweep", "tp"), "AXIS"),

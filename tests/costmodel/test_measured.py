@@ -288,7 +288,7 @@ def test_ranks_of_a_cpu_hide_nothing() -> None:
     assert not where.hides(taken).any()
     gpu = machine(cluster("dgx-a100-80gb"))
     assert sends(taken, gpu).beside_s.tolist() == [1.0, 2.0]
-    assert gpu.software.overlap == {"grad", "param"}
+    assert gpu.software.overlap == {"grad", "param", "offload"}
 
 
 def test_sends_of_a_cpu_are_pipeline_communication() -> None:

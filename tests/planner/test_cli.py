@@ -213,7 +213,8 @@ def test_searches_are_compared(ask: Ask) -> None:
         ((*TINY, "--profile", "samples.json"), "cannot be read"),
         ((*TINY, "--time-limit", "0"), "--time-limit"),
         ((*TINY, "--top", "-1"), "--top"),
-        ((*TINY, "--offload", "optimizer"), "offload"),
+        ((*TINY, "--offload-to", "nvme"), "nothing is offloaded"),
+        ((*TINY, "--offload", "parameters", "--zero", "1"), "--zero 3"),
         ((*TINY, "--out", "no/such/folder/layout.json"), "no/such/folder"),
     ],
 )

@@ -120,7 +120,7 @@ def test_contradictions_say_why(said: dict[str, object], reason: str) -> None:
         ({"schedule": "interleaved", "pp": 1}, InvalidSpec, "pp >= 2"),
         ({"recompute": "mlp_up"}, Unsupported, "none, selective, cheap-ops, full"),
         ({"ep": 2}, Unsupported, "expert"),
-        ({"offload": "optimizer"}, Unsupported, "offload"),
+        ({"offload_to": "nvme"}, Contradiction, "nothing is offloaded"),
         ({"framework": "torch-titan"}, UnknownName, "framework"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.offload import Offload
 from costmodel.question import Question
 from costmodel.runs.cells import Cells
 from costmodel.runs.csv_table import Table
@@ -279,7 +280,9 @@ def test_a_cell_that_cannot_be_is_named(changes: dict[str, str], words: str) -> 
         ({"kind": "moe"}, "experts=?"),
         ({"kind": "hybrid"}, "kind=hybrid"),
         ({"attention": "mla"}, "attention=mla"),
-        ({"offload": "optimizer"}, "offload=optimizer"),
+        ({"offload": "weights"}, "offload 'weights' is not one of"),
+        ({"offload": "activations"}, "activations=RATIO"),
+        ({"offload": "parameters"}, "needs --zero 3, not 1"),
         ({"ep": "8"}, "ep=8"),
         ({"device": "mixed: V100+T4"}, "device='mixed: V100+T4'"),
         ({"recompute": None, "recompute_detail": "by chance"}, "recompute_detail="),
@@ -307,6 +310,25 @@ def test_fine_tuning_trains_what_the_recipe_of_its_framework_does() -> None:
     assert others == Adapters(rank=16)
     benchmark = asked({"task": "lora", "framework": "NeMo/Megatron-Core (MLPerf)"})
     assert benchmark.job.adapters == Adapters(rank=16, targets=("qkv", "projection"))
+
+
+def test_what_is_offloaded_is_read_with_its_ratio() -> None:
+    assert asked().choice.offload == Offload()
+    detail = "none + activation CPU offload ratio 0.355"
+    question = asked({"offload": "activations", "recompute_detail": detail})
+    assert question.choice.offload == Offload(activations=0.355)
+    assert question.assumed["offload_to"] == "cpu"
+    both = asked(
+        {
+            "offload": "optimizer+parameters",
+            "zero": "3",
+            "pp": "1",
+            "dp": "8",
+            "zero_group": "8",
+            "framework": "DeepSpeed",
+        }
+    )
+    assert both.choice.offload == Offload(optimizer=True, parameters=True)
 
 
 def test_words_of_a_partial_policy_are_understood() -> None:

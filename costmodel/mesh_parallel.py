@@ -1,0 +1,29 @@
+"""Data parallelism as a stage's mesh has it, for one stage or as arrays of many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data_parallel import DataParallel
+from costmodel.layout import Mesh
+
+Array = NDArray[Any]
+
+
+def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:
+    """The data-parallel side of a stage's mesh, one of *pp* ranks'."""
+    return parallel_of(np.array([*degrees_of(mesh)[:3], zero, mesh.dp_shard, pp]))
+
+
+def parallel_of(columns: Array) -> DataParallel:
+    """The same of rows: tp, cp, dp, ZeRO level and group, pp."""
+    tp, cp, dp, zero, group, pp = map(np.asarray, columns)
+    return DataParallel(tp=tp, cp=cp, dp=dp, zero=zero, zero_group=group, pp=pp)
+
+
+def degrees_of(mesh: Mesh) -> tuple[int, int, int, int]:
+    """tp, cp, dp and the ranks of a shard group."""
+    return mesh.tp, mesh.cp, mesh.dp, mesh.dp_shard
