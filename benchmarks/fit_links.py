@@ -36,6 +36,7 @@ _KINDS = {
     "nvswitch": "nvlink4",
     "xgmi": "xgmi",
     "pcie": "pcie",
+    "ici": "ici",
     "infiniband": "infiniband",
     "roce": "infiniband",
     "slingshot": "infiniband",
@@ -105,10 +106,32 @@ def all_links(folder: Path) -> LinkFile:
             residual=Residual(median=0.5, p90=1.0, points=0),
         ),
     }
+    found["ici"] = _torus(found["nvlink4"])
     for name in ("nvlink3", "nvlink4", "nvlink5"):
         found[f"{name}-mesh"] = _mesh(found[name])
     found |= _fabrics(folder, measured)
     return LinkFile(rates=found, kinds=_KINDS, default="ethernet")
+
+
+def _torus(switched: LinkRate) -> LinkRate:
+    """Links of a torus of TPUs, of which nothing is measured."""
+    return replace(
+        switched,
+        name="ici",
+        fraction=0.8,
+        send_fraction=round(0.8 / 6, 4),
+        exchange_fraction=0.4,
+        launch_s=1e-6,
+        hop_s=5e-8,
+        training=1.0,
+        source=(
+            "assumed: rings along all axes of a torus at once reach 0.8, one send "
+            "takes one of six links, an all-to-all crosses half a torus; 1 us a hop, "
+            "3 (k^1/3 - 1) hops for k chips"
+        ),
+        training_source="assumed: copies are the compiler's, beside the matrix units",
+        residual=Residual(median=0.5, p90=1.0, points=0),
+    )
 
 
 def _mesh(switched: LinkRate) -> LinkRate:

@@ -22,6 +22,7 @@ SOURCE: Final = "the table of runs"
 _HOP: Final = Figure(value=0.0, unit="us", source="not given; rates hold the latency")
 _SLOWEST_NVLINK: Final = 80.0  # GB/s one way: the P100's NVLink 1.0
 _PAIR: Final = 2
+TORUS: Final = "ici"
 
 
 def cluster_of(cells: Cells, gpus: int) -> Cluster:
@@ -32,6 +33,8 @@ def cluster_of(cells: Cells, gpus: int) -> Cluster:
     name = cells.word("cluster")
     on = _device(cells.word("device"))
     base = _catalogued(name, needed=on is None)
+    if base is None and name is None and on is not None:
+        base = _own(cells, on)
     if base is None:
         if on is None:
             raise cells.missing(
@@ -42,7 +45,7 @@ def cluster_of(cells: Cells, gpus: int) -> Cluster:
 
 
 def _device(name: str | None) -> Device | None:
-    if name is None:
+    if name is None or name.lower() == "unknown":
         return None
     if name.startswith("mixed"):
         raise Unsupported(
@@ -62,13 +65,23 @@ def _catalogued(name: str | None, *, needed: bool) -> Cluster | None:
         return None
 
 
+def _own(cells: Cells, on: Device) -> Cluster | None:
+    """The cluster that a device always comes in (TPUs): it has the device's name."""
+    found = _catalogued(on.name, needed=False)
+    if found is not None:
+        cells.assumed["cluster"] = found.name
+    return found
+
+
 def _overridden(cells: Cells, base: Cluster, on: Device | None) -> Cluster:
     island = base.island
     per_node = cells.whole("gpus_per_node") or island.domain
     intra = _figure(cells, "intra_node_gb_per_s", "GB/s", 1)
     inter = _figure(cells, "inter_node_gbit_per_s", "Gbit/s", per_node)
     levels = island.levels
-    if per_node != island.domain and len(levels) == _PAIR:
+    if levels[0].kind == TORUS:  # wider than a node: chips are linked, not hosts
+        island = replace(island, devices_per_node=per_node)
+    elif per_node != island.domain and len(levels) == _PAIR:
         levels = (replace(levels[0], devices=per_node), levels[1])
         island = replace(island, devices_per_node=per_node, levels=levels)
     if on is not None and on != island.device:

@@ -31,15 +31,21 @@ TASKS: Final = ("pretrain", "sft", "lora")
 LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
 MOST_GPUS: Final = 10_000_000
 MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simulated
-# ZeRO level where the cell is empty: FSDP shards everything; NeMo's recipes switch
-# Megatron-Core's distributed optimizer on; Megatron-LM (--use-distributed-optimizer)
-# and DeepSpeed ("stage": 0) leave it off.
-_ZERO: Final = {"fsdp2": 3, "composer": 3, "meshwright": 1, "megatron-core": 1}
+# ZeRO level where the cell is empty: FSDP and MaxText shard everything; NeMo's recipes
+# switch Megatron-Core's distributed optimizer on; Megatron-LM leaves it off
+# (--use-distributed-optimizer), and so does DeepSpeed ("stage": 0).
+_ZERO: Final = {
+    "fsdp2": 3,
+    "composer": 3,
+    "maxtext": 3,
+    "meshwright": 1,
+    "megatron-core": 1,
+}
 # Megatron-LM has one level beside a pipeline, and DeepSpeed's engine refuses others.
 _ONCE_A_STEP: Final = ("megatron-lm", "megatron-core", "megatron-deepspeed")
 # Without a pipeline these train on the whole batch at once unless told otherwise
 # (DeepSpeed's train_micro_batch_size_per_gpu, torchtitan's global_batch_size).
-_NO_ACCUMULATION: Final = ("fsdp2", "composer", "deepspeed")
+_NO_ACCUMULATION: Final = ("fsdp2", "composer", "deepspeed", "maxtext")
 _SEQUENCE_PARALLEL: Final = ("fsdp2", "meshwright")  # wherever tp > 1; others: off
 
 

@@ -17,6 +17,10 @@ DETAILS: Final = (
     ("op-level sac", "input_norm,rotary,projection,mlp_norm,activation"),
     ("per-op sac", "input_norm,rotary,projection,mlp_norm,activation"),
     ("toml default", "input_norm,rotary,projection,mlp_norm,activation"),
+    # MaxText's policies: products with weights are kept, all else is made again; with
+    # minimal_flash the attention core is kept too.
+    ("minimal_flash", "input_norm,rotary,mlp_norm,activation"),
+    ("minimal", "input_norm,rotary,attention,mlp_norm,activation"),
     ("not printed", None),
     ("none", "none"),
 )

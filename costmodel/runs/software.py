@@ -22,7 +22,7 @@ KERNELS: Final = {
 # --hidden-dropout and --attention-dropout of Megatron-LM (arguments.py), which
 # DeepSpeed's fork and OneFlow's port share; FSDP recipes train without.
 _MEGATRON_DROPOUT: Final = 0.1
-_WITHOUT_DROPOUT: Final = ("fsdp2", "composer", DEFAULT)
+_WITHOUT_DROPOUT: Final = ("fsdp2", "composer", "maxtext", DEFAULT)
 
 
 def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:

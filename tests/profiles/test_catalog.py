@@ -143,7 +143,8 @@ def test_a_cluster_is_sound(name: str) -> None:
     assert found.name == name == name.lower()
     assert found.source
     inner, outer = found.island.levels[0], found.island.levels[-1]
-    assert found.island.domain == found.island.devices_per_node
+    torus = found.island.levels[0].kind == "ici"  # wider than its hosts
+    assert torus or found.island.domain == found.island.devices_per_node
     assert inner.bytes_per_s >= outer.bytes_per_s, "the inner link is the faster"
     assert all(1e-6 <= level.latency_s <= 1e-4 for level in found.island.levels)
     written = json.loads(json.dumps(asdict(found)))

@@ -312,6 +312,27 @@ def test_fine_tuning_trains_what_the_recipe_of_its_framework_does() -> None:
     assert benchmark.job.adapters == Adapters(rank=16, targets=("qkv", "projection"))
 
 
+def test_a_tpu_comes_in_its_torus() -> None:
+    pod = {
+        "cluster": None,
+        "device": "TPU v4 (32GB)",
+        "gpus_per_node": None,
+        "intra_node_gb_per_s": None,
+        "inter_node_gbit_per_s": None,
+    }
+    question = asked({**pod, "framework": "MaxText (JAX)"})
+    assert question.assumed["cluster"] == "tpu-v4"
+    assert question.machine.software.name == "maxtext"
+    assert question.machine.island.domain == 4096
+    hosts = asked({**pod, "gpus_per_node": "4"})
+    assert hosts.machine.island.domain == 4096  # chips are linked, not hosts
+    assert hosts.machine.rates.kin == "generic"
+
+
+def test_an_unknown_device_is_a_missing_one() -> None:
+    assert "cluster is missing" in refused(device="unknown", cluster=None)
+
+
 def test_what_is_offloaded_is_read_with_its_ratio() -> None:
     assert asked().choice.offload == Offload()
     detail = "none + activation CPU offload ratio 0.355"
