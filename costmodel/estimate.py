@@ -106,13 +106,18 @@ class Answer:
         return self.hardware_flops_per_s_per_gpu / self.peak_flops_per_s
 
     @property
+    def interval_s(self) -> tuple[float, float]:
+        """p10 and p90 of the step's seconds."""
+        low, high = self.spread.step_time
+        return self.step_time_s * low, self.step_time_s * high
+
+    @property
     def interval(self) -> dict[str, Any]:
         """p10 and p90 from the calibration's residuals, and the odds of fitting."""
-        low, high = self.spread.step_time
         peak = self.peak_memory_bytes
         least, most = self.spread.peak_memory
         return {
-            "step_time_s": [self.step_time_s * low, self.step_time_s * high],
+            "step_time_s": list(self.interval_s),
             "peak_memory_bytes": [peak * least, peak * most],
             "probability_fits": self.spread.probability_below(
                 self.capacity_bytes / peak

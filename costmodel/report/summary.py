@@ -75,12 +75,19 @@ def oom_words(verdicts: Mapping[str, int]) -> str:
 
 def reasons(errors: Iterable[str], most: int = 12) -> list[str]:
     """Why rows have no price, most frequent first: the cell, or what is not priced."""
-    found = Counter(
-        error.partition(":")[0].partition(";")[0][:_LONGEST_REASON] for error in errors
-    )
+    found = Counter(map(reason, errors))
     lines = [f"{count:5,} × {reason}" for reason, count in found.most_common(most)]
     rest = sum(found.values()) - sum(count for _, count in found.most_common(most))
     return lines + ([f"{rest:5,} × other reasons"] if rest else [])
+
+
+def reason(error: str) -> str:
+    """An error without what is allowed and what to do.
+
+    >>> reason("seq_len is missing: fill it in")
+    'seq_len is missing'
+    """
+    return error.partition(":")[0].partition(";")[0][:_LONGEST_REASON]
 
 
 def _cell(name: str, value: float | None) -> str:

@@ -9,7 +9,7 @@ Runs are priced some thousand at a time, so that what they share is shared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ class Price:
 
     write: Callable[[], Mapping[str, Any]] = field(compare=False)
     step_time_s: float
+    interval_s: tuple[float, float]  # p10 and p90 of the step
     fits: bool
     peak_bytes: Mapping[str, float]  # device, reserved, allocated
 
@@ -47,6 +48,7 @@ class Priced:
     """A run and its price, or why it has none."""
 
     run: Run
+    question: Question | None = None
     price: Price | None = None
     error: str | None = None
 
@@ -127,6 +129,7 @@ def _kept(found: Estimate | MeshwrightError) -> Price | str:
     return Price(
         write=found.answer.document,
         step_time_s=found.step_time_s,
+        interval_s=found.interval_s,
         fits=found.fits,
         peak_bytes={
             "device": found.peak_memory_bytes,
@@ -139,7 +142,8 @@ def _kept(found: Estimate | MeshwrightError) -> Price | str:
 def _priced(asked: Asked, found: Price | str) -> Priced:
     if isinstance(found, str) or asked.question is None:
         return Priced(run=asked.run, error=str(found))
-    return Priced(run=asked.run, price=_own(found, asked.question))
+    price = _own(found, asked.question)
+    return Priced(run=asked.run, question=asked.question, price=price)
 
 
 def _own(found: Price, question: Question) -> Price:
@@ -152,9 +156,4 @@ def _own(found: Price, question: Question) -> Price:
             "warnings": list(question.warnings),
         }
 
-    return Price(
-        write=write,
-        step_time_s=found.step_time_s,
-        fits=found.fits,
-        peak_bytes=found.peak_bytes,
-    )
+    return replace(found, write=write)

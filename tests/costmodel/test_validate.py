@@ -40,11 +40,20 @@ GPT = {
 }
 
 
+COMPLETE = {
+    **dict.fromkeys(("tp", "pp"), "1"),
+    **dict.fromkeys(("gpus", "global_batch"), "8"),
+    "model": "gpt-13b",
+    "cluster": "dgx-a100-80gb",
+}
+
+
 def price(step_time_s: float, *, fits: bool = True, peak_gib: float = 10.0) -> Price:
     peak = {"device": 3.0, "reserved": 2.0, "allocated": 1.0}
     return Price(
         write=lambda: {"step_time_s": step_time_s},
         step_time_s=step_time_s,
+        interval_s=(step_time_s * 0.9, step_time_s * 1.1),
         fits=fits,
         peak_bytes={kind: peak_gib * share * GiB for kind, share in peak.items()},
     )
@@ -56,7 +65,7 @@ def compared(
     asked: Mapping[str, str] | None = None,
     kept: Mapping[str, str] | None = None,
 ) -> Compared:
-    base = {"tp": "1", "pp": "1", "recompute": "none", **(asked or {})}
+    base = {**COMPLETE, "recompute": "none", **(asked or {})}
     cells = {name: text for name, text in base.items() if text}
     run = Run(row=0, asked=cells, measured={}, kept=kept or {})
     return Compared(
@@ -96,11 +105,17 @@ def test_a_figure_that_nothing_tells_is_none() -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        {"task": "sft"},
+        {"task": "lora"},
         {"kind": "hybrid"},
         {"offload": "activations"},
         {"tp": ""},
         {"pp": ""},
+        {"global_batch": ""},
+        {"gpus": ""},
+        {"model": "nobody's"},
+        {"device": "mixed", "cluster": ""},
+        {"device": "", "cluster": ""},
+        {"recompute": "", "recompute_detail": "some blocks"},
     ],
 )
 def test_some_runs_are_priced_but_do_not_count(asked: dict[str, str]) -> None:
