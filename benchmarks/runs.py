@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from costmodel.runs.prices import ask_runs, price_asked, price_runs
 from costmodel.runs.run import read_runs
-from costmodel.validate import compare, document
+from costmodel.validate import compare, document, whole_summary
 
 _T = TypeVar("_T")
 
@@ -36,7 +36,8 @@ def main(arguments: list[str]) -> int:
     asked = timed("asked", len(runs), lambda: ask_runs(runs))
     timed("priced as asked", len(runs), lambda: list(price_asked(asked)))
     compared = timed("compared", len(runs), lambda: list(compare(runs)))
-    timed("documents", len(runs), lambda: document(compared))
+    summary = timed("summary", len(runs), lambda: whole_summary(compared))
+    timed("documents", len(runs), lambda: document(compared, summary))
     passes = sum(
         2 * item.layout.micro_batches * len(item.layout.stages)
         for item in asked

@@ -2,8 +2,8 @@
 
     MESHWRIGHT_DATA=<folder> python -m benchmarks.validate [FILE.csv]
 
-FILE.csv is runs.csv of the folder unless given. Tables: by source, by device and by
-framework; then rows a second, pricing alone.
+FILE.csv is runs.csv of the folder unless given. Tables: by source, device, framework
+and feature; then rows a second, pricing alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from collections import Counter
 from pathlib import Path
 from statistics import NormalDist, quantiles
 
+from costmodel.compared import Compared
 from costmodel.rates import rates_of
-from costmodel.report.summary import errors_table, oom_words, reasons
+from costmodel.report.summary import errors_table, reasons, whole_words
 from costmodel.runs.run import read_runs
-from costmodel.validate import Compared, compare, grouped, summary
+from costmodel.validate import compare, whole_summary
 from profiles.catalog import device
 from profiles.terminal import console
 
@@ -75,12 +76,13 @@ def _by_source(sizes: list[tuple[str, float]]) -> float:
 
 def _show(compared: list[Compared]) -> None:
     screen = console()
-    whole = summary(compared)
+    whole = whole_summary(compared)
     for column in ("source", "device", "framework"):
-        parts = {**grouped(compared, column), "all": whole}
+        parts = {**whole[f"by_{column}"], "all": whole}
         screen.print(errors_table(column, parts), "")
-    screen.print(oom_words(whole["oom"]))
-    for line in reasons(item.error for item in compared if item.error):
+    for name, parts in whole["by_feature"].items():
+        screen.print(errors_table(name, parts), "")
+    for line in (*whole_words(whole), *reasons(whole["not_priced"])):
         screen.print(line)
 
 

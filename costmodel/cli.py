@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     help="How FLOPs are counted: megatron, causal (half of attention) or palm.  "
     "[default: megatron]",
 )
-@click.option("--report", type=path, hidden=True)
+@click.option(
+    "--report", type=path, metavar="FILE.html", help="Write a page about --runs."
+)
 @click.option("--inference", is_flag=True, hidden=True)
 def simulate(
     file: Path | None,
@@ -70,16 +72,17 @@ def simulate(
 
     Give a layout file, or a model with layout options; or a table of runs.
     """
-    for name, asked in (("--report", report), ("--inference", inference)):
-        if asked:
-            raise Unsupported(f"{name} is not part of this version; leave it out")
+    if inference:
+        raise Unsupported("--inference is not part of this version; leave it out")
+    if report is not None and runs is None:
+        raise Contradiction("--report is the page of a table of runs; give --runs too")
     if convention is not None and (runs is not None or sweep):
         raise Contradiction(
             "--flops-convention counts the FLOPs of one layout; leave it out of "
             "--runs and --sweep"
         )
     if runs is not None:
-        _runs(runs, file, job, pins, as_json=as_json)
+        _runs(runs, file, job, pins, report, as_json=as_json)
     elif sweep:
         if file is not None:
             raise Contradiction("--sweep changes layout options, not a layout file")
@@ -254,17 +257,32 @@ def _sweep(
 
 
 def _runs(
-    runs: Path, file: Path | None, job: JobOptions, pins: Pins, *, as_json: bool
+    runs: Path,
+    file: Path | None,
+    job: JobOptions,
+    pins: Pins,
+    report: Path | None,
+    *,
+    as_json: bool,
 ) -> None:
-    from costmodel.validate import compare_file, summary_table
+    from costmodel.runs.run import read_runs
+    from costmodel.validate import compare, document, whole_summary
 
     if file is not None or given(job) or given(pins):
         raise Contradiction(
             "--runs prices each row by its own cells; leave the layout file and the "
             "model and layout options out"
         )
-    document = compare_file(runs)
+    compared = list(compare(read_runs(runs)))
+    summary = whole_summary(compared)
+    if report is not None:
+        from costmodel.report.runs_page import runs_page
+        from profiles.documents import write_text
+
+        write_text(report, runs_page(f"Estimates of {runs.name}", compared, summary))
     if as_json:
-        emit_json(document)
-    else:
-        console().print(summary_table(document))
+        emit_json(document(compared, summary))
+        return
+    from costmodel.report.summary import summary_view
+
+    console().print(summary_view(summary))

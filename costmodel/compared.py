@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from costmodel.features import features
-from costmodel.left_out import LeftOut, left_out, same_run
+from costmodel.left_out import LeftOut, left_out
 from costmodel.runs.cells import Cells
 from costmodel.runs.model import catalogued
 from costmodel.runs.prices import Priced
@@ -84,10 +84,10 @@ class Compared:
     @cached_property
     def left_out(self) -> LeftOut | None:
         """What coefficients fitted without it say, if it counts and they are known."""
-        known = left_out().get(self.run.cell("id"))
-        if known is None or not self.times or not same_run(known, self.times[1]):
+        known = left_out().get(self.run.row)
+        if known is None or not self.times:
             return None
-        return known
+        return known if known.is_of(self.times[0] / self.times[1]) else None
 
     @cached_property
     def features(self) -> Mapping[str, str]:

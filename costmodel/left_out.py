@@ -1,16 +1,15 @@
 """Errors of runs that the fit never saw: without their family, without their source.
 
-`data/left_out.csv` has one line a run that counts, as `benchmarks/fit_runs.py` writes
-it: its `id`, the measured seconds, and those estimated by coefficients fitted to all
-runs (`fit_s`), to all but its family's, and to all but its source's. What was measured
-is there so that no other table's rows are taken for these.
+`data/left-out.csv` has a line for each run, as `benchmarks/fit_runs.py` writes it: its
+row in the published table, and estimated over measured seconds of a step by coefficients
+fitted to all runs (`fit`), to all but its family's, and to all but its source's.
 """
 
 from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,26 +18,23 @@ from typing import Final
 
 from profiles.errors import InvalidFile
 
-PATH: Final = Path(__file__).parent / "data" / "left_out.csv"
-COLUMNS: Final = (
-    "id",
-    "measured_s",
-    "fit_s",
-    "without_family_s",
-    "without_source_s",
-)
-SAME: Final = 1e-3  # relative; more is another run
+PATH: Final = Path(__file__).parent / "data" / "left-out.csv"
+COLUMNS: Final = ("row", "fit", "without_family", "without_source")
+SAME: Final = 0.1  # an estimate farther from `fit` is of another table, or model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """One run: what was measured, and three estimates of it. Seconds of a step."""
+    """One run: estimated over measured seconds, by three fits."""
 
-    id: str
-    measured_s: float
-    fit_s: float
-    without_family_s: float
-    without_source_s: float
+    row: int
+    fit: float
+    without_family: float
+    without_source: float
+
+    def is_of(self, ratio: float) -> bool:
+        """Whether this is the run that is estimated at *ratio* of what it took."""
+        return abs(ratio / self.fit - 1) <= SAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +47,8 @@ class Errors:
     by_source: float | None  # the mean over sources of their means
 
 
-def read_left_out(path: Path = PATH) -> Mapping[str, LeftOut]:
-    """The runs of the file by id; none if it is not there.
+def read_left_out(path: Path = PATH) -> Mapping[int, LeftOut]:
+    """The runs of the file by row; none if it is not there.
 
     Raises InvalidFile for another table.
     """
@@ -64,43 +60,27 @@ def read_left_out(path: Path = PATH) -> Mapping[str, LeftOut]:
             raise InvalidFile(f"{path} must have the columns {', '.join(COLUMNS)}")
         try:
             found = [_run(row) for row in table]
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise InvalidFile(f"{path}: {error}") from error
-    return {item.id: item for item in found}
+    return {item.row: item for item in found}
 
 
 @lru_cache(maxsize=1)
-def left_out() -> Mapping[str, LeftOut]:
+def left_out() -> Mapping[int, LeftOut]:
     """Those of the coefficients in use."""
     return read_left_out()
 
 
-def written(runs: Iterable[LeftOut]) -> str:
-    """The file's text."""
-    lines = [",".join(COLUMNS)]
-    lines += [
-        f"{run.id},{run.measured_s:.6g},{run.fit_s:.6g},{run.without_family_s:.6g},"
-        f"{run.without_source_s:.6g}"
-        for run in runs
-    ]
-    return "\n".join(lines) + "\n"
+def errors_of(runs: Iterable[tuple[str, float]]) -> Errors:
+    """Of runs as (source, estimated over measured).
 
-
-def same_run(run: LeftOut, measured_s: float) -> bool:
-    """Whether *run* is the one that took *measured_s*."""
-    return abs(run.measured_s / measured_s - 1) <= SAME
-
-
-def errors_of(runs: Iterable[tuple[str, float, float]]) -> Errors:
-    """Of runs as (source, estimated, measured).
-
-    >>> errors_of([("a", 1.1, 1.0), ("a", 1.0, 1.0), ("b", 1.2, 1.0)]).rows
+    >>> errors_of([("a", 1.1), ("a", 1.0), ("b", 0.8)]).rows
     3
     """
     sizes: dict[str, list[float]] = defaultdict(list)
-    for source, estimated, measured in runs:
-        sizes[source].append(abs(estimated / measured - 1))
-    every: Sequence[float] = [size for found in sizes.values() for size in found]
+    for source, ratio in runs:
+        sizes[source].append(abs(ratio - 1))
+    every = [size for found in sizes.values() for size in found]
     if not every:
         return Errors(rows=0, mean=None, median=None, by_source=None)
     return Errors(
@@ -112,5 +92,5 @@ def errors_of(runs: Iterable[tuple[str, float, float]]) -> Errors:
 
 
 def _run(row: Mapping[str, str]) -> LeftOut:
-    seconds = {name: float(row[name]) for name in COLUMNS[1:]}
-    return LeftOut(id=row["id"], **seconds)
+    ratios = {name: float(row[name]) for name in COLUMNS[1:]}
+    return LeftOut(row=int(row["row"]), **ratios)

@@ -11,7 +11,7 @@ kernels, precision and framework, and has four runs or more: they differ in layo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -20,7 +20,7 @@ from typing import Any, Final
 from costmodel.compared import Compared, compared_with
 from costmodel.left_out import errors_of
 from costmodel.rank_order import Groups, kendall_tau, mean, over_groups, regret
-from costmodel.report.summary import reason, summary_table
+from costmodel.report.summary import reason
 from costmodel.runs.prices import price_runs
 from costmodel.runs.run import Run, read_runs
 
@@ -34,7 +34,7 @@ __all__ = [
     "kendall_tau",
     "regret",
     "summary",
-    "summary_table",
+    "whole_summary",
 ]
 GROUP: Final = (
     "family",
@@ -54,7 +54,8 @@ def compare_file(path: Path) -> dict[str, Any]:
 
     Raises InvalidFile for a file that is no table of runs.
     """
-    return document(list(compare(read_runs(path))))
+    compared = list(compare(read_runs(path)))
+    return document(compared, whole_summary(compared))
 
 
 def compare(runs: Iterable[Run]) -> Iterable[Compared]:
@@ -62,8 +63,8 @@ def compare(runs: Iterable[Run]) -> Iterable[Compared]:
     return (compared_with(item) for item in price_runs(runs))
 
 
-def document(compared: Sequence[Compared]) -> dict[str, Any]:
-    """Every run with its estimate or error, and the summary."""
+def document(compared: Sequence[Compared], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Every run with its estimate or error, and the summary that was *found*."""
     return {
         "runs": [
             {
@@ -75,7 +76,7 @@ def document(compared: Sequence[Compared]) -> dict[str, Any]:
             }
             for item in compared
         ],
-        "summary": whole_summary(compared),
+        "summary": dict(found),
     }
 
 
@@ -110,8 +111,8 @@ def summary(compared: Sequence[Compared]) -> dict[str, Any]:
         "step_time_median_ape": median(map(abs, step)) if step else None,
         "step_time_mape_by_source": _by_source(counted),
         "step_time_bias": mean(step),
-        "without_family": _without(counted, "without_family_s"),
-        "without_source": _without(counted, "without_source_s"),
+        "without_family": _without(counted, "without_family"),
+        "without_source": _without(counted, "without_source"),
         "inside_interval": mean([float(_inside(item)) for item in counted]),
         "kendall_tau": tau.by_source,
         "kendall_tau_by_group": tau.by_group,
@@ -172,7 +173,7 @@ def _groups(counted: Iterable[Compared]) -> Groups:
 def _by_source(counted: Iterable[Compared]) -> float | None:
     """The mean over sources of their mean error."""
     return errors_of(
-        (source, *item.times)
+        (source, item.times[0] / item.times[1])
         for item in counted
         for source in [item.run.cell("source")]
         if item.times and not source.startswith(REPORTED)
@@ -183,7 +184,7 @@ def _without(counted: Iterable[Compared], name: str) -> dict[str, Any]:
     """Errors where the fit did not see a run's family, or its source."""
     return asdict(
         errors_of(
-            (item.run.cell("source"), getattr(known, name), known.measured_s)
+            (item.run.cell("source"), getattr(known, name))
             for item in counted
             for known in [item.left_out]
             if known is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -23,22 +23,44 @@ _LONGEST: Final = 36
 _LONGEST_REASON: Final = 80
 
 
-def summary_table(document: Mapping[str, Any]) -> Group:
+def summary_view(summary: Mapping[str, Any]) -> Group:
     """What `simulate --runs` shows: errors by source, verdicts, why rows lack a price.
 
-    *document* is that of `validate.compare_file`.
+    *summary* is that of `validate.whole_summary`.
     """
     from rich.console import Group
     from rich.text import Text
 
-    summary = document["summary"]
-    errors = (run["error"] for run in document["runs"] if run["error"])
     return Group(
         errors_table("source", {**summary["by_source"], "all": summary}),
         Text(),
-        Text(oom_words(summary["oom"])),
-        *(Text(line) for line in reasons(errors)),
+        *(Text(line) for line in whole_words(summary)),
+        *(Text(line) for line in reasons(summary["not_priced"])),
     )
+
+
+def whole_words(summary: Mapping[str, Any]) -> list[str]:
+    """What the table by source does not say."""
+    priced = f"{summary['complete_priced']:,} of {summary['complete']:,}"
+    error = _cell("", summary["step_time_mape_by_source"])
+    inside = _cell("", summary["inside_interval"])
+    tau = _cell("kendall_tau", summary["kendall_tau_by_group"])
+    regret = _cell("", summary["regret_by_group"])
+    lines = [
+        f"priced, of rows that say shape, layout, batch and cluster: {priced}",
+        f"mean error over sources: {error}; inside p10-p90: {inside}",
+        f"over {summary['groups']} groups: tau {tau}, regret {regret}",
+        oom_words(summary["oom"]),
+    ]
+    for name in ("family", "source"):
+        left = summary[f"without_{name}"]
+        if left["rows"]:
+            lines.append(
+                f"by fits without a run's {name}: mean {_cell('', left['mean'])}, "
+                f"median {_cell('', left['median'])}, over sources "
+                f"{_cell('', left['by_source'])} ({left['rows']:,} rows)"
+            )
+    return lines
 
 
 def errors_table(title: str, parts: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -73,9 +95,9 @@ def oom_words(verdicts: Mapping[str, int]) -> str:
     )
 
 
-def reasons(errors: Iterable[str], most: int = 12) -> list[str]:
+def reasons(counts: Mapping[str, int], most: int = 12) -> list[str]:
     """Why rows have no price, most frequent first: the cell, or what is not priced."""
-    found = Counter(map(reason, errors))
+    found = Counter(counts)
     lines = [f"{count:5,} × {reason}" for reason, count in found.most_common(most)]
     rest = sum(found.values()) - sum(count for _, count in found.most_common(most))
     return lines + ([f"{rest:5,} × other reasons"] if rest else [])

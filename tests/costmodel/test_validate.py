@@ -12,13 +12,11 @@ import pytest
 
 from costmodel.layout import Layout
 from costmodel.runs.prices import Price, Priced
-from costmodel.runs.run import MEASURED, NAMES, Run, read_runs
+from costmodel.runs.run import MEASURED, NAMES, Run
 from costmodel.uniform import Uniform, spell_out
 from costmodel.validate import (
     Compared,
-    compare,
     compare_file,
-    document,
     errors,
     grouped,
     kendall_tau,
@@ -267,7 +265,7 @@ def test_equal_questions_are_priced_once(
     monkeypatch.setattr("costmodel.runs.prices.spell_out", counting)
     said = {**GPT, "micro_batch": "1"}
     rows = [said, said, {**said, "virtual_stages": "1"}, {**said, "micro_batch": "2"}]
-    found = document(list(compare(read_runs(written(tmp_path, rows)))))
+    found = compare_file(written(tmp_path, rows))
     assert len(spelled_out) == 2
     assert "virtual_stages" in found["runs"][0]["estimate"]["assumed"]
     assert "virtual_stages" not in found["runs"][2]["estimate"]["assumed"]
