@@ -1,7 +1,7 @@
 """Errors of runs that the fit never saw: without their family, without their source.
 
-`data/left-out.csv` has a line for each run, as `benchmarks/fit_runs.py` writes it: its
-row in the published table, and estimated over measured seconds of a step by coefficients
+`data/left-out.csv` has a line a run, as `benchmarks/fit_runs.py` writes it: its row in
+the published table, and estimated over measured seconds of a step by coefficients
 fitted to all runs (`fit`), to all but its family's, and to all but its source's.
 """
 
