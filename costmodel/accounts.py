@@ -18,7 +18,7 @@ from costmodel.action import Kind
 from costmodel.data_parallel import buckets_of
 from costmodel.layout import Layout
 from costmodel.machine import Machine
-from costmodel.memory import Memory, memory
+from costmodel.memory import Memory, memory, pipeline_buffers
 from costmodel.mesh_parallel import data_parallel
 from costmodel.schedule import COMPUTE
 from costmodel.stage import StagePrice
@@ -120,7 +120,8 @@ class Accounts:
         return memory(
             parameters=self._by_rank(self.stages.parameters),
             gathered_bytes=gathered,
-            activation_bytes=timeline.in_flight_at_peak() @ self.stages.saved_bytes,
+            activation_bytes=(timeline.in_flight_at_peak() @ self.stages.saved_bytes)
+            * pipeline_buffers(self.on, layout.pp),
             transient_bytes=working,
             parallel=data_parallel(first.mesh, first.plans[0].zero, layout.pp),
             precision=layout.precision,
@@ -128,6 +129,7 @@ class Accounts:
             device=self.on.device,
             ranks=np.asarray(layout.gpus),
             fully_shard=self.on.software.fully_shard,
+            footprint=self.on.software.footprint,
             frozen_parameters=self._by_rank(self.stages.frozen_parameters),
             offload=layout.offload,
         ).each()

@@ -86,7 +86,9 @@ def atom(
     again = recomputed_operators(block, retention.recomputed, stops_early=stops_early)
     forward = _sum([price.forward for price in prices.values()])
     backward = _sum([price.backward for price in prices.values()])
-    repeated = _sum([prices[name].forward for name in again])
+    repeated = _sum(
+        [prices[name].forward * _share(block, name, retention) for name in again]
+    )
     saved, away, dropped = _saved(block, prices, retention, entry_bytes)
     widest = _most(
         [price.output_bytes + price.input_bytes for price in prices.values()]
@@ -182,8 +184,13 @@ def _saved(
         share = retention.away(block.entry.name) if block.entry is not None else 0.0
         entry = np.asarray(entry_bytes)
         return (1 - share) * entry, share * entry, everything
+    copies = _copies_of(block, wanted)
     dropped = sum(
-        (size for name, size in tensors.items() if name in wanted), start=_ZERO
+        (
+            size * (1.0 if name in copies else retention.share(name))
+            for name, size in tensors.items()
+        ),
+        start=_ZERO,
     )
     if not retention.tiers:
         return everything - dropped, _ZERO, dropped
@@ -191,6 +198,19 @@ def _saved(
         (retention.away(name) * size for name, size in tensors.items()), start=_ZERO
     )
     return everything - dropped - away, away, dropped
+
+
+def _share(block: Block, name: str, retention: Retention) -> float:
+    """How much of an operator that runs again does; whole where all runs again."""
+    return retention.share(block.operator(name).output.name) or 1.0
+
+
+def _copies_of(block: Block, wanted: frozenset[str]) -> frozenset[str]:
+    """What operators keep of their own making goes where their output does."""
+    makers = [item.name for item in block.operators if item.output.name in wanted]
+    return frozenset(
+        f"{name}_{part}" for name in makers for part in ("copies", "gate")
+    )
 
 
 def _sum(works: list[Work]) -> Work:

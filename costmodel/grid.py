@@ -20,7 +20,7 @@ from costmodel.data_parallel import buckets_of
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.in_flight import peak_in_flight
 from costmodel.machine import Machine
-from costmodel.memory import memory
+from costmodel.memory import memory, pipeline_buffers
 from costmodel.placement import always_crosses
 from costmodel.rows import Rows
 from costmodel.stage import StagePrice
@@ -183,7 +183,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
     pieces = memory(
         parameters=rows.on_rank(end, "parameters"),
         gathered_bytes=end.gathered_bytes,
-        activation_bytes=activations,
+        activation_bytes=activations * pipeline_buffers(rows.on, columns.pp),
         transient_bytes=working,
         parallel=rows.parallel,
         offload=columns.offload,
@@ -192,6 +192,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         device=rows.on.device,
         ranks=columns.gpus,
         fully_shard=rows.on.software.fully_shard,
+        footprint=rows.on.software.footprint,
         frozen_parameters=rows.on_rank(end, "frozen_parameters"),
     )
     return pieces.total

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data_parallel import DataParallel
+from costmodel.footprint import PLAIN, Footprint
+from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from profiles.device import Device
 from profiles.precision import Format, Precision
@@ -26,9 +28,9 @@ Array = NDArray[Any]
 
 # "Usable: 79.15 of 80 GB minus 2-3 GiB (context, NCCL), 3 % fragmentation":
 # fitted on the public runs with memory figures (docs/cost-model.md, memory).
-FRAGMENTATION: Final = 0.03
+FRAGMENTATION: Final = 0.04
+STATE_FRAGMENTATION: Final = 0.04
 CONTEXT_BYTES: Final = 0.75 * GiB
-COMMUNICATOR_BYTES: Final = 1.5 * GiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,7 @@ def memory(
     ranks: Array,
     device: Device,
     fully_shard: bool = False,
+    footprint: Footprint = PLAIN,
     frozen_parameters: Any = 0.0,
     offload: Offload = NOTHING,
 ) -> Memory:
@@ -94,9 +97,12 @@ def memory(
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
     and communicators of its own size (a CPU process has neither). With *fully_shard*
-    ZeRO-1 and 2 keep each parameter's shard beside the whole one.
+    ZeRO-1 and 2 keep each parameter's shard beside the whole one. *footprint* says what
+    else the framework keeps.
     """
     weight = parameters * precision.parameter.bytes / parallel.shard_of(3)
+    if footprint.shards_are_masters and precision.master:
+        weight = np.where(parallel.zero == 3, 0.0, weight)
     if fully_shard and not precision.master:  # the shards are its masters
         level = (parallel.zero == 1) | (parallel.zero == 2)
         both = level & (parallel.shards > 1)
@@ -104,7 +110,9 @@ def memory(
         weight = weight + np.where(both, shard, 0.0)
     weight = weight + frozen_parameters * precision.frozen_bytes / parallel.shard_of(3)
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
-    gradient = parameters * precision.gradient_bytes / parallel.shard_of(2)
+    every, of_shard = footprint.gradient_bytes(precision)
+    gradient = parameters * every / parallel.shard_of(2)
+    gradient = gradient + parameters * of_shard / parallel.shard_of(1)
     state = precision.master_bytes + moments * Format.FP32.bytes
     optimizer = parameters * state / parallel.shard_of(1)
     if offload.parameters:
@@ -113,8 +121,14 @@ def memory(
         optimizer = np.zeros_like(optimizer)
         gradient = np.where(parallel.zero >= 2, 0.0, gradient)
     transient = transient_bytes + parameters * cache + gathered_bytes
-    held = weight + gradient + optimizer + activation_bytes + transient
+    buckets = np.minimum(footprint.bucket_elements, parameters) * (
+        min(every, Format.FP32.bytes) + precision.parameter.bytes
+    )
+    transient = transient + np.where(parallel.dp > 1, buckets, 0.0)
+    states, comes_and_goes = weight + gradient + optimizer, activation_bytes + transient
+    held = states + comes_and_goes
     shape = np.broadcast(held, np.asarray(ranks)).shape
+    communicators = _own(device, "communicator", footprint.communicator_gib * GiB)
     return Memory(
         parameters=np.broadcast_to(weight, shape),
         gradients=np.broadcast_to(gradient, shape),
@@ -122,14 +136,20 @@ def memory(
         activations=np.broadcast_to(activation_bytes, shape),
         transient=np.broadcast_to(transient, shape),
         communication=np.broadcast_to(
-            np.where(np.asarray(ranks) > 1, _own(device, "communicator"), 0.0), shape
+            np.where(np.asarray(ranks) > 1, communicators, 0.0), shape
         ),
-        reserve=FRAGMENTATION * np.broadcast_to(held, shape),
-        context=np.full(shape, _own(device, "context")),
+        reserve=np.broadcast_to(
+            STATE_FRAGMENTATION * states + FRAGMENTATION * comes_and_goes, shape
+        ),
+        context=np.full(shape, _own(device, "context", CONTEXT_BYTES)),
     )
 
 
-def _own(device: Device, kind: str) -> float:
-    """What *device* says of itself, or what a GPU needs."""
-    usual = {"context": CONTEXT_BYTES, "communicator": COMMUNICATOR_BYTES}
-    return device.extra[kind].si if kind in device.extra else usual[kind]
+def pipeline_buffers(on: Machine, pp: Any) -> Array:
+    """How many times the activations of 1F1B a pipeline of *pp* ranks holds."""
+    return np.where(np.asarray(pp) > 1, on.software.footprint.pipeline_buffers, 1.0)
+
+
+def _own(device: Device, kind: str, usual: float) -> float:
+    """What *device* says of itself, or what is *usual* on a GPU."""
+    return device.extra[kind].si if kind in device.extra else usual

@@ -10,6 +10,7 @@ Each pass as it was measured, where the machine has samples of it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from costmodel.attention_price import attention_kernel, attention_work
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
+from costmodel.footprint import Footprint
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
 from costmodel.placement import near_members
@@ -29,6 +31,7 @@ from costmodel.sharding import (
     forward_collectives,
     parameters,
     product_shape,
+    splits_columns,
     tensor_bytes,
     tokens,
 )
@@ -36,7 +39,7 @@ from costmodel.sourced import Sourced
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import Kind, Operator
-from profiles.precision import Precision
+from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
 _ZERO = np.zeros(())
@@ -48,7 +51,10 @@ MISALIGNED = 2.5
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
-UNFUSED_NORM_SAVED_BYTES = 6.0  # [derived] a token and unit of width
+UNFUSED_NORM_SAVED_BYTES = 10.0  # [derived] a token and unit of width
+# Bytes of a score that are alive in attention's backward beside what it keeps, 16 bits:
+# the gradients of the softmax and of its input; unfused, each in fp32 as well.
+WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
 _NOTHING = Sourced(seconds=_ZERO)
 
 
@@ -93,14 +99,13 @@ def operator_price(
         backward=backward,
         parameters=np.zeros_like(held) if operator.frozen else held,
         frozen_parameters=held if operator.frozen else np.zeros_like(held),
-        saved={
-            item.name: tensor_bytes(item, block, degrees, precision)
-            for item in operator.saves
-            if not item.internal
-        },
+        saved=_handed_on(operator, block, degrees, precision, machine),
         internal=_internal(operator, block, degrees, precision, machine),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
-        input_bytes=sum(sizes, start=_ZERO),
+        input_bytes=np.maximum(
+            sum(sizes, start=_ZERO),
+            _beside(operator, block, degrees, precision, machine),
+        ),
     )
 
 
@@ -191,6 +196,53 @@ def _traffic(
     return forward, backward if operator.has_backward else Work()
 
 
+def _handed_on(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> dict[str, Array]:
+    """Tensors that others made and this operator keeps."""
+    habits, number = machine.software.footprint, precision
+    if operator.kind is Kind.MATMUL and habits.saves_quantised:
+        fewer = min(precision.matmul.bytes, precision.activation.bytes)
+        share = fewer / precision.activation.bytes
+    else:
+        share = 1.0
+    if habits.keeps_gathered and splits_columns(operator):
+        degrees = replace(degrees, sequence_parallel=False)
+    return {
+        item.name: tensor_bytes(item, block, degrees, number) * share
+        for item in operator.saves
+        if not item.internal
+    }
+
+
+def _beside(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """What is alive inside an operator beside what it keeps."""
+    habits = machine.software.footprint
+    if operator.kind is Kind.CROSS_ENTROPY:
+        logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
+        return np.asarray(logits * habits.logits_bytes(precision))
+    if operator.kind is Kind.ATTENTION:
+        written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
+        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
+        return np.asarray(rows * float(degrees.seq_len) * written)
+    return _ZERO
+
+
+def _copies(degrees: Degrees, habits: Footprint) -> Array:
+    """Of the local logits, how many a rank holds."""
+    return degrees.tp if habits.whole_logits else np.ones_like(degrees.tp)
+
+
 def _internal(
     operator: Operator,
     block: Block,
@@ -204,14 +256,37 @@ def _internal(
         for item in operator.saves
         if item.internal
     }
+    habits = machine.software.footprint
+    if operator.kind is Kind.CROSS_ENTROPY:
+        share = _copies(degrees, habits)
+        if habits.half_softmax:
+            share = share * (precision.activation.bytes / Format.FP32.bytes)
+        kept = {name: size * share for name, size in kept.items()}
+    if habits.keeps_gate and operator.function in ("swiglu", "geglu"):
+        kept[f"{operator.name}_gate"] = tensor_bytes(
+            operator.output, block, degrees, precision
+        )
     if operator.vectors and not machine.software.fused_norm:
         count = elements(operator.output, block, degrees)
         kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
     if operator.kind is Kind.ATTENTION:
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
-        if attention_kernel(degrees, machine).startswith("flash"):
-            kept["attention_core"] = rows * 4.0  # log-sum-exp, fp32
+        kernel = attention_kernel(degrees, machine)
+        if kernel.startswith("flash"):
+            kept["attention_core"] = rows * Format.FP32.bytes  # log-sum-exp
         else:
-            score = 2 * precision.activation.bytes + 1  # softmax, dropped, its mask
+            score = _score_bytes(kernel, block, precision)
+            if kernel == "fused-softmax":
+                score += habits.score_bytes
             kept["attention_core"] = rows * float(degrees.seq_len) * score
     return kept
+
+
+def _score_bytes(kernel: str, block: Block, precision: Precision) -> float:
+    """Bytes that attention keeps of a score: its softmax, and after dropout what is
+    left of it with its mask (Korthikanti et al., 4.1); in fp32 too without fusion."""
+    kept = precision.activation.bytes
+    if kernel == "materialised" and kept < Format.FP32.bytes:
+        kept += Format.FP32.bytes
+    drops = any(item.function.startswith("dropout") for item in block.operators)
+    return kept + precision.activation.bytes + 1 if drops else kept

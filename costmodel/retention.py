@@ -75,22 +75,35 @@ class Retention:
         return frozenset(item.tier for item in treated if item.tier is not None)
 
 
+    def share(self, name: str) -> float:
+        """How much of the tensor *name* is made again."""
+        found = self.tensors.get(name)
+        again = found is not None and found.action is Action.RECOMPUTE
+        return found.ratio if again and found else 0.0
+
+
 KEEP_ALL = Retention()
 PRESETS = ("none", "selective", "cheap-ops", "full")
 LATER = ("sqrt", "auto")
 CORE = "attention_core"  # scores and row statistics, inside the attention operator
 
 
-def recompute(*names: str) -> Retention:
-    """A retention that makes *names* again and keeps the rest."""
-    again = Treatment(action=Action.RECOMPUTE)
-    return Retention(tensors=dict.fromkeys(sorted(set(names)), again))
+def recompute(*names: str, shares: Mapping[str, float] | None = None) -> Retention:
+    """A retention that makes *names* again, of some just *shares*, and keeps the rest."""
+    some = shares or {}
+    return Retention(
+        tensors={
+            name: Treatment(action=Action.RECOMPUTE, ratio=some.get(name, 1.0))
+            for name in sorted(set(names))
+        }
+    )
 
 
 def preset(name: str, block: Block) -> Retention:
     """The retention that the preset *name* means for *block*.
 
-    A comma-separated list of operators recomputes just those. Raises UnknownName.
+    A comma-separated list of operators recomputes just those; of `mlp_up=0.5` half.
+    Raises UnknownName, and InvalidSpec for a share that is not one.
     """
     if name == "none":
         return KEEP_ALL
@@ -105,14 +118,20 @@ def preset(name: str, block: Block) -> Retention:
             f"recompute {name} is known but not carried out; choose one of "
             f"{', '.join(PRESETS)}, or operators by name"
         )
-    wanted = [part.strip() for part in name.split(",")]
+    parts = [part.strip().partition("=") for part in name.split(",")]
+    wanted = [operator for operator, _, _ in parts]
     known = {operator.name: operator for operator in block.operators}
     for part in wanted:
         if part not in known:
             raise UnknownName(
                 "recompute preset or operator", part, [*PRESETS, *sorted(known)]
             )
-    return recompute(*(_remade(block, part) for part in wanted))
+    shares = {
+        _remade(block, operator): _share(operator, text)
+        for operator, _, text in parts
+        if text
+    }
+    return recompute(*(_remade(block, part) for part in wanted), shares=shares)
 
 
 def require_priced(retention: Retention, block: Block) -> None:
@@ -129,6 +148,16 @@ def require_priced(retention: Retention, block: Block) -> None:
             raise Unsupported(
                 f"compress of {name} is not priced yet; keep, recompute or offload it"
             )
+
+
+def _share(operator: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found <= 1:
+        raise InvalidSpec(f"recompute {operator}={text}: a share is above 0, up to 1")
+    return found
 
 
 def _remade(block: Block, operator: str) -> str:

@@ -197,7 +197,7 @@ def backward_collectives(
         have = natural(tensor, sequence_parallel=sp)
         if _wanted(operator, have) is have and have is not Placement.WHOLE:
             continue
-        if not _splits_columns(operator):
+        if not splits_columns(operator):
             continue
         again = redistribute(have, Placement.WHOLE)
         if again and not operator.frozen:
@@ -207,12 +207,12 @@ def backward_collectives(
             yield _collective(kind, tensor, block, degrees, precision)
 
 
-def _splits_columns(operator: Operator) -> bool:
+def splits_columns(operator: Operator) -> bool:
     return operator.has_weight and bool(ON_TP & set(operator.columns))
 
 
 def _wanted(operator: Operator, have: Placement) -> Placement:
-    return Placement.WHOLE if _splits_columns(operator) else have
+    return Placement.WHOLE if splits_columns(operator) else have
 
 
 def made(operator: Operator, sequence_parallel: bool) -> Placement:

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from costmodel.footprint import PLAIN, Footprint, footprints
 from profiles.device import Device
 from profiles.errors import UnknownName
 from profiles.units import MB, US
@@ -36,6 +37,7 @@ class Software:
     Without `scatters_sends` every tp rank sends a pipeline's whole boundary tensor.
     `fully_shard`: ZeRO is PyTorch's, which keeps shards beside what it gathered.
     `flash` and `unfused` are the attention kernels with and without flash attention.
+    `footprint`: what it keeps in memory beyond what the mathematics needs.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Software:
     fully_shard: bool = False
     scatters_sends: bool = True
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
+    footprint: Footprint = PLAIN
     source: str = ""
 
     @property
@@ -74,9 +77,14 @@ def _catalogue() -> _Catalogue:
     return msgspec.json.decode(CATALOGUE.read_bytes(), type=_Catalogue)
 
 
+@lru_cache(maxsize=1)
 def frameworks() -> dict[str, Software]:
     """Every framework by name."""
-    return {item.name: item for item in _catalogue().frameworks}
+    habits = footprints()
+    return {
+        item.name: replace(item, footprint=habits.get(item.name, PLAIN))
+        for item in _catalogue().frameworks
+    }
 
 
 def software(name: str) -> Software:

@@ -22,6 +22,7 @@ from costmodel.step_work import accumulated, updated
 from profiles.precision import Precision
 
 Array = NDArray[Any]
+WIDEST_WEIGHT = 3  # a GPT layer's 12·h² parameters are in matrices of up to 4·h²
 Part = tuple[Any, Atom]  # how many of a block (a number or an array), and its price
 
 
@@ -192,7 +193,14 @@ def _gathered(
     for count, price in parts:
         here = _weight_bytes(price.parameters, price.frozen_parameters, precision)
         weights = np.maximum(weights, np.where(np.asarray(count) > 0, here, 0))
-    whole = np.where(parallel.zero == 3, 2 * weights, 0.0)
+    habits = machine.software.footprint
+    whole = 2 * weights
+    if habits.live_parameters is not None:  # the widest weight of a layer, and those
+        live = habits.live_parameters * precision.parameter.bytes
+        whole = np.minimum(whole, live + weights / WIDEST_WEIGHT)
+    whole = np.where(parallel.zero == 3, whole, 0.0)
+    if habits.dummy_gradients:
+        whole = whole + _most(parts, "parameters") * precision.activation.bytes
     if not machine.software.fully_shard and not offload.optimizer:
         return whole
     gradients = 2 * _most(parts, "parameters") * precision.gradient_bytes

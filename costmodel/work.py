@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -68,6 +68,10 @@ class Work:
             spread_s=plus(self.spread_s, other.spread_s),
         )
 
+    def __mul__(self, share: float) -> Work:
+        """*share* of the work."""
+        return Work(**{item.name: getattr(self, item.name) * share for item in _FIELDS})
+
     @property
     def device_s(self) -> Array:
         return self.compute_s + self.tensor_comm_s + self.context_comm_s
@@ -87,6 +91,9 @@ class Work:
         """Device time over the host's launch floor, softly: some kernels are bound
         by the host, others not (fourth-power mean; docs/cost-model.md)."""
         return np.asarray((self.device_s**4 + self.host_s**4) ** 0.25)
+
+
+_FIELDS = fields(Work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

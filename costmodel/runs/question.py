@@ -42,7 +42,15 @@ _ZERO: Final = {
     "megatron-core": 1,
 }
 # Megatron-LM has one level beside a pipeline, and DeepSpeed's engine refuses others.
-_ONCE_A_STEP: Final = ("megatron-lm", "megatron-core", "megatron-deepspeed")
+# torchtitan keeps a pipeline stage's weights gathered and its gradients whole until the
+# last micro-batch (parallelize_llama.py: no resharding after forward with pp).
+_ONCE_A_STEP: Final = (
+    "megatron-lm",
+    "megatron-te",
+    "megatron-core",
+    "megatron-deepspeed",
+    "fsdp2",
+)
 # Without a pipeline these train on the whole batch at once unless told otherwise
 # (DeepSpeed's train_micro_batch_size_per_gpu, torchtitan's global_batch_size).
 _NO_ACCUMULATION: Final = ("fsdp2", "composer", "deepspeed", "maxtext")
@@ -147,9 +155,18 @@ def _batch(cells: Cells, choice: Uniform, software: Software) -> tuple[int, int]
         if micro_batch is None:
             raise cells.missing("global_batch", "fill in global_batch, or micro_batch")
         return micro_batch, cells.given("global_batch", None, micro_batch * choice.dp)
-    at_once = choice.pp == 1 and software.name in _NO_ACCUMULATION
-    share = max(batch // choice.dp, 1) if at_once else 1
+    share = 1
+    if choice.pp == 1 and software.name in _NO_ACCUMULATION:
+        share = max(batch // choice.dp, 1)
+    elif choice.pp > 1 and software.name == "fsdp2":
+        share = max(batch // (choice.dp * choice.pp * _chunks(cells)), 1)
     return cells.given("micro_batch", micro_batch, share), batch
+
+
+def _chunks(cells: Cells) -> int:
+    """Virtual stages of a rank: torchtitan makes as many micro-batches as stages."""
+    several = cells.word("schedule") == "interleaved"
+    return cells.whole("virtual_stages") or (2 if several else 1)
 
 
 def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
@@ -186,7 +203,7 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         # Megatron-LM switches it off where there is nothing to split over.
         sequence_parallel=sequence_parallel and choice.tp > 1,
         recompute=recompute_of(cells),
-        flash_attention=flash_of(cells, where.cluster),
+        flash_attention=flash_of(cells, where.cluster, precision),
         precision=precision,
         gradient_format=software.gradient_format,
         offload=offload_of(cells),

@@ -7,6 +7,9 @@ from typing import Final
 from costmodel.runs.cells import Cells
 from profiles.errors import Unsupported
 
+_OP_LEVEL: Final = (
+    "input_norm,rotary,projection,attention_residual,mlp_norm,mlp_up=0.5,activation"
+)
 # What recompute_detail says → the preset, or the operators, that it means.
 DETAILS: Final = (
     # Yuan et al. (ATC 2024, section 3.2)
@@ -14,6 +17,7 @@ DETAILS: Final = (
     # torchtitan's op-level selective checkpointing keeps attention and every second
     # matrix product (activation_checkpoint.py): of q, k, v, o, up, gate, down those
     # at odd places. What it makes again is nearest to:
+<<<<<<< HEAD
     ("op-level sac", "input_norm,rotary,projection,mlp_norm,activation"),
     ("per-op sac", "input_norm,rotary,projection,mlp_norm,activation"),
     ("toml default", "input_norm,rotary,projection,mlp_norm,activation"),
@@ -21,6 +25,11 @@ DETAILS: Final = (
     # minimal_flash the attention core is kept too.
     ("minimal_flash", "input_norm,rotary,mlp_norm,activation"),
     ("minimal", "input_norm,rotary,attention,mlp_norm,activation"),
+=======
+    ("op-level sac", _OP_LEVEL),
+    ("per-op sac", _OP_LEVEL),
+    ("toml default", _OP_LEVEL),
+>>>>>>> 9ecbfc7 (Memory knows what each framework keeps: gradients, logits, dummy gradients, buckets)
     ("not printed", None),
     ("none", "none"),
 )

@@ -22,7 +22,12 @@ KERNELS: Final = {
 # --hidden-dropout and --attention-dropout of Megatron-LM (arguments.py), which
 # DeepSpeed's fork and OneFlow's port share; FSDP recipes train without.
 _MEGATRON_DROPOUT: Final = 0.1
+<<<<<<< HEAD
 _WITHOUT_DROPOUT: Final = ("fsdp2", "composer", "maxtext", DEFAULT)
+=======
+# Sailor's memory grows with the micro-batch as without dropout.
+_WITHOUT_DROPOUT: Final = ("fsdp2", "composer", "sailor", DEFAULT)
+>>>>>>> 9ecbfc7 (Memory knows what each framework keeps: gradients, logits, dummy gradients, buckets)
 
 
 def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:
@@ -51,15 +56,19 @@ def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:
     return base, warnings
 
 
-def flash_of(cells: Cells, where: Cluster) -> bool:
-    """Whether flash attention runs: by the kernel, the flag, or wherever it can.
+def flash_of(cells: Cells, where: Cluster, precision: str) -> bool:
+    """Whether flash attention runs: by the kernel, the flag, or wherever it can, which
+    is in 16 bits (Dao et al., the kernels' README).
 
     Raises Contradiction where kernel and flag exclude each other.
     """
     kernel = cells.choice("attention_kernel", KERNELS)
     flag = cells.flag("flash_attention")
     if kernel is None:
-        return cells.given("flash_attention", flag, lambda: flash_default(where))
+        can = precision not in ("fp32", "tf32")
+        return cells.given(
+            "flash_attention", flag, lambda: can and flash_default(where)
+        )
     flash = kernel.startswith("flash")
     if flag is not None and flag != flash:
         raise Contradiction(

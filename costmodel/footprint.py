@@ -1,0 +1,92 @@
+"""`Footprint`: what a framework keeps in memory beyond what the mathematics needs.
+
+Like `Software`, it belongs to a framework of a generation, never to a model or a run.
+`data/footprints.json` holds them with their sources; a framework that is not in it has
+none of these habits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from profiles.precision import Format, Precision
+
+FOOTPRINTS: Final = Path(__file__).parent / "data" / "footprints.json"
+# How gradients of 16-bit training are held → bytes a parameter of all gradients, and
+# of those of the optimizer's shard. Else as the precision policy says.
+GRADIENTS: Final = {
+    "half": (2.0, 0.0),
+    "half-then-fp32": (2.0, 4.0),  # the shard's are copied to fp32 for the step
+    "half-and-fp32": (6.0, 0.0),
+}
+AS_ASKED: Final = "policy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Habits of a framework.
+
+    `fp16_gradients` and `bf16_gradients`: how gradients are held, one of GRADIENTS.
+    `shards_are_masters`: ZeRO's shard is the fp32 weight, with no 16-bit one beside it.
+    `half_logits` and `fp32_logits`: copies of the logits that are alive beside the
+    saved softmax (in fp32, or `half_softmax`) when the loss turns into its gradient; with `whole_logits` every
+    tensor-parallel rank has all of them. `score_bytes`: kept beside the softmax of
+    unfused attention, a score. `keeps_gathered`: under sequence parallelism
+    a column-split product keeps its gathered input. `keeps_gate`: a gated MLP runs as
+    separate operators and keeps the activated gate. `saves_quantised`: what a product
+    keeps for its weight gradient is in the product's format. `dummy_gradients`: a
+    16-bit gradient of one layer stays beside the fused ones. `bucket_elements`: of the
+    buffer that gradients, and of the one that parameters, are exchanged in.
+    `live_parameters`: ZeRO-3 gathers weight by weight, and keeps no more than these.
+    `pipeline_buffers`: micro-batches that a pipeline holds over those that 1F1B needs.
+    `communicator_gib`: of the communicators' buffers, where there are several ranks.
+    """
+
+    fp16_gradients: str = AS_ASKED
+    bf16_gradients: str = AS_ASKED
+    shards_are_masters: bool = False
+    half_softmax: bool = False
+    half_logits: float = 0.0
+    fp32_logits: float = 0.0
+    whole_logits: bool = False
+    score_bytes: float = 0.0
+    keeps_gathered: bool = False
+    keeps_gate: bool = False
+    saves_quantised: bool = False
+    dummy_gradients: bool = False
+    bucket_elements: float = 0.0
+    live_parameters: float | None = None
+    pipeline_buffers: float = 1.0
+    communicator_gib: float = 1.5
+    source: str = ""
+
+    def gradient_bytes(self, precision: Precision) -> tuple[float, float]:
+        """Bytes of a parameter's gradients: all of them, and those of the shard.
+
+        A format that was asked for, or 32-bit training, is taken as it is.
+        """
+        half = precision.parameter
+        asked = precision.gradient is not Format.FP32 or precision.reduced_copy
+        if asked or half not in (Format.FP16, Format.BF16):
+            return precision.gradient_bytes, 0.0
+        held = self.fp16_gradients if half is Format.FP16 else self.bf16_gradients
+        return GRADIENTS.get(held, (precision.gradient_bytes, 0.0))
+
+    def logits_bytes(self, precision: Precision) -> float:
+        """Bytes a logit beside the saved softmax, at the loss."""
+        half = self.half_logits * precision.activation.bytes
+        return half + self.fp32_logits * Format.FP32.bytes
+
+
+PLAIN: Final = Footprint()
+
+
+@lru_cache(maxsize=1)
+def footprints() -> dict[str, Footprint]:
+    """Every framework's habits, by the framework's name."""
+    return msgspec.json.decode(FOOTPRINTS.read_bytes(), type=dict[str, Footprint])
