@@ -208,9 +208,7 @@ def _share(block: Block, name: str, retention: Retention) -> float:
 def _copies_of(block: Block, wanted: frozenset[str]) -> frozenset[str]:
     """What operators keep of their own making goes where their output does."""
     makers = [item.name for item in block.operators if item.output.name in wanted]
-    return frozenset(
-        f"{name}_{part}" for name in makers for part in ("copies", "gate")
-    )
+    return frozenset(f"{name}_{part}" for name in makers for part in ("copies", "gate"))
 
 
 def _sum(works: list[Work]) -> Work:

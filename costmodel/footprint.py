@@ -34,16 +34,16 @@ class Footprint:
     `fp16_gradients` and `bf16_gradients`: how gradients are held, one of GRADIENTS.
     `shards_are_masters`: ZeRO's shard is the fp32 weight, with no 16-bit one beside it.
     `half_logits` and `fp32_logits`: copies of the logits that are alive beside the
-    saved softmax (in fp32, or `half_softmax`) when the loss turns into its gradient; with `whole_logits` every
-    tensor-parallel rank has all of them. `score_bytes`: kept beside the softmax of
-    unfused attention, a score. `keeps_gathered`: under sequence parallelism
-    a column-split product keeps its gathered input. `keeps_gate`: a gated MLP runs as
-    separate operators and keeps the activated gate. `saves_quantised`: what a product
-    keeps for its weight gradient is in the product's format. `dummy_gradients`: a
-    16-bit gradient of one layer stays beside the fused ones. `bucket_elements`: of the
-    buffer that gradients, and of the one that parameters, are exchanged in.
+    saved softmax (in fp32, or `half_softmax`) when the loss turns into its gradient;
+    with `whole_logits` every tensor-parallel rank has all of them.
+    `score_bytes`: kept of a score beside the softmax, by a fused softmax.
+    `keeps_gathered`: under sequence parallelism products keep their gathered input.
+    `keeps_gate`: a gated MLP runs operator by operator and keeps the activated gate.
+    `saves_quantised`: what a product keeps is in the product's format.
+    `dummy_gradients`: a 16-bit gradient of one layer stays beside the fused ones.
+    `bucket_elements`: of each buffer that gradients and parameters are exchanged in.
     `live_parameters`: ZeRO-3 gathers weight by weight, and keeps no more than these.
-    `pipeline_buffers`: micro-batches that a pipeline holds over those that 1F1B needs.
+    `pipeline_buffers`: activations that a pipeline holds over those that 1F1B needs.
     `communicator_gib`: of the communicators' buffers, where there are several ranks.
     """
 

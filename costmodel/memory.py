@@ -2,8 +2,9 @@
 
 parameters, gradients, optimizer   by precision policy and ZeRO level
 activations                        saved bytes × micro-batches in flight
-transient                          the working set of the pass at the peak
-communication                      NCCL's buffers and ZeRO-3's gathered layers
+transient                          the working set of the pass at the peak, what ZeRO
+                                   gathers, buckets that are exchanged
+communication                      NCCL's buffers
 reserve                            allocator rounding and fragmentation
 context                            what the driver keeps per process
 """
@@ -26,10 +27,12 @@ from profiles.units import GiB
 
 Array = NDArray[Any]
 
-# "Usable: 79.15 of 80 GB minus 2-3 GiB (context, NCCL), 3 % fragmentation":
-# fitted on the public runs with memory figures (docs/cost-model.md, memory).
-FRAGMENTATION: Final = 0.04
+# What the allocator reserves over what it hands out, of states and of what comes and
+# goes, [fitted]: SimuMax's runs alone, which print both, give 3.9 and 13.6 % (rms 1.3
+# GiB), BLOOM's under nvidia-smi 5.6 and 2.9 % (3 GiB, which is their noise).
 STATE_FRAGMENTATION: Final = 0.04
+FRAGMENTATION: Final = 0.04
+# Of 80 GB cards 79.15 GiB are usable, less 2 to 3 GiB of context and communicators.
 CONTEXT_BYTES: Final = 0.75 * GiB
 
 

@@ -74,7 +74,6 @@ class Retention:
         treated = self.tensors.values()
         return frozenset(item.tier for item in treated if item.tier is not None)
 
-
     def share(self, name: str) -> float:
         """How much of the tensor *name* is made again."""
         found = self.tensors.get(name)
@@ -89,7 +88,7 @@ CORE = "attention_core"  # scores and row statistics, inside the attention opera
 
 
 def recompute(*names: str, shares: Mapping[str, float] | None = None) -> Retention:
-    """A retention that makes *names* again, of some just *shares*, and keeps the rest."""
+    """What makes *names* again, of some just *shares*, and keeps the rest."""
     some = shares or {}
     return Retention(
         tensors={

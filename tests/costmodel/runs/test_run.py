@@ -147,12 +147,22 @@ def test_virtual_stages_mean_interleaving() -> None:
 
 def test_each_framework_has_its_own_defaults() -> None:
     left_out = {"zero": None, "zero_group": None, "sequence_parallel": None}
-    sharded = asked({**left_out, "framework": "torchtitan compile"})
-    assert (sharded.assumed["zero"], sharded.choice.zero_group) == (3, 4)
+    flat = {**left_out, "pp": "1", "dp": "8"}
+    sharded = asked({**flat, "framework": "torchtitan compile"})
+    assert (sharded.assumed["zero"], sharded.choice.zero_group) == (3, 8)
     assert sharded.choice.sequence_parallel
     plain = asked({**left_out, "framework": "Megatron-DeepSpeed"})
     assert (plain.assumed["zero"], plain.choice.zero_group) == (0, 1)
     assert not plain.choice.sequence_parallel
+
+
+def test_torchtitan_reduces_once_a_step_beside_a_pipeline() -> None:
+    """As many micro-batches as there are stages, and weights stay gathered."""
+    left_out = {"zero": None, "zero_group": None, "micro_batch": None}
+    found = asked({**left_out, "framework": "torchtitan compile"}).choice
+    assert found.pp > 1
+    assert found.zero == 1
+    assert found.micro_batch * found.dp * found.pp * found.virtual_stages == 64
 
 
 def test_a_framework_nobody_knows_is_said() -> None:
