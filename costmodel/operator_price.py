@@ -52,7 +52,7 @@ MISALIGNED = 2.5
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
 # A token and unit of width: the fp32 input and scaled output, and the 16-bit output
-# [derived]; of 6, 8, 10 this one agrees with Hagemann's out-of-memory outcomes.
+# [derived]; of 6 and 10 this one agrees with Hagemann's out-of-memory outcomes.
 UNFUSED_NORM_SAVED_BYTES = 10.0
 # Bytes of a score that are alive in attention's backward beside what it keeps, 16 bits:
 # the gradients of the softmax and of its input; unfused, each in fp32 as well.

@@ -40,6 +40,7 @@ _ZERO: Final = {
     "maxtext": 3,
     "meshwright": 1,
     "megatron-core": 1,
+    "internevo": 1,
 }
 # Megatron-LM has one level beside a pipeline, and DeepSpeed's engine refuses others.
 # torchtitan keeps a pipeline stage's weights gathered and its gradients whole until the
@@ -49,6 +50,8 @@ _ONCE_A_STEP: Final = (
     "megatron-te",
     "megatron-core",
     "megatron-deepspeed",
+    "internevo",
+    "sailor",
     "fsdp2",
 )
 # Without a pipeline these train on the whole batch at once unless told otherwise

@@ -17,19 +17,13 @@ DETAILS: Final = (
     # torchtitan's op-level selective checkpointing keeps attention and every second
     # matrix product (activation_checkpoint.py): of q, k, v, o, up, gate, down those
     # at odd places. What it makes again is nearest to:
-<<<<<<< HEAD
-    ("op-level sac", "input_norm,rotary,projection,mlp_norm,activation"),
-    ("per-op sac", "input_norm,rotary,projection,mlp_norm,activation"),
-    ("toml default", "input_norm,rotary,projection,mlp_norm,activation"),
+    ("op-level sac", _OP_LEVEL),
+    ("per-op sac", _OP_LEVEL),
+    ("toml default", _OP_LEVEL),
     # MaxText's policies: products with weights are kept, all else is made again; with
     # minimal_flash the attention core is kept too.
     ("minimal_flash", "input_norm,rotary,mlp_norm,activation"),
     ("minimal", "input_norm,rotary,attention,mlp_norm,activation"),
-=======
-    ("op-level sac", _OP_LEVEL),
-    ("per-op sac", _OP_LEVEL),
-    ("toml default", _OP_LEVEL),
->>>>>>> 9ecbfc7 (Memory knows what each framework keeps: gradients, logits, dummy gradients, buckets)
     ("not printed", None),
     ("none", "none"),
 )

@@ -22,12 +22,8 @@ KERNELS: Final = {
 # --hidden-dropout and --attention-dropout of Megatron-LM (arguments.py), which
 # DeepSpeed's fork and OneFlow's port share; FSDP recipes train without.
 _MEGATRON_DROPOUT: Final = 0.1
-<<<<<<< HEAD
-_WITHOUT_DROPOUT: Final = ("fsdp2", "composer", "maxtext", DEFAULT)
-=======
 # Sailor's memory grows with the micro-batch as without dropout.
-_WITHOUT_DROPOUT: Final = ("fsdp2", "composer", "sailor", DEFAULT)
->>>>>>> 9ecbfc7 (Memory knows what each framework keeps: gradients, logits, dummy gradients, buckets)
+_WITHOUT_DROPOUT: Final = ("fsdp2", "composer", "maxtext", "sailor", DEFAULT)
 
 
 def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:
