@@ -16,6 +16,7 @@ from typing import Any, Final
 from costmodel.accounts import BREAKDOWN, Accounts
 from costmodel.atoms import recomputed_operators
 from costmodel.flops import MEGATRON, Convention, block_flops, model_flops
+from costmodel.island_price import devices_of, stage_columns
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.layout_price import LayoutPricer, price_together
@@ -36,14 +37,15 @@ __all__ = ["BREAKDOWN", "Estimate", "estimate", "recomputed_flops"]
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A layout's price. `memory` has one entry a pipeline rank, bytes by kind."""
+    """A layout's price. `memory` has one entry a pipeline rank, bytes by kind, and
+    `capacities_bytes` what the smallest device of each offers."""
 
     job: Job
     layout: Layout
     step_time_s: float
     breakdown_s: Mapping[str, float]
     memory: tuple[Memory, ...]
-    capacity_bytes: float
+    capacities_bytes: tuple[float, ...]
     peak_flops_per_s: float
     spread: Spread
     device: str
@@ -70,7 +72,16 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        return self.peak_memory_bytes <= self.capacity_bytes
+        return all(
+            float(item.total) <= capacity
+            for item, capacity in zip(self.memory, self.capacities_bytes, strict=True)
+        )
+
+    @property
+    def capacity_bytes(self) -> float:
+        """What the device offers; of unlike ones, the one with the least to spare."""
+        pairs = zip(self.capacities_bytes, self.memory, strict=True)
+        return min(pairs, key=lambda pair: pair[0] / float(pair[1].total))[0]
 
     @cached_property
     def model_flops(self) -> float:
@@ -225,7 +236,7 @@ def _estimated(
     pricer: LayoutPricer, assumed: Mapping[str, Any], warnings: tuple[str, ...]
 ) -> Estimate:
     job, layout, where = pricer.job, pricer.layout, pricer.machine
-    accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=where)
+    accounts = Accounts(job=job, layout=layout, stages=stage_columns(pricer), on=where)
     timeline = simulate(
         layout.schedule,
         layout.pp,
@@ -234,19 +245,20 @@ def _estimated(
         accounts.costs(),
     )
     sources = None if where.measured is None else price_sources(pricer)
+    devices = devices_of(layout, where)
     return Estimate(
         job=job,
         layout=layout,
         step_time_s=timeline.makespan_s,
         breakdown_s=accounts.breakdown(timeline),
         memory=accounts.memory(timeline),
-        capacity_bytes=where.device.capacity_bytes,
-        peak_flops_per_s=where.device.peak_flops_per_s(layout.precision.matmul),
+        capacities_bytes=devices.capacities_bytes,
+        peak_flops_per_s=devices.peak_flops_per_s,
         spread=spread_of(where.rates, sources),
         timeline=timeline,
-        device=where.device.name,
-        device_cost=where.device.cost.si if where.device.cost else None,
-        device_power_w=where.device.power.si if where.device.power else None,
+        device=devices.name,
+        device_cost=devices.cost,
+        device_power_w=devices.power_w,
         price_sources=sources,
         stops_early=where.software.stops_early,
         assumed=assumed,

@@ -30,9 +30,8 @@ def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
         yield from _shape(choice, spec, job)
     yield from _pipeline(choice, job)
     yield from _data(choice, job)
-    yield from offload_problems(
-        choice.offload, zero=choice.zero, on_host=shares_cores(cluster.device)
-    )
+    on_host = shares_cores(cluster.islands[0].device)
+    yield from offload_problems(choice.offload, zero=choice.zero, on_host=on_host)
     yield from _cluster(choice, cluster)
 
 
@@ -67,7 +66,7 @@ def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
     found += offload_problems(
         layout.offload,
         zero=min(plan.zero for one in layout.stages for plan in one.plans),
-        on_host=shares_cores(cluster.device),
+        on_host=shares_cores(cluster.islands[0].device),
     )
     if isinstance(job.spec, DecoderSpec):
         found += _shape(choice, job.spec, job)
@@ -131,22 +130,27 @@ def _data(choice: Uniform, job: Job) -> Iterator[str]:
 def fuses_attention(cluster: Cluster) -> bool:
     """Whether attention can do without stored scores: FlashAttention from Ampere on;
     on this machine PyTorch's own kernels, which every device has."""
-    old = cluster.device.architecture.lower().startswith(NO_FLASH)
+    old = any(
+        island.device.architecture.lower().startswith(NO_FLASH)
+        for island in cluster.islands
+    )
     return is_local(cluster) or not old
 
 
 def _cluster(choice: Uniform, cluster: Cluster) -> Iterator[str]:
-    device = cluster.device
     if cluster.gpus is not None and choice.gpus > cluster.gpus:
         yield f"{choice.gpus} GPUs asked, {cluster.name} has {cluster.gpus}"
     wanted = precision(choice.precision).matmul
-    if wanted.value not in device.peak:
-        yield (
-            f"{device.name} does not multiply in {wanted.value}; it has "
-            f"{', '.join(device.peak)}"
-        )
-    if choice.flash_attention and not fuses_attention(cluster):
-        yield (
-            f"flash attention needs Ampere or newer, {device.name} is "
-            f"{device.architecture}; use --no-flash-attention"
-        )
+    flash = choice.flash_attention and not fuses_attention(cluster)
+    for island in cluster.islands:
+        device = island.device
+        if wanted.value not in device.peak:
+            yield (
+                f"{device.name} does not multiply in {wanted.value}; it has "
+                f"{', '.join(device.peak)}"
+            )
+        if flash and device.architecture.lower().startswith(NO_FLASH):
+            yield (
+                f"flash attention needs Ampere or newer, {device.name} is "
+                f"{device.architecture}; use --no-flash-attention"
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,9 @@ Array = NDArray[Any]
 class Machine:
     """A cluster with its fitted rates, and the software that runs on it.
 
-    `measured` are the samples of a profile, which come before rates.
+    `measured` are the samples of a profile, which come before rates. A cluster of
+    unlike islands has no one island: `islands` says which ranks run on which machine
+    and keeps them in `among`; rates and links here are those of the first.
     """
 
     cluster: Cluster
@@ -40,6 +42,18 @@ class Machine:
     links: LinkRates
     software: Software
     measured: Measured | None = None
+    among: dict[tuple[int, ...], tuple[Machine, ...]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    def of(self, cluster: Cluster) -> Machine:
+        """Another cluster under the same software."""
+        return replace(
+            self,
+            cluster=cluster,
+            rates=rates_of(cluster.device),
+            links=link_rates(cluster.island),
+        )
 
     @property
     def island(self) -> Island:
@@ -47,7 +61,8 @@ class Machine:
 
     @property
     def device(self) -> Device:
-        return self.cluster.device
+        """Of unlike islands, the first one's."""
+        return self.cluster.islands[0].device
 
     @property
     def shares_cores(self) -> bool:
@@ -185,11 +200,12 @@ def machine(
     *samples* of its device are prices that come before fitted rates. Raises
     StaleProfile if they are another device's.
     """
+    device = cluster.islands[0].device
     return Machine(
         cluster=cluster,
-        rates=rates_of(cluster.device),
-        links=link_rates(cluster.island),
-        software=framework or software_on(software(DEFAULT), cluster.device),
+        rates=rates_of(device),
+        links=link_rates(cluster.islands[0]),
+        software=framework or software_on(software(DEFAULT), device),
         measured=None if samples is None else _measured(samples, cluster.device),
     )
 

@@ -37,7 +37,7 @@ def machine_of(
 
     Raises StaleProfile for samples of another device.
     """
-    framework = framework_of(wish, pins, cluster.device, assumed)
+    framework = framework_of(wish, pins, cluster.islands[0].device, assumed)
     if profile is None:
         return machine(cluster, framework)
     assumed["profile"] = profile.words

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from costmodel.islands import placed
 from costmodel.legality import fuses_attention, require_legal
 from costmodel.machine import Machine
 from costmodel.machine_asked import machine_of, remarks_on
@@ -71,11 +72,13 @@ def flash_default(cluster: Cluster) -> bool:
 
 def default_precision(cluster: Cluster) -> str:
     """bf16 where the device has it, else fp16, else fp32; fp32 on a CPU."""
-    cpu = shares_cores(cluster.device)
+    devices = [island.device for island in cluster.islands]
+    cpu = shares_cores(devices[0])
     for name in ("fp32",) if cpu else default_precisions(cluster):
-        if name in cluster.device.peak:
+        if all(name in device.peak for device in devices):
             return name
-    raise Unsupported(f"{cluster.device.name} has no peak for bf16, fp16 or fp32")
+    called = " and ".join(device.name for device in devices)
+    raise Unsupported(f"{called} has no peak for bf16, fp16 or fp32")
 
 
 def resolve(
@@ -98,6 +101,8 @@ def resolve(
     choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
     choice = _rest(choice, wish, pins, where, assumed)
     require_legal(choice, job, cluster)
+    if len(cluster.islands) > 1:
+        assumed["placement"] = placed(cluster, choice.gpus)
     warnings += local_warnings(choice, job, cluster)
     return Question(
         job=job,

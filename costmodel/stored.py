@@ -41,7 +41,9 @@ def machine_of(
     where = cluster_of(file, samples)
     if cluster_name is not None:
         where = cluster_called(cluster_name, samples)
-    chosen = software_on(software(framework), where.device) if framework else None
+    chosen = (
+        software_on(software(framework), where.islands[0].device) if framework else None
+    )
     return machine(where, chosen, samples=samples)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.data_parallel import reduced_bytes
+from costmodel.islands import machines_of
 from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.sourced import Sourced
@@ -38,14 +40,15 @@ def tied_sync(
 ) -> Sourced:
     """Summing the tied gradient between the first and the last pipeline rank.
 
-    *stride* is the number of ranks of a stage. Zero where nothing is tied or one stage
-    has both holders.
+    *stride* is the number of ranks of a stage. Zero where nothing is tied or trained,
+    or one stage has both holders. It travels in the format of any other gradient.
     """
     graph = job.graph
-    if not graph.tied:
+    block, name = tied_holder(graph)
+    if not graph.tied or graph.block(block).operator(name).frozen:
         return Sourced(seconds=np.zeros(np.shape(pp)))
     extents = graph.block("head").extents
-    size = extents["vocab"] / tp * extents["hidden"] * precision.gradient.bytes
+    size = extents["vocab"] / tp * extents["hidden"] * reduced_bytes(precision, on)
     inside = stride * (pp - 1) < on.island.domain
     two = np.where(pp > 1, 2, 1)
     return on.collective(
@@ -58,6 +61,8 @@ def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:
     if layout.pp == 1:
         return Sourced(seconds=np.zeros(()))
     mesh = layout.stages[0].mesh
+    ends = [layout.stages[place].mesh.ranks for place in (0, -1)]
+    on, *_ = machines_of(on, ends)
     return tied_sync(
         job,
         on,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.islands import machines_of
 from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.placement import near_members
@@ -55,9 +56,12 @@ def boundary_s(job: Job, on: Machine, precision: Precision, **where: Array) -> A
 
 def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
     """From each virtual stage of *layout* to the next."""
-    stages, domain = layout.stages, on.island.domain
+    stages = layout.stages
     if len(stages) == 1:
         return Sourced(seconds=np.zeros(0))
+    if len(on.cluster.islands) > 1:
+        return _over_islands(layout, job, on)
+    domain = on.island.domain
     far = [
         any(
             here // domain != there // domain
@@ -78,6 +82,16 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
     )
     same = [one.held_by == two.held_by for one, two in pairwise(stages)]
     return taken.where(~np.asarray(same, dtype=bool))
+
+
+def _over_islands(layout: Layout, job: Job, on: Machine) -> Sourced:
+    """Each boundary over the links that its two stages have in common."""
+    total = Sourced(seconds=np.zeros(len(layout.stages) - 1))
+    for place, pair in enumerate(pairwise(layout.stages)):
+        where, *_ = machines_of(on, [stage.mesh.ranks for stage in pair])
+        here = np.arange(len(layout.stages) - 1) == place
+        total = total + transfers(layout, job, where).where(here)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,8 +84,8 @@ class Cluster:
         """The one island of a uniform cluster; raises Unsupported for others."""
         if len(self.islands) > 1:
             raise Unsupported(
-                f"cluster {self.name!r} joins {len(self.islands)} unlike islands; "
-                "only uniform clusters are priced so far: name one of its islands"
+                f"cluster {self.name!r} joins {len(self.islands)} islands, and layouts "
+                "are searched on one: name one of them (`simulate` takes them together)"
             )
         return self.islands[0]
 

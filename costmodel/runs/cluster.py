@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Final
 
 from costmodel.runs.cells import Cells
+from costmodel.runs.mixed import is_mixed, mixed_cluster
 from profiles.catalog import cluster, device
 from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device
-from profiles.errors import UnknownName, Unsupported
+from profiles.errors import UnknownName
 from profiles.figure import Figure
 
 GPUS_PER_NODE: Final = 8  # HGX and DGX boards since the P100
@@ -31,6 +32,10 @@ def cluster_of(cells: Cells, gpus: int) -> Cluster:
     Raises InvalidSpec naming the missing cell, UnknownName for a device or cluster.
     """
     name = cells.word("cluster")
+    if is_mixed(cells.word("device")):
+        per_node = cells.whole("gpus_per_node") or GPUS_PER_NODE
+        inter = _figure(cells, "inter_node_gbit_per_s", "Gbit/s", per_node)
+        return mixed_cluster(cells, gpus, inter)
     on = _device(cells.word("device"))
     base = _catalogued(name, needed=on is None)
     if base is None and name is None and on is not None:
@@ -47,10 +52,6 @@ def cluster_of(cells: Cells, gpus: int) -> Cluster:
 def _device(name: str | None) -> Device | None:
     if name is None or name.lower() == "unknown":
         return None
-    if name.startswith("mixed"):
-        raise Unsupported(
-            f"device={name[:60]!r}: unlike devices in one run are not priced yet"
-        )
     return device(name)
 
 

@@ -22,7 +22,7 @@ from costmodel.runs.recompute import recompute_of
 from costmodel.runs.software import dropout_of, flash_of, software_of
 from costmodel.software import Software
 from costmodel.uniform import Uniform, interleaves
-from profiles.cluster import Cluster
+from profiles.cluster import Cluster, Island
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.job import Job
 from profiles.precision import PRECISIONS
@@ -267,9 +267,15 @@ def _remarks(cells: Cells) -> tuple[str, ...]:
 
 def _key(where: Cluster) -> tuple[object, ...]:
     """What tells clusters apart: names, sizes and link speeds."""
-    island = where.island
-    levels = (
+    islands = tuple(
+        (island.device.name, island.devices_per_node, island.nodes, *_links(island))
+        for island in where.islands
+    )
+    return where.name, *islands
+
+
+def _links(island: Island) -> tuple[object, ...]:
+    return tuple(
         (item.kind, item.devices, item.bytes_per_s, item.latency_s)
         for item in island.levels
     )
-    return where.name, island.device.name, island.devices_per_node, *levels

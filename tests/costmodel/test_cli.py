@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from costmodel.__main__ import main
 from costmodel.estimate import BREAKDOWN
+from tests.unlike import cluster_file
 
 ASKED = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--pp", "2")
 KEYS = {
@@ -78,6 +79,20 @@ def test_a_layout_that_does_not_fit_is_answered(
     found = answered(capsys, "--model", "gpt-175b", "--gpus", "8")
     assert found["fits"] is False
     assert found["interval"]["probability_fits"] < 0.01
+
+
+def test_unlike_islands_are_priced_together(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    unlike = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
+    asked = ("--model", "gpt-6.7b", "--gpus", "16", "--pp", "2")
+    both = answered(capsys, *asked, "--cluster", unlike)
+    placement = "ranks 0-7 on A100-SXM-80GB, ranks 8-15 on H100-SXM-80GB"
+    assert both["assumed"]["placement"] == placement
+    assert both["peak_flops_used"] == (312e12 + 989e12) / 2
+    slow = answered(capsys, *asked, "--cluster", "dgx-a100-80gb")
+    fast = answered(capsys, *asked, "--cluster", "dgx-h100")
+    assert fast["step_time_s"] < both["step_time_s"] <= slow["step_time_s"]
 
 
 def test_a_layout_file_gives_the_same_estimate(

@@ -12,6 +12,7 @@ import pytest
 
 from costmodel.cli import simulate
 from planner.cli import plan
+from tests.unlike import cluster_file
 
 Ask = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "gpt-tiny", "--gpus", "4")
@@ -195,6 +196,13 @@ def test_searches_are_compared(ask: Ask) -> None:
     table = ask(*argv)[1]
     assert "exhaustive" in table
     assert "simulated" in table
+
+
+def test_a_search_takes_one_island(ask: Ask, tmp_path: Path) -> None:
+    unlike = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
+    code, out, err = ask("--model", "gpt-6.7b", "--gpus", "16", "--cluster", unlike)
+    assert (code, out) == (2, "")
+    assert "joins 2 islands, and layouts are searched on one" in err
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,8 @@ def test_a_cell_that_cannot_be_is_named(changes: dict[str, str], words: str) -> 
         ({"offload": "parameters"}, "needs --zero 3, not 1"),
         ({"ep": "8"}, "ep=8"),
         ({"device": "mixed: V100+T4"}, "device='mixed: V100+T4'"),
+        ({"device": "mixed: 2x dgx-a100-80gb + 1x dgx-h10"}, "dgx-h100"),
+        ({"device": "mixed: 1x p3.8xlarge + 1x g4dn.12xlarge"}, "16 GPUs asked"),
         ({"recompute": None, "recompute_detail": "by chance"}, "recompute_detail="),
         ({"precision": "nvfp4"}, "does not multiply in nvfp4"),
         ({"attention_kernel": "naive"}, "contradicts flash_attention=y"),
@@ -337,6 +339,17 @@ def test_a_tpu_comes_in_its_torus() -> None:
     hosts = asked({**pod, "gpus_per_node": "4"})
     assert hosts.machine.island.domain == 4096  # chips are linked, not hosts
     assert hosts.machine.rates.kin == "generic"
+
+
+def test_unlike_devices_are_placed_in_the_order_of_their_names() -> None:
+    both = "mixed: 1x dgx-h100 (8 H100-80GB) + 1x dgx-a100-80gb (8 A100-80GB)"
+    question = asked({"device": both, "cluster": None})
+    placement = "ranks 0-7 on H100-SXM-80GB, ranks 8-15 on A100-SXM-80GB"
+    assert question.assumed["placement"] == placement
+    first, second = question.machine.cluster.islands
+    assert (first.gpus, second.gpus) == (8, 8)
+    assert first.device.name == "H100-SXM-80GB"
+    assert second.levels[-1].bytes_per_s == 25e9  # the row's own 1,600 Gb/s a node
 
 
 def test_an_unknown_device_is_a_missing_one() -> None:

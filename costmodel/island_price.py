@@ -1,0 +1,104 @@
+"""A layout over unlike islands: its stages, and what its devices are together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from costmodel.islands import Span, machines_of, slowest, spans_of
+from costmodel.layout import Layout
+from costmodel.layout_price import LayoutPricer
+from costmodel.machine import Machine
+from costmodel.ranges import Ranges
+from costmodel.stage import StagePrice
+from profiles.device import Device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What a job runs on: means over its devices, and what each pipeline rank has."""
+
+    name: str
+    peak_flops_per_s: float
+    cost: float | None  # dollars for one device and hour
+    power_w: float | None
+    capacities_bytes: tuple[float, ...]  # of the smallest device of each rank
+
+
+def stage_columns(pricer: LayoutPricer) -> StagePrice:
+    """The price of every virtual stage as arrays, on whatever its ranks are."""
+    if len(pricer.machine.cluster.islands) == 1:
+        return pricer.columns()
+    known: dict[int, StagePrice] = {}
+    rows = []
+    for number, stage in enumerate(pricer.layout.stages):
+        prices = []
+        for on in machines_of(pricer.machine, [stage.mesh.ranks]):
+            if id(on) not in known:
+                alone = LayoutPricer(job=pricer.job, layout=pricer.layout, machine=on)
+                known[id(on)] = alone.columns()
+            prices.append(known[id(on)].take(np.array([number])))
+        rows.append(slowest(prices, pricer.layout.micro_batches))
+    return StagePrice(
+        **{
+            item.name: np.concatenate([getattr(row, item.name) for row in rows])
+            for item in fields(StagePrice)
+        }
+    )
+
+
+def devices_of(layout: Layout, on: Machine) -> Devices:
+    """The devices that *layout* runs on."""
+    spans = spans_of(on.cluster)
+    ranks = [_held(layout, rank) for rank in range(layout.pp)]
+    there = [
+        [span.island.device for span in spans if any(map(span.holds, held))]
+        for held in ranks
+    ]
+    meshes = {ranks for held in ranks for ranks in held}
+    counts = [_count(span, meshes) for span in spans]
+    used = [
+        (span.island.device, count)
+        for span, count in zip(spans, counts, strict=True)
+        if count
+    ]
+    number = layout.precision.matmul
+    return Devices(
+        name=" + ".join(dict.fromkeys(device.name for device, _ in used)),
+        peak_flops_per_s=_mean([(d.peak_flops_per_s(number), n) for d, n in used]),
+        cost=_known_mean([(d.cost.si if d.cost else None, n) for d, n in used]),
+        power_w=_known_mean([(d.power.si if d.power else None, n) for d, n in used]),
+        capacities_bytes=tuple(map(_smallest, there)),
+    )
+
+
+def _held(layout: Layout, rank: int) -> list[Ranges]:
+    return [stage.mesh.ranks for stage in layout.stages if rank in stage.held_by]
+
+
+def _smallest(devices: Sequence[Device]) -> float:
+    return min(device.capacity_bytes for device in devices)
+
+
+def _count(span: Span, meshes: set[Ranges]) -> int:
+    """How many of the ranks of *meshes* are on an island."""
+    count = 0
+    for ranks in meshes:
+        for first, last in ranks.spans:
+            low, high = max(first, span.first), last
+            high = high if span.last is None else min(high, span.last)
+            count += max(high - low + 1, 0)
+    return count
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    if len(parts) == 1:
+        return parts[0][0]
+    return sum(value * n for value, n in parts) / sum(n for _, n in parts)
+
+
+def _known_mean(parts: Sequence[tuple[float | None, int]]) -> float | None:
+    known = [(value, n) for value, n in parts if value is not None]
+    return _mean(known) if len(known) == len(parts) else None
