@@ -100,7 +100,11 @@ def _exchanged(
     ring: cp − 1 transfers of the local keys and values (backward: and of their
     gradients), each behind one block of attention (Liu et al., 2023). all-gather:
     gathered before, gradients reduce-scattered after (Llama 3, section 3.3.2).
-    ulysses: all-to-all of q, k, v and of the output (Jacobs et al., 2023).
+    ulysses: all-to-all of q, k, v and of the output, and back (Jacobs et al., 2023);
+    key-value heads fewer than cp are repeated so that each rank has one.
+
+    A causal mask is cut so that all ranks have as much of it (each a part of the
+    sequence's head and of its tail: zig-zag), or by heads.
     """
     cp = degrees.cp
     rounds = 1 if direction == "forward" else 2
@@ -112,12 +116,13 @@ def _exchanged(
         return step.behind(machine.hides(attention / cp)) * (cp - 1.0)
     if degrees.cp_kind == "all-gather":
         kinds = ("all_gather",) if rounds == 1 else ("all_gather", "reduce_scatter")
-        size = local * cp * width
+        messages = [(kind, local * cp * width) for kind in kinds]
     else:
-        kinds = ("all_to_all",) * 2
         query = extent("query", block, degrees) * precision.activation.bytes
-        size = local * cp * (width + 2 * query) / 2
+        one_each = 2 * cp * block.head_dim * precision.activation.bytes
+        inward = local * (query + np.maximum(width, one_each))
+        messages = [("all_to_all", inward), ("all_to_all", local * query)]
     total = Sourced(seconds=np.zeros(()))
-    for kind in kinds:
+    for kind, size in messages:
         total = total + machine.collective(kind, size, ranks=cp, near=near)
     return total.where(cp > 1)

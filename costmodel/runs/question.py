@@ -18,7 +18,7 @@ from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
 from costmodel.runs.model import seq_len_of, spec_of
 from costmodel.runs.offload import offload_of
-from costmodel.runs.recompute import recompute_of
+from costmodel.runs.recompute import layers_again_of, recompute_of
 from costmodel.runs.software import dropout_of, flash_of, software_of
 from costmodel.software import Software
 from costmodel.uniform import Uniform, interleaves
@@ -222,7 +222,10 @@ def _schedule(cells: Cells, choice: Uniform, job: Job) -> Uniform:
             "virtual_stages", None, fewest if named == "interleaved" else 1
         )
     schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
-    return replace(choice, schedule=schedule, virtual_stages=virtual)
+    again = layers_again_of(cells, job.graph.body // (choice.pp * virtual))
+    return replace(
+        choice, schedule=schedule, virtual_stages=virtual, recompute_layers=again
+    )
 
 
 def _fewest_chunks(layers: int, pp: int) -> int:

@@ -24,9 +24,13 @@ DETAILS: Final = (
     # minimal_flash the attention core is kept too.
     ("minimal_flash", "input_norm,rotary,mlp_norm,activation"),
     ("minimal", "input_norm,rotary,attention,mlp_norm,activation"),
+    ("some blocks", "full"),  # as many as `layers_again_of` says
     ("not printed", None),
     ("none", "none"),
 )
+
+
+_SOME: Final = "some blocks"
 
 
 def recompute_of(cells: Cells) -> str:
@@ -44,3 +48,14 @@ def recompute_of(cells: Cells) -> str:
         f"recompute_detail={detail[:60]!r} does not say which operators; fill in "
         "recompute: none, selective, cheap-ops, full, or operators by name"
     )
+
+
+def layers_again_of(cells: Cells, layers: int) -> int | None:
+    """How many of a stage's *layers* are made again; None is all.
+
+    Where some blocks are, and nobody says which, every second one is: torchtitan's
+    `selective_ac_option` of 2.
+    """
+    if cells.word("recompute") or _SOME not in (cells.word("recompute_detail") or ""):
+        return None
+    return cells.given("recompute_layers", None, layers // 2)

@@ -379,6 +379,9 @@ def test_words_of_a_partial_policy_are_understood() -> None:
     detail = "partial: recompute MLP activation func + norm"
     question = asked({"recompute": None, "recompute_detail": detail})
     assert question.choice.recompute == "cheap-ops"
+    some = asked({"recompute": None, "recompute_detail": "selective (some blocks)"})
+    assert (some.choice.recompute, some.choice.recompute_layers) == ("full", 1)
+    assert some.assumed["recompute_layers"] == 1  # of two in a stage
     unsaid = {"recompute": None, "recompute_detail": "none or selective (not printed)"}
     assert asked(unsaid).assumed["recompute"] == "none"
 
