@@ -64,6 +64,8 @@ def framework_of(
     base = software(wish.framework or DEFAULT)
     if wish.framework is None:
         assumed["framework"] = base.name
+    if wish.grad_dtype is not None:
+        base = replace(base, footprint=base.footprint.as_asked())
     if pins.bucket_mb is not None:
         base = replace(base, bucket_bytes=pins.bucket_mb * 1e6)
     if pins.overlap is None:

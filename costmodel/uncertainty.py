@@ -12,6 +12,7 @@ from math import exp, log
 from statistics import NormalDist
 from typing import Final
 
+from costmodel.footprint import Footprint
 from costmodel.price_sources import PriceSources
 from costmodel.rates import GENERIC, Rates
 
@@ -19,11 +20,11 @@ _P90: Final = NormalDist().inv_cdf(0.9)
 
 # Standard deviation of log(measured / estimated): the 80 % quantile of its size over
 # the published runs that are compared, over 1.28. For step time every source weighs the
-# same (63 rows of devices with a fit of their own, 1,615 of others); 187 memory rows.
+# same (63 rows of devices with a fit of their own, 1,615 of others); for memory each
+# framework has its own (`footprint`).
 OWN_STEP: Final = 0.18
 BORROWED_STEP: Final = 0.25
 GENERIC_STEP: Final = 0.5  # [assumed] twice the worst that is known
-MEMORY: Final = 0.29
 # Separate launches of one layout on an idle two-core machine: 1.3 to 4 % apart.
 STEP_NOISE: Final = 0.04
 
@@ -48,8 +49,14 @@ class Spread:
         """Chance that the measured peak is at most *ratio* times the estimate."""
         return NormalDist(0.0, self.memory_sigma).cdf(log(ratio))
 
+    def share_for(self, probability: float) -> float:
+        """What share of a capacity an estimate may be to fit with *probability*."""
+        return exp(-self.memory_sigma * NormalDist().inv_cdf(probability))
 
-def spread_of(rates: Rates, sources: PriceSources | None = None) -> Spread:
+
+def spread_of(
+    rates: Rates, footprint: Footprint, sources: PriceSources | None = None
+) -> Spread:
     """The spread of prices made with *rates*; of samples, where there are some.
 
     A busy machine or a wrong clock shifts all samples alike, so their deviations add
@@ -60,7 +67,7 @@ def spread_of(rates: Rates, sources: PriceSources | None = None) -> Spread:
     if sources is not None:
         known = 1.0 - sources.roofline
         step = max(known * sources.sigma + sources.roofline * step, STEP_NOISE)
-    return Spread(step_sigma=step, memory_sigma=MEMORY)
+    return Spread(step_sigma=step, memory_sigma=footprint.memory_sigma)
 
 
 def _of_rates(rates: Rates) -> float:

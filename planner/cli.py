@@ -66,6 +66,12 @@ MOST_RUNNERS_UP = 100
     help="Only what `execute` carries out, or all that is priced.  "
     "[default: executable on the cluster local]",
 )
+@click.option(
+    "--probability",
+    type=real(0.5, 0.9999),
+    metavar="P",
+    help="With which the layout is to fit.  [default: 0.95]",
+)
 @click.option("--any-stage", is_flag=True, hidden=True)
 def plan(
     job: JobOptions,
@@ -78,6 +84,7 @@ def plan(
     compare_searches: bool,
     time_limit: float | None,
     executable: bool | None,
+    probability: float | None,
     any_stage: bool,
     as_json: bool,
 ) -> None:
@@ -94,7 +101,7 @@ def plan(
     search_called(search)
     profile = read_profile(job.profile)
     where = cluster_name(job.cluster, profile)
-    posed = _posed(job, pins, objective, where, executable, profile)
+    posed = _posed(job, pins, objective, where, executable, profile, probability)
     for line in posed.warnings:
         warn(line)
     solution = _solved(posed.problem, search, top, time_limit)
@@ -124,6 +131,7 @@ def _posed(
     where: str,
     executable: bool | None,
     profile: Profile | None,
+    probability: float | None,
 ) -> Posed:
     from dataclasses import replace
 
@@ -136,7 +144,16 @@ def _posed(
     job.require("model")
     found = cluster_called(where, profile.samples if profile else None)
     asked = model(job.model or "")
-    posed = pose(asked, found, job, pins, Objective(objective), executable, profile)
+    posed = pose(
+        asked,
+        found,
+        job,
+        pins,
+        Objective(objective),
+        executable,
+        profile,
+        probability,
+    )
     premise({**premise_document(posed.problem, where), **nothing_document()})
     if job.cluster is None:
         posed = replace(posed, assumed={"cluster": where, **posed.assumed})

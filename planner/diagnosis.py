@@ -89,9 +89,21 @@ def _nothing_fits(problem: Problem) -> Infeasible:
     constraint = (
         f"memory: the smallest peak of any layout is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}), "
-        f"{device.name} offers {format_bytes(problem.memory_limit_bytes)}"
+        f"{device.name} offers {_offered(problem)}"
     )
     return _infeasible(constraint, next(_fitting_changes(problem), None))
+
+
+def _offered(problem: Problem) -> str:
+    """The capacity, and up to what an estimate is likely enough to fit."""
+    capacity = problem.machine.device.capacity_bytes
+    limit = problem.memory_limit_bytes
+    if not limit < capacity:
+        return format_bytes(limit)
+    return (
+        f"{format_bytes(capacity)}, and what is estimated at {format_bytes(limit)} "
+        f"fits with probability {problem.probability:g}"
+    )
 
 
 def _fitting_changes(problem: Problem) -> Iterator[str]:

@@ -13,7 +13,7 @@ from costmodel.offload import parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local, refusals
-from planner.problem import Objective, Problem
+from planner.problem import PROBABILITY, Objective, Problem, memory_limit
 from planner.search import AbstractSearch, Limits
 from planner.searches import search_called
 from planner.solution import EXACT, Solution
@@ -32,6 +32,7 @@ def plan(
     search: str | AbstractSearch = "branch-and-bound",
     precision: str | None = None,
     memory_limit_bytes: float | None = None,
+    probability: float = PROBABILITY,
     runners_up: int = 5,
     time_limit_s: float = inf,
     executable: bool | None = None,
@@ -39,7 +40,8 @@ def plan(
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
     *on* is a machine prepared from the cluster (another framework, say); what *pins*
-    fix is not searched; the memory limit is by default what the device offers. What
+    fix is not searched; what is found fits with at least *probability*, or in
+    *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
     the cluster `local`). If nothing fits, the solution's status says so and
     `diagnosis.diagnose` says why.
@@ -58,7 +60,8 @@ def plan(
         precision=precision or default_precision(cluster),
         gradient_format=where.software.gradient_format,
         flash_attention=flash_default(cluster) if flash is None else flash,
-        memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
+        memory_limit_bytes=memory_limit(where, probability) if limit is None else limit,
+        probability=probability,
         offload=parse_offload(fixed.offload, fixed.offload_to),
         objective=Objective(objective),
         executable=is_local(cluster) if executable is None else executable,

@@ -18,10 +18,20 @@ from costmodel.estimate import Estimate, estimate
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.pins import Pins
+from costmodel.uncertainty import spread_of
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Unsupported
 from profiles.job import Job
 from profiles.units import HOUR_S
+
+PROBABILITY = 0.95  # that what is recommended fits, unless another is asked for
+
+
+def memory_limit(on: Machine, probability: float = PROBABILITY) -> float:
+    """The largest estimated peak that fits *on* a device with *probability*: less than
+    its capacity by as much as estimates of memory are off."""
+    spread = spread_of(on.rates, on.software.footprint)
+    return on.device.capacity_bytes * spread.share_for(probability)
 
 
 class Objective(StrEnum):
@@ -59,7 +69,8 @@ class Candidate:
 class Problem:
     """A job on a machine, and what is fixed. A pin that is None is searched.
 
-    `executable` leaves out what the runtime does not carry out.
+    `executable` leaves out what the runtime does not carry out. `probability` is that
+    of fitting which `memory_limit_bytes` stands for (`memory_limit`).
     """
 
     job: Job
@@ -73,6 +84,7 @@ class Problem:
     offload: Offload = NOTHING
     objective: Objective = Objective.THROUGHPUT
     executable: bool = False
+    probability: float = 0.5
 
     def __post_init__(self) -> None:
         running = self.machine.running(self.gpus)  # samples know how many are at work

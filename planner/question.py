@@ -20,7 +20,7 @@ from costmodel.question import (
 )
 from costmodel.support import is_local
 from planner.pinned import require_consistent, require_possible
-from planner.problem import Objective, Problem
+from planner.problem import PROBABILITY, Objective, Problem, memory_limit
 from planner.space import Space
 from planner.table import length, take
 from profiles.cluster import Cluster
@@ -47,11 +47,13 @@ def pose(
     objective: Objective = Objective.THROUGHPUT,
     executable: bool | None = None,
     profile: Profile | None = None,
+    probability: float | None = None,
 ) -> Posed:
     """Complete a question about the best layout.
 
     *executable* leaves out what `execute` does not carry out; by default on this
-    machine, the cluster `local`, alone. A *profile*'s samples are prices.
+    machine, the cluster `local`, alone. A *profile*'s samples are prices. What is found
+    fits with at least *probability*, by default 0.95.
 
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
     batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
@@ -63,7 +65,14 @@ def pose(
     where = machine_of(cluster, wish, pins, profile, assumed)
     job, _ = job_of(model, wish, pins.dp or 1, pins, {})
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
-    problem = replace(problem, executable=_executable(cluster, executable, assumed))
+    if probability is None:
+        probability = assumed["probability"] = PROBABILITY
+    problem = replace(
+        problem,
+        executable=_executable(cluster, executable, assumed),
+        probability=probability,
+        memory_limit_bytes=memory_limit(where, probability),
+    )
     job, warnings = job_of(model, wish, _dp_to_split(problem, wish), pins, assumed)
     problem = replace(problem, job=job)
     require_consistent(problem)

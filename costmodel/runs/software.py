@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from costmodel.footprint import UNKNOWN
 from costmodel.question import flash_default
 from costmodel.runs.cells import Cells
 from costmodel.software import DEFAULT, Software, software_of_run
@@ -38,6 +39,7 @@ def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:
         cells.assumed["framework"] = base.name
     elif base.name == DEFAULT and DEFAULT not in printed.lower():
         cells.assumed["framework"] = base.name
+        base = replace(base, footprint=UNKNOWN)
         warnings = (f"framework {printed!r} is not known: priced as {base.name}",)
     kernel = cells.choice("attention_kernel", KERNELS)
     fused = cells.flag("fused_norm")

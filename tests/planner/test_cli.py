@@ -75,6 +75,25 @@ def test_alternatives_are_slower_and_say_why(ask: Ask) -> None:
     assert set(found["indistinguishable"]) <= set(range(4))
 
 
+def test_what_is_recommended_fits_with_the_probability_asked_for(ask: Ask) -> None:
+    """Of estimates of memory that are off by some per cent, half are too low."""
+    tight = ("--model", "gpt-13b", "--gpus", "8", "--top", "3")
+    likely, sure, even = (
+        answer(ask, *tight, *more)
+        for more in ((), ("--probability", "0.999"), ("--probability", "0.5"))
+    )
+    for found, asked in ((likely, 0.95), (sure, 0.999), (even, 0.5)):
+        estimates = [
+            found["estimate"],
+            *(one["estimate"] for one in found["alternatives"]),
+        ]
+        chances = [one["interval"]["probability_fits"] for one in estimates]
+        assert min(chances) >= asked - 1e-9
+    seconds = [one["estimate"]["step_time_s"] for one in (even, likely, sure)]
+    assert seconds == sorted(seconds)
+    assert likely["assumed"]["probability"] == 0.95
+
+
 def test_no_alternatives_when_none_are_asked_for(ask: Ask) -> None:
     found = answer(ask, *TINY, "--top", "0")
     assert (found["alternatives"], found["indistinguishable"]) == ([], [])
@@ -221,6 +240,8 @@ def test_a_search_takes_one_island(ask: Ask, tmp_path: Path) -> None:
         ((*TINY, "--profile", "samples.json"), "cannot be read"),
         ((*TINY, "--time-limit", "0"), "--time-limit"),
         ((*TINY, "--top", "-1"), "--top"),
+        ((*TINY, "--probability", "0.4"), "--probability"),
+        ((*TINY, "--probability", "1"), "--probability"),
         ((*TINY, "--offload-to", "nvme"), "nothing is offloaded"),
         ((*TINY, "--offload", "parameters", "--zero", "1"), "--zero 3"),
         ((*TINY, "--out", "no/such/folder/layout.json"), "no/such/folder"),

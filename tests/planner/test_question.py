@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from costmodel.pins import Pins
+from costmodel.uncertainty import spread_of
 from planner.problem import Objective
 from planner.question import Posed, pose
 from profiles.catalog import cluster
@@ -141,3 +142,22 @@ def test_pins_of_an_impossible_question_are_not_to_blame() -> None:
     """Prime GPUs and a batch that they do not divide: no layout, pins or not."""
     found = posed("gpt-tiny", gpus=11, global_batch=3, zero=1)
     assert found.problem.pins.zero == 1
+
+
+def test_what_is_recommended_is_to_fit_with_95_percent() -> None:
+    found = posed(gpus=64)
+    assert found.assumed["probability"] == 0.95
+    problem, device = found.problem, found.problem.machine.device
+    spread = spread_of(problem.machine.rates, problem.machine.software.footprint)
+    ratio = device.capacity_bytes / problem.memory_limit_bytes
+    assert spread.probability_below(ratio) == pytest.approx(0.95)
+    assert problem.memory_limit_bytes < device.capacity_bytes
+
+
+def test_an_even_chance_is_the_whole_device() -> None:
+    wish = JobOptions(gpus=64)
+    found = pose(model("gpt-13b"), A100, wish, Pins(), probability=0.5)
+    problem = found.problem
+    assert "probability" not in found.assumed
+    capacity = problem.machine.device.capacity_bytes
+    assert problem.memory_limit_bytes == pytest.approx(capacity)
