@@ -16,7 +16,7 @@ from typing import Any, Final
 from costmodel.accounts import BREAKDOWN, Accounts
 from costmodel.atoms import recomputed_operators
 from costmodel.flops import MEGATRON, Convention, block_flops, model_flops
-from costmodel.island_price import devices_of, stage_columns
+from costmodel.island_price import Placed, devices_of
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.layout_price import LayoutPricer, price_together
@@ -197,8 +197,8 @@ def estimate(
     Raises InvalidSpec for a layout of another model or schedule, Contradiction for
     one that cannot run so, Unsupported for what is not priced yet.
     """
-    pricer = _pricer(job, layout, on or machine(cluster))
-    return _estimated(pricer, assumed or {}, warnings)
+    placed = _placed(job, layout, on or machine(cluster))
+    return _estimated(placed, assumed or {}, warnings)
 
 
 def estimates(
@@ -208,15 +208,18 @@ def estimates(
 
     What they share is priced once.
     """
-    pricers: list[LayoutPricer | MeshwrightError] = []
+    found: list[Placed | MeshwrightError] = []
+    pricers: list[LayoutPricer] = []
     for job, layout, on in asked:
         try:
-            pricers.append(_pricer(job, layout, on))
+            placed = _placed(job, layout, on)
+            pricers += placed.pricers
+            found.append(placed)
         except MeshwrightError as error:
-            pricers.append(error)
-    price_together(item for item in pricers if isinstance(item, LayoutPricer))
-    for item in pricers:
-        if isinstance(item, LayoutPricer):
+            found.append(error)
+    price_together(pricers)
+    for item in found:
+        if isinstance(item, Placed):
             try:
                 yield _estimated(item, {}, ())
             except MeshwrightError as error:
@@ -225,18 +228,19 @@ def estimates(
             yield item
 
 
-def _pricer(job: Job, layout: Layout, on: Machine) -> LayoutPricer:
+def _placed(job: Job, layout: Layout, on: Machine) -> Placed:
     where = on.running(layout.gpus)
     _require_priced(layout)
     require_legal_layout(layout, job, where.cluster)
-    return LayoutPricer(job=job, layout=layout, machine=where)
+    return Placed(pricer=LayoutPricer(job=job, layout=layout, machine=where))
 
 
 def _estimated(
-    pricer: LayoutPricer, assumed: Mapping[str, Any], warnings: tuple[str, ...]
+    placed: Placed, assumed: Mapping[str, Any], warnings: tuple[str, ...]
 ) -> Estimate:
+    pricer = placed.pricer
     job, layout, where = pricer.job, pricer.layout, pricer.machine
-    accounts = Accounts(job=job, layout=layout, stages=stage_columns(pricer), on=where)
+    accounts = Accounts(job=job, layout=layout, stages=placed.columns(), on=where)
     timeline = simulate(
         layout.schedule,
         layout.pp,

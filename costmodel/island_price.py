@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -27,26 +28,50 @@ class Devices:
     capacities_bytes: tuple[float, ...]  # of the smallest device of each rank
 
 
-def stage_columns(pricer: LayoutPricer) -> StagePrice:
-    """The price of every virtual stage as arrays, on whatever its ranks are."""
-    if len(pricer.machine.cluster.islands) == 1:
-        return pricer.columns()
-    known: dict[int, StagePrice] = {}
-    rows = []
-    for number, stage in enumerate(pricer.layout.stages):
-        prices = []
-        for on in machines_of(pricer.machine, [stage.mesh.ranks]):
-            if id(on) not in known:
-                alone = LayoutPricer(job=pricer.job, layout=pricer.layout, machine=on)
-                known[id(on)] = alone.columns()
-            prices.append(known[id(on)].take(np.array([number])))
-        rows.append(slowest(prices, pricer.layout.micro_batches))
-    return StagePrice(
-        **{
-            item.name: np.concatenate([getattr(row, item.name) for row in rows])
-            for item in fields(StagePrice)
+@dataclass(kw_only=True)
+class Placed:
+    """A layout's pricer on whatever its ranks are: on one island, or on several."""
+
+    pricer: LayoutPricer
+
+    @cached_property
+    def _machines(self) -> list[tuple[Machine, ...]]:
+        """What each stage runs on."""
+        on, stages = self.pricer.machine, self.pricer.layout.stages
+        return [machines_of(on, [stage.mesh.ranks]) for stage in stages]
+
+    @cached_property
+    def _alone(self) -> dict[int, LayoutPricer]:
+        """The layout as if all of it ran on each of the machines, by their identity."""
+        job, layout = self.pricer.job, self.pricer.layout
+        distinct = {id(on): on for several in self._machines for on in several}
+        return {
+            key: LayoutPricer(job=job, layout=layout, machine=on)
+            for key, on in distinct.items()
         }
-    )
+
+    @property
+    def pricers(self) -> list[LayoutPricer]:
+        """Those to price (`layout_price.price_together`) before the stages are."""
+        if len(self.pricer.machine.cluster.islands) == 1:
+            return [self.pricer]
+        return list(self._alone.values())
+
+    def columns(self) -> StagePrice:
+        """The price of every virtual stage, in model order, as arrays."""
+        if len(self.pricer.machine.cluster.islands) == 1:
+            return self.pricer.columns()
+        rows = []
+        for number, machines in enumerate(self._machines):
+            here = (self._alone[id(on)].columns() for on in machines)
+            prices = [columns.take(np.array([number])) for columns in here]
+            rows.append(slowest(prices, self.pricer.layout.micro_batches))
+        return StagePrice(
+            **{
+                item.name: np.concatenate([getattr(row, item.name) for row in rows])
+                for item in fields(StagePrice)
+            }
+        )
 
 
 def devices_of(layout: Layout, on: Machine) -> Devices:
