@@ -76,6 +76,16 @@ class Placed:
 
 def devices_of(layout: Layout, on: Machine) -> Devices:
     """The devices that *layout* runs on."""
+    number = layout.precision.matmul
+    if len(on.cluster.islands) == 1:
+        device = on.device
+        return Devices(
+            name=device.name,
+            peak_flops_per_s=device.peak_flops_per_s(number),
+            cost=device.cost.si if device.cost else None,
+            power_w=device.power.si if device.power else None,
+            capacities_bytes=(device.capacity_bytes,) * layout.pp,
+        )
     spans = spans_of(on.cluster)
     ranks = [_held(layout, rank) for rank in range(layout.pp)]
     there = [
@@ -89,7 +99,6 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
         for span, count in zip(spans, counts, strict=True)
         if count
     ]
-    number = layout.precision.matmul
     return Devices(
         name=" + ".join(dict.fromkeys(device.name for device, _ in used)),
         peak_flops_per_s=_mean([(d.peak_flops_per_s(number), n) for d, n in used]),
