@@ -258,7 +258,7 @@ def _estimated(
         memory=accounts.memory(timeline),
         capacities_bytes=devices.capacities_bytes,
         peak_flops_per_s=devices.peak_flops_per_s,
-        spread=spread_of(where.rates, where.software.footprint, sources),
+        spread=spread_of(where, experts=job.has_experts, sources=sources),
         timeline=timeline,
         device=devices.name,
         device_cost=devices.cost,

@@ -1,32 +1,60 @@
-"""How far off an estimate may be: the spread of calibration residuals.
+"""How far off an estimate may be: the residuals of runs that the fit never saw.
 
-The ratio measured/estimated is taken as log-normal; its spread is that of the public
-runs priced with the same kind of rates (`benchmarks/validate.py` prints it), wider
-where a device borrows its rates.
+    h = h0 · exp(f / families(framework) + d / families(device) + e · experts)
+
+is half of the p10-p90 interval of log(measured / estimated). h0 is that of a framework
+and a device that many families of published runs were measured on; where it was one
+family or none, the interval is exp(f) or exp(d) times as wide.
+`benchmarks/fit_uncertainty.py` fits the numbers to residuals of runs whose family was
+left out of the fit (quantile regression; Koenker and Bassett, 1978), and sets h0 by how
+many of them shall lie inside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, log
+from pathlib import Path
 from statistics import NormalDist
 from typing import Final
 
-from costmodel.footprint import Footprint
+import msgspec
+
+from costmodel.machine import Machine
 from costmodel.price_sources import PriceSources
-from costmodel.rates import GENERIC, Rates
+from costmodel.rates import GENERIC
+from profiles.errors import InvalidFile
 
-_P90: Final = NormalDist().inv_cdf(0.9)
-
-# Standard deviation of log(measured / estimated): the 80 % quantile of its size over
-# the published runs that are compared, over 1.28. For step time every source weighs the
-# same (63 rows of devices with a fit of their own, 1,615 of others); for memory each
-# framework has its own (`footprint`).
-OWN_STEP: Final = 0.18
-BORROWED_STEP: Final = 0.25
-GENERIC_STEP: Final = 0.5  # [assumed] twice the worst that is known
+PATH: Final = Path(__file__).parent / "data" / "uncertainty.json"
+P90: Final = NormalDist().inv_cdf(0.9)
+GENERIC_FACTOR: Final = 2.0  # [assumed] a device whose architecture nobody measured
 # Separate launches of one layout on an idle two-core machine: 1.3 to 4 % apart.
 STEP_NOISE: Final = 0.04
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What the file holds. `frameworks` and `devices` say how many families of runs
+    were measured on each. `rows`, `inside` and `half_over_error` say how it came out:
+    runs, the share inside, and the median half-width over the median error."""
+
+    step: float  # h0
+    framework: float
+    device: float
+    experts: float
+    frameworks: Mapping[str, int]
+    devices: Mapping[str, int]
+    rows: int
+    inside: float
+    half_over_error: float
+
+    def half_width(self, framework: str, device: str, *, experts: bool) -> float:
+        """Half of the p10-p90 interval of log(measured / estimated) seconds."""
+        unlike = self.framework * rarity(self.frameworks.get(framework, 0))
+        unlike += self.device * rarity(self.devices.get(device, 0))
+        return self.step * exp(unlike + self.experts * experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +67,11 @@ class Spread:
     @property
     def step_time(self) -> tuple[float, float]:
         """p10 and p90 as factors of the estimate."""
-        return exp(-_P90 * self.step_sigma), exp(_P90 * self.step_sigma)
+        return exp(-P90 * self.step_sigma), exp(P90 * self.step_sigma)
 
     @property
     def peak_memory(self) -> tuple[float, float]:
-        return exp(-_P90 * self.memory_sigma), exp(_P90 * self.memory_sigma)
+        return exp(-P90 * self.memory_sigma), exp(P90 * self.memory_sigma)
 
     def probability_below(self, ratio: float) -> float:
         """Chance that the measured peak is at most *ratio* times the estimate."""
@@ -54,23 +82,37 @@ class Spread:
         return exp(-self.memory_sigma * NormalDist().inv_cdf(probability))
 
 
+def rarity(families: int) -> float:
+    """1 where one family of runs was measured or none, less where more were.
+
+    >>> rarity(0), rarity(1), rarity(20)
+    (1.0, 1.0, 0.05)
+    """
+    return 1.0 / max(families, 1)
+
+
+@lru_cache(maxsize=1)
+def calibration() -> Calibration:
+    """The fitted one; raises InvalidFile if its file is damaged."""
+    try:
+        return msgspec.json.decode(PATH.read_bytes(), type=Calibration)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidFile(f"{PATH} does not hold an uncertainty: {error}") from error
+
+
 def spread_of(
-    rates: Rates, footprint: Footprint, sources: PriceSources | None = None
+    on: Machine, *, experts: bool = False, sources: PriceSources | None = None
 ) -> Spread:
-    """The spread of prices made with *rates*; of samples, where there are some.
+    """The spread of prices on a machine; of samples, where there are some.
 
     A busy machine or a wrong clock shifts all samples alike, so their deviations add
     up as they are, and so does that of the share without samples. A step never
-    repeats better than `STEP_NOISE`.
+    repeats better than `STEP_NOISE`. Of memory each framework has its own (`footprint`).
     """
-    step = _of_rates(rates)
+    known = calibration()
+    half = known.half_width(on.software.name, on.device.name, experts=experts)
+    step = half / P90 * (GENERIC_FACTOR if on.rates.kin == GENERIC else 1.0)
     if sources is not None:
-        known = 1.0 - sources.roofline
-        step = max(known * sources.sigma + sources.roofline * step, STEP_NOISE)
-    return Spread(step_sigma=step, memory_sigma=footprint.memory_sigma)
-
-
-def _of_rates(rates: Rates) -> float:
-    if rates.kin is None:
-        return OWN_STEP
-    return GENERIC_STEP if rates.kin == GENERIC else BORROWED_STEP
+        sampled = 1.0 - sources.roofline
+        step = max(sampled * sources.sigma + sources.roofline * step, STEP_NOISE)
+    return Spread(step_sigma=step, memory_sigma=on.software.footprint.memory_sigma)

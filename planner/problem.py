@@ -30,7 +30,7 @@ PROBABILITY = 0.95  # that what is recommended fits, unless another is asked for
 def memory_limit(on: Machine, probability: float = PROBABILITY) -> float:
     """The largest estimated peak that fits *on* a device with *probability*: less than
     its capacity by as much as estimates of memory are off."""
-    spread = spread_of(on.rates, on.software.footprint)
+    spread = spread_of(on)
     return on.device.capacity_bytes * spread.share_for(probability)
 
 

@@ -56,6 +56,10 @@ class Job:
         return self.seq_len * self.global_batch
 
     @property
+    def has_experts(self) -> bool:
+        return isinstance(self.spec, DecoderSpec) and self.spec.moe is not None
+
+    @property
     def moments(self) -> int:
         return OPTIMIZERS[self.optimizer]
 

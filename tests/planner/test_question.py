@@ -148,7 +148,7 @@ def test_what_is_recommended_is_to_fit_with_95_percent() -> None:
     found = posed(gpus=64)
     assert found.assumed["probability"] == 0.95
     problem, device = found.problem, found.problem.machine.device
-    spread = spread_of(problem.machine.rates, problem.machine.software.footprint)
+    spread = spread_of(problem.machine)
     ratio = device.capacity_bytes / problem.memory_limit_bytes
     assert spread.probability_below(ratio) == pytest.approx(0.95)
     assert problem.memory_limit_bytes < device.capacity_bytes
