@@ -76,6 +76,8 @@ class Placed:
 
 def devices_of(layout: Layout, on: Machine) -> Devices:
     """The devices that *layout* runs on."""
+    if len(on.cluster.islands) == 1:
+        return _alike(on.device, layout)
     number = layout.precision.matmul
     if len(on.cluster.islands) == 1:
         device = on.device
@@ -105,6 +107,16 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
         cost=_known_mean([(d.cost.si if d.cost else None, n) for d, n in used]),
         power_w=_known_mean([(d.power.si if d.power else None, n) for d, n in used]),
         capacities_bytes=tuple(map(_smallest, there)),
+    )
+
+
+def _alike(device: Device, layout: Layout) -> Devices:
+    return Devices(
+        name=device.name,
+        peak_flops_per_s=device.peak_flops_per_s(layout.precision.matmul),
+        cost=device.cost.si if device.cost else None,
+        power_w=device.power.si if device.power else None,
+        capacities_bytes=(device.capacity_bytes,) * layout.pp,
     )
 
 

@@ -101,6 +101,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
     counts = split_layers(graph.body, total)
     held = holders(choice.schedule, choice.pp, choice.virtual_stages)
     meshes = [_mesh(choice, rank) for rank in range(choice.pp)]
+    kinds = _kinds(choice, graph.block("layer"))
     stages, first = [], 0
     for stage, count in enumerate(counts):
         names = [str(number) for number in range(first, first + count)]
@@ -109,7 +110,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
         stages.append(
             Stage(
                 layers=layers,
-                plans=_plans(choice, graph, layers),
+                plans=_plans(kinds, layers, choice.recompute_layers),
                 mesh=meshes[held[stage]],
                 held_by=(held[stage],),
             )
@@ -146,13 +147,10 @@ def _mesh(choice: Uniform, rank: int) -> Mesh:
     )
 
 
-def _plans(
-    choice: Uniform, graph: ModelGraph, layers: tuple[str, ...]
-) -> tuple[LayerPlan, ...]:
+def _kinds(choice: Uniform, block: Block) -> tuple[LayerPlan, LayerPlan, LayerPlan]:
+    """The plan of the ends, of a layer, and of one that is recomputed."""
     sharding = "megatron-sp" if choice.sequence_parallel else "megatron"
-    block: Block = graph.block("layer")
     again = preset(choice.recompute, block)
-    limit = len(layers) if choice.recompute_layers is None else choice.recompute_layers
     of_ends, kept, redone = (
         LayerPlan(sharding=sharding, zero=choice.zero, retention=retention)
         for retention in (
@@ -161,6 +159,16 @@ def _plans(
             offloaded(again, block, choice.offload),
         )
     )
+    return of_ends, kept, redone
+
+
+def _plans(
+    kinds: tuple[LayerPlan, LayerPlan, LayerPlan],
+    layers: tuple[str, ...],
+    recompute_layers: int | None,
+) -> tuple[LayerPlan, ...]:
+    of_ends, kept, redone = kinds
+    limit = len(layers) if recompute_layers is None else recompute_layers
     plans, numbered = [], 0
     for name in layers:
         if not name.isdigit():

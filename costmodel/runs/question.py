@@ -8,7 +8,7 @@ the rest   each framework's documented default, named in `assumed`
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from costmodel.legality import require_legal
 from costmodel.machine import Machine, machine
@@ -28,6 +28,10 @@ from profiles.job import Job
 from profiles.precision import PRECISIONS
 
 TASKS: Final = ("pretrain", "sft", "lora")
+CLUSTER: Final = (
+    *("cluster", "device", "gpus", "gpus_per_node"),
+    *("intra_node_gb_per_s", "inter_node_gbit_per_s"),
+)
 LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
 MOST_GPUS: Final = 10_000_000
 MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simulated
@@ -65,6 +69,9 @@ class Questions:
     """Turns rows into questions; equal machines and jobs are made once."""
 
     _machines: dict[object, Machine] = field(default_factory=dict)
+    _clusters: dict[object, tuple[Cluster, dict[str, Any]]] = field(
+        default_factory=dict
+    )
     _jobs: dict[Job, Job] = field(default_factory=dict)
 
     def question(self, cells: Cells) -> Question:
@@ -91,11 +98,21 @@ class Questions:
         )
 
     def _machine(self, cells: Cells, gpus: int, software: Software) -> Machine:
-        where = cluster_of(cells, gpus)
+        where = self._cluster(cells, gpus)
         key = (_key(where), software)
         if key not in self._machines:
             self._machines[key] = machine(where, software)
         return self._machines[key]
+
+    def _cluster(self, cells: Cells, gpus: int) -> Cluster:
+        """The row's cluster; what was taken for granted of it is noted each time."""
+        key = (gpus, *(cells.word(column) for column in CLUSTER))
+        if key not in self._clusters:
+            fresh = Cells(text=cells.text)
+            self._clusters[key] = (cluster_of(fresh, gpus), fresh.assumed)
+        where, assumed = self._clusters[key]
+        cells.assumed.update(assumed)
+        return where
 
     def _job(
         self, cells: Cells, choice: Uniform, software: Software
