@@ -113,7 +113,7 @@ def test_a_figure_that_nothing_tells_is_none() -> None:
         {"model": "nobody's"},
         {"device": "mixed", "cluster": ""},
         {"device": "", "cluster": ""},
-        {"recompute": "", "recompute_detail": "some blocks"},
+        {"recompute": "", "recompute_detail": "our own way"},
     ],
 )
 def test_some_runs_are_priced_but_do_not_count(asked: dict[str, str]) -> None:
