@@ -107,7 +107,7 @@ def spread_of(
 
     A busy machine or a wrong clock shifts all samples alike, so their deviations add
     up as they are, and so does that of the share without samples. A step never
-    repeats better than `STEP_NOISE`. Of memory each framework has its own (`footprint`).
+    repeats better than `STEP_NOISE`. Of memory each framework has its own.
     """
     known = calibration()
     half = known.half_width(on.software.name, on.device.name, experts=experts)
