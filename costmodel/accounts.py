@@ -129,6 +129,7 @@ class Accounts:
             device=self.on.device,
             ranks=np.asarray(layout.gpus),
             fully_shard=self.on.software.fully_shard,
+            micro_batches=layout.micro_batches,
             footprint=self.on.software.footprint,
             frozen_parameters=self._by_rank(self.stages.frozen_parameters),
             offload=layout.offload,

@@ -192,6 +192,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         device=rows.on.device,
         ranks=columns.gpus,
         fully_shard=rows.on.software.fully_shard,
+        micro_batches=m,
         footprint=rows.on.software.footprint,
         frozen_parameters=rows.on_rank(end, "frozen_parameters"),
     )

@@ -228,3 +228,19 @@ def test_more_sharding_takes_less_memory_and_more_time() -> None:
     assert len(set(peaks)) == 4
     seconds = [item.step_time_s for item in found[1:]]
     assert seconds == sorted(seconds)
+
+
+def test_a_single_backward_scatters_gradients_where_activations_were() -> None:
+    """Before it none are there; after it no activations are. Their blocks stay the
+    allocator's, so that what the device shows does not change."""
+    job = job_of("llama3-8b", 8, 8192)
+    where = machine_of("fsdp2", "dgx-h100")
+    shape = {"dp": 8, "zero": 3, "zero_group": 8, "precision": "bf16"}
+    (once,) = priced(job, where, **shape).memory
+    (twice,) = priced(job_of("llama3-8b", 16, 8192), where, **shape).memory
+    assert float(twice.gradients) > 0
+    gone = float(twice.gradients) - float(once.gradients)
+    assert gone == pytest.approx(min(float(twice.gradients), float(once.activations)))
+    assert float(twice.allocated) - float(once.allocated) == pytest.approx(gone)
+    assert float(once.total) == pytest.approx(float(twice.total), rel=1e-12)
+    assert float(once.reserve) - float(twice.reserve) == pytest.approx(gone)
