@@ -24,7 +24,7 @@ def features(asked: Question) -> Mapping[str, str]:
         "pp": _size(choice.pp),
         "cp": _size(choice.cp),
         "precision": choice.precision,
-        "nodes": "1" if choice.gpus <= on.island.domain else "several",
+        "nodes": "1" if choice.gpus <= on.cluster.islands[0].domain else "several",
         "gpus": _decade(choice.gpus),
     }
 
