@@ -65,7 +65,8 @@ def test_every_footprint_is_of_a_framework_and_has_a_source() -> None:
         ("megatron-deepspeed", "fp16", (2, 4)),
         ("megatron-deepspeed", "bf16", (6, 0)),
         ("megatron-core", "bf16", (4, 0)),
-        ("aa-scaling", "bf16", (2, 0)),
+        ("aa-scaling", "bf16", (2, 4)),
+        ("oneflow", "fp16", (2, 0)),
         ("megatron-deepspeed", "fp32", (4, 0)),
     ],
 )
