@@ -33,6 +33,8 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
         first = choice.recompute_layers
         limit = "" if first is None else f" in {first} layers a stage"
         parts.append(f"recompute {choice.recompute}{limit}")
+    if choice.offload.anything:
+        parts.append(f"offload {choice.offload} to {choice.offload.tier}")
     return ", ".join(parts)
 
 

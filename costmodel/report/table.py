@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from costmodel.estimate import Estimate
 from costmodel.layout import Layout
 from costmodel.memory import Memory
+from costmodel.offload import Offload
+from costmodel.retention import Action
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -57,7 +59,18 @@ def layout_words(layout: Layout) -> str:
         parts.append(f"ZeRO-{summary['zero']}{shared}")
     if plan.sharding == "megatron-sp":
         parts.append("sequence parallel")
+    away = _away(layout)
+    if away.anything:
+        parts.append(f"offload {away} to {away.tier}")
     return ", ".join(parts)
+
+
+def _away(layout: Layout) -> Offload:
+    """What is offloaded, with the largest share of any layer's activations."""
+    plans = {id(plan): plan for stage in layout.stages for plan in stage.plans}
+    treated = [one for p in plans.values() for one in p.retention.tensors.values()]
+    shares = [one.ratio for one in treated if one.action is Action.OFFLOAD]
+    return replace(layout.away, activations=max(shares, default=0.0))
 
 
 def headline(estimate: Estimate) -> list[tuple[str, str]]:

@@ -81,6 +81,25 @@ def test_a_layout_that_does_not_fit_is_answered(
     assert found["interval"]["probability_fits"] < 0.01
 
 
+def test_what_is_offloaded_stands_in_the_layout_and_comes_back(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "layout.json"
+    options = ("--offload", "optimizer,activations=0.5", "--offload-to", "nvme")
+    asked = answered(capsys, *ASKED, *options, "--out", str(file))
+    assert asked["breakdown_s"]["offload"] > 0
+    stored = answered(capsys, str(file))
+    for key in ("step_time_s", "memory", "breakdown_s", "layout"):
+        assert stored[key] == asked[key], key
+    assert (asked["layout"]["offload"], asked["layout"]["offload_to"]) == (
+        "optimizer",
+        "nvme",
+    )
+    assert simulate(str(file)) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "offload optimizer,activations=0.5 to nvme" in shown
+
+
 def test_unlike_islands_are_priced_together(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
