@@ -219,7 +219,7 @@ class _Batch:
     def prices(self) -> StagePrice:
         """The prices of the kinds as arrays, in order of their numbers."""
         kinds = list(self._kinds)
-        wanted = {part for kind in kinds for _, part in kind.parts}
+        wanted = dict.fromkeys(part for kind in kinds for _, part in kind.parts)
         table, rows = _atoms(wanted, self.precision, self.machine)
         found = stage_price(
             _parts(kinds, table, rows),
