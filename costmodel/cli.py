@@ -276,10 +276,12 @@ def _runs(
     compared = list(compare(read_runs(runs)))
     summary = whole_summary(compared)
     if report is not None:
+        from costmodel.budget import fitted_to_runs
         from costmodel.report.runs_page import runs_page
         from profiles.documents import write_text
 
-        write_text(report, runs_page(f"Estimates of {runs.name}", compared, summary))
+        title = f"Estimates of {runs.name}"
+        write_text(report, runs_page(title, compared, summary, fitted_to_runs()))
     if as_json:
         emit_json(document(compared, summary))
         return

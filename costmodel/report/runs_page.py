@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from costmodel.budget import Parameter
 from costmodel.compared import Compared
 from costmodel.report.drawing import Dot, key, scatter, strips
 from costmodel.report.summary import oom_words
@@ -44,27 +45,6 @@ means over groups of runs that differ in their layout only. Runs count where the
 time is measured or derived from tokens per second, and shape, layout, batch and cluster
 are known.
 """
-
-
-class Fitted(Protocol):
-    """A fitted parameter; `spread` and `error` are relative standard deviations."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def meaning(self) -> str: ...
-    @property
-    def prior(self) -> float: ...
-    @property
-    def spread(self) -> float: ...
-    @property
-    def value(self) -> float: ...
-    @property
-    def error(self) -> float: ...
-    @property
-    def rows(self) -> int: ...
-
-
 Cell = tuple[str, Callable[[Mapping[str, Any]], Any], str]
 _COLUMNS: Final[tuple[Cell, ...]] = (
     ("rows", lambda part: part["rows"], ","),
@@ -86,7 +66,7 @@ def runs_page(
     title: str,
     compared: Sequence[Compared],
     summary: Mapping[str, Any],
-    fitted: Iterable[Fitted] = (),
+    fitted: Iterable[Parameter] = (),
 ) -> str:
     """The page of *compared* runs, with the *summary* of all of them and its parts."""
     counted = [item for item in compared if item.times]
@@ -218,7 +198,7 @@ def _reasons(counts: Mapping[str, int]) -> str:
     return f"<table>{rows}</table>" if rows else "<p>None.</p>"
 
 
-def _parameters(fitted: Iterable[Fitted]) -> str:
+def _parameters(fitted: Iterable[Parameter]) -> str:
     head = "".join(
         f"<th>{name}</th>" for name in ("prior", "value", "standard error", "runs")
     )

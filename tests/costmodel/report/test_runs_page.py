@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from costmodel.budget import Parameter
 from costmodel.cli import simulate
 from costmodel.report.drawing import Dot, scatter, strips
 from costmodel.report.runs_page import runs_page
@@ -37,15 +37,15 @@ ROWS = [
 ]
 
 
-@dataclass(frozen=True)
-class Parameter:
-    name: str = "product/ampere"
-    meaning: str = "seconds over those alone"
-    prior: float = 1.0
-    spread: float = 0.1
-    value: float = 1.07
-    error: float = 0.02
-    rows: int = 493
+FITTED = Parameter(
+    name="product/ampere",
+    meaning="seconds over those alone",
+    prior=1.0,
+    spread=0.1,
+    value=1.07,
+    error=0.02,
+    rows=493,
+)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_page_stands_alone_and_shows_every_run(table: Path) -> None:
     compared = list(compare(read_runs(table)))
-    page = runs_page("Runs <1>", compared, whole_summary(compared), [Parameter()])
+    page = runs_page("Runs <1>", compared, whole_summary(compared), [FITTED])
     assert not re.search(r"https?:|<script|<link|<img|@import|src=|url\(", page)
     assert "Runs &lt;1&gt;" in page
     assert "A &lt;b&gt; &amp; co" in page
