@@ -136,17 +136,20 @@ def _scatter(counted: Sequence[Compared]) -> str:
 
 
 def _strips(counted: Sequence[Compared], column: str) -> str:
-    groups: dict[str, list[Dot]] = defaultdict(list)
-    for item in counted:
-        groups[item.run.cell(column) or "(not said)"].append(_dot(item))
-    return strips(groups) if groups else ""
+    return _by(counted, lambda item: item.run.cell(column) or "(not said)")
 
 
 def _feature_strips(counted: Sequence[Compared], feature: str) -> str:
+    return _by(counted, lambda item: item.features[feature])
+
+
+def _by(counted: Sequence[Compared], name: Callable[[Compared], str]) -> str:
+    """Errors by what *name* says, most runs first, as tables have it."""
     groups: dict[str, list[Dot]] = defaultdict(list)
     for item in counted:
-        groups[item.features[feature]].append(_dot(item))
-    return strips(dict(sorted(groups.items()))) if groups else ""
+        groups[name(item)].append(_dot(item))
+    most = sorted(groups.items(), key=lambda item: -len(item[1]))
+    return strips(dict(most)) if groups else ""
 
 
 def _dot(item: Compared, colour: int = 0) -> Dot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ _SHARES: Final = (
 )
 _LONGEST: Final = 36
 _LONGEST_REASON: Final = 80
+_REASON: Final = re.compile(r"(?:'[^']*'|[^:;])+")  # colons in quotes are a cell's
 
 
 def summary_view(summary: Mapping[str, Any]) -> Group:
@@ -106,10 +108,11 @@ def reasons(counts: Mapping[str, int], most: int = 12) -> list[str]:
 def reason(error: str) -> str:
     """An error without what is allowed and what to do.
 
-    >>> reason("seq_len is missing: fill it in")
-    'seq_len is missing'
+    >>> reason("seq_len is missing: fill it in"), reason("cluster='a: b': not known")
+    ('seq_len is missing', "cluster='a: b'")
     """
-    return error.partition(":")[0].partition(";")[0][:_LONGEST_REASON]
+    found = _REASON.match(error)
+    return (found.group() if found else error)[:_LONGEST_REASON]
 
 
 def _cell(name: str, value: float | None) -> str:

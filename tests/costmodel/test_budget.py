@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ MOST = 60  # fitted to runs, in all
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> None:
+def _forget() -> Iterator[None]:
+    fitted_to_runs.cache_clear()
+    yield
     fitted_to_runs.cache_clear()
 
 
