@@ -55,7 +55,9 @@ class Accounts:
     def costs(self) -> StageCosts:
         """The input of the timeline."""
         layout, forward, backward = self.layout, *self._sends
-        buckets = buckets_of(self.stages.parameters[0], layout.precision, self.on)
+        buckets = buckets_of(
+            self.stages.trained_parameters[0], layout.precision, self.on
+        )
         return StageCosts(
             forward_s=self.stages.forward_s + forward.in_passes_s,
             backward_s=self.stages.backward_s + backward.in_passes_s,
@@ -87,6 +89,7 @@ class Accounts:
         parts = {
             "tensor_comm": passes("tensor_comm_s"),
             "context_comm": passes("context_comm_s"),
+            "expert_comm": passes("expert_comm_s"),
             "recompute": passes("recompute_s") - passes("recompute_comm_s"),
         }
         exposed, copied = passes("data_comm_s"), passes("offload_s")
@@ -133,6 +136,7 @@ class Accounts:
             footprint=self.on.software.footprint,
             frozen_parameters=self._by_rank(self.stages.frozen_parameters),
             offload=layout.offload,
+            expert_parameters=self._by_rank(self.stages.expert_parameters),
         ).each()
 
     @cached_property

@@ -44,7 +44,11 @@ class Atom:
     forward_context_s: Array
     recompute_context_s: Array
     backward_context_s: Array
-    parameters: Array  # that are trained
+    forward_expert_s: Array
+    recompute_expert_s: Array
+    backward_expert_s: Array
+    parameters: Array  # that are trained, but for those of experts
+    expert_parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
     away_bytes: Array
@@ -104,6 +108,12 @@ def atom(
         "forward_context_s": forward.context_comm_s,
         "recompute_context_s": repeated.context_comm_s,
         "backward_context_s": backward.context_comm_s,
+        "forward_expert_s": forward.expert_comm_s,
+        "recompute_expert_s": repeated.expert_comm_s,
+        "backward_expert_s": backward.expert_comm_s,
+        "expert_parameters": sum(
+            (item.expert_parameters for item in prices.values()), start=_ZERO
+        ),
         "parameters": sum((item.parameters for item in prices.values()), start=_ZERO),
         "frozen_parameters": sum(
             (item.frozen_parameters for item in prices.values()), start=_ZERO

@@ -115,7 +115,7 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
     tail = reduce_tail_s(
         np.asarray(behind),
         stages[0].backward_s,
-        buckets=buckets_of(stages[0].parameters, layout.precision, on),
+        buckets=buckets_of(stages[0].trained_parameters, layout.precision, on),
         overlap=overlapped,
     )
     steps = (sum(float(i.step_s + i.gather_s) for i in held) for held in ranks)

@@ -153,22 +153,26 @@ def _from_file(
     """
     from costmodel.estimate import estimate
     from costmodel.machine_asked import remarks_on
+    from costmodel.question import unbalanced
     from costmodel.stored import job_of, machine_of, read_layout_file
     from costmodel.support import local_warnings
 
     fixed = {**given(pins), **given(job)}
-    for name in ("cluster", "framework", "profile"):
+    for name in ("cluster", "framework", "profile", "imbalance"):
         fixed.pop(name, None)
     if fixed:
         named = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
         raise Contradiction(
             f"{named} cannot change a layout file, which holds its own answer; "
-            "leave it out (--cluster, --framework and --profile may differ)"
+            "leave it out (--cluster, --framework, --profile, --imbalance may differ)"
         )
     stored = read_layout_file(file)
     samples = profile.samples if profile else None
     on, priced = machine_of(stored, job.cluster, job.framework, samples), job_of(stored)
-    assumed = {} if job.framework else {"framework": on.software.name}
+    assumed: dict[str, Any] = {}
+    if job.framework is None:
+        assumed["framework"] = on.software.name
+    on = unbalanced(on, priced, pins.imbalance, assumed)
     if profile is not None:
         assumed["profile"] = profile.words
     warnings = (

@@ -1,6 +1,6 @@
 """The pipelines of uniform candidates in closed form, row by row of columns.
 
-`stage_kinds` says how a model's layers fall into a first, middle and last stage;
+`layer_runs` says how a model's layers fall into a first, middle and last stages;
 `makespan_s` is at least what the simulation of each row takes.
 """
 
@@ -16,38 +16,6 @@ from costmodel.columns import SCHEDULES
 from costmodel.makespan import Runs, makespan_bound_s
 
 Array = NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kinds:
-    """How many numbered layers each kind of virtual stage has, and how many there are.
-
-    Of the middle stages the last `high` have one layer more than the `low` before
-    them (`uniform.split_layers`). Where there is one stage only, it is `first`.
-    """
-
-    first: Array
-    low: Array
-    high: Array
-    last: Array
-    low_count: Array
-    high_count: Array
-
-
-def stage_kinds(body: int, stages: Array) -> Kinds:
-    """The split of *body* layers over *stages*, as `uniform.split_layers` does it."""
-    base, extra = body // stages, body % stages
-    middle = np.maximum(stages - 2, 0)
-    high = np.minimum(extra, middle)
-    first = base + (extra > middle)
-    return Kinds(
-        first=first,
-        low=base,
-        high=base + 1,
-        last=np.where(stages > 1, base, 0),
-        low_count=middle - high,
-        high_count=high,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,8 @@ class Columns:
     pp: Array
     dp: Array
     cp: Array
+    ep: Array
+    etp: Array
     micro_batch: Array
     schedule: Array
     virtual_stages: Array

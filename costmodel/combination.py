@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from costmodel.layout import Layout, Mesh
 from costmodel.offload import Offload
-from costmodel.retention import CORE, EVERYTHING, Action, Retention, preset
+from costmodel.retention import (
+    CORE,
+    EVERYTHING,
+    Action,
+    Retention,
+    body_presets,
+)
 from costmodel.schedule import SCHEDULES
 from costmodel.uniform import Uniform
 from profiles.job import Job
@@ -48,7 +54,7 @@ class Combination:
             pp=choice.pp,
             dp=choice.dp,
             cp=choice.cp,
-            ep=1,
+            ep=choice.ep * choice.etp,
             zero=frozenset((choice.zero,)),
             zero_group=choice.zero_group,
             sequence_parallel=frozenset((choice.sequence_parallel,)),
@@ -125,7 +131,8 @@ def _chosen(choice: Uniform, job: Job) -> str:
         return "none"
     if name in ("none", "selective", "full"):
         return name
-    return treatment(preset(name, job.graph.block("layer")))
+    found = {treatment(again) for again in body_presets(name, job.graph).values()}
+    return min(found, key=("by name", "full", "selective", "none").index)
 
 
 def _away(retentions: frozenset[str], offload: Offload) -> frozenset[str]:

@@ -12,7 +12,7 @@ tp apart; the rest of data parallelism replicates the shards and all-reduces the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -40,11 +40,27 @@ class DataParallel:
     zero: Array
     zero_group: Array
     pp: Any = 1
+    ep: Any = 1
+    etp: Any = 1
 
     @property
     def ranks(self) -> Array:
         """Ranks of the whole job."""
         return np.asarray(self.tp * self.cp * self.dp * self.pp)
+
+    @property
+    def of_experts(self) -> DataParallel:
+        """The same for the parameters of experts, of which each rank holds its own.
+
+        They are alike on tp · cp · dp / (ep · etp) ranks, ep · etp apart, and shard
+        over those; replicas of shards (HSDP) are as many as the layer's, if they can.
+        """
+        apart = self.ep * self.etp
+        alike = np.maximum(self.tp * self.cp * self.dp // apart, 1)
+        group = np.gcd(alike, np.maximum(alike // self.replicas, 1))
+        return replace(
+            self, tp=apart, cp=np.ones_like(alike), dp=alike, zero_group=group
+        )
 
     @property
     def shards(self) -> Array:
@@ -69,6 +85,15 @@ class Exchanges:
     forward_gather: Sourced  # every micro-batch
     backward_gather: Sourced
     backward_reduce: Sourced
+
+    def __add__(self, other: Exchanges) -> Exchanges:
+        names = [item.name for item in fields(self)]
+        return Exchanges(**{n: getattr(self, n) + getattr(other, n) for n in names})
+
+    def where(self, condition: Any) -> Exchanges:
+        """These where *condition* holds, else none."""
+        names = [item.name for item in fields(self)]
+        return Exchanges(**{n: getattr(self, n).where(condition) for n in names})
 
     @property
     def of_micro_batch(self) -> Sourced:

@@ -323,10 +323,8 @@ def _require_priced(layout: Layout) -> None:
             f"layout says {held}"
         )
     meshes = {
-        (mesh.tp, mesh.cp, mesh.dp_shard, mesh.dp_replicate, mesh.ep)
+        (mesh.tp, mesh.cp, mesh.dp_shard, mesh.dp_replicate, mesh.ep, mesh.etp)
         for mesh in (stage.mesh for stage in layout.stages)
     }
     if len(meshes) > 1:
         raise Unsupported("stages with unlike meshes are not priced yet")
-    if any(stage.mesh.ep > 1 for stage in layout.stages):
-        raise Unsupported("expert parallelism (ep > 1) is not priced yet")

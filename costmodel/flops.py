@@ -10,7 +10,8 @@
 
 *Model* FLOPs are without recompute and make the MFU; *hardware* FLOPs count what is
 recomputed once more and make the HFU (96·B·s·L·h²·(1 + s/6h + V/16Lh) where all of a
-layer is). Backward is twice forward; embeddings look up and cost nothing.
+layer is). Backward is twice forward; embeddings look up and cost nothing. Of experts
+those count that a token goes to, none for tokens that are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from profiles.errors import UnknownName
 from profiles.graph import Block
 from profiles.job import Job
 from profiles.models.parameters import parameters
-from profiles.operators import Kind, Operator
+from profiles.operators import PRODUCTS, Kind, Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,7 @@ def model_flops(job: Job, counted: Convention = MEGATRON) -> float:
 def _passes(operator: Operator) -> float:
     """Forward, and backward for its inputs and for its weight, unless that is frozen:
     fine-tuning adapters takes 2/3 of the FLOPs."""
-    return 2.0 if operator.frozen and operator.kind is Kind.MATMUL else 3.0
+    return 2.0 if operator.frozen and operator.kind in PRODUCTS else 3.0
 
 
 def block_flops(
@@ -118,10 +119,11 @@ def operator_flops(
     operator: Operator, block: Block, job: Job, counted: Convention = MEGATRON
 ) -> float:
     """Forward FLOPs of a whole step through one operator."""
-    if operator.kind is Kind.MATMUL:
+    if operator.kind in PRODUCTS:
         assert operator.contracted is not None
         n = sum(_width(name, block) for name in operator.columns)
-        return 2.0 * job.tokens * n * _width(operator.contracted, block)
+        met = block.extents["routed"] if operator.kind is Kind.GROUPED_MATMUL else 1
+        return 2.0 * job.tokens * met * n * _width(operator.contracted, block)
     if operator.kind is Kind.ATTENTION:
         span = min(block.window or job.seq_len, job.seq_len)
         # A window shorter than the sequence is a band: no half of it is masked.

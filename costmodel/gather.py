@@ -1,14 +1,15 @@
 """`Gather`: atoms of columns, priced once for each distinct one, gathered by row.
 
-An atom hangs on (tp, cp, micro-batch), on sequence parallelism and the kind of context
-parallelism, and on the retention preset: some hundreds for hundred thousands of rows.
+An atom hangs on (tp, cp, micro-batch, ep, etp), on sequence parallelism and the kind of
+context parallelism, and on the retention preset: some hundreds for hundred thousands of
+rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,12 @@ from costmodel.offload import offloaded
 from costmodel.retention import preset
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.tied import tied_holder
+from profiles.graph import Block
 from profiles.job import Job
 from profiles.precision import Precision
 
 Array = NDArray[Any]
+PLACE: Final = ("tp", "cp", "micro_batch", "ep", "etp")
 
 
 @dataclass(kw_only=True)
@@ -38,10 +41,9 @@ class Gather:
 
     @cached_property
     def _combos(self) -> tuple[Array, Array]:
-        """Distinct (tp, cp, micro-batch), and each row's index among them."""
-        columns = self.columns
-        keys = np.stack([columns.tp, columns.cp, columns.micro_batch], axis=1)
-        return _unique_rows(keys)
+        """Distinct places, and each row's index among them."""
+        keys = [getattr(self.columns, name) for name in PLACE]
+        return _unique_rows(np.stack(keys, axis=1))
 
     @cached_property
     def _variant(self) -> Array:
@@ -54,9 +56,8 @@ class Gather:
         keys, _ = self._combos
         kind, split = divmod(variant, 2)
         return Degrees(
-            tp=keys[:, 0],
-            cp=keys[:, 1],
-            micro_batch=keys[:, 2],
+            **{name: keys[:, place] for place, name in enumerate(PLACE)},
+            imbalance=self.on.imbalance,
             seq_len=self.job.seq_len,
             sequence_parallel=bool(split),
             cp_kind=CP_KINDS[kind],
@@ -64,8 +65,18 @@ class Gather:
         )
 
     @cached_property
-    def layer(self) -> Atom:
-        return self._gather("layer", list(RECOMPUTES), self.columns.recompute)
+    def layers(self) -> dict[str, Atom]:
+        """Of each kind of numbered layer."""
+        return {
+            block.name: self._gather(
+                block.name, list(RECOMPUTES), self.columns.recompute
+            )
+            for block, _ in self.job.graph.runs
+        }
+
+    @cached_property
+    def _body(self) -> list[Block]:
+        return [block for block, _ in self.job.graph.runs]
 
     def end(self, name: str) -> Atom:
         return self._gather(name, ["none"], np.zeros_like(self.columns.recompute))
@@ -99,7 +110,7 @@ class Gather:
             for code in np.unique(chosen[self._variant == variant]):
                 place[variant, code] = len(atoms)
                 retention = preset(presets[code], block)
-                if name == "layer":
+                if block in self._body:
                     retention = offloaded(retention, block, self.columns.offload)
                 early = self.on.software.stops_early
                 atoms.append(atom(block, prices, retention, entry, stops_early=early))
@@ -115,9 +126,7 @@ class Gather:
 
 def _unique_rows(keys: Array) -> tuple[Array, Array]:
     """Distinct rows and the index of each, by packing a row into one number."""
-    spans = keys.max(axis=0) + 1
-    packed = (keys[:, 0] * spans[1] + keys[:, 1]) * spans[2] + keys[:, 2]
+    spans = [int(span) for span in keys.max(axis=0) + 1]
+    packed = np.ravel_multi_index(tuple(keys.T), spans)
     distinct, index = np.unique(packed, return_inverse=True)
-    left, third = np.divmod(distinct, spans[2])
-    first, second = np.divmod(left, spans[1])
-    return np.stack([first, second, third], axis=1), index
+    return np.stack(np.unravel_index(distinct, spans), axis=1), index

@@ -64,12 +64,12 @@ def _price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
 
 
 def _step_time_s(rows: Rows) -> Array:
-    first, _, _, last = rows.priced
+    first, *middle, last = rows.priced
     columns = rows.columns
     sent = sends(
         _transfer_s(rows, always_crosses(rows.stride, rows.on.island)), rows.on
     )
-    onward = (1.0, 1.0, 1.0, 0.0)  # of the four kinds, the last sends nothing forward
+    onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
         Passes(
             forward_s=tuple(
@@ -94,7 +94,7 @@ def _step_time_s(rows: Rows) -> Array:
     tail = reduce_tail_s(
         behind,
         first.backward_s,
-        buckets=buckets_of(first.parameters, rows.policy, rows.on),
+        buckets=buckets_of(first.trained_parameters, rows.policy, rows.on),
         overlap=overlapped,
     )
     ends = [
@@ -150,19 +150,19 @@ def _transfer_s(rows: Rows, far: Array) -> Array:
 
 
 def _peak_bytes(rows: Rows) -> Array:
-    """The fullest of the ranks that can be: the first, the first of the low and
-    of the high middle ones, and the last."""
-    first, low, high, last = rows.priced
-    counts, pp = rows.counts, rows.columns.pp
-    several = rows.columns.virtual_stages > 1
+    """The fullest of the ranks that can be: the first, the first of each run of middle
+    ones, and the last."""
+    first, *middle, last = rows.priced
+    before, *counts, at_end = rows.counts
+    pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
     zero = np.zeros_like(pp)
-    ranks = (
-        (first, zero, counts[0] > 0),
-        (low, zero + 1, (counts[1] > 0) & ~several),
-        (high, 1 + counts[1], (counts[2] > 0) & ~several),
-        (rows.middle, zero + 1, several & (pp > 2)),
-        (last, pp - 1, counts[3] > 0),
-    )
+    ranks = [(first, zero, before > 0)]
+    start = zero + 1
+    for stage, count in zip(middle, counts, strict=True):
+        ranks.append((stage, start, (count > 0) & ~several))
+        start = start + count
+    ranks.append((rows.middle, zero + 1, several & (pp > 2)))
+    ranks.append((last, pp - 1, at_end > 0))
     most: Array = np.zeros(len(rows.columns))
     for stage, rank, present in ranks:
         here = _rank_bytes(rows, stage, rank, is_last=stage is last)
@@ -195,6 +195,7 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         micro_batches=m,
         footprint=rows.on.software.footprint,
         frozen_parameters=rows.on_rank(end, "frozen_parameters"),
+        expert_parameters=rows.on_rank(end, "expert_parameters"),
     )
     return pieces.total
 

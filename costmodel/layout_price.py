@@ -41,7 +41,8 @@ from profiles.job import Job
 from profiles.precision import Precision
 
 Array = NDArray[Any]
-Place = tuple[int, int, int]  # tp, cp, micro-batch: what varies inside one array
+# tp, cp, micro-batch, ep, etp: what varies inside one array
+Place = tuple[int, int, int, int, int]
 Treatment = Retention | str  # or the operator whose parameters are held twice
 
 
@@ -54,6 +55,7 @@ class _Site:
     sharding: str
     cp_kind: str
     flash_attention: bool
+    imbalance: float
 
     @property
     def family(self) -> object:
@@ -61,11 +63,12 @@ class _Site:
         block = self.block
         shape = (id(block.alike), block.entry, block.window, block.causal)
         rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
-        return (*shape, *rest)
+        return (*shape, block.capacity, *rest)
 
     def degrees(self, places: Sequence[Place]) -> Degrees:
         """The places as arrays; one alone as numbers."""
-        tp, cp, micro_batch = np.array(places[0] if len(places) == 1 else places).T
+        columns = np.array(places[0] if len(places) == 1 else places).T
+        tp, cp, micro_batch, ep, etp = columns
         return Degrees(
             tp=np.asarray(tp),
             cp=np.asarray(cp),
@@ -74,6 +77,9 @@ class _Site:
             sequence_parallel=self.sharding == "megatron-sp",
             cp_kind=self.cp_kind,
             flash_attention=self.flash_attention,
+            ep=np.asarray(ep),
+            etp=np.asarray(etp),
+            imbalance=self.imbalance,
         )
 
 
@@ -85,7 +91,7 @@ class _Kind:
     """Stages that are priced alike."""
 
     parts: tuple[tuple[int, _Wanted], ...]  # how many of what
-    mesh: tuple[int, int, int, int, int, int]  # tp, cp, dp, ZeRO level and group, pp
+    mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp
 
 
 @dataclass(kw_only=True)
@@ -260,7 +266,7 @@ class _Batch:
         return _Kind(
             tuple((count, part) for part, count in parts.items()),
             (
-                *degrees_of(stage.mesh)[:3],
+                *degrees_of(stage.mesh)[:5],
                 _one_zero(stage),
                 stage.mesh.dp_shard,
                 # Who shares the hosts is asked for just where they do something.
@@ -334,6 +340,7 @@ def _stacked(blocks: Sequence[Block]) -> Block:
     extents: dict[str, Any] = {
         name: np.array([block.extents[name] for block in blocks])
         for name in first.extents
+        if all(name in block.extents for block in blocks)
     }
     return replace(first, extents=extents, **sizes)
 
@@ -371,11 +378,13 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
         sharding=plan.sharding,
         cp_kind=pricer.layout.cp_kind,
         flash_attention=pricer.layout.flash_attention,
+        imbalance=pricer.machine.imbalance,
     )
 
 
 def _place(layout: Layout, stage: Stage) -> Place:
-    return stage.mesh.tp, stage.mesh.cp, layout.micro_batch(stage)
+    mesh = stage.mesh
+    return mesh.tp, mesh.cp, layout.micro_batch(stage), mesh.ep, mesh.etp
 
 
 def _has_both_holders(pricer: LayoutPricer, stage: Stage) -> bool:

@@ -56,6 +56,8 @@ def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
         pp=layout.pp,
         dp=stage.mesh.dp,
         cp=stage.mesh.cp,
+        ep=stage.mesh.ep,
+        etp=stage.mesh.etp,
         micro_batch=layout.micro_batch(stage),
         sequence_parallel=split and stage.mesh.tp > 1,
         cp_kind=layout.cp_kind,
@@ -80,8 +82,9 @@ def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
         yield f"tp={tp} does not divide the {spec.heads} heads"
     if spec.kv_heads % tp and tp % spec.kv_heads:
         yield f"tp={tp} and {spec.kv_heads} key-value heads do not divide each other"
-    if spec.ffn_hidden % tp:
+    if spec.has_dense_mlp and spec.ffn_hidden % tp:
         yield f"tp={tp} does not divide ffn_hidden={spec.ffn_hidden}"
+    yield from _experts(choice, spec, job)
     pieces = cp * (tp if choice.sequence_parallel else 1)
     if job.seq_len % pieces:
         yield f"seq_len={job.seq_len} is not a multiple of cp × tp = {pieces}"
@@ -93,12 +96,44 @@ def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
         yield "sequence parallelism splits over tp: it needs tp > 1"
 
 
+def _experts(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
+    tp, ep, etp, moe = choice.tp, choice.ep, choice.etp, spec.moe
+    if moe is None:
+        if ep * etp > 1:
+            yield (
+                f"ep {ep} × etp {etp}: {job.model} has no experts to spread; leave ep "
+                "and etp at 1"
+            )
+        return
+    ranks = tp * choice.cp * choice.dp
+    if moe.experts % ep:
+        yield f"ep={ep} does not divide the {moe.experts} experts"
+    if ranks % (ep * etp):
+        yield (
+            f"ep {ep} × etp {etp} = {ep * etp} does not divide the tp × cp × dp = "
+            f"{ranks} ranks of a stage, over which experts are spread"
+        )
+    if moe.expert_ffn_hidden % etp:
+        yield f"etp={etp} does not divide the experts' width {moe.expert_ffn_hidden}"
+    if moe.shared_experts * moe.shared_ffn_hidden % tp:
+        yield (
+            f"tp={tp} does not divide the shared experts' width "
+            f"{moe.shared_experts * moe.shared_ffn_hidden}"
+        )
+    if tp > 1 and not choice.sequence_parallel:
+        yield (
+            f"experts with tp={tp} need sequence parallelism, so that each rank sends "
+            "its own tokens; leave --no-sequence-parallel out, or set tp to 1"
+        )
+
+
 def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
     body = job.graph.body
     stages = choice.pp * choice.virtual_stages
-    if stages > body:
+    woven = choice.virtual_stages > 1
+    if stages > body and not (woven and stages == body + 2):
         yield f"pp × virtual stages = {stages} is more than the {body} layers"
-    elif choice.virtual_stages > 1 and not interleaves(body, stages):
+    elif woven and job.graph.even and not interleaves(body, stages):
         yield (
             f"interleaving splits the {body} layers (or {body + 2} with embedding and "
             f"head) into pp × virtual stages = {stages} equal parts, which does not "

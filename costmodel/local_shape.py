@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.experts import routed_rows
 from costmodel.sharding import Degrees, Placement, extent, made, natural, tokens
 from profiles.graph import Block
 from profiles.measurable import operator_shape
@@ -26,9 +27,15 @@ def local_shape(
         operator,
         block,
         batch=cast(int, degrees.micro_batch),
-        rows=cast(int, tokens(degrees, split=splits_rows(operator, degrees))),
+        rows=cast(int, _rows(operator, block, degrees)),
         extent=lambda name: cast(int, extent(name, block, degrees)),
     )
+
+
+def _rows(operator: Operator, block: Block, degrees: Degrees) -> Array:
+    if "routed" in worked_on(operator).dims:
+        return routed_rows(block, degrees)
+    return tokens(degrees, split=splits_rows(operator, degrees))
 
 
 def splits_rows(operator: Operator, degrees: Degrees) -> bool:

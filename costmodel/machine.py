@@ -35,6 +35,7 @@ class Machine:
     `measured` are the samples of a profile, which come before rates. A cluster of
     unlike islands has no one island: `islands` says which ranks run on which machine
     and keeps them in `among`; rates and links here are those of the first.
+    `imbalance` is how many times the mean the busiest expert's tokens are.
     """
 
     cluster: Cluster
@@ -42,6 +43,7 @@ class Machine:
     links: LinkRates
     software: Software
     measured: Measured | None = None
+    imbalance: float = 1.0
     among: dict[tuple[int, ...], tuple[Machine, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )

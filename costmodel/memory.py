@@ -90,13 +90,15 @@ def memory(
     micro_batches: Any = 2,
     footprint: Footprint = PLAIN,
     frozen_parameters: Any = 0.0,
+    expert_parameters: Any = 0.0,
     offload: Offload = NOTHING,
 ) -> Memory:
     """Memory of a rank that holds *parameters* (per tp rank, before sharding).
 
-    *frozen_parameters* beside them have neither gradient nor optimizer state. States
-    that *offload* names are on the host, and with an optimizer the gradients that ZeRO
-    has reduced (level 2 and up).
+    *frozen_parameters* beside them have neither gradient nor optimizer state;
+    *expert_parameters* shard over the ranks that hold the same experts, often one.
+    States that *offload* names are on the host, and with an optimizer the gradients
+    that ZeRO has reduced (level 2 and up).
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
@@ -108,21 +110,33 @@ def memory(
     torchtitan reserves 16.4 bytes a parameter less, gradients and all). *footprint*
     says what else the framework keeps.
     """
-    weight = _weight_bytes(parameters, parallel, precision, fully_shard, footprint)
+    weight, gradient, optimizer = _states(
+        parameters, parallel, precision, moments, footprint, fully_shard=fully_shard
+    )
+    if np.any(expert_parameters):
+        of_experts = _states(
+            expert_parameters,
+            parallel.of_experts,
+            precision,
+            moments,
+            footprint,
+            fully_shard=fully_shard,
+        )
+        weight, gradient, optimizer = (
+            one + more
+            for one, more in zip((weight, gradient, optimizer), of_experts, strict=True)
+        )
     weight = weight + frozen_parameters * precision.frozen_bytes / parallel.shard_of(3)
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
-    every, of_shard = footprint.gradient_bytes(precision)
-    gradient = parameters * every / parallel.shard_of(2)
-    gradient = gradient + parameters * of_shard / parallel.shard_of(1)
-    state = precision.master_bytes + moments * Format.FP32.bytes
-    optimizer = parameters * state / parallel.shard_of(1)
     if offload.parameters:
         weight = np.zeros_like(weight)
     if offload.optimizer:
         optimizer = np.zeros_like(optimizer)
         gradient = np.where(parallel.zero >= 2, 0.0, gradient)
-    transient = transient_bytes + parameters * cache + gathered_bytes
-    buckets = np.minimum(footprint.bucket_elements, parameters) * (
+    trained = parameters + expert_parameters
+    every, _ = footprint.gradient_bytes(precision)
+    transient = transient_bytes + trained * cache + gathered_bytes
+    buckets = np.minimum(footprint.bucket_elements, trained) * (
         min(every, Format.FP32.bytes) + precision.parameter.bytes
     )
     transient = transient + np.where(parallel.dp > 1, buckets, 0.0)
@@ -171,6 +185,24 @@ def _weight_bytes(
 def pipeline_buffers(on: Machine, pp: Any) -> Array:
     """How many times the activations of 1F1B a pipeline of *pp* ranks holds."""
     return np.where(np.asarray(pp) > 1, on.software.footprint.pipeline_buffers, 1.0)
+
+
+def _states(
+    parameters: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    moments: int,
+    footprint: Footprint,
+    *,
+    fully_shard: bool,
+) -> tuple[Array, Array, Array]:
+    """Bytes of weights, gradients and optimizer states."""
+    weight = _weight_bytes(parameters, parallel, precision, fully_shard, footprint)
+    every, of_shard = footprint.gradient_bytes(precision)
+    gradient = parameters * every / parallel.shard_of(2)
+    gradient = gradient + parameters * of_shard / parallel.shard_of(1)
+    state = precision.master_bytes + moments * Format.FP32.bytes
+    return weight, gradient, parameters * state / parallel.shard_of(1)
 
 
 def _own(device: Device, kind: str, usual: float) -> float:

@@ -15,15 +15,17 @@ Array = NDArray[Any]
 
 def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:
     """The data-parallel side of a stage's mesh, one of *pp* ranks'."""
-    return parallel_of(np.array([*degrees_of(mesh)[:3], zero, mesh.dp_shard, pp]))
+    return parallel_of(np.array([*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp]))
 
 
 def parallel_of(columns: Array) -> DataParallel:
-    """The same of rows: tp, cp, dp, ZeRO level and group, pp."""
-    tp, cp, dp, zero, group, pp = map(np.asarray, columns)
-    return DataParallel(tp=tp, cp=cp, dp=dp, zero=zero, zero_group=group, pp=pp)
+    """The same of rows: tp, cp, dp, ep, etp, ZeRO level and group, pp."""
+    tp, cp, dp, ep, etp, zero, group, pp = map(np.asarray, columns)
+    return DataParallel(
+        tp=tp, cp=cp, dp=dp, ep=ep, etp=etp, zero=zero, zero_group=group, pp=pp
+    )
 
 
-def degrees_of(mesh: Mesh) -> tuple[int, int, int, int]:
-    """tp, cp, dp and the ranks of a shard group."""
-    return mesh.tp, mesh.cp, mesh.dp, mesh.dp_shard
+def degrees_of(mesh: Mesh) -> tuple[int, ...]:
+    """tp, cp, dp, ep, etp and the ranks of a shard group."""
+    return mesh.tp, mesh.cp, mesh.dp, mesh.ep, mesh.etp, mesh.dp_shard

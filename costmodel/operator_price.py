@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.attention_price import attention_kernel, attention_work
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
+from costmodel.expert_price import exchange_work, grouped_work
 from costmodel.footprint import Footprint
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
@@ -38,7 +39,7 @@ from costmodel.sharding import (
 from costmodel.sourced import Sourced
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
-from profiles.operators import Kind, Operator
+from profiles.operators import PRODUCTS, Kind, Operator
 from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
@@ -68,13 +69,14 @@ def operator_price(
     machine: Machine,
 ) -> OperatorPrice:
     """Price *operator*; arrays have the shape that *degrees* broadcasts to."""
-    price = {Kind.MATMUL: _matmul, Kind.ATTENTION: attention_work}.get(
-        operator.kind, _traffic
-    )
+    price = _PRICES.get(operator.kind, _traffic)
     forward, backward = price(operator, block, degrees, precision, machine)
     host = machine.software
     floor = 1.0 if machine.has_host_floor else 0.0
     held = parameters(operator, block, degrees)
+    none = np.zeros_like(held)
+    grouped = operator.kind is Kind.GROUPED_MATMUL
+    trained = none if operator.frozen else held
     forward += Work.of(
         _NOTHING,
         tensor_comm=_exchanged(
@@ -83,7 +85,7 @@ def operator_price(
             machine,
             _ZERO,
         ),
-        host_s=host.forward_host_s * floor,
+        host_s=host.forward_host_s * floor * operator.launches,
     )
     backward += Work.of(
         _NOTHING,
@@ -93,14 +95,15 @@ def operator_price(
             machine,
             machine.hides(backward.compute_s / 2),
         ),
-        host_s=host.backward_host_s * floor * operator.has_backward,
+        host_s=host.backward_host_s * floor * operator.launches * operator.has_backward,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(
         forward=forward,
         backward=backward,
-        parameters=np.zeros_like(held) if operator.frozen else held,
-        frozen_parameters=held if operator.frozen else np.zeros_like(held),
+        parameters=none if grouped else trained,
+        expert_parameters=trained if grouped else none,
+        frozen_parameters=held if operator.frozen else none,
         saved=_handed_on(operator, block, degrees, precision, machine),
         internal=_internal(operator, block, degrees, precision, machine),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
@@ -198,6 +201,15 @@ def _traffic(
     return forward, backward if operator.has_backward else Work()
 
 
+_PRICES: Final = {
+    Kind.MATMUL: _matmul,
+    Kind.ATTENTION: attention_work,
+    Kind.GROUPED_MATMUL: grouped_work,
+    Kind.DISPATCH: exchange_work,
+    Kind.COMBINE: exchange_work,
+}
+
+
 def _handed_on(
     operator: Operator,
     block: Block,
@@ -207,7 +219,7 @@ def _handed_on(
 ) -> dict[str, Array]:
     """Tensors that others made and this operator keeps."""
     habits, number = machine.software.footprint, precision
-    if operator.kind is Kind.MATMUL and habits.saves_quantised:
+    if operator.kind in PRODUCTS and habits.saves_quantised:
         fewer = min(precision.matmul.bytes, precision.activation.bytes)
         share = fewer / precision.activation.bytes
     else:

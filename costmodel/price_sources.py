@@ -76,11 +76,18 @@ def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     parallel = data_parallel(stage.mesh, stage.plans[0].zero)
     parameters = np.asarray(priced.parameters)
     frozen = np.asarray(priced.frozen_parameters)
-    units = len(stage.layers)
+    units, optimizer = len(stage.layers), pricer.job.optimizer
     sync = exchanges(parameters, parallel, precision, on, units=units, frozen=frozen)
-    passes = pricer.work(stage).sourced + sync.of_micro_batch
+    passes = pricer.work(stage).sourced
     passes = passes + accumulated(parameters, parallel, precision, on, frozen=frozen)
-    step = updated(parameters, parallel, precision, on, pricer.job.optimizer)
+    step = updated(parameters, parallel, precision, on, optimizer)
+    experts = np.asarray(priced.expert_parameters)
+    if np.any(experts):
+        apart = parallel.of_experts
+        sync = sync + exchanges(experts, apart, precision, on, units=units)
+        passes = passes + accumulated(experts, apart, precision, on)
+        step = step + updated(experts, apart, precision, on, optimizer)
+    passes = passes + sync.of_micro_batch
     if pricer.layout.offload.optimizer:  # no sample is of a step on the host
         step = Sourced(seconds=priced.step_s)
     return passes * float(pricer.layout.micro_batches) + sync.of_step + step

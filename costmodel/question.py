@@ -38,20 +38,6 @@ class Question:
     warnings: tuple[str, ...] = ()
 
 
-def refuse_unpriced(pins: Pins) -> None:
-    """Raise Unsupported for options that later releases price."""
-    for name in ("ep", "etp"):
-        if (getattr(pins, name) or 1) > 1:
-            raise Unsupported(
-                f"--{name} {getattr(pins, name)}: expert parallelism is not priced "
-                f"yet; leave --{name} out or set it to 1"
-            )
-    if pins.imbalance not in (None, 1.0):
-        raise Unsupported(
-            f"--imbalance {pins.imbalance} is about experts, which are not priced yet"
-        )
-
-
 def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
     """What leaves the device; raises Contradiction for a place with nothing in it."""
     found = parse_offload(pins.offload, pins.offload_to)
@@ -93,13 +79,14 @@ def resolve(
     Raises Contradiction (with every violation), UnknownName, InvalidSpec, Unsupported,
     and StaleProfile for samples of another device.
     """
-    refuse_unpriced(pins)
     assumed: dict[str, Any] = {}
     where = machine_of(cluster, wish, pins, profile, assumed)
     choice = _degrees(wish, pins, assumed)
     job, warnings = job_of(model, wish, choice.dp, pins, assumed)
     choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
     choice = _rest(choice, wish, pins, where, assumed)
+    choice = spread(choice, job, pins.ep, pins.etp, assumed)
+    where = unbalanced(where, job, pins.imbalance, assumed)
     require_legal(choice, job, cluster)
     if len(cluster.islands) > 1:
         assumed["placement"] = placed(cluster, choice.gpus)
@@ -148,6 +135,60 @@ def job_of(
         optimizer=optimizer,
     )
     return job, tuple(warnings)
+
+
+def spread(
+    choice: Uniform,
+    job: Job,
+    ep: int | None,
+    etp: int | None,
+    assumed: dict[str, Any],
+) -> Uniform:
+    """*choice* with its experts over *ep* ranks, each cut in width over *etp*.
+
+    Left out, ep is 1; and etp is 1 where experts are spread, else tp: as an MLP is.
+    """
+    if not has_experts(job):
+        return replace(choice, ep=ep or 1, etp=etp or 1)
+    spread_over = _take(ep, 1, "ep", assumed)
+    width = _take(etp, width_over(choice.tp, spread_over), "etp", assumed)
+    return replace(choice, ep=spread_over, etp=width)
+
+
+def width_over(tp: int, ep: int) -> int:
+    """Over how many ranks each expert is cut where nobody says (`--etp`)."""
+    return tp if ep == 1 else 1
+
+
+def has_experts(job: Job) -> bool:
+    """Whether any layer of the job's model has experts."""
+    return isinstance(job.spec, DecoderSpec) and job.spec.moe is not None
+
+
+def unbalanced(
+    where: Machine, job: Job, imbalance: float | None, assumed: dict[str, Any]
+) -> Machine:
+    """*where* with the busiest expert at *imbalance* times the mean; 1 is balanced.
+
+    Raises Contradiction for a model without experts, or more than all tokens.
+    """
+    spec = job.spec
+    moe = spec.moe if isinstance(spec, DecoderSpec) else None
+    if moe is None:
+        if imbalance not in (None, 1.0):
+            raise Contradiction(
+                f"--imbalance {imbalance} is about experts, which {job.model} does not "
+                "have; leave it out"
+            )
+        return where
+    most = moe.experts / moe.experts_per_token
+    found = _take(imbalance, 1.0, "imbalance", assumed)
+    if found > most:
+        raise Contradiction(
+            f"--imbalance {found:g} is more than {most:g}: with {moe.experts} experts, "
+            f"{moe.experts_per_token} a token, the busiest then has every token"
+        )
+    return replace(where, imbalance=found)
 
 
 def _degrees(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Uniform:

@@ -8,12 +8,12 @@ attention, `full` the whole layer from its input; `cheap-ops` after Yuan et al.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from profiles.errors import InvalidSpec, UnknownName, Unsupported
-from profiles.graph import Block
+from profiles.graph import Block, ModelGraph
 from profiles.operators import Kind
 
 EVERYTHING = "*"  # what is not named; made again: the whole layer but its input
@@ -117,9 +117,28 @@ def preset(name: str, block: Block) -> Retention:
             f"recompute {name} is known but not carried out; choose one of "
             f"{', '.join(PRESETS)}, or operators by name"
         )
+    known = {operator.name for operator in block.operators}
+    return _listed(name, block, known)
+
+
+def body_presets(name: str, graph: ModelGraph) -> dict[str, Retention]:
+    """The retention that *name* means for each kind of numbered layer.
+
+    A list may name operators that only some kinds have. Raises UnknownName.
+    """
+    blocks = {block.name: block for block, _ in graph.runs}
+    if name in (*PRESETS, *LATER):
+        return {kind: preset(name, block) for kind, block in blocks.items()}
+    known = {item.name for block in blocks.values() for item in block.operators}
+    return {kind: _listed(name, block, known) for kind, block in blocks.items()}
+
+
+def _listed(name: str, block: Block, known: Set[str]) -> Retention:
+    """The operators that *name* lists, each maybe with its share, where *block* has
+    them; raises UnknownName for one that is not *known*."""
     parts = [part.strip().partition("=") for part in name.split(",")]
     wanted = [operator for operator, _, _ in parts]
-    known = {operator.name: operator for operator in block.operators}
+    own = {operator.name for operator in block.operators}
     for part in wanted:
         if part not in known:
             raise UnknownName(
@@ -128,9 +147,10 @@ def preset(name: str, block: Block) -> Retention:
     shares = {
         _remade(block, operator): _share(operator, text)
         for operator, _, text in parts
-        if text
+        if text and operator in own
     }
-    return recompute(*(_remade(block, part) for part in wanted), shares=shares)
+    here = [part for part in wanted if part in own]
+    return recompute(*(_remade(block, part) for part in here), shares=shares)
 
 
 def require_priced(retention: Retention, block: Block) -> None:

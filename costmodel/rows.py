@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.closed_form import Kinds, stage_kinds
 from costmodel.columns import Columns
 from costmodel.data_parallel import DataParallel
 from costmodel.gather import Gather
+from costmodel.layer_runs import Run, stage_runs
 from costmodel.machine import Machine
 from costmodel.stage import StagePrice, stage_price
 from profiles.job import Job
@@ -35,7 +35,7 @@ class Rows:
 
     @cached_property
     def parallel(self) -> DataParallel:
-        names = ("tp", "cp", "dp", "zero", "zero_group", "pp")
+        names = ("tp", "cp", "dp", "ep", "etp", "zero", "zero_group", "pp")
         return DataParallel(**{name: getattr(self.columns, name) for name in names})
 
     @cached_property
@@ -48,57 +48,58 @@ class Rows:
         return np.asarray(self.columns.pp * self.columns.virtual_stages)
 
     @cached_property
-    def kinds(self) -> Kinds:
-        return stage_kinds(self.job.graph.body, self.stages)
+    def runs(self) -> tuple[Run, ...]:
+        return stage_runs(self.job.graph, self.stages)
 
     @cached_property
-    def counts(self) -> tuple[Array, Array, Array, Array]:
-        kinds = self.kinds
-        ones = np.ones_like(self.stages)
-        last = (self.stages > 1).astype(int)
-        return ones, kinds.low_count, kinds.high_count, last
+    def counts(self) -> tuple[Array, ...]:
+        return tuple(run.count for run in self.runs)
 
     @cached_property
-    def priced(self) -> tuple[StagePrice, StagePrice, StagePrice, StagePrice]:
-        """A first, a low, a high and a last virtual stage of each row."""
-        kinds = self.kinds
+    def priced(self) -> tuple[StagePrice, ...]:
+        """A virtual stage of each run: the first, middle ones and the last."""
         whole = (self.stages == 1).astype(int)
         nothing = np.zeros_like(whole)
         gather = Gather(
             columns=self.columns, job=self.job, on=self.on, policy=self.policy
         )
         ends = [gather.end(name) for name in ("embedding", "final_norm", "head")]
-        layer, shared = gather.layer, gather.shared
+        layers, shared = gather.layers, gather.shared
 
-        def stage(layers: Array, first: Array, last: Array) -> StagePrice:
-            counts = (first, layers, last, last, -first * last)
-            atoms = (ends[0], layer, *ends[1:], shared)
-            parts = list(zip(counts, atoms, strict=True))
+        def stage(run: Run, first: Array, last: Array) -> StagePrice:
+            body = [(run.layers[name], atom) for name, atom in layers.items()]
+            counts = (first, last, last, -first * last)
+            parts = [*body, *zip(counts, (*ends, shared), strict=True)]
             optimizer = self.job.optimizer
             offload = self.columns.offload.of_states
             return stage_price(
                 parts, self.parallel, self.policy, self.on, optimizer, offload
             )
 
+        first, *middle, last = self.runs
         return (
-            stage(kinds.first, nothing + 1, whole),
-            stage(kinds.low, nothing, nothing),
-            stage(kinds.high, nothing, nothing),
-            stage(kinds.last, nothing, nothing + 1),
+            stage(first, nothing + 1, whole),
+            *(stage(run, nothing, nothing) for run in middle),
+            stage(last, nothing, nothing + 1),
         )
 
     @cached_property
     def middle(self) -> StagePrice:
-        """A middle stage where all are alike: of the low kind, or of the high one."""
-        _, low, high, _ = self.priced
-        is_low = self.counts[1] > 0
-        values = {
-            item.name: np.where(
-                is_low, getattr(low, item.name), getattr(high, item.name)
-            )
-            for item in fields(StagePrice)
-        }
-        return StagePrice(**values)
+        """The least of the middle stages; where all are alike, any of them."""
+        priced, counts = self.priced[1:-1], self.counts[1:-1]
+
+        def least(name: str) -> Array:
+            values = [getattr(item, name) for item in priced]
+            there = [
+                np.where(count > 0, value, np.inf)
+                for count, value in zip(counts, values, strict=True)
+            ]
+            found = np.minimum.reduce(there)
+            return np.asarray(np.where(np.isfinite(found), found, values[-1]))
+
+        return StagePrice(
+            **{item.name: least(item.name) for item in fields(StagePrice)}
+        )
 
     def on_rank(self, end: StagePrice, name: str) -> Array:
         """A quantity of a rank: its end chunk and the middle chunks beside it."""

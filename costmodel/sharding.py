@@ -4,7 +4,9 @@
     sequence                               over cp; and over tp where sequence parallel
                                            and no other dimension of the tensor is on tp
     query, key_value, heads, ffn, vocab    over tp
-    hidden, positions                      whole
+    latent queries, keys and values        over tp, as the heads they are of
+    experts                                over ep, and their width over etp (`experts`)
+    hidden, positions, latents             whole
 
 No two dimensions of one tensor lie on one mesh axis (Mesh-TensorFlow, Shazeer et al.,
 NeurIPS 2018, section 3). From that rule alone follow Megatron's column and row split
@@ -22,12 +24,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.degrees import Degrees as Degrees
+from costmodel.degrees import tokens as tokens
+from costmodel.experts import held_experts, held_width, routed_rows
 from profiles.graph import Block
+from profiles.models.latent import TURNED
 from profiles.operators import Element, Kind, Operator, Tensor
 from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
-ON_TP = frozenset({"query", "key_value", "query+key_value", "heads", "ffn", "vocab"})
+ROWS = frozenset({"batch", "sequence", "routed"})
+ON_TP = frozenset(
+    {"query", "key_value", "query+key_value", "heads", "ffn", "vocab"}
+) | {*("shared_ffn", "latent_query", "latent_key", "latent_key_value", "value", TURNED)}
 
 
 class Placement(StrEnum):
@@ -37,19 +46,7 @@ class Placement(StrEnum):
     SEQUENCE = "sequence"  # split along the sequence
     WIDTH = "width"  # split along heads, ffn or vocab
     PARTIAL = "partial"  # every rank has a summand
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """How a block is split; the integer arrays broadcast against each other."""
-
-    tp: Array
-    cp: Array
-    micro_batch: Array
-    seq_len: int
-    sequence_parallel: bool
-    cp_kind: str = "ring"
-    flash_attention: bool = True
+    ROUTED = "routed"  # with the expert that each row goes to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +74,8 @@ def redistribute(have: Placement, want: Placement) -> str | None:
 
 def natural(tensor: Tensor, *, sequence_parallel: bool) -> Placement:
     """How a tensor is handed from one operator to the next."""
+    if "routed" in tensor.dims:
+        return Placement.ROUTED
     if ON_TP & set(tensor.dims):
         return Placement.WIDTH
     return Placement.SEQUENCE if sequence_parallel else Placement.WHOLE
@@ -93,21 +92,20 @@ def extent(name: str, block: Block, degrees: Degrees) -> Array:
     if name == "query":
         return np.asarray(-(-block.heads // degrees.tp) * block.head_dim)
     full = block.extents[name]
+    if name == "expert_ffn":
+        return held_width(full, degrees)
     return -(-full // degrees.tp) if name in ON_TP else np.asarray(full)
-
-
-def tokens(degrees: Degrees, *, split: bool) -> Array:
-    """Token positions a rank has: of a tensor split over tp too, or not."""
-    share = degrees.cp * degrees.tp if split else degrees.cp
-    return np.asarray(degrees.micro_batch * -(-degrees.seq_len // share))
 
 
 def elements(tensor: Tensor, block: Block, degrees: Degrees) -> Array:
     """Local elements of an activation."""
     placed = natural(tensor, sequence_parallel=degrees.sequence_parallel)
-    count = tokens(degrees, split=placed is Placement.SEQUENCE) * tensor.copies
+    if placed is Placement.ROUTED:
+        count = routed_rows(block, degrees) * tensor.copies
+    else:
+        count = tokens(degrees, split=placed is Placement.SEQUENCE) * tensor.copies
     for name in tensor.dims:
-        if name not in ("batch", "sequence"):
+        if name not in ROWS:
             count = count * extent(name, block, degrees)
     return np.asarray(count)
 
@@ -135,10 +133,13 @@ def entry_bytes(block: Block, degrees: Degrees, precision: Precision) -> Array:
 def product_shape(
     operator: Operator, block: Block, degrees: Degrees
 ) -> tuple[Array, Array, Array]:
-    """Local (m, n, k) of a matrix product's forward."""
+    """Local (m, n, k) of a matrix product's forward; of one expert's, on average."""
     columns = [extent(name, block, degrees) for name in operator.columns]
     n = np.asarray(sum(columns))
     assert operator.contracted is not None, "a product sums over something"
+    if operator.kind is Kind.GROUPED_MATMUL:
+        rows = routed_rows(block, degrees) / held_experts(block, degrees)
+        return rows, n, extent(operator.contracted, block, degrees)
     # A weight that every tp rank has whole meets just the rank's part of the sequence.
     whole = not ON_TP & {operator.contracted, *operator.columns}
     m = tokens(degrees, split=whole and degrees.sequence_parallel)
@@ -146,15 +147,20 @@ def product_shape(
 
 
 def parameters(operator: Operator, block: Block, degrees: Degrees) -> Array:
-    """Parameters of an operator that one rank of the tp group holds."""
+    """Parameters of an operator that one rank holds: of the tp group, or of experts."""
     count: Array = np.asarray(operator.vectors * block.extents[operator.vector_dim])
+    if operator.shared:
+        return np.zeros(np.shape(degrees.tp))
     if not operator.has_weight:
         return count
     columns = [extent(name, block, degrees) for name in operator.columns]
     n = np.asarray(sum(columns))
     assert operator.contracted is not None, "a weight sums over something"
-    count = count + n * extent(operator.contracted, block, degrees)
-    return count + n if operator.bias else count
+    weight = n * extent(operator.contracted, block, degrees)
+    weight = weight + n if operator.bias else weight
+    if operator.kind is Kind.GROUPED_MATMUL:
+        weight = weight * held_experts(block, degrees)
+    return np.asarray(count + weight)
 
 
 def forward_collectives(
@@ -233,7 +239,7 @@ def _collective(
 ) -> Collective:
     full = tokens(degrees, split=False) * tensor.copies
     for name in tensor.dims:
-        if name not in ("batch", "sequence"):
+        if name not in ROWS:
             full = full * extent(name, block, degrees)
     size = np.asarray(full * precision.activation.bytes)
     return Collective(kind=kind, size_bytes=size, hidden=hidden)

@@ -38,6 +38,9 @@ class Software:
     `fully_shard`: ZeRO is PyTorch's, which keeps shards beside what it gathered.
     `flash` and `unfused` are the attention kernels with and without flash attention.
     `footprint`: what it keeps in memory beyond what the mathematics needs.
+    Of experts: `expert_traffic` multiplies the bytes that sorting rows moves over those
+    of fused kernels, `exposed_expert` is the share of exchanging rows that nothing
+    hides, and `sends_once` that a token goes but once to a rank (DeepEP).
     """
 
     name: str
@@ -50,6 +53,9 @@ class Software:
     flash: str = "flash-2"
     unfused: str = "fused-softmax"
     fused_norm: bool = True
+    expert_traffic: float = 1.0
+    exposed_expert: float = 1.0
+    sends_once: bool = False
     stops_early: bool = False
     fully_shard: bool = False
     scatters_sends: bool = True

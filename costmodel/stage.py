@@ -38,16 +38,18 @@ class StagePrice:
     forward_s: Array
     backward_s: Array
     recompute_s: Array
-    recompute_comm_s: Array  # what of it is tensor and context communication
+    recompute_comm_s: Array  # what of it is tensor, context and expert communication
     tensor_comm_s: Array
     context_comm_s: Array
+    expert_comm_s: Array
     data_comm_s: Array
     offload_s: Array
     reduce_s: Array
     gather_s: Array
     step_s: Array
     step_copies_s: Array  # what of it an offloaded optimizer's copies take
-    parameters: Array  # that are trained
+    parameters: Array  # that are trained, but for those of experts
+    expert_parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
     forward_working_bytes: Array
@@ -55,6 +57,10 @@ class StagePrice:
     gathered_bytes: Array  # parameters that ZeRO-3 holds unsharded at a time
     flops: Array
     recompute_flops: Array
+
+    @property
+    def trained_parameters(self) -> Array:
+        return np.asarray(self.parameters + self.expert_parameters)
 
     def take(self, index: Array) -> StagePrice:
         """The stages at *index*, for every field."""
@@ -89,6 +95,17 @@ def stage_price(
     accumulate_s = accumulated(
         parameters, parallel, precision, machine, frozen=frozen
     ).seconds
+    step_s = updated(parameters, parallel, precision, machine, optimizer).seconds
+    experts, apart = total["expert_parameters"], parallel.of_experts
+    mixed = bool(np.any(experts))
+    if mixed:
+        held = experts > 0  # a stage without experts has nothing to launch for them
+        more = exchanges(experts, apart, precision, machine, units=layers)
+        sync = sync + more.where(held)
+        added = accumulated(experts, apart, precision, machine).where(held)
+        stepped = updated(experts, apart, precision, machine, optimizer).where(held)
+        accumulate_s = accumulate_s + added.seconds
+        step_s = step_s + stepped.seconds
     backward_compute = total["recompute_s"] + total["backward_s"] + accumulate_s
     forward_exposed = exposed_s(
         sync.forward_gather.seconds,
@@ -108,8 +125,10 @@ def stage_price(
     if offload.states or np.any(total["away_bytes"]):
         copies = waits(
             saved_away_bytes=total["away_bytes"],
-            weight_bytes=_weight_bytes(parameters, frozen, precision) / parallel.shards,
-            gradient_bytes=parameters * precision.gradient.bytes / parallel.shards,
+            weight_bytes=_weight_bytes(parameters, frozen, precision) / parallel.shards
+            + experts * precision.parameter.bytes / apart.shards,
+            gradient_bytes=precision.gradient.bytes
+            * (parameters / parallel.shards + experts / apart.shards),
             forward_s=forward_s,
             backward_s=backward_s,
             parallel=parallel,
@@ -118,19 +137,22 @@ def stage_price(
         )
         # One layer's copies are under way while the next one is at work.
         buffer = np.minimum(2 * _most(parts, "away_bytes"), total["away_bytes"])
-    step_s = updated(parameters, parallel, precision, machine, optimizer).seconds
     step_copies_s: Array = np.zeros(())
     if offload.optimizer:
-        on_host = host_step(
-            parameters,
-            parallel,
-            precision,
-            machine,
-            optimizer,
-            offload=offload,
-            backward_s=backward_s,
-        )
-        step_s, step_copies_s = on_host.seconds, on_host.copies_s
+        step_s, step_copies_s = np.zeros(()), np.zeros(())
+        sides = [(parameters, parallel), *([(experts, apart)] if mixed else [])]
+        for states, side in sides:
+            on_host = host_step(
+                states,
+                side,
+                precision,
+                machine,
+                optimizer,
+                offload=offload,
+                backward_s=backward_s,
+            )
+            step_s = step_s + np.where(states > 0, on_host.seconds, 0.0)
+            step_copies_s = step_copies_s + np.where(states > 0, on_host.copies_s, 0.0)
     gather_s = sync.step_gather.seconds
     if "param" in overlap:  # behind the next step's first forward
         gather_s = exposed_s(gather_s, forward_s, layers, overlapped=True)
@@ -138,9 +160,12 @@ def stage_price(
         forward_s=forward_s + copies.forward_s,
         backward_s=backward_s + copies.backward_s,
         recompute_s=total["recompute_s"],
-        recompute_comm_s=total["recompute_tensor_s"] + total["recompute_context_s"],
+        recompute_comm_s=total["recompute_tensor_s"]
+        + total["recompute_context_s"]
+        + total["recompute_expert_s"],
         tensor_comm_s=_passes(total, "tensor"),
         context_comm_s=_passes(total, "context"),
+        expert_comm_s=_passes(total, "expert"),
         data_comm_s=forward_exposed + backward_exposed,
         offload_s=copies.forward_s + copies.backward_s,
         reduce_s=sync.step_reduce.seconds,
@@ -148,6 +173,7 @@ def stage_price(
         step_s=step_s,
         step_copies_s=step_copies_s,
         parameters=parameters,
+        expert_parameters=experts,
         frozen_parameters=frozen,
         saved_bytes=total["saved_bytes"],
         forward_working_bytes=_most(parts, "forward_working_bytes") + buffer,
@@ -191,7 +217,7 @@ def _gathered(
     offloaded, from ZeRO-2 on the gradient of a layer, as made and as it is sent."""
     weights: Array = np.zeros(())
     for count, price in parts:
-        here = _weight_bytes(price.parameters, price.frozen_parameters, precision)
+        here = _weight_bytes(_trained(price), price.frozen_parameters, precision)
         weights = np.maximum(weights, np.where(np.asarray(count) > 0, here, 0))
     habits = machine.software.footprint
     whole = 2 * weights
@@ -203,7 +229,11 @@ def _gathered(
         whole = whole + _most(parts, "parameters") * precision.activation.bytes
     if not machine.software.fully_shard and not offload.optimizer:
         return whole
-    gradients = 2 * _most(parts, "parameters") * precision.gradient_bytes
+    largest: Array = np.zeros(())
+    for count, price in parts:
+        here = np.where(np.asarray(count) > 0, _trained(price), 0)
+        largest = np.maximum(largest, here)
+    gradients = 2 * largest * precision.gradient_bytes
     shards = np.where(offload.optimizer, 2, parallel.shards)  # the host is one more
     sharded = (parallel.zero >= 2) & (shards > 1)
     return whole + np.where(sharded, gradients, 0.0)
@@ -211,3 +241,7 @@ def _gathered(
 
 def _weight_bytes(parameters: Array, frozen: Array, precision: Precision) -> Array:
     return parameters * precision.parameter.bytes + frozen * precision.frozen_bytes
+
+
+def _trained(price: Atom) -> Array:
+    return np.asarray(price.parameters + price.expert_parameters)

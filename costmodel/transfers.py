@@ -38,7 +38,7 @@ def boundary(
     far: Array,
 ) -> Sourced:
     """The transfer of one boundary activation; between fast domains where *far*."""
-    hidden = job.graph.block("layer").extents["hidden"]
+    hidden = job.graph.hidden
     whole = micro_batch * (job.seq_len / cp) * hidden * precision.activation.bytes
     split = np.asarray(sequence_parallel, dtype=bool)
     if not on.software.scatters_sends:

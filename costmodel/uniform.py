@@ -6,12 +6,16 @@ out as the full `Layout`, and `of_layout` reads it back where stages are alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from costmodel.layout import LayerPlan, Layout, Mesh, Stage
 from costmodel.offload import NOTHING, Offload, offloaded
 from costmodel.ranges import Ranges
-from costmodel.retention import KEEP_ALL, preset
+from costmodel.retention import KEEP_ALL, Retention, body_presets
 from costmodel.schedule import holders
 from profiles.errors import InvalidSpec
 from profiles.graph import Block, ModelGraph
@@ -25,6 +29,8 @@ class Uniform:
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ep: int = 1
+    etp: int = 1
     micro_batch: int = 1
     schedule: str = "1f1b"
     virtual_stages: int = 1
@@ -54,26 +60,41 @@ class Uniform:
         return global_batch // size
 
 
-def split_layers(body: int, stages: int) -> tuple[int, ...]:
+def split_layers(body: int, stages: int, tail: int = 0) -> tuple[int, ...]:
     """Numbered layers per virtual stage: as even as can be, the ends lighter.
 
     The last stage also has the head and the first the embedding, so what does not
-    divide goes to the middle, latest stages first (they hold fewer micro-batches).
+    divide goes to the middle, latest stages first (they hold fewer micro-batches). A
+    head that is as much work as *tail* layers takes their place, as far as a layer is
+    left. With as many stages as layers and ends together, the ends stand alone.
 
     >>> split_layers(10, 4)
     (2, 3, 3, 2)
+    >>> split_layers(13, 4, tail=3)
+    (4, 4, 4, 1)
     """
-    if not 1 <= stages <= body:
+    if not 1 <= stages <= body + 2:
         raise InvalidSpec(
             f"{stages} virtual stages need at least as many layers, the model has "
-            f"{body}; choose pp × virtual stages up to {body}"
+            f"{body}, and the ends; choose pp × virtual stages up to {body}"
         )
-    base, extra = divmod(body, stages)
+    tail = replaced(body, stages, tail)
+    base, extra = divmod(body + tail, stages)
     counts = [base] * stages
     order = [*range(stages - 2, 0, -1), 0, stages - 1]
     for stage in order[:extra] if stages > 1 else []:
         counts[stage] += 1
+    counts[-1] -= tail
     return tuple(counts)
+
+
+def replaced(body: Any, stages: Any, tail: int) -> Any:
+    """How many of *tail* layers the last stage can do without; numbers or arrays."""
+    found = np.zeros_like(stages)
+    for fewer in range(1, tail + 1):
+        left = (body + fewer) // stages - fewer
+        found = np.where((stages > 1) & (left >= 1), fewer, found)
+    return found if np.ndim(stages) else int(found)
 
 
 def interleaves(body: int, stages: int) -> bool:
@@ -82,10 +103,12 @@ def interleaves(body: int, stages: int) -> bool:
     All alike, or all but the ends, which count embedding and head as a layer each
     (Megatron's --account-for-embedding-in-pipeline-split): 126 layers into 64 chunks.
 
-    >>> interleaves(40, 8), interleaves(126, 64), interleaves(42, 8)
-    (True, True, False)
+    The ends may stand alone: 94 layers into 96 chunks.
+
+    >>> [interleaves(*cut) for cut in ((40, 8), (126, 64), (42, 8), (94, 96))]
+    [True, True, False, True]
     """
-    return stages <= body and (body % stages == 0 or (body + 2) % stages == 0)
+    return stages <= body + 2 and (body % stages == 0 or (body + 2) % stages == 0)
 
 
 def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
@@ -98,10 +121,10 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
             f"zero_group={choice.zero_group} does not divide dp={choice.dp}"
         )
     total = choice.pp * choice.virtual_stages
-    counts = split_layers(graph.body, total)
+    counts = split_layers(graph.body, total, graph.tail)
     held = holders(choice.schedule, choice.pp, choice.virtual_stages)
     meshes = [_mesh(choice, rank) for rank in range(choice.pp)]
-    kinds = _kinds(choice, graph.block("layer"))
+    kinds = _kinds(choice, graph)
     stages, first = [], 0
     for stage, count in enumerate(counts):
         names = [str(number) for number in range(first, first + count)]
@@ -110,7 +133,9 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
         stages.append(
             Stage(
                 layers=layers,
-                plans=_plans(kinds, layers, choice.recompute_layers),
+                plans=_plans(
+                    kinds, layers, graph.layer_blocks, choice.recompute_layers
+                ),
                 mesh=meshes[held[stage]],
                 held_by=(held[stage],),
             )
@@ -144,36 +169,54 @@ def _mesh(choice: Uniform, rank: int) -> Mesh:
         dp_shard=choice.zero_group if sharded else 1,
         cp=choice.cp,
         tp=choice.tp,
+        ep=choice.ep,
+        etp=choice.etp,
     )
 
 
-def _kinds(choice: Uniform, block: Block) -> tuple[LayerPlan, LayerPlan, LayerPlan]:
-    """The plan of the ends, of a layer, and of one that is recomputed."""
-    sharding = "megatron-sp" if choice.sequence_parallel else "megatron"
-    again = preset(choice.recompute, block)
-    of_ends, kept, redone = (
-        LayerPlan(sharding=sharding, zero=choice.zero, retention=retention)
-        for retention in (
-            KEEP_ALL,
-            offloaded(KEEP_ALL, block, choice.offload),
-            offloaded(again, block, choice.offload),
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kinds:
+    """The plan of the ends; by kind of layer, of one as it is and recomputed."""
+
+    of_ends: LayerPlan
+    kept: dict[str, LayerPlan]
+    redone: dict[str, LayerPlan]
+
+
+def _kinds(choice: Uniform, graph: ModelGraph) -> _Kinds:
+    again = body_presets(choice.recompute, graph)
+    blocks = {block.name: block for block, _ in graph.runs}
+
+    def plan(retention: Retention) -> LayerPlan:
+        sharding = "megatron-sp" if choice.sequence_parallel else "megatron"
+        return LayerPlan(sharding=sharding, zero=choice.zero, retention=retention)
+
+    return _Kinds(
+        of_ends=plan(KEEP_ALL),
+        kept={
+            name: plan(offloaded(KEEP_ALL, block, choice.offload))
+            for name, block in blocks.items()
+        },
+        redone={
+            name: plan(offloaded(again[name], block, choice.offload))
+            for name, block in blocks.items()
+        },
     )
-    return of_ends, kept, redone
 
 
 def _plans(
-    kinds: tuple[LayerPlan, LayerPlan, LayerPlan],
+    kinds: _Kinds,
     layers: tuple[str, ...],
+    blocks: Mapping[str, Block],
     recompute_layers: int | None,
 ) -> tuple[LayerPlan, ...]:
-    of_ends, kept, redone = kinds
     limit = len(layers) if recompute_layers is None else recompute_layers
     plans, numbered = [], 0
     for name in layers:
         if not name.isdigit():
-            plans.append(of_ends)
+            plans.append(kinds.of_ends)
             continue
-        plans.append(redone if numbered < limit else kept)
+        wanted = kinds.redone if numbered < limit else kinds.kept
+        plans.append(wanted[blocks[name].name])
         numbered += 1
     return tuple(plans)

@@ -25,6 +25,7 @@ class Work:
     compute_s: Array = field(default_factory=zero)
     tensor_comm_s: Array = field(default_factory=zero)
     context_comm_s: Array = field(default_factory=zero)
+    expert_comm_s: Array = field(default_factory=zero)
     flops: Array = field(default_factory=zero)
     host_s: float = 0.0
     measured_s: Array = field(default_factory=zero)
@@ -38,17 +39,20 @@ class Work:
         *,
         tensor_comm: Sourced | None = None,
         context_comm: Sourced | None = None,
+        expert_comm: Sourced | None = None,
         flops: Array = _ZERO,
         host_s: float = 0.0,
     ) -> Work:
         """The work of *compute* and of what is communicated beside it."""
         nothing = Sourced(seconds=_ZERO)
         tensor, context = tensor_comm or nothing, context_comm or nothing
-        total = compute + tensor + context
+        expert = expert_comm or nothing
+        total = compute + tensor + context + expert
         return cls(
             compute_s=compute.seconds,
             tensor_comm_s=tensor.seconds,
             context_comm_s=context.seconds,
+            expert_comm_s=expert.seconds,
             flops=flops,
             host_s=host_s,
             measured_s=total.measured_s,
@@ -61,6 +65,7 @@ class Work:
             compute_s=self.compute_s + other.compute_s,
             tensor_comm_s=self.tensor_comm_s + other.tensor_comm_s,
             context_comm_s=self.context_comm_s + other.context_comm_s,
+            expert_comm_s=plus(self.expert_comm_s, other.expert_comm_s),
             flops=self.flops + other.flops,
             host_s=self.host_s + other.host_s,
             measured_s=plus(self.measured_s, other.measured_s),
@@ -74,7 +79,8 @@ class Work:
 
     @property
     def device_s(self) -> Array:
-        return self.compute_s + self.tensor_comm_s + self.context_comm_s
+        sent = plus(self.context_comm_s, self.expert_comm_s)
+        return self.compute_s + self.tensor_comm_s + sent
 
     @property
     def sourced(self) -> Sourced:
@@ -102,7 +108,8 @@ class OperatorPrice:
 
     forward: Work
     backward: Work
-    parameters: Array  # that are trained
+    parameters: Array  # that are trained, but for those of experts
+    expert_parameters: Array  # that are trained
     frozen_parameters: Array
     saved: dict[str, Array]
     internal: dict[str, Array]  # dropped together with the operator's own working

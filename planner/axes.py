@@ -14,6 +14,7 @@ from typing import Any, Final
 from costmodel.columns import RECOMPUTES, SCHEDULES
 from costmodel.layout import CP_KINDS
 from costmodel.pins import Pins
+from costmodel.question import has_experts, width_over
 from costmodel.support import refusals
 from costmodel.uniform import Uniform, interleaves
 from planner.problem import Problem
@@ -76,6 +77,20 @@ class Axes:
         parts = (cp for cp in divisors(self.problem.gpus) if seq_len % cp == 0)
         return [cp for cp in parts if pinned in (None, cp) and self.carried(cp=cp)]
 
+    def experts(self, tp: int, cp: int, dp: int) -> list[Option]:
+        """(ep, etp): each way to spread the experts over a stage's ranks."""
+        spec, pins = self.problem.job.spec, self.pins
+        moe = spec.moe if isinstance(spec, DecoderSpec) else None
+        if moe is None:
+            return [(pins.ep or 1, pins.etp or 1)]
+        found = []
+        for ep in divisors(moe.experts):
+            etp = pins.etp or width_over(tp, ep)
+            spreads = tp * cp * dp % (ep * etp) == 0
+            if pins.ep in (None, ep) and spreads and moe.expert_ffn_hidden % etp == 0:
+                found.append((ep, etp))
+        return [(e, w) for e, w in found if self.carried(tp=tp, dp=dp, ep=e, etp=w)]
+
     def micro_batches(self, dp: int) -> list[Option]:
         """Sequences a rank has at once: all divisors of its share of the batch."""
         share, pins = self.problem.job.global_batch // dp, self.pins
@@ -87,12 +102,16 @@ class Axes:
         ]
 
     def sequence_parallel(self, tp: int, cp: int) -> list[Option]:
-        """Off; and on where there is something to split, and it divides."""
+        """Off; and on where there is something to split, and it divides.
+
+        Experts beside tensor parallelism need it.
+        """
         can = tp > 1 and self.problem.job.seq_len % (tp * cp) == 0
+        needed = tp > 1 and has_experts(self.problem.job)
         pinned = self.pins.sequence_parallel
         return [
             (on,)
-            for on in range(1 + can)
+            for on in range(needed, 1 + can)
             if pinned in (None, bool(on))
             and self.carried(tp=tp, cp=cp, sequence_parallel=bool(on))
         ]
@@ -172,5 +191,10 @@ class Axes:
 
 
 def _splits(spec: DecoderSpec, tp: int) -> bool:
+    moe = spec.moe
+    if spec.has_dense_mlp and spec.ffn_hidden % tp:
+        return False
+    if moe is not None and moe.shared_experts * moe.shared_ffn_hidden % tp:
+        return False
     shared = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
-    return shared and spec.heads % tp == 0 and spec.ffn_hidden % tp == 0
+    return shared and spec.heads % tp == 0

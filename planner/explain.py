@@ -83,6 +83,7 @@ def _link(part: str, candidate: Candidate, island: Island) -> str | None:
     spans = {
         "tensor_comm": choice.tp,
         "context_comm": inner,
+        "expert_comm": choice.ep * choice.etp,
         "data_comm": inner * choice.dp,
         "pipeline_comm": choice.gpus,
     }

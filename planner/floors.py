@@ -17,9 +17,11 @@ from functools import cached_property
 import numpy as np
 
 from costmodel.atoms import atom, block_prices
-from costmodel.closed_form import Passes, makespan_s, stage_kinds
+from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import RECOMPUTES, Columns
+from costmodel.gather import PLACE
 from costmodel.grid import ColumnPrices, price
+from costmodel.layer_runs import stage_runs
 from costmodel.layout import CP_KINDS
 from costmodel.retention import preset
 from costmodel.sharding import Degrees
@@ -76,8 +78,8 @@ class _Floor:
 
     @cached_property
     def combos(self) -> tuple[Array, Array]:
-        """Distinct (tp, cp, micro-batch) as columns, and each branch's among them."""
-        keys = [self.table[name] for name in ("tp", "cp", "micro_batch")]
+        """Distinct places as columns, and each branch's among them."""
+        keys = [self.table[name] for name in PLACE]
         packed = np.ravel_multi_index(keys, [int(key.max()) + 1 for key in keys])
         _, first, place = np.unique(packed, return_index=True, return_inverse=True)
         return np.stack([key[first] for key in keys]), place
@@ -90,21 +92,24 @@ class _Floor:
 
     def seconds(self) -> Array:
         table = self.table
+        graph = self.problem.job.graph
         stages = table["pp"] * table["virtual_stages"]
-        kinds = stage_kinds(self.problem.job.graph.body, stages)
-        layer, start, tail = self._layer, self._ends[0], self._ends[1]
-        whole = stages == 1
-        sides = [
-            (
-                kinds.first * layer[side] + start[side] + whole * tail[side],
-                kinds.low * layer[side],
-                kinds.high * layer[side],
-                kinds.last * layer[side] + tail[side],
-            )
-            for side in (0, 1)
-        ]
-        ones = np.ones_like(stages)
-        counts = (ones, kinds.low_count, kinds.high_count, (stages > 1).astype(int))
+        runs = stage_runs(graph, stages)
+        start, tail = self._ends
+        layers = {
+            block.name: self._passes(block.name, self._recompute)
+            for block, _ in graph.runs
+        }
+        sides = []
+        for side in (0, 1):
+            passes = [
+                sum(count * layers[kind][side] for kind, count in run.layers.items())
+                for run in runs
+            ]
+            passes[0] = passes[0] + start[side] + (stages == 1) * tail[side]
+            passes[-1] = passes[-1] + tail[side]
+            sides.append(tuple(map(np.asarray, passes)))
+        counts = tuple(run.count for run in runs)
         return makespan_s(
             Passes(forward_s=sides[0], backward_s=sides[1], counts=counts),
             schedule=table["schedule"],
@@ -118,10 +123,6 @@ class _Floor:
         code = self.table["recompute"]
         some = self.problem.pins.recompute_layers is not None
         return np.full_like(code, _NONE) if some else code
-
-    @cached_property
-    def _layer(self) -> Array:
-        return self._passes("layer", self._recompute)
 
     @cached_property
     def _ends(self) -> tuple[Array, Array]:
@@ -160,9 +161,8 @@ class _Floor:
     def _degrees(self, keys: Array, variant: int) -> Degrees:
         kind, split = divmod(variant, 2)
         return Degrees(
-            tp=keys[0],
-            cp=keys[1],
-            micro_batch=keys[2],
+            **dict(zip(PLACE, keys, strict=True)),
+            imbalance=self.problem.machine.imbalance,
             seq_len=self.problem.job.seq_len,
             sequence_parallel=bool(split),
             cp_kind=CP_KINDS[kind],

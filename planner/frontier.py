@@ -20,7 +20,7 @@ from planner.problem import Objective, Problem
 from planner.space import Space
 from planner.table import Array, Table, length, take
 
-DEGREES = ("tp", "pp", "dp", "cp")
+DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from costmodel.columns import RECOMPUTES
 from costmodel.legality import violations
 from costmodel.pins import Pins
+from costmodel.question import has_experts
 from costmodel.schedule import holders
 from costmodel.support import refusals, refused
 from costmodel.uniform import Uniform
@@ -20,11 +21,12 @@ from planner.problem import Problem
 from planner.space import Space
 from planner.table import length
 from profiles.errors import Contradiction, Unsupported
+from profiles.models.spec import DecoderSpec
 from profiles.options import given
 
 DEGREES = ("tp", "pp", "dp", "cp")
 _NOT_LAYOUT = (
-    *("ep", "etp", "overlap", "bucket_mb", "flash_attention"),
+    *("overlap", "bucket_mb", "flash_attention"),
     *("offload", "offload_to", "imbalance"),
 )
 
@@ -115,12 +117,14 @@ def _least(problem: Problem) -> Uniform:
         pp=pins.pp or 1,
         dp=pins.dp or 1,
         cp=pins.cp or 1,
+        ep=1 if has_experts(problem.job) else pins.ep or 1,
+        etp=1 if has_experts(problem.job) else pins.etp or 1,
         micro_batch=pins.micro_batch or 1,
         schedule="interleaved" if woven else "1f1b",
         virtual_stages=virtual if woven else 1,
         zero=pins.zero if pins.zero is not None else _fewest(problem),
         zero_group=(pins.zero_group or 1) if pins.dp else 1,
-        sequence_parallel=bool(pins.sequence_parallel) and (tp > 1 or bool(pins.tp)),
+        sequence_parallel=_splits_sequence(problem, tp),
         cp_kind=pins.cp_kind or "ring",
         precision=problem.precision,
         flash_attention=problem.flash_attention,
@@ -131,6 +135,13 @@ def _least(problem: Problem) -> Uniform:
 def _fewest(problem: Problem) -> int:
     """The level that a layout has where nobody says."""
     return 3 if problem.offload.parameters else 1
+
+
+def _splits_sequence(problem: Problem, tp: int) -> bool:
+    asked = problem.pins.sequence_parallel
+    if asked is None and tp > 1 and has_experts(problem.job):
+        return True
+    return bool(asked) and (tp > 1 or bool(problem.pins.tp))
 
 
 def _carried(problem: Problem) -> Uniform:
@@ -149,6 +160,22 @@ def _carried(problem: Problem) -> Uniform:
     )
 
 
+def _spread(problem: Problem) -> Iterator[str]:
+    """What pins of experts say against the model and the GPUs."""
+    spec, pins = problem.job.spec, problem.pins
+    moe = spec.moe if isinstance(spec, DecoderSpec) else None
+    if moe is None:
+        return
+    spread_over = (pins.ep or 1) * (pins.etp or 1)
+    if pins.ep is not None and moe.experts % pins.ep:
+        yield f"ep={pins.ep} does not divide the {moe.experts} experts"
+    if problem.gpus // (pins.pp or 1) % spread_over:
+        yield (
+            f"ep {pins.ep or 1} × etp {pins.etp or 1} = {spread_over} does not divide "
+            f"the {problem.gpus // (pins.pp or 1)} ranks of a stage"
+        )
+
+
 def _between(problem: Problem) -> Iterator[str]:
     """What pins say against the GPUs, the batch and each other."""
     pins, gpus, batch = problem.pins, problem.gpus, problem.job.global_batch
@@ -163,6 +190,7 @@ def _between(problem: Problem) -> Iterator[str]:
         yield f"{words}{equals} does not divide {gpus} GPUs"
     elif len(fixed) == len(DEGREES) and product != gpus:
         yield f"{words} = {product}, not {gpus} GPUs; leave one of them out"
+    yield from _spread(problem)
     pieces = (pins.dp or 1) * (pins.micro_batches or 1)
     if pins.micro_batches is not None and batch % pieces:
         yield (

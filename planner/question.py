@@ -16,7 +16,7 @@ from costmodel.question import (
     flash_default,
     job_of,
     offload_of,
-    refuse_unpriced,
+    unbalanced,
 )
 from costmodel.support import is_local
 from planner.pinned import require_consistent, require_possible
@@ -59,11 +59,11 @@ def pose(
     batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
     another device.
     """
-    refuse_unpriced(pins)
     assumed: dict[str, Any] = {}
     gpus = _gpus(cluster, wish, pins, assumed)
     where = machine_of(cluster, wish, pins, profile, assumed)
     job, _ = job_of(model, wish, pins.dp or 1, pins, {})
+    where = unbalanced(where, job, pins.imbalance, assumed)
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
     if probability is None:
         probability = assumed["probability"] = PROBABILITY

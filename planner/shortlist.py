@@ -1,8 +1,8 @@
 """`Shortlist`: the best candidate, and runners-up that differ in more than details.
 
-One candidate for each set of degrees (tp, pp, dp, cp). Only where there are too few of
-those do others of the same degrees follow: first ones with another schedule, ZeRO level
-or recompute preset, then any.
+One candidate for each set of degrees (tp, pp, dp, cp, ep). Only where there are too few
+of those do others of the same degrees follow: first ones with another schedule, ZeRO
+level or recompute preset, then any.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from math import inf
 
 from costmodel.uniform import Uniform
+from planner.frontier import DEGREES
 from planner.problem import Candidate, Problem
 
 Key = tuple[object, ...]
@@ -23,7 +24,7 @@ SPARE = 500  # others remembered, to fill up with
 
 
 def degrees(choice: Uniform) -> Key:
-    return (choice.tp, choice.pp, choice.dp, choice.cp)
+    return tuple(getattr(choice, name) for name in DEGREES)
 
 
 def family(choice: Uniform) -> Key:

@@ -69,7 +69,8 @@ class Space:
         Raises InvalidSpec for more than 2,000,000 of them.
         """
         axes = self.axes
-        table = widen(self.degrees, ["micro_batch"], ["dp"], axes.micro_batches)
+        table = widen(self.degrees, ["ep", "etp"], ["tp", "cp", "dp"], axes.experts)
+        table = widen(table, ["micro_batch"], ["dp"], axes.micro_batches)
         share = self.problem.job.global_batch // table["dp"]
         table["micro_batches"] = share // table["micro_batch"]
         table = widen(

@@ -13,7 +13,7 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
     """
     degrees = [
         f"{name} {getattr(choice, name)}"
-        for name in ("tp", "pp", "dp", "cp")
+        for name in ("tp", "pp", "dp", "cp", "ep", "etp")
         if getattr(choice, name) > 1
     ]
     parts = [" · ".join(degrees) or "one device"]
@@ -49,7 +49,7 @@ def short_words(choice: Uniform, global_batch: int) -> str:
     parts = [f"tp {choice.tp}{split}"] if choice.tp > 1 else []
     parts += [
         f"{name} {getattr(choice, name)}"
-        for name in ("pp", "dp")
+        for name in ("pp", "dp", "ep", "etp")
         if getattr(choice, name) > 1
     ]
     if choice.cp > 1:

@@ -25,7 +25,9 @@ class Block:
 
     `extents` holds every dimension but `batch` and `sequence`, which the job gives.
     `entry` is the tensor that comes from the layer before (None for the first).
-    `heads`, `kv_heads` and `head_dim` describe its attention, if it has one.
+    `heads`, `kv_heads` and `head_dim` describe its attention, if it has one; where
+    keys and values are unlike, `head_dim` is their mean. `capacity` is the share of an
+    even spread that each of its experts takes (None: whatever comes).
     """
 
     name: str
@@ -37,6 +39,7 @@ class Block:
     head_dim: int = 0
     window: int | None = None
     causal: bool = True
+    capacity: float | None = None
 
     @cached_property
     def alike(self) -> tuple[Operator, ...]:
@@ -70,6 +73,9 @@ class Block:
         return next(item for item in self.operators if item.name == name)
 
 
+ENDS = ("embedding", "final_norm", "head")
+
+
 @lru_cache(maxsize=1024)
 def _one_of_equals(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
     return operators
@@ -79,12 +85,14 @@ def _one_of_equals(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
 class ModelGraph:
     """Blocks in model order: (block, how often it repeats in a row).
 
-    `tied` names pairs of (block, operator) that hold one parameter.
+    `tied` names pairs of (block, operator) that hold one parameter. `tail` is how many
+    numbered layers the head is as much work as, where a pipeline should allow for it.
     """
 
     name: str
     blocks: tuple[tuple[Block, int], ...]
     tied: tuple[tuple[tuple[str, str], ...], ...] = ()
+    tail: int = 0
 
     @cached_property
     def layer_names(self) -> tuple[str, ...]:
@@ -92,7 +100,7 @@ class ModelGraph:
         names: list[str] = []
         numbered = 0
         for block, count in self.blocks:
-            if block.name in ("embedding", "final_norm", "head"):
+            if block.name in ENDS:
                 names.append(block.name)
                 continue
             names.extend(str(numbered + index) for index in range(count))
@@ -105,12 +113,33 @@ class ModelGraph:
         return tuple(block for block, count in self.blocks for _ in range(count))
 
     @cached_property
+    def layer_blocks(self) -> Mapping[str, Block]:
+        """The block of every layer, by its name."""
+        return dict(zip(self.layer_names, self.layers, strict=True))
+
+    @cached_property
     def body(self) -> int:
         """How many numbered layers there are."""
         return sum(name.isdigit() for name in self.layer_names)
 
+    @cached_property
+    def runs(self) -> tuple[tuple[Block, int], ...]:
+        """The numbered layers: (block, how often it repeats in a row)."""
+        return tuple(one for one in self.blocks if one[0].name not in ENDS)
+
+    @property
+    def even(self) -> bool:
+        """Whether numbered layers are alike, so that equal counts are equal work."""
+        return len(self.runs) == 1 and not self.tail
+
+    @property
+    def hidden(self) -> int:
+        """Width of what layers hand on."""
+        return self.runs[0][0].extents["hidden"]
+
     def distinct(self) -> Iterable[Block]:
-        return (block for block, _ in self.blocks)
+        """Every block once, in the order in which they first come."""
+        return {block.name: block for block, _ in self.blocks}.values()
 
     def block(self, name: str) -> Block:
         return next(block for block, _ in self.blocks if block.name == name)

@@ -21,6 +21,7 @@ from profiles.graph import Block
 from profiles.operators import Operator
 
 Extent = Callable[[str], int]  # local length of a width dimension
+ROWS = ("batch", "sequence", "routed")
 
 # One per step, over so many parameters of a rank.
 STEP_KINDS = ("accumulate", "gradient-norm", "zero-gradient")
@@ -81,4 +82,4 @@ def _columns(operator: Operator, extent: Extent) -> int:
 
 
 def _width(dims: tuple[str, ...], extent: Extent) -> int:
-    return prod(extent(name) for name in dims if name not in ("batch", "sequence"))
+    return prod(extent(name) for name in dims if name not in ROWS)

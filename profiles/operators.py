@@ -19,6 +19,12 @@ class Kind(StrEnum):
     ELEMENTWISE = "elementwise"  # norms too: bytes, not FLOPs
     EMBEDDING = "embedding"  # rows of a table
     CROSS_ENTROPY = "cross-entropy"  # logits → loss
+    GROUPED_MATMUL = "grouped-matmul"  # each expert's rows times its own weight
+    DISPATCH = "dispatch"  # tokens sorted by expert and sent to its rank
+    COMBINE = "combine"  # what the experts made, sent back and summed by token
+
+
+PRODUCTS = frozenset({Kind.MATMUL, Kind.GROUPED_MATMUL})
 
 
 class Element(StrEnum):
@@ -51,9 +57,11 @@ class Operator:
     `columns` are the widths that the weight adds (laid side by side), `contracted`
     the width it sums over. `forward_elements` and `backward_elements` are what a
     memory-bound operator reads and writes, in elements per element of its output.
-    `kernels` is how many launches its forward takes in eager mode. `function` says
-    what is measured for it (`profiles.measurable`): matmul, layernorm, gelu …
-    The parameters of a `frozen` one are not trained: they have no gradient.
+    `kernels` is how many launches its forward takes in eager mode, `launches` the
+    host's work in units of an ordinary operator's. `function` says what is measured
+    for it (`profiles.measurable`): matmul, layernorm, gelu …
+    The parameters of a `frozen` one are not trained: they have no gradient. Those of a
+    `shared` one are another operator's of the same block.
     """
 
     name: str
@@ -70,11 +78,13 @@ class Operator:
     forward_elements: float = 0.0
     backward_elements: float = 0.0
     kernels: int = 1
+    launches: float = 1.0
     frozen: bool = False
+    shared: bool = False
 
     @property
     def has_weight(self) -> bool:
-        return self.kind in (Kind.MATMUL, Kind.EMBEDDING)
+        return self.kind in PRODUCTS or self.kind is Kind.EMBEDDING
 
     @property
     def has_backward(self) -> bool:

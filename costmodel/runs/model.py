@@ -13,15 +13,21 @@ from functools import lru_cache
 from typing import Any, Final
 
 from costmodel.runs.cells import Cells
+from costmodel.runs.experts import (
+    experts_of,
+    kin_of,
+    latent_of,
+    overridden_experts,
+    spelled,
+)
 from profiles.errors import UnknownName, Unsupported
 from profiles.models.catalog import model
-from profiles.models.spec import DecoderSpec
+from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
 
 MOST_LAYERS: Final = 10_000
 SHAPE: Final = ("layers", "hidden", "heads")
 GPT_VOCAB: Final = 51_200  # GPT-2's 50,257 tokens, padded to 128 · 8 (Megatron-LM)
 LLAMA_VOCAB: Final = 32_000  # Llama 2 (Touvron et al., 2023, section 2.2)
-ATTENTIONS: Final = ("mha", "gqa", "mqa", "mla")
 KINDS: Final = ("dense", "moe", "hybrid", "other")
 
 
@@ -67,19 +73,10 @@ def seq_len_of(cells: Cells) -> int:
 
 def _require_priced(cells: Cells) -> None:
     kind = cells.choice("kind", KINDS)
-    if cells.whole("experts", least=0) or kind == "moe":
-        raise Unsupported(
-            f"experts={cells.word('experts') or '?'}: mixtures of experts are not "
-            "priced yet; dense decoders are"
-        )
     if kind in ("hybrid", "other"):
         raise Unsupported(
-            f"kind={kind}: layers other than attention and MLP are not priced yet; "
-            "dense decoders are"
-        )
-    if cells.choice("attention", ATTENTIONS) == "mla":
-        raise Unsupported(
-            "attention=mla: latent attention is not priced yet; mha, gqa and mqa are"
+            f"kind={kind}: layers other than attention, MLP and experts are not priced "
+            "yet; decoders are"
         )
 
 
@@ -89,7 +86,7 @@ def catalogued(name: str | None) -> Known | None:
 
     Raises Unsupported for a model of another family.
     """
-    for spelling in (name, name and name.lower().replace(" ", "-")):
+    for spelling in (name, name and spelled(name)):
         if not spelling:
             continue
         try:
@@ -99,15 +96,15 @@ def catalogued(name: str | None) -> Known | None:
         if isinstance(found.spec, DecoderSpec):
             return Known(spec=found.spec, seq_len=found.seq_len)
         raise Unsupported(
-            f"model={name}: family {found.spec.family} is not priced yet; dense "
-            "decoders are"
+            f"model={name}: family {found.spec.family} is not priced yet; decoders are"
         )
     return None
 
 
 def _shaped(cells: Cells, seq_len: int, dropout: float) -> DecoderSpec:
     hidden, heads = cells.needed("hidden"), cells.needed("heads")
-    gated = cells.given("gated_mlp", cells.flag("gated_mlp"), False)
+    mixed = bool(cells.whole("experts", least=0))
+    gated = cells.given("gated_mlp", cells.flag("gated_mlp"), mixed)
     sizes: dict[str, Any] = {
         "layers": cells.needed("layers", most=MOST_LAYERS),
         "hidden": hidden,
@@ -119,11 +116,42 @@ def _shaped(cells: Cells, seq_len: int, dropout: float) -> DecoderSpec:
         "kv_heads": cells.given("kv_heads", cells.whole("kv_heads"), heads),
         "head_dim": _head_dim(cells, hidden, heads),
     }
+    moe, mla = experts_of(cells), latent_of(cells)
+    if moe is not None or mla is not None:
+        return _mixture(cells, sizes, moe, mla, seq_len)
     tied = cells.given("tied_embeddings", cells.flag("tied_embeddings"), True)
     style = _LLAMA if gated else {**_GPT, "max_positions": seq_len, "dropout": dropout}
     if not gated:
         cells.assumed["dropout"] = dropout
     return DecoderSpec(**sizes, gated_mlp=gated, tied_embeddings=tied, **style)
+
+
+def _mixture(
+    cells: Cells,
+    sizes: dict[str, Any],
+    moe: MoeSpec | None,
+    mla: MlaSpec | None,
+    seq_len: int,
+) -> DecoderSpec:
+    """A decoder with experts or latent attention; what no column says of it is the
+    catalogue's, of the model that the row's name begins with."""
+    kin = kin_of(cells)
+    style: dict[str, Any] = dict(_LLAMA)
+    names = ("qk_norm", "multi_token_heads", *_LLAMA)
+    if kin is not None:
+        style = {name: getattr(kin, name) for name in names}
+        cells.assumed.update({name: style[name] for name in names[:2] if style[name]})
+        style["max_positions"] = max(kin.max_positions, seq_len)
+    return DecoderSpec(
+        **sizes,
+        gated_mlp=cells.given("gated_mlp", cells.flag("gated_mlp"), True),
+        tied_embeddings=cells.given(
+            "tied_embeddings", cells.flag("tied_embeddings"), False
+        ),
+        moe=moe,
+        mla=mla,
+        **style,
+    )
 
 
 _LLAMA: Final[dict[str, Any]] = {
@@ -147,6 +175,10 @@ def _vocab(cells: Cells, *, gated: bool) -> int:
 def _ffn_hidden(cells: Cells, hidden: int, *, gated: bool) -> int:
     """4 x hidden for a plain MLP (Megatron-LM's default); gated ones have no rule."""
     found = cells.whole("ffn_hidden")
+    if found is None and cells.whole("experts", least=0):
+        dense = cells.whole("dense_layers", least=0)
+        if not dense:  # no layer has a dense MLP
+            found = cells.whole("expert_ffn_hidden")
     if gated and found is None:
         raise cells.missing("ffn_hidden", "a gated MLP's width must be given")
     return cells.given("ffn_hidden", found, 4 * hidden)
@@ -170,6 +202,7 @@ def _overridden(cells: Cells, known: DecoderSpec, seq_len: int) -> DecoderSpec:
     for name in (*names, *flags):
         if name not in given:
             cells.assumed[name] = getattr(known, name)
+    given["moe"] = overridden_experts(cells, known.moe)
     if known.position == "learned":
         given["max_positions"] = max(known.max_positions, seq_len)
     return replace(known, **given)

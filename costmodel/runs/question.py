@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from costmodel.legality import require_legal
 from costmodel.machine import Machine, machine
-from costmodel.question import Question, default_precision
+from costmodel.question import Question, default_precision, has_experts, spread
 from costmodel.runs.adapters import adapters_of
 from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
@@ -23,7 +23,7 @@ from costmodel.runs.software import dropout_of, flash_of, software_of
 from costmodel.software import Software
 from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster, Island
-from profiles.errors import Contradiction, InvalidSpec, Unsupported
+from profiles.errors import Contradiction, InvalidSpec
 from profiles.job import Job
 from profiles.precision import PRECISIONS
 
@@ -80,12 +80,13 @@ class Questions:
         Raises the errors of an invalid question, naming the cell that is missing or
         wrong, or what is not priced yet.
         """
-        refuse_unpriced(cells)
+        cells.choice("task", TASKS)
         software, warnings = software_of(cells)
         choice = _degrees(cells)
         where = self._machine(cells, choice.gpus, software)
         choice = _layout(cells, choice, where)
         job, choice = self._job(cells, choice, software)
+        choice, remark = _spread(cells, choice, job)
         choice = _schedule(cells, choice, job)
         _require_finite(choice, job)
         _require_legal(cells, choice, job, where)
@@ -94,7 +95,7 @@ class Questions:
             choice=choice,
             machine=where,
             assumed=cells.assumed,
-            warnings=(*warnings, *_remarks(cells)),
+            warnings=(*warnings, *remark, *_remarks(cells)),
         )
 
     def _machine(self, cells: Cells, gpus: int, software: Software) -> Machine:
@@ -130,15 +131,6 @@ class Questions:
         )
         cells.assumed["optimizer"] = job.optimizer
         return self._jobs.setdefault(job, job), replace(choice, micro_batch=micro_batch)
-
-
-def refuse_unpriced(cells: Cells) -> None:
-    """Raise Unsupported for what the cost model does not price yet."""
-    cells.choice("task", TASKS)
-    if (cells.whole("ep") or 1) > 1:
-        raise Unsupported(
-            f"ep={cells.word('ep')}: expert parallelism is not priced yet; 1 is"
-        )
 
 
 def _degrees(cells: Cells) -> Uniform:
@@ -228,6 +220,17 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         gradient_format=software.gradient_format,
         offload=offload_of(cells),
     )
+
+
+def _spread(cells: Cells, choice: Uniform, job: Job) -> tuple[Uniform, tuple[str, ...]]:
+    """Experts over as many ranks as the row says, and as a stage has."""
+    ep = cells.whole("ep", most=MOST_GPUS)
+    remark: tuple[str, ...] = ()
+    ranks = choice.tp * choice.cp * choice.dp
+    if ep is not None and has_experts(job) and ep > ranks and ep % ranks == 0:
+        remark = (f"ep={ep} is more than the {ranks} ranks of a stage: ep {ranks}",)
+        ep = cells.assumed["ep"] = ranks
+    return spread(choice, job, ep, None, cells.assumed), remark
 
 
 def _schedule(cells: Cells, choice: Uniform, job: Job) -> Uniform:

@@ -25,6 +25,18 @@ DETAILS: Final = (
     ("minimal_flash", "input_norm,rotary,mlp_norm,activation"),
     ("minimal", "input_norm,rotary,attention,mlp_norm,activation"),
     ("some blocks", "full"),  # as many as `layers_again_of` says
+    # Megatron-Core's --recompute-modules: its norms, the experts' activation, or all of
+    # an expert layer's MLP.
+    ("selective: norm, moe_act", "input_norm,mlp_norm,activation"),
+    (
+        "selective: layernorm, moe",
+        "input_norm,mlp_norm,router,top_k,dispatch,mlp_up,activation,mlp_down,combine",
+    ),
+    # DeepSeek-V3 (arXiv 2412.19437, section 3.2.3)
+    (
+        "selective (rmsnorm, mla up-proj)",
+        "input_norm,mlp_norm,q_norm,kv_norm,q_up,kv_up,rotary",
+    ),
     ("not printed", None),
     ("none", "none"),
 )

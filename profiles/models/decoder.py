@@ -1,40 +1,71 @@
-"""Decoder-only transformers as operator graphs: GPT, Llama, Mistral, Qwen.
+"""Decoder-only transformers as operator graphs: GPT, Llama, Mixtral, DeepSeek, Qwen.
 
-What each operator saves for backward reproduces Korthikanti et al. (MLSys 2023,
-section 4.1): 34·s·b·h + 5·a·s²·b bytes a layer for a GPT with dropout in 16 bits.
+A layer has dense attention or a latent one, an MLP or experts, and may look through a
+window: each combination that a model has is a block of its own. What the operators of a
+GPT with dropout save for backward in 16 bits reproduces Korthikanti et al. (MLSys 2023,
+section 4.1): 34·s·b·h + 5·a·s²·b bytes a layer.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import groupby
+
 from profiles.errors import Unsupported
 from profiles.graph import Block, ModelGraph
+from profiles.models.experts import expert_extents, expert_mlp
+from profiles.models.latent import latent_attention, latent_extents, mean_head_dim
 from profiles.models.spec import DecoderSpec
-from profiles.operators import Element, Kind, Operator, Tensor
+from profiles.operators import PRODUCTS, Element, Kind, Operator, Tensor
 
 _STREAM = ("batch", "sequence", "hidden")
 
 
 def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
-    """The operator graph of a dense decoder.
+    """The operator graph of a decoder; its body's blocks are called by `layer_kind`.
 
-    Raises Unsupported for what is described but not priced yet (experts, MLA).
+    Raises Unsupported for what is described but not priced yet (parallel blocks).
     """
-    for part, what in (
-        (spec.moe, "experts"),
-        (spec.mla, "latent attention"),
-        (spec.parallel_block or None, "attention and MLP side by side"),
-    ):
-        if part is not None:
-            raise Unsupported(
-                f"{name} has {what}, which the cost model does not price yet; "
-                "dense decoders are priced"
-            )
-    layer = _layer(spec)
+    if spec.parallel_block:
+        raise Unsupported(
+            f"{name} has attention and MLP side by side, which the cost model does not "
+            "price yet; decoders with one after the other are priced"
+        )
+    kinds = [layer_kind(spec, number) for number in range(spec.layers)]
+    layers = {kind: _layer(spec, kind) for kind in dict.fromkeys(kinds)}
+    body = tuple((layers[kind], len(list(same))) for kind, same in groupby(kinds))
     tied = (
         ((("embedding", "table"), ("head", "logits")),) if spec.tied_embeddings else ()
     )
-    blocks = ((_embedding(spec), 1), (layer, spec.layers), (_final_norm(spec), 1))
-    return ModelGraph(name=name, blocks=(*blocks, (_head(spec), 1)), tied=tied)
+    head = _head(spec)
+    ends = ((_final_norm(spec), 1), (head, 1))
+    return ModelGraph(
+        name=name,
+        blocks=((_embedding(spec), 1), *body, *ends),
+        tied=tied,
+        tail=_weight(head) // _weight(body[-1][0]) if spec.multi_token_heads else 0,
+    )
+
+
+def layer_kind(spec: DecoderSpec, number: int) -> str:
+    """Of which kind a numbered layer is: `layer`, `expert-layer`, `window-layer` …
+
+    A model whose layers all have the same window has plain names.
+    """
+    experts = spec.moe is not None and spec.moe.holds(number)
+    window = spec.window_every > 1 and number % spec.window_every == 0
+    return ("expert-" if experts else "") + ("window-" if window else "") + "layer"
+
+
+def _weight(block: Block) -> int:
+    """Elements of the weights that a token meets: the work of a block, nearly."""
+    return sum(
+        sum(block.extents[name] for name in operator.columns)
+        * block.extents[operator.contracted or ""]
+        * (block.extents["routed"] if operator.kind is Kind.GROUPED_MATMUL else 1)
+        for operator in block.operators
+        if operator.kind in PRODUCTS
+    )
 
 
 def _stream(name: str) -> Tensor:
@@ -51,21 +82,26 @@ def _extents(spec: DecoderSpec) -> dict[str, int]:
         "vocab": spec.vocab,
         "positions": spec.max_positions,
         "head_dim": spec.head_dim,
+        **(latent_extents(spec, spec.mla) if spec.mla else {}),
+        **(expert_extents(spec.moe) if spec.moe else {}),
+        **({"pair": 2 * spec.hidden} if spec.multi_token_heads else {}),
     }
 
 
 def _block(
     spec: DecoderSpec, name: str, entry: Tensor | None, *operators: Operator
 ) -> Block:
+    whole = spec.window_every > 1 and "window-" not in name
     return Block(
         name=name,
         operators=operators,
         extents=_extents(spec),
         entry=entry,
         heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        window=spec.window,
+        kv_heads=spec.heads if spec.mla else spec.kv_heads,
+        head_dim=mean_head_dim(spec.mla) if spec.mla else spec.head_dim,
+        window=None if whole else spec.window,
+        capacity=spec.moe.capacity_factor if spec.moe else None,
     )
 
 
@@ -105,8 +141,11 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
     qkv = Tensor(name="qkv_out", dims=("batch", "sequence", "query+key_value"))
     core = Tensor(name="attention_out", dims=("batch", "sequence", "query"))
     projected = _stream("projection_out")
+    before = _norm(spec, "input_norm", entry, norm)
+    if spec.mla is not None:
+        return [before, *latent_attention(spec, spec.mla, norm, projected)]
     operators = [
-        _norm(spec, "input_norm", entry, norm),
+        before,
         Operator(
             name="qkv",
             kind=Kind.MATMUL,
@@ -159,6 +198,8 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
             function="attention",
             inputs=(qkv,),
             output=core,
+            vectors=1 if spec.attention_sinks else 0,
+            vector_dim="heads",
             saves=(qkv,),  # and, by kernel, scores or row statistics
             kernels=1,
         ),
@@ -227,22 +268,26 @@ def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
     ]
 
 
-def _layer(spec: DecoderSpec) -> Block:
+def _layer(spec: DecoderSpec, kind: str) -> Block:
     entry = _stream("layer_in")
+    return _block(spec, kind, entry, *_layer_operators(spec, kind, entry))
+
+
+def _layer_operators(spec: DecoderSpec, kind: str, entry: Tensor) -> list[Operator]:
     norm, mlp_norm = _stream("input_norm_out"), _stream("mlp_norm_out")
     attention = _attention(spec, entry, norm)
     middle = _residual(spec, "attention_residual", attention[-1].output, entry)
-    mlp = _mlp(spec, mlp_norm)
-    return _block(
-        spec,
-        "layer",
-        entry,
+    if spec.moe is not None and kind.startswith("expert-"):
+        mlp = expert_mlp(spec, spec.moe, mlp_norm, activation_function(spec))
+    else:
+        mlp = _mlp(spec, mlp_norm)
+    return [
         *attention,
         middle,
         _norm(spec, "mlp_norm", middle.output, mlp_norm),
         *mlp,
         _residual(spec, "mlp_residual", mlp[-1].output, middle.output),
-    )
+    ]
 
 
 def _embedding(spec: DecoderSpec) -> Block:
@@ -285,30 +330,86 @@ def _final_norm(spec: DecoderSpec) -> Block:
 
 def _head(spec: DecoderSpec) -> Block:
     entry = _stream("final_norm_out")
+    operators = _logits(spec, entry)
+    for number in range(1, spec.multi_token_heads + 1):
+        operators += _prediction(spec, number, entry)
+    return _block(spec, "head", entry, *operators)
+
+
+def _logits(spec: DecoderSpec, entry: Tensor) -> list[Operator]:
     logits = Tensor(name="logits_out", dims=("batch", "sequence", "vocab"))
     softmax = Tensor(
         name="softmax", dims=logits.dims, element=Element.FP32, internal=True
     )
-    product = Operator(
-        name="logits",
-        kind=Kind.MATMUL,
-        function="matmul",
-        inputs=(entry,),
-        output=logits,
-        columns=("vocab",),
-        contracted="hidden",
-        saves=(entry,),
-    )
     losses = Tensor(name="loss_out", dims=("batch", "sequence"), element=Element.FP32)
-    loss = Operator(
-        name="loss",
-        kind=Kind.CROSS_ENTROPY,
-        function="cross-entropy",
-        inputs=(logits,),
-        output=losses,
-        saves=(softmax,),
-        forward_elements=8,
-        backward_elements=5,
-        kernels=8,
+    return [
+        Operator(
+            name="logits",
+            kind=Kind.MATMUL,
+            function="matmul",
+            inputs=(entry,),
+            output=logits,
+            columns=("vocab",),
+            contracted="hidden",
+            saves=(entry,),
+        ),
+        Operator(
+            name="loss",
+            kind=Kind.CROSS_ENTROPY,
+            function="cross-entropy",
+            inputs=(logits,),
+            output=losses,
+            saves=(softmax,),
+            forward_elements=8,
+            backward_elements=5,
+            kernels=8,
+        ),
+    ]
+
+
+def _prediction(spec: DecoderSpec, number: int, source: Tensor) -> list[Operator]:
+    """One more token predicted (DeepSeek-V3, section 2.2): the stream and the next
+    token's embedding, normed, side by side through a product and one more layer.
+
+    Embedding and head are the model's: their weights are counted there.
+    """
+    first, second, entry = (_stream(name) for name in ("first", "second", "layer_in"))
+    kind = layer_kind(spec, spec.layers - 1)
+    logits, loss = _logits(spec, _stream("norm_out"))
+    last = _layer_operators(spec, kind, entry)
+    operators = [
+        _norm(spec, "first_norm", source, first),
+        _norm(spec, "second_norm", source, second),
+        Operator(
+            name="join",
+            kind=Kind.MATMUL,
+            function="matmul",
+            inputs=(first, second),
+            output=entry,
+            columns=("hidden",),
+            contracted="pair",
+            saves=(first, second),
+        ),
+        *last,
+        _norm(spec, "norm", last[-1].output, _stream("norm_out")),
+        replace(logits, shared=True),
+        loss,
+    ]
+    return [_prefixed(one, f"mtp{number}_", source) for one in operators]
+
+
+def _prefixed(operator: Operator, prefix: str, given: Tensor) -> Operator:
+    """The same operator under another name, but for the tensor that is *given*."""
+
+    def renamed(tensor: Tensor) -> Tensor:
+        if tensor == given:
+            return tensor
+        return replace(tensor, name=prefix + tensor.name)
+
+    return replace(
+        operator,
+        name=prefix + operator.name,
+        inputs=tuple(map(renamed, operator.inputs)),
+        output=renamed(operator.output),
+        saves=tuple(map(renamed, operator.saves)),
     )
-    return _block(spec, "head", entry, product, loss)

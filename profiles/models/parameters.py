@@ -94,7 +94,7 @@ def _layers(spec: DecoderSpec) -> tuple[tuple[LayerParameters, int], ...]:
     dense, moe = _layer(spec, None), spec.moe
     if moe is None:
         return ((dense, spec.layers),)
-    experts = -(-max(spec.layers - moe.first_layer, 0) // moe.every)
+    experts = sum(moe.holds(layer) for layer in range(spec.layers))
     kinds = ((dense, spec.layers - experts), (_layer(spec, moe), experts))
     return tuple((layer, count) for layer, count in kinds if count)
 
@@ -102,7 +102,7 @@ def _layers(spec: DecoderSpec) -> tuple[tuple[LayerParameters, int], ...]:
 def _layer(spec: DecoderSpec, moe: MoeSpec | None) -> LayerParameters:
     mlp, active = _mlp(spec, spec.ffn_hidden), _mlp(spec, spec.ffn_hidden)
     if moe is not None:
-        always = spec.hidden * moe.experts
+        always = (spec.hidden + moe.router_bias) * moe.experts
         always += moe.shared_experts * _mlp(spec, moe.shared_ffn_hidden)
         one = _mlp(spec, moe.expert_ffn_hidden)
         mlp = always + moe.experts * one
@@ -123,6 +123,7 @@ def _attention(spec: DecoderSpec) -> int:
     count = spec.hidden * (2 * query + key_value)
     count += query + key_value if spec.attention_bias else 0
     count += spec.hidden if spec.output_bias else 0
+    count += spec.heads if spec.attention_sinks else 0
     return count + (2 * spec.head_dim if spec.qk_norm else 0)
 
 

@@ -23,16 +23,37 @@ class MoeSpec:
     every: int = 1
     capacity_factor: float | None = None  # None: no token is dropped
     router_groups: int = 1
+    router_bias: bool = False
 
     def __post_init__(self) -> None:
         _positive(self, "experts experts_per_token expert_ffn_hidden every")
         _positive(self, "router_groups")
         _not_negative(self, "shared_experts shared_ffn_hidden first_layer")
+        if self.capacity_factor is not None and not 0 < self.capacity_factor <= 1000:
+            raise InvalidSpec(
+                f"capacity_factor={self.capacity_factor} must be above 0, at most 1000"
+            )
+        if self.shared_experts and not self.shared_ffn_hidden:
+            raise InvalidSpec(
+                f"shared_experts={self.shared_experts} needs shared_ffn_hidden, the "
+                "width of each"
+            )
         if self.experts_per_token > self.experts:
             raise InvalidSpec(
                 f"experts_per_token={self.experts_per_token} is more than the "
                 f"{self.experts} experts"
             )
+
+    def holds(self, layer: int) -> bool:
+        """Whether the numbered *layer* has experts.
+
+        >>> every_other = MoeSpec(experts=8, experts_per_token=1, expert_ffn_hidden=64,
+        ...                       first_layer=1, every=2)
+        >>> [every_other.holds(layer) for layer in range(4)]
+        [False, True, False, True]
+        """
+        after = layer - self.first_layer
+        return after >= 0 and after % self.every == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +90,34 @@ class DecoderSpec:
     position: str = "learned"  # or rotary, alibi, none
     max_positions: int = 0  # rows of a learned position table
     attention_bias: bool = True
+    attention_sinks: bool = False  # a learned logit a head (gpt-oss)
     output_bias: bool = True  # of the attention's output projection
     mlp_bias: bool = True
     tied_embeddings: bool = True
     dropout: float = 0.0
     window: int | None = None  # sliding-window attention
+    window_every: int = 1  # the window is in each so manieth layer, from the first
     parallel_block: bool = False  # attention and MLP side by side (GPT-J, PaLM)
     multi_token_heads: int = 0  # DeepSeek-V3's extra prediction layers
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     family: str = "decoder"
 
+    @property
+    def has_dense_mlp(self) -> bool:
+        """Whether any layer has an MLP that every token takes and no experts."""
+        moe = self.moe
+        return moe is None or moe.first_layer > 0 or moe.every > 1
+
     def __post_init__(self) -> None:
         _positive(self, "layers hidden heads vocab ffn_hidden kv_heads head_dim")
         _not_negative(self, "max_positions multi_token_heads")
+        if self.moe is not None and self.moe.first_layer >= self.layers:
+            raise InvalidSpec(
+                f"first_layer={self.moe.first_layer} of the experts is not one of the "
+                f"{self.layers} layers; leave moe out for a dense model"
+            )
+        _positive(self, "window_every")
         if self.window is not None:
             _positive(self, "window")
         if not 0 <= self.dropout < 1:

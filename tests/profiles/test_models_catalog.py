@@ -72,7 +72,7 @@ def test_the_contracts_gpt_13b() -> None:
 @pytest.mark.parametrize("name", [n for n in names() if n.startswith("gpt-")])
 def test_gpt_defaults(name: str) -> None:
     found, spec = decoder(name)
-    if name in ("gpt-tiny", "gpt-mini"):
+    if name in ("gpt-tiny", "gpt-mini") or name.startswith("gpt-oss-"):
         return
     assert (found.seq_len, found.global_batch, spec.vocab) == (2048, 1536, 51200)
 

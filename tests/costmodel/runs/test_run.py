@@ -286,14 +286,13 @@ def test_a_cell_that_cannot_be_is_named(changes: dict[str, str], words: str) -> 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"experts": "8"}, "experts=8"),
-        ({"kind": "moe"}, "experts=?"),
+        ({"experts": "8"}, "expert_ffn_hidden is missing"),
+        ({"kind": "moe"}, "experts is missing"),
         ({"kind": "hybrid"}, "kind=hybrid"),
-        ({"attention": "mla"}, "attention=mla"),
         ({"offload": "weights"}, "offload 'weights' is not one of"),
         ({"offload": "activations"}, "activations=RATIO"),
         ({"offload": "parameters"}, "needs --zero 3, not 1"),
-        ({"ep": "8"}, "ep=8"),
+        ({"ep": "8"}, "ep 8 × etp 1"),
         ({"device": "mixed: V100+T4"}, "device='mixed: V100+T4'"),
         ({"device": "mixed: 2x dgx-a100-80gb + 1x dgx-h10"}, "dgx-h100"),
         ({"device": "mixed: 1x p3.8xlarge + 1x g4dn.12xlarge"}, "16 GPUs asked"),

@@ -1,0 +1,154 @@
+"""Seconds of experts on the busiest rank: products of each, and the exchange of rows.
+
+    product    one grouped launch over the rank's experts, three in all      → grouped
+    dispatch   rows sorted in memory, an all-to-all over ep, and where experts are cut
+    combine    in width, an all-gather (reduce-scatter) of rows over etp     → exchanged
+
+(GShard, Lepikhin et al., 2020, section 3; Megatron-Core's all-to-all dispatcher.)
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.compute import grouped_matmul_s, matmul_flops, traffic_s
+from costmodel.degrees import Degrees
+from costmodel.experts import held_experts, load, routed_rows, sent_rows
+from costmodel.machine import Machine
+from costmodel.placement import near_members
+from costmodel.sharding import elements, product_shape
+from costmodel.sourced import Sourced
+from costmodel.work import Work
+from profiles.graph import Block
+from profiles.operators import Kind, Operator
+from profiles.precision import Precision
+
+Array = NDArray[Any]
+
+
+def grouped_work(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> tuple[Work, Work]:
+    """Forward and backward of the experts' products, each expert with as many rows."""
+    m, n, k = product_shape(operator, block, degrees)
+    groups = held_experts(block, degrees)
+    seconds = partial(
+        grouped_matmul_s,
+        device=machine.device,
+        rates=machine.rates,
+        number=precision.matmul,
+    )
+    fused = machine.software.accumulation == "fused"
+    made = precision.gradient.bytes if fused else precision.activation.bytes
+    flops = matmul_flops(m, n, k, groups)
+    forward = Sourced(seconds=seconds(groups, m, n, k))
+    to_input = Sourced(seconds=seconds(groups, m, k, n))
+    if operator.frozen:
+        return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
+    to_weight = Sourced(seconds=seconds(groups, k, n, m, output_bytes=made))
+    return (
+        Work.of(forward, flops=flops),
+        Work.of(to_input + to_weight, flops=2 * flops),
+    )
+
+
+def exchange_work(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> tuple[Work, Work]:
+    """Forward and backward of dispatch or combine: memory traffic, and what is sent.
+
+    The gradient of a dispatch is a combine, and the other way round.
+    """
+    size = precision.activation.bytes * machine.software.expert_traffic
+    moved = elements(operator.output, block, degrees) * size
+    combines = operator.kind is Kind.COMBINE
+    if combines:  # elements are counted by tokens, of which a busy rank has more
+        moved = moved * load(block, degrees)
+    works = []
+    for passes, gathers in (
+        (operator.forward_elements, not combines),
+        (operator.backward_elements, combines),
+    ):
+        traffic = traffic_s(
+            moved * passes,
+            device=machine.device,
+            rates=machine.rates,
+            kernels=operator.kernels,
+        )
+        sent = exchanged(block, degrees, precision, machine, gathers=gathers)
+        works.append(Work.of(Sourced(seconds=traffic), expert_comm=sent))
+    return works[0], works[1]
+
+
+def exchanged(
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+    *,
+    gathers: bool,
+) -> Sourced:
+    """Seconds of sending rows to their experts (*gathers*), or back to their tokens."""
+    width = block.extents["hidden"] * precision.activation.bytes
+    size = sent_rows(block, degrees) * load(block, degrees) * width
+    over_width = machine.collective(
+        "all_gather" if gathers else "reduce_scatter",
+        routed_rows(block, degrees) * width,
+        ranks=degrees.etp,
+        near=near_members(np.asarray(1), degrees.etp, machine.island),
+    )
+    send = _once if machine.software.sends_once else _all_to_all
+    sent = send(size, block, degrees, machine)
+    return (sent + over_width) * machine.software.exposed_expert
+
+
+def _all_to_all(
+    size: Array, block: Block, degrees: Degrees, machine: Machine
+) -> Sourced:
+    """Each row for itself: a token goes to a rank as often as to its experts."""
+    near = near_members(degrees.etp, degrees.ep, machine.island)
+    return machine.collective("all_to_all", size, ranks=degrees.ep, near=near)
+
+
+def _once(size: Array, block: Block, degrees: Degrees, machine: Machine) -> Sourced:
+    """Each token once to every domain that it goes to, there once to every rank.
+
+    The two ways work side by side, and the longer one counts (DeepEP, DeepSeek-V3,
+    section 3.2.2).
+    """
+    k, near = (
+        block.extents["routed"],
+        near_members(degrees.etp, degrees.ep, machine.island),
+    )
+    domains = degrees.ep // near
+    across = machine.collective(
+        "all_to_all",
+        size * distinct(domains, k) / k,
+        ranks=domains,
+        near=np.ones_like(domains),
+    )
+    inside = machine.collective(
+        "all_to_all", size * distinct(degrees.ep, k) / k, ranks=near, near=near
+    )
+    return across + inside.behind(across.seconds)
+
+
+def distinct(places: Array, chosen: Any) -> Array:
+    """How many of *places* at least one of *chosen* experts lies in, chosen evenly.
+
+    >>> float(distinct(np.array(4), np.array(2)))
+    1.75
+    """
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** chosen))

@@ -1,0 +1,59 @@
+"""Where experts lie, and how many rows come to them.
+
+The ranks of a stage, tp · cp · dp of them, are folded once more as edp · ep · etp, etp
+fastest (Megatron-Core's parallel folding, Liu et al., 2025): each of ep groups of ranks
+holds experts / ep whole experts, cut in width over etp ranks, and edp replicas hold the
+same. Every rank sends each of its tokens to `routed` experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.degrees import Degrees, tokens
+from profiles.graph import Block
+
+Array = NDArray[Any]
+
+
+def sent_rows(block: Block, degrees: Degrees) -> Array:
+    """Rows that a rank sends to experts, on average as many as it gets from others."""
+    own = tokens(degrees, split=degrees.sequence_parallel)
+    return np.asarray(own * block.extents["routed"])
+
+
+def routed_rows(block: Block, degrees: Degrees) -> Array:
+    """Rows that the experts of the busiest rank work on.
+
+    The etp ranks that share experts work on the rows of all of them.
+    """
+    shared = degrees.etp if degrees.sequence_parallel else 1
+    return sent_rows(block, degrees) * shared * load(block, degrees)
+
+
+def load(block: Block, degrees: Degrees) -> Array:
+    """Rows of the busiest rank over the mean.
+
+    It holds the busiest expert, with `imbalance` times the mean; all other experts are
+    alike: (x + (n - 1)(E - x) / (E - 1)) / n with n of E experts on the rank. One rank
+    with all experts has the mean. Experts of a fixed capacity all take that much.
+    """
+    held = held_experts(block, degrees)
+    if block.capacity is not None:
+        return np.full(np.shape(held), block.capacity)
+    every, busiest = block.extents["experts"], degrees.imbalance
+    others = (every - busiest) / np.maximum(every - 1, 1)
+    return np.asarray((busiest + (held - 1) * others) / held)
+
+
+def held_experts(block: Block, degrees: Degrees) -> Array:
+    """Experts that a rank holds."""
+    return np.asarray(-(-block.extents["experts"] // degrees.ep))
+
+
+def held_width(width: Any, degrees: Degrees) -> Array:
+    """What of an expert's width a rank holds."""
+    return np.asarray(-(-width // degrees.etp))
