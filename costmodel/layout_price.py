@@ -28,7 +28,7 @@ from costmodel.atoms import (
 )
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
-from costmodel.mesh_parallel import degrees_of, parallel_of
+from costmodel.mesh_parallel import Place, degrees_of, parallel_of, place_of
 from costmodel.offload import Offload
 from costmodel.retention import Retention, require_priced
 from costmodel.sharding import Degrees, entry_bytes
@@ -41,8 +41,6 @@ from profiles.job import Job
 from profiles.precision import Precision
 
 Array = NDArray[Any]
-# tp, cp, micro-batch, ep, etp: what varies inside one array
-Place = tuple[int, int, int, int, int]
 Treatment = Retention | str  # or the operator whose parameters are held twice
 
 
@@ -145,7 +143,7 @@ class LayoutPricer:
     def _prices(
         self, block: Block, plan: LayerPlan, stage: Stage
     ) -> dict[str, OperatorPrice]:
-        place = _place(self.layout, stage)
+        place = place_of(stage.mesh, self.layout.micro_batch(stage))
         key = (block.name, plan.sharding, place)
         if key not in self._operators:
             self._operators[key] = block_prices(
@@ -250,7 +248,7 @@ class _Batch:
         blocks: Sequence[Block],
         counts: Mapping[tuple[int, int], int],
     ) -> _Kind:
-        place = _place(pricer.layout, stage)
+        place = place_of(stage.mesh, pricer.layout.micro_batch(stage))
         block_of = {id(block): block for block in blocks}
         plan_of = {id(plan): plan for plan in stage.plans}
         parts: Counter[_Wanted] = Counter()
@@ -380,11 +378,6 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
         flash_attention=pricer.layout.flash_attention,
         imbalance=pricer.machine.imbalance,
     )
-
-
-def _place(layout: Layout, stage: Stage) -> Place:
-    mesh = stage.mesh
-    return mesh.tp, mesh.cp, layout.micro_batch(stage), mesh.ep, mesh.etp
 
 
 def _has_both_holders(pricer: LayoutPricer, stage: Stage) -> bool:

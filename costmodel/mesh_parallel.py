@@ -11,6 +11,13 @@ from costmodel.data_parallel import DataParallel
 from costmodel.layout import Mesh
 
 Array = NDArray[Any]
+# tp, cp, micro-batch, ep, etp: what the prices of a block's operators hang on
+Place = tuple[int, int, int, int, int]
+
+
+def place_of(mesh: Mesh, micro_batch: int) -> Place:
+    """Where a stage's blocks are, with so many sequences at once."""
+    return mesh.tp, mesh.cp, micro_batch, mesh.ep, mesh.etp
 
 
 def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:

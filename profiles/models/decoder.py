@@ -8,17 +8,17 @@ section 4.1): 34·s·b·h + 5·a·s²·b bytes a layer.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from profiles.errors import Unsupported
 from profiles.graph import Block, ModelGraph
 from profiles.models.experts import expert_extents, expert_mlp
+from profiles.models.head import logits_and_loss, prediction
 from profiles.models.latent import latent_attention, latent_extents, mean_head_dim
 from profiles.models.spec import DecoderSpec
+from profiles.models.steps import STREAM, norm_step, residual_step, stream
 from profiles.operators import PRODUCTS, Element, Kind, Operator, Tensor
-
-_STREAM = ("batch", "sequence", "hidden")
 
 
 def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
@@ -68,10 +68,6 @@ def _weight(block: Block) -> int:
     )
 
 
-def _stream(name: str) -> Tensor:
-    return Tensor(name=name, dims=_STREAM)
-
-
 def _extents(spec: DecoderSpec) -> dict[str, int]:
     return {
         "hidden": spec.hidden,
@@ -105,43 +101,11 @@ def _block(
     )
 
 
-def _norm(spec: DecoderSpec, name: str, source: Tensor, output: Tensor) -> Operator:
-    return Operator(
-        name=name,
-        kind=Kind.ELEMENTWISE,
-        function=spec.norm,
-        inputs=(source,),
-        output=output,
-        vectors=2 if spec.norm == "layernorm" else 1,
-        saves=(source,),
-        forward_elements=2,  # read x, write y
-        backward_elements=3,  # read x and dy, write dx
-    )
-
-
-def _residual(spec: DecoderSpec, name: str, branch: Tensor, skip: Tensor) -> Operator:
-    mask = Tensor(
-        name=f"{name}_mask", dims=_STREAM, element=Element.MASK, internal=True
-    )
-    dropout = spec.dropout > 0
-    return Operator(
-        name=name,
-        kind=Kind.ELEMENTWISE,
-        function="dropout-residual" if dropout else "residual",
-        inputs=(branch, skip),
-        output=_stream(f"{name}_out"),
-        saves=(mask,) if dropout else (),
-        forward_elements=3.5 if dropout else 3,  # branch, skip, sum and its mask
-        backward_elements=2.5 if dropout else 1,
-        kernels=1,
-    )
-
-
 def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]:
     qkv = Tensor(name="qkv_out", dims=("batch", "sequence", "query+key_value"))
     core = Tensor(name="attention_out", dims=("batch", "sequence", "query"))
-    projected = _stream("projection_out")
-    before = _norm(spec, "input_norm", entry, norm)
+    projected = stream("projection_out")
+    before = norm_step(spec, "input_norm", entry, norm)
     if spec.mla is not None:
         return [before, *latent_attention(spec, spec.mla, norm, projected)]
     operators = [
@@ -259,7 +223,7 @@ def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
             kind=Kind.MATMUL,
             function="matmul",
             inputs=(active,),
-            output=_stream("mlp_down_out"),
+            output=stream("mlp_down_out"),
             columns=("hidden",),
             contracted="ffn",
             bias=spec.mlp_bias,
@@ -269,14 +233,14 @@ def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
 
 
 def _layer(spec: DecoderSpec, kind: str) -> Block:
-    entry = _stream("layer_in")
+    entry = stream("layer_in")
     return _block(spec, kind, entry, *_layer_operators(spec, kind, entry))
 
 
 def _layer_operators(spec: DecoderSpec, kind: str, entry: Tensor) -> list[Operator]:
-    norm, mlp_norm = _stream("input_norm_out"), _stream("mlp_norm_out")
+    norm, mlp_norm = stream("input_norm_out"), stream("mlp_norm_out")
     attention = _attention(spec, entry, norm)
-    middle = _residual(spec, "attention_residual", attention[-1].output, entry)
+    middle = residual_step(spec, "attention_residual", attention[-1].output, entry)
     if spec.moe is not None and kind.startswith("expert-"):
         mlp = expert_mlp(spec, spec.moe, mlp_norm, activation_function(spec))
     else:
@@ -284,22 +248,22 @@ def _layer_operators(spec: DecoderSpec, kind: str, entry: Tensor) -> list[Operat
     return [
         *attention,
         middle,
-        _norm(spec, "mlp_norm", middle.output, mlp_norm),
+        norm_step(spec, "mlp_norm", middle.output, mlp_norm),
         *mlp,
-        _residual(spec, "mlp_residual", mlp[-1].output, middle.output),
+        residual_step(spec, "mlp_residual", mlp[-1].output, middle.output),
     ]
 
 
 def _embedding(spec: DecoderSpec) -> Block:
     mask = Tensor(
-        name="embedding_mask", dims=_STREAM, element=Element.MASK, internal=True
+        name="embedding_mask", dims=STREAM, element=Element.MASK, internal=True
     )
     table = Operator(
         name="table",
         kind=Kind.EMBEDDING,
         function="lookup",
         inputs=(),
-        output=_stream("table_out"),
+        output=stream("table_out"),
         columns=("hidden",),
         contracted="vocab",
         saves=(mask,) if spec.dropout > 0 else (),
@@ -313,7 +277,7 @@ def _embedding(spec: DecoderSpec) -> Block:
         kind=Kind.EMBEDDING,
         function="positions",
         inputs=(table.output,),
-        output=_stream("positions_out"),
+        output=stream("positions_out"),
         columns=("hidden",),
         contracted="positions",
         forward_elements=3,
@@ -323,93 +287,15 @@ def _embedding(spec: DecoderSpec) -> Block:
 
 
 def _final_norm(spec: DecoderSpec) -> Block:
-    entry = _stream("layer_in")
-    norm = _norm(spec, "final_norm", entry, _stream("final_norm_out"))
+    entry = stream("layer_in")
+    norm = norm_step(spec, "final_norm", entry, stream("final_norm_out"))
     return _block(spec, "final_norm", entry, norm)
 
 
 def _head(spec: DecoderSpec) -> Block:
-    entry = _stream("final_norm_out")
-    operators = _logits(spec, entry)
+    entry = stream("final_norm_out")
+    operators = logits_and_loss(entry)
+    last = partial(_layer_operators, spec, layer_kind(spec, spec.layers - 1))
     for number in range(1, spec.multi_token_heads + 1):
-        operators += _prediction(spec, number, entry)
+        operators += prediction(spec, number, entry, last)
     return _block(spec, "head", entry, *operators)
-
-
-def _logits(spec: DecoderSpec, entry: Tensor) -> list[Operator]:
-    logits = Tensor(name="logits_out", dims=("batch", "sequence", "vocab"))
-    softmax = Tensor(
-        name="softmax", dims=logits.dims, element=Element.FP32, internal=True
-    )
-    losses = Tensor(name="loss_out", dims=("batch", "sequence"), element=Element.FP32)
-    return [
-        Operator(
-            name="logits",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(entry,),
-            output=logits,
-            columns=("vocab",),
-            contracted="hidden",
-            saves=(entry,),
-        ),
-        Operator(
-            name="loss",
-            kind=Kind.CROSS_ENTROPY,
-            function="cross-entropy",
-            inputs=(logits,),
-            output=losses,
-            saves=(softmax,),
-            forward_elements=8,
-            backward_elements=5,
-            kernels=8,
-        ),
-    ]
-
-
-def _prediction(spec: DecoderSpec, number: int, source: Tensor) -> list[Operator]:
-    """One more token predicted (DeepSeek-V3, section 2.2): the stream and the next
-    token's embedding, normed, side by side through a product and one more layer.
-
-    Embedding and head are the model's: their weights are counted there.
-    """
-    first, second, entry = (_stream(name) for name in ("first", "second", "layer_in"))
-    kind = layer_kind(spec, spec.layers - 1)
-    logits, loss = _logits(spec, _stream("norm_out"))
-    last = _layer_operators(spec, kind, entry)
-    operators = [
-        _norm(spec, "first_norm", source, first),
-        _norm(spec, "second_norm", source, second),
-        Operator(
-            name="join",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(first, second),
-            output=entry,
-            columns=("hidden",),
-            contracted="pair",
-            saves=(first, second),
-        ),
-        *last,
-        _norm(spec, "norm", last[-1].output, _stream("norm_out")),
-        replace(logits, shared=True),
-        loss,
-    ]
-    return [_prefixed(one, f"mtp{number}_", source) for one in operators]
-
-
-def _prefixed(operator: Operator, prefix: str, given: Tensor) -> Operator:
-    """The same operator under another name, but for the tensor that is *given*."""
-
-    def renamed(tensor: Tensor) -> Tensor:
-        if tensor == given:
-            return tensor
-        return replace(tensor, name=prefix + tensor.name)
-
-    return replace(
-        operator,
-        name=prefix + operator.name,
-        inputs=tuple(map(renamed, operator.inputs)),
-        output=renamed(operator.output),
-        saves=tuple(map(renamed, operator.saves)),
-    )

@@ -8,6 +8,7 @@ and values, so the core is attention with as many key-value heads as heads.
 from __future__ import annotations
 
 from profiles.models.spec import DecoderSpec, MlaSpec
+from profiles.models.steps import norm_step
 from profiles.operators import Kind, Operator, Tensor
 
 TURNED = "latent_query+latent_key+value"  # what goes into the core
@@ -46,7 +47,7 @@ def latent_attention(
     return [
         *operators,
         _product("kv_down", norm, low, ("kv_rank", "rope"), "hidden"),
-        _norm(spec, "kv_norm", low, narrow, "kv_rank"),
+        norm_step(spec, "kv_norm", low, narrow, "kv_rank"),
         _product("kv_up", narrow, wide, ("latent_key_value",), "kv_rank"),
         Operator(
             name="rotary",
@@ -81,7 +82,7 @@ def _query(
     narrow = Tensor(name="q_norm_out", dims=(*_ROWS, "query_rank"))
     operators = [
         _product("q_down", norm, low, ("query_rank",), "hidden"),
-        _norm(spec, "q_norm", low, narrow, "query_rank"),
+        norm_step(spec, "q_norm", low, narrow, "query_rank"),
         _product("q_up", narrow, query, ("latent_query",), "query_rank"),
     ]
     return operators, query
@@ -99,21 +100,4 @@ def _product(
         columns=columns,
         contracted=over,
         saves=(source,),
-    )
-
-
-def _norm(
-    spec: DecoderSpec, name: str, source: Tensor, output: Tensor, width: str
-) -> Operator:
-    return Operator(
-        name=name,
-        kind=Kind.ELEMENTWISE,
-        function=spec.norm,
-        inputs=(source,),
-        output=output,
-        vectors=1,
-        vector_dim=width,
-        saves=(source,),
-        forward_elements=2,
-        backward_elements=3,
     )
