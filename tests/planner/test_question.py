@@ -103,13 +103,18 @@ def test_an_old_device_gets_its_own_defaults() -> None:
         ({"flash_attention": True, "where": "p3.16xlarge"}, "flash attention"),
         ({"precision": "fp8"}, "does not multiply in fp8"),
         ({"gpus": 128, "where": "cpu"}, "cpu has 64"),
+        ({"ep": 2}, "no experts to spread"),
+        ({"model": "mixtral-8x7b", "ep": 3}, "the 8 experts"),
+        ({"model": "mixtral-8x7b", "imbalance": 9.0}, "more than 4"),
+        ({"model": "mixtral-8x7b", "tp": 2, "sequence_parallel": False}, "experts"),
     ],
 )
 def test_contradictions_say_why(said: dict[str, object], reason: str) -> None:
     asked: dict[str, object] = {"gpus": 64, **said}
     where = str(asked.pop("where", ""))
+    name = str(asked.pop("model", "gpt-13b"))
     with pytest.raises(Contradiction, match=reason):
-        posed("gpt-13b", where, **asked)
+        posed(name, where, **asked)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +125,6 @@ def test_contradictions_say_why(said: dict[str, object], reason: str) -> None:
         ({"schedule": "1f1b", "virtual_stages": 2}, InvalidSpec, "one stage a rank"),
         ({"schedule": "interleaved", "pp": 1}, InvalidSpec, "pp >= 2"),
         ({"recompute": "mlp_up"}, Unsupported, "none, selective, cheap-ops, full"),
-        ({"ep": 2}, Unsupported, "expert"),
         ({"offload_to": "nvme"}, Contradiction, "nothing is offloaded"),
         ({"framework": "torch-titan"}, UnknownName, "framework"),
     ],
