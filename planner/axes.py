@@ -137,7 +137,7 @@ class Axes:
         flat = self._flat(same=pp == 1 or micro_batches == 1)
         found = [(code, 1) for code in flat]
         if pp > 1 and micro_batches % pp == 0:
-            most = self.body // pp
+            most = (self.body + 2) // pp
             found += [
                 (INTERLEAVED, virtual)
                 for virtual in range(2, most + 1)
