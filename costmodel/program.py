@@ -70,7 +70,7 @@ def compiled(
     rows, micro_batch = np.divmod(coded, micro_batches)
     sources = _sources(rows, micro_batch, shape)
     flat = sources.ravel()
-    order = _order(flat, pp)
+    order = _order(rows, sources)
     number = np.zeros(coded.size + 1, dtype=np.int64)  # its last answers source -1
     number[order] = np.arange(1, coded.size + 1)
     ordered_rows = rows.ravel()[order]
@@ -124,7 +124,32 @@ def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
     return np.where(elsewhere & (forward | gradient), awaited, -1)
 
 
-def _order(sources: IntArray, pp: int) -> IntArray:
+def _order(rows: IntArray, sources: IntArray) -> IntArray:
+    """An order that respects streams and transfers."""
+    times, flat = _unit_times(rows), sources.ravel()
+    awaiting = np.flatnonzero(flat >= 0)
+    if np.all(times[flat[awaiting]] < times[awaiting]):
+        return np.argsort(times, kind="stable")
+    return _swept(flat, len(rows))
+
+
+def _unit_times(rows: IntArray) -> IntArray:
+    """When actions would start if each took 1, as 1F1B fills, alternates and drains.
+
+    Rising along each stream, whatever the schedule.
+    """
+    pp, actions = rows.shape
+    position = np.arange(actions)
+    stages = int(rows.max()) // 2 + 1
+    forward = rows < stages
+    rank = np.arange(pp)[:, None]
+    fill = (~forward).argmax(axis=1)[:, None] - 1
+    drain = actions + 1 - forward[:, ::-1].argmax(axis=1)[:, None]
+    late = np.where(position < drain, pp - 1, 2 * (pp - 1) - rank)
+    return np.asarray(position + np.where(position < fill, rank, late)).ravel()
+
+
+def _swept(sources: IntArray, pp: int) -> IntArray:
     """Sweep the ranks down and up, each going as far as what it awaits is done."""
     awaited = sources.tolist()
     total = len(awaited)
