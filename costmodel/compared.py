@@ -53,11 +53,19 @@ class Compared:
         needed = ["tp", "pp", "global_batch", "gpus"]
         if not _is_catalogued(asked.get("model")):
             needed += [*SHAPE, "seq_len"]
-        if not {"device", "intra_node_gb_per_s"} <= asked.keys():
+        if not self._device_tells_links:
             needed.append("cluster")
         if "recompute_detail" in asked and not _is_told(asked):
             needed.append("recompute")
         return tuple(name for name in needed if name not in asked)
+
+    @property
+    def _device_tells_links(self) -> bool:
+        """Whether links are given beside the device, or known to be those of it."""
+        known = self.priced.price is not None
+        return "device" in self.run.asked and (
+            known or "intra_node_gb_per_s" in self.run.asked
+        )
 
     @cached_property
     def counts(self) -> bool:

@@ -111,7 +111,6 @@ def test_a_figure_that_nothing_tells_is_none() -> None:
         {"global_batch": ""},
         {"gpus": ""},
         {"model": "nobody's"},
-        {"device": "mixed", "cluster": ""},
         {"device": "", "cluster": ""},
         {"recompute": "", "recompute_detail": "our own way"},
     ],
