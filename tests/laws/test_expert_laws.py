@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodel.bounds import step_time_bound_s
@@ -76,6 +76,7 @@ def simulated(name: str, choice: Uniform, where: Machine) -> Estimate:
 
 
 @pytest.mark.parametrize("name", MIXTURES)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_columns_bound_the_simulation(name: str, data: st.DataObject) -> None:
     choice = data.draw(choices(name))
@@ -96,6 +97,7 @@ def test_columns_bound_the_simulation(name: str, data: st.DataObject) -> None:
         assert column_bytes == pytest.approx(found.peak_memory_bytes, rel=0.02)
 
 
+@settings(max_examples=10)
 @given(st.data())
 def test_a_row_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
     name = "deepseek-v3"

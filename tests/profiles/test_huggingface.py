@@ -107,7 +107,68 @@ DEEPSEEK = config(
     v_head_dim=128,
     num_nextn_predict_layers=1,
 )
-EVERY = (GPT2, LLAMA3, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, DEEPSEEK)
+DEEPSEEK_LITE = config(
+    *("deepseek_v2", 27, 2048, 16, 10944, 102400),
+    num_key_value_heads=16,
+    max_position_embeddings=163840,
+    n_routed_experts=64,
+    n_shared_experts=2,
+    num_experts_per_tok=6,
+    moe_intermediate_size=1408,
+    first_k_dense_replace=1,
+    n_group=1,
+    kv_lora_rank=512,
+    q_lora_rank=None,
+    qk_rope_head_dim=64,
+    qk_nope_head_dim=128,
+    v_head_dim=128,
+)
+QWEN2_MOE = config(
+    *("qwen2_moe", 24, 2048, 16, 5632, 151936),
+    num_key_value_heads=16,
+    max_position_embeddings=8192,
+    num_experts=60,
+    num_experts_per_tok=4,
+    moe_intermediate_size=1408,
+    shared_expert_intermediate_size=5632,
+    decoder_sparse_step=1,
+)
+GPT_OSS = config(
+    *("gpt_oss", 36, 2880, 64, 2880, 201088),
+    num_key_value_heads=8,
+    head_dim=64,
+    max_position_embeddings=131072,
+    num_local_experts=128,
+    num_experts_per_tok=4,
+    sliding_window=128,
+    layer_types=["sliding_attention", "full_attention"] * 18,
+)
+MAVERICK = {
+    "model_type": "llama4",
+    "text_config": config(
+        *("llama4_text", 48, 5120, 40, 8192, 202048),
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size_mlp=16384,
+        max_position_embeddings=1048576,
+        num_local_experts=128,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+    ),
+}
+DBRX = {
+    "model_type": "dbrx",
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "max_seq_len": 32768,
+    "vocab_size": 100352,
+    "attn_config": {"kv_n_heads": 8},
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    "tie_word_embeddings": False,
+}
+MIXTURES = (DEEPSEEK_LITE, QWEN2_MOE, GPT_OSS, MAVERICK, DBRX)
+EVERY = (*MIXTURES, GPT2, LLAMA3, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, DEEPSEEK)
 
 
 def spec_of(document: object) -> DecoderSpec:
@@ -124,6 +185,11 @@ def spec_of(document: object) -> DecoderSpec:
         (MIXTRAL, "mixtral-8x7b"),
         (QWEN3, "qwen3-8b"),
         (DEEPSEEK, "deepseek-v3"),
+        (DEEPSEEK_LITE, "deepseek-v2-lite"),
+        (QWEN3_MOE, "qwen3-30b-a3b"),
+        (GPT_OSS, "gpt-oss-120b"),
+        (MAVERICK, "llama4-maverick"),
+        (DBRX, "dbrx"),
     ],
 )
 def test_a_config_is_what_the_catalogue_says(
@@ -134,8 +200,8 @@ def test_a_config_is_what_the_catalogue_says(
 
 @pytest.mark.parametrize(
     ("document", "millions"),
-    [(GPT2, 124.44), (QWEN2, 7615.62), (QWEN3_MOE, 30532.1)],
-    ids=["gpt2", "qwen2-7b", "qwen3-30b-a3b"],
+    [(GPT2, 124.44), (QWEN2, 7615.62), (QWEN3_MOE, 30532.1), (QWEN2_MOE, 14315.8)],
+    ids=["gpt2", "qwen2-7b", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b"],
 )
 def test_parameters_are_those_of_the_model_card(
     document: dict[str, Any], millions: float

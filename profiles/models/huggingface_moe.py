@@ -1,0 +1,183 @@
+"""Readers of the mixtures of experts among Hugging Face configs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from profiles.errors import InvalidSpec
+from profiles.models.huggingface_keys import Config, Read, qwen3, rotary, window_of
+from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
+
+
+def _mixtral(config: Config) -> Read:
+    moe = MoeSpec(
+        experts=config.count("num_local_experts"),
+        experts_per_token=config.count("num_experts_per_tok"),
+        expert_ffn_hidden=config.count("intermediate_size"),
+    )
+    return rotary(
+        config,
+        kv_heads=config.count("num_key_value_heads", 8),
+        window=window_of(config, None),
+        moe=moe,
+    )
+
+
+def _first_and_step(config: Config) -> tuple[int, int]:
+    """Which layers of a Qwen have experts: (the first one, each so manieth)."""
+    dense: list[Any] = config.get("mlp_only_layers", list, [])
+    step = config.count("decoder_sparse_step", 1)
+    leading = len(dense)
+    if dense != list(range(leading)) or (dense and step != 1):
+        raise config.unsupported(
+            "mlp_only_layers that are not the first ones (or beside a "
+            "decoder_sparse_step)"
+        )
+    return leading or step - 1, step
+
+
+def _qwen3_moe(config: Config) -> Read:
+    first, step = _first_and_step(config)
+    moe = MoeSpec(
+        experts=config.count("num_experts"),
+        experts_per_token=config.count("num_experts_per_tok"),
+        expert_ffn_hidden=config.count("moe_intermediate_size"),
+        first_layer=first,
+        every=step,
+    )
+    return qwen3(config, moe=moe)
+
+
+def _qwen2_moe(config: Config) -> Read:
+    first, step = _first_and_step(config)
+    moe = MoeSpec(
+        experts=config.count("num_experts"),
+        experts_per_token=config.count("num_experts_per_tok"),
+        expert_ffn_hidden=config.count("moe_intermediate_size"),
+        shared_experts=1,
+        shared_ffn_hidden=config.count("shared_expert_intermediate_size"),
+        first_layer=first,
+        every=step,
+    )
+    windowed = config.flag("use_sliding_window", False)
+    window = window_of(config, 4096) if windowed else None
+    return rotary(config, attention_bias=True, window=window, moe=moe)
+
+
+def _deepseek_v3(config: Config) -> Read:
+    every = config.count("moe_layer_freq", 1)
+    first = config.count("first_k_dense_replace", 0)
+    if every < 1 or first % every:
+        raise config.unsupported(
+            f"first_k_dense_replace={first} that is no multiple of "
+            f"moe_layer_freq={every}"
+        )
+    mla = MlaSpec(
+        kv_rank=config.count("kv_lora_rank"),
+        query_rank=config.count("q_lora_rank", None),
+        rope_head_dim=config.count("qk_rope_head_dim"),
+        nope_head_dim=config.count("qk_nope_head_dim"),
+        value_head_dim=config.count("v_head_dim"),
+    )
+    moe = MoeSpec(
+        experts=config.count("n_routed_experts"),
+        experts_per_token=config.count("num_experts_per_tok"),
+        expert_ffn_hidden=config.count("moe_intermediate_size"),
+        shared_experts=config.count("n_shared_experts", 0),
+        shared_ffn_hidden=config.count("moe_intermediate_size"),
+        first_layer=first,
+        every=every,
+        router_groups=config.count("n_group", 1),
+    )
+    return rotary(
+        config,
+        head_dim=mla.nope_head_dim,
+        multi_token_heads=config.count("num_nextn_predict_layers", 0),
+        mla=mla,
+        moe=moe,
+    )
+
+
+def _gpt_oss(config: Config) -> Read:
+    kinds: list[Any] = config.get("layer_types", list, [])
+    turns = ["sliding_attention", "full_attention"] * len(kinds)
+    if kinds != turns[: len(kinds)]:
+        raise config.unsupported("layer_types other than sliding and full in turn")
+    moe = MoeSpec(
+        experts=config.count("num_local_experts"),
+        experts_per_token=config.count("num_experts_per_tok", 4),
+        expert_ffn_hidden=config.count("intermediate_size"),
+        router_bias=True,
+    )
+    return rotary(
+        config,
+        head_dim=config.head_dim(64),
+        attention_bias=True,
+        attention_sinks=True,
+        output_bias=True,
+        mlp_bias=True,
+        window=window_of(config, 128),
+        window_every=2,
+        moe=moe,
+    )
+
+
+def _llama4(config: Config) -> Read:
+    """The text decoder; beside a vision encoder it stands under `text_config`."""
+    text = config.inside("text_config") if config.has("text_config") else config
+    width = text.count("intermediate_size")
+    step = text.count("interleave_moe_layer_step", 1)
+    moe = MoeSpec(
+        experts=text.count("num_local_experts"),
+        experts_per_token=text.count("num_experts_per_tok", 1),
+        expert_ffn_hidden=width,
+        shared_experts=1,
+        shared_ffn_hidden=width,
+        first_layer=max(step - 1, 0),
+        every=step,
+    )
+    return rotary(text, ffn_hidden=text.count("intermediate_size_mlp"), moe=moe)
+
+
+def _dbrx(config: Config) -> Read:
+    hidden, heads = config.count("d_model"), config.count("n_heads")
+    attention, ffn = config.inside("attn_config"), config.inside("ffn_config")
+    width = ffn.count("ffn_hidden_size")
+    if heads < 1 or hidden % heads:
+        raise InvalidSpec(f"n_heads={heads} does not divide d_model={hidden}")
+    spec = DecoderSpec(
+        layers=config.count("n_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=attention.count("kv_n_heads", heads),
+        head_dim=hidden // heads,
+        vocab=config.count("vocab_size"),
+        ffn_hidden=width,
+        gated_mlp=True,
+        activation="silu",
+        position="rotary",
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        tied_embeddings=config.flag("tie_word_embeddings", False),
+        moe=MoeSpec(
+            experts=ffn.count("moe_num_experts"),
+            experts_per_token=ffn.count("moe_top_k"),
+            expert_ffn_hidden=width,
+        ),
+    )
+    return spec, config.count("max_seq_len", 2048)
+
+
+MIXTURES: dict[str, Callable[[Config], Read]] = {
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek_v3,
+    "deepseek_v3": _deepseek_v3,
+    "gpt_oss": _gpt_oss,
+    "llama4": _llama4,
+    "llama4_text": _llama4,
+    "dbrx": _dbrx,
+}

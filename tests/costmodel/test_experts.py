@@ -1,0 +1,148 @@
+"""Experts: what is sent, what is counted, and what a layout file and a row say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.estimate import estimate
+from costmodel.expert_price import distinct
+from costmodel.flops import convention, model_flops
+from costmodel.layer_runs import stage_runs
+from costmodel.layout_file import LayoutFile, file_document
+from costmodel.layout_reader import parse_file
+from costmodel.retention import body_presets
+from costmodel.runs.cells import Cells
+from costmodel.runs.question import Questions
+from costmodel.uniform import Uniform, spell_out, split_layers
+from profiles.catalog import cluster
+from profiles.errors import UnknownName
+from profiles.job import Job
+from profiles.models.catalog import model
+from profiles.models.parameters import parameters
+
+ROW = {
+    "model": "DeepSeekV3",
+    "layers": "61",
+    "hidden": "7168",
+    "heads": "128",
+    "ffn_hidden": "18432",
+    "gated_mlp": "y",
+    "tied_embeddings": "n",
+    "vocab": "129280",
+    "experts": "256",
+    "experts_per_token": "8",
+    "expert_ffn_hidden": "2048",
+    "shared_experts": "1",
+    "dense_layers": "3",
+    "attention": "mla",
+    "kind": "moe",
+    "seq_len": "4096",
+    "global_batch": "512",
+    "micro_batch": "1",
+    "gpus": "256",
+    "tp": "1",
+    "pp": "4",
+    "dp": "64",
+    "ep": "64",
+    "virtual_stages": "4",
+    "cluster": "dgx-h100",
+    "precision": "bf16",
+    "framework": "Megatron-Core",
+}
+
+
+def job(name: str, batch: int = 64) -> Job:
+    found = model(name)
+    return Job(model=name, spec=found.spec, seq_len=4096, global_batch=batch)
+
+
+def test_flops_are_those_of_the_parameters_that_a_token_meets() -> None:
+    """6·N with N the active ones but the embedding, which looks up."""
+    for name in ("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v2-lite"):
+        asked, counts = job(name), parameters(model(name).spec)
+        of_weights = 6.0 * (counts.active - counts.embedding) * asked.tokens
+        attention = sum(
+            12.0 * asked.tokens * 4096 * block.heads * block.head_dim * count
+            for block, count in asked.graph.runs
+        )
+        found = model_flops(asked, convention("megatron"))
+        assert found == pytest.approx(of_weights + attention, rel=2e-3)
+
+
+@pytest.mark.parametrize(("ep", "k", "rows"), [(1, 8, 1.0), (8, 1, 1.0), (64, 8, 7.57)])
+def test_a_token_goes_to_so_many_ranks(ep: int, k: int, rows: float) -> None:
+    assert float(distinct(np.array(ep), k)) == pytest.approx(rows, rel=1e-3)
+
+
+def test_a_heavy_head_takes_the_place_of_layers() -> None:
+    """As Megatron-Core's pipeline layouts of DeepSeek-V3 cut it."""
+    assert split_layers(61, 16, tail=4) == (*[4] * 15, 1)
+    assert split_layers(94, 96) == (0, *[1] * 94, 0)
+    assert sum(split_layers(61, 8, tail=4)) == 61
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "mixtral-8x7b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 8, 16, 27])
+def test_runs_of_stages_hold_every_layer_once(name: str, stages: int) -> None:
+    graph = job(name).graph
+    runs = stage_runs(graph, np.array([stages]))
+    assert sum(int(run.count[0]) for run in runs) == stages
+    for block, count in graph.runs:
+        held = [
+            int(run.count[0]) * int(np.ravel(run.layers[block.name])[0]) for run in runs
+        ]
+        assert sum(held) == count
+        assert min(held) >= 0
+
+
+def test_a_layout_file_keeps_where_experts_lie() -> None:
+    asked = job("mixtral-8x7b")
+    choice = Uniform(tp=2, dp=8, ep=8, etp=2, sequence_parallel=True, zero_group=8)
+    layout = spell_out(choice, asked.graph, 64)
+    written = file_document(
+        LayoutFile(
+            job={"model": "mixtral-8x7b", "seq_len": 4096, "global_batch": 64},
+            cluster="dgx-h100",
+            gpus=16,
+            profiles=(),
+            layout=layout,
+        )
+    )
+    assert parse_file(written).layout == layout
+    found = estimate(asked, cluster("dgx-h100"), layout)
+    assert found.breakdown_s["expert_comm"] > 0
+
+
+def test_a_list_names_operators_that_some_layers_have() -> None:
+    graph = job("deepseek-v3").graph
+    found = body_presets("router,mlp_norm", graph)
+    assert "router_out" not in found["layer"].recomputed
+    assert "router_out" in found["expert-layer"].recomputed
+    with pytest.raises(UnknownName, match="routr"):
+        body_presets("routr", graph)
+
+
+def asked(**changes: str | None) -> Any:
+    cells = {k: v for k, v in {**ROW, **changes}.items() if v is not None}
+    return Questions().question(Cells(text=cells))
+
+
+def test_a_row_of_a_mixture_is_a_whole_question() -> None:
+    found = asked()
+    spec = found.job.spec
+    assert (found.choice.ep, found.choice.etp) == (64, 1)
+    assert spec.moe.first_layer == 3
+    assert spec.mla == model("deepseek-v3").spec.mla  # type: ignore[union-attr]
+    assert found.assumed["multi_token_heads"] == 1
+    unnamed = asked(model="no such one").job.spec
+    assert unnamed.multi_token_heads == 0
+    assert unnamed.mla == spec.mla
+
+
+def test_more_experts_parallel_than_ranks_is_said() -> None:
+    found = asked(pp="8", dp="32", ep="64", virtual_stages="2")
+    assert found.choice.ep == 32
+    assert "more than the 32 ranks" in found.warnings[0]
