@@ -43,6 +43,7 @@ _KINDS = {
     "efa": "efa",
     "omni-path": "omni-path",
     "ethernet": "ethernet",
+    "ena": "ena",
     "loopback": "loopback",
 }
 
@@ -234,16 +235,22 @@ def _fabrics(folder: Path, base: LinkRates) -> dict[str, LinkRate]:
     efa_fit = fits.fit_outer(efa_table, efa_base, (fits.HALF, fits.LAUNCH))
     show("efa", efa_fit)
     efa_source = "B200, 4 nodes of AWS P6-B200 (8 x 400 Gb/s EFA)"
+    ethernet = replace(
+        infiniband,
+        name="ethernet",
+        fraction=0.9,
+        launch_s=5e-5,
+        source="as infiniband, with the latency of TCP (assumed)",
+        residual=GUESSED,
+    )
     return {
         "infiniband": infiniband,
         "efa": fits.link_with(replace(infiniband, name="efa"), efa_fit, efa_source),
-        "ethernet": replace(
-            infiniband,
-            name="ethernet",
-            fraction=0.9,
-            launch_s=5e-5,
-            source="as infiniband, with the latency of TCP (assumed)",
-            residual=GUESSED,
+        "ethernet": ethernet,
+        "ena": replace(
+            ethernet,
+            name="ena",
+            source="as ethernet: Amazon's Elastic Network Adapter",
         ),
         "loopback": replace(
             infiniband,

@@ -68,7 +68,9 @@ class Accounts:
             transient_backward_bytes=self.stages.backward_working_bytes,
             reduce_s=self.stages.reduce_s,
             step_s=self._by_rank(self.stages.step_s),
-            gather_s=self._by_rank(self.stages.gather_s) + self._tied_s,
+            gather_s=self._by_rank(self.stages.gather_s)
+            + self._tied_s
+            + self.on.step_s,
             static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
             buckets=int(buckets),
             overlap_reduce="grad" in self.on.software.overlap,

@@ -16,6 +16,7 @@ from costmodel.machine import Machine
 from costmodel.operator_price import operator_price
 from costmodel.retention import CORE, EVERYTHING, Retention
 from costmodel.sharding import Degrees
+from costmodel.software import HOST_SHARPNESS
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import Kind
@@ -81,11 +82,13 @@ def atom(
     entry_bytes: Array,
     *,
     stops_early: bool = False,
+    sharpness: float = HOST_SHARPNESS,
 ) -> Atom:
     """Assemble a block's operators under *retention*.
 
     *entry_bytes* is the size of the block's input: what is kept when all is
     recomputed, with *stops_early* only as far as needed (`recomputed_operators`).
+    *sharpness* is that of the softer maximum of device and host.
     """
     again = recomputed_operators(block, retention.recomputed, stops_early=stops_early)
     forward = _sum([price.forward for price in prices.values()])
@@ -99,9 +102,9 @@ def atom(
     )
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     values = {
-        "forward_s": forward.total_s,
-        "recompute_s": repeated.total_s,
-        "backward_s": backward.total_s,
+        "forward_s": forward.total_s(sharpness),
+        "recompute_s": repeated.total_s(sharpness),
+        "backward_s": backward.total_s(sharpness),
         "forward_tensor_s": forward.tensor_comm_s,
         "recompute_tensor_s": repeated.tensor_comm_s,
         "backward_tensor_s": backward.tensor_comm_s,

@@ -38,7 +38,7 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
     )
     makespan = np.maximum(makespan, _crossing_s(job, layout, stages, on))
     tied = float(layout_tied_sync(layout, job, on).seconds)
-    return float(makespan[0]) + _end_s(layout, stages, on) + tied
+    return float(makespan[0]) + _end_s(layout, stages, on) + tied + on.step_s
 
 
 def _runs(stages: list[StagePrice], transfer_s: Any, on: Machine) -> Runs:

@@ -148,7 +148,8 @@ def attention_s(
     if rate.writes_scores:
         calls = _floats(slowdown) * (1.0 if forward else 2.0)
         return _materialised_s(shape, calls, forward, rate, device, rates, number)
-    return _flash_s(shape, forward, causal, rate, device, number)
+    padded = (*shape[:3], _padded_head(kernel, shape[3]))
+    return _flash_s(padded, forward, causal, rate, device, number)
 
 
 def traffic_s(
@@ -214,6 +215,15 @@ def _fill_k(fill_k: float, device: Device, number: Format) -> float:
     return fill_k * device.peak_flops_per_s(number) / sixteen.si
 
 
+def _padded_head(kernel: str, head_dim: Floats) -> Floats:
+    """The head size that a flash kernel computes with: it pads, the first one (in
+    Triton) to a power of two, later ones to a multiple of 32 (flash-attention's
+    README: head dimensions are rounded up to those that kernels are compiled for)."""
+    if kernel == "flash-1":
+        return np.asarray(2.0 ** np.ceil(np.log2(np.maximum(head_dim, 16.0))))
+    return np.asarray(np.ceil(head_dim / 32.0) * 32.0)
+
+
 def _flash_s(
     shape: tuple[Floats, ...],
     forward: bool,
@@ -256,7 +266,8 @@ def _materialised_s(
     per_score = (
         rate.forward_bytes_per_score if forward else rate.backward_bytes_per_score
     )
-    scores = batch_heads * seq_q * seq_kv
+    # The bytes are those of 16-bit scores.
+    scores = batch_heads * seq_q * seq_kv * max(number.bytes / 2.0, 1.0)
     return calls * (outer + inner) + traffic_s(
         scores * per_score, device=device, rates=rates, kernels=3.0
     )

@@ -13,7 +13,7 @@ tp apart; the rest of data parallelism replicates the shards and all-reduces the
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,10 +24,6 @@ from costmodel.sourced import Sourced
 from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
-
-# Compute beside a collective takes (1 + γ) as long: γ = 0.1 for GPT on V100 clusters in
-# Proteus' simulator (Duan et al., TPDS 2024, section 6; its shipped configurations).
-OVERLAP_SLOWDOWN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,21 +164,26 @@ def exchanges(
 
 
 def exposed_s(
-    communication_s: Array, compute_s: Array, units: Array, *, overlapped: bool
+    communication_s: Array,
+    compute_s: Array,
+    units: Array,
+    *,
+    overlapped: bool,
+    contention: float,
 ) -> Array:
     """What of a pass's communication its compute does not hide.
 
     Of *units* equal layers the first one's transfer has nothing to hide behind, the
     others lie behind the compute of the layer before (FSDP's one-layer prefetch).
     Hiding is no free lunch: collectives take multiprocessors and memory bandwidth, so
-    that compute beside them is `OVERLAP_SLOWDOWN` slower.
+    that compute beside them takes *contention* of their time longer.
     """
     if not overlapped:
         return communication_s
     units = np.maximum(units, 1)
     first = communication_s / units
     rest = 1 - 1 / units
-    stolen = OVERLAP_SLOWDOWN * np.minimum(communication_s, compute_s) * rest
+    stolen = contention * np.minimum(communication_s, compute_s) * rest
     return first + np.maximum((communication_s - compute_s) * rest, 0) + stolen
 
 
@@ -194,6 +195,8 @@ def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Arr
 
 def reduced_bytes(precision: Precision, machine: Machine) -> float:
     """Bytes of one gradient as it travels."""
+    if machine.software.reduce == "half" and precision.parameter.bytes <= 2:
+        return precision.parameter.bytes
     if machine.software.reduce == "half-or-fp32":
         half = precision.parameter is Format.FP16
         return Format.FP16.bytes if half else Format.FP32.bytes

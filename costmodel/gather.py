@@ -112,8 +112,16 @@ class Gather:
                 retention = preset(presets[code], block)
                 if block in self._body:
                     retention = offloaded(retention, block, self.columns.offload)
-                early = self.on.software.stops_early
-                atoms.append(atom(block, prices, retention, entry, stops_early=early))
+                atoms.append(
+                    atom(
+                        block,
+                        prices,
+                        retention,
+                        entry,
+                        stops_early=self.on.software.stops_early,
+                        sharpness=self.on.software.sharpness,
+                    )
+                )
         row = place[self._variant, chosen] * len(keys) + combo
         table = {
             item.name: np.concatenate(

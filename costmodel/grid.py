@@ -109,7 +109,8 @@ def _step_time_s(rows: Rows) -> Array:
         pp=columns.pp,
         stride=rows.stride,
     )
-    return np.asarray(makespan + tail + np.maximum(*ends) + tied.seconds)
+    end = np.maximum(*ends) + tied.seconds + rows.on.step_s
+    return np.asarray(makespan + tail + end)
 
 
 def _crossing_s(rows: Rows) -> Array:

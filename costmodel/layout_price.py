@@ -322,8 +322,15 @@ def _treated(
     if isinstance(treatment, str):
         return shared_parameters(prices[treatment])
     require_priced(treatment, block)
-    early = machine.software.stops_early
-    return atom(block, prices, treatment, entry, stops_early=early)
+    software = machine.software
+    return atom(
+        block,
+        prices,
+        treatment,
+        entry,
+        stops_early=software.stops_early,
+        sharpness=software.sharpness,
+    )
 
 
 def _stacked(blocks: Sequence[Block]) -> Block:

@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.coefficients import Coefficients, coefficients
 from costmodel.collectives import LinkRates, collective_s, link_rates, send_s
+from costmodel.in_training import (
+    links_in_training,
+    rates_in_training,
+    software_in_training,
+)
 from costmodel.measured import Measured
 from costmodel.rates import Rates, rates_of
 from costmodel.software import (
@@ -44,17 +50,20 @@ class Machine:
     software: Software
     measured: Measured | None = None
     imbalance: float = 1.0
+    plain: Software | None = None  # the software before coefficients
+    fitted: Coefficients = field(default_factory=coefficients, repr=False)
     among: dict[tuple[int, ...], tuple[Machine, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
 
     def of(self, cluster: Cluster) -> Machine:
         """Another cluster under the same software."""
+        device = cluster.device
         return replace(
             self,
             cluster=cluster,
-            rates=rates_of(cluster.device),
-            links=link_rates(cluster.island),
+            rates=rates_in_training(rates_of(device), device, self.fitted),
+            links=links_in_training(link_rates(cluster.island), device, self.fitted),
         )
 
     @property
@@ -77,9 +86,18 @@ class Machine:
         and its samples contain it."""
         return self.measured is None or not self.shares_cores
 
+    @property
+    def step_s(self) -> float:
+        """What every step takes beside the model, on the host of a GPU."""
+        return self.software.step_s if self.has_host_floor else 0.0
+
     def hides(self, seconds: Array) -> Array:
         """How many *seconds* of compute hide what is communicated beside it."""
         return np.zeros(()) if self.shares_cores else seconds
+
+    def fitted_as(self, fitted: Coefficients) -> Machine:
+        """The same machine under other coefficients; without samples."""
+        return machine(self.cluster, self.plain, fitted=fitted)
 
     def running(self, gpus: int) -> Machine:
         """The same machine while *gpus* of its devices are at work."""
@@ -196,19 +214,25 @@ def machine(
     framework: Software | None = None,
     *,
     samples: Samples | None = None,
+    fitted: Coefficients | None = None,
 ) -> Machine:
     """The machine that *cluster* is under *framework* (default: this project).
 
-    *samples* of its device are prices that come before fitted rates. Raises
-    StaleProfile if they are another device's.
+    *samples* of its device are prices that come before fitted rates; *fitted* are
+    other coefficients than the installed ones. Raises StaleProfile if the samples are
+    another device's.
     """
+    known = fitted or coefficients()
     device = cluster.islands[0].device
+    base = framework or software_on(software(DEFAULT), device)
     return Machine(
         cluster=cluster,
-        rates=rates_of(device),
-        links=link_rates(cluster.islands[0]),
-        software=framework or software_on(software(DEFAULT), device),
-        measured=None if samples is None else _measured(samples, cluster.device),
+        rates=rates_in_training(rates_of(device), device, known),
+        links=links_in_training(link_rates(cluster.islands[0]), device, known),
+        software=software_in_training(base, known),
+        plain=base,
+        fitted=known,
+        measured=None if samples is None else _measured(samples, device),
     )
 
 

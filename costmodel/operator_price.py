@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.attention_price import attention_kernel, attention_work
+from costmodel.attention_price import attention_kernel, attention_work, falls_back
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
 from costmodel.expert_price import exchange_work, grouped_work
 from costmodel.footprint import Footprint
@@ -41,6 +41,7 @@ from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import PRODUCTS, Kind, Operator
 from profiles.precision import Format, Precision
+from profiles.units import US
 
 Array = NDArray[Any]
 _ZERO = np.zeros(())
@@ -58,6 +59,11 @@ UNFUSED_NORM_SAVED_BYTES = 10.0
 # Bytes of a score that are alive in attention's backward beside what it keeps, 16 bits:
 # the gradients of the softmax and of its input; unfused, each in fp32 as well.
 WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
+# Operators' worth of launches that a softmax of single kernels adds: casts, scale,
+# mask, softmax, dropout, each way [fitted] vTrain's one-node runs at tp 8, micro-batch
+# 1 against 2.
+SINGLE_KERNELS = 3.0
+SIXTEEN_BITS = 2  # bytes
 _NOTHING = Sourced(seconds=_ZERO)
 
 
@@ -77,25 +83,30 @@ def operator_price(
     none = np.zeros_like(held)
     grouped = operator.kind is Kind.GROUPED_MATMUL
     trained = none if operator.frozen else held
+    launches = operator.launches * (1.0 + host.host_wait * np.log2(degrees.tp))
+    if operator.kind is Kind.ATTENTION:
+        single = falls_back(block, degrees, precision, machine)
+        launches = launches * (1.0 + SINGLE_KERNELS * single)
+    gap_s = np.asarray(host.gap_us * US * floor)
     forward += Work.of(
-        _NOTHING,
+        Sourced(seconds=gap_s),
         tensor_comm=_exchanged(
             forward_collectives(operator, block, degrees, precision),
             degrees,
             machine,
             _ZERO,
         ),
-        host_s=host.forward_host_s * floor * operator.launches,
+        host_s=host.forward_host_s * floor * launches,
     )
     backward += Work.of(
-        _NOTHING,
+        Sourced(seconds=2 * gap_s * operator.has_backward),
         tensor_comm=_exchanged(
             backward_collectives(operator, block, degrees, precision),
             degrees,
             machine,
             machine.hides(backward.compute_s / 2),
         ),
-        host_s=host.backward_host_s * floor * operator.launches * operator.has_backward,
+        host_s=host.backward_host_s * floor * operator.has_backward * launches,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(
@@ -128,7 +139,7 @@ def _exchanged(
             item.kind, item.size_bytes, ranks=degrees.tp, near=near
         )
         total = total + (taken.behind(behind_s) if item.hidden else taken)
-    return total
+    return total * machine.software.exposed_tensor
 
 
 def _matmul(
@@ -139,17 +150,19 @@ def _matmul(
     machine: Machine,
 ) -> tuple[Work, Work]:
     m, n, k = product_shape(operator, block, degrees)
+    number = _product_format(operator, precision)
     product_s = partial(
-        matmul_s, device=machine.device, rates=machine.rates, number=precision.matmul
+        matmul_s, device=machine.device, rates=machine.rates, number=number
     )
     slower = misaligned(n, k)
     fused = machine.software.accumulation == "fused"
     made = precision.gradient.bytes if fused else precision.activation.bytes
-    timed = partial(
-        machine.operator, lambda: ("matmul", (m, n, k)), number=precision.matmul
-    )
+    timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
+    quantised, back = _quantised(m, n, k, number, machine)
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
+    forward = forward + quantised
     to_input = timed("backward-input", roofline=lambda: product_s(m, k, n) * slower)
+    to_input = to_input + back
     flops = matmul_flops(m, n, k)
     if operator.frozen:
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
@@ -161,6 +174,31 @@ def _matmul(
         Work.of(forward, flops=flops),
         Work.of(to_input + to_weight, flops=2 * flops),
     )
+
+
+def _product_format(operator: Operator, precision: Precision) -> Format:
+    """Logits stay in 16 bits when other products run in fewer: the output layer is no
+    Transformer Engine module in Megatron-Core, and torchtitan filters it out."""
+    if "vocab" in operator.columns and precision.matmul.bytes < SIXTEEN_BITS:
+        return precision.activation
+    return precision.matmul
+
+
+def _quantised(
+    m: Array, n: Array, k: Array, number: Format, machine: Machine
+) -> tuple[Sourced, Sourced]:
+    """Seconds of making 8- or 4-bit operands from 16-bit ones: input and weight
+    forward, the output's gradient backward; each for both directions it is used in."""
+    if number.bytes >= SIXTEEN_BITS:
+        return _NOTHING, _NOTHING
+    each = machine.software.quantise_bytes
+    forward, backward = (
+        Sourced(
+            seconds=traffic_s(count * each, device=machine.device, rates=machine.rates)
+        )
+        for count in ((m + n) * k, m * n)
+    )
+    return forward, backward
 
 
 def misaligned(n: Array, k: Array) -> Array:
@@ -176,10 +214,14 @@ def _traffic(
     precision: Precision,
     machine: Machine,
 ) -> tuple[Work, Work]:
-    moved = elements(worked_on(operator), block, degrees) * precision.activation.bytes
+    size = precision.activation.bytes * machine.software.elementwise
+    moved = elements(worked_on(operator), block, degrees) * size
     passes = (operator.forward_elements, operator.backward_elements)
     if operator.vectors and not machine.software.fused_norm:
         passes = UNFUSED_NORM
+    if operator.kind is Kind.CROSS_ENTROPY:
+        passes = machine.software.loss_elements or passes
+        moved = moved / max(precision.activation.bytes / SIXTEEN_BITS, 1.0)
     local = partial(local_shape, operator, block, degrees)
     forward, backward = (
         Work.of(

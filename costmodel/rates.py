@@ -22,6 +22,9 @@ from profiles.precision import Format
 
 RATES = Path(__file__).parent / "data" / "rates"
 GENERIC = "generic"
+# Products in fp32 run on the plain cores, which power does not throttle: more of a
+# lower peak [assumed]; Sailor's fp32 runs on GH200 reach 0.73 of it in the whole step.
+PLAIN = 0.93
 # Which fit stands for an architecture where neither the device nor its kin has one.
 OF_ARCHITECTURE = {
     "volta": "v100-sxm-32gb",
@@ -70,7 +73,8 @@ class MatmulRate:
     residual: Residual
 
     def sustained_of(self, number: Format) -> float:
-        return self.sustained.get(number.value, self.default)
+        other = PLAIN if number is Format.FP32 else self.default
+        return self.sustained.get(number.value, other)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,16 @@
 Overlap is the framework's, not the network's: Megatron-Core hides gradient reduction
 behind the last backward, classic Megatron-LM and DeepSpeed hide none of it; FSDP hides
 what compute leaves time for. Every framework issues kernels from one host thread, which
-puts a floor under a layer's time. `data/frameworks.json` holds them, with sources.
+puts a floor under a layer's time. `data/frameworks.json` holds them, with sources:
+DeepSpeed's "stage" is 0 and Megatron-LM's --use-distributed-optimizer off by default,
+NeMo's recipes switch it on, FSDP shards everything; --hidden-dropout is 0.1
+(Megatron-LM, arguments.py, which DeepSpeed's fork and OneFlow's port share), FSDP
+recipes have none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,16 +28,29 @@ from profiles.units import MB, US
 CATALOGUE: Final = Path(__file__).parent / "data" / "frameworks.json"
 DEFAULT: Final = "meshwright"
 
+# Compute beside a collective takes (1 + γ) as long: γ = 0.1 for GPT on V100 clusters in
+# Proteus' simulator (Duan et al., TPDS 2024, section 6; its shipped configurations).
+OVERLAP_SLOWDOWN: Final = 0.1
+# Exponent of the softer maximum of device and host time [assumed]: 1 would be a sum,
+# infinity a maximum; some kernels of a layer are bound by the host, others not.
+HOST_SHARPNESS: Final = 4.0
+# Every collective waits for the last host of its group: by so much longer for each
+# doubling of tp [fitted] vTrain's one-node runs at micro-batch 1.
+HOST_WAIT: Final = 0.07
+STEP_S: Final = 0.01  # [assumed] reading data, logging, the scheduler of learning rates
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
     """A framework. `*_host_us` are host microseconds to issue one operator of the graph
-    forward, or backward (autograd's C++ thread, two products).
+    forward, or backward (autograd's C++ thread, two products); `gap_us` are device
+    microseconds lost between the kernels of one forward, twice as many backward
+    [assumed] two to three gaps of some 4 us.
 
     `overlap` names what is hidden: `grad`, `param`, `p2p`, `offload` (copies to a host
     and back). `gradient_format` is what 16-bit training accumulates gradients in;
-    `reduce` what travels: the accumulated `gradient`, or `half-or-fp32`: fp16 gradients
-    as they are, bf16 ones as fp32.
+    `reduce` what travels: the accumulated `gradient`, `half` in 16 bits, or
+    `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32.
     `stops_early`: full recompute ends when the last tensor that backward needs is made.
     Without `scatters_sends` every tp rank sends a pipeline's whole boundary tensor.
     `fully_shard`: ZeRO is PyTorch's, which keeps shards beside what it gathered.
@@ -41,6 +59,21 @@ class Software:
     Of experts: `expert_traffic` multiplies the bytes that sorting rows moves over those
     of fused kernels, `exposed_expert` is the share of exchanging rows that nothing
     hides, and `sends_once` that a token goes but once to a rank (DeepEP).
+    `generation` is whose coefficients it takes where it has none of its own.
+    `elementwise` multiplies the bytes of norms, activations and residuals over those of
+    fused kernels; `contention` is the share of hidden communication by which compute
+    beside it takes longer; `exposed_tensor` the share of tensor-parallel collectives
+    that nothing hides; `sharpness` and `host_wait` say how device and host time make
+    one; `step_s` what a step takes beside the model (data, logging).
+    `loss_elements` are what the loss moves forward and backward for each logit, in
+    16-bit elements (None: a fused kernel's); `pads_vocab`: the vocabulary is padded to
+    a multiple of this for each tp rank. `quantise_bytes` are moved for an element of an
+    8-bit operand: read once in 16 bits, written twice, for both directions; each
+    reading for a maximum is 2 more.
+    What a run did that does not say: `zero`, `sequence_parallel` wherever tp > 1,
+    `dropout` of a GPT; `accumulates` unless a rank's whole batch is one micro-batch;
+    `shards_once`: beside a pipeline ZeRO is level 1 at most; `interleaves`: its recipes
+    give a pipeline virtual stages.
     """
 
     name: str
@@ -61,6 +94,23 @@ class Software:
     scatters_sends: bool = True
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
     footprint: Footprint = PLAIN
+    generation: str = ""
+    elementwise: float = 1.0
+    contention: float = OVERLAP_SLOWDOWN
+    exposed_tensor: float = 1.0
+    gap_us: float = 10.0
+    sharpness: float = HOST_SHARPNESS
+    host_wait: float = HOST_WAIT
+    step_s: float = STEP_S
+    loss_elements: tuple[float, float] | None = None
+    pads_vocab: int = 1
+    quantise_bytes: float = 4.0
+    zero: int = 0
+    shards_once: bool = False
+    interleaves: bool = False
+    accumulates: bool = True
+    sequence_parallel: bool = False
+    dropout: float = 0.1
     source: str = ""
 
     @property
@@ -88,9 +138,15 @@ def frameworks() -> dict[str, Software]:
     """Every framework by name."""
     habits = footprints()
     return {
-        item.name: replace(item, footprint=habits.get(item.name, PLAIN))
+        item.name: replace(item, footprint=_footprint(item, habits))
         for item in _catalogue().frameworks
     }
+
+
+def _footprint(item: Software, habits: Mapping[str, Footprint]) -> Footprint:
+    """Its own habits, its generation's, or those of PyTorch's `fully_shard`."""
+    kin = (item.name, item.generation, "fsdp2" if item.fully_shard else "")
+    return next((habits[name] for name in kin if name in habits), PLAIN)
 
 
 def software(name: str) -> Software:

@@ -112,12 +112,14 @@ def stage_price(
         total["forward_s"],
         layers,
         overlapped="param" in overlap,
+        contention=machine.software.contention,
     )
     backward_exposed = exposed_s(
         (sync.backward_gather + sync.backward_reduce).seconds,
         backward_compute,
         layers,
         overlapped="grad" in overlap,
+        contention=machine.software.contention,
     )
     forward_s = total["forward_s"] + forward_exposed
     backward_s = backward_compute + backward_exposed
@@ -155,7 +157,13 @@ def stage_price(
             step_copies_s = step_copies_s + np.where(states > 0, on_host.copies_s, 0.0)
     gather_s = sync.step_gather.seconds
     if "param" in overlap:  # behind the next step's first forward
-        gather_s = exposed_s(gather_s, forward_s, layers, overlapped=True)
+        gather_s = exposed_s(
+            gather_s,
+            forward_s,
+            layers,
+            overlapped=True,
+            contention=machine.software.contention,
+        )
     return StagePrice(
         forward_s=forward_s + copies.forward_s,
         backward_s=backward_s + copies.backward_s,
@@ -170,7 +178,8 @@ def stage_price(
         offload_s=copies.forward_s + copies.backward_s,
         reduce_s=sync.step_reduce.seconds,
         gather_s=gather_s,
-        step_s=step_s,
+        step_s=step_s
+        + _taken_by_reduction(sync.step_reduce.seconds, backward_s, layers, machine),
         step_copies_s=step_copies_s,
         parameters=parameters,
         expert_parameters=experts,
@@ -182,6 +191,16 @@ def stage_price(
         flops=total["flops"],
         recompute_flops=total["recompute_flops"],
     )
+
+
+def _taken_by_reduction(
+    reduce_s: Array, backward_s: Array, layers: Array, machine: Machine
+) -> Array:
+    """What the last backward loses to the gradient reduction that it hides."""
+    if "grad" not in machine.software.overlap:
+        return np.zeros(())
+    hidden = np.minimum(reduce_s, backward_s) * (1 - 1 / np.maximum(layers, 1))
+    return np.asarray(machine.software.contention * hidden)
 
 
 def _total(parts: Sequence[Part], name: str) -> Array:

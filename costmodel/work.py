@@ -27,7 +27,7 @@ class Work:
     context_comm_s: Array = field(default_factory=zero)
     expert_comm_s: Array = field(default_factory=zero)
     flops: Array = field(default_factory=zero)
-    host_s: float = 0.0
+    host_s: Any = 0.0  # a number or an array
     measured_s: Array = field(default_factory=zero)
     fitted_s: Array = field(default_factory=zero)
     spread_s: Array = field(default_factory=zero)
@@ -41,7 +41,7 @@ class Work:
         context_comm: Sourced | None = None,
         expert_comm: Sourced | None = None,
         flops: Array = _ZERO,
-        host_s: float = 0.0,
+        host_s: Any = 0.0,
     ) -> Work:
         """The work of *compute* and of what is communicated beside it."""
         nothing = Sourced(seconds=_ZERO)
@@ -92,11 +92,11 @@ class Work:
             spread_s=self.spread_s,
         )
 
-    @property
-    def total_s(self) -> Array:
+    def total_s(self, sharpness: float) -> Array:
         """Device time over the host's launch floor, softly: some kernels are bound
-        by the host, others not (fourth-power mean; docs/cost-model.md)."""
-        return np.asarray((self.device_s**4 + self.host_s**4) ** 0.25)
+        by the host, others not (a power mean; docs/cost-model.md)."""
+        total = self.device_s**sharpness + self.host_s**sharpness
+        return np.asarray(total ** (1 / sharpness))
 
 
 _FIELDS = fields(Work)

@@ -19,7 +19,7 @@ from costmodel.runs.cluster import cluster_of
 from costmodel.runs.model import seq_len_of, spec_of
 from costmodel.runs.offload import offload_of
 from costmodel.runs.recompute import layers_again_of, recompute_of
-from costmodel.runs.software import dropout_of, flash_of, software_of
+from costmodel.runs.software import flash_of, software_of
 from costmodel.software import Software
 from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster, Island
@@ -35,33 +35,6 @@ CLUSTER: Final = (
 LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
 MOST_GPUS: Final = 10_000_000
 MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simulated
-# ZeRO level where the cell is empty: FSDP and MaxText shard everything; NeMo's recipes
-# switch Megatron-Core's distributed optimizer on; Megatron-LM leaves it off
-# (--use-distributed-optimizer), and so does DeepSpeed ("stage": 0).
-_ZERO: Final = {
-    "fsdp2": 3,
-    "composer": 3,
-    "maxtext": 3,
-    "meshwright": 1,
-    "megatron-core": 1,
-    "internevo": 1,
-}
-# Megatron-LM has one level beside a pipeline, and DeepSpeed's engine refuses others.
-# torchtitan keeps a pipeline stage's weights gathered and its gradients whole until the
-# last micro-batch (parallelize_llama.py: no resharding after forward with pp).
-_ONCE_A_STEP: Final = (
-    "megatron-lm",
-    "megatron-te",
-    "megatron-core",
-    "megatron-deepspeed",
-    "internevo",
-    "sailor",
-    "fsdp2",
-)
-# Without a pipeline these train on the whole batch at once unless told otherwise
-# (DeepSpeed's train_micro_batch_size_per_gpu, torchtitan's global_batch_size).
-_NO_ACCUMULATION: Final = ("fsdp2", "composer", "deepspeed", "maxtext")
-_SEQUENCE_PARALLEL: Final = ("fsdp2", "meshwright")  # wherever tp > 1; others: off
 
 
 @dataclass(kw_only=True)
@@ -87,7 +60,7 @@ class Questions:
         choice = _layout(cells, choice, where)
         job, choice = self._job(cells, choice, software)
         choice, remark = _spread(cells, choice, job)
-        choice = _schedule(cells, choice, job)
+        choice = _schedule(cells, choice, job, software)
         _require_finite(choice, job)
         _require_legal(cells, choice, job, where)
         return Question(
@@ -119,8 +92,9 @@ class Questions:
         self, cells: Cells, choice: Uniform, software: Software
     ) -> tuple[Job, Uniform]:
         seq_len = seq_len_of(cells)
-        dropout = dropout_of(software)
-        spec = spec_of(cells, seq_len=seq_len, dropout=dropout)
+        spec = spec_of(cells, seq_len=seq_len, dropout=software.dropout)
+        unit = software.pads_vocab * choice.tp
+        spec = replace(spec, vocab=-(-spec.vocab // unit) * unit)
         micro_batch, batch = _batch(cells, choice, software)
         job = Job(
             model=cells.word("model") or "decoder",
@@ -168,9 +142,9 @@ def _batch(cells: Cells, choice: Uniform, software: Software) -> tuple[int, int]
             raise cells.missing("global_batch", "fill in global_batch, or micro_batch")
         return micro_batch, cells.given("global_batch", None, micro_batch * choice.dp)
     share = 1
-    if choice.pp == 1 and software.name in _NO_ACCUMULATION:
+    if choice.pp == 1 and not software.accumulates:
         share = max(batch // choice.dp, 1)
-    elif choice.pp > 1 and software.name == "fsdp2":
+    elif choice.pp > 1 and software.fully_shard and not software.accumulates:
         share = max(batch // (choice.dp * choice.pp * _chunks(cells)), 1)
     return cells.given("micro_batch", micro_batch, share), batch
 
@@ -184,10 +158,8 @@ def _chunks(cells: Cells) -> int:
 def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
     """Everything that hangs on neither the model nor the batch."""
     software = where.software
-    zero = cells.given(
-        "zero", cells.whole("zero", least=0, most=3), _ZERO.get(software.name, 0)
-    )
-    if zero > 1 and choice.pp > 1 and software.name in _ONCE_A_STEP:
+    zero = cells.given("zero", cells.whole("zero", least=0, most=3), software.zero)
+    if zero > 1 and choice.pp > 1 and software.shards_once:
         # Beside a pipeline these reduce gradients once a step and keep them whole.
         zero = cells.assumed["zero"] = 1
     group = cells.whole("zero_group")
@@ -195,12 +167,12 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         raise Contradiction(f"zero_group={group} needs zero 1, 2 or 3, got zero=0")
     if zero and group is None:
         group = cells.given("zero_group", None, choice.dp)
-    by_default = choice.tp > 1 and software.name in _SEQUENCE_PARALLEL
+    by_default = choice.tp > 1 and software.sequence_parallel
     sequence_parallel = cells.given(
         "sequence_parallel", cells.flag("sequence_parallel"), by_default
     )
     if choice.cp > 1:
-        kind = "all-gather" if software.name == "fsdp2" else "ring"
+        kind = "all-gather" if software.fully_shard else "ring"
         choice = replace(choice, cp_kind=cells.given("cp_kind", None, kind))
     precision = cells.given(
         "precision",
@@ -233,14 +205,15 @@ def _spread(cells: Cells, choice: Uniform, job: Job) -> tuple[Uniform, tuple[str
     return spread(choice, job, ep, None, cells.assumed), remark
 
 
-def _schedule(cells: Cells, choice: Uniform, job: Job) -> Uniform:
+def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Uniform:
     """1f1b, or interleaved where virtual stages say so; and how many those are."""
     named, virtual = cells.word("schedule"), cells.whole("virtual_stages")
     if virtual is None:
         fewest = _fewest_chunks(job.graph.body, choice.pp)
-        virtual = cells.given(
-            "virtual_stages", None, fewest if named == "interleaved" else 1
+        several = named == "interleaved" or (
+            named is None and software.interleaves and choice.pp > 1
         )
+        virtual = cells.given("virtual_stages", None, fewest if several else 1)
     schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
     again = layers_again_of(cells, job.graph.body // (choice.pp * virtual))
     return replace(

@@ -20,11 +20,6 @@ KERNELS: Final = {
     "flash-2": "flash-2",
     "flash-3": "flash-3",
 }
-# --hidden-dropout and --attention-dropout of Megatron-LM (arguments.py), which
-# DeepSpeed's fork and OneFlow's port share; FSDP recipes train without.
-_MEGATRON_DROPOUT: Final = 0.1
-# Sailor's memory grows with the micro-batch as without dropout.
-_WITHOUT_DROPOUT: Final = ("fsdp2", "composer", "maxtext", "sailor", DEFAULT)
 
 
 def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:
@@ -74,8 +69,3 @@ def flash_of(cells: Cells, where: Cluster, precision: str) -> bool:
             f"{cells.word('flash_attention')}; mend one of them"
         )
     return flash
-
-
-def dropout_of(software: Software) -> float:
-    """The dropout that a GPT has by the framework's default."""
-    return 0.0 if software.name in _WITHOUT_DROPOUT else _MEGATRON_DROPOUT

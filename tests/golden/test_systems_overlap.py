@@ -21,13 +21,13 @@ def on_eight_ranks(bucket_bytes: float) -> Estimate:
 
 
 def parts_s(found: Estimate) -> tuple[float, float, float, float]:
-    """Forward, backward, reduction of all gradients, optimizer step."""
+    """Forward, backward, reduction of all gradients, what ends the step."""
     costs = found.timeline.costs
     return (
         float(costs.forward_s[0]),
         float(costs.backward_s[0]),
         float(costs.reduce_s[0]),
-        float(costs.step_s[0]),
+        float(costs.step_s[0] + costs.gather_s[0]),
     )
 
 

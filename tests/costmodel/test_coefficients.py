@@ -1,0 +1,92 @@
+"""Coefficients: names, owners, their file, and what they may not be."""
+
+from __future__ import annotations
+
+import pytest
+
+from costmodel.coefficients import (
+    Coefficient,
+    Coefficients,
+    coefficients,
+    encoded,
+)
+from costmodel.in_training import device_owners
+from costmodel.machine import machine
+from profiles.catalog import cluster
+from profiles.errors import UnknownName
+
+MOST = 60  # that may be fitted in all
+
+
+def one(name: str, value: float) -> Coefficient:
+    return Coefficient(
+        name=name,
+        meaning="",
+        prior=1.0,
+        spread=0.1,
+        source="",
+        value=value,
+        error=0.1,
+    )
+
+
+def test_the_narrowest_owner_decides() -> None:
+    found = Coefficients(
+        entries=(one("product/hopper", 1.1), one("product/h100", 1.2), one("gap", 3.0))
+    )
+    assert found.of("product", "h100", "hopper") == 1.2
+    assert found.of("product", "h200", "hopper") == 1.1
+    assert found.of("product", "volta") == 1.0
+    assert found.of("gap", "anybody") == 3.0
+
+
+def test_there_are_few_and_each_says_what_it_is() -> None:
+    entries = coefficients().entries
+    assert 0 < len(entries) <= MOST
+    assert len({item.name for item in entries}) == len(entries)
+    for item in entries:
+        assert item.meaning and item.source, item.name
+        assert item.value > 0 and item.prior > 0, item.name
+        # A fit never knows less than its prior.
+        assert 0 < item.error <= item.spread * 1.001, item.name
+
+
+def test_none_belongs_to_a_model_or_a_source() -> None:
+    models = ("gpt", "llama", "mpt", "bloom", "opt-", "mixtral", "deepseek-v")
+    for item in coefficients().entries:
+        assert not any(model in item.name for model in models), item.name
+
+
+def test_changing_an_unknown_one_names_those_there_are() -> None:
+    with pytest.raises(UnknownName, match="product/hoper"):
+        coefficients().changed({"product/hoper": 1.0})
+
+
+def test_their_file_reads_back_as_written() -> None:
+    import msgspec
+
+    entries = coefficients().entries
+    read = msgspec.json.decode(encoded(entries), type=tuple[Coefficient, ...])
+    assert read == entries
+
+
+@pytest.mark.parametrize("name", ["dgx-a100-80gb", "dgx-h100", "dgx-b200"])
+def test_slower_products_make_slower_rates(name: str) -> None:
+    where = cluster(name)
+    plain = machine(where, fitted=Coefficients(entries=()))
+    owner = device_owners(where.device)[-1]
+    slow = machine(where, fitted=Coefficients(entries=(one(f"product/{owner}", 2.0),)))
+    number = next(iter(plain.rates.matmul.sustained))
+    ratio = plain.rates.matmul.sustained[number] / slow.rates.matmul.sustained[number]
+    assert ratio == pytest.approx(2.0)
+
+
+def test_a_machine_can_be_fitted_anew() -> None:
+    first = machine(cluster("dgx-a100-80gb"))
+    doubled = coefficients().changed(
+        {"link/nvlink3": 2 * coefficients().values["link/nvlink3"]}
+    )
+    again = first.fitted_as(doubled)
+    ratio = first.links.inner.training / again.links.inner.training
+    assert ratio == pytest.approx(2.0)
+    assert again.fitted_as(coefficients()) == first
