@@ -35,7 +35,7 @@ from costmodel.coefficients import (
 
 Floats = NDArray[np.float64]
 SHARED = 0.4  # a run weighs n^-0.4 among the n of its source
-ROUNDED = 0.3  # weight of a time that was inverted from a rounded TFLOP/s figure
+ROUNDED = 0.6  # weight of a time that was inverted from a rounded TFLOP/s figure
 STEP = 0.03  # of a logarithm, for differences
 NOISE = 0.05  # what runs of one family scatter, by which residuals are weighed
 FARTHEST = 0.5  # a round changes no coefficient by more, in its logarithm

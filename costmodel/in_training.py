@@ -67,6 +67,8 @@ def software_in_training(software: Software, fitted: Coefficients) -> Software:
         exposed_tensor=software.exposed_tensor * fitted.of("exposed_tensor", *owners),
         sharpness=software.sharpness * fitted.of("sharpness", *owners),
         host_wait=software.host_wait * fitted.of("host_wait", *owners),
+        exposed_expert=software.exposed_expert * fitted.of("exposed_expert", *owners),
+        expert_traffic=software.expert_traffic * fitted.of("expert_traffic", *owners),
         step_s=software.step_s * fitted.of("step", *owners),
     )
 
