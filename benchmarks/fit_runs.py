@@ -3,7 +3,7 @@
     MESHWRIGHT_DATA=<folder> python -m benchmarks.fit_runs [--write] [--rounds 4]
 
 Robust Gauss-Newton on log(predicted / measured) with log-normal priors: what few runs
-tell stays near its prior. A source of n runs weighs as n^0.6 (its runs share what they
+tell stays near its prior. A source of n runs weighs as n^0.7 (its runs share what they
 miss). Leaving a family (or a source) out is one more Gauss-Newton step from the fit,
 without its rows; those rows are then priced by what came out.
 """
@@ -32,14 +32,14 @@ from costmodel.coefficients import (
     coefficients,
     encoded,
 )
+from costmodel.left_out import PATH as LEFT_OUT
 
 Floats = NDArray[np.float64]
-SHARED = 0.4  # a run weighs n^-0.4 among the n of its source
+SHARED = 0.3  # a run weighs n^-0.3 among the n of its source
 ROUNDED = 0.6  # weight of a time that was inverted from a rounded TFLOP/s figure
 STEP = 0.03  # of a logarithm, for differences
 NOISE = 0.05  # what runs of one family scatter, by which residuals are weighed
 FARTHEST = 0.5  # a round changes no coefficient by more, in its logarithm
-LEFT_OUT = Path(__file__).parent / "results" / "left-out.csv"
 _runs: Sequence[Timed] = ()
 
 
@@ -155,7 +155,7 @@ def loss(fit: Fit) -> float:
 
 
 def row_weights(runs: Sequence[Timed]) -> Floats:
-    """A source of n runs weighs n^0.6: they share what they miss; less if rounded."""
+    """A source of n runs weighs n^0.7: they share what they miss; less if rounded."""
     found = np.zeros(len(runs))
     for rows in by(runs, "source").values():
         found[rows] = len(rows) ** -SHARED

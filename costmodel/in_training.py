@@ -44,7 +44,7 @@ def links_in_training(
         later = fitted.of("latency", f"{link.name}/{architecture}", link.name)
         return replace(
             link,
-            training=min(link.training / slower, 1.0),  # no faster than alone
+            training=_saturated(link.training / slower),
             launch_s=link.launch_s * later,
             hop_s=link.hop_s * later,
         )
@@ -63,6 +63,7 @@ def software_in_training(software: Software, fitted: Coefficients) -> Software:
         gap_us=software.gap_us * fitted.of("gap", *owners),
         quantise_bytes=software.quantise_bytes * fitted.of("quantise", *owners),
         elementwise=software.elementwise * fitted.of("elementwise", *owners),
+        reduction=software.reduction * fitted.of("reduction", *owners),
         contention=software.contention * fitted.of("contention", *owners),
         exposed_tensor=software.exposed_tensor * fitted.of("exposed_tensor", *owners),
         sharpness=software.sharpness * fitted.of("sharpness", *owners),
@@ -95,6 +96,11 @@ def _products(
         fill_k=rate.fill_k * smaller,
         edge=rate.edge * smaller,
     )
+
+
+def _saturated(share: float) -> float:
+    """*share* of the bandwidth alone, which it approaches and never passes."""
+    return float(share / (1.0 + share**8) ** 0.125)
 
 
 def _attention(

@@ -63,8 +63,10 @@ class Software:
     `elementwise` multiplies the bytes of norms, activations and residuals over those of
     fused kernels; `contention` is the share of hidden communication by which compute
     beside it takes longer; `exposed_tensor` the share of tensor-parallel collectives
-    that nothing hides; `sharpness` and `host_wait` say how device and host time make
-    one; `step_s` what a step takes beside the model (data, logging).
+    that nothing hides; `reduction` multiplies the seconds of a step's gradient
+    reduction, for copies, casts and divisions around it; `sharpness` and `host_wait`
+    say how device and host time make one; `step_s` what a step takes beside the model
+    (data, logging).
     `loss_elements` are what the loss moves forward and backward for each logit, in
     16-bit elements (None: a fused kernel's); `pads_vocab`: the vocabulary is padded to
     a multiple of this for each tp rank. `quantise_bytes` are moved for an element of an
@@ -97,6 +99,7 @@ class Software:
     generation: str = ""
     elementwise: float = 1.0
     contention: float = OVERLAP_SLOWDOWN
+    reduction: float = 1.0
     exposed_tensor: float = 1.0
     gap_us: float = 10.0
     sharpness: float = HOST_SHARPNESS

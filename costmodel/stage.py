@@ -92,6 +92,7 @@ def stage_price(
     sync = exchanges(
         parameters, parallel, precision, machine, units=layers, frozen=frozen
     )
+    reduce_s = sync.step_reduce.seconds * machine.software.reduction
     accumulate_s = accumulated(
         parameters, parallel, precision, machine, frozen=frozen
     ).seconds
@@ -176,10 +177,9 @@ def stage_price(
         expert_comm_s=_passes(total, "expert"),
         data_comm_s=forward_exposed + backward_exposed,
         offload_s=copies.forward_s + copies.backward_s,
-        reduce_s=sync.step_reduce.seconds,
+        reduce_s=reduce_s,
         gather_s=gather_s,
-        step_s=step_s
-        + _taken_by_reduction(sync.step_reduce.seconds, backward_s, layers, machine),
+        step_s=step_s + _taken_by_reduction(reduce_s, backward_s, layers, machine),
         step_copies_s=step_copies_s,
         parameters=parameters,
         expert_parameters=experts,
