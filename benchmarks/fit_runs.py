@@ -303,6 +303,8 @@ def write_left_out(runs: Sequence[Timed], fit: Floats, left: dict[str, Floats]) 
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["row", "fit", *(f"without_{name}" for name in left)])
         for number, item in enumerate(runs):
+            if item.rounded:
+                continue
             ratios = [fit[number], *(misses[number] for misses in left.values())]
             table.writerow([item.run.row, *(f"{np.exp(one):.5f}" for one in ratios)])
 
