@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from costmodel.coefficients import (
@@ -62,9 +63,13 @@ def test_changing_an_unknown_one_names_those_there_are() -> None:
         coefficients().changed({"product/hoper": 1.0})
 
 
-def test_their_file_reads_back_as_written() -> None:
-    import msgspec
+def test_no_link_is_faster_in_training_than_alone() -> None:
+    where = cluster("dgx-a100-80gb")
+    quick = machine(where, fitted=Coefficients(entries=(one("link/nvlink3", 0.01),)))
+    assert quick.links.inner.training <= 1.0
 
+
+def test_their_file_reads_back_as_written() -> None:
     entries = coefficients().entries
     read = msgspec.json.decode(encoded(entries), type=tuple[Coefficient, ...])
     assert read == entries
@@ -87,6 +92,6 @@ def test_a_machine_can_be_fitted_anew() -> None:
         {"link/nvlink3": 2 * coefficients().values["link/nvlink3"]}
     )
     again = first.fitted_as(doubled)
-    ratio = first.links.inner.training / again.links.inner.training
-    assert ratio == pytest.approx(2.0)
+    assert again.links.inner.training < 0.6 * first.links.inner.training
+    assert again.software == first.software
     assert again.fitted_as(coefficients()) == first
