@@ -68,7 +68,7 @@ class _Cut:
             for kind in self.kinds
         }
         self.leading = graph.runs[0][1] if len(graph.runs) == 2 else 0
-        self.turn = 1 if len(graph.runs) <= 2 else _period(order)
+        self.turn = graph.turn
         if not self.turn:
             raise Unsupported(
                 f"{graph.name} has kinds of layers in no regular turn, which plan does "
@@ -105,11 +105,3 @@ class _Cut:
         yield Run(
             count=count - before - across, layers={early: 0 * length, late: length}
         )
-
-
-def _period(order: list[str]) -> int:
-    """After how many layers kinds repeat; 0 if never."""
-    for turn in range(2, len(order) // 2 + 1):
-        if order[turn:] == order[:-turn]:
-            return turn
-    return 0

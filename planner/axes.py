@@ -69,7 +69,7 @@ class Axes:
 
     def pp(self) -> list[int]:
         pinned = self.pins.pp
-        depths = (pp for pp in divisors(self.problem.gpus) if pp <= self.body)
+        depths = (pp for pp in divisors(self.problem.gpus) if self._cuts(pp))
         return [pp for pp in depths if pinned in (None, pp) and self.carried(pp=pp)]
 
     def cp(self) -> list[int]:
@@ -141,7 +141,7 @@ class Axes:
             found += [
                 (INTERLEAVED, virtual)
                 for virtual in range(2, most + 1)
-                if interleaves(self.body, pp * virtual)
+                if interleaves(self.body, pp * virtual) and self._turns(pp * virtual)
             ]
         return [
             (code, stages)
@@ -177,6 +177,14 @@ class Axes:
             if level in (None, one)
             and self.carried(dp=dp, cp=cp, zero=one, zero_group=size)
         ]
+
+    def _cuts(self, pp: int) -> bool:
+        return pp <= self.body and self._turns(pp)
+
+    def _turns(self, stages: int) -> bool:
+        """Whether stages hold whole turns, where kinds of layers take turns."""
+        turn = self.problem.job.graph.turn
+        return turn <= 1 or self.body % (stages * turn) == 0
 
     def _flat(self, *, same: bool) -> list[int]:
         """Schedules with one stage a rank."""

@@ -127,6 +127,18 @@ class ModelGraph:
         """The numbered layers: (block, how often it repeats in a row)."""
         return tuple(one for one in self.blocks if one[0].name not in ENDS)
 
+    @cached_property
+    def turn(self) -> int:
+        """After how many layers their kinds repeat: 1 where they change once or never,
+        0 where they repeat at no time."""
+        if len(self.runs) <= 2:
+            return 1
+        order = [block.name for block, count in self.runs for _ in range(count)]
+        for turn in range(2, len(order) // 2 + 1):
+            if order[turn:] == order[:-turn]:
+                return turn
+        return 0
+
     @property
     def even(self) -> bool:
         """Whether numbered layers are alike, so that equal counts are equal work."""

@@ -27,6 +27,8 @@ from profiles.errors import Contradiction, InvalidSpec
 from profiles.job import Job
 from profiles.precision import PRECISIONS
 
+# A schedule of two directions → the one of those priced that it is nearest to.
+NEAREST: Final = {"dualpipe": "1f1b"}
 TASKS: Final = ("pretrain", "sft", "lora")
 CLUSTER: Final = (
     *("cluster", "device", "gpus", "gpus_per_node"),
@@ -215,6 +217,8 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Un
         )
         virtual = cells.given("virtual_stages", None, fewest if several else 1)
     schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
+    if schedule in NEAREST:
+        schedule = cells.assumed["schedule"] = NEAREST[schedule]
     again = layers_again_of(cells, job.graph.body // (choice.pp * virtual))
     return replace(
         choice, schedule=schedule, virtual_stages=virtual, recompute_layers=again
@@ -256,6 +260,9 @@ def _require_finite(choice: Uniform, job: Job) -> None:
 
 
 def _remarks(cells: Cells) -> tuple[str, ...]:
+    named = cells.word("schedule")
+    if named in NEAREST:
+        return (f"schedule={named} is priced as {NEAREST[named]}: no nearer one is",)
     if cells.word("task") == "sft":
         return ("task=sft is priced as pretraining: no token is padding",)
     return ()
