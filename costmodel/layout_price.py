@@ -33,7 +33,7 @@ from costmodel.offload import Offload
 from costmodel.retention import Retention, require_priced
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.stage import Part, StagePrice, stage_price
-from costmodel.tied import tied_holder
+from costmodel.tied import has_both_holders, tied_holder
 from costmodel.work import OperatorPrice, Work
 from profiles.errors import InvalidSpec, MeshwrightError, Unsupported
 from profiles.graph import Block
@@ -256,7 +256,7 @@ class _Batch:
             plan = plan_of[number]
             site = self._site(pricer, block_of[block], plan)
             parts[site, place, plan.retention] += count
-        if _has_both_holders(pricer, stage):
+        if has_both_holders(pricer.job.graph, stage):
             name, operator = tied_holder(pricer.job.graph)
             plan = stage.plans[stage.layers.index(name)]
             site = self._site(pricer, pricer.job.graph.block(name), plan)
@@ -384,13 +384,6 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
         cp_kind=pricer.layout.cp_kind,
         flash_attention=pricer.layout.flash_attention,
         imbalance=pricer.machine.imbalance,
-    )
-
-
-def _has_both_holders(pricer: LayoutPricer, stage: Stage) -> bool:
-    return any(
-        all(block in stage.layers for block, _ in holders)
-        for holders in pricer.job.graph.tied
     )
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.data_parallel import reduced_bytes
 from costmodel.islands import machines_of
-from costmodel.layout import Layout
+from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
 from costmodel.sourced import Sourced
 from profiles.graph import ModelGraph
@@ -27,6 +27,13 @@ Array = NDArray[Any]
 def tied_holder(graph: ModelGraph) -> tuple[str, str]:
     """The last (block, operator) that holds the tied parameter, or could."""
     return graph.tied[0][-1] if graph.tied else ("head", "logits")
+
+
+def has_both_holders(graph: ModelGraph, stage: Stage) -> bool:
+    """Whether *stage* has both holders of a tied parameter, and so it once."""
+    return any(
+        all(block in stage.layers for block, _ in holders) for holders in graph.tied
+    )
 
 
 def tied_sync(
