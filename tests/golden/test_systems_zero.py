@@ -226,7 +226,7 @@ def test_more_sharding_takes_less_memory_and_more_time() -> None:
     peaks = [item.peak_memory_bytes for item in found]
     assert peaks == sorted(peaks, reverse=True)
     assert len(set(peaks)) == 4
-    # ZeRO-2 has its gradients in the buckets that it adds them up in: to half a percent.
+    # ZeRO-2 adds gradients up in the buckets that it sends: to half a percent.
     one, two, three = (item.step_time_s for item in found[1:])
     assert one <= 1.005 * two
     assert two < three
