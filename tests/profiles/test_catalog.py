@@ -159,7 +159,7 @@ def test_every_promised_cluster_is_there() -> None:
 def test_kinds_of_network_are_told_apart() -> None:
     kinds = {cluster(name).island.levels[-1].kind for name in cluster_names()}
     assert kinds == {
-        *("infiniband", "roce", "efa", "ethernet", "omni-path", "slingshot"),
+        *("infiniband", "roce", "efa", "ena", "ethernet", "omni-path", "slingshot"),
         "loopback",
     }
 
