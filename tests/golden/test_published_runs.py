@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import pytest
 
 from costmodel.flops import model_flops
+from costmodel.left_out import read_left_out
 from costmodel.runs.prices import Price, price_runs
 from costmodel.runs.run import Run
 from profiles.job import Job
@@ -130,6 +131,16 @@ def test_megatrons_weak_scaling_on_average(root: Path) -> None:
     errors = [abs(sc21(row).step_time_s / row[-1] - 1) for row in SC21]
     assert fmean(errors) <= 0.07
     assert shown("Table 1 | 10", errors) in (root / "README.md").read_text()
+
+
+@pytest.mark.parametrize("what", ["fit", "without_family", "without_source"])
+def test_the_readme_says_how_true_all_are(root: Path, what: str) -> None:
+    runs = read_left_out().values()
+    errors = [abs(getattr(item, what) - 1) for item in runs]
+    line = f"| {100 * fmean(errors):.1f} % | {100 * median(errors):.1f} % |"
+    readme = (root / "README.md").read_text()
+    assert line in readme
+    assert f"{len(errors):,} published runs" in readme
 
 
 def shown(row: str, errors: list[float]) -> str:
