@@ -61,6 +61,7 @@ class LinkRate:
     hop_s: float  # each further rank (inside a domain) or tree level (across)
     training: float
     direct: float = 0.0
+    node_bytes_per_s: float | None = None  # what a node's flows reach together, if less
     source: str
     training_source: str
     residual: Residual
@@ -102,9 +103,16 @@ def link_rates(island: Island) -> LinkRates:
             far, launch_s=max(far.launch_s, wait_s), hop_s=max(far.hop_s, wait_s)
         ),
         inner_bytes_per_s=inner.bytes_per_s,
-        outer_bytes_per_s=outer.bytes_per_s,
+        outer_bytes_per_s=_reached(outer.bytes_per_s, far, island.domain),
         domain=island.domain,
     )
+
+
+def _reached(bytes_per_s: float, rate: LinkRate, domain: int) -> float:
+    """A device's share of its node's network: of the port, or of what flows reach."""
+    if rate.node_bytes_per_s is None:
+        return bytes_per_s
+    return min(bytes_per_s, rate.node_bytes_per_s / domain)
 
 
 def collective_s(
