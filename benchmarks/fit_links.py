@@ -251,8 +251,9 @@ def _fabrics(folder: Path, base: LinkRates) -> dict[str, LinkRate]:
             ethernet,
             name="ena",
             node_bytes_per_s=2.5e9,
-            source="as ethernet; Amazon limits a TCP flow to 10 Gbit/s inside a placement "
-            "group (EC2 user guide, network bandwidth), and NCCL opens two channels",
+            source="as ethernet; Amazon limits a TCP flow to 10 Gbit/s inside a "
+            "placement group (EC2 user guide, network bandwidth), and NCCL opens two "
+            "channels",
         ),
         "loopback": replace(
             infiniband,
