@@ -46,8 +46,8 @@ from profiles.units import US
 Array = NDArray[Any]
 _ZERO = np.zeros(())
 
-# The head of a vocabulary of 50257 runs at 85 TFLOP/s where one of 50260 / 2 columns
-# runs at 216 on an A100 [fitted] vTrain's one-node runs, tp 1 against tp 2.
+# A product whose rows are no whole 16 bytes loses the wide loads of tensor cores
+# [assumed]. It was read off vTrain's heads of 50257 columns, which Megatron pads.
 MISALIGNED = 2.5
 
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
@@ -60,8 +60,8 @@ UNFUSED_NORM_SAVED_BYTES = 10.0
 # the gradients of the softmax and of its input; unfused, each in fp32 as well.
 WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
 # Operators' worth of launches that a softmax of single kernels adds: casts, scale,
-# mask, softmax, dropout, each way [fitted] vTrain's one-node runs at tp 8, micro-batch
-# 1 against 2.
+# mask, softmax, dropout, each way [fitted by hand] vTrain's one-node runs at tp 8,
+# micro-batch 1 against 2; not among the coefficients.
 SINGLE_KERNELS = 3.0
 SIXTEEN_BITS = 2  # bytes
 _NOTHING = Sourced(seconds=_ZERO)

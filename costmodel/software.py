@@ -35,7 +35,8 @@ OVERLAP_SLOWDOWN: Final = 0.1
 # infinity a maximum; some kernels of a layer are bound by the host, others not.
 HOST_SHARPNESS: Final = 4.0
 # Every collective waits for the last host of its group: by so much longer for each
-# doubling of tp [fitted] vTrain's one-node runs at micro-batch 1.
+# doubling of tp [fitted by hand] vTrain's one-node runs at micro-batch 1; it is not
+# among the coefficients.
 HOST_WAIT: Final = 0.07
 STEP_S: Final = 0.01  # [assumed] reading data, logging, the scheduler of learning rates
 

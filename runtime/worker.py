@@ -148,8 +148,8 @@ def main(path: str) -> None:
 if __name__ == "__main__":
     main(sys.argv[1])
     # All is written. What is left is the interpreter's own end, in which a thread of
-    # torch's that is still running aborts a process that has succeeded (seen once in
-    # fifty ends of ZeRO-3 with gloo: "terminate called without an active exception").
+    # torch's that is still running aborts a process that has succeeded (seen once, of
+    # ZeRO-3 with gloo: "terminate called without an active exception").
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

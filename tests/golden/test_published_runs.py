@@ -122,8 +122,9 @@ def gpt(layers: int, hidden: int, heads: int, batch: int) -> Job:
 @pytest.mark.parametrize("row", SC21, ids=lambda row: f"{row[9]}B")
 def test_megatrons_weak_scaling(row: tuple[Any, ...]) -> None:
     """The source prints whole TFLOP/s: half a percent of rounding is its own."""
-    # The smallest, most of it host and elementwise work in 2021, is 13 % off.
-    assert sc21(row).step_time_s == pytest.approx(row[-1], rel=0.14)
+    # 10 % is asked of every row; the smallest misses it (docs/accuracy.md): 13 %.
+    allowed = 0.14 if row[9] == 1.7 else 0.10
+    assert sc21(row).step_time_s == pytest.approx(row[-1], rel=allowed)
 
 
 def test_megatrons_weak_scaling_on_average(root: Path) -> None:
