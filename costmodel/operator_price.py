@@ -64,6 +64,7 @@ WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
 # micro-batch 1 against 2; not among the coefficients.
 SINGLE_KERNELS = 3.0
 SIXTEEN_BITS = 2  # bytes
+ALONG_SEQUENCE = ("all_gather", "reduce_scatter")
 _NOTHING = Sourced(seconds=_ZERO)
 
 
@@ -139,7 +140,19 @@ def _exchanged(
             item.kind, item.size_bytes, ranks=degrees.tp, near=near
         )
         total = total + (taken.behind(behind_s) if item.hidden else taken)
+        if machine.software.batch_first and item.kind in ALONG_SEQUENCE:
+            total = total + _into_place(item.size_bytes, degrees, machine)
     return total * machine.software.exposed_tensor
+
+
+def _into_place(size_bytes: Array, degrees: Degrees, machine: Machine) -> Sourced:
+    """The copy between what a collective along the sequence takes or gives, rank by
+    rank, and several sequences that lie one after another."""
+    several = (degrees.micro_batch > 1) & (degrees.tp > 1)
+    copied_s = traffic_s(
+        2 * size_bytes, device=machine.device, rates=machine.rates, kernels=1
+    )
+    return Sourced(seconds=copied_s * several)
 
 
 def _matmul(

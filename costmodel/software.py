@@ -60,6 +60,8 @@ class Software:
     Of experts: `expert_traffic` multiplies the bytes that sorting rows moves over those
     of fused kernels, `exposed_expert` is the share of exchanging rows that nothing
     hides, and `sends_once` that a token goes but once to a rank (DeepEP).
+    `batch_first`: activations are (batch, sequence, hidden), so what is gathered or
+    scattered along the sequence is copied into place where there are several.
     `generation` is whose coefficients it takes where it has none of its own.
     `elementwise` multiplies the bytes of norms, activations and residuals over those of
     fused kernels; `contention` is the share of hidden communication by which compute
@@ -95,6 +97,7 @@ class Software:
     stops_early: bool = False
     fully_shard: bool = False
     scatters_sends: bool = True
+    batch_first: bool = False
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
     footprint: Footprint = PLAIN
     generation: str = ""

@@ -119,13 +119,19 @@ class Operated(Subject):
 
 @final
 class Exchanged(Subject):
-    """A collective over groups; *function* is None where this rank has no part."""
+    """A collective over groups, in the midst of what a rank computes (*between*).
+
+    *function* is None where this rank has no part.
+    """
 
     def __init__(
-        self, exchange: Exchange, function: Callable[[], object] | None
+        self,
+        exchange: Exchange,
+        function: Callable[[], object] | None,
+        between: Callable[[], object],
     ) -> None:
         super().__init__()
-        self.exchange, self.function = exchange, function
+        self.exchange, self.function, self.between = exchange, function, between
 
     def visit(self, clock: Clock) -> None:
         super().visit(clock)
@@ -134,13 +140,8 @@ class Exchanged(Subject):
                 super().visit(clock)
 
     def once(self, clock: Clock, calls: int) -> Seconds:
-        seconds = clock.wall(lambda: self._call(calls)) / calls
+        seconds = clock.amid(self.function or _nothing, self.between, calls)
         return {FORWARD: seconds / ways(self.exchange.collective)}
-
-    def _call(self, calls: int) -> None:
-        if self.function is not None:
-            for _ in range(calls):
-                self.function()
 
     def most_calls(self) -> int:
         return MOST_CALLS
@@ -148,3 +149,7 @@ class Exchanged(Subject):
     def timings(self) -> Iterator[tuple[Task, Timing]]:
         if self.function is not None:
             yield self.exchange, Timing(seconds=tuple(self.seen[FORWARD]))
+
+
+def _nothing() -> None:
+    """What a rank does that has no part in a collective."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from profiles.measure.arena import touch_heap
+from profiles.measure.between import between
 from profiles.measure.calibration import Calibration
 from profiles.measure.clock import SHORTEST_S, SHORTEST_SHARED_S, Clock, Ranks
 from profiles.measure.facts import facts
@@ -90,7 +91,8 @@ def _subjects(request: Request, kernels: Kernels, group: Group) -> Iterator[Subj
         yield Operated(operations, kernels)
     groups = Groups(request, group.rank)
     for exchange in request.exchanges:
-        yield Exchanged(exchange, groups.call(exchange, kernels.arena()))
+        arena = kernels.arena()
+        yield Exchanged(exchange, groups.call(exchange, arena), between(arena))
 
 
 def _rounds(
