@@ -17,6 +17,7 @@ from profiles.units import MS
 
 MOST_CALLS = 64
 IN_A_ROW = 5  # repeats of a visit, where that is of use
+MESSAGES_IN_A_ROW = 10
 SHORT_S = 20 * MS
 
 Task = Operation | Exchange
@@ -136,7 +137,7 @@ class Exchanged(Subject):
     def visit(self, clock: Clock) -> None:
         super().visit(clock)
         if self.cost_s < SHORT_S:  # messages are uneven, and short ones cost nothing
-            for _ in range(IN_A_ROW - 1):
+            for _ in range(MESSAGES_IN_A_ROW - 1):
                 super().visit(clock)
 
     def once(self, clock: Clock, calls: int) -> Seconds:
