@@ -32,8 +32,8 @@ class Atom:
 
     Seconds: `forward_s`, `recompute_s` (before backward) and `backward_s`, each made
     of the parts below it. Bytes: `saved_bytes` stay from forward to backward,
-    `away_bytes` are offloaded between them, `forward_working_bytes` and
-    `backward_working_bytes` live inside a pass.
+    `away_bytes` are offloaded between them, `dropped_bytes` are made again before
+    backward, `forward_working_bytes` and `backward_working_bytes` live inside a pass.
     """
 
     forward_s: Array
@@ -53,6 +53,7 @@ class Atom:
     frozen_parameters: Array
     saved_bytes: Array
     away_bytes: Array
+    dropped_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
     flops: Array  # forward and backward, without recompute
@@ -123,6 +124,7 @@ def atom(
         ),
         "saved_bytes": saved,
         "away_bytes": away,
+        "dropped_bytes": dropped,
         "forward_working_bytes": widest,
         "backward_working_bytes": widest + dropped,
         "flops": forward.flops + backward.flops,
@@ -155,11 +157,13 @@ def recomputed_operators(
 
     The whole block, or with *stops_early* up to the last maker of a tensor that
     backward needs: the last product and the residual after it make none
-    (`torch.utils.checkpoint` without reentrance).
+    (`torch.utils.checkpoint` without reentrance). Of a segment only the last layer
+    stops; as it has one layer whose input is kept, that one is counted so instead.
     """
     if EVERYTHING in wanted:
         names = [item.name for item in block.operators]
-        return names[: _needed(block)] if stops_early else names
+        inside = block.entry is not None and block.entry.name in wanted
+        return names[: _needed(block)] if stops_early and not inside else names
     return [
         item.name
         for item in block.operators
@@ -195,7 +199,8 @@ def _saved(
     wanted = retention.recomputed
     if EVERYTHING in wanted:
         share = retention.away(block.entry.name) if block.entry is not None else 0.0
-        entry = np.asarray(entry_bytes)
+        inside = block.entry is not None and block.entry.name in wanted
+        entry = np.asarray(entry_bytes) * (not inside)
         return (1 - share) * entry, share * entry, everything
     copies = _copies_of(block, wanted)
     dropped = sum(

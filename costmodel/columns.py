@@ -17,6 +17,7 @@ from costmodel.uniform import Uniform
 Array = NDArray[Any]
 SCHEDULES: Final = ("1f1b", "gpipe", "interleaved")
 RECOMPUTES: Final = PRESETS
+SQRT: Final = RECOMPUTES.index("sqrt")
 _SHARED: Final = ("precision", "gradient_format", "flash_attention", "offload")
 _NAMED: Final = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_kind": CP_KINDS}
 

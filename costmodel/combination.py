@@ -19,9 +19,10 @@ from costmodel.retention import (
     body_presets,
 )
 from costmodel.schedule import SCHEDULES
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, split_layers
 from profiles.job import Job
 
+SEGMENTS = "segments"
 NOWHERE = frozenset(("none",))
 MOVED = {Action.OFFLOAD: "offloaded", Action.COMPRESS: "compressed"}
 
@@ -101,7 +102,7 @@ class Combination:
 
 
 def treatment(retention: Retention) -> str:
-    """none, selective, full, by name, offloaded or compressed.
+    """none, selective, full, segments, by name, offloaded or compressed.
 
     >>> from costmodel.retention import recompute
     >>> treatment(recompute("attention_core")), treatment(recompute("norm_output"))
@@ -118,6 +119,8 @@ def treatment(retention: Retention) -> str:
     if not again:
         return "none"
     partly = any(one.ratio < 1 for one in treated if one.action is Action.RECOMPUTE)
+    if EVERYTHING in again and again - {CORE, EVERYTHING}:
+        return SEGMENTS
     if partly or again - {CORE, EVERYTHING}:
         return "by name"
     return "full" if EVERYTHING in again else "selective"
@@ -131,8 +134,19 @@ def _chosen(choice: Uniform, job: Job) -> str:
         return "none"
     if name in ("none", "selective", "full"):
         return name
+    if name == "sqrt":
+        return SEGMENTS if _redone(choice, job) > 1 else "full"
     found = {treatment(again) for again in body_presets(name, job.graph).values()}
     return min(found, key=("by name", "full", "selective", "none").index)
+
+
+def _redone(choice: Uniform, job: Job) -> int:
+    """The most layers of a stage that are made again."""
+    graph = job.graph
+    stages = choice.pp * choice.virtual_stages
+    most = max(split_layers(graph.body, stages, graph.tail))
+    some = choice.recompute_layers
+    return most if some is None else min(some, most)
 
 
 def _away(retentions: frozenset[str], offload: Offload) -> frozenset[str]:

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from costmodel.combination import Combination
+from costmodel.combination import SEGMENTS, Combination
 from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.precision import precision
 
 ACTIVATIONS = ("gelu", "relu", "silu")  # that the runtime's MLP has
 DEGREES = ("tp", "pp", "dp", "cp")
-AGAIN = frozenset(("selective", "full", "by name"))
+AGAIN = frozenset(("selective", "full", SEGMENTS, "by name"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,8 @@ def _recompute(used: Combination) -> str:
         return "by name"
     if used.of_ends & AGAIN:
         return "of ends"
+    if SEGMENTS in again:
+        return SEGMENTS
     return "selective and full" if len(again) > 1 else min(again, default="none")
 
 

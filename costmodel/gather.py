@@ -7,6 +7,7 @@ rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Final
@@ -19,7 +20,8 @@ from costmodel.columns import RECOMPUTES, Columns
 from costmodel.layout import CP_KINDS
 from costmodel.machine import Machine
 from costmodel.offload import offloaded
-from costmodel.retention import preset
+from costmodel.retention import Retention, preset
+from costmodel.segments import inner
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.tied import tied_holder
 from profiles.graph import Block
@@ -78,6 +80,15 @@ class Gather:
     def _body(self) -> list[Block]:
         return [block for block, _ in self.job.graph.runs]
 
+    @cached_property
+    def inside(self) -> dict[str, Atom]:
+        """Of each kind of numbered layer, inside a segment (`costmodel.segments`)."""
+        one = np.zeros_like(self.columns.recompute)
+        return {
+            block.name: self._gather(block.name, [inner(block)], one)
+            for block, _ in self.job.graph.runs
+        }
+
     def end(self, name: str) -> Atom:
         return self._gather(name, ["none"], np.zeros_like(self.columns.recompute))
 
@@ -97,8 +108,11 @@ class Gather:
         both = replace(held, parameters=trained, frozen_parameters=frozen)
         return shared_parameters(both).take(combo)
 
-    def _gather(self, name: str, presets: list[str], chosen: Array) -> Atom:
-        """Each row's atom of the block *name*."""
+    def _gather(
+        self, name: str, presets: Sequence[str | Retention], chosen: Array
+    ) -> Atom:
+        """Each row's atom of the block *name*, under the one of *presets* that is
+        *chosen*."""
         block = self.job.graph.block(name)
         keys, combo = self._combos
         atoms: list[Atom] = []
@@ -109,7 +123,8 @@ class Gather:
             entry = entry_bytes(block, degrees, self.policy)
             for code in np.unique(chosen[self._variant == variant]):
                 place[variant, code] = len(atoms)
-                retention = preset(presets[code], block)
+                named = presets[code]
+                retention = preset(named, block) if isinstance(named, str) else named
                 if block in self._body:
                     retention = offloaded(retention, block, self.columns.offload)
                 atoms.append(

@@ -31,6 +31,7 @@ from costmodel.machine import Machine
 from costmodel.mesh_parallel import Place, degrees_of, parallel_of, place_of
 from costmodel.offload import Offload
 from costmodel.retention import Retention, require_priced
+from costmodel.segments import segments_of
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.stage import Part, StagePrice, stage_price
 from costmodel.tied import has_both_holders, tied_holder
@@ -82,13 +83,15 @@ class _Site:
 
 
 _Wanted = tuple[_Site, Place, Treatment]
+_Held = tuple[tuple[int, _Wanted], ...]  # how many of what
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Stages that are priced alike."""
 
-    parts: tuple[tuple[int, _Wanted], ...]  # how many of what
+    parts: _Held
+    segments: tuple[_Held, ...]  # those that are made again together
     mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp
 
 
@@ -213,9 +216,10 @@ class _Batch:
             blocks = layers[first : first + len(stage.layers)]
             first += len(stage.layers)
             counts = Counter(zip(map(id, blocks), map(id, stage.plans), strict=True))
-            key = (tuple(counts.items()), degrees_of(stage.mesh))
+            redone = segments_of(stage, blocks)
+            key = (tuple(counts.items()), redone, degrees_of(stage.mesh))
             if key not in known:
-                kind = self._kind(pricer, stage, blocks, counts)
+                kind = self._kind(pricer, stage, blocks, counts, redone)
                 known[key] = self._kinds.setdefault(kind, len(self._kinds))
             numbers.append(known[key])
         return numbers
@@ -225,13 +229,18 @@ class _Batch:
         kinds = list(self._kinds)
         wanted = dict.fromkeys(part for kind in kinds for _, part in kind.parts)
         table, rows = _atoms(wanted, self.precision, self.machine)
+        several = max(len(kind.segments) for kind in kinds)
         found = stage_price(
-            _parts(kinds, table, rows),
+            _parts([kind.parts for kind in kinds], table, rows),
             parallel_of(np.array([kind.mesh for kind in kinds]).T),
             self.precision,
             self.machine,
             self.optimizer,
             self.offload,
+            [
+                _parts([_at(kind.segments, place) for kind in kinds], table, rows)
+                for place in range(several)
+            ],
         )
         columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
         return StagePrice(
@@ -247,6 +256,7 @@ class _Batch:
         stage: Stage,
         blocks: Sequence[Block],
         counts: Mapping[tuple[int, int], int],
+        redone: Sequence[range],
     ) -> _Kind:
         place = place_of(stage.mesh, pricer.layout.micro_batch(stage))
         block_of = {id(block): block for block in blocks}
@@ -261,8 +271,17 @@ class _Batch:
             plan = stage.plans[stage.layers.index(name)]
             site = self._site(pricer, pricer.job.graph.block(name), plan)
             parts[site, place, operator] -= 1
+        segments = (
+            Counter(
+                (self._site(pricer, blocks[one], plan), place, plan.retention)
+                for one in run
+                for plan in [stage.plans[one]]
+            )
+            for run in redone
+        )
         return _Kind(
-            tuple((count, part) for part, count in parts.items()),
+            _held(parts),
+            tuple(dict.fromkeys(map(_held, segments))),
             (
                 *degrees_of(stage.mesh)[:5],
                 _one_zero(stage),
@@ -350,15 +369,24 @@ def _stacked(blocks: Sequence[Block]) -> Block:
     return replace(first, extents=extents, **sizes)
 
 
+def _held(parts: Mapping[_Wanted, int]) -> _Held:
+    return tuple((count, part) for part, count in parts.items())
+
+
+def _at(segments: Sequence[_Held], place: int) -> _Held:
+    """The segment at *place*, or none."""
+    return segments[place] if place < len(segments) else ()
+
+
 def _parts(
-    kinds: Sequence[_Kind], table: Atom, rows: Mapping[_Wanted, int]
+    kinds: Sequence[_Held], table: Atom, rows: Mapping[_Wanted, int]
 ) -> list[Part]:
     """The first part of each kind, the second …; 0 of nothing where it has fewer."""
-    most = max(len(kind.parts) for kind in kinds)
+    most = max(len(parts) for parts in kinds)
     counts = np.zeros((most, len(kinds)), dtype=np.int64)
     index = np.zeros_like(counts)
-    for column, kind in enumerate(kinds):
-        for place, (count, part) in enumerate(kind.parts):
+    for column, parts in enumerate(kinds):
+        for place, (count, part) in enumerate(parts):
             counts[place, column] = count
             index[place, column] = rows[part]
     return [(one, table.take(row)) for one, row in zip(counts, index, strict=True)]

@@ -104,7 +104,7 @@ def offloaded(kept: Retention, block: Block, offload: Offload) -> Retention:
         action=Action.OFFLOAD, ratio=offload.activations, tier=offload.tier
     )
     everything = EVERYTHING not in kept.recomputed
-    if not everything and block.entry is None:
+    if not everything and (block.entry is None or block.entry.name in kept.recomputed):
         return kept
     name = EVERYTHING if everything or block.entry is None else block.entry.name
     return Retention(tensors={**kept.tensors, name: away})

@@ -91,7 +91,8 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--recompute",
         type=text,
         metavar="NAME|OP,OP,…",
-        help="none, selective, cheap-ops, full, sqrt, auto, or operators by name.  "
+        help="none, selective, cheap-ops, full, sqrt (√n layers together), or "
+        "operators by name.  "
         "[default: none]",
     ),
     _option(

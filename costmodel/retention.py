@@ -3,7 +3,8 @@
 Named by saved tensor: kept (the default), recomputed, offloaded or compressed.
 Presets after Korthikanti et al. (MLSys 2023): `selective` recomputes the core of
 attention, `full` the whole layer from its input; `cheap-ops` after Yuan et al.
-(ATC 2024): norms' and the activation function's outputs.
+(ATC 2024): norms' and the activation function's outputs. `sqrt` makes several layers
+again from one kept input (`costmodel.segments`).
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Retention:
 
 
 KEEP_ALL = Retention()
-PRESETS = ("none", "selective", "cheap-ops", "full")
-LATER = ("sqrt", "auto")
+PRESETS = ("none", "selective", "cheap-ops", "full", "sqrt")
+LATER = ("auto",)
 CORE = "attention_core"  # scores and row statistics, inside the attention operator
 
 
@@ -101,12 +102,13 @@ def recompute(*names: str, shares: Mapping[str, float] | None = None) -> Retenti
 def preset(name: str, block: Block) -> Retention:
     """The retention that the preset *name* means for *block*.
 
+    `sqrt` is `full` for the layer at which a segment begins (`costmodel.segments`).
     A comma-separated list of operators recomputes just those; of `mlp_up=0.5` half.
     Raises UnknownName, and InvalidSpec for a share that is not one.
     """
     if name == "none":
         return KEEP_ALL
-    if name == "full":
+    if name in ("full", "sqrt"):
         return recompute(EVERYTHING)
     if name == "selective":
         return recompute(CORE)
@@ -163,10 +165,20 @@ def require_priced(retention: Retention, block: Block) -> None:
     for name, treatment in retention.tensors.items():
         if name not in known:
             raise UnknownName(f"tensor of a {block.name} layer", name, known)
+        if block.entry is not None and name == block.entry.name:
+            _require_whole(name, treatment)
         if treatment.action is Action.COMPRESS:
             raise Unsupported(
                 f"compress of {name} is not priced yet; keep, recompute or offload it"
             )
+
+
+def _require_whole(name: str, treatment: Treatment) -> None:
+    if treatment.action is Action.RECOMPUTE and treatment.ratio != 1:
+        raise InvalidSpec(
+            f"{name}, a layer's input, is made again whole or not at all, not a share "
+            f"of {treatment.ratio:g}"
+        )
 
 
 def _share(operator: str, text: str) -> float:

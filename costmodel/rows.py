@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.columns import Columns
+from costmodel.columns import SQRT, Columns
 from costmodel.data_parallel import DataParallel
 from costmodel.gather import Gather
 from costmodel.layer_runs import Run, stage_runs
 from costmodel.machine import Machine
-from costmodel.stage import StagePrice, stage_price
+from costmodel.segments import counted, longest
+from costmodel.stage import Part, StagePrice, stage_price
+from profiles.errors import Unsupported
 from profiles.job import Job
 from profiles.precision import Precision, precision
 
@@ -64,16 +66,22 @@ class Rows:
             columns=self.columns, job=self.job, on=self.on, policy=self.policy
         )
         ends = [gather.end(name) for name in ("embedding", "final_norm", "head")]
-        layers, shared = gather.layers, gather.shared
+        shared, cut = gather.shared, bool((self.columns.recompute == SQRT).any())
 
         def stage(run: Run, first: Array, last: Array) -> StagePrice:
-            body = [(run.layers[name], atom) for name, atom in layers.items()]
+            body, segments = _segments(gather, run) if cut else (_body(gather, run), ())
             counts = (first, last, last, -first * last)
             parts = [*body, *zip(counts, (*ends, shared), strict=True)]
             optimizer = self.job.optimizer
             offload = self.columns.offload.of_states
             return stage_price(
-                parts, self.parallel, self.policy, self.on, optimizer, offload
+                parts,
+                self.parallel,
+                self.policy,
+                self.on,
+                optimizer,
+                offload,
+                segments,
             )
 
         first, *middle, last = self.runs
@@ -110,3 +118,30 @@ class Rows:
     def stride(self) -> Array:
         """Ranks of a stage."""
         return np.asarray(self.columns.tp * self.columns.cp * self.columns.dp)
+
+
+def _body(gather: Gather, run: Run) -> list[Part]:
+    return [(run.layers[name], atom) for name, atom in gather.layers.items()]
+
+
+def _segments(gather: Gather, run: Run) -> tuple[list[Part], list[list[Part]]]:
+    """The numbered layers of a stage, where some rows make them again in segments: the
+    layers that keep their input and those inside, and the longest segment.
+
+    Raises Unsupported where layers are of several kinds: which of them keep their
+    input hangs on their order.
+    """
+    if len(run.layers) > 1:
+        raise Unsupported(
+            f"recompute sqrt of {gather.job.model}, whose layers are of several kinds "
+            f"({', '.join(run.layers)}), is not searched; simulate prices it"
+        )
+    ((name, count),) = run.layers.items()
+    redone = gather.columns.recompute == SQRT
+    begins = np.where(redone, counted(count), count)
+    whole, inside = gather.layers[name], gather.inside[name]
+    segment = np.where(redone, longest(count), 0)
+    return (
+        [(begins, whole), (count - begins, inside)],
+        [[(np.minimum(segment, 1), whole), (np.maximum(segment - 1, 0), inside)]],
+    )

@@ -76,10 +76,12 @@ def stage_price(
     machine: Machine,
     optimizer: str,
     offload: Offload = NOTHING,
+    segments: Sequence[Sequence[Part]] = (),
 ) -> StagePrice:
     """Price a stage that holds *parts*, for one rank of it; *optimizer* by name.
 
     *offload* says where states are; what leaves of the activations is in the atoms.
+    *segments* are those of *parts* that are made again together.
     """
     total = {
         name: _total(parts, name)
@@ -186,7 +188,7 @@ def stage_price(
         frozen_parameters=frozen,
         saved_bytes=total["saved_bytes"],
         forward_working_bytes=_most(parts, "forward_working_bytes") + buffer,
-        backward_working_bytes=_most(parts, "backward_working_bytes") + buffer,
+        backward_working_bytes=_redone(parts, segments) + buffer,
         gathered_bytes=_gathered(parts, parallel, precision, machine, offload),
         flops=total["flops"],
         recompute_flops=total["recompute_flops"],
@@ -215,6 +217,16 @@ def _most(parts: Sequence[Part], name: str) -> Array:
     for count, price in parts:
         here = np.where(np.asarray(count) > 0, getattr(price, name), 0)
         most = np.maximum(most, here)
+    return most
+
+
+def _redone(parts: Sequence[Part], segments: Sequence[Sequence[Part]]) -> Array:
+    """The largest working set of backward: a block's, or that of all the layers of a
+    segment, whose saved tensors are there at once."""
+    most = _most(parts, "backward_working_bytes")
+    for segment in segments:
+        inside = _most(segment, "forward_working_bytes")
+        most = np.maximum(most, _total(segment, "dropped_bytes") + inside)
     return most
 
 

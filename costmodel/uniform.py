@@ -17,6 +17,7 @@ from costmodel.offload import NOTHING, Offload, offloaded
 from costmodel.ranges import Ranges
 from costmodel.retention import KEEP_ALL, Retention, body_presets
 from costmodel.schedule import holders
+from costmodel.segments import first_of_each, inner
 from profiles.errors import InvalidSpec
 from profiles.graph import Block, ModelGraph
 
@@ -176,11 +177,13 @@ def _mesh(choice: Uniform, rank: int) -> Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kinds:
-    """The plan of the ends; by kind of layer, of one as it is and recomputed."""
+    """The plan of the ends; by kind of layer, of one as it is, recomputed, and
+    recomputed with its input."""
 
     of_ends: LayerPlan
     kept: dict[str, LayerPlan]
     redone: dict[str, LayerPlan]
+    inside: dict[str, LayerPlan]  # of segments; empty where every layer is its own
 
 
 def _kinds(choice: Uniform, graph: ModelGraph) -> _Kinds:
@@ -201,6 +204,9 @@ def _kinds(choice: Uniform, graph: ModelGraph) -> _Kinds:
             name: plan(offloaded(again[name], block, choice.offload))
             for name, block in blocks.items()
         },
+        inside={name: plan(inner(block)) for name, block in blocks.items()}
+        if choice.recompute == "sqrt"
+        else {},
     )
 
 
@@ -210,13 +216,16 @@ def _plans(
     blocks: Mapping[str, Block],
     recompute_layers: int | None,
 ) -> tuple[LayerPlan, ...]:
-    limit = len(layers) if recompute_layers is None else recompute_layers
+    body = sum(name.isdigit() for name in layers)
+    limit = body if recompute_layers is None else min(body, recompute_layers)
+    begins = first_of_each(limit) if kinds.inside else frozenset(range(limit))
     plans, numbered = [], 0
     for name in layers:
         if not name.isdigit():
             plans.append(kinds.of_ends)
             continue
-        wanted = kinds.redone if numbered < limit else kinds.kept
+        again = kinds.redone if numbered in begins else kinds.inside
+        wanted = again if numbered < limit else kinds.kept
         plans.append(wanted[blocks[name].name])
         numbered += 1
     return tuple(plans)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from costmodel.columns import RECOMPUTES, SCHEDULES
+from costmodel.columns import RECOMPUTES, SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
 from costmodel.pins import Pins
 from costmodel.question import has_experts, width_over
@@ -152,11 +152,12 @@ class Axes:
         ]
 
     def recomputes(self) -> list[Option]:
+        """`sqrt` just where it is asked for."""
         pinned, first = self.pins.recompute, self.pins.recompute_layers
         return [
             (code,)
             for code, name in enumerate(RECOMPUTES)
-            if pinned in (None, name)
+            if (name == pinned or (pinned is None and code != SQRT))
             and self.carried(recompute=name, recompute_layers=first)
         ]
 

@@ -100,6 +100,11 @@ def _require_searched(pins: Pins) -> None:
             f"--recompute {pins.recompute}: plan chooses among "
             f"{', '.join(RECOMPUTES)}; price a list of operators with simulate"
         )
+    if pins.recompute == "sqrt" and pins.recompute_layers is not None:
+        raise Unsupported(
+            "--recompute sqrt beside --recompute-layers is not searched: leave one of "
+            "them out, or price the layout with simulate"
+        )
     if pins.schedule is not None:
         several = pins.schedule == "interleaved"
         virtual = pins.virtual_stages or (2 if several else 1)

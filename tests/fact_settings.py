@@ -89,6 +89,8 @@ def _stages(value: str) -> dict[str, Any]:
 
 
 def _recompute(value: str) -> dict[str, Any]:
+    if value == "segments":
+        return {"recompute": "sqrt"}
     if value == "by name":
         return {"recompute": "cheap-ops"}
     if value == "of ends":

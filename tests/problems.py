@@ -75,6 +75,7 @@ def all_pins(draw: st.DrawFn) -> Pins:
     def maybe(*values: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from((None, None, None, *values))
 
+    segments = draw(st.sampled_from(((), ("sqrt",))))  # not of the first layers alone
     return Pins(
         tp=draw(maybe(1, 2)),
         pp=draw(maybe(1, 2)),
@@ -86,8 +87,8 @@ def all_pins(draw: st.DrawFn) -> Pins:
         zero_group=draw(maybe(1, 2)),
         sequence_parallel=draw(maybe(True, False)),
         cp_kind=draw(maybe("ring", "ulysses")),
-        recompute=draw(maybe("none", "selective", "full")),
-        recompute_layers=draw(maybe(1)),
+        recompute=draw(maybe("none", "selective", "full", *segments)),
+        recompute_layers=None if segments else draw(maybe(1)),
     )
 
 

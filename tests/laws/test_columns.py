@@ -55,7 +55,9 @@ def choices(draw: st.DrawFn) -> Uniform:
         zero=zero,
         zero_group=draw(st.sampled_from(groups)) if zero else 1,
         sequence_parallel=tp > 1 and draw(st.booleans()),
-        recompute=draw(st.sampled_from(("none", "selective", "cheap-ops", "full"))),
+        recompute=draw(
+            st.sampled_from(("none", "selective", "cheap-ops", "full", "sqrt"))
+        ),
         cp_kind=draw(st.sampled_from(("ring", "all-gather", "ulysses"))),
     )
     assume(not list(violations(choice, job(), CLUSTER)))

@@ -53,7 +53,7 @@ def choices(draw: st.DrawFn) -> Uniform:
     tp = draw(st.sampled_from((1, 2, 4)))
     zero = draw(st.integers(0, 3))
     groups = [group for group in (1, 2, 4) if dp % group == 0]
-    again = ("none", "selective", "full", "cheap-ops", "attention", "activation")
+    again = ("none", "selective", "full", "sqrt", "cheap-ops", "activation")
     return Uniform(
         tp=tp,
         pp=2 if virtual > 1 else draw(st.sampled_from((1, 2))),
