@@ -28,15 +28,22 @@ from costmodel.atoms import (
 )
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
-from costmodel.mesh_parallel import Place, degrees_of, parallel_of, place_of
+from costmodel.mesh_parallel import (
+    Place,
+    degrees_of,
+    one_zero,
+    parallel_of,
+    place_of,
+)
 from costmodel.offload import Offload
 from costmodel.retention import Retention, require_priced
 from costmodel.segments import segments_of
 from costmodel.sharding import Degrees, entry_bytes
-from costmodel.stage import Part, StagePrice, stage_price
+from costmodel.stage import StagePrice, stage_price
+from costmodel.stage_parts import Held, at, held, side_by_side
 from costmodel.tied import has_both_holders, tied_holder
 from costmodel.work import OperatorPrice, Work
-from profiles.errors import InvalidSpec, MeshwrightError, Unsupported
+from profiles.errors import InvalidSpec, MeshwrightError
 from profiles.graph import Block
 from profiles.job import Job
 from profiles.precision import Precision
@@ -83,15 +90,14 @@ class _Site:
 
 
 _Wanted = tuple[_Site, Place, Treatment]
-_Held = tuple[tuple[int, _Wanted], ...]  # how many of what
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Stages that are priced alike."""
 
-    parts: _Held
-    segments: tuple[_Held, ...]  # those that are made again together
+    parts: Held[_Wanted]
+    segments: tuple[Held[_Wanted], ...]  # those that are made again together
     mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp
 
 
@@ -231,14 +237,14 @@ class _Batch:
         table, rows = _atoms(wanted, self.precision, self.machine)
         several = max(len(kind.segments) for kind in kinds)
         found = stage_price(
-            _parts([kind.parts for kind in kinds], table, rows),
+            side_by_side([kind.parts for kind in kinds], table, rows),
             parallel_of(np.array([kind.mesh for kind in kinds]).T),
             self.precision,
             self.machine,
             self.optimizer,
             self.offload,
             [
-                _parts([_at(kind.segments, place) for kind in kinds], table, rows)
+                side_by_side([at(kind.segments, place) for kind in kinds], table, rows)
                 for place in range(several)
             ],
         )
@@ -272,19 +278,21 @@ class _Batch:
             site = self._site(pricer, pricer.job.graph.block(name), plan)
             parts[site, place, operator] -= 1
         segments = (
-            Counter(
-                (self._site(pricer, blocks[one], plan), place, plan.retention)
-                for one in run
-                for plan in [stage.plans[one]]
+            held(
+                Counter(
+                    (self._site(pricer, blocks[one], plan), place, plan.retention)
+                    for one in run
+                    for plan in [stage.plans[one]]
+                )
             )
             for run in redone
         )
         return _Kind(
-            _held(parts),
-            tuple(dict.fromkeys(map(_held, segments))),
+            held(parts),
+            tuple(dict.fromkeys(segments)),
             (
                 *degrees_of(stage.mesh)[:5],
-                _one_zero(stage),
+                one_zero(stage),
                 stage.mesh.dp_shard,
                 # Who shares the hosts is asked for just where they do something.
                 pricer.layout.pp if self._shares_hosts else 1,
@@ -369,29 +377,6 @@ def _stacked(blocks: Sequence[Block]) -> Block:
     return replace(first, extents=extents, **sizes)
 
 
-def _held(parts: Mapping[_Wanted, int]) -> _Held:
-    return tuple((count, part) for part, count in parts.items())
-
-
-def _at(segments: Sequence[_Held], place: int) -> _Held:
-    """The segment at *place*, or none."""
-    return segments[place] if place < len(segments) else ()
-
-
-def _parts(
-    kinds: Sequence[_Held], table: Atom, rows: Mapping[_Wanted, int]
-) -> list[Part]:
-    """The first part of each kind, the second …; 0 of nothing where it has fewer."""
-    most = max(len(parts) for parts in kinds)
-    counts = np.zeros((most, len(kinds)), dtype=np.int64)
-    index = np.zeros_like(counts)
-    for column, parts in enumerate(kinds):
-        for place, (count, part) in enumerate(parts):
-            counts[place, column] = count
-            index[place, column] = rows[part]
-    return [(one, table.take(row)) for one, row in zip(counts, index, strict=True)]
-
-
 def _layers(pricer: LayoutPricer) -> tuple[Block, ...]:
     graph, layout = pricer.job.graph, pricer.layout
     named = tuple(name for stage in layout.stages for name in stage.layers)
@@ -413,13 +398,3 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
         flash_attention=pricer.layout.flash_attention,
         imbalance=pricer.machine.imbalance,
     )
-
-
-def _one_zero(stage: Stage) -> int:
-    levels = {plan.zero for plan in stage.plans}
-    if len(levels) > 1:
-        raise Unsupported(
-            f"layers of one stage with ZeRO levels {sorted(levels)} are not priced "
-            "yet; give all layers of a stage one level"
-        )
-    return levels.pop()

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data_parallel import DataParallel
-from costmodel.layout import Mesh
+from costmodel.layout import Mesh, Stage
+from profiles.errors import Unsupported
 
 Array = NDArray[Any]
 # tp, cp, micro-batch, ep, etp: what the prices of a block's operators hang on
@@ -36,3 +37,14 @@ def parallel_of(columns: Array) -> DataParallel:
 def degrees_of(mesh: Mesh) -> tuple[int, ...]:
     """tp, cp, dp, ep, etp and the ranks of a shard group."""
     return mesh.tp, mesh.cp, mesh.dp, mesh.ep, mesh.etp, mesh.dp_shard
+
+
+def one_zero(stage: Stage) -> int:
+    """The ZeRO level of a stage's layers; raises Unsupported for several."""
+    levels = {plan.zero for plan in stage.plans}
+    if len(levels) > 1:
+        raise Unsupported(
+            f"layers of one stage with ZeRO levels {sorted(levels)} are not priced "
+            "yet; give all layers of a stage one level"
+        )
+    return levels.pop()

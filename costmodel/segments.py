@@ -31,7 +31,7 @@ def counted(layers: Any) -> Array:
     >>> int(counted(1000)), int(longest(1000))
     (32, 32)
     """
-    return np.rint(np.sqrt(layers)).astype(int)
+    return np.asarray(np.rint(np.sqrt(layers)), dtype=int)
 
 
 def longest(layers: Any) -> Array:

@@ -10,6 +10,7 @@ from costmodel.estimate import estimate
 from costmodel.uniform import Uniform
 from profiles.job import Job
 from profiles.models.catalog import model
+from profiles.models.spec import DecoderSpec
 from tests.golden.priced import job_of, layout_of, machine_of, priced
 
 ALONE = {"sequence_parallel": False, "flash_attention": True}
@@ -17,7 +18,9 @@ ALONE = {"sequence_parallel": False, "flash_attention": True}
 
 def thousand_layers() -> Job:
     """A chain of 1000 equal layers: GPT-125m's, whose ends are little beside them."""
-    spec = replace(model("gpt-125m").spec, layers=1000, dropout=0.0)
+    spec = model("gpt-125m").spec
+    assert isinstance(spec, DecoderSpec)
+    spec = replace(spec, layers=1000, dropout=0.0)
     return Job(model="thousand", spec=spec, seq_len=2048, global_batch=8)
 
 
