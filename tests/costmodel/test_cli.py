@@ -114,11 +114,12 @@ def test_unlike_islands_are_priced_together(
     assert fast["step_time_s"] < both["step_time_s"] <= slow["step_time_s"]
 
 
+@pytest.mark.parametrize("recompute", ["selective", "sqrt"])
 def test_a_layout_file_gives_the_same_estimate(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    recompute: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     file = tmp_path / "layout.json"
-    options = (*ASKED, "--recompute", "selective", "--micro-batch", "2")
+    options = (*ASKED, "--recompute", recompute, "--micro-batch", "2")
     asked = answered(capsys, *options, "--out", str(file))
     stored = answered(capsys, str(file))
     for key in ("step_time_s", "memory", "breakdown_s", "layout"):

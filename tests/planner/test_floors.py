@@ -68,6 +68,21 @@ def test_floors_are_tight_where_data_parallelism_is_cheap() -> None:
     assert np.median(floor_s(posed, branches) / best) > 0.95
 
 
+def test_segments_that_are_pinned_bound_their_simulation() -> None:
+    pins = Pins(recompute="sqrt", tp=2, cp=1)
+    posed = problem("gpt-mini", 8, pins=pins)
+    space = Space(problem=posed)
+    floors = floor_s(posed, space.branches)
+    leaves = space.leaves(space.branches)
+    bounds = leaf_bounds(posed, leaves)
+    owner = np.repeat(np.arange(len(floors)), space.branches["leaves"])
+    assert (floors[owner] <= bounds.step_time_s * SLACK).all()
+    for row in range(0, len(leaves), 7):
+        found = posed.simulate(space.choice(leaves, row)).estimate
+        assert bounds.step_time_s[row] <= found.step_time_s * SLACK
+        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
+
+
 @pytest.mark.parametrize("layers", [1, 2, 40])
 def test_recomputing_some_layers_is_between_none_and_all(layers: int) -> None:
     pins = Pins(recompute_layers=layers, recompute="full", pp=2, tp=2, dp=2, cp=1)

@@ -125,6 +125,7 @@ def test_contradictions_say_why(said: dict[str, object], reason: str) -> None:
         ({"schedule": "1f1b", "virtual_stages": 2}, InvalidSpec, "one stage a rank"),
         ({"schedule": "interleaved", "pp": 1}, InvalidSpec, "pp >= 2"),
         ({"recompute": "mlp_up"}, Unsupported, "none, selective, cheap-ops, full"),
+        ({"recompute": "sqrt", "recompute_layers": 2}, Unsupported, "not searched"),
         ({"offload_to": "nvme"}, Contradiction, "nothing is offloaded"),
         ({"framework": "torch-titan"}, UnknownName, "framework"),
     ],
