@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.action import Kind
-from costmodel.data_parallel import buckets_of
-from costmodel.layout import Layout
+from costmodel.data_parallel import DataParallel, buckets_of
+from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
 from costmodel.memory import Memory, memory, pipeline_buffers
-from costmodel.mesh_parallel import data_parallel
+from costmodel.mesh_parallel import degrees_of, parallel_of
 from costmodel.schedule import COMPUTE
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
@@ -55,9 +55,6 @@ class Accounts:
     def costs(self) -> StageCosts:
         """The input of the timeline."""
         layout, forward, backward = self.layout, *self._sends
-        buckets = buckets_of(
-            self.stages.trained_parameters[0], layout.precision, self.on
-        )
         return StageCosts(
             forward_s=self.stages.forward_s + forward.in_passes_s,
             backward_s=self.stages.backward_s + backward.in_passes_s,
@@ -72,7 +69,7 @@ class Accounts:
             + self._tied_s
             + self.on.step_s,
             static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
-            buckets=int(buckets),
+            buckets=self._buckets,
             overlap_reduce="grad" in self.on.software.overlap,
         )
 
@@ -113,7 +110,7 @@ class Accounts:
 
     def memory(self, timeline: Timeline) -> tuple[Memory, ...]:
         """Each pipeline rank's bytes at the instant of its peak."""
-        layout, first = self.layout, self.layout.stages[0]
+        layout = self.layout
         kind, stage = np.divmod(timeline.peak_rows(), len(layout.stages))
         working = np.where(
             kind == COMPUTE.index(Kind.F),
@@ -128,7 +125,7 @@ class Accounts:
             activation_bytes=(timeline.in_flight_at_peak() @ self.stages.saved_bytes)
             * pipeline_buffers(self.on, layout.pp),
             transient_bytes=working,
-            parallel=data_parallel(first.mesh, first.plans[0].zero, layout.pp),
+            parallel=self._parallel,
             precision=layout.precision,
             moments=self.job.moments,
             device=self.on.device,
@@ -140,6 +137,30 @@ class Accounts:
             offload=layout.offload,
             expert_parameters=self._by_rank(self.stages.expert_parameters),
         ).each()
+
+    @property
+    def _buckets(self) -> Array | int:
+        """Of each stage where they differ in mesh, else those of the first."""
+        sizes = self.stages.trained_parameters
+        sizes = sizes if len(self._meshes) > 1 else sizes[0]
+        found = buckets_of(sizes, self.layout.precision, self.on)
+        return found.astype(np.int64) if np.ndim(found) else int(found)
+
+    @property
+    def _parallel(self) -> DataParallel:
+        """Of each pipeline rank where they differ in mesh, else of all."""
+        pp = self.layout.pp
+        rows = list(self._meshes)
+        if len(rows) > 1:
+            place = np.unique(self._holders, return_index=True)[1]
+            held = (self.layout.stages[number] for number in place)
+            rows = [_row(stage) for stage in held]
+        columns = [(*row, pp) for row in rows]
+        return parallel_of(np.array(columns[0] if len(columns) == 1 else columns).T)
+
+    @cached_property
+    def _meshes(self) -> dict[tuple[int, ...], None]:
+        return dict.fromkeys(map(_row, self.layout.stages))
 
     @cached_property
     def _holders(self) -> Array:
@@ -162,3 +183,9 @@ class Accounts:
 
     def _by_rank(self, values: Array) -> Array:
         return np.bincount(self._holders, weights=values, minlength=self.layout.pp)
+
+
+def _row(stage: Stage) -> tuple[int, ...]:
+    """What data parallelism hangs on: tp, cp, dp, ep, etp, ZeRO level and group."""
+    *degrees, group = degrees_of(stage.mesh)
+    return (*degrees, stage.plans[0].zero, group)

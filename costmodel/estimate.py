@@ -23,6 +23,7 @@ from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.legality import MOST_PASSES, require_legal_layout
 from costmodel.machine import Machine, machine
 from costmodel.memory import Memory
+from costmodel.mesh_parallel import degrees_of
 from costmodel.price_sources import PriceSources, price_sources
 from costmodel.schedule import holders
 from costmodel.timeline import Timeline, simulate
@@ -322,9 +323,9 @@ def _require_priced(layout: Layout) -> None:
             f"schedule {layout.schedule} holds its stages on ranks {wanted}, the "
             f"layout says {held}"
         )
-    meshes = {
-        (mesh.tp, mesh.cp, mesh.dp_shard, mesh.dp_replicate, mesh.ep, mesh.etp)
-        for mesh in (stage.mesh for stage in layout.stages)
-    }
-    if len(meshes) > 1:
-        raise Unsupported("stages with unlike meshes are not priced yet")
+    shapes = {(stage.held_by, degrees_of(stage.mesh)) for stage in layout.stages}
+    if len(shapes) > pp:
+        raise Unsupported(
+            "stages of one pipeline rank with unlike meshes are not priced; give all "
+            "virtual stages of a rank one mesh"
+        )

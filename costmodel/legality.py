@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from costmodel.layout import Layout
+from costmodel.mesh_parallel import degrees_of
 from costmodel.offload import offload_problems
 from costmodel.schedule import require_schedule
 from costmodel.software import shares_cores
@@ -32,6 +33,7 @@ def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
     yield from _data(choice, job)
     on_host = shares_cores(cluster.islands[0].device)
     yield from offload_problems(choice.offload, zero=choice.zero, on_host=on_host)
+    yield from _size(choice.gpus, cluster)
     yield from _cluster(choice, cluster)
 
 
@@ -43,37 +45,44 @@ def require_legal(choice: Uniform, job: Job, cluster: Cluster) -> None:
 
 
 def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
-    """The same for a finished layout, whose stages share a mesh; its cuts are its own.
+    """The same for a finished layout; its cuts are its own.
 
     Raises Contradiction with all violations.
     """
-    stage = layout.stages[0]
-    split = any(
-        plan.sharding == "megatron-sp" for one in layout.stages for plan in one.plans
-    )
-    choice = Uniform(
-        tp=stage.mesh.tp,
-        pp=layout.pp,
-        dp=stage.mesh.dp,
-        cp=stage.mesh.cp,
-        ep=stage.mesh.ep,
-        etp=stage.mesh.etp,
-        micro_batch=layout.micro_batch(stage),
-        sequence_parallel=split and stage.mesh.tp > 1,
-        cp_kind=layout.cp_kind,
-        flash_attention=layout.flash_attention,
-        precision=layout.precision_name,
-    )
-    found = [*_cluster(choice, cluster)]
+    found = list(dict.fromkeys(_of_stages(layout, job, cluster)))
     found += offload_problems(
         layout.offload,
         zero=min(plan.zero for one in layout.stages for plan in one.plans),
         on_host=shares_cores(cluster.islands[0].device),
     )
-    if isinstance(job.spec, DecoderSpec):
-        found += _shape(choice, job.spec, job)
     if found:
         raise Contradiction("; ".join(found))
+
+
+def _of_stages(layout: Layout, job: Job, cluster: Cluster) -> Iterator[str]:
+    """What is against the meshes of the stages, each kind looked at once."""
+    yield from _size(layout.gpus, cluster)
+    kinds = {
+        (degrees_of(stage.mesh), split): stage
+        for stage in layout.stages
+        for split in {plan.sharding == "megatron-sp" for plan in stage.plans}
+    }
+    for (_, split), stage in kinds.items():
+        choice = Uniform(
+            tp=stage.mesh.tp,
+            dp=stage.mesh.dp,
+            cp=stage.mesh.cp,
+            ep=stage.mesh.ep,
+            etp=stage.mesh.etp,
+            micro_batch=layout.micro_batch(stage),
+            sequence_parallel=split and stage.mesh.tp > 1,
+            cp_kind=layout.cp_kind,
+            flash_attention=layout.flash_attention,
+            precision=layout.precision_name,
+        )
+        yield from _cluster(choice, cluster)
+        if isinstance(job.spec, DecoderSpec):
+            yield from _shape(choice, job.spec, job)
 
 
 def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
@@ -172,9 +181,12 @@ def fuses_attention(cluster: Cluster) -> bool:
     return is_local(cluster) or not old
 
 
+def _size(gpus: int, cluster: Cluster) -> Iterator[str]:
+    if cluster.gpus is not None and gpus > cluster.gpus:
+        yield f"{gpus} GPUs asked, {cluster.name} has {cluster.gpus}"
+
+
 def _cluster(choice: Uniform, cluster: Cluster) -> Iterator[str]:
-    if cluster.gpus is not None and choice.gpus > cluster.gpus:
-        yield f"{choice.gpus} GPUs asked, {cluster.name} has {cluster.gpus}"
     wanted = precision(choice.precision).matmul
     flash = choice.flash_attention and not fuses_attention(cluster)
     for island in cluster.islands:

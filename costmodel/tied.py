@@ -67,14 +67,14 @@ def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:
     """The same for a finished layout."""
     if layout.pp == 1:
         return Sourced(seconds=np.zeros(()))
-    mesh = layout.stages[0].mesh
-    ends = [layout.stages[place].mesh.ranks for place in (0, -1)]
-    on, *_ = machines_of(on, ends)
+    first, last = (layout.stages[place].mesh for place in (0, -1))
+    on, *_ = machines_of(on, [first.ranks, last.ranks])
+    apart = last.ranks.spans[0][0] - first.ranks.spans[0][0]
     return tied_sync(
         job,
         on,
         layout.precision,
-        tp=np.asarray(mesh.tp),
+        tp=np.asarray(min(first.tp, last.tp)),  # the larger slice sets the time
         pp=np.asarray(layout.pp),
-        stride=np.asarray(mesh.size),
+        stride=np.asarray(apart / (layout.pp - 1)),
     )

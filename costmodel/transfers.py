@@ -1,5 +1,8 @@
 """Point-to-point transfers between pipeline stages: bytes and seconds of a boundary.
 
+Between unlike meshes every rank sends what it has of the micro-batch, whoever wants
+it, and the side with fewer ranks sets the time.
+
 Each tp rank sends its own slice of the boundary activation: with sequence parallelism
 that is how it lies; without, Megatron's scatter-gather optimisation cuts it so and an
 all-gather inside the fast domain puts it together (SC 2021, section 4.1). Frameworks
@@ -8,6 +11,7 @@ that do not (`Software.scatters_sends`) send the whole activation from every tp 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.islands import machines_of
-from costmodel.layout import Layout
+from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
 from costmodel.placement import near_members
 from costmodel.sourced import Sourced
@@ -69,19 +73,43 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
         )
         for one, two in pairwise(stages)
     ]
-    mesh = stages[0].mesh
-    taken = boundary(
-        job,
-        on,
-        layout.precision,
-        tp=np.asarray(mesh.tp),
-        cp=np.asarray(mesh.cp),
-        micro_batch=np.asarray(layout.micro_batch(stages[0])),
-        sequence_parallel=np.asarray(stages[0].plans[0].sharding == "megatron-sp"),
-        far=np.asarray(far, dtype=bool),
+    meshes = dict.fromkeys(_boundary_key(layout, one) for one in stages)
+    taken = _slower(
+        boundary(
+            job,
+            on,
+            layout.precision,
+            tp=np.asarray(tp),
+            cp=np.asarray(cp),
+            micro_batch=np.asarray(micro_batch),
+            sequence_parallel=np.asarray(split),
+            far=np.asarray(far, dtype=bool),
+        ).where(_beside(layout, (tp, cp, micro_batch, split)))
+        for tp, cp, micro_batch, split in meshes
     )
     same = [one.held_by == two.held_by for one, two in pairwise(stages)]
     return taken.where(~np.asarray(same, dtype=bool))
+
+
+def _boundary_key(layout: Layout, stage: Stage) -> tuple[int, int, int, bool]:
+    """tp, cp, micro-batch, and whether activations are split along the sequence."""
+    split = stage.plans[0].sharding == "megatron-sp"
+    return stage.mesh.tp, stage.mesh.cp, layout.micro_batch(stage), split
+
+
+def _beside(layout: Layout, key: tuple[int, int, int, bool]) -> Array:
+    """Which boundaries have a stage of that kind at either side."""
+    ours = [_boundary_key(layout, stage) == key for stage in layout.stages]
+    return np.array([one or two for one, two in pairwise(ours)])
+
+
+def _slower(ways: Iterable[Sourced]) -> Sourced:
+    """Of each boundary the side that takes longer."""
+    found, *others = ways
+    for other in others:
+        later = np.asarray(other.seconds > found.seconds)
+        found = found.where(~later) + other.where(later)
+    return found
 
 
 def _over_islands(layout: Layout, job: Job, on: Machine) -> Sourced:
