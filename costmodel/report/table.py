@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,11 @@ def layout_words(layout: Layout) -> str:
     if layout.pp > 1:
         virtual = f" × {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
         parts.append(f"{layout.schedule}{virtual}")
-    parts.append(f"micro-batch {summary['micro_batch']} × {layout.micro_batches}")
+    if summary["micro_batch"] is None or summary["tp"] is None:
+        parts.append(f"{layout.micro_batches} micro-batches")
+        parts.append(", ".join(_stages(layout)))
+    else:
+        parts.append(f"micro-batch {summary['micro_batch']} × {layout.micro_batches}")
     if summary["dp"] != 1 or summary["cp"] != 1:
         group = summary["zero_group"]
         shared = "" if group == summary["dp"] or plan.zero == 0 else f"/{group}"
@@ -63,6 +67,15 @@ def layout_words(layout: Layout) -> str:
     if away.anything:
         parts.append(f"offload {away} to {away.tier}")
     return ", ".join(parts)
+
+
+def _stages(layout: Layout) -> Iterator[str]:
+    """Stages that differ in mesh, one by one: `12 layers on tp 2 · dp 4`."""
+    for stage in layout.stages:
+        sizes = {"tp": stage.mesh.tp, "cp": stage.mesh.cp, "dp": stage.mesh.dp}
+        degrees = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        many = f"{stage.body} layer{'' if stage.body == 1 else 's'}"
+        yield f"{many} on {' · '.join(degrees) or 'one device'}"
 
 
 def _away(layout: Layout) -> Offload:
