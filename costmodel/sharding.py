@@ -59,17 +59,19 @@ class Collective:
     hidden: bool = False
 
 
-def redistribute(have: Placement, want: Placement) -> str | None:
+def redistribute(have: str, want: str) -> str | None:
     """The collective that turns one placement into another; None if it is free.
+
+    A word that is no `Placement` is the dimension that the tensor is split along.
 
     >>> redistribute(Placement.PARTIAL, Placement.SEQUENCE)
     'reduce_scatter'
     """
-    if have is want or have is Placement.WHOLE or want is Placement.PARTIAL:
+    if have == want or have == Placement.WHOLE or want == Placement.PARTIAL:
         return None
-    if have is Placement.PARTIAL:
-        return "all_reduce" if want is Placement.WHOLE else "reduce_scatter"
-    return "all_gather" if want is Placement.WHOLE else "all_to_all"
+    if have == Placement.PARTIAL:
+        return "all_reduce" if want == Placement.WHOLE else "reduce_scatter"
+    return "all_gather" if want == Placement.WHOLE else "all_to_all"
 
 
 def natural(tensor: Tensor, *, sequence_parallel: bool) -> Placement:

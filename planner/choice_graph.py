@@ -5,8 +5,8 @@
                 not (s_v = i and s_u = j)   for each pair that is kept apart
 
 What Alpa's integer program chooses (Zheng et al., OSDI 2022, section 4.2), without a word
-about sharding: nodes are operators, options their shardings, edges the tensors between.
-A node that *follows* another has no option of its own.
+about sharding: nodes are operators, options their shardings, edges the tensors between;
+costs are seconds, or whatever unit the asker adds up. A node that *follows* another has no option of its own.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Choice = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Edge:
-    """What a pair of options costs: `costs_s[option of source, option of target]`."""
+    """What a pair of options costs: `costs[option of source, option of target]`."""
 
     source: str
     target: str
-    costs_s: Floats
+    costs: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,8 +74,8 @@ class Chosen:
 
     status: Status
     choice: Choice
-    value_s: float
-    lower_s: float
+    value: float
+    lower: float
     reason: str = ""
 
 
@@ -89,11 +89,11 @@ class ChoiceGraph:
     apart: tuple[Apart, ...] = ()
     follows: tuple[Follow, ...] = field(default=())
 
-    def value_s(self, choice: Choice) -> float:
+    def value(self, choice: Choice) -> float:
         """What *choice* costs."""
         alone = sum(float(costs[choice[name]]) for name, costs in self.nodes.items())
         return alone + sum(
-            float(one.costs_s[choice[one.source], choice[one.target]])
+            float(one.costs[choice[one.source], choice[one.target]])
             for one in self.edges
         )
 
@@ -134,8 +134,8 @@ class ChoiceGraph:
         for name, costs in self.nodes.items():
             text.update(name.encode() + b"\0" + costs.tobytes())
         for edge in self.edges:
-            text.update(f"{edge.source}\0{edge.target}\0{edge.costs_s.shape}".encode())
-            text.update(np.ascontiguousarray(edge.costs_s).tobytes())
+            text.update(f"{edge.source}\0{edge.target}\0{edge.costs.shape}".encode())
+            text.update(np.ascontiguousarray(edge.costs).tobytes())
         for limit in self.limits:
             text.update(f"{limit.name}\0{limit.capacity!r}".encode())
             for name, uses in limit.uses.items():
@@ -152,7 +152,7 @@ def _without(graph: ChoiceGraph, follow: Follow) -> ChoiceGraph:
     nodes[leader] = nodes[leader] + graph.nodes[node][index]
     edges = []
     for edge in graph.edges:
-        costs, source, target = edge.costs_s, edge.source, edge.target
+        costs, source, target = edge.costs, edge.source, edge.target
         if source == node:
             costs, source = costs[index, :], leader
         if target == node:
@@ -160,7 +160,7 @@ def _without(graph: ChoiceGraph, follow: Follow) -> ChoiceGraph:
         if source == target:
             nodes[leader] = nodes[leader] + np.diagonal(costs)
         else:
-            edges.append(Edge(source=source, target=target, costs_s=costs))
+            edges.append(Edge(source=source, target=target, costs=costs))
     return ChoiceGraph(
         nodes=nodes,
         edges=tuple(edges),

@@ -7,13 +7,15 @@
 
 (Zheng et al., OSDI 2022, section 4.2, with equalities where Alpa has inequalities and
 Σ e = 1: the same integer solutions, and on a tree no fraction left to branch on, so that
-e may be continuous.) Limits are rows of their own names. Costs are scaled: HiGHS takes
-differences of a microsecond for nothing.
+e may be continuous.) Options that an edge cannot tell apart share its pairs. Limits are
+rows of their own names. Costs are scaled: HiGHS takes a microsecond for nothing.
 """
 
 from __future__ import annotations
 
 from math import inf
+
+import numpy as np
 
 from planner.choice_graph import Choice, ChoiceGraph, Chosen, Edge, Status
 from planner.milp import TIME_LIMIT_S, Milp, MilpStatus
@@ -30,7 +32,7 @@ def solve_choice(graph: ChoiceGraph, *, time_limit_s: float = TIME_LIMIT_S) -> C
     status = Status(found.status.value)
     if found.status not in (MilpStatus.OPTIMAL, MilpStatus.FEASIBLE):
         return Chosen(
-            status=status, choice={}, value_s=inf, lower_s=0.0, reason=found.reason
+            status=status, choice={}, value=inf, lower=0.0, reason=found.reason
         )
     picked = {
         name: next(i for i in range(len(costs)) if found.values[_option(name, i)] > 0.5)
@@ -40,7 +42,7 @@ def solve_choice(graph: ChoiceGraph, *, time_limit_s: float = TIME_LIMIT_S) -> C
 
 
 def certified(
-    graph: ChoiceGraph, merged_choice: Choice, status: Status, lower_s: float
+    graph: ChoiceGraph, merged_choice: Choice, status: Status, lower: float
 ) -> Chosen:
     """A choice priced by the graph itself, whatever its solver says it costs."""
     choice = graph.spelled_out(merged_choice)
@@ -48,11 +50,11 @@ def certified(
     if broken:
         reason = f"the solver's choice breaks {', '.join(broken)}"
         return Chosen(
-            status=Status.FAILED, choice={}, value_s=inf, lower_s=0.0, reason=reason
+            status=Status.FAILED, choice={}, value=inf, lower=0.0, reason=reason
         )
-    value_s = graph.value_s(choice)
-    lower_s = value_s if status is Status.OPTIMAL else min(max(lower_s, 0.0), value_s)
-    return Chosen(status=status, choice=choice, value_s=value_s, lower_s=lower_s)
+    value = graph.value(choice)
+    lower = value if status is Status.OPTIMAL else min(max(lower, 0.0), value)
+    return Chosen(status=status, choice=choice, value=value, lower=lower)
 
 
 def _program(graph: ChoiceGraph, scale: float) -> Milp:
@@ -66,12 +68,11 @@ def _program(graph: ChoiceGraph, scale: float) -> Milp:
         _add_edge(model, f"{edge.source} to {edge.target} ({number})", edge, scale)
     for limit in graph.limits:
         terms = [
-            (_option(name, i), float(use) / max(limit.capacity, 1e-300))
+            (_option(name, i), float(use) / (limit.capacity or 1.0))
             for name, uses in limit.uses.items()
             for i, use in enumerate(uses)
         ]
-        most = 1.0 if limit.capacity > 0 else 0.0
-        model.require(limit.name, terms, at_most=most)
+        model.require(limit.name, terms, at_most=1.0 if limit.capacity else 0.0)
     for number, pair in enumerate(graph.apart):
         terms = [(_option(*pair.first), 1.0), (_option(*pair.second), 1.0)]
         model.require(f"apart {number}", terms, at_most=1.0)
@@ -79,28 +80,34 @@ def _program(graph: ChoiceGraph, scale: float) -> Milp:
 
 
 def _add_edge(model: Milp, name: str, edge: Edge, scale: float) -> None:
-    if not edge.costs_s.any():
+    """The pairs of an edge, between classes of options whose costs are alike."""
+    if not edge.costs.any():
         return
-    rows, columns = edge.costs_s.shape
-    pair = {
-        (i, j): model.continuous(
-            f"{name}: {i} and {j}", cost=float(edge.costs_s[i, j]) * scale, upper=1.0
-        )
-        for i in range(rows)
-        for j in range(columns)
-    }
-    for i in range(rows):
-        terms = [(pair[i, j], 1.0) for j in range(columns)]
-        terms.append((_option(edge.source, i), -1.0))
-        model.require(f"{name}, source option {i}", terms, equals=0.0)
-    for j in range(columns):
-        terms = [(pair[i, j], 1.0) for i in range(rows)]
-        terms.append((_option(edge.target, j), -1.0))
-        model.require(f"{name}, target option {j}", terms, equals=0.0)
+    rows, of_row = np.unique(edge.costs, axis=0, return_inverse=True)
+    table, of_column = np.unique(rows, axis=1, return_inverse=True)
+    pairs = np.array(
+        [
+            [
+                model.continuous(
+                    f"{name}: {i} and {j}", cost=float(cost) * scale, upper=1.0
+                )
+                for j, cost in enumerate(costs)
+            ]
+            for i, costs in enumerate(table)
+        ]
+    )
+    for end, node, of, lines in (
+        ("source", edge.source, of_row.ravel(), pairs),
+        ("target", edge.target, of_column.ravel(), pairs.T),
+    ):
+        for number, line in enumerate(lines):
+            terms = [(str(pair), 1.0) for pair in line]
+            terms += [(_option(node, int(i)), -1.0) for i in np.flatnonzero(of == number)]
+            model.require(f"{name}, {end} options like {number}", terms, equals=0.0)
 
 
 def _scale(graph: ChoiceGraph) -> float:
-    tables = [*graph.nodes.values(), *(edge.costs_s for edge in graph.edges)]
+    tables = [*graph.nodes.values(), *(edge.costs for edge in graph.edges)]
     most = max((float(table.max(initial=0.0)) for table in tables), default=0.0)
     return LARGEST_COST / most if most > 0 else 1.0
 

@@ -36,7 +36,7 @@ def eliminate(graph: ChoiceGraph) -> Chosen:
     small = graph.merged
     sizes = {name: len(costs) for name, costs in small.nodes.items()}
     tables: list[Table] = [((name,), costs) for name, costs in small.nodes.items()]
-    tables += [((one.source, one.target), one.costs_s) for one in small.edges]
+    tables += [((one.source, one.target), one.costs) for one in small.edges]
     steps: list[tuple[str, Table]] = []
     left = set(sizes)
     while left:
