@@ -57,9 +57,7 @@ def joint(axes: tuple[MeshAxis, ...]) -> MeshAxis:
 def exchange_s(kind: str, size_bytes: float, axis: MeshAxis, machine: Machine) -> float:
     """Seconds of a collective over *axis*; *size_bytes* as `Machine.collective` has
     it: of the full tensor, of an all-to-all what one rank holds."""
-    near = near_members(
-        np.asarray(axis.stride), np.asarray(axis.size), machine.island
-    )
+    near = near_members(np.asarray(axis.stride), np.asarray(axis.size), machine.island)
     taken = machine.collective_s(
         kind, np.asarray(size_bytes), ranks=np.asarray(axis.size), near=near
     )

@@ -79,8 +79,8 @@ class BlockProblem:
             )
         if any(one.kind in _EXPERTS for one in self.block.operators):
             raise Unsupported(
-                f"block {self.block.name!r} routes tokens to experts, whose placement is "
-                "that of --ep and --etp; operators are sharded in dense blocks"
+                f"block {self.block.name!r} routes tokens to experts, whose placement "
+                "is that of --ep and --etp; operators are sharded in dense blocks"
             )
 
     def starts(self, name: str, loops: Placed, handed: Placed) -> bool:

@@ -34,7 +34,7 @@ class StoredChoice:
 
 
 def cache_folder() -> Path:
-    """`meshwright` in XDG_CACHE_HOME, or in ~/.cache where that is unset or relative."""
+    """Below XDG_CACHE_HOME, or ~/.cache where that is unset or relative."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
     return base / "meshwright" / "intra-op"

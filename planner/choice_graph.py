@@ -52,7 +52,8 @@ class Apart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Follow:
-    """`node` takes `options[i]` where its `leader` takes option i."""
+    """`node` takes `options[i]` where its `leader` takes option i; a leader that is a
+    follower too stands before."""
 
     node: str
     leader: str
@@ -105,7 +106,9 @@ class ChoiceGraph:
             if used > limit.capacity + tolerance * abs(limit.capacity):
                 found.append(limit.name)
         for pair in self.apart:
-            if all(choice[name] == option for name, option in (pair.first, pair.second)):
+            if all(
+                choice[name] == option for name, option in (pair.first, pair.second)
+            ):
                 found.append(f"{pair.first} apart from {pair.second}")
         for one in self.follows:
             if choice[one.node] != one.options[choice[one.leader]]:
@@ -116,14 +119,14 @@ class ChoiceGraph:
     def merged(self) -> ChoiceGraph:
         """The same problem without followers: their costs are their leaders'."""
         graph = self
-        for one in self.follows:
+        for one in reversed(self.follows):
             graph = _without(graph, one)
         return graph
 
     def spelled_out(self, choice: Choice) -> dict[str, int]:
         """A choice of `merged`, with the followers' options, in the nodes' order."""
         full = dict(choice)
-        for one in reversed(self.follows):
+        for one in self.follows:
             full[one.node] = one.options[full[one.leader]]
         return {name: full[name] for name in self.nodes}
 
@@ -171,17 +174,7 @@ def _without(graph: ChoiceGraph, follow: Follow) -> ChoiceGraph:
             for first in _led(pair.first, follow)
             for second in _led(pair.second, follow)
         ),
-        follows=tuple(
-            Follow(
-                node=one.node,
-                leader=leader,
-                options=tuple(one.options[i] for i in follow.options),
-            )
-            if one.leader == node
-            else one
-            for one in graph.follows
-            if one is not follow
-        ),
+        follows=tuple(one for one in graph.follows if one is not follow),
     )
 
 

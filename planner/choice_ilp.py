@@ -102,7 +102,9 @@ def _add_edge(model: Milp, name: str, edge: Edge, scale: float) -> None:
     ):
         for number, line in enumerate(lines):
             terms = [(str(pair), 1.0) for pair in line]
-            terms += [(_option(node, int(i)), -1.0) for i in np.flatnonzero(of == number)]
+            terms += [
+                (_option(node, int(i)), -1.0) for i in np.flatnonzero(of == number)
+            ]
             model.require(f"{name}, {end} options like {number}", terms, equals=0.0)
 
 

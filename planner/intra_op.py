@@ -112,9 +112,7 @@ def solve(
 def described(posed: Posed, found: Chosen) -> BlockSharding:
     """A choice of a posed problem as shardings, traffic and bytes."""
     problem, choice = posed.problem, found.choice
-    taken = {
-        name: posed.options[name][choice[name]].choice for name in posed.options
-    }
+    taken = {name: posed.options[name][choice[name]].choice for name in posed.options}
     entry = _entry_place(problem, choice)
     given = {
         target: [

@@ -7,6 +7,7 @@ keeps every row, and a solver that fails or runs out of time is a status, not a 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -100,9 +101,11 @@ class Milp:
         """Minimise; never raises for what a solver does."""
         import pulp
 
-        program, variables = self._program(pulp)
         try:
-            program.solve(_solver(pulp, time_limit_s))
+            with warnings.catch_warnings():  # 3.3 announces the words of 4.0
+                warnings.simplefilter("ignore", DeprecationWarning)
+                program, variables = self._program(pulp)
+                program.solve(_solver(pulp, time_limit_s))
         except Exception as error:  # whatever a foreign solver throws
             return _nothing(MilpStatus.FAILED, f"{type(error).__name__}: {error}")
         if program.status == pulp.LpStatusInfeasible:

@@ -1,9 +1,9 @@
 """What a chosen sharding communicates: inside an operator, and on an edge.
 
-    forward    made → handed, once a tensor;   handed → wanted, once a reader
-    backward   the gradient the other way: made by the reader's loops → where the tensor
-               was handed on → whole where the output was a sum
-    step       gradients of parameters, over axes whose ranks saw unlike rows
+forward    made → handed, once a tensor;   handed → wanted, once a reader
+backward   the gradient the other way: made by the reader's loops → where the tensor
+           was handed on → whole where the output was a sum
+step       gradients of parameters, over axes whose ranks saw unlike rows
 """
 
 from __future__ import annotations

@@ -95,9 +95,7 @@ def wanted(tensor: Tensor, loops: Placed) -> Placed:
 def gradient_made(tensor: Tensor, loops: Placed) -> Placed:
     """The gradient of an input as the loops leave it."""
     dims = _dims(tensor)
-    return tuple(
-        word if word in dims or word == WHOLE else PARTIAL for word in loops
-    )
+    return tuple(word if word in dims or word == WHOLE else PARTIAL for word in loops)
 
 
 def summed_loops(loops: Placed) -> tuple[bool, ...]:
@@ -106,9 +104,7 @@ def summed_loops(loops: Placed) -> tuple[bool, ...]:
     return tuple(word in ROWS for word in loops)
 
 
-def _handed(
-    placed: Placed, operator: Operator, problem: BlockProblem
-) -> list[Placed]:
+def _handed(placed: Placed, operator: Operator, problem: BlockProblem) -> list[Placed]:
     names = [one for one in _dims(operator.output) if one in problem.splits]
     words = [[*names, WHOLE] if word == PARTIAL else [word] for word in placed]
     fits = [one for one in product(*words) if problem.divides(one)]

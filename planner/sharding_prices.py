@@ -1,15 +1,15 @@
 """What shardings of a block cost: the `ChoiceGraph` of a `BlockProblem`.
 
-    option of an operator    its local work, forward and backward, its collectives, and
-                             its share of a step's gradient reduction
-    pair on an edge          the tensor's redistribution, and its gradient's
-    limit at an operator     parameters, what is kept until then, what is at work
+option of an operator    its local work, forward and backward, its collectives, and
+                         its share of a step's gradient reduction
+pair on an edge          the tensor's redistribution, and its gradient's
+limit at an operator     parameters, what is kept until then, what is at work
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol, final
 
@@ -46,14 +46,17 @@ class Seconds:
     """Seconds of compute and of collectives, one after the other."""
 
     problem: BlockProblem
+    known: dict[Step, float] = field(default_factory=dict, compare=False, repr=False)
 
     def work(self, price: OperatorPrice) -> float:
         return float(price.forward.compute_s + price.backward.compute_s)
 
     def exchange(self, step: Step) -> float:
-        machine = self.problem.machine
-        taken = exchange_s(step.kind, step.size_bytes, step.axis, machine)
-        return taken * machine.software.exposed_tensor
+        if step not in self.known:
+            machine = self.problem.machine
+            taken = exchange_s(step.kind, step.size_bytes, step.axis, machine)
+            self.known[step] = taken * machine.software.exposed_tensor
+        return self.known[step]
 
 
 @final

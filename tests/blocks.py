@@ -1,0 +1,58 @@
+"""Blocks of models on meshes, for tests of their sharding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from costmodel.mesh_axes import MeshAxis, mesh_axes
+from planner.block_problem import BlockProblem
+from profiles.graph import Block
+from profiles.models.catalog import model
+from profiles.models.decoder import decoder_graph
+from profiles.models.spec import DecoderSpec
+from profiles.precision import precision
+from tests.problems import on
+
+PAIR = mesh_axes(tp=2)
+
+
+def block_of(name: str, block: str = "layer") -> Block:
+    spec = model(name).spec
+    assert isinstance(spec, DecoderSpec)
+    return decoder_graph(spec).block(block)
+
+
+def part(block: Block, *names: str) -> Block:
+    """Only these operators of a block, in the block's order."""
+    kept = tuple(one for one in block.operators if one.name in names)
+    return replace(block, operators=kept, entry=kept[0].inputs[0])
+
+
+def mlp(name: str = "gpt-13b") -> Block:
+    return part(block_of(name), "mlp_up", "activation", "mlp_down")
+
+
+def attention(name: str = "gpt-13b") -> Block:
+    names = ("qkv", "qk_norm", "rotary", "attention", "projection")
+    return part(block_of(name), *names)
+
+
+def block_problem(
+    block: Block,
+    axes: tuple[MeshAxis, ...] = PAIR,
+    *,
+    sequences: int = 1,
+    seq_len: int = 1024,
+    where: str = "dgx-a100-80gb",
+    **settings: Any,
+) -> BlockProblem:
+    return BlockProblem(
+        block=block,
+        axes=axes,
+        sequences=sequences,
+        seq_len=seq_len,
+        machine=on(where),
+        precision=precision("bf16"),
+        **settings,
+    )

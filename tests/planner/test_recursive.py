@@ -1,0 +1,53 @@
+"""Tofu's recursion finds on a transformer's parts what the integer program proves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.baselines.recursive import halves, recursive
+from planner.choice_graph import Status
+from planner.choice_ilp import solve_choice
+from planner.elimination import eliminate
+from planner.intra_op import pose
+from planner.sharding_prices import SentBytes
+from profiles.errors import InvalidSpec
+from profiles.graph import Block
+from tests.blocks import attention, block_of, block_problem, mlp
+
+PARTS = {
+    "mlp": mlp("gpt-13b"),
+    "attention": attention("gpt-13b"),
+    "grouped queries": attention("llama3-8b"),
+}
+
+
+@pytest.mark.parametrize("ways", [2, 4, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("block", PARTS.values(), ids=PARTS)
+def test_it_equals_the_integer_program(block: Block, ways: int) -> None:
+    problem = block_problem(block, sequences=8)
+    found = recursive(problem, ways)
+    best = solve_choice(pose(halves(problem, ways), SentBytes()).graph)
+    assert best.status is Status.OPTIMAL
+    assert found.status is Status.FEASIBLE
+    assert found.value == pytest.approx(best.value)
+
+
+@pytest.mark.parametrize("name", ["gpt-1.3b", "llama3-8b"])
+@pytest.mark.parametrize("ways", [2, 4])
+def test_it_is_the_optimum_of_whole_layers_too(name: str, ways: int) -> None:
+    problem = block_problem(block_of(name), sequences=8)
+    best = eliminate(pose(halves(problem, ways), SentBytes()).graph)
+    assert recursive(problem, ways).value == pytest.approx(best.value)
+
+
+def test_many_passes_a_step_are_split_by_batch() -> None:
+    problem = replace(block_problem(mlp(), sequences=8), micro_batches=64)
+    assert set(recursive(problem, 4).loops.values()) == {("batch", "batch")}
+
+
+@pytest.mark.parametrize("ways", [0, 1, 3, 6])
+def test_only_halves_of_halves(ways: int) -> None:
+    with pytest.raises(InvalidSpec, match="give a power of two"):
+        recursive(block_problem(mlp()), ways)
