@@ -4,9 +4,10 @@
     subject to  Σ_v m_v[s_v] ≤ M        for each limit
                 not (s_v = i and s_u = j)   for each pair that is kept apart
 
-What Alpa's integer program chooses (Zheng et al., OSDI 2022, section 4.2), without a word
-about sharding: nodes are operators, options their shardings, edges the tensors between;
-costs are seconds, or whatever unit the asker adds up. A node that *follows* another has no option of its own.
+What Alpa's integer program chooses (Zheng et al., OSDI 2022, section 4.2), without a
+word about sharding: nodes are operators, options their shardings, edges the tensors
+between; costs are seconds, or whatever unit the asker adds up. A node that *follows*
+another has no option of its own.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@
     Σ_i e_vu[i, j] = s_u[j]     its columns the target's     "v to u, target option j"
 
 (Zheng et al., OSDI 2022, section 4.2, with equalities where Alpa has inequalities and
-Σ e = 1: the same integer solutions, and on a tree no fraction left to branch on, so that
-e may be continuous.) Options that an edge cannot tell apart share its pairs. Limits are
-rows of their own names. Costs are scaled: HiGHS takes a microsecond for nothing.
+Σ e = 1: the same integer solutions, and on a tree no fraction left to branch on, so
+that e may be continuous.) Options that an edge cannot tell apart share its pairs.
+Limits are rows of their own names. Costs are scaled: HiGHS takes a microsecond for
+nothing.
 """
 
 from __future__ import annotations

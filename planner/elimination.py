@@ -49,7 +49,8 @@ def eliminate(graph: ChoiceGraph) -> Chosen:
         left.remove(name)
     choice: dict[str, int] = {}
     for name, (names, costs) in reversed(steps):
-        choice[name] = int(np.argmin(costs[(..., *(choice[n] for n in names[1:]))]))
+        taken = tuple(choice[other] for other in names[1:])
+        choice[name] = int(np.argmin(np.moveaxis(costs, 0, -1)[taken]))
     return certified(graph, choice, Status.OPTIMAL, 0.0)
 
 
@@ -69,8 +70,8 @@ def _joined(name: str, tables: list[Table], sizes: dict[str, int]) -> Table:
     shape = tuple(sizes[one] for one in names)
     if prod(shape) > MOST_ENTRIES:
         raise Unsupported(
-            f"{name!r} has {prod(shape):,} joint options with its neighbours, more than "
-            f"{MOST_ENTRIES:,}; the integer program takes graphs that are so tangled"
+            f"{name!r} has {prod(shape):,} joint options with its neighbours, more "
+            f"than {MOST_ENTRIES:,}; the integer program takes tangled graphs"
         )
     total = np.zeros(shape)
     for axes, costs in tables:

@@ -8,8 +8,8 @@
       │  Alpa's integer program, cached     choice_ilp, choice_cache
     ModuleShardings, with a proof
 
-Only the operator graph goes in: that a product's columns are split, the next one's rows,
-and that a layer has two all-reduces each way (Shoeybi et al., 2019) comes out.
+Only the operator graph goes in: that a product's columns are split and the next one's
+rows, and that a layer has two all-reduces each way (Shoeybi et al., 2019) comes out.
 """
 
 from __future__ import annotations

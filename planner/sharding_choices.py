@@ -1,9 +1,9 @@
 """The ways to shard an operator: for each mesh axis one loop that is split over it.
 
 An operator is a loop nest in named dimensions. Splitting a loop over a mesh axis splits
-there every tensor that has the dimension; one that lacks it is whole, and is a sum where
-the loop was summed over (the einsum rule of Mesh-TensorFlow, Shazeer et al., NeurIPS
-2018, section 3). For a product of rows × contracted with contracted × columns:
+there every tensor that has the dimension; one that lacks it is whole, and is a sum
+where the loop was summed over (the einsum rule of Mesh-TensorFlow, Shazeer et al.,
+NeurIPS 2018, section 3). For a product of rows × contracted with contracted × columns:
 
     loop          input      weight    output     gradients: input   weight
     batch, seq.   split      whole     split                 split   partial

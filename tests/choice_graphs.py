@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import inf
 
 import numpy as np
 from hypothesis import strategies as st
 
-from planner.choice_graph import Apart, ChoiceGraph, Edge, Follow, Limit
+from planner.choice_graph import Apart, ChoiceGraph, Edge, Floats, Follow, Limit
 
 COSTS = st.integers(0, 20)
 
@@ -24,7 +25,7 @@ def best_of_all(graph: ChoiceGraph) -> float:
 
 @st.composite
 def choice_graphs(draw: st.DrawFn, *, bare: bool = False) -> ChoiceGraph:
-    """Up to five nodes of up to three options; *bare* ones have no limits, exclusions."""
+    """Up to five nodes of up to three options; *bare* ones know no limits."""
     names = [f"n{index}" for index in range(draw(st.integers(1, 5)))]
     nodes = {name: _table(draw, draw(st.integers(1, 3))) for name in names}
     edges = [
@@ -32,9 +33,9 @@ def choice_graphs(draw: st.DrawFn, *, bare: bool = False) -> ChoiceGraph:
         for a, b in draw(st.lists(st.tuples(*[st.sampled_from(names)] * 2), max_size=7))
         if a != b
     ]
-    graph = {"nodes": nodes, "edges": tuple(edges), "follows": _follows(draw, nodes)}
+    graph = ChoiceGraph(nodes=nodes, edges=tuple(edges), follows=_follows(draw, nodes))
     if bare:
-        return ChoiceGraph(**graph)
+        return graph
     limits = tuple(
         Limit(
             name=f"limit {number}",
@@ -51,16 +52,16 @@ def choice_graphs(draw: st.DrawFn, *, bare: bool = False) -> ChoiceGraph:
         )
         if first[0] != second[0]
     )
-    return ChoiceGraph(**graph, limits=limits, apart=apart)
+    return replace(graph, limits=limits, apart=apart)
 
 
-def _table(draw: st.DrawFn, *shape: int) -> np.ndarray:
+def _table(draw: st.DrawFn, *shape: int) -> Floats:
     count = int(np.prod(shape))
     numbers = draw(st.lists(COSTS, min_size=count, max_size=count))
     return np.array(numbers, dtype=float).reshape(shape)
 
 
-def _follows(draw: st.DrawFn, nodes: dict[str, np.ndarray]) -> tuple[Follow, ...]:
+def _follows(draw: st.DrawFn, nodes: dict[str, Floats]) -> tuple[Follow, ...]:
     """Followers of a node before them: chains of followers, and leaders of several."""
     found = []
     for index, name in enumerate(nodes):

@@ -67,8 +67,9 @@ def test_the_way_back_of_a_sum_is_whole() -> None:
 def test_local_bytes_add_up() -> None:
     words = ("batch", WHOLE, PARTIAL)
     for placed in product(words, repeat=2):
-        ways = [1 if word in (WHOLE, PARTIAL) else n for word, n in zip(placed, (2, 4))]
-        assert local_bytes(placed, MESH, SIZE) == SIZE / ways[0] / ways[1]
+        rows, columns = (word == "batch" for word in placed)
+        ways = (2 if rows else 1) * (4 if columns else 1)
+        assert local_bytes(placed, MESH, SIZE) == SIZE / ways
 
 
 def test_axes_join_into_one_group() -> None:

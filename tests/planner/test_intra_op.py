@@ -1,10 +1,11 @@
-"""From the operator graph alone: Megatron's split, data parallelism, and 2-D layouts."""
+"""From the operator graph alone: Megatron's split, data parallelism, 2-D layouts."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,8 @@ def test_its_shardings_are_megatrons_modules() -> None:
     assert down.parameters["bias"].placed == ("whole",)
     assert (down.output.made, down.output.handed) == (("partial",), ("sequence",))
     core = by_name["layer.attention"]
-    assert core.local and core.output.handed == ("query",)
+    assert core.local
+    assert core.output.handed == ("query",)
     assert core.inputs[0].given == core.inputs[0].wanted == ("query+key_value",)
 
 
@@ -105,7 +107,7 @@ def test_free_to_split_anything_two_axes_still_share_the_work() -> None:
 
 
 def test_memory_takes_the_weights_apart() -> None:
-    """Where room for a whole layer's state is missing, it is split, and takes longer."""
+    """Where room for a whole layer's state is missing, it is split, and slower."""
     roomy = block_problem(
         block_of("gpt-13b"), TP, sequences=8, micro_batches=64, memory_bytes=1e12
     )
@@ -186,7 +188,7 @@ def test_routed_experts_are_refused() -> None:
         ({"splits": frozenset({"width"})}, "width cannot be split"),
     ],
 )
-def test_wrong_questions_are_refused(settings: dict[str, object], says: str) -> None:
+def test_wrong_questions_are_refused(settings: dict[str, Any], says: str) -> None:
     problem = block_problem(mlp())
     with pytest.raises(InvalidSpec, match=says):
         replace(problem, **settings)

@@ -39,7 +39,8 @@ def test_a_program_without_a_solution_says_so() -> None:
     model.require("all", [(name, 1.0) for name in "abc"], at_least=3.0)
     found = model.solve()
     assert found.status is MilpStatus.INFEASIBLE
-    assert found.value == inf and not found.values
+    assert found.value == inf
+    assert not found.values
 
 
 def test_a_solver_that_breaks_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
