@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.compression import Packed, Packer, require_packable
 from costmodel.machine import Machine
 from costmodel.operator_price import operator_price
 from costmodel.retention import CORE, EVERYTHING, Retention
@@ -84,12 +85,14 @@ def atom(
     *,
     stops_early: bool = False,
     sharpness: float = HOST_SHARPNESS,
+    packer: Packer | None = None,
 ) -> Atom:
     """Assemble a block's operators under *retention*.
 
     *entry_bytes* is the size of the block's input: what is kept when all is
     recomputed, with *stops_early* only as far as needed (`recomputed_operators`).
-    *sharpness* is that of the softer maximum of device and host.
+    *sharpness* is that of the softer maximum of device and host; *packer* says what
+    compression costs, where *retention* compresses.
     """
     again = recomputed_operators(block, retention.recomputed, stops_early=stops_early)
     forward = _sum([price.forward for price in prices.values()])
@@ -98,6 +101,13 @@ def atom(
         [prices[name].forward * _share(block, name, retention) for name in again]
     )
     saved, away, dropped = _saved(block, prices, retention, entry_bytes)
+    if retention.compresses:
+        packed = _packed(block, prices, retention, entry_bytes, packer)
+        saved = saved - packed.saved_bytes
+        forward, backward = forward + packed.each_way, backward + packed.each_way
+        unpacked = packed.largest_bytes
+    else:
+        unpacked = _ZERO
     widest = _most(
         [price.output_bytes + price.input_bytes for price in prices.values()]
     )
@@ -126,7 +136,7 @@ def atom(
         "away_bytes": away,
         "dropped_bytes": dropped,
         "forward_working_bytes": widest,
-        "backward_working_bytes": widest + dropped,
+        "backward_working_bytes": widest + dropped + unpacked,
         "flops": forward.flops + backward.flops,
         "recompute_flops": repeated.flops,
     }
@@ -216,6 +226,25 @@ def _saved(
         (retention.away(name) * size for name, size in tensors.items()), start=_ZERO
     )
     return everything - dropped - away, away, dropped
+
+
+def _packed(
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    retention: Retention,
+    entry_bytes: Array,
+    packer: Packer | None,
+) -> Packed:
+    """What *packer* makes of the tensors that are kept: all, or the block's input."""
+    assert packer is not None, "who compresses says on what machine"
+    require_packable(retention, block)
+    if EVERYTHING in retention.recomputed:
+        entry = block.entry
+        return packer.packed({entry.name: entry_bytes} if entry else {}, retention)
+    sizes: dict[str, Array] = {}
+    for price in prices.values():
+        sizes |= price.saved
+    return packer.packed(sizes, retention)
 
 
 def _share(block: Block, name: str, retention: Retention) -> float:

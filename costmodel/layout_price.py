@@ -26,15 +26,10 @@ from costmodel.atoms import (
     recomputed_operators,
     shared_parameters,
 )
+from costmodel.compression import Packer
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
-from costmodel.mesh_parallel import (
-    Place,
-    degrees_of,
-    one_zero,
-    parallel_of,
-    place_of,
-)
+from costmodel.mesh_parallel import Place, degrees_of, one_zero, parallel_of, place_of
 from costmodel.offload import Offload
 from costmodel.retention import Retention, require_priced
 from costmodel.segments import segments_of
@@ -329,7 +324,8 @@ def _atoms(
         prices = block_prices(block, degrees, precision, machine)
         entry = entry_bytes(block, degrees, precision)
         for treatment in treatments[family]:
-            found = _treated(treatment, block, prices, entry, machine)
+            packer = Packer.of(machine, precision)
+            found = _treated(treatment, block, prices, entry, packer)
             for name, column in columns.items():
                 column.append(np.broadcast_to(getattr(found, name), len(pairs)))
             for number, (site, place) in enumerate(pairs, size):
@@ -344,12 +340,12 @@ def _treated(
     block: Block,
     prices: dict[str, OperatorPrice],
     entry: Array,
-    machine: Machine,
+    packer: Packer,
 ) -> Atom:
     if isinstance(treatment, str):
         return shared_parameters(prices[treatment])
     require_priced(treatment, block)
-    software = machine.software
+    software = packer.machine.software
     return atom(
         block,
         prices,
@@ -357,6 +353,7 @@ def _treated(
         entry,
         stops_early=software.stops_early,
         sharpness=software.sharpness,
+        packer=packer,
     )
 
 

@@ -69,6 +69,16 @@ class Retention:
         offloads = found is not None and found.action is Action.OFFLOAD
         return found.ratio if found is not None and offloads else 0.0
 
+    def compressed(self, name: str) -> Treatment | None:
+        """How the tensor *name* is compressed, if it is; `*` is any other."""
+        found = self.tensors.get(name) or self.tensors.get(EVERYTHING)
+        packs = found is not None and found.action is Action.COMPRESS
+        return found if packs else None
+
+    @property
+    def compresses(self) -> bool:
+        return any(item.action is Action.COMPRESS for item in self.tensors.values())
+
     @property
     def tiers(self) -> frozenset[str]:
         """Where tensors are offloaded to."""
@@ -156,7 +166,8 @@ def _listed(name: str, block: Block, known: Set[str]) -> Retention:
 
 
 def require_priced(retention: Retention, block: Block) -> None:
-    """Raise for treatments that are not priced, and for tensors that nobody saves."""
+    """Raise UnknownName for tensors that nobody saves, InvalidSpec for a share of a
+    layer's input that is made again."""
     known = {EVERYTHING, CORE}
     for operator in block.operators:
         known |= {operator.output.name, *(item.name for item in operator.saves)}
@@ -167,10 +178,6 @@ def require_priced(retention: Retention, block: Block) -> None:
             raise UnknownName(f"tensor of a {block.name} layer", name, known)
         if block.entry is not None and name == block.entry.name:
             _require_whole(name, treatment)
-        if treatment.action is Action.COMPRESS:
-            raise Unsupported(
-                f"compress of {name} is not priced yet; keep, recompute or offload it"
-            )
 
 
 def _require_whole(name: str, treatment: Treatment) -> None:

@@ -133,7 +133,12 @@ def test_a_layout_file_gives_the_same_estimate(
     ("path", "value", "said"),
     [
         (("mesh", "tp"), 3, "40 heads"),
-        (("retention",), {"*": {"action": "compress", "bits": 8}}, "not priced"),
+        (("retention",), {"*": {"action": "compress", "bits": 3}}, "1, 2, 4, 8, 16"),
+        (
+            ("retention",),
+            {"attention_core": {"action": "compress", "bits": 8}},
+            "choose among",
+        ),
         (("retention",), {"*": {"action": "offload", "tier": "disk"}}, "cpu, nvme"),
         (("retention",), {"softmaxx": {"action": "recompute"}}, "softmaxx"),
     ],
