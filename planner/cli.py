@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.pins import Pins, layout_options
+from planner.around import Around, around_options, several_gpus
 from profiles.command import command, premise, warn
-from profiles.errors import OutOfTime, Unsupported
+from profiles.errors import Contradiction, OutOfTime, Unsupported
 from profiles.job_options import JobOptions, job_options
 from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
-    from costmodel.profiled import Profile
+    from planner.asked import Asked
     from planner.problem import Problem
     from planner.question import Posed
     from planner.solution import Solution
@@ -27,8 +29,10 @@ MOST_RUNNERS_UP = 100
 
 
 @command("plan", example="plan --model gpt-13b --gpus 64")
+@several_gpus
 @job_options
 @layout_options
+@around_options
 @click.option(
     "--objective",
     type=one_of(*OBJECTIVES),
@@ -76,7 +80,9 @@ MOST_RUNNERS_UP = 100
 def plan(
     job: JobOptions,
     pins: Pins,
+    around: Around,
     *,
+    sizes: tuple[int, ...],
     objective: str,
     top: int,
     out: Path | None,
@@ -95,25 +101,28 @@ def plan(
     other is better, and the best runners-up.
     """
     _refuse(any_stage=any_stage)
-    from costmodel.profiled import cluster_name, read_profile
     from planner.searches import search_called
 
     search_called(search)
-    profile = read_profile(job.profile)
-    where = cluster_name(job.cluster, profile)
-    posed = _posed(job, pins, objective, where, executable, profile, probability)
-    for line in posed.warnings:
-        warn(line)
-    solution = _solved(posed.problem, search, top, time_limit)
-    _require_found(posed.problem, solution, where)
+    asked = _asked(job, pins, objective, executable, probability)
+
+    def solved(problem: Problem) -> Solution:
+        return _solved(problem, search, top, time_limit)
+
+    if sizes:
+        _refuse_beside("several numbers of --gpus", out=out, searches=compare_searches)
+        _for_each(asked, sizes, solved, around.tokens, as_json=as_json)
+        return
+    posed = _posed(asked)
+    solution = solved(posed.problem)
+    _require_found(posed.problem, solution, asked.where)
     compared = [solution]
     if compare_searches:
         limit = COMPARE_S if time_limit is None else time_limit
         compared += _others(posed.problem, search, limit)
     if out is not None:
-        hashes = profile.hashes if profile else ()
-        _write(out, posed.problem, solution, where, hashes)
-    _show(posed, solution, compared, where, as_json=as_json)
+        _write(out, posed.problem, solution, asked)
+    _show(posed, solution, compared, asked.where, around.tokens, as_json=as_json)
 
 
 def _refuse(*, any_stage: bool) -> None:
@@ -124,40 +133,83 @@ def _refuse(*, any_stage: bool) -> None:
         )
 
 
-def _posed(
+def _refuse_beside(what: str, *, out: Path | None, searches: bool) -> None:
+    """Raise for options that are about one plan, where *what* asks for more."""
+    flags = {"--out": out is not None, "--compare-searches": searches}
+    for flag, said in flags.items():
+        if said:
+            raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
+
+
+def _asked(
     job: JobOptions,
     pins: Pins,
     objective: str,
-    where: str,
     executable: bool | None,
-    profile: Profile | None,
     probability: float | None,
-) -> Posed:
-    from dataclasses import replace
-
-    from costmodel.profiled import cluster_called
-    from planner.document import nothing_document, premise_document
+) -> Asked:
+    from costmodel.profiled import cluster_called, cluster_name, read_profile
+    from planner.asked import Asked
     from planner.problem import Objective
-    from planner.question import pose
     from profiles.models.catalog import model
 
+    profile = read_profile(job.profile)
+    where = cluster_name(job.cluster, profile)
     job.require("model")
-    found = cluster_called(where, profile.samples if profile else None)
-    asked = model(job.model or "")
-    posed = pose(
-        asked,
-        found,
-        job,
-        pins,
-        Objective(objective),
-        executable,
-        profile,
-        probability,
+    return Asked(
+        model=model(job.model or ""),
+        cluster=cluster_called(where, profile.samples if profile else None),
+        where=where,
+        job=job,
+        pins=pins,
+        objective=Objective(objective),
+        executable=executable,
+        profile=profile,
+        probability=probability,
     )
-    premise({**premise_document(posed.problem, where), **nothing_document()})
-    if job.cluster is None:
-        posed = replace(posed, assumed={"cluster": where, **posed.assumed})
+
+
+def _posed(asked: Asked) -> Posed:
+    """The one problem that was asked, its warnings given."""
+    from planner.document import nothing_document, premise_document
+
+    posed = asked.pose()
+    premise({**premise_document(posed.problem, asked.where), **nothing_document()})
+    for line in posed.warnings:
+        warn(line)
     return posed
+
+
+def _for_each(
+    asked: Asked,
+    sizes: tuple[int, ...],
+    solved: Callable[[Problem], Solution],
+    tokens: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """A plan for each number of GPUs; raises what was wrong where none has one."""
+    from planner.diagnosis import diagnose
+    from planner.sizes import plans
+    from planner.sizes_report import sizes_document, sizes_table, sizes_words
+
+    rows = list(plans(sizes, lambda gpus: asked.pose(gpus=gpus), solved))
+    document = sizes_document(rows, asked.where, tokens)
+    if not any(row.estimate for row in rows):
+        premise(document)
+        sound = [row.posed for row in rows if row.posed is not None]
+        if sound:
+            raise diagnose(sound[-1].problem)
+        raise next(row.error for row in rows if row.error is not None)
+    for row in rows:
+        for line in row.posed.warnings if row.posed else ():
+            warn(f"{row.gpus} GPUs: {line}")
+    if as_json:
+        emit_json(document)
+        return
+    screen = console()
+    screen.print(sizes_table(rows, tokens))
+    screen.print(sizes_words(rows, tokens))
 
 
 def _solved(
@@ -207,14 +259,14 @@ def _write(
     out: Path,
     problem: Problem,
     solution: Solution,
-    where: str,
-    hashes: tuple[str, ...],
+    asked: Asked,
 ) -> None:
     from costmodel.stored import write_layout
 
     assert solution.best is not None, "there is a layout to write"
     layout = solution.best.estimate.layout
-    write_layout(out, problem.job, where, layout, hashes)
+    hashes = asked.profile.hashes if asked.profile else ()
+    write_layout(out, problem.job, asked.where, layout, hashes)
 
 
 def _show(
@@ -222,23 +274,28 @@ def _show(
     solution: Solution,
     compared: list[Solution],
     where: str,
+    tokens: float | None,
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        emit_json(_document(posed, solution, compared, where))
+        emit_json(_document(posed, solution, compared, where, tokens))
         return
     from planner.report import plan_view, searches_table
 
     screen = console()
-    screen.print(plan_view(posed.problem, solution, posed.assumed))
+    screen.print(plan_view(posed.problem, solution, posed.assumed, tokens))
     if len(compared) > 1:
         screen.print()
         screen.print(searches_table(posed.problem, compared))
 
 
 def _document(
-    posed: Posed, solution: Solution, compared: list[Solution], where: str
+    posed: Posed,
+    solution: Solution,
+    compared: list[Solution],
+    where: str,
+    tokens: float | None,
 ) -> dict[str, Any]:
     from planner.document import (
         answer_document,
@@ -253,6 +310,10 @@ def _document(
         "assumed": posed.assumed,
         "warnings": list(posed.warnings),
     }
+    if tokens is not None and solution.best is not None:
+        from costmodel.whatif import training
+
+        document["training"] = training(solution.best.estimate, tokens)
     if len(compared) > 1:
         document["searches"] = [
             {**search_document(one), "bound": bound_document(posed.problem, one)}

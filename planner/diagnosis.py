@@ -30,31 +30,35 @@ FARTHEST_COUNT = 256  # how many fewer or more GPUs are tried
 
 def diagnose(problem: Problem) -> Infeasible:
     """What to say where no layout of *problem* is legal, or none fits."""
-    if not length(Space(problem=problem).branches):
-        return _nothing_legal(problem)
-    return _nothing_fits(problem)
+    constraint = constraint_of(problem)
+    if constraint.startswith("memory"):
+        return _infeasible(constraint, next(_fitting_changes(problem), None))
+    if constraint.startswith("size"):
+        return _infeasible(constraint, "a smaller batch (--global-batch)")
+    return _infeasible(constraint, next(_legal_changes(problem), None))
 
 
-def _nothing_legal(problem: Problem) -> Infeasible:
+def constraint_of(problem: Problem) -> str:
+    """What keeps *problem* from having a layout, in words that start with its kind:
+    divisibility, size, support or memory."""
+    if length(Space(problem=problem).branches):
+        return _too_little_memory(problem)
     job = problem.job
     if length(Space(problem=replace(problem, executable=False)).branches):
-        return _nothing_executed(problem)
+        return _not_executed(problem)
     if length(Space(problem=problem).degrees):
-        return _infeasible(
+        return (
             f"size: a batch of {job.global_batch} on {problem.gpus} GPUs takes more "
-            f"than {MOST_PASSES:,} passes a step in every layout",
-            "a smaller batch (--global-batch)",
+            f"than {MOST_PASSES:,} passes a step in every layout"
         )
-    constraint = (
+    return (
         f"divisibility: {job.model} ({job.graph.body} layers), sequences of "
         f"{job.seq_len} and a batch of {job.global_batch} do not split over "
         f"{problem.gpus} GPUs"
     )
-    nearest = next(_legal_changes(problem), None)
-    return _infeasible(constraint, nearest)
 
 
-def _nothing_executed(problem: Problem) -> Infeasible:
+def _not_executed(problem: Problem) -> str:
     job = problem.job
     alone = Uniform(
         precision=problem.precision,
@@ -63,10 +67,9 @@ def _nothing_executed(problem: Problem) -> Infeasible:
         offload=problem.offload,
     )
     reasons = refusals(alone, job) or ["no combination of degrees is left"]
-    return _infeasible(
+    return (
         f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which "
-        f"`execute` carries out ({'; '.join(reasons)})",
-        next(_legal_changes(problem), None),
+        f"`execute` carries out ({'; '.join(reasons)})"
     )
 
 
@@ -81,17 +84,16 @@ def _legal_changes(problem: Problem) -> Iterator[str]:
                 yield f"{gpus} GPUs (--gpus {gpus})"
 
 
-def _nothing_fits(problem: Problem) -> Infeasible:
+def _too_little_memory(problem: Problem) -> str:
     device = problem.machine.device
     smallest = leanest(problem)
     assert smallest is not None, "something is legal"
     peak = format_bytes(smallest.estimate.peak_memory_bytes)
-    constraint = (
+    return (
         f"memory: the smallest peak of any layout is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}), "
         f"{device.name} offers {_offered(problem)}"
     )
-    return _infeasible(constraint, next(_fitting_changes(problem), None))
 
 
 def _offered(problem: Problem) -> str:

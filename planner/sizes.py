@@ -1,0 +1,65 @@
+"""`plan --gpus 8..512`: how many GPUs? One plan for each number, in one process.
+
+The model's graph, the machine and the prices of its blocks are shared; each number of
+GPUs is a search of its own, with its own proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from costmodel.estimate import Estimate
+from planner.diagnosis import constraint_of
+from planner.problem import Problem
+from planner.question import Posed
+from planner.solution import Solution
+from profiles.errors import InvalidQuestion, OutOfTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """The answer for one number of GPUs; `reason` says why there is no layout."""
+
+    gpus: int
+    posed: Posed | None = None
+    solution: Solution | None = None
+    reason: str | None = None
+    error: InvalidQuestion | None = None  # the pins do not go with this number
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """Of the recommended layout; None if there is none."""
+        best = self.solution.best if self.solution else None
+        return best.estimate if best else None
+
+
+def plans(
+    sizes: Sequence[int],
+    pose: Callable[[int], Posed],
+    solve: Callable[[Problem], Solution],
+) -> Iterator[Sized]:
+    """A plan for each of *sizes*, or why there is none."""
+    for gpus in sizes:
+        try:
+            posed = pose(gpus)
+        except InvalidQuestion as error:
+            yield Sized(gpus=gpus, reason=str(error), error=error)
+            continue
+        try:
+            solution = solve(posed.problem)
+        except OutOfTime as error:
+            yield Sized(gpus=gpus, posed=posed, reason=str(error))
+            continue
+        found = solution.best is not None
+        reason = None if found else constraint_of(posed.problem)
+        yield Sized(gpus=gpus, posed=posed, solution=solution, reason=reason)
+
+
+def efficiency(rows: Sequence[Sized]) -> dict[int, float]:
+    """Tokens a second of one GPU, over those of the number of GPUs where most are."""
+    rates = {
+        row.gpus: row.estimate.tokens_per_s_per_gpu for row in rows if row.estimate
+    }
+    best = max(rates.values(), default=1.0)
+    return {gpus: rate / best for gpus, rate in rates.items()}
