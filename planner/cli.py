@@ -19,6 +19,8 @@ from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
     from planner.asked import Asked
+    from planner.beside import Beside
+    from planner.largest import Largest
     from planner.problem import Problem
     from planner.question import Posed
     from planner.solution import Solution
@@ -101,6 +103,7 @@ def plan(
     other is better, and the best runners-up.
     """
     _refuse(any_stage=any_stage)
+    from planner.beside import beside
     from planner.searches import search_called
 
     search_called(search)
@@ -110,10 +113,11 @@ def plan(
         return _solved(problem, search, top, time_limit)
 
     if sizes:
-        _refuse_beside("several numbers of --gpus", out=out, searches=compare_searches)
+        _refuse_beside("several numbers of --gpus", out, around, compare_searches)
         _for_each(asked, sizes, solved, around.tokens, as_json=as_json)
         return
-    posed = _posed(asked)
+    largest = _largest(asked, around)
+    posed = _posed(asked, largest)
     solution = solved(posed.problem)
     _require_found(posed.problem, solution, asked.where)
     compared = [solution]
@@ -122,7 +126,8 @@ def plan(
         compared += _others(posed.problem, search, limit)
     if out is not None:
         _write(out, posed.problem, solution, asked)
-    _show(posed, solution, compared, asked.where, around.tokens, as_json=as_json)
+    found = beside(posed.problem, solution, around, largest)
+    _show(posed, solution, compared, asked.where, found, as_json=as_json)
 
 
 def _refuse(*, any_stage: bool) -> None:
@@ -133,9 +138,15 @@ def _refuse(*, any_stage: bool) -> None:
         )
 
 
-def _refuse_beside(what: str, *, out: Path | None, searches: bool) -> None:
+def _refuse_beside(what: str, out: Path | None, around: Around, several: bool) -> None:
     """Raise for options that are about one plan, where *what* asks for more."""
-    flags = {"--out": out is not None, "--compare-searches": searches}
+    flags = {
+        "--out": out is not None,
+        "--compare-searches": several,
+        "--maximize": around.maximize is not None,
+        "--explain": around.explain,
+        "--probe": around.probe is not None,
+    }
     for flag, said in flags.items():
         if said:
             raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
@@ -169,11 +180,19 @@ def _asked(
     )
 
 
-def _posed(asked: Asked) -> Posed:
+def _largest(asked: Asked, around: Around) -> Largest | None:
+    if around.maximize is None:
+        return None
+    from planner.largest import maximize
+
+    return maximize(asked, around.maximize)
+
+
+def _posed(asked: Asked, largest: Largest | None) -> Posed:
     """The one problem that was asked, its warnings given."""
     from planner.document import nothing_document, premise_document
 
-    posed = asked.pose()
+    posed = largest.posed if largest else asked.pose()
     premise({**premise_document(posed.problem, asked.where), **nothing_document()})
     for line in posed.warnings:
         warn(line)
@@ -274,17 +293,20 @@ def _show(
     solution: Solution,
     compared: list[Solution],
     where: str,
-    tokens: float | None,
+    found: Beside,
     *,
     as_json: bool,
 ) -> None:
     if as_json:
-        emit_json(_document(posed, solution, compared, where, tokens))
+        emit_json(_document(posed, solution, compared, where, found))
         return
     from planner.report import plan_view, searches_table
 
     screen = console()
-    screen.print(plan_view(posed.problem, solution, posed.assumed, tokens))
+    screen.print(plan_view(posed.problem, solution, posed.assumed, found.lines))
+    for table in found.tables:
+        screen.print()
+        screen.print(table())
     if len(compared) > 1:
         screen.print()
         screen.print(searches_table(posed.problem, compared))
@@ -295,7 +317,7 @@ def _document(
     solution: Solution,
     compared: list[Solution],
     where: str,
-    tokens: float | None,
+    found: Beside,
 ) -> dict[str, Any]:
     from planner.document import (
         answer_document,
@@ -310,10 +332,7 @@ def _document(
         "assumed": posed.assumed,
         "warnings": list(posed.warnings),
     }
-    if tokens is not None and solution.best is not None:
-        from costmodel.whatif import training
-
-        document["training"] = training(solution.best.estimate, tokens)
+    document.update(found.members)
     if len(compared) > 1:
         document["searches"] = [
             {**search_document(one), "bound": bound_document(posed.problem, one)}

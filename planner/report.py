@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from costmodel.estimate import Estimate
 from costmodel.report.table import (
     assumed_words,
     breakdown_words,
     headline,
     memory_table,
     pairs_table,
-    training_words,
 )
-from costmodel.whatif import training
 from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Objective, Problem
 from planner.solution import Solution, Status
@@ -36,9 +33,9 @@ def plan_view(
     problem: Problem,
     solution: Solution,
     assumed: Mapping[str, Any],
-    tokens: float | None = None,
+    beside: Sequence[tuple[str, str]] = (),
 ) -> Group:
-    """Everything `plan` shows."""
+    """Everything `plan` shows; *beside* are more lines of the headline."""
     from rich.console import Group
     from rich.text import Text
 
@@ -54,7 +51,7 @@ def plan_view(
         ("layout", choice_words(best.choice, job.global_batch)),
         *headline(found),
         *_cost(problem, solution),
-        *_whole_run(found, tokens),
+        *beside,
         ("step goes to", breakdown_words(found.breakdown_s)),
         ("binds", binds(problem, solution)),
         ("proof", proof_words(problem, solution)),
@@ -94,12 +91,6 @@ def _cost(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     if problem.objective is not Objective.COST:
         return []
     return [("cost", f"{solution.value * MB:,.4f} dollars per million tokens")]
-
-
-def _whole_run(found: Estimate, tokens: float | None) -> list[tuple[str, str]]:
-    if tokens is None:
-        return []
-    return [("training", training_words(training(found, tokens)))]
 
 
 def runners_up_table(problem: Problem, solution: Solution) -> Table:

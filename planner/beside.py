@@ -1,0 +1,53 @@
+"""`Beside`: what the questions around a plan add to what is shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from costmodel.report.table import training_words
+from costmodel.whatif import training
+from planner.around import Around
+from planner.largest import Largest
+from planner.problem import Problem
+from planner.solution import Solution
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Lines of the headline, members of the JSON document, and tables to be made."""
+
+    lines: tuple[tuple[str, str], ...] = ()
+    members: dict[str, Any] = field(default_factory=dict)
+    tables: tuple[Callable[[], RenderableType], ...] = ()
+
+    def __add__(self, other: Beside) -> Beside:
+        return Beside(
+            lines=self.lines + other.lines,
+            members={**self.members, **other.members},
+            tables=self.tables + other.tables,
+        )
+
+
+def beside(
+    problem: Problem, solution: Solution, around: Around, largest: Largest | None
+) -> Beside:
+    """What was asked around the plan, but for files."""
+    best, found = solution.best, Beside()
+    if best is None:
+        return found
+    if largest is not None:
+        found += Beside(
+            lines=(("largest", largest.words),),
+            members={"maximized": largest.document()},
+        )
+    if around.tokens is not None:
+        whole = training(best.estimate, around.tokens)
+        found += Beside(
+            lines=(("training", training_words(whole)),), members={"training": whole}
+        )
+    return found
