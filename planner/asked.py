@@ -41,12 +41,17 @@ class Asked:
 
         Raises as `question.pose`, and Unsupported for the layers of another family.
         """
-        said = {"gpus": gpus, "seq_len": seq_len, "global_batch": global_batch}
-        other = {name: value for name, value in said.items() if value is not None}
+        job = self.job
+        job = replace(
+            job,
+            gpus=job.gpus if gpus is None else gpus,
+            seq_len=job.seq_len if seq_len is None else seq_len,
+            global_batch=job.global_batch if global_batch is None else global_batch,
+        )
         posed = pose(
             self.model if layers is None else with_layers(self.model, layers),
             self.cluster,
-            replace(self.job, **other),
+            job,
             self.pins,
             self.objective,
             self.executable,

@@ -14,6 +14,7 @@ from planner.around import Around, around_options, several_gpus
 from profiles.command import command, premise, warn
 from profiles.errors import Contradiction, OutOfTime, Unsupported
 from profiles.job_options import JobOptions, job_options
+from profiles.options import given
 from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
 
@@ -107,6 +108,9 @@ def plan(
     from planner.searches import search_called
 
     search_called(search)
+    if around.diff is not None:
+        _compare(around.diff, job, pins, as_json=as_json)
+        return
     asked = _asked(job, pins, objective, executable, probability)
 
     def solved(problem: Problem) -> Solution:
@@ -150,6 +154,40 @@ def _refuse_beside(what: str, out: Path | None, around: Around, several: bool) -
     for flag, said in flags.items():
         if said:
             raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
+
+
+def _compare(
+    files: tuple[Path, Path], job: JobOptions, pins: Pins, *, as_json: bool
+) -> None:
+    """What differs between two layout files, and what each difference costs."""
+    from costmodel.profiled import read_profile
+    from costmodel.stored import job_of, machine_of, read_layout_file
+    from planner.difference import difference, require_alike
+    from planner.difference_report import difference_document, difference_view
+
+    _refuse_options({**given(pins), **given(job)})
+    a, b = (read_layout_file(file) for file in files)
+    jobs = (job_of(a), job_of(b))
+    require_alike(jobs, None if job.cluster else (a.cluster, b.cluster))
+    profile = read_profile(job.profile)
+    samples = profile.samples if profile else None
+    on = machine_of(a, job.cluster, job.framework, samples)
+    found = difference(jobs[0], on, a.layout, b.layout)
+    if as_json:
+        emit_json(difference_document(found, files))
+    else:
+        console().print(difference_view(found))
+
+
+def _refuse_options(said: dict[str, Any]) -> None:
+    """Raise for options that two layout files answer themselves."""
+    left = [name for name in said if name not in ("cluster", "framework", "profile")]
+    if left:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in left)
+        raise Contradiction(
+            f"{named} cannot change the layout files of --diff; leave it out "
+            "(--cluster, --framework, --profile may be given)"
+        )
 
 
 def _asked(

@@ -1,0 +1,212 @@
+"""`plan --diff A B`: what differs between two layouts, and what each difference costs.
+
+The way from A to B changes one dimension at a time, in the order of `DIMENSIONS`: first
+how the GPUs are split, then the pipeline, then what each rank holds. Data parallelism
+fills up what tensor, context and pipeline parallelism leave. A change that is not
+legal yet waits for the next; where none is legal alone, as few as can be go together.
+Each layout on the way is simulated, so the changes add up to the whole difference. In
+another order they would share it out otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Final
+
+from costmodel.estimate import Estimate, estimate
+from costmodel.layout import Layout
+from costmodel.legality import violations
+from costmodel.machine import Machine
+from costmodel.uniform import Uniform, spell_out
+from planner.spoken import uniform_of
+from profiles.errors import Contradiction, MeshwrightError
+from profiles.job import Job
+
+DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "GPUs": ("gpus",),
+    "tensor parallelism": ("tp",),
+    "context parallelism": ("cp",),
+    "pipeline parallelism": ("pp",),
+    "expert parallelism": ("ep", "etp"),
+    "sequence parallelism": ("sequence_parallel",),
+    "way of context parallelism": ("cp_kind",),
+    "schedule": ("schedule", "virtual_stages"),
+    "micro-batch": ("micro_batch",),
+    "ZeRO": ("zero", "zero_group"),
+    "recompute": ("recompute", "recompute_layers"),
+    "flash attention": ("flash_attention",),
+    "precision": ("precision", "gradient_format"),
+    "offload": ("offload",),
+}
+WHOLE: Final = "the layout as a whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One step of the way: the dimensions that change, and what they change."""
+
+    dimensions: tuple[str, ...]
+    before: Estimate
+    after: Estimate
+    choices: tuple[Uniform, Uniform] | None = None  # None: not alike stages
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds that the step takes longer."""
+        return self.after.step_time_s - self.before.step_time_s
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Bytes that the fullest device holds more."""
+        return self.after.peak_memory_bytes - self.before.peak_memory_bytes
+
+    @property
+    def parts_s(self) -> dict[str, float]:
+        """By how many seconds each part of the step grows; those that change."""
+        before, after = self.before.breakdown_s, self.after.breakdown_s
+        grown = {name: after[name] - before[name] for name in after}
+        return {name: more for name, more in grown.items() if more}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Two layouts of one job, and the changes that lead from one to the other."""
+
+    a: Estimate
+    b: Estimate
+    changes: tuple[Change, ...]
+
+
+def difference(job: Job, on: Machine, a: Layout, b: Layout) -> Difference:
+    """What changes from *a* to *b*, priced by simulation change by change.
+
+    Raises Contradiction for layouts of another job or cluster.
+    """
+    first, last = (estimate(job, on.cluster, one, on=on) for one in (a, b))
+    ends = (uniform_of(a, job.graph), uniform_of(b, job.graph))
+    changes: list[Change] = []
+    if a != b and (ends[0] is None or ends[1] is None):
+        changes = [Change(dimensions=(WHOLE,), before=first, after=last)]
+    elif ends[0] is not None and ends[1] is not None:
+        before, old = first, ends[0]
+        for dimensions, choice in way(ends[0], ends[1], job, on):
+            after = last if choice == ends[1] else _priced(job, on, choice)
+            changes.append(
+                Change(
+                    dimensions=dimensions,
+                    before=before,
+                    after=after,
+                    choices=(old, choice),
+                )
+            )
+            before, old = after, choice
+    return Difference(a=first, b=last, changes=tuple(changes))
+
+
+def way(
+    a: Uniform, b: Uniform, job: Job, on: Machine
+) -> Iterator[tuple[tuple[str, ...], Uniform]]:
+    """Legal layouts from *a* to *b*, and which dimensions changed to get to each."""
+    from_a, from_b = _values(a), _values(b)
+    left = [name for name in DIMENSIONS if _differs(name, from_a, from_b)]
+    here, choice = from_a, a
+    while left:
+        names, there, found = _next(left, here, from_b, b, job, on)
+        left = [name for name in left if name not in names]
+        if found != choice or not left:
+            yield names, found
+        here, choice = there, found
+
+
+def _next(
+    left: list[str],
+    here: dict[str, Any],
+    goal: dict[str, Any],
+    b: Uniform,
+    job: Job,
+    on: Machine,
+) -> tuple[tuple[str, ...], dict[str, Any], Uniform]:
+    """The fewest changes, earliest first, that lead to a legal layout."""
+    for count in range(1, len(left)):
+        for names in combinations(left, count):
+            there = {**here, **{f: goal[f] for name in names for f in DIMENSIONS[name]}}
+            found = _uniform(there)
+            if found is not None and _legal(found, job, on):
+                return names, there, found
+    return tuple(left), goal, b
+
+
+def _values(choice: Uniform) -> dict[str, Any]:
+    """A choice by field, dp as the number of GPUs. A shard over all of dp is None, and
+    stays all of it where dp changes."""
+    values = {name: getattr(choice, name) for name in _FIELDS}
+    values["gpus"] = choice.gpus
+    values["zero_group"] = (
+        None
+        if choice.zero and choice.zero_group == choice.dp
+        else values["zero_group"]
+    )
+    return values
+
+
+_FIELDS: Final = tuple(
+    name for names in DIMENSIONS.values() for name in names if name != "gpus"
+)
+
+
+def _uniform(values: dict[str, Any]) -> Uniform | None:
+    """The choice that *values* mean, None if they do not divide the GPUs. What is one
+    or off makes what hangs on it off too."""
+    rest = {name: value for name, value in values.items() if name != "gpus"}
+    inner = rest["tp"] * rest["pp"] * rest["cp"]
+    dp, remainder = divmod(values["gpus"], inner)
+    if remainder or not dp:
+        return None
+    if rest["zero_group"] is None:
+        rest["zero_group"] = dp
+    if not rest["zero"]:
+        rest["zero_group"] = 1
+    if rest["tp"] == 1:
+        rest["sequence_parallel"] = False
+    if rest["pp"] == 1:
+        rest["schedule"], rest["virtual_stages"] = "1f1b", 1
+    return Uniform(dp=dp, **rest)
+
+
+def _differs(name: str, a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return any(a[field] != b[field] for field in DIMENSIONS[name])
+
+
+def _legal(choice: Uniform, job: Job, on: Machine) -> bool:
+    if list(violations(choice, job, on.cluster)):
+        return False
+    try:
+        spell_out(choice, job.graph, job.global_batch)
+    except MeshwrightError:
+        return False
+    return True
+
+
+def _priced(job: Job, on: Machine, choice: Uniform) -> Estimate:
+    layout = spell_out(choice, job.graph, job.global_batch)
+    return estimate(job, on.cluster, layout, on=on)
+
+
+def require_alike(jobs: tuple[Job, Job], clusters: tuple[Any, Any] | None) -> None:
+    """Raise Contradiction for layouts of unlike jobs, or on unlike clusters."""
+    a, b = jobs
+    for name in ("model", "spec", "seq_len", "global_batch", "optimizer"):
+        one, other = getattr(a, name), getattr(b, name)
+        if one != other:
+            said = f"{one} and {other}" if name != "spec" else "another shape"
+            raise Contradiction(
+                f"--diff compares two layouts of one job, and these differ in "
+                f"{name.replace('_', '-')}: {said}; plan both for the same job"
+            )
+    if clusters is not None and clusters[0] != clusters[1]:
+        raise Contradiction(
+            "--diff: the two layouts are for unlike clusters; name the one to price "
+            "both on with --cluster"
+        )

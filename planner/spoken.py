@@ -1,0 +1,64 @@
+"""A layout as the `Uniform` it was spelled out from, where it is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from costmodel.columns import RECOMPUTES
+from costmodel.layout import Layout
+from costmodel.offload import Offload
+from costmodel.retention import Action
+from costmodel.uniform import Uniform, spell_out
+from profiles.errors import MeshwrightError
+from profiles.graph import ModelGraph
+
+
+def uniform_of(layout: Layout, graph: ModelGraph) -> Uniform | None:
+    """The dozen numbers that mean exactly *layout*; None if no such numbers do."""
+    for choice in _guesses(layout):
+        try:
+            if spell_out(choice, graph, layout.global_batch) == layout:
+                return choice
+        except MeshwrightError:
+            continue
+    return None
+
+
+def _guesses(layout: Layout) -> Iterator[Uniform]:
+    """By recompute preset, in all layers and in the first few of each stage."""
+    stage = layout.stages[0]
+    mesh, plans = stage.mesh, [plan for one in layout.stages for plan in one.plans]
+    plain = Uniform(
+        tp=mesh.tp,
+        pp=layout.pp,
+        dp=mesh.dp,
+        cp=mesh.cp,
+        ep=mesh.ep,
+        etp=mesh.etp,
+        micro_batch=layout.micro_batch(stage),
+        schedule=layout.schedule,
+        virtual_stages=layout.virtual_stages,
+        zero=plans[0].zero,
+        zero_group=mesh.dp_shard,
+        sequence_parallel=plans[0].sharding == "megatron-sp",
+        cp_kind=layout.cp_kind,
+        flash_attention=layout.flash_attention,
+        precision=layout.precision_name,
+        gradient_format=layout.gradient_format,
+        offload=_away(layout),
+    )
+    for name in RECOMPUTES:
+        yield replace(plain, recompute=name)
+    most = max(one.body for one in layout.stages)
+    for name in RECOMPUTES[1:]:
+        for first in range(most):
+            yield replace(plain, recompute=name, recompute_layers=first)
+
+
+def _away(layout: Layout) -> Offload:
+    """What is offloaded, of activations the largest share of any tensor."""
+    plans = {id(plan): plan for stage in layout.stages for plan in stage.plans}
+    treated = [one for p in plans.values() for one in p.retention.tensors.values()]
+    shares = [one.ratio for one in treated if one.action is Action.OFFLOAD]
+    return replace(layout.away, activations=max(shares, default=0.0))
