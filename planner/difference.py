@@ -11,7 +11,7 @@ another order they would share it out otherwise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Final
 
@@ -144,9 +144,7 @@ def _values(choice: Uniform) -> dict[str, Any]:
     values = {name: getattr(choice, name) for name in _FIELDS}
     values["gpus"] = choice.gpus
     values["zero_group"] = (
-        None
-        if choice.zero and choice.zero_group == choice.dp
-        else values["zero_group"]
+        None if choice.zero and choice.zero_group == choice.dp else values["zero_group"]
     )
     return values
 

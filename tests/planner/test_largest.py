@@ -99,7 +99,7 @@ def test_the_plan_is_at_the_largest(asking: Ask) -> None:
 
 
 def test_unlike_layers_stay_in_whole_turns() -> None:
-    pins = {"tp": 8, "cp": 1, "ep": 8, "micro_batch": 1, "zero": 1}
+    pins = {"tp": 8, "pp": 1, "cp": 1, "ep": 8, "micro_batch": 1, "zero": 0}
     found = maximize(asked("llama4-maverick", 64, **pins), "layers")
     assert found.unit > 1
     assert found.value is not None
@@ -107,11 +107,12 @@ def test_unlike_layers_stay_in_whole_turns() -> None:
 
 
 def test_nothing_fits_at_all_is_exit_1(asking: Ask) -> None:
-    argv = ("--model", "gpt-1t", "--gpus", "1", "--maximize", "layers", "--tp", "1")
-    code, out, err = asking(*argv, "--json")
-    assert code in (0, 1)
-    assert (json.loads(out)["layout"] is None) == (code == 1)
-    assert err.startswith("plan: no layout") == (code == 1)
+    argv = ("--model", "gpt-175b", "--gpus", "1", "--maximize", "global-batch")
+    code, out, err = asking(*argv, "--micro-batches", "1", "--json")
+    found = json.loads(out)
+    assert (code, found["layout"]) == (1, None)
+    assert found["infeasible"]["constraint"].startswith("memory: ")
+    assert err.startswith("plan: no layout")
 
 
 @pytest.mark.parametrize("name", ["hidden", "seqlen", ""])
