@@ -18,10 +18,9 @@ from costmodel.software import (
 )
 from profiles.cluster import Cluster
 from profiles.device import Device
-from profiles.errors import Contradiction, Unsupported
+from profiles.errors import Contradiction
 from profiles.job_options import JobOptions
 
-HIDDEN_SO_FAR: Final = ("grad", "param", "p2p", "offload")
 NO_OVERLAP: Final = "none (ranks communicate with the cores that compute)"
 OURS: Final = (DEFAULT, "fsdp2")  # whose operators are those that are measured
 
@@ -79,9 +78,5 @@ def framework_of(
         if part not in OVERLAPS:
             raise Contradiction(
                 f"--overlap {part!r} is not one of {', '.join(OVERLAPS)}, none"
-            )
-        if part not in HIDDEN_SO_FAR:
-            raise Unsupported(
-                f"--overlap {part} is not priced yet; {', '.join(HIDDEN_SO_FAR)} are"
             )
     return with_overlap(base, frozenset(asked))

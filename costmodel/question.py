@@ -87,6 +87,7 @@ def resolve(
     choice = _rest(choice, wish, pins, where, assumed)
     choice = spread(choice, job, pins.ep, pins.etp, assumed)
     where = unbalanced(where, job, pins.imbalance, assumed)
+    _require_cut(choice, pins)
     require_legal(choice, job, cluster)
     if len(cluster.islands) > 1:
         assumed["placement"] = placed(cluster, choice.gpus)
@@ -189,6 +190,17 @@ def unbalanced(
             f"{moe.experts_per_token} a token, the busiest then has every token"
         )
     return replace(where, imbalance=found)
+
+
+def _require_cut(choice: Uniform, pins: Pins) -> None:
+    """Raise Contradiction for hiding a sum behind the product that it waits for."""
+    hides = "tp" in (pins.overlap or "").split(",")
+    if hides and choice.tp > 1 and not choice.sequence_parallel:
+        raise Contradiction(
+            "--overlap tp cuts products with the gathers and scatters of sequence "
+            "parallelism, which --no-sequence-parallel does without; leave one of the "
+            "two out"
+        )
 
 
 def _degrees(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Uniform:

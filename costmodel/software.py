@@ -48,8 +48,8 @@ class Software:
     microseconds lost between the kernels of one forward, twice as many backward
     [assumed] two to three gaps of some 4 us.
 
-    `overlap` names what is hidden: `grad`, `param`, `p2p`, `offload` (copies to a host
-    and back). `gradient_format` is what 16-bit training accumulates gradients in;
+    `overlap` names what is hidden: `grad`, `param`, `tp`, `p2p`, `offload` (copies to a
+    host and back). `gradient_format` is what 16-bit training accumulates gradients in;
     `reduce` what travels: the accumulated `gradient`, `half` in 16 bits, or
     `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32.
     `stops_early`: full recompute ends when the last tensor that backward needs is made.
@@ -66,8 +66,10 @@ class Software:
     `elementwise` multiplies the bytes of norms, activations and residuals over those of
     fused kernels; `contention` is the share of hidden communication by which compute
     beside it takes longer; `exposed_tensor` the share of tensor-parallel collectives
-    that nothing hides; `reduction` multiplies the seconds of a step's gradient
-    reduction, for copies, casts and divisions around it; `sharpness` and `host_wait`
+    that nothing hides, where `overlap` has `tp`; with `cuts_products` each hides behind
+    the product beside it instead, as far as that goes (`operator_price`); `reduction`
+    multiplies the seconds of a step's gradient reduction, for copies, casts and
+    divisions around it; `sharpness` and `host_wait`
     say how device and host time make one; `step_s` what a step takes beside the model
     (data, logging).
     `loss_elements` are what the loss moves forward and backward for each logit, in
@@ -105,6 +107,7 @@ class Software:
     contention: float = OVERLAP_SLOWDOWN
     reduction: float = 1.0
     exposed_tensor: float = 1.0
+    cuts_products: bool = False
     gap_us: float = 10.0
     sharpness: float = HOST_SHARPNESS
     host_wait: float = HOST_WAIT
@@ -187,5 +190,16 @@ def software_on(base: Software, device: Device) -> Software:
 
 
 def with_overlap(base: Software, overlap: frozenset[str]) -> Software:
-    """The same framework hiding just *overlap*."""
-    return replace(base, overlap=overlap)
+    """The same framework hiding just *overlap*.
+
+    Tensor-parallel communication that is to hide and for which it has no figure of its
+    own hides behind products; what is not to hide is exposed.
+    """
+    hides = "tp" in overlap
+    share = base.exposed_tensor if hides else 1.0
+    return replace(
+        base,
+        overlap=overlap,
+        exposed_tensor=share,
+        cuts_products=hides and share == 1.0,
+    )
