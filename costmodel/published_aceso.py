@@ -36,7 +36,7 @@ def products(folder: Path) -> Products:
     tp. A backward is two products: for the input and for the weight.
     """
     timed = []
-    for hidden, _, tokens, tp, row in _aceso(folder):
+    for hidden, _, tokens, tp, row in profiled(folder):
         wide = 4 * hidden // tp
         match row["item"]:
             case "enc-MLP-GEMM-1":
@@ -58,7 +58,7 @@ def traffic(folder: Path) -> Traffic:
     byte of mask. Layer norm is left out: it is bound by its reductions.
     """
     points = []
-    for hidden, heads, tokens, tp, row in _aceso(folder):
+    for hidden, heads, tokens, tp, row in profiled(folder):
         count = tokens * _ACESO_SEQUENCE * heads / tp
         match row["item"]:
             case "enc-MLP-gelu":
@@ -76,7 +76,7 @@ def scores(folder: Path, direction: str) -> Traffic:
     """V100 softmax and dropout together; `size_bytes` holds the number of scores."""
     column = {"forward": "fwd_ms", "backward": "bwd_ms"}[direction]
     totals: dict[tuple[str, float], float] = {}
-    for _, heads, tokens, tp, row in _aceso(folder):
+    for _, heads, tokens, tp, row in profiled(folder):
         if row["item"] in ("enc-attention-softmax", "enc-attention-dropout"):
             key = (row["model"], tokens * _ACESO_SEQUENCE * heads / tp)
             totals[key] = totals.get(key, 0.0) + float(row[column]) * MS
@@ -86,7 +86,8 @@ def scores(folder: Path, direction: str) -> Traffic:
     )
 
 
-def _aceso(folder: Path) -> Iterator[tuple[int, int, int, int, Row]]:
+def profiled(folder: Path) -> Iterator[tuple[int, int, int, int, Row]]:
+    """Hidden size, heads, tokens and tp of every GPT operator that was timed."""
     for row in rows(folder, "layer_times.csv"):
         name = _ACESO_NAME.fullmatch(row["model"])
         if name is not None:
