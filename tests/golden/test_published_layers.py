@@ -1,7 +1,7 @@
 """Single layers as published: their times, and the bytes they keep.
 
 The tables live in the folder named by MESHWRIGHT_DATA; without it the tests of whole
-tables skip. Korthikanti's and Yuan's stand here. `benchmarks/layers.py` prints them all.
+tables skip. Korthikanti's and Yuan's stand here; `benchmarks/layers.py` prints all.
 """
 
 from __future__ import annotations
