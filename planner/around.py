@@ -36,6 +36,7 @@ class Around:
     explain: bool = False
     tokens: float | None = None
     probe: int | None = None
+    shardings: bool = False
 
 
 _OPTIONS: tuple[Callable[[Function], Function], ...] = (
@@ -72,6 +73,12 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         metavar="K",
         help="Write the K layouts worth measuring first: probe-1.json … beside --out, "
         "or here.",
+    ),
+    _option(
+        "--shardings",
+        is_flag=True,
+        help="Also: each operator's best sharding on the layout's mesh, by integer "
+        "program.",
     ),
 )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from costmodel.report.table import training_words
+from costmodel.uniform import Uniform
 from costmodel.whatif import training
 from planner.around import Around
 from planner.largest import Largest
@@ -33,6 +34,14 @@ class Beside:
         )
 
 
+def require_answerable(problem: Problem, around: Around) -> None:
+    """Raise Unsupported before the search for what could not be said after it."""
+    if around.shardings:
+        from planner.shardings import layout_block
+
+        layout_block(problem, Uniform())
+
+
 def beside(
     problem: Problem, solution: Solution, around: Around, largest: Largest | None
 ) -> Beside:
@@ -50,4 +59,18 @@ def beside(
         found += Beside(
             lines=(("training", training_words(whole)),), members={"training": whole}
         )
+    if around.shardings:
+        found += _sharded(problem, best.choice)
     return found
+
+
+def _sharded(problem: Problem, choice: Uniform) -> Beside:
+    from planner.choice_cache import cache_folder
+    from planner.shardings import layout_shardings, shardings_document
+    from planner.shardings_view import shardings_view
+
+    found = layout_shardings(problem, choice, cache_folder())
+    return Beside(
+        members={"shardings": shardings_document(found)},
+        tables=(lambda: shardings_view(found),),
+    )

@@ -104,7 +104,7 @@ def plan(
     other is better, and the best runners-up.
     """
     _refuse(any_stage=any_stage)
-    from planner.beside import beside
+    from planner.beside import beside, require_answerable
     from planner.searches import search_called
 
     search_called(search)
@@ -122,6 +122,7 @@ def plan(
         return
     largest = _largest(asked, around)
     posed = _posed(asked, largest)
+    require_answerable(posed.problem, around)
     solution = solved(posed.problem)
     _require_found(posed.problem, solution, asked.where)
     compared = [solution]
@@ -150,6 +151,7 @@ def _refuse_beside(what: str, out: Path | None, around: Around, several: bool) -
         "--maximize": around.maximize is not None,
         "--explain": around.explain,
         "--probe": around.probe is not None,
+        "--shardings": around.shardings,
     }
     for flag, said in flags.items():
         if said:

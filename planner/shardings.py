@@ -135,9 +135,7 @@ def _plane(operator: Operator) -> str | None:
 
 def _along(problem: BlockProblem, over_tp: str) -> Placed:
     words = {"dp": "batch", "cp": "sequence", "tp": over_tp}
-    return tuple(
-        words[axis.name] if axis.size > 1 else WHOLE for axis in problem.axes
-    )
+    return tuple(words[axis.name] if axis.size > 1 else WHOLE for axis in problem.axes)
 
 
 def _settled(placed: Placed, between: str) -> Placed:

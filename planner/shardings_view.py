@@ -56,7 +56,7 @@ def sent_words(steps: Iterable[Step]) -> str:
     >>> from costmodel.mesh_axes import MeshAxis
     >>> tp = MeshAxis(name="tp", size=8)
     >>> sent_words([Step(kind="all_reduce", axis=tp, size_bytes=2.0**21)])
-    'all-reduce tp 2.0 MiB'
+    'all-reduce tp 2.00 MiB'
     """
     return ", ".join(
         f"{one.kind.replace('_', '-')} {one.axis.name} {format_bytes(one.size_bytes)}"
