@@ -17,6 +17,7 @@ from costmodel.accounts import BREAKDOWN, Accounts
 from costmodel.atoms import recomputed_operators
 from costmodel.flops import MEGATRON, Convention, block_flops, model_flops
 from costmodel.island_price import Placed, devices_of
+from costmodel.known import Known
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.layout_price import LayoutPricer, price_together
@@ -189,16 +190,18 @@ def estimate(
     on: Machine | None = None,
     assumed: Mapping[str, Any] | None = None,
     warnings: tuple[str, ...] = (),
+    known: Known | None = None,
 ) -> Estimate:
     """Price *layout* of *job* on *cluster*, or on a machine prepared from it.
 
     `estimate(…, on=machine(cluster, samples=read_samples("samples.json")))` prices by
-    measured samples first.
+    measured samples first. What is *known* of the job on the machine is not priced
+    again.
 
     Raises InvalidSpec for a layout of another model or schedule, Contradiction for
     one that cannot run so, Unsupported for what is not priced yet.
     """
-    placed = _placed(job, layout, on or machine(cluster))
+    placed = _placed(job, layout, on or machine(cluster), known)
     return _estimated(placed, assumed or {}, warnings)
 
 
@@ -229,11 +232,16 @@ def estimates(
             yield item
 
 
-def _placed(job: Job, layout: Layout, on: Machine) -> Placed:
+def _placed(
+    job: Job, layout: Layout, on: Machine, known: Known | None = None
+) -> Placed:
     where = on.running(layout.gpus)
     _require_priced(layout)
     require_legal_layout(layout, job, where.cluster)
-    return Placed(pricer=LayoutPricer(job=job, layout=layout, machine=where))
+    pricer = LayoutPricer(
+        job=job, layout=layout, machine=where, known=Known() if known is None else known
+    )
+    return Placed(pricer=pricer)
 
 
 def _estimated(

@@ -1,7 +1,7 @@
 """The stages of finished layouts, priced: what is alike is priced once, as one array.
 
     layouts → the kinds of their stages: how many of which blocks, where → `_Batch.ask`
-            → their blocks, one array for all the places of a block      → `_atoms`
+            → their blocks, one array for all the places of a block      → `atom_table`
             → the kinds, one array for all that a machine runs           → `_priced`
 
 One layout alone goes the same way, so that a table of runs and a single question get
@@ -13,27 +13,23 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.atom_table import Site, Wanted, atom_table
 from costmodel.atoms import (
-    Atom,
-    atom,
     block_prices,
     recomputed_operators,
-    shared_parameters,
 )
-from costmodel.compression import Packer
+from costmodel.known import Known
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
-from costmodel.mesh_parallel import Place, degrees_of, one_zero, parallel_of, place_of
+from costmodel.mesh_parallel import degrees_of, one_zero, parallel_of, place_of
 from costmodel.offload import Offload
-from costmodel.retention import Retention, require_priced
 from costmodel.segments import segments_of
-from costmodel.sharding import Degrees, entry_bytes
 from costmodel.stage import StagePrice, stage_price
 from costmodel.stage_parts import Held, at, held, side_by_side
 from costmodel.tied import has_both_holders, tied_holder
@@ -44,55 +40,14 @@ from profiles.job import Job
 from profiles.precision import Precision
 
 Array = NDArray[Any]
-Treatment = Retention | str  # or the operator whose parameters are held twice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Site:
-    """A block, and what all its places have in common."""
-
-    block: Block
-    seq_len: int
-    sharding: str
-    cp_kind: str
-    flash_attention: bool
-    imbalance: float
-
-    @property
-    def family(self) -> object:
-        """Sites of one family differ in nothing but how large dimensions are."""
-        block = self.block
-        shape = (id(block.alike), block.entry, block.window, block.causal)
-        rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
-        return (*shape, block.capacity, *rest)
-
-    def degrees(self, places: Sequence[Place]) -> Degrees:
-        """The places as arrays; one alone as numbers."""
-        columns = np.array(places[0] if len(places) == 1 else places).T
-        tp, cp, micro_batch, ep, etp = columns
-        return Degrees(
-            tp=np.asarray(tp),
-            cp=np.asarray(cp),
-            micro_batch=np.asarray(micro_batch),
-            seq_len=self.seq_len,
-            sequence_parallel=self.sharding == "megatron-sp",
-            cp_kind=self.cp_kind,
-            flash_attention=self.flash_attention,
-            ep=np.asarray(ep),
-            etp=np.asarray(etp),
-            imbalance=self.imbalance,
-        )
-
-
-_Wanted = tuple[_Site, Place, Treatment]
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Stages that are priced alike."""
 
-    parts: Held[_Wanted]
-    segments: tuple[Held[_Wanted], ...]  # those that are made again together
+    parts: Held[Wanted]
+    segments: tuple[Held[Wanted], ...]  # those that are made again together
     mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp
 
 
@@ -103,6 +58,7 @@ class LayoutPricer:
     job: Job
     layout: Layout
     machine: Machine
+    known: Known = field(default_factory=Known)
     _columns: StagePrice | None = None
     _operators: dict[object, dict[str, OperatorPrice]] = field(default_factory=dict)
 
@@ -183,6 +139,7 @@ def _price(pricers: Sequence[LayoutPricer]) -> None:
         precision=first.layout.precision,
         optimizer=first.job.optimizer,
         offload=first.layout.away,
+        known=first.known,
     )
     numbers = [batch.ask(pricer) for pricer in pricers]
     prices = batch.prices()
@@ -198,7 +155,8 @@ class _Batch:
     precision: Precision
     optimizer: str
     offload: Offload
-    _sites: dict[object, _Site] = field(default_factory=dict)
+    known: Known
+    _sites: dict[object, Site] = field(default_factory=dict)
     _kinds: dict[_Kind, int] = field(default_factory=dict)
 
     @property
@@ -229,7 +187,7 @@ class _Batch:
         """The prices of the kinds as arrays, in order of their numbers."""
         kinds = list(self._kinds)
         wanted = dict.fromkeys(part for kind in kinds for _, part in kind.parts)
-        table, rows = _atoms(wanted, self.precision, self.machine)
+        table, rows = atom_table(wanted, self.precision, self.machine, self.known)
         several = max(len(kind.segments) for kind in kinds)
         found = stage_price(
             side_by_side([kind.parts for kind in kinds], table, rows),
@@ -262,7 +220,7 @@ class _Batch:
         place = place_of(stage.mesh, pricer.layout.micro_batch(stage))
         block_of = {id(block): block for block in blocks}
         plan_of = {id(plan): plan for plan in stage.plans}
-        parts: Counter[_Wanted] = Counter()
+        parts: Counter[Wanted] = Counter()
         for (block, number), count in counts.items():
             plan = plan_of[number]
             site = self._site(pricer, block_of[block], plan)
@@ -294,7 +252,7 @@ class _Batch:
             ),
         )
 
-    def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
+    def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         layout = pricer.layout
         key = (
             *(id(block), pricer.job.seq_len, plan.sharding),
@@ -303,75 +261,6 @@ class _Batch:
         if key not in self._sites:
             self._sites[key] = _site(pricer, block, plan)
         return self._sites[key]
-
-
-def _atoms(
-    wanted: Iterable[_Wanted], precision: Precision, machine: Machine
-) -> tuple[Atom, dict[_Wanted, int]]:
-    """Atoms of all that is wanted in one table, and the row of each; row 0 is none."""
-    places: dict[object, dict[tuple[_Site, Place], None]] = defaultdict(dict)
-    treatments: dict[object, dict[Treatment, None]] = defaultdict(dict)
-    for site, place, treatment in wanted:
-        places[site.family][site, place] = None
-        treatments[site.family][treatment] = None
-    columns = {item.name: [np.zeros(1)] for item in fields(Atom)}
-    rows: dict[_Wanted, int] = {}
-    size = 1
-    for family, here in places.items():
-        pairs = list(here)
-        block = _stacked([site.block for site, _ in pairs])
-        degrees = pairs[0][0].degrees([place for _, place in pairs])
-        prices = block_prices(block, degrees, precision, machine)
-        entry = entry_bytes(block, degrees, precision)
-        for treatment in treatments[family]:
-            packer = Packer.of(machine, precision)
-            found = _treated(treatment, block, prices, entry, packer)
-            for name, column in columns.items():
-                column.append(np.broadcast_to(getattr(found, name), len(pairs)))
-            for number, (site, place) in enumerate(pairs, size):
-                rows[site, place, treatment] = number
-            size += len(pairs)
-    table = {name: np.concatenate(column) for name, column in columns.items()}
-    return Atom(**table), rows
-
-
-def _treated(
-    treatment: Treatment,
-    block: Block,
-    prices: dict[str, OperatorPrice],
-    entry: Array,
-    packer: Packer,
-) -> Atom:
-    if isinstance(treatment, str):
-        return shared_parameters(prices[treatment])
-    require_priced(treatment, block)
-    software = packer.machine.software
-    return atom(
-        block,
-        prices,
-        treatment,
-        entry,
-        stops_early=software.stops_early,
-        sharpness=software.sharpness,
-        packer=packer,
-    )
-
-
-def _stacked(blocks: Sequence[Block]) -> Block:
-    """Blocks of one family as one whose lengths are arrays."""
-    first = blocks[0]
-    if all(block is first for block in blocks):
-        return first
-    sizes: dict[str, Any] = {
-        name: np.array([getattr(block, name) for block in blocks])
-        for name in ("heads", "kv_heads", "head_dim")
-    }
-    extents: dict[str, Any] = {
-        name: np.array([block.extents[name] for block in blocks])
-        for name in first.extents
-        if all(name in block.extents for block in blocks)
-    }
-    return replace(first, extents=extents, **sizes)
 
 
 def _layers(pricer: LayoutPricer) -> tuple[Block, ...]:
@@ -386,8 +275,8 @@ def _layers(pricer: LayoutPricer) -> tuple[Block, ...]:
     return graph.layers
 
 
-def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> _Site:
-    return _Site(
+def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
+    return Site(
         block=block,
         seq_len=pricer.job.seq_len,
         sharding=plan.sharding,

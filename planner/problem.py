@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from costmodel.estimate import Estimate, estimate
+from costmodel.known import Known
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.pins import Pins
@@ -113,10 +114,12 @@ class Problem:
     def fits(self, candidate: Candidate) -> bool:
         return candidate.estimate.peak_memory_bytes <= self.memory_limit_bytes
 
-    def simulate(self, choice: Uniform) -> Candidate:
-        """*choice* judged by the event simulation."""
+    def simulate(self, choice: Uniform, known: Known | None = None) -> Candidate:
+        """*choice* judged by the event simulation, from prices as far as *known*."""
         layout = spell_out(choice, self.job.graph, self.job.global_batch)
-        found = estimate(self.job, self.machine.cluster, layout, on=self.machine)
+        found = estimate(
+            self.job, self.machine.cluster, layout, on=self.machine, known=known
+        )
         return Candidate(choice=choice, estimate=found)
 
     def without_pins(self) -> Problem:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
+from costmodel.known import Known
 from costmodel.uniform import Uniform
 from planner.frontier import DEGREES
 from planner.problem import Candidate, Problem
@@ -43,6 +44,7 @@ class Shortlist:
     def __init__(self, problem: Problem, runners_up: int) -> None:
         self.problem = problem
         self.wanted = runners_up
+        self._known = Known()
         self.best: Candidate | None = None
         self._seen: set[Uniform] = set()
         self._kept: dict[Key, Candidate] = {}
@@ -61,7 +63,7 @@ class Shortlist:
 
     def simulate(self, choice: Uniform) -> Candidate:
         """Simulate a candidate; keep it if it fits and is the best of its degrees."""
-        candidate = self.problem.simulate(choice)
+        candidate = self.problem.simulate(choice, self._known)
         self._seen.add(choice)
         if self.problem.fits(candidate):
             self._keep(candidate)
@@ -107,7 +109,7 @@ class Shortlist:
         return tuple(sorted(found, key=self._rank)[1:])
 
     def _fill(self, found: list[Candidate], choice: Uniform) -> None:
-        candidate = self.problem.simulate(choice)
+        candidate = self.problem.simulate(choice, self._known)
         self._seen.add(choice)
         if self.problem.fits(candidate):
             found.append(candidate)
