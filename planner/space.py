@@ -93,7 +93,7 @@ class Space:
 
     def leaves(self, branches: Table) -> Columns:
         """The candidates of *branches*."""
-        return self._columns(widen(branches, ZERO, ["dp", "cp"], self.axes.zeros))
+        return self.columns(widen(branches, ZERO, ["dp", "cp"], self.axes.zeros))
 
     def leanest(self, branches: Table) -> tuple[Columns, Array]:
         """Candidates of which one needs the least memory of its branch; whose each is.
@@ -109,7 +109,7 @@ class Space:
 
         rows = {**branches, "branch": np.arange(length(branches))}
         table = widen(rows, ZERO, ["dp", "cp"], options)
-        return self._columns(table), table["branch"]
+        return self.columns(table), table["branch"]
 
     def choice(self, columns: Columns, row: int) -> Uniform:
         """One candidate, with what no column holds."""
@@ -124,7 +124,8 @@ class Space:
         named = (dict(zip(shapes, row, strict=True)) for row in rows)
         return take(shapes, np.array([self.axes.carried(**row) for row in named], bool))
 
-    def _columns(self, table: Table) -> Columns:
+    def columns(self, table: Table) -> Columns:
+        """Rows with what all candidates have in common."""
         return Columns(
             **{name: table[name] for name in INTEGERS},
             precision=self.problem.precision,
