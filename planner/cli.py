@@ -56,7 +56,8 @@ MOST_RUNNERS_UP = 100
     type=text,
     default="branch-and-bound",
     metavar="NAME",
-    help="branch-and-bound, exhaustive.  [default: branch-and-bound]",
+    help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, deepspeed, "
+    "2bw, pipedream.  [default: branch-and-bound]",
 )
 @click.option(
     "--compare-searches", is_flag=True, help="Run every search and compare them."
@@ -307,11 +308,11 @@ def _require_found(problem: Problem, solution: Solution, where: str) -> None:
     """Raise Infeasible, with what is known of the search, if nothing was found."""
     if solution.best is not None:
         return
-    from planner.diagnosis import diagnose
+    from planner.diagnosis import diagnose_search
     from planner.document import nothing_document, premise_document
 
     premise({**premise_document(problem, where), **nothing_document(solution)})
-    raise diagnose(problem)
+    raise diagnose_search(problem, solution)
 
 
 def _write(
@@ -375,7 +376,10 @@ def _document(
     document.update(found.members)
     if len(compared) > 1:
         document["searches"] = [
-            {**search_document(one), "bound": bound_document(posed.problem, one)}
+            {
+                **search_document(one),
+                "bound": bound_document(posed.problem, one) if one.best else None,
+            }
             for one in compared
         ]
     return document

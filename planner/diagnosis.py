@@ -17,6 +17,7 @@ from costmodel.uniform import Uniform
 from planner.frontier import Frontier
 from planner.pinned import layout_pins
 from planner.problem import Candidate, Objective, Problem
+from planner.solution import Solution
 from planner.space import Space
 from planner.table import length
 from planner.words import choice_words
@@ -36,6 +37,22 @@ def diagnose(problem: Problem) -> Infeasible:
     if constraint.startswith("size"):
         return _infeasible(constraint, "a smaller batch (--global-batch)")
     return _infeasible(constraint, next(_legal_changes(problem), None))
+
+
+def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
+    """The same where a search found nothing, which may be its own doing: a baseline
+    looks at few layouts."""
+    if solution.complete:
+        return diagnose(problem)
+    found = _fitting(problem)
+    if found is None:
+        return diagnose(problem)
+    counters = solution.counters
+    return _infeasible(
+        f"search: none of the {counters.considered:,} layouts that {solution.search} "
+        "looks at fits, with the pins as they are",
+        f"--search branch-and-bound: {found}",
+    )
 
 
 def constraint_of(problem: Problem) -> str:

@@ -73,6 +73,12 @@ def proof_words(problem: Problem, solution: Solution) -> str:
     """The certificate in one sentence."""
     counters, name = solution.counters, _UNITS[problem.objective.quantity]
     layouts = "executable layouts" if problem.executable else "layouts"
+    if not solution.lower:
+        return (
+            f"none: {solution.search} looked at {counters.considered:,} {layouts}, "
+            f"{counters.simulated:,} of them simulated, in "
+            f"{format_seconds(solution.seconds)}, and bounds no other"
+        )
     of_all = f"none of {counters.considered:,} {layouts}"
     if solution.status is Status.OPTIMAL:
         claim = f"{of_all} has a smaller {name} (gap 0)"
@@ -123,22 +129,37 @@ def runners_up_table(problem: Problem, solution: Solution) -> Table:
 
 
 def searches_table(problem: Problem, solutions: Sequence[Solution]) -> Table:
-    """One line a search: what it found, what it knows, what it took."""
+    """One line a search: what it found, how much worse that is than the best of them,
+    what it knows, what it took."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("search")
-    for name in ("status", "step time", "gap", "simulated", "considered", "seconds"):
-        table.add_column(name, justify="right")
+    found = [one.best for one in solutions if one.best is not None]
+    best = min(found, key=problem.value, default=None)
+    how = "larger" if problem.objective is Objective.MEMORY else "slower"
+    for name in ("status", "step time", how, "gap", "simulated", "considered"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("seconds", justify="right", no_wrap=True)
+    table.add_column("layout", overflow="fold")
     for one in solutions:
-        step = one.best.estimate.step_time_s if one.best else None
+        own, counters = one.best, one.counters
+        if own is None or best is None:
+            words = ("none", "", "", "")
+        else:
+            words = (
+                format_seconds(own.estimate.step_time_s),
+                f"{worse(problem, best, own):.1%}",
+                f"{one.gap:.2%}" if one.lower else "unknown",
+                short_words(own.choice, problem.job.global_batch),
+            )
         table.add_row(
             one.search,
             one.status.value,
-            "none" if step is None else format_seconds(step),
-            f"{one.gap:.2%}",
-            f"{one.counters.simulated:,}",
-            format_count(one.counters.considered),
+            *words[:3],
+            f"{counters.simulated:,}",
+            format_count(counters.considered),
             f"{one.seconds:.2f}",
+            words[3],
         )
     return table

@@ -3,7 +3,7 @@
 For the largest micro-batch first, layers are profiled, split into replicated stages
 (`pipedream_stages`), and the pipeline with the nearest number of stages is simulated as
 1F1B with a flush: stages of one width, no tensor parallelism, no ZeRO. The first that
-fits is taken.
+fits is taken; where no micro-batch's nearest does, the next nearest.
 """
 
 from __future__ import annotations
@@ -67,17 +67,24 @@ def _cut(units: int) -> list[int]:
 
 def _rungs(problem: Problem) -> Iterator[Rung]:
     rule = {"tp": 1, "cp": 1, "ep": 1, "zero": 0, "schedule": "1f1b"}
+    limit = problem.memory_limit_bytes
+    left = []
     for recompute in recomputes(problem):
         found = keeping(problem, **rule, recompute=recompute)
         if found is None:
             continue
-        limit = problem.memory_limit_bytes
-        fits = leaf_bounds(problem, found).peak_memory_bytes <= limit
-        for micro_batch in np.unique(found.micro_batch[fits])[::-1]:
-            layers = layer_profiles(problem, int(micro_batch), recompute)
-            split = pipedream_split(layers, levels_of(problem), limit)
-            if not split.stages:
-                continue
+        found = found.take(leaf_bounds(problem, found).peak_memory_bytes <= limit)
+        for micro_batch in np.unique(found.micro_batch)[::-1]:
             here = found.take(found.micro_batch == micro_batch)
-            far = np.abs(np.log(here.pp / split.depth))
-            yield Rung(columns=ordered(here, far).take(np.array([0])))
+            depth = _depth(problem, int(micro_batch), recompute)
+            near = ordered(here, np.abs(np.log(here.pp / depth)))
+            yield Rung(columns=near.take(np.array([0])))
+            left.append(Rung(columns=near.take(np.arange(1, len(near)))))
+    yield from left
+
+
+def _depth(problem: Problem, micro_batch: int, recompute: str) -> int:
+    """Stages of the split that fits; of the fastest one, where none does."""
+    layers, levels = layer_profiles(problem, micro_batch, recompute), levels_of(problem)
+    split = pipedream_split(layers, levels, problem.memory_limit_bytes)
+    return (split if split.stages else pipedream_split(layers, levels)).depth

@@ -50,6 +50,8 @@ def follow(
     for rung in rungs:
         if clock.over or shortlist.best is not None:
             break
+        if not len(rung.columns):
+            continue
         peaks = leaf_bounds(problem, rung.columns).peak_memory_bytes
         fits = peaks <= problem.memory_limit_bytes
         considered += len(rung.columns)

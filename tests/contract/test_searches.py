@@ -1,4 +1,9 @@
-"""Every search, held to its certificate by the oracle."""
+"""Every search, held to its certificate by the oracle.
+
+Provers see all of the space and bound what they do not simulate. Baselines look at some
+of it: what they find is legal, fits, keeps the pins and is no better than the proven
+optimum; what they do not find may still be there.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +15,26 @@ from hypothesis import given, settings
 
 from costmodel.legality import violations
 from costmodel.pins import Pins
+from costmodel.support import refusals
+from costmodel.uniform import Uniform
 from planner.baselines.exhaustive import Exhaustive
+from planner.baselines.mcmc import Mcmc
+from planner.branch_and_bound import BranchAndBound
+from planner.pinned import layout_pins
 from planner.plan import check, solve
 from planner.problem import Problem
 from planner.search import AbstractSearch, Limits
-from planner.searches import SEARCHES
+from planner.searches import BASELINES, PROVERS, SEARCHES
 from planner.shortlist import degrees
 from planner.solution import EXACT, Solution, Status
 from profiles.errors import OutOfTime
-from tests.problems import problem, small_problems
+from tests.problems import local, problem, small_problems
 
 FEW = Pins(recompute="none", sequence_parallel=False, zero=1)
 each_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+each_prover = pytest.mark.parametrize("search", PROVERS, ids=lambda one: one.name)
+each_baseline = pytest.mark.parametrize("search", BASELINES, ids=lambda one: one.name)
+QUICK = {"mcmc": Mcmc(proposals=60)}  # the contract holds for any budget
 
 
 def certified(posed: Problem, found: Solution) -> None:
@@ -40,7 +53,35 @@ def certified(posed: Problem, found: Solution) -> None:
     assert (found.status is Status.OPTIMAL) == (found.gap == 0)
 
 
-@each_search
+@each_baseline
+@given(posed=small_problems())
+@settings(max_examples=15)
+def test_a_baseline_is_legal_and_never_beats_the_proof(
+    search: AbstractSearch, posed: Problem
+) -> None:
+    found = solve(posed, QUICK.get(search.name, search), Limits())
+    certified(posed, found)
+    proven = solve(posed, BranchAndBound(), Limits(runners_up=0))
+    assert not found.complete
+    assert found.value >= proven.lower * (1 - EXACT)
+    for one in (found.best, *found.runners_up):
+        if one is not None:
+            kept(posed, one.choice)
+
+
+def kept(posed: Problem, choice: Uniform) -> None:
+    """Each pinned dimension is as pinned."""
+    asked = {**layout_pins(posed.pins)}
+    batches = asked.pop("micro_batches", None)
+    assert batches in (None, choice.micro_batches(posed.job.global_batch))
+    nowhere = choice.cp == 1 and "cp" not in asked
+    for name, value in asked.items():
+        if name == "cp_kind" and nowhere:
+            continue
+        assert getattr(choice, name) == value, name
+
+
+@each_prover
 @given(posed=small_problems())
 @settings(max_examples=15)
 def test_a_search_keeps_its_word(search: AbstractSearch, posed: Problem) -> None:
@@ -56,7 +97,7 @@ def test_a_search_keeps_its_word(search: AbstractSearch, posed: Problem) -> None
         assert found.lower_step_time_s <= fastest_s * (1 + EXACT)
 
 
-@each_search
+@each_prover
 def test_runners_up_are_unlike_each_other_and_in_order(search: AbstractSearch) -> None:
     posed = problem(gpus=4, global_batch=4, pins=FEW)
     found = solve(posed, search, Limits(runners_up=4))
@@ -68,7 +109,7 @@ def test_runners_up_are_unlike_each_other_and_in_order(search: AbstractSearch) -
     assert len({degrees(one.choice) for one in several}) == 5
 
 
-@each_search
+@each_prover
 def test_where_degrees_are_pinned_runners_up_differ_otherwise(
     search: AbstractSearch,
 ) -> None:
@@ -106,12 +147,20 @@ def test_whoever_watches_sees_the_gap_close(search: AbstractSearch) -> None:
 
 @each_search
 def test_the_answer_is_the_same_each_time(search: AbstractSearch) -> None:
-    posed = problem(gpus=4, global_batch=2, pins=FEW)
+    posed = problem(gpus=4, global_batch=4, pins=FEW)
     first, second = (solve(posed, search, Limits()) for _ in range(2))
     assert first.best is not None
     assert second.best is not None
     assert first.best.choice == second.best.choice
     assert first.counters == second.counters
+
+
+@each_baseline
+def test_a_baseline_plans_only_what_is_carried_out(search: AbstractSearch) -> None:
+    posed = problem(gpus=4, where=local(), executable=True)
+    found = solve(posed, QUICK.get(search.name, search), Limits(runners_up=0))
+    assert found.best is not None
+    assert refusals(found.best.choice, posed.job) == []
 
 
 def test_a_search_that_cheats_is_caught() -> None:

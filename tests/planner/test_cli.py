@@ -12,6 +12,7 @@ import pytest
 
 from costmodel.cli import simulate
 from planner.cli import plan
+from planner.searches import SEARCHES
 from tests.unlike import cluster_file
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -206,15 +207,32 @@ def test_searches_are_compared(ask: Ask) -> None:
     pins = ("--zero", "1", "--recompute", "none", "--no-sequence-parallel")
     argv = ("--model", "gpt-tiny", "--gpus", "2", *pins, "--compare-searches")
     found = answer(ask, *argv)
-    both = {one["name"]: one for one in found["searches"]}
-    assert both.keys() == {"branch-and-bound", "exhaustive"}
-    values = [one["bound"]["value"] for one in both.values()]
+    each = {one["name"]: one for one in found["searches"]}
+    assert each.keys() == SEARCHES.keys()
+    both = [each[name] for name in ("branch-and-bound", "exhaustive")]
+    values = [one["bound"]["value"] for one in both]
     assert values[0] == pytest.approx(values[1], rel=1e-9)
-    considered = {one["layouts_considered"] for one in both.values()}
-    assert len(considered) == 1
+    assert len({one["layouts_considered"] for one in both}) == 1
+    found_by = {name: one["bound"]["value"] for name, one in each.items()}
+    assert min(found_by.values()) >= values[0] * (1 - 1e-9)
     table = ask(*argv)[1]
     assert "exhaustive" in table
     assert "simulated" in table
+
+
+def test_a_search_that_finds_nothing_says_so(ask: Ask) -> None:
+    argv = ("--model", "gpt-13b", "--gpus", "2", "--search", "fsdp")
+    pins = ("--micro-batch", "4", "--recompute", "none")
+    code, out, err = ask(*argv, *pins, "--global-batch", "8")
+    assert (code, out) == (1, "")
+    assert "layouts that fsdp looks at fits" in err
+    assert "--search branch-and-bound: " in err
+
+
+def test_a_search_that_proves_nothing_says_so(ask: Ask) -> None:
+    code, out, _ = ask(*TINY, "--search", "megatron")
+    assert code == 0
+    assert "bounds no other" in " ".join(out.split())
 
 
 def test_a_search_takes_one_island(ask: Ask, tmp_path: Path) -> None:
@@ -233,7 +251,7 @@ def test_a_search_takes_one_island(ask: Ask, tmp_path: Path) -> None:
         (("--model", "gpt-13b", "--gpus", "0"), "--gpus"),
         (("--model", "gpt-13b", "--gpus", "64", "--tp", "3"), "does not divide"),
         (("--model", "gpt-13b", "--gpus", "64", "--cluster", "dgx"), "cluster"),
-        ((*TINY, "--search", "mcmc"), "not part of this version"),
+        ((*TINY, "--search", "recursive"), "not part of this version"),
         ((*TINY, "--search", "simplex"), "unknown search"),
         ((*TINY, "--objective", "beauty"), "throughput, cost, memory"),
         ((*TINY, "--any-stage"), "--any-stage"),
