@@ -47,10 +47,10 @@ def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
     found = _fitting(problem)
     if found is None:
         return diagnose(problem)
-    counters = solution.counters
+    seen = solution.counters.considered
+    tried = f"{seen:,} layouts, none of which fits" if seen else "no layout at all"
     return _infeasible(
-        f"search: none of the {counters.considered:,} layouts that {solution.search} "
-        "looks at fits, with the pins as they are",
+        f"search: {solution.search} looks at {tried}; others keep the same pins",
         f"--search branch-and-bound: {found}",
     )
 

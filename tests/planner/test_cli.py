@@ -220,12 +220,19 @@ def test_searches_are_compared(ask: Ask) -> None:
     assert "simulated" in table
 
 
-def test_a_search_that_finds_nothing_says_so(ask: Ask) -> None:
-    argv = ("--model", "gpt-13b", "--gpus", "2", "--search", "fsdp")
-    pins = ("--micro-batch", "4", "--recompute", "none")
-    code, out, err = ask(*argv, *pins, "--global-batch", "8")
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--model gpt-tiny --gpus 4 --global-batch 6", "looks at no layout at all"),
+        ("--model gpt-39b --gpus 8 --global-batch 64", "layouts, none of which fits"),
+    ],
+)
+def test_a_search_that_finds_nothing_says_so(
+    ask: Ask, words: str, reason: str
+) -> None:
+    code, out, err = ask(*words.split(), "--search", "fsdp")
     assert (code, out) == (1, "")
-    assert "layouts that fsdp looks at fits" in err
+    assert f"search: fsdp {reason}" in err or f"{reason}; others keep" in err
     assert "--search branch-and-bound: " in err
 
 
