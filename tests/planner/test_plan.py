@@ -38,8 +38,8 @@ def test_the_search_can_be_named_or_given() -> None:
     given = plan(tiny(), A100, gpus=2, pins=pins, search=Exhaustive())
     assert named.value == given.value
     assert named.search == given.search == "exhaustive"
-    with pytest.raises(Unsupported, match="mcmc"):
-        plan(tiny(), A100, gpus=2, search="mcmc")
+    with pytest.raises(Unsupported, match="recursive"):
+        plan(tiny(), A100, gpus=2, search="recursive")
     with pytest.raises(UnknownName, match="branch-and-bound"):
         plan(tiny(), A100, gpus=2, search="branch-and-bounds")
 
