@@ -1,0 +1,209 @@
+"""`--recompute auto`: on every stage as little is made again as its memory asks for.
+
+    the layout that keeps everything is simulated: in flight at the peak, bytes over
+    each pipeline rank's layers take the cheapest options that fit   → retention_fit
+    the result is simulated; where a peak has moved the room is narrowed, and again
+
+Stages differ: the first of 1F1B holds pp micro-batches, the last one. What a stage takes
+does not change what others may, and a shorter pass never makes a step longer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.estimate import Estimate, estimate
+from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.layout_price import LayoutPricer
+from costmodel.machine import Machine
+from costmodel.memory import FRAGMENTATION, pipeline_buffers
+from costmodel.offload import Offload
+from costmodel.retention_fit import Group, fit
+from costmodel.retention_menu import Option, menu
+from costmodel.support import Answer, mechanisms
+from costmodel.uncertainty import spread_of
+from costmodel.uniform import Uniform, spell_out
+from profiles.errors import Contradiction
+from profiles.graph import Block
+from profiles.job import Job
+
+Array = NDArray[Any]
+AUTO: Final = "auto"
+PROBABILITY: Final = 0.95  # with which it is to fit, unless a limit is given
+ROUNDS: Final = 4  # how often the room is narrowed
+SLACK: Final = 1e-6  # of the limit: sums of many floats in two orders
+
+
+def spelled_out(
+    choice: Uniform, job: Job, on: Machine, *, executable: bool = False
+) -> Layout:
+    """The full layout of *choice*, whose recompute may be `auto`.
+
+    Raises as `spell_out`, and Contradiction for `auto` in just some layers.
+    """
+    if choice.recompute != AUTO:
+        return spell_out(choice, job.graph, job.global_batch)
+    where = on.running(choice.gpus)
+    limit = where.device.capacity_bytes * spread_of(where).share_for(PROBABILITY)
+    return fitted(choice, job, on, limit, executable=executable).layout
+
+
+def fitted(
+    choice: Uniform, job: Job, on: Machine, limit_bytes: float, *, executable: bool
+) -> Estimate:
+    """*choice* with the cheapest retention by stage that stays under *limit_bytes*,
+    as simulated; with the leanest one where none does.
+
+    *executable* leaves out what the runtime does not carry out. *choice*'s offloading
+    of activations stays as it is.
+    """
+    if choice.recompute_layers is not None:
+        raise Contradiction(
+            f"--recompute auto chooses how many layers of each stage make what again; "
+            f"leave --recompute-layers {choice.recompute_layers} out"
+        )
+    kept = replace(choice, recompute="none")
+    plain = spell_out(kept, job.graph, job.global_batch)
+    found = estimate(job, on.cluster, plain, on=on)
+    if found.peak_memory_bytes <= limit_bytes:
+        return found
+    words = executed() if executable else None
+    stages = _Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
+    rooms = stages.rooms(limit_bytes)
+    for _ in range(ROUNDS):
+        layout = stages.layout(rooms)
+        found = estimate(job, on.cluster, layout, on=on)
+        over = np.array([float(item.total) for item in found.memory]) - limit_bytes
+        if over.max() <= 0:
+            break
+        rooms = rooms - np.maximum(over + SLACK * limit_bytes, 0) / (1 + FRAGMENTATION)
+    return found
+
+
+def executed() -> frozenset[str]:
+    """The treatments that the runtime carries out in every combination."""
+    return frozenset(
+        word
+        for one in mechanisms()
+        if one.name == "recompute"
+        for row in one.rows
+        if row.answer is Answer.YES and set(row.when) == {"recompute"}
+        for word in row.when["recompute"]
+    )
+
+
+@dataclass(kw_only=True)
+class _Stages:
+    """A layout that keeps everything, as simulated, and what its layers may do."""
+
+    kept: Estimate
+    job: Job
+    on: Machine
+    offload: Offload
+    words: Set[str] | None
+    _menus: dict[object, tuple[Option, ...]] = field(default_factory=dict)
+
+    @property
+    def _layout(self) -> Layout:
+        return self.kept.layout
+
+    @cached_property
+    def _pricer(self) -> LayoutPricer:
+        where = self.on.running(self._layout.gpus)
+        return LayoutPricer(job=self.job, layout=self._layout, machine=where)
+
+    @cached_property
+    def _groups(self) -> list[list[tuple[int, str, Group]]]:
+        """By pipeline rank: the stage and the kind of its layers, and the group."""
+        layout, blocks = self._layout, self.job.graph.layer_blocks
+        flying = self.kept.timeline.in_flight_at_peak()
+        copies = float(pipeline_buffers(self.on, layout.pp))
+        found: list[list[tuple[int, str, Group]]] = [[] for _ in range(layout.pp)]
+        for number, stage in enumerate(layout.stages):
+            rank = stage.held_by[0]
+            names = [name for name in stage.layers if name.isdigit()]
+            kinds = Counter(blocks[name].name for name in names)
+            for kind, count in kinds.items():
+                options = self._menu(stage, self.job.graph.block(kind))
+                weight = copies * float(flying[rank, number])
+                group = Group(count=count, weight=weight, options=options)
+                found[rank].append((number, kind, group))
+        return found
+
+    def rooms(self, limit_bytes: float) -> Array:
+        """Bytes for kept tensors and the working set of each rank's layers."""
+        rooms = []
+        for memory, groups in zip(self.kept.memory, self._groups, strict=True):
+            here = sum(
+                group.weight * group.count * group.options[0].saved_bytes
+                for _, _, group in groups
+            )
+            working = [group.options[0].working_bytes for _, _, group in groups]
+            over = (float(memory.total) - limit_bytes) / (1 + FRAGMENTATION)
+            rooms.append(here + max(working, default=0.0) - over)
+        return np.array(rooms)
+
+    def layout(self, rooms: Array) -> Layout:
+        """The layout whose ranks take what fits in *rooms*."""
+        chosen: dict[tuple[int, str], tuple[Option, ...]] = {}
+        for room, groups in zip(rooms, self._groups, strict=True):
+            if not groups:
+                continue
+            options = fit([group for _, _, group in groups], float(room))
+            for (number, kind, _), own in zip(groups, options, strict=True):
+                chosen[number, kind] = own
+        blocks = self.job.graph.layer_blocks
+        plans: dict[LayerPlan, LayerPlan] = {}
+        stages = tuple(
+            _replanned(
+                stage,
+                {kind: own for (at, kind), own in chosen.items() if at == number},
+                {name: blocks[name].name for name in stage.layers},
+                plans,
+            )
+            for number, stage in enumerate(self._layout.stages)
+        )
+        return replace(self._layout, stages=stages)
+
+    def _menu(self, stage: Stage, block: Block) -> tuple[Option, ...]:
+        plan = next(
+            plan
+            for name, plan in zip(stage.layers, stage.plans, strict=True)
+            if self.job.graph.layer_blocks[name] is block
+        )
+        key = (block.name, plan.sharding)
+        if key not in self._menus:
+            self._menus[key] = menu(
+                block,
+                *self._pricer.operators(block, plan, stage),
+                self._pricer.machine,
+                offload=self.offload,
+                words=self.words,
+            )
+        return self._menus[key]
+
+
+def _replanned(
+    stage: Stage,
+    chosen: dict[str, Sequence[Option]],
+    kinds: dict[str, str],
+    plans: dict[LayerPlan, LayerPlan],
+) -> Stage:
+    """*stage* with the options *chosen* for each kind of its numbered layers, in order;
+    equal plans are one object."""
+    left = {kind: iter(own) for kind, own in chosen.items()}
+    found = []
+    for name, plan in zip(stage.layers, stage.plans, strict=True):
+        if name.isdigit():
+            option = next(left[kinds[name]])
+            plan = replace(plan, retention=option.retention)
+            plan = plans.setdefault(plan, plan)
+        found.append(plan)
+    return replace(stage, plans=tuple(found))

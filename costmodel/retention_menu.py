@@ -1,0 +1,170 @@
+"""What a layer may make again: the sets of operators that are worth considering.
+
+    operators run again  → tensors that need not be kept, and what cannot be read then
+    a set is closed      when each input is kept, made again, or the layer's own input
+    a menu               the closed sets of which none is better in seconds and in bytes,
+                         and the presets
+
+The cheap-op rule of Yuan et al. (ATC 2024, section 3.1) is what comes out of it for a
+gated decoder: norms and the activation function free the most bytes a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.atoms import atom
+from costmodel.combination import treatment
+from costmodel.machine import Machine
+from costmodel.offload import NOTHING, Offload, offloaded
+from costmodel.retention import CORE, PRESETS, Retention, preset, recompute
+from costmodel.work import OperatorPrice
+from profiles.graph import Block
+from profiles.operators import Kind, Operator
+
+Array = NDArray[Any]
+MOST_FREE: Final = 10  # operators of which all subsets are looked at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One layer's retention, and its price for one micro-batch.
+
+    `saved_bytes` stay from forward to backward, `working_bytes` live inside the
+    backward pass, what is made again among them.
+    """
+
+    retention: Retention
+    recompute_s: float
+    saved_bytes: float
+    working_bytes: float
+
+
+def menu(
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    entry_bytes: Any,
+    on: Machine,
+    *,
+    offload: Offload = NOTHING,
+    words: Set[str] | None = None,
+) -> tuple[Option, ...]:
+    """Options for a layer, the fastest first; the first keeps everything.
+
+    *words* are the treatments (`costmodel.combination.treatment`) that are allowed,
+    all of them if None. An option that another one beats in seconds and in bytes kept
+    is left out.
+    """
+    found: dict[frozenset[str], Retention] = {}
+    for name in PRESETS:
+        one = preset(name, block)
+        found[one.recomputed] = one
+    for names in _closed_sets(block, prices, on.software.sharpness):
+        one = recompute(*names)
+        found.setdefault(one.recomputed, one)
+    options = [
+        _option(block, prices, entry_bytes, on, offloaded(one, block, offload))
+        for one in found.values()
+        if words is None or treatment(one) in words
+    ]
+    return _undominated(options)
+
+
+def remade(operator: Operator) -> frozenset[str]:
+    """The names of what *operator* makes and somebody may keep."""
+    names = {item.name for item in operator.saves if item.internal}
+    if operator.kind is Kind.ATTENTION:
+        names.add(CORE)
+    return frozenset({operator.output.name, *names})
+
+
+def _closed_sets(
+    block: Block, prices: dict[str, OperatorPrice], sharpness: float
+) -> Iterator[frozenset[str]]:
+    """Names to drop, of the closed sets of operators that nothing dominates."""
+    operators = block.operators
+    freed = np.array([_freed(one, prices) for one in operators])
+    device = np.array([_number(prices[one.name].forward.device_s) for one in operators])
+    host = np.array([_number(prices[one.name].forward.host_s) for one in operators])
+    again = _subsets(block, freed, device + host)
+    seconds = (
+        (again @ device) ** sharpness + (again @ host) ** sharpness
+    ) ** (1 / sharpness)
+    for row in _front(seconds, -(again @ freed)):
+        picked = [one for one, run in zip(operators, again[row], strict=True) if run]
+        if picked:
+            yield frozenset[str]().union(*(remade(one) for one in picked))
+
+
+def _subsets(block: Block, freed: Array, seconds: Array) -> Array:
+    """Closed sets of operators, one a row: all subsets of those that free the most
+    bytes a second, closed."""
+    freeing = np.flatnonzero(freed > 0)
+    best = np.argsort(-freed[freeing] / seconds[freeing], kind="stable")
+    free = freeing[best][:MOST_FREE]
+    rows = np.arange(2 ** len(free))[:, None] >> np.arange(len(free)) & 1
+    again = np.zeros((len(rows), len(freed)), dtype=bool)
+    again[:, free] = rows
+    kept = {item.name for one in block.operators for item in one.saves}
+    makers = {one.output.name: place for place, one in enumerate(block.operators)}
+    for place in reversed(range(len(freed))):
+        for item in block.operators[place].inputs:
+            if item.name in makers and item.name not in kept:
+                again[:, makers[item.name]] |= again[:, place]
+    return np.unique(again, axis=0)
+
+
+def _freed(operator: Operator, prices: dict[str, OperatorPrice]) -> float:
+    """Bytes that need not be kept if *operator* runs again."""
+    names = remade(operator)
+    copies = {f"{operator.output.name}_{part}" for part in ("copies", "gate")}
+    sizes: dict[str, Any] = {}
+    for price in prices.values():
+        sizes |= price.saved | price.internal
+    return sum(_number(size) for name, size in sizes.items() if name in names | copies)
+
+
+def _option(
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    entry_bytes: Any,
+    on: Machine,
+    retention: Retention,
+) -> Option:
+    software = on.software
+    found = atom(
+        block,
+        prices,
+        retention,
+        entry_bytes,
+        stops_early=software.stops_early,
+        sharpness=software.sharpness,
+    )
+    return Option(
+        retention=retention,
+        recompute_s=_number(found.recompute_s),
+        saved_bytes=_number(found.saved_bytes),
+        working_bytes=_number(found.backward_working_bytes),
+    )
+
+
+def _undominated(options: list[Option]) -> tuple[Option, ...]:
+    seconds = np.array([one.recompute_s for one in options])
+    held = np.array([one.saved_bytes for one in options])
+    return tuple(options[row] for row in _front(seconds, held))
+
+
+def _front(seconds: Array, held: Array) -> Array:
+    """Rows that no other row beats in both, the fastest first."""
+    order = np.lexsort((held, seconds))
+    least = np.minimum.accumulate(held[order])
+    return np.asarray(order[np.flatnonzero(np.diff(least, prepend=np.inf) < 0)])
+
+
+def _number(value: Any) -> float:
+    return float(np.asarray(value).reshape(-1)[0])
