@@ -37,7 +37,7 @@ from profiles.job import Job
 Array = NDArray[Any]
 AUTO: Final = "auto"
 PROBABILITY: Final = 0.95  # with which it is to fit, unless a limit is given
-ROUNDS: Final = 4  # how often the room is narrowed
+ROUNDS: Final = 8  # how often the room is narrowed
 SLACK: Final = 1e-6  # of the limit: sums of many floats in two orders
 
 
@@ -77,13 +77,14 @@ def fitted(
     words = executed() if executable else None
     stages = _Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
     rooms = stages.rooms(limit_bytes)
-    for _ in range(ROUNDS):
+    for turn in range(ROUNDS):
         layout = stages.layout(rooms)
         found = estimate(job, on.cluster, layout, on=on)
         over = np.array([float(item.total) for item in found.memory]) - limit_bytes
         if over.max() <= 0:
             break
-        rooms = rooms - np.maximum(over + SLACK * limit_bytes, 0) / (1 + FRAGMENTATION)
+        more = np.where(over > 0, over + SLACK * limit_bytes, 0.0)
+        rooms = rooms - (1 + turn / 2) * more / (1 + FRAGMENTATION)
     return found
 
 

@@ -120,10 +120,11 @@ def _from_options(
     job: JobOptions, pins: Pins, profile: Profile | None
 ) -> tuple[Any, Estimate]:
     """The cluster's name, and the price of what the options say."""
+    from costmodel.auto_retention import spelled_out
     from costmodel.estimate import estimate
     from costmodel.profiled import cluster_called, cluster_name
     from costmodel.question import resolve
-    from costmodel.uniform import spell_out
+    from costmodel.support import is_local
     from profiles.models.catalog import model
 
     job.require("model")
@@ -133,7 +134,9 @@ def _from_options(
     assumed = dict(question.assumed)
     if job.cluster is None:
         assumed = {"cluster": named, **assumed}
-    layout = spell_out(question.choice, question.job.graph, question.job.global_batch)
+    layout = spelled_out(
+        question.choice, question.job, question.machine, executable=is_local(where)
+    )
     return named, estimate(
         question.job,
         where,

@@ -132,6 +132,8 @@ def _chosen(choice: Uniform, job: Job) -> str:
         return MOVED[Action.OFFLOAD]
     if choice.recompute_layers == 0:
         return "none"
+    if name == "auto":  # what it comes to, its layout says
+        return "full"
     if name in ("none", "selective", "full"):
         return name
     if name == "sqrt":

@@ -7,11 +7,12 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
+from costmodel.auto_retention import spelled_out
 from costmodel.estimate import Estimate, estimate
 from costmodel.pins import Pins
 from costmodel.profiled import Profile
 from costmodel.question import resolve
-from costmodel.uniform import spell_out
+from costmodel.support import is_local
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, InvalidSpec, UnknownName
 from profiles.job_options import JobOptions
@@ -101,7 +102,9 @@ def _priced(
     profile: Profile | None,
 ) -> Estimate:
     question = resolve(model, cluster, job, pins, profile)
-    layout = spell_out(question.choice, question.job.graph, question.job.global_batch)
+    layout = spelled_out(
+        question.choice, question.job, question.machine, executable=is_local(cluster)
+    )
     return estimate(
         question.job,
         cluster,

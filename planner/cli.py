@@ -106,16 +106,21 @@ def plan(
     """
     _refuse(any_stage=any_stage)
     from planner.beside import beside, require_answerable
+    from planner.plan import refined
+    from planner.retention.polish import without_auto
     from planner.searches import search_called
 
     search_called(search)
     if around.diff is not None:
         _compare(around.diff, job, pins, as_json=as_json)
         return
-    asked = _asked(job, pins, objective, executable, probability)
+    asked = _asked(job, without_auto(pins), objective, executable, probability)
+
+    def improved(problem: Problem, found: Solution) -> Solution:
+        return refined(problem, found, pins, top, time_limit)
 
     def solved(problem: Problem) -> Solution:
-        return _solved(problem, search, top, time_limit)
+        return improved(problem, _solved(problem, search, top, time_limit))
 
     if sizes:
         _refuse_beside("several numbers of --gpus", out, around, compare_searches)
@@ -124,12 +129,13 @@ def plan(
     largest = _largest(asked, around)
     posed = _posed(asked, largest)
     require_answerable(posed.problem, around)
-    solution = solved(posed.problem)
+    solution = _solved(posed.problem, search, top, time_limit)
     _require_found(posed.problem, solution, asked.where)
     compared = [solution]
     if compare_searches:
         limit = COMPARE_S if time_limit is None else time_limit
         compared += _others(posed.problem, search, limit)
+    solution = improved(posed.problem, solution)
     if out is not None:
         _write(out, posed.problem, solution, asked)
     found = beside(posed.problem, solution, around, largest)

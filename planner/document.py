@@ -82,6 +82,23 @@ def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
         "space": "uniform",
         "executable": problem.executable,
         "complete": solution.complete,
+        "added": added_document(solution),
+    }
+
+
+def added_document(solution: Solution) -> dict[str, Any] | None:
+    """What was tried beside the space that `lower` and `gap` speak of."""
+    added = solution.added
+    if added is None:
+        return None
+    return {
+        "space": "retention by stage",
+        "layouts_considered": added.considered,
+        "layouts_simulated": added.simulated,
+        "lower": added.lower,
+        "gap": max(0.0, 1 - added.lower / solution.value),
+        "gain": 1 - solution.value / added.uniform_value,
+        "uniform": {"value": added.uniform_value, "lower": added.uniform_lower},
     }
 
 

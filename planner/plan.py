@@ -5,8 +5,11 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
+from typing import Final
 
+from costmodel.auto_retention import AUTO
 from costmodel.legality import violations
 from costmodel.machine import Machine, machine
 from costmodel.offload import parse_offload
@@ -14,11 +17,14 @@ from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local, refusals
 from planner.problem import PROBABILITY, Objective, Problem, memory_limit
+from planner.retention.polish import polished, without_auto
 from planner.search import AbstractSearch, Limits
 from planner.searches import search_called
 from planner.solution import EXACT, Solution
 from profiles.cluster import Cluster
 from profiles.job import Job
+
+DEFAULT: Final = "branch-and-bound"
 
 
 def plan(
@@ -29,7 +35,7 @@ def plan(
     pins: Pins | None = None,
     on: Machine | None = None,
     objective: str = "throughput",
-    search: str | AbstractSearch = "branch-and-bound",
+    search: str | AbstractSearch = DEFAULT,
     precision: str | None = None,
     memory_limit_bytes: float | None = None,
     probability: float = PROBABILITY,
@@ -49,7 +55,8 @@ def plan(
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
     where = on or machine(cluster)
-    fixed = pins or Pins()
+    asked = pins or Pins()
+    fixed = without_auto(asked)
     flash = fixed.flash_attention
     limit = memory_limit_bytes
     problem = Problem(
@@ -68,7 +75,8 @@ def plan(
     )
     chosen = search_called(search) if isinstance(search, str) else search
     limits = Limits(time_limit_s=time_limit_s, runners_up=runners_up)
-    return solve(problem, chosen, limits)
+    found = solve(problem, chosen, limits)
+    return refined(problem, found, asked, runners_up, time_limit_s)
 
 
 def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
@@ -78,6 +86,26 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     return solution
 
 
+def refined(
+    problem: Problem,
+    solution: Solution,
+    asked: Pins,
+    runners_up: int,
+    time_limit_s: float | None,
+) -> Solution:
+    """*solution* with retention chosen stage by stage where that is better: what the
+    default search found, or any if `--recompute auto` is *asked* for; checked."""
+    if asked.recompute != AUTO and solution.search != DEFAULT:
+        return solution
+    limit = inf if time_limit_s is None else time_limit_s
+    left = max(limit - solution.seconds, 0.0)
+    found = polished(
+        problem, solution, Limits(time_limit_s=left, runners_up=runners_up)
+    )
+    check(problem, found)
+    return found
+
+
 def check(problem: Problem, solution: Solution) -> None:
     """Assert that the answer is legal, fits, keeps the pins, and bounds itself."""
     if solution.best is None:
@@ -85,7 +113,8 @@ def check(problem: Problem, solution: Solution) -> None:
     for candidate in (solution.best, *solution.runners_up):
         choice = candidate.choice
         assert not list(violations(choice, problem.job, problem.machine.cluster))
-        assert not problem.executable or not refusals(choice, problem.job)
+        layout = candidate.estimate.layout
+        assert not problem.executable or not refusals(layout, problem.job)
         assert choice.gpus == problem.gpus, "every GPU is used"
         assert problem.fits(candidate), "what is recommended fits"
         assert problem.value(candidate) >= solution.lower * (1 - EXACT)

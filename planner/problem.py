@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from costmodel.auto_retention import AUTO, fitted
 from costmodel.estimate import Estimate, estimate
 from costmodel.known import Known
 from costmodel.machine import Machine
@@ -115,12 +116,24 @@ class Problem:
         return candidate.estimate.peak_memory_bytes <= self.memory_limit_bytes
 
     def simulate(self, choice: Uniform, known: Known | None = None) -> Candidate:
-        """*choice* judged by the event simulation, from prices as far as *known*."""
+        """*choice* judged by the event simulation, from prices as far as *known*; its
+        retention, where that is `auto`, is the cheapest by stage that fits."""
+        if choice.recompute == AUTO:
+            return Candidate(choice=choice, estimate=self._fitted(choice))
         layout = spell_out(choice, self.job.graph, self.job.global_batch)
         found = estimate(
             self.job, self.machine.cluster, layout, on=self.machine, known=known
         )
         return Candidate(choice=choice, estimate=found)
+
+    def _fitted(self, choice: Uniform) -> Estimate:
+        return fitted(
+            choice,
+            self.job,
+            self.machine,
+            self.memory_limit_bytes,
+            executable=self.executable,
+        )
 
     def without_pins(self) -> Problem:
         return replace(self, pins=Pins(overlap=self.pins.overlap))

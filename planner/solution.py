@@ -38,6 +38,22 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Added:
+    """What was looked at beside the search's space: retention chosen stage by stage.
+
+    `considered` candidates might be better so, `simulated` of them were tried. `lower`
+    is a value that neither they nor the search's candidates go below; `uniform_value`
+    and `uniform_lower` are what the search found and proved.
+    """
+
+    considered: int
+    simulated: int
+    lower: float
+    uniform_value: float
+    uniform_lower: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """The best candidate with its certificate.
 
@@ -45,7 +61,8 @@ class Solution:
     `lower_step_time_s` the same for the step time, whatever the objective. `complete`
     says that all of the space was looked at. `runners_up` differ in more than details,
     the best first. `too_big` would be faster by 2 % or more, but does not fit; of those
-    it needs the least memory.
+    it needs the least memory. `added` says what else was tried; where that is better,
+    `best` is of it, and `lower` still bounds the search's space.
     """
 
     search: str
@@ -59,6 +76,7 @@ class Solution:
     seconds: float
     runners_up: tuple[Candidate, ...] = ()
     too_big: Candidate | None = None
+    added: Added | None = None
 
     @property
     def gap(self) -> float:

@@ -1,0 +1,1 @@
+"""Which saved tensors are kept, made again, offloaded or compressed."""

@@ -1,0 +1,171 @@
+"""What a search found, with retention chosen stage by stage: never worse than without.
+
+    candidates that do not fit keeping everything, fit making everything again, and are
+    faster than the best as long as they keep everything           → the columns' price
+    the most promising ones get the cheapest retention that fits   → auto_retention
+    the fastest of these and of what the search found is the answer
+
+Promising is what first-K-layers would make of it: between keeping everything and
+making everything again, by the share of the excess bytes that has to go. The proof of
+the search stays as it is; `Added` says what was looked at beside it, and a bound of
+that: keeping everything is never slower than not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from costmodel.auto_retention import AUTO
+from costmodel.columns import RECOMPUTES, Columns
+from costmodel.pins import Pins
+from planner.floors import floor_s, leaf_bounds
+from costmodel.uniform import Uniform
+from planner.problem import Candidate, Objective, Problem
+from planner.search import Clock, Limits
+from planner.solution import EXACT, WORTHWHILE, Added, Solution
+from planner.space import Space
+from planner.table import Array, length, take
+from profiles.errors import Contradiction
+
+MOST: Final = 6  # candidates that are fitted
+MOST_BRANCHES: Final = 8192  # that are priced
+_NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
+
+
+def without_auto(pins: Pins) -> Pins:
+    """*pins* for the search, to which `--recompute auto` leaves all presets free.
+
+    Raises Contradiction for `auto` in just some layers.
+    """
+    if pins.recompute != AUTO:
+        return pins
+    if pins.recompute_layers is not None:
+        raise Contradiction(
+            "--recompute auto chooses how many layers of each stage make what again; "
+            f"leave --recompute-layers {pins.recompute_layers} out"
+        )
+    return replace(pins, recompute=None)
+
+
+def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """*solution*, or one that is better by choosing retention stage by stage.
+
+    Where the recompute is pinned, or memory itself is the objective, nothing is tried.
+    """
+    pins = problem.pins
+    if solution.best is None or problem.objective is Objective.MEMORY:
+        return solution
+    if pins.recompute is not None or pins.recompute_layers is not None:
+        return solution
+    clock = Clock(limits=limits)
+    field = _Field(problem, solution.value)
+    best, simulated = solution.best, 0
+    for choice, least in field.promising():
+        if clock.over or least >= problem.value(best) * (1 - EXACT):
+            break
+        found = problem.simulate(choice)
+        simulated += 1
+        if problem.fits(found) and problem.value(found) < problem.value(best):
+            best = found
+    return _with(problem, solution, best, field, simulated)
+
+
+def _with(
+    problem: Problem,
+    solution: Solution,
+    best: Candidate,
+    field: _Field,
+    simulated: int,
+) -> Solution:
+    value = problem.value(best)
+    assert solution.best is not None, "there is something to polish"
+    added = Added(
+        considered=field.considered,
+        simulated=simulated,
+        lower=min(field.lower, solution.lower, value),
+        uniform_value=solution.value,
+        uniform_lower=solution.lower,
+    )
+    if best is solution.best:
+        return replace(solution, added=added)
+    named = (solution.best, *solution.runners_up)[: max(1, len(solution.runners_up))]
+    bigger = solution.too_big
+    faster = bigger is not None and problem.value(bigger) < value * WORTHWHILE
+    return replace(
+        solution,
+        best=best,
+        value=value,
+        lower=min(solution.lower, value),
+        runners_up=named if solution.runners_up else (),
+        too_big=bigger if faster else None,
+        added=added,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Candidates that keep everything: their bounds, and what they may come to."""
+
+    columns: Columns
+    bounds: Array
+    guesses: Array
+
+
+class _Field:
+    """The candidates whose retention is worth choosing; *value* is to be beaten."""
+
+    def __init__(self, problem: Problem, value: float) -> None:
+        self.problem = problem
+        pins = replace(problem.pins, recompute="none")
+        self.space = Space(problem=replace(problem, pins=pins))
+        self.lower, self.considered = inf, 0
+        self._rows = self._found(value)
+
+    def promising(self) -> list[tuple[Uniform, float]]:
+        """Up to `MOST` choices with what their values do not go below, best first."""
+        if self._rows is None:
+            return []
+        order = np.argsort(self._rows.guesses, kind="stable")[:MOST]
+        return [
+            (
+                replace(self.space.choice(self._rows.columns, int(row)), recompute=AUTO),
+                float(self._rows.bounds[row]),
+            )
+            for row in order
+        ]
+
+    def _found(self, value: float) -> _Rows | None:
+        problem, branches = self.problem, self.space.branches
+        if not length(branches):
+            return None
+        floors = np.asarray(problem.value_of(floor_s(self.space.problem, branches), 0.0))
+        order = np.argsort(floors, kind="stable")
+        order = order[floors[order] < value]
+        if len(order) > MOST_BRANCHES:
+            self.lower = float(floors[order[MOST_BRANCHES]])
+        if not len(order):
+            return None
+        columns = self.space.leaves(take(branches, order[:MOST_BRANCHES]))
+        limit = problem.memory_limit_bytes
+        kept = leaf_bounds(self.space.problem, columns)
+        bounds = np.asarray(problem.value_of(kept.step_time_s, kept.peak_memory_bytes))
+        rows = np.flatnonzero((bounds < value) & (kept.peak_memory_bytes > limit))
+        if not len(rows):
+            return None
+        columns, bounds = columns.take(rows), bounds[rows]
+        over = kept.peak_memory_bytes[rows]
+        again = replace(columns, recompute=np.full_like(columns.recompute, _FULL))
+        made = leaf_bounds(self.space.problem, again)
+        fits = made.peak_memory_bytes <= limit
+        if not fits.any():
+            return None
+        share = (over - limit) / np.maximum(over - made.peak_memory_bytes, 1.0)
+        full = np.asarray(problem.value_of(made.step_time_s, made.peak_memory_bytes))
+        guesses = bounds + np.clip(share, 0, 1) * (full - bounds)
+        self.considered = int(fits.sum())
+        self.lower = min(self.lower, float(bounds[fits].min()))
+        return _Rows(columns.take(fits), bounds[fits], guesses[fits])
