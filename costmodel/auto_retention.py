@@ -4,8 +4,8 @@
     each pipeline rank's layers take the cheapest options that fit   → retention_fit
     the result is simulated; where a peak has moved the room is narrowed, and again
 
-Stages differ: the first of 1F1B holds pp micro-batches, the last one. What a stage takes
-does not change what others may, and a shorter pass never makes a step longer.
+Stages differ: the first of 1F1B holds pp micro-batches, the last one. What a stage
+takes does not change what others may; a shorter pass never makes a step longer.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.atoms import block_prices
 from costmodel.estimate import Estimate, estimate
 from costmodel.layout import LayerPlan, Layout, Stage
-from costmodel.layout_price import LayoutPricer
 from costmodel.machine import Machine
 from costmodel.memory import FRAGMENTATION, pipeline_buffers
+from costmodel.mesh_parallel import place_of
 from costmodel.offload import Offload
 from costmodel.retention_fit import Group, fit
 from costmodel.retention_menu import Option, menu
+from costmodel.sharding import Degrees, entry_bytes
 from costmodel.support import Answer, mechanisms
 from costmodel.uncertainty import spread_of
 from costmodel.uniform import Uniform, spell_out
@@ -116,11 +118,6 @@ class _Stages:
         return self.kept.layout
 
     @cached_property
-    def _pricer(self) -> LayoutPricer:
-        where = self.on.running(self._layout.gpus)
-        return LayoutPricer(job=self.job, layout=self._layout, machine=where)
-
-    @cached_property
     def _groups(self) -> list[list[tuple[int, str, Group]]]:
         """By pipeline rank: the stage and the kind of its layers, and the group."""
         layout, blocks = self._layout, self.job.graph.layer_blocks
@@ -179,16 +176,36 @@ class _Stages:
             for name, plan in zip(stage.layers, stage.plans, strict=True)
             if self.job.graph.layer_blocks[name] is block
         )
+        layout, where = self._layout, self.on.running(self._layout.gpus)
         key = (block.name, plan.sharding)
         if key not in self._menus:
+            degrees = self._degrees(stage, plan)
             self._menus[key] = menu(
                 block,
-                *self._pricer.operators(block, plan, stage),
-                self._pricer.machine,
+                block_prices(block, degrees, layout.precision, where),
+                entry_bytes(block, degrees, layout.precision),
+                where,
                 offload=self.offload,
                 words=self.words,
             )
         return self._menus[key]
+
+    def _degrees(self, stage: Stage, plan: LayerPlan) -> Degrees:
+        layout, mesh = self._layout, stage.mesh
+        place = place_of(mesh, layout.micro_batch(stage))
+        tp, cp, micro_batch, ep, etp = map(np.asarray, place)
+        return Degrees(
+            tp=tp,
+            cp=cp,
+            micro_batch=micro_batch,
+            seq_len=self.job.seq_len,
+            sequence_parallel=plan.sharding == "megatron-sp",
+            cp_kind=layout.cp_kind,
+            flash_attention=layout.flash_attention,
+            ep=ep,
+            etp=etp,
+            imbalance=self.on.imbalance,
+        )
 
 
 def _replanned(

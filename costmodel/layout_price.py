@@ -100,15 +100,6 @@ class LayoutPricer:
                 total = total + prices[again].forward
         return total
 
-    def operators(
-        self, block: Block, plan: LayerPlan, stage: Stage
-    ) -> tuple[dict[str, OperatorPrice], Array]:
-        """The prices of the operators of a layer of *stage*, and its input's bytes."""
-        place = place_of(stage.mesh, self.layout.micro_batch(stage))
-        degrees = _site(self, block, plan).degrees([place])
-        entry = entry_bytes(block, degrees, self.layout.precision)
-        return self._prices(block, plan, stage), entry
-
     def _prices(
         self, block: Block, plan: LayerPlan, stage: Stage
     ) -> dict[str, OperatorPrice]:

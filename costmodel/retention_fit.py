@@ -4,11 +4,11 @@
     subject to  Σ kept bytes × micro-batches in flight + largest working set  ≤  room
 
 Layers of a group are alike, so that a choice is how many take which option. One group
-alone takes two options at most, and all pairs and counts are looked at: so no preset, in
-all layers or in the first K, is faster in the same room. Several groups (kinds of layers,
-chunks of an interleaved rank) go by the best ratio: layer by layer the step of a convex
-hull that frees the most bytes a second, under each cap on the working set; what that
-leaves is at most one layer's step.
+alone takes two options at most, and all pairs and counts are looked at: so no preset,
+in all layers or in the first K, is faster in the same room. Several groups (kinds of
+layers, chunks of an interleaved rank) go by the best ratio: layer by layer the step of
+a convex hull that frees the most bytes a second, under each cap on the working set;
+what that leaves is at most one layer's step.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,8 @@ def _alone(group: Group, room_bytes: float) -> Chosen:
     if not fits.any():
         row = int(np.argmin(needed))
     first, rest = group.options[lean[row]], group.options[rich[row]]
-    return (first,) * count[row] + (rest,) * (group.count - count[row])
+    taken = int(count[row])
+    return (first,) * taken + (rest,) * (group.count - taken)
 
 
 @lru_cache(maxsize=256)
@@ -118,9 +120,11 @@ def _together(
     steps = [
         (_ratio(before, after) / max(group.weight, 1e-9), place, level)
         for place, (group, hull) in enumerate(zip(groups, hulls, strict=True))
-        for level, (before, after) in enumerate(zip(hull, hull[1:], strict=False))
+        for level, (before, after) in enumerate(pairwise(hull))
     ]
-    chosen = [[hull[0]] * group.count for group, hull in zip(groups, hulls, strict=True)]
+    chosen = [
+        [hull[0]] * group.count for group, hull in zip(groups, hulls, strict=True)
+    ]
     over = needed_bytes(groups, [(one[0],) * len(one) for one in chosen]) - room_bytes
     over += cap - max(hull[0].working_bytes for hull in hulls)
     for _, place, level in sorted(steps):

@@ -2,8 +2,8 @@
 
     operators run again  → tensors that need not be kept, and what cannot be read then
     a set is closed      when each input is kept, made again, or the layer's own input
-    a menu               the closed sets of which none is better in seconds and in bytes,
-                         and the presets
+    a menu               the closed sets, and the presets, of which none is better in
+                         seconds and in bytes
 
 The cheap-op rule of Yuan et al. (ATC 2024, section 3.1) is what comes out of it for a
 gated decoder: norms and the activation function free the most bytes a second.
@@ -92,9 +92,9 @@ def _closed_sets(
     device = np.array([_number(prices[one.name].forward.device_s) for one in operators])
     host = np.array([_number(prices[one.name].forward.host_s) for one in operators])
     again = _subsets(block, freed, device + host)
-    seconds = (
-        (again @ device) ** sharpness + (again @ host) ** sharpness
-    ) ** (1 / sharpness)
+    seconds = ((again @ device) ** sharpness + (again @ host) ** sharpness) ** (
+        1 / sharpness
+    )
     for row in _front(seconds, -(again @ freed)):
         picked = [one for one, run in zip(operators, again[row], strict=True) if run]
         if picked:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from costmodel.auto_retention import AUTO
 from costmodel.report.table import (
     assumed_words,
     breakdown_words,
@@ -15,7 +16,7 @@ from costmodel.report.table import (
 from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Objective, Problem
 from planner.solution import Solution, Status
-from planner.words import choice_words, short_words
+from planner.words import choice_words, retention_words, short_words
 from profiles.units import MB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def plan_view(
         ("step goes to", breakdown_words(found.breakdown_s)),
         ("binds", binds(problem, solution)),
         ("proof", proof_words(problem, solution)),
+        *_beside(problem, solution),
     ]
     if assumed:
         rows.append(("assumed", assumed_words(assumed)))
@@ -91,6 +93,31 @@ def proof_words(problem: Problem, solution: Solution) -> str:
         f"by bounds, {counters.simulated:,} simulated, in "
         f"{format_seconds(solution.seconds)}"
     )
+
+
+def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
+    """What was looked at beside the space that the proof speaks of."""
+    added = solution.added
+    if added is None or not added.considered:
+        return []
+    unit = _UNITS[problem.objective.quantity]
+    gain = 1 - solution.value / added.uniform_value
+    if gain:
+        found = f"a {unit} {gain:.2%} below that of every uniform layout looked for"
+    else:
+        found = "nothing better"
+    tried = f"{added.simulated:,} of {added.considered:,} candidates tried"
+    left = max(0.0, 1 - added.lower / solution.value)
+    words = f"{found} ({tried}; none is more than {left:.2%} below)"
+    return [("retention by stage", words), *_retentions(solution)]
+
+
+def _retentions(solution: Solution) -> list[tuple[str, str]]:
+    """What each stage makes again, where it was chosen stage by stage."""
+    best = solution.best
+    if best is None or best.choice.recompute != AUTO:
+        return []
+    return [("makes again", retention_words(best.estimate.layout))]
 
 
 def _cost(problem: Problem, solution: Solution) -> list[tuple[str, str]]:

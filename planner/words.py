@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import groupby
+
+from costmodel.layout import Layout, Stage
+from costmodel.retention import EVERYTHING
 from costmodel.uniform import Uniform
+
+MOST_STAGES = 6  # that are told one by one
 
 
 def choice_words(choice: Uniform, global_batch: int) -> str:
@@ -64,3 +71,36 @@ def short_words(choice: Uniform, global_batch: int) -> str:
     if choice.recompute != "none":
         parts.append(f"recompute {choice.recompute}")
     return " · ".join(parts)
+
+
+def retention_words(layout: Layout) -> str:
+    """What the stages of *layout* make again, like neighbours together."""
+    told = [(place, _again(stage)) for place, stage in enumerate(layout.stages)]
+    parts = []
+    for words, group in groupby(told, key=lambda one: one[1]):
+        first, *rest = [place for place, _ in group]
+        named = f"{first}-{rest[-1]}" if rest else f"{first}"
+        parts.append(f"stage {named}: {words}")
+    left = len(parts) - MOST_STAGES
+    shown = parts[:MOST_STAGES] + ([f"and {left} more"] if left > 0 else [])
+    return "; ".join(shown)
+
+
+def _again(stage: Stage) -> str:
+    """The tensors that layers of *stage* make again, and in how many."""
+    plans = [
+        plan
+        for name, plan in zip(stage.layers, stage.plans, strict=True)
+        if name.isdigit()
+    ]
+    counts = Counter(tuple(sorted(plan.retention.recomputed)) for plan in plans)
+    parts = [
+        f"{', '.join(_short(name) for name in names)} in {count} of {len(plans)}"
+        for names, count in counts.items()
+        if names
+    ]
+    return " and ".join(parts) or "nothing"
+
+
+def _short(name: str) -> str:
+    return "everything" if name == EVERYTHING else name.removesuffix("_out")

@@ -22,8 +22,8 @@ import numpy as np
 from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, Columns
 from costmodel.pins import Pins
-from planner.floors import floor_s, leaf_bounds
 from costmodel.uniform import Uniform
+from planner.floors import floor_s, leaf_bounds
 from planner.problem import Candidate, Objective, Problem
 from planner.search import Clock, Limits
 from planner.solution import EXACT, WORTHWHILE, Added, Solution
@@ -132,7 +132,9 @@ class _Field:
         order = np.argsort(self._rows.guesses, kind="stable")[:MOST]
         return [
             (
-                replace(self.space.choice(self._rows.columns, int(row)), recompute=AUTO),
+                replace(
+                    self.space.choice(self._rows.columns, int(row)), recompute=AUTO
+                ),
                 float(self._rows.bounds[row]),
             )
             for row in order
@@ -142,7 +144,9 @@ class _Field:
         problem, branches = self.problem, self.space.branches
         if not length(branches):
             return None
-        floors = np.asarray(problem.value_of(floor_s(self.space.problem, branches), 0.0))
+        floors = np.asarray(
+            problem.value_of(floor_s(self.space.problem, branches), 0.0)
+        )
         order = np.argsort(floors, kind="stable")
         order = order[floors[order] < value]
         if len(order) > MOST_BRANCHES:
