@@ -71,7 +71,7 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         simulated += 1
         if problem.fits(found) and problem.value(found) < problem.value(best):
             best = found
-    return _with(problem, solution, best, field, simulated)
+    return _with(problem, solution, best, field, simulated, limits)
 
 
 def _with(
@@ -80,6 +80,7 @@ def _with(
     best: Candidate,
     field: _Field,
     simulated: int,
+    limits: Limits,
 ) -> Solution:
     value = problem.value(best)
     assert solution.best is not None, "there is something to polish"
@@ -92,7 +93,7 @@ def _with(
     )
     if best is solution.best:
         return replace(solution, added=added)
-    named = (solution.best, *solution.runners_up)[: max(1, len(solution.runners_up))]
+    others = (solution.best, *solution.runners_up)
     bigger = solution.too_big
     faster = bigger is not None and problem.value(bigger) < value * WORTHWHILE
     return replace(
@@ -100,7 +101,7 @@ def _with(
         best=best,
         value=value,
         lower=min(solution.lower, value),
-        runners_up=named if solution.runners_up else (),
+        runners_up=others[: limits.runners_up],
         too_big=bigger if faster else None,
         added=added,
     )

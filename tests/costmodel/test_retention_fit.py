@@ -1,0 +1,101 @@
+"""The cheapest options that fit: against all ways, and never above the room."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from costmodel.retention import recompute
+from costmodel.retention_fit import Chosen, Group, fit, needed_bytes
+from costmodel.retention_menu import Option
+
+
+@st.composite
+def menus(draw: st.DrawFn) -> tuple[Option, ...]:
+    size = draw(st.integers(1, 4))
+    numbers = st.integers(1, 20)
+    steps = [(draw(numbers), draw(numbers)) for _ in range(size - 1)]
+    held, seconds = sum(step for _, step in steps) + draw(numbers), 0
+    working = draw(numbers)
+    found = []
+    for level in range(size):
+        found.append(
+            Option(
+                retention=recompute(*(f"t{one}" for one in range(level))),
+                recompute_s=seconds,
+                saved_bytes=held,
+                working_bytes=working,
+            )
+        )
+        if level < size - 1:
+            more, less = steps[level]
+            seconds, held, working = seconds + more, held - less, working + less
+    return tuple(found)
+
+
+@st.composite
+def groups(draw: st.DrawFn, most: int) -> list[Group]:
+    return [
+        Group(
+            count=draw(st.integers(1, 3)),
+            weight=draw(st.integers(1, 4)),
+            options=draw(menus()),
+        )
+        for _ in range(draw(st.integers(1, most)))
+    ]
+
+
+def seconds(chosen: list[Chosen]) -> float:
+    return sum(one.recompute_s for options in chosen for one in options)
+
+
+def all_ways(asked: list[Group]) -> list[list[Chosen]]:
+    each = [combinations_with_replacement(one.options, one.count) for one in asked]
+    return [list(way) for way in product(*each)]
+
+
+@given(groups(most=1), st.integers(0, 200))
+def test_one_group_is_within_a_layer_of_the_best(asked: list[Group], room: int) -> None:
+    found, ways = fit(asked, room), all_ways(asked)
+    fitting = [way for way in ways if needed_bytes(asked, way) <= room]
+    if not fitting:
+        least = min(needed_bytes(asked, way) for way in ways)
+        assert needed_bytes(asked, found) == least
+        return
+    assert needed_bytes(asked, found) <= room
+    pairs = [way for way in fitting if len(set(way[0])) <= 2]
+    assert seconds(found) == min(map(seconds, pairs))
+
+
+@given(groups(most=3), st.integers(0, 400))
+def test_several_groups_stay_within_the_room(asked: list[Group], room: int) -> None:
+    found = fit(asked, room)
+    fitting = [way for way in all_ways(asked) if needed_bytes(asked, way) <= room]
+    assert [len(one) for one in found] == [one.count for one in asked]
+    if needed_bytes(asked, found) > room:
+        leanest = [(min(one.options, key=_held),) * one.count for one in asked]
+        assert not fitting or needed_bytes(asked, leanest) > room
+        return
+    dearest = max(
+        (after.recompute_s - before.recompute_s)
+        for one in asked
+        for before in one.options
+        for after in one.options
+    )
+    assert seconds(found) <= min(map(seconds, fitting)) + dearest
+
+
+@given(groups(most=2), st.integers(0, 300), st.integers(0, 100))
+def test_more_room_never_takes_longer_alone(
+    asked: list[Group], room: int, more: int
+) -> None:
+    alone = asked[:1]
+    small = fit(alone, room)
+    if needed_bytes(alone, small) <= room:
+        assert seconds(fit(alone, room + more)) <= seconds(small)
+
+
+def _held(option: Option) -> float:
+    return option.saved_bytes

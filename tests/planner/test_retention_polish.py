@@ -1,0 +1,121 @@
+"""Retention chosen stage by stage: never worse, never too big, and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from costmodel.auto_retention import AUTO
+from costmodel.combination import treatment
+from costmodel.pins import Pins
+from costmodel.support import refusals
+from costmodel.uniform import Uniform
+from planner.branch_and_bound import BranchAndBound
+from planner.document import bound_document
+from planner.plan import refine, solve
+from planner.problem import Objective, Problem
+from planner.retention.polish import polished, without_auto
+from planner.search import Limits
+from planner.solution import Solution
+from planner.words import retention_words
+from profiles.errors import Contradiction
+from tests.problems import local, problem
+
+LIMITS = Limits(runners_up=2)
+
+
+@cache
+def tight() -> tuple[Problem, Solution]:
+    """A question whose best layout makes something again."""
+    posed = problem("gpt-mini", 2, pins=Pins(dp=1, zero=0))
+    free = solve(posed, BranchAndBound(), LIMITS)
+    assert free.best is not None
+    pins = replace(posed.pins, micro_batch=free.best.choice.micro_batch, pp=2, tp=1)
+    posed = replace(posed, pins=pins)
+    kept = posed.simulate(replace(free.best.choice, pp=2, tp=1, recompute="none"))
+    full = posed.simulate(replace(kept.choice, recompute="full"))
+    sizes = [one.estimate.peak_memory_bytes for one in (kept, full)]
+    posed = replace(posed, memory_limit_bytes=0.5 * sum(sizes))
+    return posed, solve(posed, BranchAndBound(), LIMITS)
+
+
+def test_it_is_better_where_memory_binds() -> None:
+    posed, found = tight()
+    better = refine(posed, found, LIMITS)
+    assert better.best is not None
+    assert found.best is not None
+    assert better.best.choice.recompute == AUTO
+    assert better.value < found.value
+    assert better.best.estimate.peak_memory_bytes <= posed.memory_limit_bytes
+    assert better.runners_up[0] == found.best
+    assert len(better.runners_up) <= LIMITS.runners_up
+    assert retention_words(better.best.estimate.layout).startswith("stage 0")
+
+
+def test_the_proof_stays_and_says_what_was_added() -> None:
+    posed, found = tight()
+    document = bound_document(posed, refine(posed, found, LIMITS))
+    added = document["added"]
+    assert document["space"] == "uniform"
+    assert document["lower"] <= document["value"] < added["uniform"]["value"]
+    assert added["uniform"] == {"value": found.value, "lower": found.lower}
+    assert added["lower"] <= document["value"]
+    assert 0 < added["gain"] < 1
+    assert added["layouts_simulated"] >= 1
+
+
+def test_nothing_is_lost_where_memory_does_not_bind() -> None:
+    posed = problem(gpus=2)
+    found = solve(posed, BranchAndBound(), LIMITS)
+    better = refine(posed, found, LIMITS)
+    assert better.best == found.best
+    assert better.value == found.value
+    assert better.added is not None
+    assert better.added.simulated == 0
+
+
+@pytest.mark.parametrize("pins", [Pins(recompute="full"), Pins(recompute_layers=1)])
+def test_a_pinned_recompute_stays(pins: Pins) -> None:
+    posed = problem(gpus=2, pins=pins)
+    found = solve(posed, BranchAndBound(), LIMITS)
+    assert polished(posed, found, LIMITS) is found
+
+
+def test_memory_as_the_objective_stays() -> None:
+    posed = problem(gpus=2, objective=Objective.MEMORY)
+    found = solve(posed, BranchAndBound(), LIMITS)
+    assert polished(posed, found, LIMITS) is found
+
+
+def test_no_time_left_leaves_the_answer_as_it_is() -> None:
+    posed, found = tight()
+    late = polished(posed, found, replace(LIMITS, time_limit_s=0.0))
+    assert late.best == found.best
+
+
+def test_on_this_machine_only_what_is_executed_is_chosen() -> None:
+    posed = problem("gpt-mini", 2, where=local(), executable=True)
+    kept = Uniform(pp=2, zero=0, precision="fp32", micro_batch=2)
+    peaks = [
+        posed.simulate(replace(kept, recompute=name)).estimate.peak_memory_bytes
+        for name in ("none", "full")
+    ]
+    posed = replace(posed, memory_limit_bytes=0.5 * sum(peaks))
+    found = posed.simulate(replace(kept, recompute=AUTO))
+    words = {
+        treatment(plan.retention)
+        for stage in found.estimate.layout.stages
+        for plan in stage.plans
+    }
+    assert words <= {"none", "selective", "full"}
+    assert len(words) > 1
+    assert not refusals(found.estimate.layout, posed.job)
+
+
+def test_auto_frees_the_search_of_presets() -> None:
+    assert without_auto(Pins(recompute=AUTO, tp=2)) == Pins(tp=2)
+    assert without_auto(Pins(recompute="full")) == Pins(recompute="full")
+    with pytest.raises(Contradiction, match="--recompute-layers 2 out"):
+        without_auto(Pins(recompute=AUTO, recompute_layers=2))
