@@ -219,7 +219,10 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
         ((*ASKED, "--tp", "3"), "64 GPUs"),
         ((*ASKED, "--schedule", "zb-v"), "1f1b"),
         ((*ASKED, "--precision", "fp8"), "bf16"),
-        ((*ASKED, "--recompute", "auto", "--recompute-layers", "2"), "leave --recompute"),
+        (
+            (*ASKED, "--recompute", "auto", "--recompute-layers", "2"),
+            "leave --recompute",
+        ),
         ((*ASKED, "--offload", "parameters"), "--zero 3"),
         ((*ASKED, "--offload-to", "nvme"), "nothing is offloaded"),
         ((*ASKED, "--ep", "2"), "no experts to spread"),
