@@ -5,7 +5,6 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import Final
 

@@ -14,7 +14,7 @@ from costmodel.support import refusals
 from costmodel.uniform import Uniform
 from planner.branch_and_bound import BranchAndBound
 from planner.document import bound_document
-from planner.plan import refine, solve
+from planner.plan import refined, solve
 from planner.problem import Objective, Problem
 from planner.retention.polish import polished, without_auto
 from planner.search import Limits
@@ -24,6 +24,10 @@ from profiles.errors import Contradiction
 from tests.problems import local, problem
 
 LIMITS = Limits(runners_up=2)
+
+
+def refine(posed: Problem, found: Solution, limits: Limits) -> Solution:
+    return refined(posed, found, posed.pins, limits.runners_up, None)
 
 
 @cache
