@@ -19,6 +19,9 @@ from planner.intra_op import BlockSharding, described, pose, solve
 from planner.sharding_choices import entry_choices
 from planner.sharding_prices import SentBytes
 from profiles.errors import Infeasible, InvalidSpec, Unsupported
+from profiles.models.catalog import model
+from profiles.models.decoder import decoder_graph
+from profiles.models.spec import DecoderSpec
 from tests.blocks import block_of, block_problem, mlp
 
 TP = mesh_axes(tp=8)
@@ -149,6 +152,30 @@ def test_what_is_described_costs_what_was_chosen() -> None:
 def test_the_ends_are_sharded_too(block: str) -> None:
     found = solve(block_problem(block_of("gpt-13b", block), TP))
     assert found.status is Status.OPTIMAL
+
+
+def test_a_shared_weight_lies_in_one_way() -> None:
+    """Logits of one more token predicted use the head's own weight (alias pairs)."""
+    spec = model("gpt-1.3b").spec
+    assert isinstance(spec, DecoderSpec)
+    head = decoder_graph(replace(spec, multi_token_heads=1)).block("head")
+    problem = block_problem(head, mesh_axes(tp=4))
+    posed = pose(problem)
+    assert posed.graph.apart
+    found = solve(problem)
+    weights = {
+        one.parameters["weight"].placed
+        for one in found.shardings
+        if one.module.endswith("logits")
+    }
+    assert weights == {("vocab",)}
+    split = next(
+        one
+        for one in posed.graph.apart
+        if posed.options["logits"][one.first[1]].choice.loops == ("vocab",)
+    )
+    options = dict.fromkeys(posed.graph.nodes, 0) | dict([split.first, split.second])
+    assert posed.graph.breaks(options)
 
 
 def test_latent_attention_is_sharded() -> None:
