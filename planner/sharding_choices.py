@@ -56,9 +56,7 @@ def choices(operator: Operator, problem: BlockProblem) -> tuple[OperatorChoice, 
     """Every sharding of *operator* that divides."""
     allowed = [one for one in splittable(operator) if one in problem.splits]
     nests = [
-        loops
-        for loops in product([*allowed, WHOLE], repeat=len(problem.axes))
-        if problem.divides(loops)
+        loops for loops in product(*_words(allowed, problem)) if problem.divides(loops)
     ]
     return tuple(
         OperatorChoice(loops, handed)
@@ -71,7 +69,7 @@ def choices(operator: Operator, problem: BlockProblem) -> tuple[OperatorChoice, 
 def entry_choices(tensor: Tensor, problem: BlockProblem) -> tuple[Placed, ...]:
     """Every placement in which a block may be given its input."""
     names = [one for one in _dims(tensor) if one in problem.splits]
-    places = product([*names, WHOLE], repeat=len(problem.axes))
+    places = product(*_words(names, problem))
     fits = _split_most([one for one in places if problem.divides(one)], problem)
     return tuple(one for one in fits if problem.starts(ENTRY, one, one))
 
@@ -106,9 +104,17 @@ def summed_loops(loops: Placed) -> tuple[bool, ...]:
 
 def _handed(placed: Placed, operator: Operator, problem: BlockProblem) -> list[Placed]:
     names = [one for one in _dims(operator.output) if one in problem.splits]
-    words = [[*names, WHOLE] if word == PARTIAL else [word] for word in placed]
+    words = [
+        every if word == PARTIAL else [word]
+        for word, every in zip(placed, _words(names, problem), strict=True)
+    ]
     fits = [one for one in product(*words) if problem.divides(one)]
     return _split_most(fits, problem)
+
+
+def _words(names: list[str], problem: BlockProblem) -> list[list[str]]:
+    """What each axis may have: one of *names* or none; on one device, none."""
+    return [[*names, WHOLE] if axis.size > 1 else [WHOLE] for axis in problem.axes]
 
 
 def _split_most(places: list[Placed], problem: BlockProblem) -> list[Placed]:
