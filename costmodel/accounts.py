@@ -2,7 +2,7 @@
 
 stages  → what each pass, transfer and step costs      → costs
 the run → where the seconds of the last rank go        → breakdown
-        → each pipeline rank's bytes at its peak       → memory_of
+        → what each pipeline rank holds at its peak    → peak
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.action import Kind
-from costmodel.data_parallel import DataParallel, buckets_of
+from costmodel.data_parallel import buckets_of
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
-from costmodel.memory import Memory, memory, pipeline_buffers
-from costmodel.mesh_parallel import degrees_of, parallel_of
+from costmodel.memory import pipeline_buffers
+from costmodel.mesh_parallel import degrees_of
+from costmodel.peaks import Peak
 from costmodel.schedule import COMPUTE
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
@@ -108,8 +109,8 @@ class Accounts:
         }
         return {name: found.get(name, 0.0) for name in BREAKDOWN}
 
-    def memory(self, timeline: Timeline) -> tuple[Memory, ...]:
-        """Each pipeline rank's bytes at the instant of its peak."""
+    def peak(self, timeline: Timeline) -> Peak:
+        """What each pipeline rank holds at the instant of its peak."""
         layout = self.layout
         kind, stage = np.divmod(timeline.peak_rows(), len(layout.stages))
         working = np.where(
@@ -119,24 +120,22 @@ class Accounts:
         )
         gathered = np.zeros(layout.pp)
         np.maximum.at(gathered, self._holders, self.stages.gathered_bytes)
-        return memory(
+        return Peak(
+            on=self.on,
+            precision=layout.precision,
+            moments=self.job.moments,
+            offload=layout.offload,
+            degrees=self._degrees,
+            gpus=layout.gpus,
+            micro_batches=layout.micro_batches,
             parameters=self._by_rank(self.stages.parameters),
+            expert_parameters=self._by_rank(self.stages.expert_parameters),
+            frozen_parameters=self._by_rank(self.stages.frozen_parameters),
             gathered_bytes=gathered,
             activation_bytes=(timeline.in_flight_at_peak() @ self.stages.saved_bytes)
             * pipeline_buffers(self.on, layout.pp),
             transient_bytes=working,
-            parallel=self._parallel,
-            precision=layout.precision,
-            moments=self.job.moments,
-            device=self.on.device,
-            ranks=np.asarray(layout.gpus),
-            fully_shard=self.on.software.fully_shard,
-            micro_batches=layout.micro_batches,
-            footprint=self.on.software.footprint,
-            frozen_parameters=self._by_rank(self.stages.frozen_parameters),
-            offload=layout.offload,
-            expert_parameters=self._by_rank(self.stages.expert_parameters),
-        ).each()
+        )
 
     @property
     def _buckets(self) -> Array | int:
@@ -147,16 +146,14 @@ class Accounts:
         return found.astype(np.int64) if np.ndim(found) else int(found)
 
     @property
-    def _parallel(self) -> DataParallel:
-        """Of each pipeline rank where they differ in mesh, else of all."""
+    def _degrees(self) -> list[tuple[int, ...]]:
+        """Of each pipeline rank."""
         pp = self.layout.pp
-        rows = list(self._meshes)
-        if len(rows) > 1:
+        rows = list(self._meshes) * pp
+        if len(self._meshes) > 1:
             place = np.unique(self._holders, return_index=True)[1]
-            held = (self.layout.stages[number] for number in place)
-            rows = [_row(stage) for stage in held]
-        columns = [(*row, pp) for row in rows]
-        return parallel_of(np.array(columns[0] if len(columns) == 1 else columns).T)
+            rows = [_row(self.layout.stages[number]) for number in place]
+        return [(*row, pp) for row in rows]
 
     @cached_property
     def _meshes(self) -> dict[tuple[int, ...], None]:

@@ -78,20 +78,22 @@ def atom_table(
     for site, place, treatment in wanted:
         places[site.family][site, place] = None
         treatments[site.family][treatment] = None
-    columns = {item.name: [np.zeros(1)] for item in fields(Atom)}
+    names = [item.name for item in fields(Atom)]
+    tables = [np.zeros((len(names), 1))]
     rows: dict[Wanted, int] = {}
     size = 1
     for family, here in places.items():
         pairs = list(here)
         for treatment in treatments[family]:
             found = _atoms(pairs, treatment, precision, machine, known)
-            for name, column in columns.items():
-                column.append(np.broadcast_to(getattr(found, name), len(pairs)))
+            tables.append(np.empty((len(names), len(pairs))))
+            for name, column in zip(names, tables[-1], strict=True):
+                column[:] = getattr(found, name)
             for number, (site, place) in enumerate(pairs, size):
                 rows[site, place, treatment] = number
             size += len(pairs)
-    table = {name: np.concatenate(column) for name, column in columns.items()}
-    return Atom(**table), rows
+    columns = np.concatenate(tables, axis=1)
+    return Atom(**dict(zip(names, columns, strict=True))), rows
 
 
 def _atoms(

@@ -140,12 +140,10 @@ def atom(
         "flops": forward.flops + backward.flops,
         "recompute_flops": repeated.flops,
     }
-    return Atom(
-        **{
-            name: np.array(np.broadcast_to(value, shape), dtype=float)
-            for name, value in values.items()
-        }
-    )
+    table = np.empty((len(values), *shape))
+    for row, value in enumerate(values.values()):
+        table[row] = value
+    return Atom(**dict(zip(values, table, strict=True)))
 
 
 def shared_parameters(holder: OperatorPrice) -> Atom:

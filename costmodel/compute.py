@@ -77,7 +77,7 @@ def matmul_s(
 
     Raises Unsupported if the device does not multiply in *number*.
     """
-    m, n, k, batch = np.broadcast_arrays(*map(_floats, (m, n, k, batch)))
+    m, n, k, batch = map(_floats, (m, n, k, batch))
     fit = rates.matmul
     written = max(number.bytes, 2.0) if output_bytes is None else _floats(output_bytes)
     moved = number.bytes * (m + n) * k + written * m * n

@@ -147,7 +147,7 @@ class Layout:
     def precision(self) -> Precision:
         return precision(self.precision_name, gradient=self.gradient_format)
 
-    @property
+    @cached_property
     def pp(self) -> int:
         """Pipeline ranks."""
         return 1 + max(rank for stage in self.stages for rank in stage.held_by)

@@ -146,9 +146,10 @@ def _exchanged(
     Where the software cuts products, *beside_s* is the product that makes or takes the
     collective's tensor.
     """
-    near = near_members(np.asarray(1), degrees.tp, machine.island)
-    total = _NOTHING
+    total, near = _NOTHING, None
     for item in collectives:
+        if near is None:
+            near = near_members(np.asarray(1), degrees.tp, machine.island)
         taken = machine.collective(
             item.kind, item.size_bytes, ranks=degrees.tp, near=near
         )

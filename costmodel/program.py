@@ -126,14 +126,14 @@ def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
 
 def _order(rows: IntArray, sources: IntArray) -> IntArray:
     """An order that respects streams and transfers."""
-    times, flat = _unit_times(rows), sources.ravel()
+    times, flat = unit_times(rows), sources.ravel()
     awaiting = np.flatnonzero(flat >= 0)
     if np.all(times[flat[awaiting]] < times[awaiting]):
         return np.argsort(times, kind="stable")
     return _swept(flat, len(rows))
 
 
-def _unit_times(rows: IntArray) -> IntArray:
+def unit_times(rows: IntArray) -> IntArray:
     """When actions would start if each took 1, as 1F1B fills, alternates and drains.
 
     Rising along each stream, whatever the schedule.

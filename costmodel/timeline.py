@@ -126,8 +126,13 @@ def simulate(
     """
     program = program_of(schedule, pp, virtual_stages, micro_batches)
     require_costs(costs, pp, program.shape.stages)
-    durations = _durations(program, costs)
-    start, end = _one_pass(program, costs, durations)
+    return ended(program, costs, *run(program, costs, durations_of(program, costs)))
+
+
+def ended(
+    program: Program, costs: StageCosts, start: FloatArray, end: FloatArray
+) -> Timeline:
+    """The timeline of actions that start and end so."""
     compute_end = end[:, -1]
     reduce_end = _reduce_ends(program, costs, start, end)
     step_start = reduce_end
@@ -150,7 +155,8 @@ def simulate(
     )
 
 
-def _durations(program: Program, costs: StageCosts) -> FloatArray:
+def durations_of(program: Program, costs: StageCosts) -> FloatArray:
+    """How long each action takes, in stream order."""
     passes = np.concatenate((costs.forward_s, costs.backward_s))
     durations: FloatArray = passes[program.rows]
     if costs.first_forward_extra_s is not None:
@@ -166,18 +172,29 @@ def _sends(costs: StageCosts) -> FloatArray:
     return np.concatenate((costs.send_forward_s, costs.send_backward_s, none))
 
 
-def _one_pass(
+def run(
     program: Program, costs: StageCosts, durations: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Start and end of each action. One rank never waits: a running sum."""
     if program.shape.pp == 1:
         end = durations.cumsum(axis=1)
         return _before(end), end
-    if _contends(program, costs, durations):
+    if contends(program, costs, durations):
         return _queued(program, costs, durations)
-    arrivals = _sends(costs)[program.awaited_rows]
-    ends = np.array(_ends(program, durations, arrivals))
-    end, ready = np.empty_like(durations), np.empty_like(durations)
+    arrivals = arrivals_of(program, costs)
+    return passed(program, np.array(_ends(program, durations, arrivals)), arrivals)
+
+
+def arrivals_of(program: Program, costs: StageCosts) -> FloatArray:
+    """In the program's order, how long what each action awaits is on its way."""
+    return np.asarray(_sends(costs)[program.awaited_rows])
+
+
+def passed(
+    program: Program, ends: FloatArray, arrivals: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Start and end of each action, of ends in the program's order after a 0."""
+    end, ready = (np.empty(program.rows.shape) for _ in range(2))
     end.ravel()[program.order] = ends[1:]
     ready.ravel()[program.order] = ends[program.awaited] + arrivals
     return np.maximum(_before(end), ready), end
@@ -190,7 +207,7 @@ def _before(end: FloatArray) -> FloatArray:
     return before
 
 
-def _contends(program: Program, costs: StageCosts, durations: FloatArray) -> bool:
+def contends(program: Program, costs: StageCosts, durations: FloatArray) -> bool:
     """Whether a transfer can find its link busy.
 
     Between two sends of a rank lies at least one of its passes: where no transfer is

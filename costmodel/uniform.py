@@ -6,8 +6,9 @@ out as the full `Layout`, and `of_layout` reads it back where stages are alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, repeat
 from typing import Any
 
 import numpy as np
@@ -125,24 +126,17 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
     counts = split_layers(graph.body, total, graph.tail)
     held = holders(choice.schedule, choice.pp, choice.virtual_stages)
     meshes = [_mesh(choice, rank) for rank in range(choice.pp)]
-    kinds = _kinds(choice, graph)
-    stages, first = [], 0
-    for stage, count in enumerate(counts):
-        names = [str(number) for number in range(first, first + count)]
-        first += count
-        layers = _with_ends(names, stage, total)
-        stages.append(
-            Stage(
-                layers=layers,
-                plans=_plans(
-                    kinds, layers, graph.layer_blocks, choice.recompute_layers
-                ),
-                mesh=meshes[held[stage]],
-                held_by=(held[stage],),
-            )
-        )
+    plans = _plans(choice, graph)
     return Layout(
-        stages=tuple(stages),
+        stages=tuple(
+            Stage(
+                layers=graph.layer_names[first:end],
+                plans=plans.between(first, end, choice.recompute_layers),
+                mesh=meshes[rank],
+                held_by=(rank,),
+            )
+            for (first, end), rank in zip(_cuts(counts), held, strict=True)
+        ),
         schedule=choice.schedule,
         virtual_stages=choice.virtual_stages,
         micro_batches=choice.micro_batches(global_batch),
@@ -155,10 +149,16 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
     )
 
 
-def _with_ends(names: list[str], stage: int, stages: int) -> tuple[str, ...]:
-    head = ["embedding"] if stage == 0 else []
-    tail = ["final_norm", "head"] if stage == stages - 1 else []
-    return (*head, *names, *tail)
+def _cuts(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where each stage begins and ends among all layers, of which the embedding comes
+    first, and the final norm and the head last.
+
+    >>> list(_cuts((1, 2)))
+    [(0, 2), (2, 6)]
+    """
+    ends = [1 + count for count in accumulate(counts)]
+    ends[-1] += 2
+    return pairwise([0, *ends])
 
 
 def _mesh(choice: Uniform, rank: int) -> Mesh:
@@ -176,56 +176,54 @@ def _mesh(choice: Uniform, rank: int) -> Mesh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kinds:
-    """The plan of the ends; by kind of layer, of one as it is, recomputed, and
-    recomputed with its input."""
+class _Plans:
+    """The plan of every layer, in model order: as it is, recomputed, and recomputed
+    with its input."""
 
-    of_ends: LayerPlan
-    kept: dict[str, LayerPlan]
-    redone: dict[str, LayerPlan]
-    inside: dict[str, LayerPlan]  # of segments; empty where every layer is its own
+    kept: tuple[LayerPlan, ...]
+    redone: tuple[LayerPlan, ...]
+    inside: tuple[LayerPlan, ...]  # of segments; empty where every layer is its own
+
+    def between(
+        self, first: int, end: int, recompute_layers: int | None
+    ) -> tuple[LayerPlan, ...]:
+        """Of layers *first* to *end* - 1, of which so many numbered ones, or all, are
+        recomputed."""
+        start = max(first, 1)  # the embedding counts for none, nor do the other ends
+        body = min(end, len(self.kept) - 2) - start
+        limit = body if recompute_layers is None else min(body, recompute_layers)
+        turn = start + limit
+        return self._again(first, start, turn) + self.kept[turn:end]
+
+    def _again(self, first: int, start: int, turn: int) -> tuple[LayerPlan, ...]:
+        if not self.inside:
+            return self.redone[first:turn]
+        begins = {start + number for number in first_of_each(turn - start)}
+        return tuple(
+            (self.redone if layer < start or layer in begins else self.inside)[layer]
+            for layer in range(first, turn)
+        )
 
 
-def _kinds(choice: Uniform, graph: ModelGraph) -> _Kinds:
+def _plans(choice: Uniform, graph: ModelGraph) -> _Plans:
     again = body_presets(choice.recompute, graph)
-    blocks = {block.name: block for block, _ in graph.runs}
+    sharding = "megatron-sp" if choice.sequence_parallel else "megatron"
 
     def plan(retention: Retention) -> LayerPlan:
-        sharding = "megatron-sp" if choice.sequence_parallel else "megatron"
         return LayerPlan(sharding=sharding, zero=choice.zero, retention=retention)
 
-    return _Kinds(
-        of_ends=plan(KEEP_ALL),
-        kept={
-            name: plan(offloaded(KEEP_ALL, block, choice.offload))
-            for name, block in blocks.items()
-        },
-        redone={
-            name: plan(offloaded(again[name], block, choice.offload))
-            for name, block in blocks.items()
-        },
-        inside={name: plan(inner(block)) for name, block in blocks.items()}
-        if choice.recompute == "sqrt"
-        else {},
+    ends = plan(KEEP_ALL)
+
+    def every(of: Callable[[Block], Retention]) -> tuple[LayerPlan, ...]:
+        body = {block.name: plan(of(block)) for block, _ in graph.runs}
+        return tuple(
+            one
+            for block, count in graph.blocks
+            for one in repeat(body.get(block.name, ends), count)
+        )
+
+    return _Plans(
+        kept=every(lambda block: offloaded(KEEP_ALL, block, choice.offload)),
+        redone=every(lambda block: offloaded(again[block.name], block, choice.offload)),
+        inside=every(inner) if choice.recompute == "sqrt" else (),
     )
-
-
-def _plans(
-    kinds: _Kinds,
-    layers: tuple[str, ...],
-    blocks: Mapping[str, Block],
-    recompute_layers: int | None,
-) -> tuple[LayerPlan, ...]:
-    body = sum(name.isdigit() for name in layers)
-    limit = body if recompute_layers is None else min(body, recompute_layers)
-    begins = first_of_each(limit) if kinds.inside else frozenset(range(limit))
-    plans, numbered = [], 0
-    for name in layers:
-        if not name.isdigit():
-            plans.append(kinds.of_ends)
-            continue
-        again = kinds.redone if numbered in begins else kinds.inside
-        wanted = again if numbered < limit else kinds.kept
-        plans.append(wanted[blocks[name].name])
-        numbered += 1
-    return tuple(plans)

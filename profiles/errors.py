@@ -35,18 +35,20 @@ class InvalidQuestion(MeshwrightError):
 
 
 class UnknownName(InvalidQuestion):
-    """A name that no catalogue holds."""
+    """A name that no catalogue holds. What is near it is looked for when it is told."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
-        names = sorted(known)
+        super().__init__(what, name, sorted(known))
+
+    def __str__(self) -> str:
+        what, name, names = self.args
         near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = (
             f"did you mean {' or '.join(near)}?"
             if near
             else f"known: {', '.join(names)}"
         )
-        super().__init__(f"unknown {what} {name!r}; {hint}")
-        self.what, self.name, self.near = what, name, near
+        return f"unknown {what} {name!r}; {hint}"
 
 
 class InvalidSpec(InvalidQuestion):

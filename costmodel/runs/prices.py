@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
-from costmodel.estimate import Estimate, estimates
+from costmodel.answer import Answer
+from costmodel.estimate import answers
 from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.question import Question
@@ -118,16 +119,16 @@ def price_asked(
         key = (id(item.layout), id(own))
         questions[key] = (item.question.job, item.layout, machines[id(own)])
         keys.append(key)
-    found = dict(zip(questions, map(_kept, estimates(questions.values())), strict=True))
+    found = dict(zip(questions, map(_kept, answers(questions.values())), strict=True))
     for item, known in zip(asked, keys, strict=True):
         yield _priced(item, found[known] if known else item.error or "")
 
 
-def _kept(found: Estimate | MeshwrightError) -> Price | str:
+def _kept(found: Answer | MeshwrightError) -> Price | str:
     if isinstance(found, MeshwrightError):
         return str(found)
     return Price(
-        write=found.answer.document,
+        write=found.document,
         step_time_s=found.step_time_s,
         interval_s=found.interval_s,
         fits=found.fits,
