@@ -1,0 +1,254 @@
+"""Layers → stages → devices, by dynamic programming over a pipeline's slowest stage.
+
+    T = min over stages of  Σ t_i + (m − 1) · max t_i
+
+(Zheng et al., OSDI 2022, section 5: Alpa's inter-operator pass.) For each candidate of
+the slowest stage's seconds t_max, ascending, F(s, k, d) is the least sum over s stages
+that hold the layers from k on and use d devices, none slower than t_max:
+
+    F(s, k, d) = min over j, mesh of  t(k…j, mesh, s) + F(s − 1, j + 1, d − devices)
+
+A stage with s stages from it to the end holds min(s, m) micro-batches in flight (1F1B),
+so what fits depends on s. With m = 1 it is the shortest path through the model; with
+the sum left out it is PipeDream's recurrence (min-max), which `slowest` asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import gcd, inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option:
+    """A mesh that a stage may have, with what each layer costs on it: arrays [layers].
+
+    Seconds are of a forward and backward of a micro-batch; `saved_bytes` are alive for
+    each micro-batch in flight, of `working_bytes` a stage has its largest layer's.
+    """
+
+    devices: int
+    seconds: Array
+    saved_bytes: Array
+    state_bytes: Array
+    working_bytes: Array
+    base_bytes: float = 0.0
+
+    def stages_s(self) -> Array:
+        """[first, last] → seconds of a stage of those layers; infinite below."""
+        return _sums(self.seconds)
+
+    def stages_bytes(self, in_flight: int) -> Array:
+        """[first, last] → bytes with so many micro-batches in flight."""
+        alive = _sums(self.state_bytes + in_flight * self.saved_bytes)
+        return alive + _largest(self.working_bytes) + self.base_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stage: layers from `first` up to `last`, that one too, on an option's mesh."""
+
+    first: int
+    last: int
+    option: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """Stages in model order; `seconds` is T."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+
+
+def partitions(
+    options: Sequence[Option],
+    *,
+    devices: int,
+    micro_batches: int,
+    capacity_bytes: float = inf,
+    most_stages: int | None = None,
+    tolerance: float = 0.0,
+) -> list[Partition]:
+    """The best partition for each t_max that was worth a try, best first.
+
+    The first is optimal up to *tolerance*, a fraction: t_max closer than that to one
+    that was tried are passed over. Empty where nothing fits.
+    """
+    tables = _tables(options, devices, micro_batches, capacity_bytes, most_stages)
+    if tables is None:
+        return []
+    found: dict[tuple[Part, ...], Partition] = {}
+    best_s, last_s = inf, 0.0
+    least_s = tables.least_s
+    for t_max in tables.candidates:
+        if (micro_batches - 1) * t_max + least_s >= best_s:
+            break
+        if t_max < last_s * (1 + tolerance):
+            continue
+        last_s = t_max
+        for partition in _for_slowest(tables, t_max):
+            found[partition.parts] = partition
+            best_s = min(best_s, partition.seconds)
+    return sorted(found.values(), key=lambda one: one.seconds)
+
+
+def slowest(partition: Partition, options: Sequence[Option]) -> float:
+    """Seconds of the slowest stage: what PipeDream's recurrence makes small."""
+    return max(_seconds(part, options) for part in partition.parts)
+
+
+def latency_s(
+    parts: Sequence[Part], options: Sequence[Option], micro_batches: int
+) -> float:
+    """T of *parts*."""
+    seconds = [_seconds(part, options) for part in parts]
+    return sum(seconds) + (micro_batches - 1) * max(seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Tables:
+    """[stages to the end][size][first, last] → seconds of the best option, and which.
+
+    `sizes` and `devices` are in units of the meshes' common divisor.
+    """
+
+    options: Sequence[Option]
+    sizes: tuple[int, ...]
+    devices: int
+    micro_batches: int
+    seconds: Array
+    chosen: Array
+
+    @property
+    def most_stages(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def layers(self) -> int:
+        return int(self.seconds.shape[-1])
+
+    @property
+    def candidates(self) -> list[float]:
+        """What the slowest stage may take, ascending."""
+        finite = self.seconds[np.isfinite(self.seconds)]
+        return [float(one) for one in np.unique(finite)]
+
+    @property
+    def least_s(self) -> float:
+        """No sum over stages is less."""
+        alone = np.array([option.seconds for option in self.options])
+        return float(alone.min(axis=0).sum())
+
+
+def _tables(
+    options: Sequence[Option],
+    devices: int,
+    micro_batches: int,
+    capacity_bytes: float,
+    most_stages: int | None,
+) -> _Tables | None:
+    fitting = [option for option in options if option.devices <= devices]
+    if not fitting:
+        return None
+    unit = gcd(devices, *(option.devices for option in fitting))
+    sizes = tuple(sorted({option.devices for option in fitting}))
+    layers = len(options[0].seconds)
+    most = min(layers, devices // sizes[0], most_stages or layers)
+    shape = (most, len(sizes), layers, layers)
+    seconds, chosen = np.full(shape, inf), np.zeros(shape, dtype=np.int32)
+    for number, option in enumerate(options):
+        if option.devices > devices:
+            continue
+        place, taken_s = sizes.index(option.devices), option.stages_s()
+        fits = [
+            option.stages_bytes(in_flight) <= capacity_bytes
+            for in_flight in range(1, min(most, micro_batches) + 1)
+        ]
+        for stages in range(most):
+            held = fits[min(stages, len(fits) - 1)]
+            better = held & (taken_s < seconds[stages, place])
+            seconds[stages, place][better] = taken_s[better]
+            chosen[stages, place][better] = number
+    return _Tables(
+        options=options,
+        sizes=tuple(size // unit for size in sizes),
+        devices=devices // unit,
+        micro_batches=micro_batches,
+        seconds=seconds,
+        chosen=chosen,
+    )
+
+
+def _for_slowest(tables: _Tables, t_max: float) -> Iterator[Partition]:
+    """For each number of stages the partition of least sum with none above *t_max*."""
+    layers, devices = tables.layers, tables.devices
+    allowed = np.where(tables.seconds <= t_max, tables.seconds, inf)
+    sums = [np.full((layers + 1, devices + 1), inf)]
+    sums[0][layers, 0] = 0.0
+    for stages in range(1, tables.most_stages + 1):
+        before, here = sums[-1], np.full((layers + 1, devices + 1), inf)
+        for place, size in enumerate(tables.sizes):
+            one = allowed[stages - 1, place]
+            if size > devices or not np.isfinite(one).any():
+                continue
+            rest = before[1:, : devices + 1 - size]
+            reached = np.flatnonzero(np.isfinite(rest).any(axis=1))
+            if not len(reached):
+                continue
+            total = one[:, reached, None] + rest[None, reached, :]
+            np.minimum(
+                here[:layers, size:], total.min(axis=1), out=here[:layers, size:]
+            )
+        sums.append(here)
+        if np.isfinite(here[0, devices]):
+            parts = tuple(_walk(tables, allowed, sums, stages))
+            seconds = latency_s(parts, tables.options, tables.micro_batches)
+            yield Partition(parts=parts, seconds=seconds)
+
+
+def _walk(
+    tables: _Tables, allowed: Array, sums: Sequence[Array], stages: int
+) -> Iterator[Part]:
+    """The stages that make the least sum, first to last."""
+    first, left = 0, tables.devices
+    for number in range(stages, 0, -1):
+        rest, found = sums[number - 1], None
+        for place, size in enumerate(tables.sizes):
+            if size > left:
+                continue
+            totals = allowed[number - 1, place, first] + rest[1:, left - size]
+            last = int(np.argmin(totals))
+            if found is None or totals[last] < found[0]:
+                found = (totals[last], place, size, last)
+        assert found is not None, "the sum came from somewhere"
+        total_s, place, size, last = found
+        assert total_s <= sums[number][first, left]
+        option = int(tables.chosen[number - 1, place, first, last])
+        yield Part(first=first, last=last, option=option)
+        first, left = last + 1, left - size
+
+
+def _seconds(part: Part, options: Sequence[Option]) -> float:
+    layers = options[part.option].seconds[part.first : part.last + 1]
+    return float(layers.sum())
+
+
+def _sums(values: Array) -> Array:
+    """[first, last] → the sum between; infinite where last is before first."""
+    ends = np.cumsum(values)
+    found = ends[None, :] - (ends - values)[:, None]
+    return np.where(np.tri(len(values), k=-1, dtype=bool), inf, found)
+
+
+def _largest(values: Array) -> Array:
+    """[first, last] → the largest between; 0 where last is before first."""
+    wide = np.where(np.tri(len(values), k=-1, dtype=bool), 0.0, values[None, :])
+    return np.maximum.accumulate(wide, axis=1)

@@ -1,0 +1,140 @@
+"""The dynamic programme equals trying everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.stage_partition import (
+    Option,
+    Part,
+    latency_s,
+    partitions,
+    slowest,
+)
+
+
+def option(devices: int, seconds: Sequence[float], saved: Sequence[float]) -> Option:
+    return Option(
+        devices=devices,
+        seconds=np.array(seconds, dtype=float),
+        saved_bytes=np.array(saved, dtype=float),
+        state_bytes=np.full(len(seconds), 2.0 / devices),
+        working_bytes=np.array(saved, dtype=float) / 2,
+        base_bytes=1.0,
+    )
+
+
+@st.composite
+def menus(draw: st.DrawFn) -> tuple[list[Option], int]:
+    """Options of 1, 2 and 4 devices for some layers, and how many devices there are."""
+    layers = draw(st.integers(1, 6))
+    numbers = st.lists(st.integers(1, 9), min_size=layers, max_size=layers)
+    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4))
+    return [option(size, draw(numbers), draw(numbers)) for size in sizes], draw(
+        st.integers(1, 8)
+    )
+
+
+def everything(
+    options: Sequence[Option], first: int, left: int
+) -> Iterator[tuple[Part, ...]]:
+    """All ways to put the layers from *first* on *left* devices."""
+    layers = len(options[0].seconds)
+    if first == layers:
+        if left == 0:
+            yield ()
+        return
+    for last in range(first, layers):
+        for number, one in enumerate(options):
+            if one.devices <= left:
+                part = Part(first=first, last=last, option=number)
+                for rest in everything(options, last + 1, left - one.devices):
+                    yield (part, *rest)
+
+
+def fits(
+    parts: Sequence[Part], options: Sequence[Option], m: int, capacity: float
+) -> bool:
+    for place, part in enumerate(parts):
+        one, here = options[part.option], slice(part.first, part.last + 1)
+        in_flight = min(len(parts) - place, m)
+        need = one.base_bytes + one.working_bytes[here].max()
+        need += (one.state_bytes + in_flight * one.saved_bytes)[here].sum()
+        if need > capacity + 1e-9:
+            return False
+    return True
+
+
+@settings(max_examples=150, deadline=None)
+@given(menu=menus(), m=st.integers(1, 6), capacity=st.sampled_from([15.0, 40.0, inf]))
+def test_equals_the_best_of_all(
+    menu: tuple[list[Option], int], m: int, capacity: float
+) -> None:
+    options, devices = menu
+    legal = [
+        parts
+        for parts in everything(options, 0, devices)
+        if fits(parts, options, m, capacity)
+    ]
+    found = partitions(
+        options, devices=devices, micro_batches=m, capacity_bytes=capacity
+    )
+    assert bool(found) == bool(legal)
+    if not legal:
+        return
+    best_s = min(latency_s(parts, options, m) for parts in legal)
+    assert found[0].seconds == pytest.approx(best_s)
+    assert all(fits(one.parts, options, m, capacity) for one in found)
+    assert all(
+        sum(options[part.option].devices for part in one.parts) == devices
+        for one in found
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(menu=menus())
+def test_many_micro_batches_ask_for_the_fastest_slowest_stage(
+    menu: tuple[list[Option], int],
+) -> None:
+    """PipeDream's min-max is the limit."""
+    options, devices = menu
+    found = partitions(options, devices=devices, micro_batches=10_000)
+    if found:
+        fastest = min(
+            max(options[p.option].seconds[p.first : p.last + 1].sum() for p in parts)
+            for parts in everything(options, 0, devices)
+        )
+        assert slowest(found[0], options) == pytest.approx(fastest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(menu=menus(), m=st.integers(2, 8), tolerance=st.sampled_from([0.05, 0.2]))
+def test_passing_over_near_ones_costs_what_it_says(
+    menu: tuple[list[Option], int], m: int, tolerance: float
+) -> None:
+    options, devices = menu
+    exact = partitions(options, devices=devices, micro_batches=m)
+    rough = partitions(options, devices=devices, micro_batches=m, tolerance=tolerance)
+    assert bool(exact) == bool(rough)
+    if exact:
+        assert rough[0].seconds <= exact[0].seconds * (1 + tolerance) + 1e-9
+
+
+def test_heavy_ends_get_fewer_layers() -> None:
+    heavy = option(1, [1, 1, 1, 1, 1, 4], [1] * 6)
+    (best, *_) = partitions([heavy], devices=2, micro_batches=50)
+    assert [part.first for part in best.parts] == [0, 5] or best.parts[1].first == 4
+    assert slowest(best, [heavy]) == 5
+
+
+def test_early_stages_hold_more_in_flight() -> None:
+    """What fits as the last stage does not as the first."""
+    lean = option(1, [1, 1], [4, 1])
+    assert not partitions([lean], devices=2, micro_batches=4, capacity_bytes=9.0)
+    assert partitions([lean], devices=2, micro_batches=1, capacity_bytes=9.0)
