@@ -12,7 +12,7 @@ import click
 from costmodel.pins import Pins, layout_options
 from planner.around import Around, around_options, several_gpus
 from profiles.command import command, premise, warn
-from profiles.errors import Contradiction, OutOfTime, Unsupported
+from profiles.errors import Contradiction, OutOfTime
 from profiles.job_options import JobOptions, job_options
 from profiles.options import given
 from profiles.parameters import one_of, path, real, text, whole
@@ -80,7 +80,9 @@ MOST_RUNNERS_UP = 100
     metavar="P",
     help="With which the layout is to fit.  [default: 0.95]",
 )
-@click.option("--any-stage", is_flag=True, hidden=True)
+@click.option(
+    "--any-stage", is_flag=True, help="Stages may differ in mesh, and in their layers."
+)
 def plan(
     job: JobOptions,
     pins: Pins,
@@ -104,7 +106,7 @@ def plan(
     Prints the best layout, its predicted step time and memory, the proof that no
     other is better, and the best runners-up.
     """
-    _refuse(any_stage=any_stage)
+    from planner.any_stage import require_possible
     from planner.beside import beside, require_answerable
     from planner.plan import refined
     from planner.retention.polish import without_auto
@@ -117,7 +119,8 @@ def plan(
     asked = _asked(job, without_auto(pins), objective, executable, probability)
 
     def improved(problem: Problem, found: Solution) -> Solution:
-        return refined(problem, found, pins, top, time_limit)
+        better = refined(problem, found, pins, top, time_limit)
+        return _widened(problem, better, time_limit) if any_stage else better
 
     def solved(problem: Problem) -> Solution:
         return improved(problem, _solved(problem, search, top, time_limit))
@@ -129,6 +132,8 @@ def plan(
     largest = _largest(asked, around)
     posed = _posed(asked, largest)
     require_answerable(posed.problem, around)
+    if any_stage:
+        require_possible(posed.problem)
     solution = _solved(posed.problem, search, top, time_limit)
     _require_found(posed.problem, solution, asked.where)
     compared = [solution]
@@ -140,14 +145,6 @@ def plan(
         _write(out, posed.problem, solution, asked)
     found = beside(posed.problem, solution, around, largest)
     _show(posed, solution, compared, asked.where, found, as_json=as_json)
-
-
-def _refuse(*, any_stage: bool) -> None:
-    if any_stage:
-        raise Unsupported(
-            "--any-stage (stages that differ in mesh) is not part of this version; "
-            "leave it out to search layouts with alike stages"
-        )
 
 
 def _refuse_beside(what: str, out: Path | None, around: Around, several: bool) -> None:
@@ -293,6 +290,17 @@ def _solved(
             watch=meter,
         )
         return solve(problem, search_called(search), limits)
+
+
+def _widened(
+    problem: Problem, solution: Solution, time_limit: float | None
+) -> Solution:
+    """*solution*, or what stages of unlike meshes can do better."""
+    from planner.plan import widen
+    from planner.search import Limits
+
+    limit = inf if time_limit is None else time_limit
+    return widen(problem, solution, Limits(time_limit_s=limit))
 
 
 def _others(problem: Problem, chosen: str, limit: float) -> list[Solution]:

@@ -8,7 +8,7 @@ from typing import Any
 from costmodel.layout_file import layout_document
 from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Candidate, Problem
-from planner.solution import Solution
+from planner.solution import Solution, Wider
 from profiles.errors import MeshwrightError
 from profiles.job import Job
 from profiles.models.catalog import model
@@ -79,10 +79,22 @@ def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
         "lower": solution.lower,
         "lower_step_time_s": solution.lower if timed else solution.lower_step_time_s,
         "gap": solution.gap,
-        "space": "uniform",
+        "space": solution.space,
         "executable": problem.executable,
         "complete": solution.complete,
         "added": added_document(solution),
+        **({"alike_stages": _alike(solution.wider)} if solution.wider else {}),
+    }
+
+
+def _alike(wider: Wider) -> dict[str, Any]:
+    """What is known of alike stages alone, and what was tried beside them."""
+    return {
+        "value": wider.alike.value,
+        "lower": wider.alike.lower,
+        "gap": wider.alike.gap,
+        "partitions_beside": wider.partitions,
+        "simulated_beside": wider.simulated,
     }
 
 

@@ -5,17 +5,27 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Final
 
 from costmodel.auto_retention import AUTO
+from costmodel.estimate import estimate
 from costmodel.legality import violations
 from costmodel.machine import Machine, machine
 from costmodel.offload import parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local, refusals
-from planner.problem import PROBABILITY, Objective, Problem, memory_limit
+from planner.any_stage import widened
+from planner.problem import (
+    PROBABILITY,
+    Candidate,
+    Objective,
+    Problem,
+    Staged,
+    memory_limit,
+)
 from planner.retention.polish import polished, without_auto
 from planner.search import AbstractSearch, Limits
 from planner.searches import search_called
@@ -41,6 +51,7 @@ def plan(
     runners_up: int = 5,
     time_limit_s: float = inf,
     executable: bool | None = None,
+    any_stage: bool = False,
 ) -> Solution:
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
@@ -48,8 +59,8 @@ def plan(
     fix is not searched; what is found fits with at least *probability*, or in
     *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
-    the cluster `local`). If nothing fits, the solution's status says so and
-    `diagnosis.diagnose` says why.
+    the cluster `local`). With *any_stage* stages may differ in mesh. If nothing fits,
+    the solution's status says so and `diagnosis.diagnose` says why.
 
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
@@ -75,7 +86,16 @@ def plan(
     chosen = search_called(search) if isinstance(search, str) else search
     limits = Limits(time_limit_s=time_limit_s, runners_up=runners_up)
     found = solve(problem, chosen, limits)
-    return refined(problem, found, asked, runners_up, time_limit_s)
+    found = refined(problem, found, asked, runners_up, time_limit_s)
+    return widen(problem, found, limits) if any_stage else found
+
+
+def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """*solution*, or what stages of unlike meshes can do better; checked."""
+    left = replace(limits, time_limit_s=max(limits.time_limit_s - solution.seconds, 0))
+    found = widened(problem, solution, left)
+    check(problem, found)
+    return found
 
 
 def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
@@ -110,12 +130,20 @@ def check(problem: Problem, solution: Solution) -> None:
     if solution.best is None:
         return
     for candidate in (solution.best, *solution.runners_up):
-        choice = candidate.choice
-        assert not list(violations(choice, problem.job, problem.machine.cluster))
         layout = candidate.estimate.layout
+        assert isinstance(candidate, Staged) or not list(
+            violations(candidate.choice, problem.job, problem.machine.cluster)
+        )
         assert not problem.executable or not refusals(layout, problem.job)
-        assert choice.gpus == problem.gpus, "every GPU is used"
+        assert layout.gpus == problem.gpus, "every GPU is used"
         assert problem.fits(candidate), "what is recommended fits"
         assert problem.value(candidate) >= solution.lower * (1 - EXACT)
-    again = problem.simulate(solution.best.choice)
+    again = _again(problem, solution.best)
     assert problem.value(again) == solution.value, "the price is the simulation's"
+
+
+def _again(problem: Problem, candidate: Candidate) -> Candidate:
+    if not isinstance(candidate, Staged):
+        return problem.simulate(candidate.choice)
+    layout, on = candidate.estimate.layout, problem.machine
+    return replace(candidate, estimate=estimate(problem.job, on.cluster, layout, on=on))

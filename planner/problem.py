@@ -67,6 +67,12 @@ class Candidate:
     estimate: Estimate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged(Candidate):
+    """One whose stages differ; `choice` is the layout of alike stages it was found
+    beside, and says nothing of it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     """A job on a machine, and what is fixed. A pin that is None is searched.

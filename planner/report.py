@@ -10,11 +10,12 @@ from costmodel.report.table import (
     assumed_words,
     breakdown_words,
     headline,
+    layout_words,
     memory_table,
     pairs_table,
 )
 from planner.explain import binds, indistinguishable, loss, worse
-from planner.problem import Objective, Problem
+from planner.problem import Candidate, Objective, Problem, Staged
 from planner.solution import Solution, Status
 from planner.words import choice_words, retention_words, short_words
 from profiles.units import MB, format_bytes, format_count, format_seconds
@@ -42,6 +43,7 @@ def plan_view(
 
     best = solution.best
     assert best is not None, "who has no layout says why instead"
+    alike = solution if solution.wider is None else solution.wider.alike
     found, job = best.estimate, problem.job
     title = Text(
         f"{job.model} on {problem.gpus} × {found.device}: {job.global_batch} "
@@ -49,14 +51,15 @@ def plan_view(
         style="bold",
     )
     rows = [
-        ("layout", choice_words(best.choice, job.global_batch)),
+        ("layout", candidate_words(best, job.global_batch)),
         *headline(found),
         *_cost(problem, solution),
         *beside,
         ("step goes to", breakdown_words(found.breakdown_s)),
         ("binds", binds(problem, solution)),
-        ("proof", proof_words(problem, solution)),
+        ("proof", proof_words(problem, alike)),
         *_beside(problem, solution),
+        *wider_words(problem, solution),
     ]
     if assumed:
         rows.append(("assumed", assumed_words(assumed)))
@@ -69,6 +72,28 @@ def plan_view(
     if solution.runners_up:
         parts += [Text(), runners_up_table(problem, solution)]
     return Group(*parts)
+
+
+def candidate_words(candidate: Candidate, global_batch: int) -> str:
+    """Its layout in one line."""
+    if isinstance(candidate, Staged):
+        return layout_words(candidate.estimate.layout)
+    return choice_words(candidate.choice, global_batch)
+
+
+def wider_words(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
+    """What unlike stages gain, and how much more they could."""
+    wider = solution.wider
+    if wider is None:
+        return []
+    gain = 1 - solution.value / wider.alike.value
+    won = f"{gain:.1%} better than those" if gain else "no better than those"
+    left = max(0.0, 1 - wider.lower / solution.value)
+    tried = (
+        f"{wider.partitions:,} partitions weighed, {wider.simulated} simulated; none "
+        f"can be better by more than {left:.1%}"
+    )
+    return [("unlike stages", f"{won}: {tried}")]
 
 
 def proof_words(problem: Problem, solution: Solution) -> str:

@@ -54,6 +54,17 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wider:
+    """What was looked at beside layouts of alike stages: partitions of the model over
+    unlike meshes, and the value that none of them goes below."""
+
+    partitions: int
+    simulated: int
+    lower: float
+    alike: Solution  # of alike stages, before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """The best candidate with its certificate.
 
@@ -77,6 +88,12 @@ class Solution:
     runners_up: tuple[Candidate, ...] = ()
     too_big: Candidate | None = None
     added: Added | None = None
+    wider: Wider | None = None
+
+    @property
+    def space(self) -> str:
+        """What `lower` speaks of."""
+        return "uniform" if self.wider is None else "any-stage"
 
     @property
     def gap(self) -> float:

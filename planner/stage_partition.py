@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+EXACT = 1e-9  # sums in another order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,17 +77,19 @@ def partitions(
     capacity_bytes: float = inf,
     most_stages: int | None = None,
     tolerance: float = 0.0,
+    below_s: float = inf,
 ) -> list[Partition]:
     """The best partition for each t_max that was worth a try, best first.
 
     The first is optimal up to *tolerance*, a fraction: t_max closer than that to one
-    that was tried are passed over. Empty where nothing fits.
+    that was tried are passed over. Empty where nothing fits, or nothing takes less
+    than *below_s*.
     """
     tables = _tables(options, devices, micro_batches, capacity_bytes, most_stages)
     if tables is None:
         return []
     found: dict[tuple[Part, ...], Partition] = {}
-    best_s, last_s = inf, 0.0
+    best_s, last_s = below_s, 0.0
     least_s = tables.least_s
     for t_max in tables.candidates:
         if (micro_batches - 1) * t_max + least_s >= best_s:
@@ -95,8 +98,9 @@ def partitions(
             continue
         last_s = t_max
         for partition in _for_slowest(tables, t_max):
-            found[partition.parts] = partition
-            best_s = min(best_s, partition.seconds)
+            if partition.seconds < below_s:
+                found[partition.parts] = partition
+                best_s = min(best_s, partition.seconds)
     return sorted(found.values(), key=lambda one: one.seconds)
 
 
@@ -123,6 +127,7 @@ class _Tables:
     options: Sequence[Option]
     sizes: tuple[int, ...]
     devices: int
+    total: int
     micro_batches: int
     seconds: Array
     chosen: Array
@@ -138,8 +143,17 @@ class _Tables:
     @property
     def candidates(self) -> list[float]:
         """What the slowest stage may take, ascending."""
-        finite = self.seconds[np.isfinite(self.seconds)]
-        return [float(one) for one in np.unique(finite)]
+        finite = np.unique(self.seconds[np.isfinite(self.seconds)])
+        return [float(one) for one in finite if one >= self.mean_s * (1 - EXACT)]
+
+    @property
+    def mean_s(self) -> float:
+        """The slowest stage takes at least what devices do on average, each layer on
+        the mesh that asks least of them."""
+        sizes = np.array([option.devices for option in self.options], dtype=float)
+        each = np.array([option.seconds for option in self.options]) * sizes[:, None]
+        used = each[sizes <= self.total].min(axis=0)
+        return float(used.sum()) / self.total
 
     @property
     def least_s(self) -> float:
@@ -181,6 +195,7 @@ def _tables(
         options=options,
         sizes=tuple(size // unit for size in sizes),
         devices=devices // unit,
+        total=devices,
         micro_batches=micro_batches,
         seconds=seconds,
         chosen=chosen,

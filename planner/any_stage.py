@@ -1,0 +1,145 @@
+"""Stages that differ in mesh: what they gain over the best layout of alike stages.
+
+    for each number of micro-batches, the most promising first
+        menu         what each layer costs on each mesh               → stage_menu
+        partitions   layers → stages → meshes, by Alpa's programme    → stage_partition
+        judged       the first few by the event simulation
+
+(Zheng et al., OSDI 2022.) Partitions know neither transfers nor the drain of gradient
+syncs; the simulation does. A menu whose bound is not below the best value is passed
+over, and the least bound of all is the certificate of the wider space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Final
+
+from costmodel.estimate import estimate
+from costmodel.layout import Layout
+from costmodel.uniform import Uniform
+from planner.problem import Objective, Problem, Staged
+from planner.search import Clock, Limits
+from planner.solution import EXACT, Solution, Status, Wider
+from planner.stage_menu import Menu, menus
+from planner.stage_partition import partitions
+from profiles.errors import Contradiction, MeshwrightError, Unsupported
+
+TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
+JUDGED: Final = 4  # partitions of a menu that are simulated
+HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
+
+
+def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """*solution*, or a layout of unlike stages that is better, with the bound of both;
+    as it is where no layout of alike stages fits.
+
+    Raises Unsupported where stages cannot differ: what `execute` carries out, unlike
+    islands, the objective memory, another schedule than 1F1B, context parallelism.
+    """
+    require_possible(problem)
+    clock = Clock(limits=limits)
+    best, value = solution.best, solution.value
+    if best is None:
+        return solution
+    unit = float(problem.value_of(1.0, 1.0))
+    beside = best.choice
+    tried = simulated = 0
+    lower, complete = inf, True
+    for menu in _promising(problem):
+        bound = float(problem.value_of(menu.lower_s, inf))
+        lower = min(lower, bound)
+        if bound >= value:
+            continue
+        if clock.over:
+            complete = False
+            continue
+        found = partitions(
+            menu.options,
+            devices=problem.gpus,
+            micro_batches=menu.micro_batches,
+            capacity_bytes=problem.memory_limit_bytes,
+            tolerance=TOLERANCE,
+            below_s=value / unit * (1 + HIDDEN),
+        )
+        tried += len(found)
+        for partition in found[:JUDGED]:
+            simulated += 1
+            candidate = _judged(problem, beside, menu.layout(partition))
+            if candidate is not None and problem.value(candidate) < value:
+                best, value = candidate, problem.value(candidate)
+    known = min(solution.lower, lower)
+    proven = complete and known >= value * (1 - EXACT)
+    status = Status.OPTIMAL if proven else Status.FEASIBLE
+    return replace(
+        solution,
+        best=best,
+        value=value,
+        status=status,
+        lower=min(known, value),
+        lower_step_time_s=min(solution.lower_step_time_s, lower),
+        complete=solution.complete and complete,
+        seconds=solution.seconds + clock.seconds,
+        wider=Wider(
+            partitions=tried,
+            simulated=simulated,
+            lower=lower,
+            alike=solution,
+        ),
+    )
+
+
+def require_possible(problem: Problem) -> None:
+    """Raise Unsupported or Contradiction where stages cannot differ."""
+    pins = problem.pins
+    if problem.executable:
+        raise Unsupported(
+            "--any-stage: `execute` carries out stages of one mesh alone; add "
+            "--any-mechanism, or leave --any-stage out"
+        )
+    if len(problem.machine.cluster.islands) > 1:
+        raise Unsupported(
+            "--any-stage on a cluster of unlike islands is not searched; leave it out: "
+            "stages are laid over the islands in their order"
+        )
+    if problem.objective is Objective.MEMORY:
+        raise Unsupported(
+            "--any-stage searches for speed: leave --objective memory out"
+        )
+    fixed = {"--cp": pins.cp, "--virtual-stages": pins.virtual_stages}
+    wrong = [f"{name} {size}" for name, size in fixed.items() if size not in (None, 1)]
+    if pins.schedule not in (None, "1f1b"):
+        wrong.append(f"--schedule {pins.schedule}")
+    wrong += [
+        f"--{name}"
+        for name, given in (
+            ("recompute-layers", pins.recompute_layers),
+            ("zero-group", pins.zero_group),
+            ("pp", pins.pp),
+        )
+        if given is not None
+    ]
+    if wrong:
+        raise Contradiction(
+            f"--any-stage with {', '.join(wrong)}: its stages run 1F1B, of any number "
+            "and any size, without context parallelism; leave one of them out"
+        )
+
+
+def _promising(problem: Problem) -> list[Menu]:
+    """The menus that have options, by their bounds."""
+    found = [menu for menu in menus(problem) if menu.options]
+    return sorted(found, key=lambda menu: menu.lower_s)
+
+
+def _judged(problem: Problem, beside: Uniform, layout: Layout) -> Staged | None:
+    """*layout* simulated; None if it cannot run or does not fit."""
+    try:
+        found = estimate(
+            problem.job, problem.machine.cluster, layout, on=problem.machine
+        )
+    except MeshwrightError:
+        return None
+    candidate = Staged(choice=beside, estimate=found)
+    return candidate if problem.fits(candidate) else None

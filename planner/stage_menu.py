@@ -1,0 +1,207 @@
+"""What each layer costs on every mesh that a stage may have: the menu of a partition.
+
+A mesh is a power of two of devices inside a fast domain, or whole domains, cut into
+tp × dp (Zheng et al., OSDI 2022, section 5.2); with it go recompute and ep. Each is
+priced as a pipeline with a layer a stage, all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from costmodel.columns import RECOMPUTES
+from costmodel.data_parallel import DataParallel
+from costmodel.layout import Layout, Stage
+from costmodel.layout_price import LayoutPricer, price_together
+from costmodel.memory import memory, pipeline_buffers
+from costmodel.mesh_parallel import data_parallel
+from costmodel.ranges import Ranges
+from costmodel.stage import StagePrice
+from costmodel.uniform import Uniform, spell_out
+from planner.axes import Axes
+from planner.problem import Problem
+from planner.stage_partition import Array, Option, Partition
+from planner.table import divisors
+from profiles.errors import MeshwrightError
+from profiles.units import GB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Menu:
+    """The options of stages for one number of micro-batches."""
+
+    problem: Problem
+    micro_batches: int
+    layouts: tuple[Layout, ...]  # of each option, a layer a stage
+    options: tuple[Option, ...]
+    busy_s: tuple[Array, ...]  # of each option, passes alone, by layer
+
+    @property
+    def lower_s(self) -> float:
+        """No pipeline of these stages takes less, whatever its cuts.
+
+        Every device is busy with what it holds, m times: the mean over devices of the
+        least device-seconds; and one micro-batch goes through all layers and back.
+        """
+        if not self.options:
+            return float("inf")
+        busy = np.array(self.busy_s)
+        devices = np.array([option.devices for option in self.options])
+        work = (busy * devices[:, None]).min(axis=0).sum() / self.problem.gpus
+        return max(self.micro_batches * float(work), float(busy.min(axis=0).sum()))
+
+    def layout(self, partition: Partition) -> Layout:
+        """*partition* spelled out; larger meshes get the first ranks, so that all lie
+        evenly in their domains."""
+        parts = partition.parts
+        sizes = [self.options[part.option].devices for part in parts]
+        first, ranks = 0, {}
+        for place in sorted(range(len(parts)), key=lambda one: -sizes[one]):
+            ranks[place] = Ranges(((first, first + sizes[place] - 1),))
+            first += sizes[place]
+        stages = tuple(
+            _joined(
+                self.layouts[part.option].stages[part.first : part.last + 1],
+                ranks[place],
+                place,
+            )
+            for place, part in enumerate(parts)
+        )
+        plain = self.layouts[parts[0].option]
+        return replace(plain, stages=stages)
+
+
+def menus(problem: Problem) -> Iterator[Menu]:
+    """A menu for each number of micro-batches, priced when it is asked for."""
+    batch, pinned = problem.job.global_batch, problem.pins.micro_batches
+    for m in divisors(batch):
+        if pinned in (None, m):
+            yield _menu(problem, m)
+
+
+def _menu(problem: Problem, m: int) -> Menu:
+    layouts = tuple(_layouts(problem, m))
+    pricers = [
+        LayoutPricer(job=problem.job, layout=layout, machine=problem.machine)
+        for layout in layouts
+    ]
+    price_together(pricers)
+    prices = [pricer.columns() for pricer in pricers]
+    return Menu(
+        problem=problem,
+        micro_batches=m,
+        layouts=layouts,
+        options=tuple(
+            _option(problem, layout, price)
+            for layout, price in zip(layouts, prices, strict=True)
+        ),
+        busy_s=tuple(price.forward_s + price.backward_s for price in prices),
+    )
+
+
+def _layouts(problem: Problem, m: int) -> Iterator[Layout]:
+    for choice in _choices(problem, m):
+        try:
+            yield spell_out(choice, problem.job.graph, problem.job.global_batch)
+        except MeshwrightError:  # a degree that does not divide
+            continue
+
+
+def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
+    """Every mesh with its treatments, for a stage of a layer."""
+    axes, pins, graph = Axes(problem=problem), problem.pins, problem.job.graph
+    share = problem.job.global_batch // m
+    widths = set(axes.tp())
+    for devices in _sizes(problem):
+        for tp in divisors(devices):
+            dp = devices // tp
+            fits = tp in widths and share % dp == 0 and pins.dp in (None, dp)
+            if not fits or pins.micro_batch not in (None, share // dp):
+                continue
+            split = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel
+            zero = 1 if pins.zero is None else pins.zero
+            for (ep, etp), (code,) in (
+                (spread, code)
+                for spread in axes.experts(tp, 1, dp)
+                for code in axes.recomputes()
+            ):
+                yield Uniform(
+                    tp=tp,
+                    pp=graph.body,
+                    dp=dp,
+                    ep=ep,
+                    etp=etp,
+                    micro_batch=share // dp,
+                    zero=zero,
+                    zero_group=pins.zero_group or dp,
+                    sequence_parallel=split and tp > 1,
+                    recompute=RECOMPUTES[code],
+                    flash_attention=problem.flash_attention,
+                    precision=problem.precision,
+                    gradient_format=problem.gradient_format,
+                    offload=problem.offload,
+                )
+
+
+def _sizes(problem: Problem) -> list[int]:
+    """Devices of a stage: powers of two in a fast domain, then whole domains."""
+    domain = min(problem.machine.island.domain, problem.gpus)
+    inside = [2**power for power in range(domain.bit_length()) if 2**power <= domain]
+    return sorted({*inside, *range(domain, problem.gpus + 1, domain)})
+
+
+def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
+    mesh = layout.stages[0].mesh
+    m = layout.micro_batches
+    once_s = price.reduce_s + price.step_s + price.gather_s
+    parallel = data_parallel(mesh, layout.stages[0].plans[0].zero, 2)
+    base, states, saved, working = _bytes(problem, layout, parallel)
+    buffers = float(pipeline_buffers(problem.machine, 2))
+    return Option(
+        devices=mesh.size,
+        seconds=price.forward_s + price.backward_s + once_s / m,
+        saved_bytes=price.saved_bytes * saved * buffers,
+        state_bytes=(price.parameters + price.expert_parameters) * states,
+        working_bytes=working
+        * np.maximum(price.forward_working_bytes, price.backward_working_bytes),
+        base_bytes=base,
+    )
+
+
+def _bytes(
+    problem: Problem, layout: Layout, parallel: DataParallel
+) -> tuple[float, float, float, float]:
+    """Of a rank's memory what is always there, and the bytes for each parameter, each
+    saved byte and each working byte."""
+    unit = np.eye(4)[1:] * GB
+    software = problem.machine.software
+    found = memory(
+        parameters=np.array([0.0, *unit.T[1]]),
+        gathered_bytes=np.zeros(4),
+        activation_bytes=np.array([0.0, *unit.T[2]]),
+        transient_bytes=np.array([0.0, *unit.T[3]]),
+        parallel=parallel,
+        precision=layout.precision,
+        moments=problem.job.moments,
+        device=problem.machine.device,
+        ranks=np.asarray(problem.gpus),
+        fully_shard=software.fully_shard,
+        micro_batches=layout.micro_batches,
+        footprint=software.footprint,
+        offload=layout.offload,
+    ).total
+    base = float(found[0])
+    states, saved, working = ((found[1:] - base) / GB).tolist()
+    return base, states, saved, working
+
+
+def _joined(stages: Sequence[Stage], ranks: Ranges, place: int) -> Stage:
+    return Stage(
+        layers=tuple(name for stage in stages for name in stage.layers),
+        plans=tuple(plan for stage in stages for plan in stage.plans),
+        mesh=replace(stages[0].mesh, ranks=ranks),
+        held_by=(place,),
+    )

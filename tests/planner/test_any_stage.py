@@ -1,0 +1,116 @@
+"""Stages of unlike meshes: never worse than alike ones, within the bound, and real."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from costmodel.estimate import estimate
+from costmodel.layout_reader import parse_file
+from costmodel.pins import Pins
+from costmodel.stored import write_layout
+from planner.any_stage import require_possible, widened
+from planner.branch_and_bound import BranchAndBound
+from planner.plan import widen
+from planner.problem import Objective, Problem, Staged
+from planner.search import Limits
+from planner.solution import Solution
+from planner.stage_menu import menus
+from planner.stage_partition import partitions
+from profiles.errors import Contradiction, Unsupported
+from tests.problems import local, on, problem
+
+
+def both(asked: Problem) -> tuple[Solution, Solution]:
+    """The best of alike stages, and of any."""
+    alike = BranchAndBound().solve(asked, Limits())
+    return alike, widen(asked, alike, Limits())
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    gpus=st.sampled_from([2, 3, 4, 6]),
+    where=st.sampled_from(["dgx-a100-80gb", "p3.16xlarge"]),
+    tight=st.sampled_from([None, 1.0, 0.8]),
+)
+def test_never_worse_and_never_below_the_bound(
+    gpus: int, where: str, tight: float | None
+) -> None:
+    asked = problem(gpus=gpus, where=on(where), global_batch=12)
+    if tight is not None:
+        free = BranchAndBound().solve(asked, Limits())
+        assert free.best is not None
+        peak = free.best.estimate.peak_memory_bytes
+        asked = replace(asked, memory_limit_bytes=peak * tight)
+    alike, any_stage = both(asked)
+    assume(alike.best is not None)
+    assert any_stage.space == "any-stage"
+    assert any_stage.value <= alike.value
+    assert any_stage.lower <= min(any_stage.value, alike.lower)
+    assert isinstance(any_stage.best, Staged) == (any_stage.value < alike.value)
+
+
+@settings(max_examples=10, deadline=None)
+@given(gpus=st.sampled_from([2, 3, 4, 8]), data=st.data())
+def test_no_partition_is_simulated_below_its_menus_bound(
+    gpus: int, data: st.DataObject
+) -> None:
+    asked = problem(gpus=gpus, where=on("p3.16xlarge"), global_batch=12)
+    menu = data.draw(st.sampled_from([one for one in menus(asked) if one.options]))
+    found = partitions(
+        menu.options, devices=gpus, micro_batches=menu.micro_batches, tolerance=0.0
+    )
+    for partition in found[:8]:
+        layout = menu.layout(partition)
+        run = estimate(asked.job, asked.machine.cluster, layout, on=asked.machine)
+        assert layout.gpus == gpus
+        assert run.step_time_s >= menu.lower_s * (1 - 1e-9)
+
+
+def test_a_case_where_unlike_stages_win_and_can_be_read_back(tmp_path: Path) -> None:
+    """An odd number of devices, a heavy embedding and head, and little memory."""
+    asked = problem("gpt-2.7b", 6, where=on("p3.16xlarge"), global_batch=48)
+    asked = replace(asked, precision="fp16", flash_attention=False)
+    alike, any_stage = both(asked)
+    assert isinstance(any_stage.best, Staged)
+    assert any_stage.value < alike.value
+    layout = any_stage.best.estimate.layout
+    assert layout.summary["tp"] is None or layout.summary["dp"] is None
+    write_layout(tmp_path / "it.json", asked.job, "p3.16xlarge", layout, ())
+    assert parse_file(json.loads((tmp_path / "it.json").read_text())).layout == layout
+
+
+def test_no_time_says_that_not_all_was_looked_at() -> None:
+    asked = problem(gpus=4)
+    alike = BranchAndBound().solve(asked, Limits())
+    loose = replace(alike, value=inf)  # every menu is promising
+    found = widened(asked, loose, Limits(time_limit_s=0.0))
+    assert not found.complete
+    assert found.best is alike.best
+
+
+@pytest.mark.parametrize(
+    ("pins", "named"),
+    [
+        (Pins(cp=2), "--cp 2"),
+        (Pins(schedule="gpipe"), "--schedule gpipe"),
+        (Pins(pp=2), "--pp"),
+        (Pins(zero_group=2), "--zero-group"),
+    ],
+)
+def test_pins_that_say_otherwise_are_refused(pins: Pins, named: str) -> None:
+    with pytest.raises(Contradiction, match=named):
+        require_possible(problem(pins=pins))
+
+
+def test_what_cannot_differ_is_refused() -> None:
+    with pytest.raises(Unsupported, match="memory"):
+        require_possible(problem(objective=Objective.MEMORY))
+    with pytest.raises(Unsupported, match="one mesh alone"):
+        require_possible(problem(where=local(), executable=True))
