@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.action import Kind
 from costmodel.data_parallel import buckets_of
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
 from costmodel.memory import pipeline_buffers
-from costmodel.mesh_parallel import degrees_of
+from costmodel.mesh_parallel import degrees_of_stage
+from costmodel.pass_tables import transient_of
 from costmodel.peaks import Peak
-from costmodel.schedule import COMPUTE
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
 from costmodel.tied import layout_tied_sync
@@ -62,6 +61,9 @@ class Accounts:
             send_forward_s=forward.beside_s,
             send_backward_s=backward.beside_s,
             saved_bytes=self.stages.saved_bytes,
+            weight_s=self.stages.weight_s,
+            weight_bytes=self.stages.weight_bytes,
+            hidden_s=self._hidden_s,
             transient_forward_bytes=self.stages.forward_working_bytes,
             transient_backward_bytes=self.stages.backward_working_bytes,
             reduce_s=self.stages.reduce_s,
@@ -78,22 +80,21 @@ class Accounts:
         """Where the step of the rank that ends last (the lowest of several) goes."""
         rank = int(np.argmax(timeline.rank_end_s))
         account = timeline.account(rank)
-        m = self.layout.micro_batches
-
-        here = self._holders == rank
+        here = (self._holders == rank).sum(axis=0)  # how often it holds each stage
+        each = self.layout.micro_batches / len(self._holders)
 
         def passes(name: str) -> float:
-            return m * float(getattr(self.stages, name)[here].sum())
+            return each * float(getattr(self.stages, name) @ here)
 
-        sent = m * sum(float(way.in_passes_s[here].sum()) for way in self._sends)
+        sent = each * sum(float(way.in_passes_s @ here) for way in self._sends)
         parts = {
             "tensor_comm": passes("tensor_comm_s"),
             "context_comm": passes("context_comm_s"),
-            "expert_comm": passes("expert_comm_s"),
+            "expert_comm": passes("expert_comm_s") - timeline.hidden_s(rank),
             "recompute": passes("recompute_s") - passes("recompute_comm_s"),
         }
         exposed, copied = passes("data_comm_s"), passes("offload_s")
-        copies_s = float(self.stages.step_copies_s[here].sum())
+        copies_s = float(self.stages.step_copies_s @ here)
         found = {
             **parts,
             "compute": account.compute_s
@@ -112,14 +113,14 @@ class Accounts:
     def peak(self, timeline: Timeline) -> Peak:
         """What each pipeline rank holds at the instant of its peak."""
         layout = self.layout
-        kind, stage = np.divmod(timeline.peak_rows(), len(layout.stages))
-        working = np.where(
-            kind == COMPUTE.index(Kind.F),
-            self.stages.forward_working_bytes[stage],
-            self.stages.backward_working_bytes[stage],
-        )
+        working = transient_of(
+            self.stages.forward_working_bytes,
+            self.stages.backward_working_bytes,
+            len(self._holders),
+        )[timeline.peak_rows()]
         gathered = np.zeros(layout.pp)
-        np.maximum.at(gathered, self._holders, self.stages.gathered_bytes)
+        for holders in self._holders:
+            np.maximum.at(gathered, holders, self.stages.gathered_bytes)
         return Peak(
             on=self.on,
             precision=layout.precision,
@@ -132,7 +133,7 @@ class Accounts:
             expert_parameters=self._by_rank(self.stages.expert_parameters),
             frozen_parameters=self._by_rank(self.stages.frozen_parameters),
             gathered_bytes=gathered,
-            activation_bytes=(timeline.in_flight_at_peak() @ self.stages.saved_bytes)
+            activation_bytes=timeline.held_at_peak()
             * pipeline_buffers(self.on, layout.pp),
             transient_bytes=working,
         )
@@ -148,21 +149,35 @@ class Accounts:
     @property
     def _degrees(self) -> list[tuple[int, ...]]:
         """Of each pipeline rank."""
-        pp = self.layout.pp
-        rows = list(self._meshes) * pp
-        if len(self._meshes) > 1:
-            place = np.unique(self._holders, return_index=True)[1]
-            rows = [_row(self.layout.stages[number]) for number in place]
-        return [(*row, pp) for row in rows]
+        if len(self._meshes) == 1:
+            return list(self._meshes) * self.layout.pp
+        place = np.unique(self._holders[0], return_index=True)[1]
+        return [self._row(self.layout.stages[number]) for number in place]
 
     @cached_property
     def _meshes(self) -> dict[tuple[int, ...], None]:
-        return dict.fromkeys(map(_row, self.layout.stages))
+        return dict.fromkeys(map(self._row, self.layout.stages))
+
+    def _row(self, stage: Stage) -> tuple[int, ...]:
+        """What data parallelism hangs on."""
+        return degrees_of_stage(stage, self.layout.pp)
 
     @cached_property
     def _holders(self) -> Array:
-        """The pipeline rank that holds each stage."""
-        return np.array([stage.held_by[0] for stage in self.layout.stages])
+        """The pipeline rank that holds each stage, [copies, stages]."""
+        return np.array([stage.held_by for stage in self.layout.stages]).T
+
+    @cached_property
+    def _hidden_s(self) -> Array:
+        """What a backward saves that runs at once with a forward of its rank's other
+        chunk: the exchange of each one's experts lies behind the other's compute."""
+        sent = self.stages.expert_comm_s
+        other = sent[::-1]  # in a V; no other schedule runs two passes at once
+        passes_s = self.stages.forward_s[::-1] + self.stages.backward_s
+        hidden: Array = np.minimum(sent, other)
+        hidden = np.minimum(hidden, np.maximum(passes_s - hidden, 0))
+        hidden = np.minimum(hidden, self.stages.backward_s)
+        return (1 - self.on.software.contention) * hidden
 
     @cached_property
     def _sends(self) -> tuple[Sends, Sends]:
@@ -179,10 +194,7 @@ class Accounts:
         return ends
 
     def _by_rank(self, values: Array) -> Array:
-        return np.bincount(self._holders, weights=values, minlength=self.layout.pp)
-
-
-def _row(stage: Stage) -> tuple[int, ...]:
-    """What data parallelism hangs on: tp, cp, dp, ep, etp, ZeRO level and group."""
-    *degrees, group = degrees_of(stage.mesh)
-    return (*degrees, stage.plans[0].zero, group)
+        holders, each = self._holders, np.broadcast_to(values, self._holders.shape)
+        return np.bincount(
+            holders.ravel(), weights=each.ravel(), minlength=self.layout.pp
+        )

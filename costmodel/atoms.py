@@ -20,7 +20,7 @@ from costmodel.sharding import Degrees
 from costmodel.software import HOST_SHARPNESS
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
-from profiles.operators import Kind
+from profiles.operators import PRODUCTS, Kind
 from profiles.precision import Precision
 
 Array = NDArray[Any]
@@ -32,14 +32,18 @@ class Atom:
     """One micro-batch through one block on one rank.
 
     Seconds: `forward_s`, `recompute_s` (before backward) and `backward_s`, each made
-    of the parts below it. Bytes: `saved_bytes` stay from forward to backward,
-    `away_bytes` are offloaded between them, `dropped_bytes` are made again before
-    backward, `forward_working_bytes` and `backward_working_bytes` live inside a pass.
+    of the parts below it, and `weight_s` of `backward_s` makes the gradients of
+    weights. Bytes: `saved_bytes` stay from forward to backward, `away_bytes` are
+    offloaded between them, `dropped_bytes` are made again before backward,
+    `weight_bytes` are what gradients of weights are made of (inputs of products, and
+    gradients of their outputs), `forward_working_bytes` and `backward_working_bytes`
+    live inside a pass.
     """
 
     forward_s: Array
     recompute_s: Array
     backward_s: Array
+    weight_s: Array
     forward_tensor_s: Array
     recompute_tensor_s: Array
     backward_tensor_s: Array
@@ -55,6 +59,7 @@ class Atom:
     saved_bytes: Array
     away_bytes: Array
     dropped_bytes: Array
+    weight_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
     flops: Array  # forward and backward, without recompute
@@ -111,11 +116,13 @@ def atom(
     widest = _most(
         [price.output_bytes + price.input_bytes for price in prices.values()]
     )
+    backward_s = backward.total_s(sharpness)
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     values = {
         "forward_s": forward.total_s(sharpness),
         "recompute_s": repeated.total_s(sharpness),
-        "backward_s": backward.total_s(sharpness),
+        "backward_s": backward_s,
+        "weight_s": backward_s * _part(backward.weight_s, backward.device_s),
         "forward_tensor_s": forward.tensor_comm_s,
         "recompute_tensor_s": repeated.tensor_comm_s,
         "backward_tensor_s": backward.tensor_comm_s,
@@ -135,6 +142,7 @@ def atom(
         "saved_bytes": saved,
         "away_bytes": away,
         "dropped_bytes": dropped,
+        "weight_bytes": _of_weights(block, prices),
         "forward_working_bytes": widest,
         "backward_working_bytes": widest + dropped + unpacked,
         "flops": forward.flops + backward.flops,
@@ -144,6 +152,23 @@ def atom(
     for row, value in enumerate(values.values()):
         table[row] = value
     return Atom(**dict(zip(values, table, strict=True)))
+
+
+def _part(some: Array, whole: Array) -> Array:
+    """*some* of *whole*, 0 where there is nothing."""
+    return np.where(whole > 0, some / np.where(whole > 0, whole, 1.0), 0.0)
+
+
+def _of_weights(block: Block, prices: dict[str, OperatorPrice]) -> Array:
+    """What gradients of weights are made of: 32·s·b·h bytes of a GPT layer, as Qi et
+    al. (ICLR 2024), table 1."""
+    tensors: dict[tuple[str, bool], Array] = {}
+    for item in block.operators:
+        if item.kind in PRODUCTS and not item.frozen:
+            price = prices[item.name]
+            tensors[item.output.name, True] = price.output_bytes
+            tensors |= {(name, False): size for name, size in price.saved.items()}
+    return sum(tensors.values(), start=_ZERO)
 
 
 def shared_parameters(holder: OperatorPrice) -> Atom:

@@ -20,6 +20,7 @@ from costmodel.layout_price import LayoutPricer
 from costmodel.machine import Machine
 from costmodel.makespan import Runs, makespan_bound_s
 from costmodel.placement import always_crosses
+from costmodel.schedule import schedule_called
 from costmodel.stage import StagePrice
 from costmodel.tied import layout_tied_sync
 from costmodel.transfers import boundary_s, sends
@@ -32,7 +33,7 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
     stages = LayoutPricer(job=job, layout=layout, machine=on).stages()
     makespan = makespan_bound_s(
         layout.schedule,
-        _runs(stages, _transfer_s(job, layout, on, _far(layout, on)), on),
+        _runs(layout, stages, _transfer_s(job, layout, on, _far(layout, on)), on),
         virtual_stages=np.array([layout.virtual_stages]),
         micro_batches=np.array([layout.micro_batches]),
     )
@@ -41,14 +42,20 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
     return float(makespan[0]) + _end_s(layout, stages, on) + tied + on.step_s
 
 
-def _runs(stages: list[StagePrice], transfer_s: Any, on: Machine) -> Runs:
+def _runs(
+    layout: Layout, stages: list[StagePrice], transfer_s: Any, on: Machine
+) -> Runs:
     """The first stage, runs of equal middle ones, and the last."""
-    sent = sends(np.asarray(transfer_s), on)
+    in_v = schedule_called(layout.schedule).in_v  # not all boundaries are crossed
+    sent = sends(np.asarray(0.0 if in_v else transfer_s), on)
+    hides = layout.schedule == "dualpipe-v"
     extra_s, end = float(sent.in_passes_s), len(stages) - 1
     first, *middle = [
         (
             float(item.forward_s) + (extra_s if place < end else 0.0),
-            float(item.backward_s) + (extra_s if place > 0 else 0.0),
+            float(item.backward_s)
+            + (extra_s if place > 0 else 0.0)
+            - (float(item.expert_comm_s) if hides else 0.0),
         )
         for place, item in enumerate(stages)
     ]
@@ -102,13 +109,15 @@ def _transfer_s(job: Job, layout: Layout, on: Machine, far: Any) -> Any:
 
 def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
     """From the last backward to the end of the step."""
+    known = schedule_called(layout.schedule)
+    in_pairs = known.in_v or known.copies > 1
     ranks = [
         [
             price
             for price, stage in zip(stages, layout.stages, strict=True)
-            if stage.held_by == (rank,)
+            if rank in stage.held_by
         ]
-        for rank in (0, layout.pp - 1)
+        for rank in ((0,) if in_pairs else (0, layout.pp - 1))
     ]
     overlapped = "grad" in on.software.overlap
     behind = stages[0].reduce_s if overlapped else sum(i.reduce_s for i in ranks[0])
@@ -119,4 +128,5 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
         overlap=overlapped,
     )
     steps = (sum(float(i.step_s + i.gather_s) for i in held) for held in ranks)
-    return float(tail) + max(steps)
+    ends_at_first = not (in_pairs or known.splits)
+    return (float(tail) if ends_at_first else 0.0) + max(steps)

@@ -9,6 +9,7 @@ the fast pass is held equal to.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -16,8 +17,8 @@ import numpy as np
 from costmodel.action import Action, Kind, Stream
 from costmodel.events import Clock, Resource, Span
 from costmodel.program import Program, program_of
-from costmodel.schedule import holders, streams
-from costmodel.send_receive import RECEIVED, with_transfers
+from costmodel.schedule import copies_held, streams
+from costmodel.send_receive import RECEIVED, apart, with_transfers
 from costmodel.stage_costs import FloatArray, StageCosts, require_costs
 from costmodel.timeline import Timeline
 
@@ -35,9 +36,11 @@ def simulate_on_clock(
     """
     program = program_of(schedule, pp, virtual_stages, micro_batches)
     require_costs(costs, pp, program.shape.stages)
-    held_by = holders(schedule, pp, virtual_stages)
+    held_by = copies_held(schedule, pp, virtual_stages)
     computing = streams(schedule, pp, virtual_stages, micro_batches)
-    run = _Run(costs, held_by, with_transfers(computing, held_by))
+    at_once = {both.parts[1] for stream in computing for both in stream if both.parts}
+    whole = with_transfers([apart(stream) for stream in computing], *held_by)
+    run = _Run(costs, held_by, whole, at_once)
     return run.timeline(program), run.spans()
 
 
@@ -45,12 +48,17 @@ class _Run:
     """A run of all ranks, from its start to its end, and what they share."""
 
     def __init__(
-        self, costs: StageCosts, held_by: Sequence[int], full: Sequence[Stream]
+        self,
+        costs: StageCosts,
+        held_by: Sequence[Sequence[int]],
+        full: Sequence[Stream],
+        at_once: set[Action],
     ) -> None:
         self.clock = Clock()
         self.costs = costs
         self.held_by = held_by
-        self.buckets = np.broadcast_to(costs.buckets, len(held_by)).tolist()
+        self.at_once = at_once  # backwards, with a forward
+        self.buckets = np.broadcast_to(costs.buckets, len(held_by[0])).tolist()
         self.links: dict[tuple[int, int], Resource] = {}
         self.ranks = [_Rank(self, rank, stream) for rank, stream in enumerate(full)]
         for rank in self.ranks:
@@ -61,9 +69,9 @@ class _Run:
         """Carry what *action* sends over its link, then hand it to its receiver."""
         kind, step = RECEIVED[action.kind]
         stage, forward = action.stage + step, action.kind is Kind.SEND_F
-        target = self.held_by[stage]
+        target = self.held_by[action.copy][stage]
         sends_s = self.costs.send_forward_s if forward else self.costs.send_backward_s
-        message = Action(kind=kind, stage=stage, micro_batch=action.micro_batch)
+        message = replace(action, kind=kind, stage=stage)
         arrive = partial(self.ranks[target].receive, message)
         self.link(source, target).serve(
             str(action), float(sends_s[action.stage]), arrive
@@ -87,11 +95,11 @@ class _Run:
 
     def timeline(self, program: Program) -> Timeline:
         ranks = self.ranks
-        end_s = np.array([rank.ends_s for rank in ranks])
+        end_s = _even([rank.ends_s for rank in ranks], ranks)
         return Timeline(
             program=program,
             costs=self.costs,
-            start_s=np.array([rank.starts_s for rank in ranks]),
+            start_s=_even([rank.starts_s for rank in ranks], ranks),
             end_s=end_s,
             makespan_s=max(rank.end_s for rank in ranks),
             compute_end_s=end_s[:, -1],
@@ -117,10 +125,17 @@ class _Rank:
         self.ends_s: list[float] = []
         self.alive_bytes = float(run.costs.static_bytes[rank])
         self.peak_bytes, self.peak_action = self.alive_bytes, 0
-        stages = [stage for stage, held in enumerate(run.held_by) if held == rank]
-        self.first_forwards = {_first(stream, Kind.F, stage) for stage in stages}
-        self.last_backwards = {_first(stream[::-1], Kind.B, stage) for stage in stages}
-        self.buckets_left = sum(run.buckets[stage] for stage in stages)
+        mine = [
+            (stage, copy)
+            for copy, held_by in enumerate(run.held_by)
+            for stage, held in enumerate(held_by)
+            if held == rank
+        ]
+        self.first_forwards = {_first(stream, (Kind.F,), *one) for one in mine}
+        self.last_backwards = {
+            _first(stream[::-1], (Kind.B, Kind.W), *one) for one in mine
+        }
+        self.buckets_left = sum(run.buckets[stage] for stage, _ in mine)
         self.late_reductions: list[int] = []  # stages, without overlap
         self.at_step = False
         self.reduce_end_s: float | None = None
@@ -142,7 +157,7 @@ class _Rank:
 
     def start(self, action: Action) -> None:
         match action.kind:
-            case Kind.F | Kind.B:
+            case Kind.F | Kind.B | Kind.I | Kind.W:
                 self.start_pass(action)
             case Kind.SEND_F | Kind.SEND_B:
                 self.run.send(self.rank, action)
@@ -172,13 +187,26 @@ class _Rank:
     def end_pass(self, action: Action) -> None:
         self.computing = False
         self.ends_s.append(self.clock.now_s)
-        if action.kind is Kind.B:
-            self.alive_bytes -= self.costs.saved_bytes[action.stage]
+        saved = self.costs.saved_bytes[action.stage]
+        kept = self.costs.optional("weight_bytes")[action.stage]
+        self.alive_bytes -= {
+            Kind.B: saved,
+            Kind.I: max(saved - kept, 0.0),  # had taken what is more (`take_memory`)
+            Kind.W: kept,
+        }.get(action.kind, 0.0)
         self.advance()
 
     def duration_s(self, action: Action) -> float:
         costs, stage = self.costs, action.stage
-        duration_s = self.pick(action, costs.forward_s, costs.backward_s)
+        weight_s = costs.optional("weight_s")
+        hidden_s = costs.optional("hidden_s") * (action in self.run.at_once)
+        by_kind = {
+            Kind.F: costs.forward_s,
+            Kind.B: costs.backward_s - hidden_s,
+            Kind.I: costs.backward_s - weight_s,
+            Kind.W: weight_s,
+        }
+        duration_s = float(by_kind[action.kind][stage])
         if costs.first_forward_extra_s is not None and action in self.first_forwards:
             duration_s += costs.first_forward_extra_s[stage]
         if costs.last_backward_extra_s is not None and action in self.last_backwards:
@@ -186,18 +214,20 @@ class _Rank:
         return duration_s
 
     def take_memory(self, action: Action) -> None:
-        costs = self.costs
+        """What a pass needs as it starts; I also what it leaves for W."""
+        costs, stage = self.costs, action.stage
+        saved, kept = costs.saved_bytes[stage], costs.optional("weight_bytes")[stage]
         if action.kind is Kind.F:
-            self.alive_bytes += costs.saved_bytes[action.stage]
-        transient_bytes = self.pick(
-            action, costs.transient_forward_bytes, costs.transient_backward_bytes
-        )
+            self.alive_bytes += saved
+        if action.kind is Kind.I:
+            self.alive_bytes += max(kept - saved, 0.0)
+        transient_bytes = {
+            Kind.F: costs.transient_forward_bytes[stage],
+            Kind.W: 0.0,
+        }.get(action.kind, costs.transient_backward_bytes[stage])
         if self.alive_bytes + transient_bytes > self.peak_bytes:
             self.peak_bytes = self.alive_bytes + transient_bytes
             self.peak_action = len(self.starts_s)
-
-    def pick(self, action: Action, forward: FloatArray, backward: FloatArray) -> float:
-        return float((forward if action.kind is Kind.F else backward)[action.stage])
 
     # The step's end.
 
@@ -236,5 +266,20 @@ class _Rank:
         self.end_s = self.clock.now_s
 
 
-def _first(stream: Stream, kind: Kind, stage: int) -> Action:
-    return next(one for one in stream if one.kind is kind and one.stage == stage)
+def _first(stream: Stream, kinds: tuple[Kind, ...], stage: int, copy: int) -> Action:
+    return next(
+        one
+        for one in stream
+        if one.kind in kinds and (one.stage, one.copy) == (stage, copy)
+    )
+
+
+def _even(rows: Sequence[Sequence[float]], ranks: Sequence[_Rank]) -> FloatArray:
+    """Rows as an array, the shorter ones filled up with the end of their rank."""
+    longest = max(map(len, rows))
+    return np.array(
+        [
+            [*row, *[rank.ends_s[-1]] * (longest - len(row))]
+            for row, rank in zip(rows, ranks, strict=True)
+        ]
+    )

@@ -12,14 +12,22 @@ from numpy.typing import NDArray
 from costmodel.layout import CP_KINDS
 from costmodel.offload import NOTHING, Offload
 from costmodel.retention import PRESETS
+from costmodel.schedule import schedule_called
 from costmodel.uniform import Uniform
 
 Array = NDArray[Any]
-SCHEDULES: Final = ("1f1b", "gpipe", "interleaved")
+SCHEDULES: Final = (
+    *("1f1b", "gpipe", "interleaved"),
+    *("zb-h1", "zb-interleaved", "zb-v", "dualpipe-v", "chimera"),
+)
 RECOMPUTES: Final = PRESETS
 SQRT: Final = RECOMPUTES.index("sqrt")
 _SHARED: Final = ("precision", "gradient_format", "flash_attention", "offload")
 _NAMED: Final = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_kind": CP_KINDS}
+_IN_PAIRS: Final = tuple(
+    known.in_v or known.copies > 1 for known in map(schedule_called, SCHEDULES)
+)
+_ENDS_AT_FIRST: Final = ("1f1b", "gpipe", "interleaved")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +64,32 @@ class Columns:
     def gpus(self) -> Array:
         """Devices of each row."""
         return np.asarray(self.tp * self.pp * self.dp * self.cp)
+
+    @property
+    def in_pairs(self) -> Array:
+        """Where the first rank holds the last stage too: in a V, or both ways."""
+        return np.array(_IN_PAIRS)[self.schedule]
+
+    @property
+    def in_v(self) -> Array:
+        found = [schedule_called(name).in_v for name in SCHEDULES]
+        return np.array(found)[self.schedule]
+
+    @property
+    def copies(self) -> Array:
+        """Of the model."""
+        found = [schedule_called(name).copies for name in SCHEDULES]
+        return np.array(found)[self.schedule]
+
+    @property
+    def ends_at_first(self) -> Array:
+        """Where the first stage's last backward is the pipeline's last pass."""
+        return np.array([name in _ENDS_AT_FIRST for name in SCHEDULES])[self.schedule]
+
+    @property
+    def runs_at_once(self) -> Array:
+        """Where a forward and a backward may."""
+        return np.array([name == "dualpipe-v" for name in SCHEDULES])[self.schedule]
 
     def take(self, index: Array) -> Columns:
         """The rows at *index*, or where a mask is true."""

@@ -18,8 +18,9 @@ from costmodel.retention import (
     Retention,
     body_presets,
 )
-from costmodel.schedule import SCHEDULES
+from costmodel.schedule import SCHEDULES, copies_held
 from costmodel.uniform import Uniform, split_layers
+from profiles.errors import InvalidSpec
 from profiles.job import Job
 
 SEGMENTS = "segments"
@@ -167,14 +168,20 @@ def _stages(layout: Layout) -> str:
     if len({_shape(stage.mesh) for stage in stages}) > 1:
         return "unlike"
     held = [(stage.held_by, stage.mesh.ranks) for stage in stages]
-    in_turn = [(index % layout.pp,) for index in range(len(stages))]
     alone = len(set(held)) == layout.pp
-    if layout.schedule in SCHEDULES and not (
-        alone and [ranks for ranks, _ in held] == in_turn
-    ):
+    if layout.schedule in SCHEDULES and not (alone and _as_scheduled(layout)):
         return "held elsewhere"
     highest = max(last for _, ranks in held for _, last in ranks.spans)
     return "alike" if highest + 1 == layout.gpus else "gaps"
+
+
+def _as_scheduled(layout: Layout) -> bool:
+    """Whether the pipeline ranks that the schedule says hold the stages."""
+    try:
+        copies = copies_held(layout.schedule, layout.pp, layout.virtual_stages)
+    except InvalidSpec:
+        return False
+    return [stage.held_by for stage in layout.stages] == list(zip(*copies, strict=True))
 
 
 def _shape(mesh: Mesh) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ do cross bound the step by themselves: their transfers queue on one link.
                  there and back for every two micro-batches
     gpipe        all forwards cross before the last stage's first backward
     interleaved  one link carries every chunk's micro-batches
+    others       no such path is counted
 """
 
 from __future__ import annotations
@@ -53,6 +54,6 @@ def crossing_s(
     }
     found = np.select(
         [schedule == code for code in range(len(SCHEDULES))],
-        [paths[name] for name in SCHEDULES],
+        [paths.get(name, np.zeros(())) for name in SCHEDULES],
     )
     return np.where(partly_crosses(stride, pp, domain), found, 0.0)

@@ -28,7 +28,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel:
-    """The data-parallel side of a layout; integer arrays that broadcast."""
+    """The data-parallel side of a layout; integer arrays that broadcast.
+
+    `apart` are parts of data parallelism of which no two share a fast domain: copies of
+    the model in opposite directions.
+    """
 
     tp: Array
     cp: Array
@@ -38,6 +42,7 @@ class DataParallel:
     pp: Any = 1
     ep: Any = 1
     etp: Any = 1
+    apart: Any = 1
 
     @property
     def ranks(self) -> Array:
@@ -118,9 +123,10 @@ def exchanges(
     gradient = parameters * reduced_bytes(precision, machine)
     shards, replicas = parallel.shards, parallel.replicas
     near = near_members(parallel.tp, shards, machine.island)
-    far = near_members(parallel.tp * shards, replicas, machine.island)
+    together = np.maximum(replicas // parallel.apart, 1)
+    far = near_members(parallel.tp * shards, together, machine.island)
     everyone = shards * replicas
-    near_all = near_members(parallel.tp, everyone, machine.island)
+    near_all = near_members(parallel.tp, shards * together, machine.island)
     all_reduce = machine.collective(
         "all_reduce",
         gradient,

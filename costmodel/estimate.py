@@ -24,7 +24,7 @@ from costmodel.mesh_parallel import degrees_of
 from costmodel.peaks import Peak, memories
 from costmodel.price_sources import price_sources
 from costmodel.program import program_of
-from costmodel.schedule import holders, require_schedule
+from costmodel.schedule import copies_held, require_schedule
 from costmodel.stage_costs import StageCosts
 from costmodel.timeline import Timeline, simulate
 from costmodel.timelines import simulate_together
@@ -217,13 +217,20 @@ def _require_priced(layout: Layout) -> None:
             f"{len(layout.stages)} stages are not {pp} pipeline ranks × "
             f"{layout.virtual_stages} virtual stages"
         )
-    wanted = holders(layout.schedule, pp, layout.virtual_stages)
-    if held != tuple((rank,) for rank in wanted):
+    wanted = tuple(
+        zip(*copies_held(layout.schedule, pp, layout.virtual_stages), strict=True)
+    )
+    if held != wanted:
         raise InvalidSpec(
             f"schedule {layout.schedule} holds its stages on ranks {wanted}, the "
             f"layout says {held}"
         )
     shapes = {(stage.held_by, degrees_of(stage.mesh)) for stage in layout.stages}
+    if layout.stages[0].held_by[1:] and len({shape for _, shape in shapes}) > 1:
+        raise Unsupported(
+            f"{layout.schedule} with unlike meshes is not priced: its copies sum their "
+            "gradients; give all stages one mesh"
+        )
     if len(shapes) > pp:
         raise Unsupported(
             "stages of one pipeline rank with unlike meshes are not priced; give all "

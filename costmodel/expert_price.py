@@ -56,7 +56,7 @@ def grouped_work(
     to_weight = Sourced(seconds=seconds(groups, k, n, m, output_bytes=made))
     return (
         Work.of(forward, flops=flops),
-        Work.of(to_input + to_weight, flops=2 * flops),
+        Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
     )
 
 

@@ -66,9 +66,10 @@ def _price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
 def _step_time_s(rows: Rows) -> Array:
     first, *middle, last = rows.priced
     columns = rows.columns
-    sent = sends(
-        _transfer_s(rows, always_crosses(rows.stride, rows.on.island)), rows.on
-    )
+    far = always_crosses(rows.stride, rows.on.island)
+    carried = np.where(columns.in_v, 0.0, _transfer_s(rows, far))
+    sent = sends(carried, rows.on)
+    at_once = columns.runs_at_once
     onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
         Passes(
@@ -77,7 +78,9 @@ def _step_time_s(rows: Rows) -> Array:
                 for item, share in zip(rows.priced, onward, strict=True)
             ),
             backward_s=tuple(
-                item.backward_s + share * sent.in_passes_s
+                item.backward_s
+                + share * sent.in_passes_s
+                - at_once * item.expert_comm_s
                 for item, share in zip(rows.priced, onward[::-1], strict=True)
             ),
             counts=rows.counts,
@@ -88,7 +91,7 @@ def _step_time_s(rows: Rows) -> Array:
         transfer_s=sent.beside_s,
     )
     makespan = np.maximum(makespan, _crossing_s(rows))
-    # The first rank's last backward is the pipeline's last action.
+    # The first rank's last backward is the pipeline's last action, if none is put off.
     overlapped = "grad" in rows.on.software.overlap
     behind = first.reduce_s if overlapped else rows.on_rank(first, "reduce_s")
     tail = reduce_tail_s(
@@ -97,6 +100,7 @@ def _step_time_s(rows: Rows) -> Array:
         buckets=buckets_of(first.trained_parameters, rows.policy, rows.on),
         overlap=overlapped,
     )
+    tail = np.where(columns.ends_at_first, tail, 0.0)
     ends = [
         rows.on_rank(end, "step_s") + rows.on_rank(end, "gather_s")
         for end in (first, last)
@@ -109,7 +113,8 @@ def _step_time_s(rows: Rows) -> Array:
         pp=columns.pp,
         stride=rows.stride,
     )
-    end = np.maximum(*ends) + tied.seconds + rows.on.step_s
+    apart = ~columns.in_v  # in a V one rank holds both ends
+    end = np.maximum(*ends) + apart * tied.seconds + rows.on.step_s
     return np.asarray(makespan + tail + end)
 
 
@@ -156,14 +161,15 @@ def _peak_bytes(rows: Rows) -> Array:
     first, *middle, last = rows.priced
     before, *counts, at_end = rows.counts
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
+    alone = ~rows.columns.in_pairs
     zero = np.zeros_like(pp)
     ranks = [(first, zero, before > 0)]
     start = zero + 1
     for stage, count in zip(middle, counts, strict=True):
-        ranks.append((stage, start, (count > 0) & ~several))
+        ranks.append((stage, start, (count > 0) & ~several & alone))
         start = start + count
-    ranks.append((rows.middle, zero + 1, several & (pp > 2)))
-    ranks.append((last, pp - 1, at_end > 0))
+    ranks.append((rows.middle, zero + 1, several & (pp > 2) & alone))
+    ranks.append((last, pp - 1, (at_end > 0) & alone))
     most: Array = np.zeros(len(rows.columns))
     for stage, rank, present in ranks:
         here = _rank_bytes(rows, stage, rank, is_last=stage is last)
@@ -173,17 +179,26 @@ def _peak_bytes(rows: Rows) -> Array:
 
 def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> Array:
     """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
-    columns, m, middle = rows.columns, rows.micro_batches, rows.middle
+    columns, m = rows.columns, rows.micro_batches
     alive = np.zeros_like(columns.pp)
-    for code, name in enumerate(SCHEDULES):
+    for code in np.unique(columns.schedule):
+        name = SCHEDULES[code]
         count = peak_in_flight(name, rank, columns.pp, columns.virtual_stages, m)
         alive = np.where(columns.schedule == code, count, alive)
     own = _own_chunk(alive, columns, is_last=is_last)
-    activations = own * end.saved_bytes + (alive - own) * middle.saved_bytes
+    activations = own * end.saved_bytes + (alive - own) * rows.middle.saved_bytes
     working = np.maximum(end.forward_working_bytes, end.backward_working_bytes)
+    gathered = end.gathered_bytes
+    if columns.in_pairs.any():
+        last, pairs = rows.priced[-1], columns.in_pairs
+        entered = _entered(columns, m) * rows.priced[0].saved_bytes + last.saved_bytes
+        turned = np.maximum(last.forward_working_bytes, last.backward_working_bytes)
+        activations = np.where(pairs, entered, activations)
+        working = np.where(pairs, turned, working)
+        gathered = np.where(pairs, np.maximum(gathered, last.gathered_bytes), gathered)
     pieces = memory(
         parameters=rows.on_rank(end, "parameters"),
-        gathered_bytes=end.gathered_bytes,
+        gathered_bytes=gathered,
         activation_bytes=activations * pipeline_buffers(rows.on, columns.pp),
         transient_bytes=working,
         parallel=rows.parallel,
@@ -199,6 +214,13 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         expert_parameters=rows.on_rank(end, "expert_parameters"),
     )
     return pieces.total
+
+
+def _entered(columns: Columns, micro_batches: Array) -> Array:
+    """Micro-batches of the first stage on a first rank that meets its last stage."""
+    both_ways = np.minimum(columns.pp, micro_batches) // 2
+    in_v = np.minimum(2 * columns.pp - 1, micro_batches)
+    return np.where(columns.in_v, in_v, both_ways)
 
 
 def _own_chunk(alive: Array, columns: Columns, *, is_last: bool) -> Array:

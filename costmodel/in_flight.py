@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.schedule import SCHEDULES, require_schedule
-from profiles.errors import UnknownName
+from profiles.errors import InvalidSpec, UnknownName
 
 IntArray = NDArray[np.int64]
 
@@ -27,8 +27,11 @@ def peak_in_flight(
 ) -> IntArray:
     """Saved (chunk, micro-batch) pairs at the peak of pipeline rank *rank*.
 
-    With one rank 1; else gpipe m, 1f1b min(pp − rank, m), and interleaved
-    min(v·m, (v − 1)·pp + 2·(pp − 1 − rank) + 1): Megatron's warm-up and one more.
+    With one rank 1; else gpipe m, 1f1b and zb-h1 min(pp − rank, m), interleaved
+    min(v·m, (v − 1)·pp + 2·(pp − 1 − rank) + 1): Megatron's warm-up and one more,
+    zb-interleaved the same with one pp − 1 − rank; zb-v min(2·pp − 1 − rank, m) of the
+    first chunk and min(rank + 1, m) of the second, dualpipe-v 2·pp + 1, chimera at most
+    min(pp − s, pp/2, m/2) of each of its stages s. What I leaves for W is not counted.
     Numbers that `require_schedule` refuses are not caught here.
 
     >>> int(peak_in_flight("1f1b", 0, 4, 1, 8))
@@ -43,11 +46,19 @@ def peak_in_flight(
     behind = ranks - 1 - own
     if schedule == "gpipe":
         alive: Any = np.where(ranks > 1, batches, 1)
-    elif schedule == "1f1b":
+    elif schedule in ("1f1b", "zb-h1"):
         alive = np.minimum(behind + 1, batches)
-    elif schedule == "interleaved":
-        warm_up = (chunks - 1) * ranks + 2 * behind
+    elif schedule in ("interleaved", "zb-interleaved"):
+        hop = 2 if schedule == "interleaved" else 1
+        warm_up = (chunks - 1) * ranks + hop * behind
         alive = np.minimum(warm_up + 1, chunks * batches)
+    elif schedule == "zb-v":
+        alive = np.minimum(ranks + behind, batches) + np.minimum(own + 1, batches)
+    elif schedule == "dualpipe-v":
+        alive = 2 * ranks + 1
+    elif schedule == "chimera":
+        room = np.minimum(ranks, batches) // 2
+        alive = np.minimum(ranks - own, room) + np.minimum(own + 1, room)
     else:
         raise UnknownName("schedule", schedule, SCHEDULES)
     shape = np.broadcast(own, ranks, chunks, batches).shape
@@ -64,9 +75,15 @@ def in_flight(
     >>> in_flight("interleaved", 4, 2, 8).tolist()
     [[7, 4], [5, 4], [4, 3], [4, 1]]
 
-    Raises as `require_schedule`.
+    Raises as `require_schedule`, and InvalidSpec where a rank's stages are not in turn.
     """
     require_schedule(schedule, pp, virtual_stages, micro_batches)
+    known = SCHEDULES[schedule]
+    if known.in_v or known.copies > 1:
+        raise InvalidSpec(
+            f"{schedule} does not go through its chunks in turn: simulate it, and ask "
+            "its timeline"
+        )
     rank = np.arange(pp)[:, None]
     alive = peak_in_flight(schedule, rank, pp, virtual_stages, micro_batches)
     if virtual_stages == 1:

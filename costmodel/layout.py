@@ -87,7 +87,7 @@ class Stage:
     layers: tuple[str, ...]
     plans: tuple[LayerPlan, ...]  # one a layer
     mesh: Mesh
-    held_by: tuple[int, ...]  # pipeline ranks; more than one for bidirectional ones
+    held_by: tuple[int, ...]  # pipeline ranks, one a copy; the mesh is the first's
 
     def __post_init__(self) -> None:
         if not self.layers or len(self.layers) != len(self.plans):

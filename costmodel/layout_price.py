@@ -27,7 +27,7 @@ from costmodel.atoms import (
 from costmodel.known import Known
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
-from costmodel.mesh_parallel import degrees_of, one_zero, parallel_of, place_of
+from costmodel.mesh_parallel import degrees_of, degrees_of_stage, parallel_of, place_of
 from costmodel.offload import Offload
 from costmodel.segments import segments_of
 from costmodel.stage import StagePrice, stage_price
@@ -48,7 +48,7 @@ class _Kind:
 
     parts: Held[Wanted]
     segments: tuple[Held[Wanted], ...]  # those that are made again together
-    mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp
+    mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp, apart
 
 
 @dataclass(kw_only=True)
@@ -240,17 +240,10 @@ class _Batch:
             )
             for run in redone
         )
-        return _Kind(
-            held(parts),
-            tuple(dict.fromkeys(segments)),
-            (
-                *degrees_of(stage.mesh)[:5],
-                one_zero(stage),
-                stage.mesh.dp_shard,
-                # Who shares the hosts is asked for just where they do something.
-                pricer.layout.pp if self._shares_hosts else 1,
-            ),
-        )
+        pp = pricer.layout.pp if self._shares_hosts else 1  # just where they are used
+        together = pricer.layout.gpus <= pricer.machine.island.domain
+        mesh = degrees_of_stage(stage, pp, together=together)
+        return _Kind(held(parts), tuple(dict.fromkeys(segments)), mesh)
 
     def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         layout = pricer.layout

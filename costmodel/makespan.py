@@ -6,7 +6,8 @@ equal stages: the first stage, the middle ones (some with one layer more), the l
 one transfer time serves all boundaries, and nothing loops over stages. Each term is a
 path that the schedule has, so the bound holds to rounding whatever the costs; it is
 exact for gpipe, and within 1 % for 1f1b and interleaved on nine cases of ten
-(`benchmarks/timeline.py`).
+(`benchmarks/timeline.py`). Of schedules that split backwards, or run in a V or both
+ways, `makespan_busy` has a looser one.
 
 A path goes *down* (forwards to the next stage), *up* (backwards), or along one rank's
 stream. Stage e of 1f1b turns: after p − 1 − e forwards to fill it, each forward is
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.makespan_busy import Chain, busy_bound_s
 from costmodel.makespan_interleaved import Ends, interleaved_bound_s
 from costmodel.schedule import SCHEDULES
 from profiles.errors import UnknownName
@@ -92,7 +94,19 @@ def makespan_bound_s(
         accumulated = micro_batches * runs.both_s[0]
         phases = _two_phases(runs, micro_batches)
         return np.where(runs.stages > 1, phases, accumulated)
-    return _Woven(runs, micro_batches).longest()
+    if schedule == "1f1b":
+        return _Woven(runs, micro_batches).longest()
+    return busy_bound_s(
+        schedule,
+        Chain(
+            counts=runs.counts,
+            forward_s=runs.forward_s,
+            both_s=runs.both_s,
+            transfer_s=runs.transfer_s,
+        ),
+        virtual_stages=virtual_stages,
+        micro_batches=micro_batches,
+    )
 
 
 def _ends(runs: Runs, values: tuple[Array, ...]) -> Ends:

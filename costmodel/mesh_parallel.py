@@ -23,14 +23,33 @@ def place_of(mesh: Mesh, micro_batch: int) -> Place:
 
 def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:
     """The data-parallel side of a stage's mesh, one of *pp* ranks'."""
-    return parallel_of(np.array([*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp]))
+    return parallel_of(np.array([*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp, 1]))
+
+
+def degrees_of_stage(
+    stage: Stage, pp: int, *, together: bool = True
+) -> tuple[int, ...]:
+    """What `parallel_of` takes, of a stage and all of its copies; *together* where all
+    of them lie in one fast domain."""
+    copies = len(stage.held_by)
+    tp, cp, dp, ep, etp, group = degrees_of(stage.mesh)
+    apart = 1 if together else copies
+    return tp, cp, dp * copies, ep, etp, one_zero(stage), group, -(-pp // copies), apart
 
 
 def parallel_of(columns: Array) -> DataParallel:
-    """The same of rows: tp, cp, dp, ep, etp, ZeRO level and group, pp."""
-    tp, cp, dp, ep, etp, zero, group, pp = map(np.asarray, columns)
+    """The same of rows: tp, cp, dp, ep, etp, ZeRO level and group, pp, apart."""
+    tp, cp, dp, ep, etp, zero, group, pp, apart = map(np.asarray, columns)
     return DataParallel(
-        tp=tp, cp=cp, dp=dp, ep=ep, etp=etp, zero=zero, zero_group=group, pp=pp
+        tp=tp,
+        cp=cp,
+        dp=dp,
+        ep=ep,
+        etp=etp,
+        zero=zero,
+        zero_group=group,
+        pp=pp,
+        apart=apart,
     )
 
 

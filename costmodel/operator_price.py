@@ -223,7 +223,7 @@ def _matmul(
     )
     return (
         Work.of(forward, flops=flops),
-        Work.of(to_input + to_weight, flops=2 * flops),
+        Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
     )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 
 from costmodel.layout import CP_KINDS
 from costmodel.offload import TIERS
+from costmodel.schedule import SCHEDULES
 from profiles.options import Function, collected, option
 from profiles.parameters import offload, one_of, real, some_of, text, whole
 
@@ -64,7 +65,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--schedule",
         type=text,
         metavar="NAME",
-        help="gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe-v, chimera …",
+        help=", ".join(SCHEDULES),
     ),
     _degree("--virtual-stages", metavar="V", help="Stages on each pipeline rank."),
     _option(

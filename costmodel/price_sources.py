@@ -14,7 +14,7 @@ import numpy as np
 from costmodel.data_parallel import exchanges
 from costmodel.layout import Stage
 from costmodel.layout_price import LayoutPricer
-from costmodel.mesh_parallel import data_parallel
+from costmodel.mesh_parallel import degrees_of_stage, parallel_of
 from costmodel.sourced import Sourced
 from costmodel.stage import StagePrice
 from costmodel.step_work import accumulated, updated
@@ -73,7 +73,7 @@ def price_sources(pricer: LayoutPricer) -> PriceSources:
 def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     """All that a rank of *stage* does in a step, transfers and tied weights apart."""
     precision, on = pricer.layout.precision, pricer.machine
-    parallel = data_parallel(stage.mesh, stage.plans[0].zero)
+    parallel = parallel_of(np.array(degrees_of_stage(stage, 1)))
     parameters = np.asarray(priced.parameters)
     frozen = np.asarray(priced.frozen_parameters)
     units, optimizer = len(stage.layers), pricer.job.optimizer

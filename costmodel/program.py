@@ -1,8 +1,9 @@
 """A pipeline's streams as integers, in an order in which one pass prices them.
 
 Depends only on (schedule, pp, virtual_stages, micro_batches), and is cached. A *row*
-numbers (kind, stage): row = kind · stages + stage, an index into tables of costs. A
-*place* numbers an action by rank and position in its stream.
+numbers (kind, slot): row = kind · slots + slot, an index into tables of costs, and -1
+for none (some ranks of a schedule may do less). A *place* numbers an action by rank and
+position in its stream.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from costmodel.action import Action, Kind
 from costmodel.kept import Kept
-from costmodel.schedule import COMPUTE, Shape, codes
+from costmodel.schedule import codes, shape_of
+from costmodel.shape import COMPUTE, NOTHING, IntArray, Shape
 
-IntArray = NDArray[np.int64]
+_GRADIENTS: Final = [COMPUTE.index(kind) for kind in (Kind.B, Kind.I, Kind.OVERLAP_F_B)]
 MOST_KEPT: Final = 2_000_000  # actions of all programs together, some 100 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """Forwards and backwards of all ranks; arrays [pp, actions] in stream order.
+    """Passes of all ranks; arrays [pp, actions] in stream order.
 
     What follows `order` runs in it, an order that respects streams and transfers: for
     each action its rank, the link it sends on (`no_link` if it does not), and the
@@ -44,9 +45,9 @@ class Program:
     awaits: list[int]
     links: IntArray
     no_link: int
-    first_forward: IntArray  # places, by virtual stage
+    first_forward: IntArray  # places, by slot
     last_backward: IntArray
-    finishing: IntArray  # [pp, virtual_stages]: a rank's stages as their last B ends
+    finishing: IntArray  # [pp, slots of a rank]: as the last B or W of each ends
 
     def action(self, rank: int, position: int) -> Action:
         """The action at *position* of a rank's stream, spelled out."""
@@ -65,12 +66,12 @@ def compiled(
     schedule: str, pp: int, virtual_stages: int, micro_batches: int
 ) -> Program:
     """The streams of a schedule as integers."""
-    shape = Shape(pp=pp, virtual_stages=virtual_stages, micro_batches=micro_batches)
+    shape = shape_of(schedule, pp, virtual_stages, micro_batches)
     coded = codes(schedule, shape)
     rows, micro_batch = np.divmod(coded, micro_batches)
     sources = _sources(rows, micro_batch, shape)
     flat = sources.ravel()
-    order = _order(rows, sources)
+    order = _order(rows, sources, shape)
     number = np.zeros(coded.size + 1, dtype=np.int64)  # its last answers source -1
     number[order] = np.arange(1, coded.size + 1)
     ordered_rows = rows.ravel()[order]
@@ -108,13 +109,13 @@ _PROGRAMS: Final = Kept[tuple[str, int, int, int], Program](
 
 def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
     """The place of the action on another rank that each action awaits; -1 if none."""
-    kind, stage = np.divmod(rows, shape.stages)
+    kind, stage = np.divmod(rows, shape.slots)
     places = np.arange(rows.size).reshape(rows.shape)
     forward = kind == COMPUTE.index(Kind.F)
-    gradient = (kind == COMPUTE.index(Kind.B)) | (kind == COMPUTE.index(Kind.I))
-    before = np.full((shape.stages + 1, shape.micro_batches), -1)
+    gradient = np.isin(kind, _GRADIENTS)
+    before = np.full((shape.slots + 1, shape.micro_batches), -1)
     before[stage[forward] + 1, micro_batch[forward]] = places[forward]
-    behind = np.full((shape.stages + 1, shape.micro_batches), -1)
+    behind = np.full((shape.slots + 1, shape.micro_batches), -1)
     behind[stage[gradient], micro_batch[gradient]] = places[gradient]
     awaited = np.where(
         forward, before[stage, micro_batch], behind[stage + 1, micro_batch]
@@ -124,13 +125,20 @@ def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
     return np.where(elsewhere & (forward | gradient), awaited, -1)
 
 
-def _order(rows: IntArray, sources: IntArray) -> IntArray:
+def _order(rows: IntArray, sources: IntArray, shape: Shape) -> IntArray:
     """An order that respects streams and transfers."""
+    if not only_whole(rows, shape):
+        return _swept(sources.ravel(), len(rows))
     times, flat = unit_times(rows), sources.ravel()
     awaiting = np.flatnonzero(flat >= 0)
     if np.all(times[flat[awaiting]] < times[awaiting]):
         return np.argsort(times, kind="stable")
     return _swept(flat, len(rows))
+
+
+def only_whole(rows: IntArray, shape: Shape) -> bool:
+    """Whether all that ranks do is F and B, each as often as the others."""
+    return bool(rows.min() >= 0 and rows.max() < 2 * shape.slots)
 
 
 def unit_times(rows: IntArray) -> IntArray:
@@ -173,11 +181,14 @@ def _swept(sources: IntArray, pp: int) -> IntArray:
 
 
 def _ends(coded: IntArray, shape: Shape) -> tuple[IntArray, IntArray, IntArray]:
-    """First forwards, last backwards, and each rank's stages in order of the latter."""
-    size = (len(COMPUTE), shape.stages, shape.micro_batches)
+    """First forwards, last backwards, and each rank's slots in order of the latter."""
+    size = (len(COMPUTE), shape.slots, shape.micro_batches)
+    flat = coded.ravel()
+    there = np.flatnonzero(flat != NOTHING)
     place = np.full(size, -1)
-    place.ravel()[coded.ravel()] = np.arange(coded.size)
+    place.ravel()[flat[there]] = there
     forwards, *backwards = place
+    first = np.where(forwards >= 0, forwards, flat.size).min(axis=1)
     last = np.max(backwards, axis=(0, 2))
-    finishing = np.argsort(last).reshape(shape.pp, shape.virtual_stages)
-    return forwards[:, 0], last, finishing
+    finishing = np.argsort(last).reshape(shape.pp, shape.slots // shape.pp)
+    return first, last, finishing

@@ -16,6 +16,7 @@ from costmodel.machine_asked import machine_of, remarks_on
 from costmodel.offload import Offload, parse_offload
 from costmodel.pins import Pins
 from costmodel.profiled import Profile
+from costmodel.schedule import SCHEDULES
 from costmodel.software import shares_cores
 from costmodel.support import default_precisions, local_warnings
 from costmodel.uniform import Uniform
@@ -256,7 +257,9 @@ def _rest(
     where: Machine,
     assumed: dict[str, Any],
 ) -> Uniform:
-    virtual = _take(pins.virtual_stages, 1, "virtual_stages", assumed)
+    known = SCHEDULES.get(pins.schedule or "1f1b")
+    chunks = (known and known.chunks) or 1  # some have two, and no other number
+    virtual = _take(pins.virtual_stages, chunks, "virtual_stages", assumed)
     schedule = "interleaved" if virtual > 1 else "1f1b"
     zero = _take(pins.zero, 1, "zero", assumed)
     if zero == 0 and (pins.zero_group or 1) > 1:

@@ -37,8 +37,15 @@ class Rows:
 
     @cached_property
     def parallel(self) -> DataParallel:
-        names = ("tp", "cp", "dp", "ep", "etp", "zero", "zero_group", "pp")
-        return DataParallel(**{name: getattr(self.columns, name) for name in names})
+        columns, copies = self.columns, self.columns.copies
+        names = ("tp", "cp", "ep", "etp", "zero", "zero_group")
+        inside = columns.gpus <= self.on.island.domain
+        return DataParallel(
+            **{name: getattr(columns, name) for name in names},
+            dp=columns.dp * copies,
+            pp=-(-columns.pp // copies),
+            apart=np.where(inside, 1, copies),
+        )
 
     @cached_property
     def micro_batches(self) -> Array:
@@ -110,9 +117,14 @@ class Rows:
         )
 
     def on_rank(self, end: StagePrice, name: str) -> Array:
-        """A quantity of a rank: its end chunk and the middle chunks beside it."""
+        """A quantity of a rank: its end chunk and the middle chunks beside it; of the
+        first rank's both ends where stages lie in pairs."""
         chunks = self.columns.virtual_stages - 1
-        return np.asarray(getattr(end, name) + chunks * getattr(self.middle, name))
+        alone = getattr(end, name) + chunks * getattr(self.middle, name)
+        if not self.columns.in_pairs.any():
+            return np.asarray(alone)
+        both = getattr(self.priced[0], name) + getattr(self.priced[-1], name)
+        return np.asarray(np.where(self.columns.in_pairs, both, alone))
 
     @property
     def stride(self) -> Array:

@@ -18,6 +18,7 @@ from costmodel.data_parallel import DataParallel, exchanges, exposed_s
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.offload_price import NO_WAITS, host_step, waits
+from costmodel.sourced import Sourced
 from costmodel.step_work import accumulated, updated
 from profiles.precision import Precision
 
@@ -32,11 +33,13 @@ class StagePrice:
 
     `forward_s` and `backward_s` are whole passes: compute, recompute, exposed tensor,
     context and data communication, copies that are not hidden; the parts are those of
-    the two passes together.
+    the two passes together. `weight_s` of `backward_s` makes the gradients of weights,
+    from `weight_bytes`: what a schedule may put off.
     """
 
     forward_s: Array
     backward_s: Array
+    weight_s: Array
     recompute_s: Array
     recompute_comm_s: Array  # what of it is tensor, context and expert communication
     tensor_comm_s: Array
@@ -52,6 +55,7 @@ class StagePrice:
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
+    weight_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
     gathered_bytes: Array  # parameters that ZeRO-3 holds unsharded at a time
@@ -170,6 +174,9 @@ def stage_price(
     return StagePrice(
         forward_s=forward_s + copies.forward_s,
         backward_s=backward_s + copies.backward_s,
+        weight_s=total["weight_s"]
+        + accumulate_s
+        + backward_exposed * _reduced(sync.backward_reduce, sync.backward_gather),
         recompute_s=total["recompute_s"],
         recompute_comm_s=total["recompute_tensor_s"]
         + total["recompute_context_s"]
@@ -187,12 +194,19 @@ def stage_price(
         expert_parameters=experts,
         frozen_parameters=frozen,
         saved_bytes=total["saved_bytes"],
+        weight_bytes=total["weight_bytes"],
         forward_working_bytes=_most(parts, "forward_working_bytes") + buffer,
         backward_working_bytes=_redone(parts, segments) + buffer,
         gathered_bytes=_gathered(parts, parallel, precision, machine, offload),
         flops=total["flops"],
         recompute_flops=total["recompute_flops"],
     )
+
+
+def _reduced(reduce: Sourced, gather: Sourced) -> Array:
+    """The share of a backward's exchanges that sends gradients."""
+    both: Array = reduce.seconds + gather.seconds
+    return np.where(both > 0, reduce.seconds / np.where(both > 0, both, 1.0), 0.0)
 
 
 def _taken_by_reduction(

@@ -21,7 +21,10 @@ class StageCosts:
     `send_forward_s[s]` carries activations from stage s to s + 1, `send_backward_s[s]`
     gradients from s to s − 1; between stages of one rank they are not used.
     `saved_bytes` are taken as a forward starts and freed as its backward ends, the
-    transient bytes are alive only during the pass. `reduce_s` is the gradient
+    transient bytes are alive only during the pass. Where a schedule splits the
+    backward, W takes `weight_s` of `backward_s` and I the rest, and `weight_bytes` are
+    alive from I to W; `hidden_s` is what a backward saves that runs at once with a
+    forward. Left out, these are 0. `reduce_s` is the gradient
     reduction of a stage, done in `buckets` equal pieces as the last backward makes
     them, or after the rank's last backward unless `overlap_reduce`.
 
@@ -43,9 +46,17 @@ class StageCosts:
     static_bytes: FloatArray
     first_forward_extra_s: FloatArray | None = None  # on top, of micro-batch 0
     last_backward_extra_s: FloatArray | None = None  # of the stage's last one
+    weight_s: FloatArray | None = None
+    weight_bytes: FloatArray | None = None
+    hidden_s: FloatArray | None = None
     buckets: NDArray[np.int64] | int = 1  # of each stage, or of all
     overlap_reduce: bool = True
     synchronised_step: bool = True
+
+    def optional(self, name: str) -> FloatArray:
+        """One that may be left out, by virtual stage."""
+        given: FloatArray | None = getattr(self, name)
+        return np.zeros_like(self.forward_s) if given is None else given
 
 
 _BY_STAGE: Final = tuple(

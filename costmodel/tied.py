@@ -64,8 +64,8 @@ def tied_sync(
 
 
 def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:
-    """The same for a finished layout."""
-    if layout.pp == 1:
+    """The same for a finished layout; nothing where one rank holds both ends."""
+    if layout.stages[0].held_by == layout.stages[-1].held_by:
         return Sourced(seconds=np.zeros(()))
     first, last = (layout.stages[place].mesh for place in (0, -1))
     on, *_ = machines_of(on, [first.ranks, last.ranks])

@@ -14,10 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from costmodel.action import Kind
 from costmodel.gradient_reduction import reduce_tail_s
-from costmodel.program import IntArray, Program, program_of
+from costmodel.pass_tables import (
+    bytes_after,
+    bytes_during,
+    seconds_of,
+    sends_of,
+)
+from costmodel.program import Program, program_of
+from costmodel.shape import COMPUTE, IntArray
 from costmodel.stage_costs import FloatArray, StageCosts, require_costs
 
 
@@ -72,9 +79,17 @@ class Timeline:
         """
         gaps = self.start_s[rank].copy()
         gaps[1:] -= self.end_s[rank, :-1]
-        transfers = _sends(self.costs)[self.program.source_rows[rank]]
+        sends = sends_of(self.costs, self.program.shape.copies)
+        transfers = sends[self.program.source_rows[rank]]
         transfer_s = float(np.minimum(gaps, transfers).sum())
         return transfer_s, float(gaps.sum()) - transfer_s
+
+    def hidden_s(self, rank: int) -> float:
+        """Seconds that passes of *rank* save by running at once."""
+        shape = self.program.shape
+        kind, slot = np.divmod(self.program.rows[rank], shape.slots)
+        overlapped = slot[kind == COMPUTE.index(Kind.OVERLAP_F_B)] % shape.stages
+        return float(self.costs.optional("hidden_s")[overlapped].sum())
 
     def account(self, rank: int) -> Account:
         """Where the seconds of *rank* go."""
@@ -93,17 +108,36 @@ class Timeline:
         )
 
     def in_flight_at_peak(self) -> IntArray:
-        """Saved micro-batches at each rank's peak, [pp, stages]."""
-        rows, stages = self.program.rows, self.program.shape.stages
+        """Micro-batches at each rank's peak whose activations are saved, [pp, stages].
+
+        Of I's pass at the peak too, whose end would free what only I needs.
+        """
+        forward, whole, inputs, _, overlapped = self._done_at_peak()
+        return np.asarray(forward - whole - inputs - overlapped)
+
+    def held_at_peak(self) -> FloatArray:
+        """Bytes that are alive at each rank's peak beside its pass's working set."""
+        _, _, inputs, weights, _ = self._done_at_peak()
+        costs, shape = self.costs, self.program.shape
+        kept = costs.optional("weight_bytes")
+        held = self.in_flight_at_peak() @ costs.saved_bytes + (inputs - weights) @ kept
+        more: FloatArray = np.maximum(kept - costs.saved_bytes, 0)
+        kind, slot = np.divmod(self.peak_rows(), shape.slots)
+        at_inputs = kind == COMPUTE.index(Kind.I)
+        return np.asarray(held + np.where(at_inputs, more[slot % shape.stages], 0))
+
+    def _done_at_peak(self) -> IntArray:
+        """Passes done before each rank's peak, [kind, pp, stages], its own F too."""
+        rows, shape = self.program.rows, self.program.shape
         ranks, actions = np.arange(len(rows)), np.arange(rows.shape[1])
         before = actions < self.peak_action[:, None]
-        size = 2 * stages
-        places = (ranks[:, None] * size + rows)[before]
-        counts = np.bincount(places, minlength=len(rows) * size)
-        taken, freed = counts.reshape(-1, 2, stages).swapaxes(0, 1)
         at_peak = self.peak_rows()
-        taken[ranks[at_peak < stages], at_peak[at_peak < stages]] += 1
-        return np.asarray(taken - freed)
+        before[ranks, self.peak_action] = at_peak < shape.slots
+        size = len(COMPUTE) * shape.slots
+        places = (ranks[:, None] * size + rows)[before & (rows >= 0)]
+        counts = np.bincount(places, minlength=len(rows) * size)
+        by_copy = counts.reshape(len(rows), len(COMPUTE), shape.copies, shape.stages)
+        return np.asarray(by_copy.sum(axis=2).swapaxes(0, 1))
 
     def peak_rows(self) -> IntArray:
         """The row of the action at which each rank is at its peak."""
@@ -157,19 +191,15 @@ def ended(
 
 def durations_of(program: Program, costs: StageCosts) -> FloatArray:
     """How long each action takes, in stream order."""
-    passes = np.concatenate((costs.forward_s, costs.backward_s))
-    durations: FloatArray = passes[program.rows]
+    copies = program.shape.copies
+    durations: FloatArray = seconds_of(costs, copies)[program.rows]
     if costs.first_forward_extra_s is not None:
-        durations.ravel()[program.first_forward] += costs.first_forward_extra_s
+        extra_s = np.tile(costs.first_forward_extra_s, copies)
+        durations.ravel()[program.first_forward] += extra_s
     if costs.last_backward_extra_s is not None:
-        durations.ravel()[program.last_backward] += costs.last_backward_extra_s
+        extra_s = np.tile(costs.last_backward_extra_s, copies)
+        durations.ravel()[program.last_backward] += extra_s
     return durations
-
-
-def _sends(costs: StageCosts) -> FloatArray:
-    """Seconds of the transfer that follows each row's action; the last, 0, is none."""
-    none: NDArray[np.float64] = np.zeros(1)
-    return np.concatenate((costs.send_forward_s, costs.send_backward_s, none))
 
 
 def run(
@@ -180,14 +210,14 @@ def run(
         end = durations.cumsum(axis=1)
         return _before(end), end
     if contends(program, costs, durations):
-        return _queued(program, costs, durations)
+        return _queued(program, sends_of(costs, program.shape.copies), durations)
     arrivals = arrivals_of(program, costs)
     return passed(program, np.array(_ends(program, durations, arrivals)), arrivals)
 
 
 def arrivals_of(program: Program, costs: StageCosts) -> FloatArray:
     """In the program's order, how long what each action awaits is on its way."""
-    return np.asarray(_sends(costs)[program.awaited_rows])
+    return np.asarray(sends_of(costs, program.shape.copies)[program.awaited_rows])
 
 
 def passed(
@@ -213,8 +243,9 @@ def contends(program: Program, costs: StageCosts, durations: FloatArray) -> bool
     Between two sends of a rank lies at least one of its passes: where no transfer is
     longer than the shortest of them, none does.
     """
-    longest = _sends(costs)[program.rows].max(axis=1)
-    return bool(np.any(longest > durations.min(axis=1)))
+    longest = sends_of(costs, program.shape.copies)[program.rows].max(axis=1)
+    shortest = np.where(program.rows >= 0, durations, np.inf).min(axis=1)
+    return bool(np.any(longest > shortest))
 
 
 def _ends(program: Program, durations: FloatArray, arrivals: FloatArray) -> list[float]:
@@ -240,7 +271,7 @@ def _ends(program: Program, durations: FloatArray, arrivals: FloatArray) -> list
 
 
 def _queued(
-    program: Program, costs: StageCosts, durations: FloatArray
+    program: Program, sends: FloatArray, durations: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Start and end of each action where transfers wait for their link."""
     free_s = [0.0] * program.shape.pp
@@ -253,7 +284,7 @@ def _queued(
         program.awaits,
         program.links.tolist(),
         durations.ravel()[program.order].tolist(),
-        _sends(costs)[program.ordered_rows].tolist(),
+        sends[program.ordered_rows].tolist(),
         strict=True,
     )
     for rank, awaited, link, duration_s, send_s in steps:
@@ -278,26 +309,26 @@ def _reduce_ends(
 ) -> FloatArray:
     """When each rank has its gradients: stage after stage on its one resource."""
     compute_end, overlap = end[:, -1], costs.overlap_reduce
+    copies = program.shape.copies
     last_end = end.ravel()[program.last_backward]
     backward = last_end - start.ravel()[program.last_backward]
+    buckets = np.broadcast_to(costs.buckets, costs.reduce_s.shape)
+    reduce_s = np.tile(costs.reduce_s, copies)
     tail = reduce_tail_s(
-        costs.reduce_s, backward, buckets=costs.buckets, overlap=overlap
+        reduce_s, backward, buckets=np.tile(buckets, copies), overlap=overlap
     )
     free: FloatArray = np.zeros(len(compute_end))
-    for stages in program.finishing.T:  # one of each rank
-        ready = last_end[stages] if overlap else compute_end
-        free = np.maximum(ready + tail[stages], free + costs.reduce_s[stages])
+    for slots in program.finishing.T:  # one of each rank
+        ready = last_end[slots] if overlap else compute_end
+        free = np.maximum(ready + tail[slots], free + reduce_s[slots])
     return np.maximum(compute_end, free)
 
 
 def _peaks(program: Program, costs: StageCosts) -> tuple[FloatArray, IntArray]:
     """Most bytes alive on each rank, and where: streams alone decide, not time."""
-    saved = costs.saved_bytes
-    after = np.concatenate((saved, -saved))[program.rows].cumsum(axis=1)
-    during = np.concatenate(
-        (costs.transient_forward_bytes, saved + costs.transient_backward_bytes)
-    )
-    after += during[program.rows]
+    copies = program.shape.copies
+    after = bytes_after(costs, copies)[program.rows].cumsum(axis=1)
+    after += bytes_during(costs, copies)[program.rows]
     where = after.argmax(axis=1)
     peak = after[np.arange(len(after)), where]
     return costs.static_bytes + peak, where

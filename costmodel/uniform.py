@@ -17,7 +17,7 @@ from costmodel.layout import LayerPlan, Layout, Mesh, Stage
 from costmodel.offload import NOTHING, Offload, offloaded
 from costmodel.ranges import Ranges
 from costmodel.retention import KEEP_ALL, Retention, body_presets
-from costmodel.schedule import holders
+from costmodel.schedule import copies_held
 from costmodel.segments import first_of_each, inner
 from profiles.errors import InvalidSpec
 from profiles.graph import Block, ModelGraph
@@ -124,7 +124,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
         )
     total = choice.pp * choice.virtual_stages
     counts = split_layers(graph.body, total, graph.tail)
-    held = holders(choice.schedule, choice.pp, choice.virtual_stages)
+    held = copies_held(choice.schedule, choice.pp, choice.virtual_stages)
     meshes = [_mesh(choice, rank) for rank in range(choice.pp)]
     plans = _plans(choice, graph)
     return Layout(
@@ -132,10 +132,12 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
             Stage(
                 layers=graph.layer_names[first:end],
                 plans=plans.between(first, end, choice.recompute_layers),
-                mesh=meshes[rank],
-                held_by=(rank,),
+                mesh=meshes[ranks[0]],
+                held_by=ranks,
             )
-            for (first, end), rank in zip(_cuts(counts), held, strict=True)
+            for (first, end), ranks in zip(
+                _cuts(counts), zip(*held, strict=True), strict=True
+            )
         ),
         schedule=choice.schedule,
         virtual_stages=choice.virtual_stages,

@@ -17,7 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from costmodel.program import IntArray, Program, unit_times
+from costmodel.program import Program, only_whole, unit_times
+from costmodel.shape import IntArray
 from costmodel.stage_costs import FloatArray
 
 
@@ -43,6 +44,8 @@ class Steps:
 
 def waves_of(program: Program) -> Waves | None:
     """The waves of a program; None where its order is not theirs."""
+    if not only_whole(program.rows, program.shape):
+        return None
     order, awaited = program.order, program.awaited
     wave = unit_times(program.rows)[order]
     if np.any(wave[1:] < wave[:-1]):

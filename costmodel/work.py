@@ -26,6 +26,7 @@ class Work:
     tensor_comm_s: Array = field(default_factory=zero)
     context_comm_s: Array = field(default_factory=zero)
     expert_comm_s: Array = field(default_factory=zero)
+    weight_s: Array = field(default_factory=zero)  # of compute: weights' gradients
     flops: Array = field(default_factory=zero)
     host_s: Any = 0.0  # a number or an array
     measured_s: Array = field(default_factory=zero)
@@ -42,6 +43,7 @@ class Work:
         expert_comm: Sourced | None = None,
         flops: Array = _ZERO,
         host_s: Any = 0.0,
+        weight_s: Array = _ZERO,
     ) -> Work:
         """The work of *compute* and of what is communicated beside it."""
         nothing = Sourced(seconds=_ZERO)
@@ -55,6 +57,7 @@ class Work:
             expert_comm_s=expert.seconds,
             flops=flops,
             host_s=host_s,
+            weight_s=weight_s,
             measured_s=total.measured_s,
             fitted_s=total.fitted_s,
             spread_s=total.spread_s,
@@ -66,6 +69,7 @@ class Work:
             tensor_comm_s=self.tensor_comm_s + other.tensor_comm_s,
             context_comm_s=self.context_comm_s + other.context_comm_s,
             expert_comm_s=plus(self.expert_comm_s, other.expert_comm_s),
+            weight_s=plus(self.weight_s, other.weight_s),
             flops=self.flops + other.flops,
             host_s=self.host_s + other.host_s,
             measured_s=plus(self.measured_s, other.measured_s),

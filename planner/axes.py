@@ -15,15 +15,18 @@ from costmodel.columns import RECOMPUTES, SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
 from costmodel.pins import Pins
 from costmodel.question import has_experts, width_over
+from costmodel.schedule import require_schedule, schedule_called
 from costmodel.support import refusals
 from costmodel.uniform import Uniform, interleaves
 from planner.problem import Problem
 from planner.table import Option, divisors
+from profiles.errors import InvalidSpec
 from profiles.models.spec import DecoderSpec
 
 ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
 GPIPE: Final = SCHEDULES.index("gpipe")
 INTERLEAVED: Final = SCHEDULES.index("interleaved")
+SEARCHED: Final = ("1f1b", "gpipe", "interleaved")
 RING, ALL_GATHER, ULYSSES = map(CP_KINDS.index, ("ring", "all-gather", "ulysses"))
 
 
@@ -136,13 +139,9 @@ class Axes:
         """(schedule, virtual stages); one where all are the same stream."""
         flat = self._flat(same=pp == 1 or micro_batches == 1)
         found = [(code, 1) for code in flat]
-        if pp > 1 and micro_batches % pp == 0:
-            most = (self.body + 2) // pp
-            found += [
-                (INTERLEAVED, virtual)
-                for virtual in range(2, most + 1)
-                if interleaves(self.body, pp * virtual) and self._turns(pp * virtual)
-            ]
+        if micro_batches % pp == 0:
+            found += [(INTERLEAVED, virtual) for virtual in self._chunks(pp)]
+        found += self._unsearched(pp, micro_batches)
         return [
             (code, stages)
             for code, stages in found
@@ -182,6 +181,30 @@ class Axes:
     def _cuts(self, pp: int) -> bool:
         return pp <= self.body and self._turns(pp)
 
+    def _unsearched(self, pp: int, micro_batches: int) -> list[tuple[int, int]]:
+        """A pinned schedule that is not searched otherwise: the closed forms of those
+        are loose, and too many candidates would have to be simulated."""
+        name = self.pins.schedule
+        if name is None or name in SEARCHED:
+            return []
+        chunks = schedule_called(name).chunks
+        several = [1] if chunks == 1 else self._chunks(pp)
+        return [
+            (SCHEDULES.index(name), each)
+            for each in several
+            if chunks in (None, each) and _runs(name, pp, each, micro_batches)
+        ]
+
+    def _chunks(self, pp: int) -> list[int]:
+        """Virtual stages that a rank may hold, from two on."""
+        if pp == 1:
+            return []
+        return [
+            virtual
+            for virtual in range(2, (self.body + 2) // pp + 1)
+            if interleaves(self.body, pp * virtual) and self._turns(pp * virtual)
+        ]
+
     def _turns(self, stages: int) -> bool:
         """Whether stages hold whole turns, where kinds of layers take turns."""
         turn = self.problem.job.graph.turn
@@ -197,6 +220,14 @@ class Axes:
         """Attention heads of a tensor-parallel rank."""
         spec = self.problem.job.spec
         return spec.heads // tp if isinstance(spec, DecoderSpec) else 0
+
+
+def _runs(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> bool:
+    try:
+        require_schedule(schedule, pp, virtual_stages, micro_batches)
+    except InvalidSpec:
+        return False
+    return True
 
 
 def _splits(spec: DecoderSpec, tp: int) -> bool:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.atoms import atom, block_prices
+from costmodel.atoms import Atom, atom, block_prices
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import RECOMPUTES, Columns
 from costmodel.gather import PLACE
@@ -62,6 +62,11 @@ def floor_bytes(peak_bytes: Array, branch: Array) -> Array:
 def floor_s(problem: Problem, branches: Table) -> Array:
     """At least the step time of every leaf of each branch."""
     return _Floor(problem=problem, table=branches).seconds()
+
+
+def _exchanged(priced: Atom) -> Array:
+    forward, again = priced.forward_expert_s, priced.recompute_expert_s
+    return np.asarray(forward + again + priced.backward_expert_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +124,11 @@ class _Floor:
         )
 
     @property
+    def _at_once(self) -> bool:
+        """Whether a forward and a backward may hide each other's exchange of rows."""
+        return self.problem.pins.schedule == "dualpipe-v"
+
+    @property
     def _recompute(self) -> Array:
         code = self.table["recompute"]
         some = self.problem.pins.recompute_layers is not None
@@ -154,6 +164,8 @@ class _Floor:
                     stops_early=self.problem.machine.software.stops_early,
                 )
                 backward = priced.recompute_s + priced.backward_s
+                if self._at_once:
+                    backward = backward - _exchanged(priced)
                 seconds[0, rows] = priced.forward_s[place[rows]]
                 seconds[1, rows] = backward[place[rows]]
         return seconds

@@ -14,7 +14,7 @@ from costmodel.columns import RECOMPUTES
 from costmodel.legality import violations
 from costmodel.pins import Pins
 from costmodel.question import has_experts
-from costmodel.schedule import holders
+from costmodel.schedule import SCHEDULES, holders, least_chunks
 from costmodel.support import refusals, refused
 from costmodel.uniform import Uniform
 from planner.problem import Problem
@@ -106,9 +106,9 @@ def _require_searched(pins: Pins) -> None:
             "them out, or price the layout with simulate"
         )
     if pins.schedule is not None:
-        several = pins.schedule == "interleaved"
-        virtual = pins.virtual_stages or (2 if several else 1)
-        holders(pins.schedule, pins.pp or 2 if several else 1, virtual)
+        least = least_chunks(pins.schedule)
+        pp = pins.pp or (1 if SCHEDULES[pins.schedule].copies == least == 1 else 2)
+        holders(pins.schedule, pp, pins.virtual_stages or least)
 
 
 def _least(problem: Problem) -> Uniform:

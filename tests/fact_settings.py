@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.retention import Action, Retention, Treatment, recompute
+from costmodel.schedule import SCHEDULES, least_chunks
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
 from tests.edits import (
     elsewhere,
@@ -71,10 +72,8 @@ def _zero(value: str) -> dict[str, Any]:
 
 
 def _schedule(value: str) -> dict[str, Any]:
-    if value in ("1f1b", "gpipe"):
-        return {"pp": 2, "schedule": value}
-    if value == "interleaved":
-        return {"pp": 2, "schedule": value, "virtual_stages": 2}
+    if value in SCHEDULES:
+        return {"pp": 2, "schedule": value, "virtual_stages": least_chunks(value)}
     return {"pp": 2, "edit": lambda layout: replace(layout, schedule=value)}
 
 

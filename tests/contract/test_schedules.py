@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given
 
 from costmodel.checker import check
-from costmodel.schedule import SCHEDULES, holders, streams
+from costmodel.schedule import copies_held, require_schedule, streams
 from costmodel.send_receive import with_transfers
+from profiles.errors import InvalidSpec
 from tests.pipelines import Pipeline, pipelines
 
 
 @given(pipelines(max_batches=12))
 def test_every_schedule_can_be_executed(pipeline: Pipeline) -> None:
-    held_by = holders(*pipeline[:3])
-    whole = with_transfers(streams(*pipeline), held_by)
-    check(whole, held_by, micro_batches=pipeline.micro_batches)
+    held_by = copies_held(*pipeline[:3])
+    whole = with_transfers(streams(*pipeline), *held_by)
+    check(whole, *held_by, micro_batches=pipeline.micro_batches)
 
 
 @given(pipelines())
@@ -25,14 +26,31 @@ def test_streams_are_cached(pipeline: Pipeline) -> None:
     assert streams(*pipeline) is streams(*pipeline)
 
 
-SHAPES = [(2, 1, 2), (4, 1, 3), (4, 1, 9), (2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 9)]
-CASES = [
-    Pipeline(schedule, *shape)
-    for schedule in SCHEDULES
-    for shape in SHAPES
-    if (schedule == "interleaved") == (shape[1] > 1)
+SHAPES = [
+    *[(pp, 2, m) for pp, m in ((2, 2), (2, 5), (3, 4), (4, 7), (4, 8), (5, 13))],
+    *[(2, 1, 2), (4, 1, 3), (4, 1, 9), (2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 9)],
 ]
-NAMES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+NAMES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "Interleaved1F1B",
+    "zb-h1": "InterleavedZeroBubble",
+    "zb-interleaved": "InterleavedZeroBubble",
+    "zb-v": "ZBVZeroBubble",
+    "dualpipe-v": "DualPipeV",
+}
+
+
+def allowed(pipeline: Pipeline) -> bool:
+    try:
+        require_schedule(*pipeline)
+    except InvalidSpec:
+        return False
+    return True
+
+
+ALL = (Pipeline(schedule, *shape) for schedule in NAMES for shape in SHAPES)
+CASES = [pipeline for pipeline in ALL if allowed(pipeline)]
 
 
 @pytest.mark.slow
@@ -46,10 +64,13 @@ def test_the_order_is_pytorchs(pipeline: Pipeline) -> None:
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     kind = schedules.get_schedule_class(NAMES[pipeline.schedule])
     theirs = object.__new__(kind)  # without stages, which need devices
-    theirs._num_stages = theirs.pp_group_size = pipeline.pp
+    theirs._num_stages, theirs.pp_group_size = pipeline.stages, pipeline.pp
+    theirs.num_stages = pipeline.stages
     theirs._n_microbatches = pipeline.micro_batches
     theirs.n_local_stages = pipeline.virtual_stages
     rounds = max(1, pipeline.micro_batches // pipeline.pp)
+    if pipeline.virtual_stages == 1:
+        rounds = 1
     theirs.microbatches_per_round = pipeline.micro_batches // rounds
     ranks = range(pipeline.pp - (pipeline.schedule == "1f1b"))
     for rank in ranks:

@@ -17,6 +17,8 @@ CASES = [
     ("1f1b", 1, 1, 2),
     ("1f1b", 3, 1, 4),
     ("interleaved", 2, 2, 4),
+    ("zb-h1", 3, 1, 4),
+    ("zb-v", 3, 2, 4),
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=str)
 Case = tuple[str, int, int, int]
@@ -58,7 +60,8 @@ def test_backwards_and_sends_keep_their_order(case: Case) -> None:
     whole, held_by = full(case)
     for rank, stream in enumerate(whole):
         forwards = [one for one in stream if one.kind is Kind.F]
-        backward = {(o.stage, o.micro_batch): o for o in stream if o.kind is Kind.B}
+        kinds = (Kind.B, Kind.I)
+        backward = {(o.stage, o.micro_batch): o for o in stream if o.kind in kinds}
         pairs = [(one, backward[one.stage, one.micro_batch]) for one in forwards]
         pairs += pairwise(one for one in stream if one.kind is Kind.SEND_F)
         for first, second in pairs:

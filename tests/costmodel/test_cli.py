@@ -217,7 +217,7 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
         ((*ASKED, "--global-batch", "7"), "micro-batch 1 × dp 8"),
         ((*ASKED, "--micro-batches", "5", "--global-batch", "64"), "micro-batches"),
         ((*ASKED, "--tp", "3"), "64 GPUs"),
-        ((*ASKED, "--schedule", "zb-v"), "1f1b"),
+        ((*ASKED, "--schedule", "zb-v", "--pp", "1"), "pp >= 2"),
         ((*ASKED, "--precision", "fp8"), "bf16"),
         (
             (*ASKED, "--recompute", "auto", "--recompute-layers", "2"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from costmodel.clocked import simulate_on_clock
 from costmodel.events import Span
 from costmodel.schedule import holders, streams
-from costmodel.send_receive import crosses
+from costmodel.send_receive import apart, crosses
 from tests.pipelines import Pipeline, costs_of, pipelines, plain_costs
 
 
@@ -48,9 +48,10 @@ def test_resources_serve_one_thing_at_a_time(
         by_resource[span.resource].append(span)
     for served in by_resource.values():
         assert all(a.end_s <= b.start_s for a, b in pairwise(served))
-    held_by = holders(*pipeline[:3])
+    held_by = holders(*pipeline[:3])  # a second copy mirrors it
     boundaries = sum(crosses(held_by, stage) for stage in range(len(held_by)))
     sends = [span for span in spans if "SEND" in span.label]
     assert len(sends) == 2 * boundaries * pipeline.micro_batches
-    passes = [span for span in spans if span.label[-1].isdigit() and span not in sends]
-    assert len(passes) == sum(map(len, streams(*pipeline)))
+    other = ("SEND", "REDUCE", "STEP", "gather")
+    passes = [span for span in spans if not any(word in span.label for word in other)]
+    assert len(passes) == sum(map(len, map(apart, streams(*pipeline))))

@@ -62,6 +62,11 @@ def written() -> dict[str, Any]:
     [
         {},
         {"pp": 4, "virtual_stages": 5, "schedule": "interleaved"},
+        {"pp": 4, "virtual_stages": 5, "schedule": "zb-interleaved"},
+        {"pp": 4, "schedule": "zb-h1"},
+        {"pp": 4, "virtual_stages": 2, "schedule": "zb-v"},
+        {"pp": 4, "virtual_stages": 2, "schedule": "dualpipe-v"},
+        {"pp": 4, "schedule": "chimera"},
         {"zero": 3, "zero_group": 2, "recompute": "full", "tp": 1},
         {"pp": 1, "cp": 2, "zero": 0, "zero_group": 1},
     ],

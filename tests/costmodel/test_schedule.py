@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from costmodel.schedule import NOT_YET, holders, require_schedule, streams
-from profiles.errors import InvalidSpec, UnknownName, Unsupported
+from costmodel.schedule import (
+    copies_held,
+    holders,
+    require_schedule,
+    streams,
+)
+from profiles.errors import InvalidSpec, UnknownName
 
 
 def spelled(schedule: str, pp: int, chunks: int, micro_batches: int) -> list[str]:
@@ -50,10 +55,31 @@ def test_stages_go_round_the_ranks() -> None:
     assert holders("interleaved", 3, 2) == (0, 1, 2, 0, 1, 2)
 
 
-@pytest.mark.parametrize("schedule", NOT_YET)
-def test_a_known_schedule_says_what_is_carried_out(schedule: str) -> None:
-    with pytest.raises(Unsupported, match="gpipe, 1f1b, interleaved"):
-        holders(schedule, 4, 2)
+@pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
+def test_or_go_down_and_up_again(schedule: str) -> None:
+    assert holders(schedule, 3, 2) == (0, 1, 2, 2, 1, 0)
+
+
+def test_chimera_has_two_copies_in_opposite_directions() -> None:
+    """Li and Hoefler (SC 2021), figure 3: 4 workers, 4 micro-batches, two each way."""
+    assert copies_held("chimera", 4, 1) == ((0, 1, 2, 3), (3, 2, 1, 0))
+    first, second, *_ = spelled("chimera", 4, 1, 4)
+    assert first == "0F0 0F1 3F2@1 3B2@1 3F3@1 3B3@1 0B0 0B1"
+    assert second == "1F0 2F2@1 1F1 2F3@1 2B2@1 1B0 2B3@1 1B1"
+
+
+def test_zero_bubble_defers_weight_gradients_by_the_rank() -> None:
+    """Qi et al. (ICLR 2024), section 3: ZB-H1, in PyTorch's order."""
+    assert spelled("zb-h1", 2, 1, 3) == [
+        "0F0 0F1 0I0 0W0 0F2 0I1 0W1 0I2 0W2",
+        "1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1W2",
+    ]
+
+
+def test_dualpipe_overlaps_a_forward_and_a_backward() -> None:
+    first, _ = spelled("dualpipe-v", 2, 2, 4)
+    assert first.startswith("0F0 0F1 0F2 3F0 3I0 3W0 3F1 (0F3;3B1)OVERLAP_F_B")
+    assert first.endswith("3B3 0I2 0W2 0I3 0W3")
 
 
 def test_an_unknown_schedule_suggests_a_known_one() -> None:
@@ -72,6 +98,13 @@ def test_an_unknown_schedule_suggests_a_known_one() -> None:
         (("gpipe", 4, 2, 4), "virtual_stages=1"),
         (("1f1b", 4, 1, 0), "at least one"),
         (("1f1b", 0, 1, 4), "at least 1"),
+        (("zb-h1", 4, 2, 4), "virtual_stages=1"),
+        (("zb-interleaved", 4, 2, 6), "choose 4 or 8"),
+        (("zb-v", 4, 1, 4), "virtual_stages=2 and pp >= 2"),
+        (("zb-v", 1, 2, 4), "virtual_stages=2 and pp >= 2"),
+        (("dualpipe-v", 4, 2, 7), "choose 8 or more"),
+        (("chimera", 3, 1, 4), "even pp"),
+        (("chimera", 4, 1, 5), "choose 4 or 6"),
     ],
 )
 def test_impossible_numbers_say_what_to_do(

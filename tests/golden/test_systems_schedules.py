@@ -106,3 +106,100 @@ def test_the_books_hybrid_of_two_stages_and_two_replicas() -> None:
     assert found.layout == layout
     assert found.breakdown_s["bubble"] > 0
     assert found.breakdown_s["data_comm"] > 0
+
+
+def of_passes(
+    pipeline: Pipeline, forward_s: float, inputs_s: float, weights_s: float
+) -> Timeline:
+    """Equal stages with F, I and W apart."""
+    costs = plain_costs(
+        pipeline,
+        forward_s=forward_s,
+        backward_s=inputs_s + weights_s,
+        weight_s=weights_s,
+    )
+    return simulate(*pipeline, costs)
+
+
+@pytest.mark.parametrize(("stages", "slots"), [(4, 10), (8, 22), (16, 46)])
+def test_slots_of_chimera(stages: int, slots: int) -> None:
+    """Li and Hoefler (SC 2021), table 2: D workers and D micro-batches, backwards as
+    long as forwards, take 2·D + D − 2 slots: a bubble of (D − 2)/(2·N + D − 2)."""
+    found = of_passes(Pipeline("chimera", stages, 1, stages), 1.0, 1.0, 0.0)
+    assert found.makespan_s == slots
+    ratio = (stages - 2) / (3 * stages - 2)
+    assert bubble_share(found) == pytest.approx(ratio)
+
+
+@pytest.mark.parametrize(("stages", "slots"), [(4, 16), (8, 36), (16, 76)])
+def test_slots_of_chimera_with_backwards_twice_as_long(stages: int, slots: int) -> None:
+    """(D − 2)/(1.5·N + D − 2) of the time [derived by list scheduling]."""
+    found = run(Pipeline("chimera", stages, 1, stages))
+    assert found.makespan_s == slots
+    share = (stages - 2) / (2.5 * stages - 2)
+    assert bubble_share(found) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("batches", [8, 16, 32])
+def test_chimera_holds_as_its_table_says(batches: int) -> None:
+    """Activations of (D/2 + 1) to D micro-batches, and twice the weights."""
+    found = run(Pipeline("chimera", 8, 1, batches))
+    assert found.peak_bytes.tolist() == [5, 6, 7, 8, 8, 7, 6, 5]
+
+
+def test_chimera_doubles_weights_and_sums_gradients_over_both_copies() -> None:
+    job = job_of("gpt-13b", 32)
+    one, two = (priced(job, pp=4, tp=4, dp=1, schedule=s) for s in ("1f1b", "chimera"))
+    states = [sum(float(item.parameters) for item in of.memory) for of in (one, two)]
+    assert states[1] == pytest.approx(2 * states[0])
+    assert one.breakdown_s["data_comm"] < two.breakdown_s["data_comm"]
+
+
+@pytest.mark.parametrize(("stages", "batches"), [(4, 8), (8, 16), (8, 32)])
+@pytest.mark.parametrize("passes", [(1.0, 1.0, 1.0), (2.0, 3.0, 1.0), (2.0, 2.0, 1.0)])
+def test_bubbles_of_zero_bubble_schedules(
+    stages: int, batches: int, passes: tuple[float, float, float]
+) -> None:
+    """Qi et al. (ICLR 2024), table 2: (p − 1)(T_F + T_B + T_W) of 1F1B and
+    (p − 1)(T_F + T_B − T_W) of ZB-H1, in which memory is 1F1B's first rank's."""
+    forward_s, inputs_s, weights_s = passes
+    whole = batches * sum(passes)
+    plain, split = (
+        of_passes(Pipeline(name, stages, 1, batches), *passes).makespan_s - whole
+        for name in ("1f1b", "zb-h1")
+    )
+    assert plain == pytest.approx((stages - 1) * sum(passes))
+    shorter = (stages - 1) * (forward_s + inputs_s - weights_s)
+    assert split == pytest.approx(shorter)
+    costs = plain_costs(Pipeline("zb-h1", stages, 1, batches), weight_bytes=1.0)
+    held = simulate("zb-h1", stages, 1, batches, costs).peak_bytes
+    assert held.tolist() == [stages] * stages
+
+
+@pytest.mark.parametrize(("ranks", "batches"), [(4, 8), (8, 16), (8, 32)])
+def test_zb_v_has_no_bubble_where_passes_are_equal(ranks: int, batches: int) -> None:
+    """Qi et al. (ICLR 2024), section 6: once a rank has begun it never waits, and all
+    hold as much as 1F1B's first rank, 2p half stages."""
+    pipeline = Pipeline("zb-v", ranks, 2, batches)
+    found = of_passes(pipeline, 1.0, 1.0, 1.0)
+    assert found.makespan_s == 6 * batches + ranks - 1
+    for rank in range(ranks):
+        assert found.waits(rank) == (0, rank)
+    assert found.in_flight_at_peak().sum(axis=1).tolist() == [2 * ranks] * ranks
+
+
+@pytest.mark.parametrize(("ranks", "batches"), [(4, 8), (8, 16)])
+def test_dualpipe_holds_one_more(ranks: int, batches: int) -> None:
+    """DeepSeek-V3 (arXiv 2412.19437), table 2: activations of PP + 1 stages, where PP
+    counts stages, two a rank."""
+    found = run(Pipeline("dualpipe-v", ranks, 2, batches))
+    assert found.peak_bytes.tolist() == [2 * ranks + 1] * ranks
+
+
+def test_what_weight_gradients_are_made_of() -> None:
+    """Qi et al. (ICLR 2024), table 1: W of a GPT layer holds 32·s·b·h bytes, B saves
+    34·s·b·h + 5·a·s²·b of which flash attention drops the second."""
+    job = job_of("gpt-175b", 8)
+    found = priced(job, tp=1, pp=96, dp=1, schedule="zb-h1")
+    kept = found.timeline.costs.optional("weight_bytes")[1]
+    assert kept == pytest.approx(32 * 2048 * 12288, rel=1e-3)

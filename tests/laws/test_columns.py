@@ -16,11 +16,13 @@ from costmodel.estimate import Estimate, estimate
 from costmodel.grid import price
 from costmodel.legality import violations
 from costmodel.machine import Machine, machine
+from costmodel.schedule import SCHEDULES
 from costmodel.software import frameworks
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.job import Job
 from profiles.models.catalog import model
+from tests.pipelines import WHOLE
 
 CLUSTER = cluster("dgx-a100-80gb")
 
@@ -83,6 +85,39 @@ def test_columns_equal_the_closed_form_and_bound_the_simulation(
     column_bytes = float(prices.peak_memory_bytes[0])
     assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
     assert column_bytes == pytest.approx(found.peak_memory_bytes, rel=0.02)
+
+
+@st.composite
+def split_or_in_pairs(draw: st.DrawFn) -> Uniform:
+    name = draw(st.sampled_from([one for one in SCHEDULES if one not in WHOLE]))
+    chunks = SCHEDULES[name].chunks
+    choice = replace(
+        draw(choices()),
+        pp=draw(st.sampled_from((1, 2, 4, 5, 8))),
+        micro_batch=draw(st.sampled_from((1, 2))),
+        schedule=name,
+        virtual_stages=chunks or draw(st.sampled_from((2, 4))),
+    )
+    assume(not list(violations(choice, job(), CLUSTER)))
+    return choice
+
+
+@given(choice=split_or_in_pairs(), framework=st.sampled_from(sorted(frameworks())))
+def test_what_is_split_or_in_pairs_is_bounded_too(
+    choice: Uniform, framework: str
+) -> None:
+    where = on(framework)
+    prices = price(Columns.of([choice]), job(), where)
+    layout = spell_out(choice, job().graph, job().global_batch)
+    column_s = float(prices.step_time_s[0])
+    assert column_s == pytest.approx(step_time_bound_s(job(), layout, where), rel=1e-12)
+    found = simulated(choice, where)
+    assert column_s <= found.step_time_s * (1 + 1e-12)
+    assert column_s >= found.step_time_s * 0.4
+    column_bytes = float(prices.peak_memory_bytes[0])
+    assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
+    assert sum(found.breakdown_s.values()) == pytest.approx(found.step_time_s, rel=1e-9)
+    assert min(found.breakdown_s.values()) > -1e-9
 
 
 @given(st.lists(choices(), min_size=2, max_size=6))

@@ -120,7 +120,8 @@ def test_contradictions_say_why(said: dict[str, object], reason: str) -> None:
 @pytest.mark.parametrize(
     ("said", "error", "reason"),
     [
-        ({"schedule": "zb-v"}, Unsupported, "zb-v"),
+        ({"schedule": "zb-v", "virtual_stages": 3}, InvalidSpec, "two stages a rank"),
+        ({"schedule": "chimera", "pp": 3}, InvalidSpec, "an even pp"),
         ({"schedule": "1f1bb"}, UnknownName, "1f1b"),
         ({"schedule": "1f1b", "virtual_stages": 2}, InvalidSpec, "one stage a rank"),
         ({"schedule": "interleaved", "pp": 1}, InvalidSpec, "pp >= 2"),

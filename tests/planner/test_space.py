@@ -17,7 +17,7 @@ from costmodel.legality import MOST_PASSES, violations
 from costmodel.pins import Pins
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
-from planner.axes import Axes
+from planner.axes import SEARCHED, Axes
 from planner.floors import floor_bytes, leaf_bounds
 from planner.problem import Problem
 from planner.space import Space
@@ -58,7 +58,8 @@ def every_legal_choice(posed: Problem) -> set[Uniform]:
     layers = range(1, posed.job.graph.body + 1)
     found = set()
     degrees = [four for four in product(parts, repeat=4) if np.prod(four) == posed.gpus]
-    rest = (sizes, SCHEDULES, layers, range(4), parts, (False, True), CP_KINDS)
+    names = SEARCHED if posed.pins.schedule is None else (posed.pins.schedule,)
+    rest = (sizes, names, layers, range(4), parts, (False, True), CP_KINDS)
     for (tp, pp, dp, cp), values in product(degrees, product(*rest)):
         size, schedule, virtual, zero, group, split, kind = values
         if size * dp > posed.job.global_batch:
@@ -89,6 +90,17 @@ def test_the_space_is_every_legal_layout_once(gpus: int, batch: int) -> None:
     posed = problem(gpus=gpus, global_batch=batch, pins=Pins(recompute="none"))
     found = candidates(posed)
     assert len(found) == len(set(found))
+    assert set(found) == every_legal_choice(posed)
+
+
+@pytest.mark.parametrize(
+    "name", [schedule for schedule in SCHEDULES if schedule not in SEARCHED]
+)
+def test_what_is_searched_when_pinned_is_every_legal_layout(name: str) -> None:
+    pins = Pins(recompute="none", schedule=name)
+    posed = problem(gpus=4, global_batch=4, pins=pins)
+    found = candidates(posed)
+    assert found
     assert set(found) == every_legal_choice(posed)
 
 
