@@ -104,6 +104,7 @@ def _transfer_s(job: Job, layout: Layout, on: Machine, far: Any) -> Any:
             layout.stages[0].plans[0].sharding == "megatron-sp"
         ),
         far=far,
+        stride=np.asarray(mesh.size),
     )
 
 

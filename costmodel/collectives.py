@@ -62,6 +62,7 @@ class LinkRate:
     training: float
     direct: float = 0.0
     node_bytes_per_s: float | None = None  # what a node's flows reach together, if less
+    flow_bytes_per_s: float | None = None  # what one of them reaches
     source: str
     training_source: str
     residual: Residual
@@ -123,13 +124,15 @@ def collective_s(
     ranks_per_node: ArrayLike,
     rates: LinkRates,
     alone: bool = False,
+    shares: ArrayLike = 1.0,
 ) -> Floats:
     """Seconds of *kind* over *ranks* ranks, *ranks_per_node* of them in each domain.
 
     *size_bytes* is the full tensor (of an all-to-all: what one rank holds). *alone*
     leaves out the in-training factors, as a stand-alone benchmark does. One rank is
-    free. All groups that the node's other devices form are taken to run at once:
-    each rank has its own share of the NICs and no more.
+    free. All groups that the node's other devices form are taken to run at once: each
+    rank has its own share of the NICs and no more; or so many *shares*, where fewer
+    speak (`placement.shares`).
 
     Raises UnknownName for a kind that is not a `Collective`.
     """
@@ -137,14 +140,16 @@ def collective_s(
     size = _floats(size_bytes)
     k, r = _floats(ranks), np.minimum(_floats(ranks_per_node), _floats(ranks))
     share = 1.0 - 1.0 / np.maximum(k, 1.0)
+    own = _own(shares, rates)
     once = _latency_s(k, r, rates)
     if collective is Collective.ALL_TO_ALL:
-        seconds = once + _exchange_s(size, k, r, rates, alone)
+        seconds = once + _exchange_s(size, k, r, rates, alone, own)
     elif collective is Collective.BROADCAST:
-        seconds = once + _streamed_s(size, k, r, rates, alone)
+        seconds = once + _streamed_s(size, k, r, rates, alone, own)
     else:
         passes = 2.0 if collective is Collective.ALL_REDUCE else 1.0
-        seconds = passes * (once + _streamed_s(share * size, k, r, rates, alone))
+        wire = share * size
+        seconds = passes * (once + _streamed_s(wire, k, r, rates, alone, own))
     return np.where(k > 1.0, seconds, 0.0)
 
 
@@ -154,11 +159,14 @@ def send_s(
     same_node: ArrayLike,
     rates: LinkRates,
     alone: bool = False,
+    shares: ArrayLike = 1.0,
 ) -> Floats:
-    """Seconds of one point-to-point transfer, inside a domain or between two."""
+    """Seconds of one point-to-point transfer, inside a domain or between two: then with
+    so many devices' *shares* of a domain's NICs (`placement.shares`)."""
     size = _floats(size_bytes)
     near = _sent_s(size, rates.inner, rates.inner_bytes_per_s, alone)
-    far = _sent_s(size, rates.outer, rates.outer_bytes_per_s, alone)
+    own = _own(shares, rates)
+    far = _sent_s(size, rates.outer, own, alone)
     return np.where(np.asarray(same_node, dtype=bool), near, far)
 
 
@@ -169,17 +177,26 @@ def _collective(kind: Collective | str) -> Collective:
         raise UnknownName("collective", kind, Collective) from None
 
 
-def _sent_s(size: Floats, rate: LinkRate, bytes_per_s: float, alone: bool) -> Floats:
+def _own(shares: ArrayLike, rates: LinkRates) -> Floats:
+    """Bytes a second out of a domain of a rank with so many devices' *shares*."""
+    least = rates.outer_bytes_per_s
+    most = max(rates.outer.flow_bytes_per_s or np.inf, least)
+    return np.minimum(least * _floats(shares), most)
+
+
+def _sent_s(
+    size: Floats, rate: LinkRate, bytes_per_s: float | Floats, alone: bool
+) -> Floats:
     bandwidth = bytes_per_s * rate.send_fraction * (1.0 if alone else rate.training)
     return rate.launch_s + (size + np.sqrt(rate.half_bytes * size)) / bandwidth
 
 
 def _streamed_s(
-    wire: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool
+    wire: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool, own: Floats
 ) -> Floats:
     inner, outer = rates.inner, rates.outer
     near = _near(inner.fraction, r, rates, alone)
-    far = r * rates.outer_bytes_per_s * _usable(outer.fraction, outer, alone)
+    far = r * own * _usable(outer.fraction, outer, alone)
     across = k > r
     rate = np.where(across, np.where(r > 1.0, np.minimum(near, far), far), near)
     half = _half_bytes(across, r, rates)
@@ -187,12 +204,12 @@ def _streamed_s(
 
 
 def _exchange_s(
-    size: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool
+    size: Floats, k: Floats, r: Floats, rates: LinkRates, alone: bool, own: Floats
 ) -> Floats:
     """An all-to-all: each rank sends 1/k of its bytes to every other one."""
     inner, outer = rates.inner, rates.outer
     near = _near(inner.exchange_fraction, r, rates, alone)
-    own = rates.outer_bytes_per_s * _usable(outer.exchange_fraction, outer, alone)
+    own = own * _usable(outer.exchange_fraction, outer, alone)
     far = np.where(r > 1.0, np.minimum(near, own), own)
     k, across = np.maximum(k, 1.0), k > r
     inside, outside = size * (r - 1.0) / k, size * (k - r) / k

@@ -151,6 +151,7 @@ def _transfer_s(rows: Rows, far: Array) -> Array:
         micro_batch=columns.micro_batch,
         sequence_parallel=columns.sequence_parallel > 0,
         far=far,
+        stride=rows.stride,
     )
     return np.where(columns.pp > 1, seconds, 0.0)
 

@@ -145,8 +145,10 @@ class Machine:
         ranks: Array,
         near: Array,
         pieces: Any = 1,
+        shares: Any = 1.0,
     ) -> Sourced:
-        """A collective over groups with *near* members in a fast domain.
+        """A collective over groups with *near* members in a fast domain, which have so
+        many *shares* of its NICs (`placement.shares`).
 
         Where it was measured, as so many messages of equal size; the fitted rates are
         those of whole reductions inside training.
@@ -159,6 +161,7 @@ class Machine:
                 ranks=ranks,
                 ranks_per_node=near,
                 rates=self.links,
+                shares=shares,
             )
 
         if self.measured is None:
@@ -177,12 +180,13 @@ class Machine:
         """Seconds of a collective over groups with *near* members in a fast domain."""
         return self.collective(kind, size_bytes, ranks=ranks, near=near).seconds
 
-    def send(self, size_bytes: Array, *, far: Array) -> Sourced:
-        """A point-to-point transfer, between fast domains where *far*."""
+    def send(self, size_bytes: Array, *, far: Array, shares: Any = 1.0) -> Sourced:
+        """A point-to-point transfer, between fast domains where *far*: with so many
+        *shares* of a domain's NICs (`placement.shares`)."""
         far = np.asarray(far, dtype=bool)
 
         def roofline() -> Array:
-            return send_s(size_bytes, same_node=~far, rates=self.links)
+            return send_s(size_bytes, same_node=~far, rates=self.links, shares=shares)
 
         if self.measured is None:
             return Sourced(seconds=roofline())

@@ -41,3 +41,14 @@ def _largest_divisor(size: Array, most: Array) -> Array:
 def always_crosses(stride: Array, island: Island) -> Array:
     """Whether all neighbours of a pipeline *stride* apart lie in unlike domains."""
     return np.asarray(stride) >= island.domain
+
+
+def shares(stride: Array, island: Island) -> Array:
+    """A transfer's part of what leaves a domain, in shares of one device.
+
+    Of pipeline ranks *stride* apart as many pairs speak at once as lie side by side in
+    a domain; the others send at other times, or inside. Each has one port at most.
+    """
+    pairs = np.minimum(np.asarray(stride), island.domain)
+    ports = island.levels[-1].ports or island.domain
+    return np.asarray(island.domain / np.maximum(pairs, ports))

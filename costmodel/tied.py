@@ -16,6 +16,7 @@ from costmodel.data_parallel import reduced_bytes
 from costmodel.islands import machines_of
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
+from costmodel.placement import shares
 from costmodel.sourced import Sourced
 from profiles.graph import ModelGraph
 from profiles.job import Job
@@ -59,7 +60,11 @@ def tied_sync(
     inside = stride * (pp - 1) < on.island.domain
     two = np.where(pp > 1, 2, 1)
     return on.collective(
-        "all_reduce", np.asarray(size), ranks=two, near=np.where(inside, two, 1)
+        "all_reduce",
+        np.asarray(size),
+        ranks=two,
+        near=np.where(inside, two, 1),
+        shares=shares(stride, on.island),
     )
 
 

@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from costmodel.islands import machines_of
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
-from costmodel.placement import near_members
+from costmodel.placement import near_members, shares
 from costmodel.sourced import Sourced
 from profiles.job import Job
 from profiles.precision import Precision
 
 Array = NDArray[Any]
+BoundaryKey = tuple[int, int, int, int, bool]
 
 
 def boundary(
@@ -40,14 +41,19 @@ def boundary(
     micro_batch: Array,
     sequence_parallel: Array,
     far: Array,
+    stride: Array,
 ) -> Sourced:
-    """The transfer of one boundary activation; between fast domains where *far*."""
+    """The transfer of one boundary activation; between fast domains where *far*.
+
+    *stride* is the number of ranks of a stage, all of which send at once.
+    """
     hidden = job.graph.hidden
     whole = micro_batch * (job.seq_len / cp) * hidden * precision.activation.bytes
     split = np.asarray(sequence_parallel, dtype=bool)
+    own = shares(stride, on.island)
     if not on.software.scatters_sends:
-        return on.send(np.where(split, whole / tp, whole), far=far)
-    sent = on.send(whole / tp, far=far)
+        return on.send(np.where(split, whole / tp, whole), far=far, shares=own)
+    sent = on.send(whole / tp, far=far, shares=own)
     near = near_members(np.asarray(1), tp, on.island)
     joined = on.collective("all_gather", whole, ranks=tp, near=near)
     return sent + joined.where(~split)
@@ -84,20 +90,23 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
             micro_batch=np.asarray(micro_batch),
             sequence_parallel=np.asarray(split),
             far=np.asarray(far, dtype=bool),
-        ).where(_beside(layout, (tp, cp, micro_batch, split)))
-        for tp, cp, micro_batch, split in meshes
+            stride=np.asarray(size),
+        ).where(_beside(layout, (tp, cp, size, micro_batch, split)))
+        for tp, cp, size, micro_batch, split in meshes
     )
     same = [one.held_by == two.held_by for one, two in pairwise(stages)]
     return taken.where(~np.asarray(same, dtype=bool))
 
 
-def _boundary_key(layout: Layout, stage: Stage) -> tuple[int, int, int, bool]:
-    """tp, cp, micro-batch, and whether activations are split along the sequence."""
+def _boundary_key(layout: Layout, stage: Stage) -> BoundaryKey:
+    """tp, cp, ranks, micro-batch, and whether activations are split along the
+    sequence."""
     split = stage.plans[0].sharding == "megatron-sp"
-    return stage.mesh.tp, stage.mesh.cp, layout.micro_batch(stage), split
+    mesh = stage.mesh
+    return mesh.tp, mesh.cp, mesh.size, layout.micro_batch(stage), split
 
 
-def _beside(layout: Layout, key: tuple[int, int, int, bool]) -> Array:
+def _beside(layout: Layout, key: BoundaryKey) -> Array:
     """Which boundaries have a stage of that kind at either side."""
     ours = [_boundary_key(layout, stage) == key for stage in layout.stages]
     return np.array([one or two for one, two in pairwise(ours)])

@@ -14,7 +14,9 @@ class Level:
     """One level of the fabric: domains of *devices* devices that it joins.
 
     `bandwidth` is one way and per device: a node's NICs are divided by its devices.
-    `devices` is None for the outermost level. `latency` is that of one hop.
+    `devices` is None for the outermost level. `latency` is that of one hop. `ports` is
+    how many a domain has to the outermost level, where its devices do not have one
+    each: what one device sends goes through one of them.
     """
 
     name: str
@@ -22,10 +24,13 @@ class Level:
     devices: int | None
     bandwidth: Figure
     latency: Figure
+    ports: int | None = None
 
     def __post_init__(self) -> None:
         if not self.bandwidth.value or (self.devices is not None and self.devices < 1):
             raise InvalidSpec(f"level {self.name!r} needs bandwidth and devices >= 1")
+        if self.ports is not None and self.ports < 1:
+            raise InvalidSpec(f"level {self.name!r} needs ports >= 1, or null")
 
     @property
     def bytes_per_s(self) -> float:
