@@ -5,6 +5,7 @@ For N bytes of the full tensor, k ranks in q domains (nodes) of r members,
     wire      the bytes one rank sends: (k-1)/k N for an all-gather       → _wire
     rate      r shares of the domain's NICs, capped by the fast fabric    → _ring_rate
     latency   hops inside a domain, a tree over domains                   → _latency_s
+    ring      what gathers or scatters has no tree: a hop for each rank   → ring_s
     seconds   latency + (wire + sqrt(half wire)) / rate                   → _streamed_s
 
 `half` is the message at which half of the bandwidth is reached. An all-reduce is a
@@ -59,6 +60,7 @@ class LinkRate:
     half_bytes: float
     launch_s: float  # once a collective
     hop_s: float  # each further rank (inside a domain) or tree level (across)
+    ring_hop_s: float = 0.0  # each further domain of a ring
     training: float
     direct: float = 0.0
     node_bytes_per_s: float | None = None  # what a node's flows reach together, if less
@@ -125,6 +127,7 @@ def collective_s(
     rates: LinkRates,
     alone: bool = False,
     shares: ArrayLike = 1.0,
+    pieces: ArrayLike = 1.0,
 ) -> Floats:
     """Seconds of *kind* over *ranks* ranks, *ranks_per_node* of them in each domain.
 
@@ -132,7 +135,7 @@ def collective_s(
     leaves out the in-training factors, as a stand-alone benchmark does. One rank is
     free. All groups that the node's other devices form are taken to run at once: each
     rank has its own share of the NICs and no more; or so many *shares*, where fewer
-    speak (`placement.shares`).
+    speak (`placement.shares`). Sent in *pieces*, each goes round the ring.
 
     Raises UnknownName for a kind that is not a `Collective`.
     """
@@ -150,6 +153,8 @@ def collective_s(
         passes = 2.0 if collective is Collective.ALL_REDUCE else 1.0
         wire = share * size
         seconds = passes * (once + _streamed_s(wire, k, r, rates, alone, own))
+        if passes == 1.0:
+            seconds = seconds + _floats(pieces) * _ring_s(k, r, rates)
     return np.where(k > 1.0, seconds, 0.0)
 
 
@@ -231,6 +236,15 @@ def _latency_s(k: Floats, r: Floats, rates: LinkRates) -> Floats:
     within = np.where(r > 1.0, inner.launch_s, 0.0) + inner.hop_s * (r - 1.0)
     across = np.where(nodes > 1.0, outer.launch_s, 0.0) + outer.hop_s * np.log2(nodes)
     return within + across
+
+
+def _ring_s(k: Floats, r: Floats, rates: LinkRates) -> Floats:
+    """What a ring over domains takes longer to go round than a tree: NCCL gathers and
+    scatters by rings alone, of k - 1 steps; all-reduces have trees."""
+    nodes = np.maximum(k / np.maximum(r, 1.0), 1.0)
+    outside = (nodes - 1.0) * rates.outer.ring_hop_s
+    inside = (nodes - 1.0) * r * rates.inner.hop_s
+    return outside + inside
 
 
 def _near(fraction: float, r: Floats, rates: LinkRates, alone: bool) -> Floats:

@@ -120,6 +120,7 @@ def exchanges(
     gathered for passes (ZeRO-3) and no more.
     """
     units = np.maximum(units, 1)
+    pieces = units * machine.software.messages
     gradient = parameters * reduced_bytes(precision, machine)
     shards, replicas = parallel.shards, parallel.replicas
     near = near_members(parallel.tp, shards, machine.island)
@@ -135,17 +136,17 @@ def exchanges(
         pieces=buckets_of(parameters, precision, machine),
     )
     scatter = machine.collective(
-        "reduce_scatter", gradient, ranks=shards, near=near, pieces=units
+        "reduce_scatter", gradient, ranks=shards, near=near, pieces=pieces
     )
     across = machine.collective(
-        "all_reduce", gradient / shards, ranks=replicas, near=far, pieces=units
+        "all_reduce", gradient / shards, ranks=replicas, near=far, pieces=pieces
     )
     gather = machine.collective(
         "all_gather",
         parameters * precision.parameter.bytes,
         ranks=shards,
         near=near,
-        pieces=units,
+        pieces=pieces,
     )
     zero = parallel.zero
     of_passes = gather.where(zero == 3)
@@ -156,7 +157,7 @@ def exchanges(
             weights + frozen * precision.frozen_bytes,
             ranks=shards,
             near=near,
-            pieces=units,
+            pieces=pieces,
         ).where(zero == 3)
     return Exchanges(
         step_reduce=all_reduce.where(zero == 0)

@@ -47,6 +47,7 @@ def links_in_training(
             training=_saturated(link.training / slower),
             launch_s=link.launch_s * later,
             hop_s=link.hop_s * later,
+            ring_hop_s=link.ring_hop_s * later,
         )
 
     return replace(links, inner=slowed(links.inner), outer=slowed(links.outer))

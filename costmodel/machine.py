@@ -162,6 +162,7 @@ class Machine:
                 ranks_per_node=near,
                 rates=self.links,
                 shares=shares,
+                pieces=pieces,
             )
 
         if self.measured is None:

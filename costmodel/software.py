@@ -101,6 +101,7 @@ class Software:
     scatters_sends: bool = True
     batch_first: bool = False
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
+    messages: float = 1.0  # in which a layer's shards are gathered or scattered
     footprint: Footprint = PLAIN
     generation: str = ""
     elementwise: float = 1.0
