@@ -71,6 +71,7 @@ def software_in_training(software: Software, fitted: Coefficients) -> Software:
         host_wait=software.host_wait * fitted.of("host_wait", *owners),
         exposed_expert=software.exposed_expert * fitted.of("exposed_expert", *owners),
         expert_traffic=software.expert_traffic * fitted.of("expert_traffic", *owners),
+        expert_launch=software.expert_launch * fitted.of("expert_launch", *owners),
         step_s=software.step_s * fitted.of("step", *owners),
     )
 

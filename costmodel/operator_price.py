@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from costmodel.attention_price import attention_kernel, attention_work, falls_back
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
+from costmodel.experts import held_experts
 from costmodel.expert_price import exchange_work, grouped_work
 from costmodel.footprint import Footprint
 from costmodel.local_shape import local_shape, worked_on
@@ -94,6 +95,9 @@ def operator_price(
     if operator.kind is Kind.ATTENTION:
         single = falls_back(block, degrees, precision, machine)
         launches = launches * (1.0 + SINGLE_KERNELS * single)
+    if grouped:
+        further = held_experts(block, degrees) - 1.0
+        launches = launches * (1.0 + host.expert_launch * further)
     gap_s = np.asarray(host.gap_us * US * floor)
     forward += Work.of(
         Sourced(seconds=gap_s),

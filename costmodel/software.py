@@ -59,7 +59,9 @@ class Software:
     `footprint`: what it keeps in memory beyond what the mathematics needs.
     Of experts: `expert_traffic` multiplies the bytes that sorting rows moves over those
     of fused kernels, `exposed_expert` is the share of exchanging rows that nothing
-    hides, and `sends_once` that a token goes but once to a rank (DeepEP).
+    hides, and `sends_once` that a token goes but once to a rank (DeepEP);
+    `expert_launch` is what the host needs to issue one more expert's part of a grouped
+    product, over an operator: 0 where all are one kernel.
     `batch_first`: activations are (batch, sequence, hidden), so what is gathered or
     scattered along the sequence is copied into place where there are several.
     `generation` is whose coefficients it takes where it has none of its own.
@@ -96,6 +98,7 @@ class Software:
     expert_traffic: float = 1.0
     exposed_expert: float = 1.0
     sends_once: bool = False
+    expert_launch: float = 0.0
     stops_early: bool = False
     fully_shard: bool = False
     scatters_sends: bool = True
