@@ -5,7 +5,7 @@ For N bytes of the full tensor, k ranks in q domains (nodes) of r members,
     wire      the bytes one rank sends: (k-1)/k N for an all-gather       → _wire
     rate      r shares of the domain's NICs, capped by the fast fabric    → _ring_rate
     latency   hops inside a domain, a tree over domains                   → _latency_s
-    ring      what gathers or scatters has no tree: a hop for each rank   → ring_s
+    ring      what gathers or scatters has no tree: k - 1 steps of a hop   → _ring_s
     seconds   latency + (wire + sqrt(half wire)) / rate                   → _streamed_s
 
 `half` is the message at which half of the bandwidth is reached. An all-reduce is a
@@ -28,8 +28,10 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.rates import RATES, Residual
 from profiles.cluster import Island, Level
 from profiles.errors import InvalidFile, UnknownName
+from profiles.units import MiB
 
 Floats = NDArray[np.float64]
+SLICE_BYTES = MiB / 2  # NCCL's buffer of 4 MiB has 8 slots (NCCL_BUFFSIZE, NCCL_STEPS)
 
 
 class Collective(StrEnum):
@@ -135,7 +137,7 @@ def collective_s(
     leaves out the in-training factors, as a stand-alone benchmark does. One rank is
     free. All groups that the node's other devices form are taken to run at once: each
     rank has its own share of the NICs and no more; or so many *shares*, where fewer
-    speak (`placement.shares`). Sent in *pieces*, each goes round the ring.
+    speak (`placement.shares`). In *pieces*, each goes round the ring.
 
     Raises UnknownName for a kind that is not a `Collective`.
     """
@@ -152,9 +154,15 @@ def collective_s(
     else:
         passes = 2.0 if collective is Collective.ALL_REDUCE else 1.0
         wire = share * size
-        seconds = passes * (once + _streamed_s(wire, k, r, rates, alone, own))
+        streamed = _streamed_s(wire, k, r, rates, alone, own)
         if passes == 1.0:
-            seconds = seconds + _floats(pieces) * _ring_s(k, r, rates)
+            # A step that is longer than a slice is handed on while it still comes in.
+            steps = _floats(pieces) * np.maximum(k - 1.0, 1.0)
+            slices = np.minimum(wire, steps * SLICE_BYTES)
+            first = _streamed_s(slices, k, r, rates, alone, own)
+            hops = _floats(pieces) * _ring_s(k, r, rates)
+            streamed = np.maximum(streamed, hops + first)
+        seconds = passes * (once + streamed)
     return np.where(k > 1.0, seconds, 0.0)
 
 
@@ -239,11 +247,11 @@ def _latency_s(k: Floats, r: Floats, rates: LinkRates) -> Floats:
 
 
 def _ring_s(k: Floats, r: Floats, rates: LinkRates) -> Floats:
-    """What a ring over domains takes longer to go round than a tree: NCCL gathers and
-    scatters by rings alone, of k - 1 steps; all-reduces have trees."""
+    """The hops of a ring over domains. NCCL gathers and scatters by rings, of k - 1
+    steps, and has trees for all-reduces."""
     nodes = np.maximum(k / np.maximum(r, 1.0), 1.0)
     outside = (nodes - 1.0) * rates.outer.ring_hop_s
-    inside = (nodes - 1.0) * r * rates.inner.hop_s
+    inside = (nodes - 1.0) * (r - 1.0) * rates.inner.hop_s
     return outside + inside
 
 

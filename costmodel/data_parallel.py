@@ -120,7 +120,7 @@ def exchanges(
     gathered for passes (ZeRO-3) and no more.
     """
     units = np.maximum(units, 1)
-    pieces = units * machine.software.messages
+    pieces = messages_of(parameters, parallel, units, machine)
     gradient = parameters * reduced_bytes(precision, machine)
     shards, replicas = parallel.shards, parallel.replicas
     near = near_members(parallel.tp, shards, machine.island)
@@ -198,6 +198,21 @@ def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Arr
     """How many buckets the gradients of *parameters* travel in."""
     size = parameters * precision.gradient.bytes
     return np.maximum(np.ceil(size / machine.software.bucket_bytes), 1)
+
+
+def messages_of(
+    parameters: Array, parallel: DataParallel, units: Array, machine: Machine
+) -> Array:
+    """In how many messages what is sharded of a stage is gathered or scattered: layer
+    by layer, or below ZeRO-3 in buckets that grow with the ranks."""
+    software = machine.software
+    layers = units * software.messages
+    if software.shard_bucket is None:
+        return np.asarray(layers)
+    least, each = software.shard_bucket
+    bucket = np.maximum(least, each * parallel.shards)
+    buckets = np.maximum(np.ceil(parameters / bucket), 1)
+    return np.where(parallel.zero < 3, buckets, layers)
 
 
 def reduced_bytes(precision: Precision, machine: Machine) -> float:

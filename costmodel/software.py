@@ -105,6 +105,7 @@ class Software:
     batch_first: bool = False
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
     messages: float = 1.0  # in which a layer's shards are gathered or scattered
+    shard_bucket: tuple[float, float] | None = None  # parameters, and for each rank
     footprint: Footprint = PLAIN
     generation: str = ""
     elementwise: float = 1.0
