@@ -22,6 +22,9 @@ FABRIC_TRAINING = 0.55 / 0.95
 FABRIC_TRAINING_SOURCE = (
     "real fabrics reach 50-60 % of line rate inside training (fitted, public runs)"
 )
+# What NCCL's tuner takes for a step of a ring over a network (src/graph/tuning.cc,
+# hwLatencies, simple protocol; from memory).
+RING_HOP_S = 1.4e-5
 
 _KINDS = {
     "nvlink/volta": "nvlink2",
@@ -225,9 +228,12 @@ def _fabrics(folder: Path, base: LinkRates) -> dict[str, LinkRate]:
     show("infiniband", fit)
     source = (
         "fraction: DGX A100 192 of 200 GB/s, DGX H100 380 of 400; sizes: H100, 4 and 8 "
-        "nodes; sends: Galvatron 8 of 12.5 GB/s; all-to-all: SimAI's ratios"
+        "nodes; sends: Galvatron 8 of 12.5 GB/s; all-to-all: SimAI's ratios; a ring's "
+        "step: NCCL's tuner (hwLatencies, from memory)"
     )
-    infiniband = fits.link_with(replace(start, launch_s=5e-6), fit, source)
+    infiniband = fits.link_with(
+        replace(start, launch_s=5e-6, ring_hop_s=RING_HOP_S), fit, source
+    )
     efa_table = published.collectives(
         folder, "B200-SXM-180GB", source="ml-engineering", note="EFA"
     )
@@ -251,9 +257,10 @@ def _fabrics(folder: Path, base: LinkRates) -> dict[str, LinkRate]:
             ethernet,
             name="ena",
             node_bytes_per_s=2.5e9,
-            source="as ethernet; Amazon limits a TCP flow to 10 Gbit/s inside a "
-            "placement group (EC2 user guide, network bandwidth), and NCCL opens two "
-            "channels",
+            flow_bytes_per_s=6.25e8,
+            source="as ethernet; Amazon limits a TCP flow to 5 Gbit/s, inside a "
+            "placement group to 10 (EC2 user guide, network bandwidth): a send is one "
+            "flow, NCCL's rings are four (two channels of 10 or four of 5)",
         ),
         "loopback": replace(
             infiniband,
@@ -262,6 +269,7 @@ def _fabrics(folder: Path, base: LinkRates) -> dict[str, LinkRate]:
             send_fraction=1.0,
             exchange_fraction=1.0,
             launch_s=3e-5,
+            ring_hop_s=0.0,
             training=1.0,
             source="assumed: a profile of the machine replaces it",
             training_source="assumed",

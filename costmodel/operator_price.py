@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from costmodel.attention_price import attention_kernel, attention_work, falls_back
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
-from costmodel.experts import held_experts
 from costmodel.expert_price import exchange_work, grouped_work
+from costmodel.experts import held_experts
 from costmodel.footprint import Footprint
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from costmodel import collectives
 from costmodel.collectives import (
+    SLICE_BYTES,
     Collective,
     LinkRate,
     LinkRates,
@@ -97,9 +99,38 @@ def test_latency_is_hops_inside_and_a_tree_across() -> None:
     outer = replace(IDEAL, launch_s=100.0, hop_s=20.0)
     late = replace(RATES, inner=inner, outer=outer)
     assert alone("all_gather", 0, 8, 8, late) == pytest.approx(10 + 7)
-    assert alone("all_gather", 0, 64, 8, late) == pytest.approx(10 + 7 + 100 + 3 * 20)
-    assert alone("all_gather", 0, 8, 1, late) == pytest.approx(100 + 3 * 20)
+    assert alone("broadcast", 0, 64, 8, late) == pytest.approx(10 + 7 + 100 + 3 * 20)
+    assert alone("broadcast", 0, 8, 1, late) == pytest.approx(100 + 3 * 20)
     assert alone("all_reduce", 0, 64, 8, late) == pytest.approx(2 * 177)
+
+
+def test_what_gathers_goes_round_a_ring() -> None:
+    """Seven further domains, in each of which seven links are passed."""
+    inner = replace(IDEAL, hop_s=1.0)
+    late = replace(RATES, inner=inner, outer=replace(IDEAL, ring_hop_s=20.0))
+    ring = 7 * (20 + 7)
+    for kind in ("all_gather", "reduce_scatter"):
+        assert alone(kind, 0, 64, 8, late) == pytest.approx(7 + ring)
+    assert alone("all_reduce", 0, 64, 8, late) == pytest.approx(2 * 7)
+    assert alone("all_gather", 0, 8, 8, late) == pytest.approx(7)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 8])
+def test_each_message_goes_round_the_ring(pieces: int) -> None:
+    late = replace(RATES, outer=replace(IDEAL, ring_hop_s=20.0))
+    found = collective_s(
+        "all_gather", 0, ranks=8, ranks_per_node=1, rates=late, pieces=pieces
+    )
+    assert float(found) == pytest.approx(pieces * 7 * 20)
+
+
+def test_long_steps_of_a_ring_hide_its_hops() -> None:
+    late = replace(RATES, outer=replace(IDEAL, ring_hop_s=1e-5))
+    short, long = 8 * SLICE_BYTES, 8000 * SLICE_BYTES
+    without = [alone("all_gather", size, 8, 1) for size in (short, long)]
+    found = [alone("all_gather", size, 8, 1, late) for size in (short, long)]
+    assert found[0] == pytest.approx(without[0] + 7e-5)
+    assert found[1] == pytest.approx(without[1])
 
 
 def test_half_of_the_bandwidth_at_half_bytes() -> None:
@@ -121,6 +152,24 @@ def test_direct_links_only_reach_their_peers() -> None:
 def test_training_is_slower_than_alone() -> None:
     busy = collective_s("all_gather", 8 * GB, ranks=8, ranks_per_node=8, rates=RATES)
     assert float(busy) == pytest.approx(2 * alone("all_gather", 8 * GB, 8, 8))
+
+
+def test_few_that_speak_have_larger_shares() -> None:
+    send = partial(send_s, GB, same_node=False, alone=True)
+    assert send(rates=RATES, shares=4.0) == pytest.approx(1 / 20)
+    pair = partial(collective_s, "all_reduce", GB, ranks=2, ranks_per_node=1)
+    apart, together = (
+        float(pair(rates=RATES, alone=True, shares=n)) for n in (2.0, 1.0)
+    )
+    assert apart == pytest.approx(together / 2)
+
+
+def test_a_flow_has_its_own_limit() -> None:
+    flows = replace(RATES, outer=replace(IDEAL, flow_bytes_per_s=10 * GB))
+    send = partial(send_s, GB, same_node=False, alone=True)
+    assert send(rates=flows, shares=8.0) == pytest.approx(1 / 5)
+    slow = replace(RATES, outer=replace(IDEAL, flow_bytes_per_s=GB))
+    assert send(rates=slow, shares=8.0) == send(rates=RATES), "less than a share"
 
 
 def test_sends_use_one_share() -> None:

@@ -226,7 +226,10 @@ def test_all_reduce_is_reduce_scatter_and_all_gather(
         )
 
     parts = price(Collective.REDUCE_SCATTER) + price(Collective.ALL_GATHER)
-    assert price(Collective.ALL_REDUCE) == pytest.approx(parts)
+    whole = price(Collective.ALL_REDUCE)
+    if q == 1:
+        assert whole == pytest.approx(parts)
+    assert whole <= parts * (1 + 1e-12), "a tree has fewer hops than the rings"
 
 
 @given(fabrics(), kinds, size, members, nodes)
