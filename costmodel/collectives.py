@@ -9,9 +9,10 @@ For N bytes of the full tensor, k ranks in q domains (nodes) of r members,
     seconds   latency + (wire + sqrt(half wire)) / rate                   → _streamed_s
 
 `half` is the message at which half of the bandwidth is reached. An all-reduce is a
-reduce-scatter and an all-gather, but for the hops of their rings over domains. More bytes never cost less; more ranks
-never cost less either while the members of a domain stay the same, or the group
-stays in one switched domain (where links are direct, more ranks have more links).
+reduce-scatter and an all-gather, but for the hops of their rings over domains. More
+bytes never cost less; more ranks never cost less either while the members of a domain
+stay the same, or the group stays in one switched domain (where links are direct, more
+ranks have more links).
 """
 
 from __future__ import annotations
