@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from costmodel.software import software
 from profiles.catalog import cluster
 
 
-def on(**habits: object) -> Machine:
+def on(**habits: Any) -> Machine:
     framework = replace(software("fsdp2"), **habits)
     return machine(cluster("dgx-a100-80gb"), framework)
 

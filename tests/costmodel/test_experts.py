@@ -7,21 +7,26 @@ from typing import Any
 import numpy as np
 import pytest
 
+from costmodel.degrees import Degrees
 from costmodel.estimate import estimate
 from costmodel.expert_price import distinct
 from costmodel.flops import convention, model_flops
 from costmodel.layer_runs import stage_runs
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
+from costmodel.machine import machine
+from costmodel.operator_price import operator_price
 from costmodel.retention import body_presets
 from costmodel.runs.cells import Cells
 from costmodel.runs.question import Questions
+from costmodel.software import software
 from costmodel.uniform import Uniform, spell_out, split_layers
 from profiles.catalog import cluster
 from profiles.errors import UnknownName
 from profiles.job import Job
 from profiles.models.catalog import model
 from profiles.models.parameters import parameters
+from profiles.precision import precision
 
 ROW = {
     "model": "DeepSeekV3",
@@ -146,3 +151,26 @@ def test_more_experts_parallel_than_ranks_is_said() -> None:
     found = asked(pp="8", dp="32", ep="64", virtual_stages="2")
     assert found.choice.ep == 32
     assert "more than the 32 ranks" in found.warnings[0]
+
+
+def test_each_further_expert_costs_the_host_a_launch() -> None:
+    """Of a grouped product, over an operator's, with 16 experts and with 4."""
+    on = machine(cluster("dgx-h100"), software("megatron-core"))
+    launch = on.software.expert_launch
+    graph = job("qwen3-235b-a22b").graph
+    block, one = next(pair[0] for pair in graph.runs), np.asarray(1)
+    host_s = []
+    for ep in (8, 32):
+        degrees = Degrees(
+            tp=one,
+            cp=one,
+            micro_batch=one,
+            seq_len=4096,
+            sequence_parallel=False,
+            ep=np.asarray(ep),
+        )
+        price = operator_price(
+            block.operator("mlp_up"), block, degrees, precision("bf16"), on
+        )
+        host_s.append(float(price.forward.host_s) / on.software.forward_host_s)
+    assert host_s == pytest.approx([1 + 15 * launch, 1 + 3 * launch])
