@@ -1,0 +1,202 @@
+"""rotor: the fastest persistent schedule of a chain in a given memory.
+
+    C(i, j, M)  least seconds of forward and backward of links i..j with M bytes, when
+                the input of i is held (and not counted in M)
+
+    C(i, i, M) = f_i + b_i                      if  a_i + r_i + max(t_i, u_i) ≤ M
+    C(i, j, M) = min( record,  min over i < k ≤ j of checkpoint(k) )
+        record         = C(i, i, M) + C(i+1, j, M − r_i)
+        checkpoint(k)  = Σ f_i..f_{k−1} + C(k, j, M − a_k) + C(i, k−1, M)
+                         if the sweep fits:  a_{j+1} + a_q + a_{q+1} + t_q ≤ M
+                         for i ≤ q < k  (the input of i is not counted)
+
+a_i are input bytes of link i, r_i its record, t_i and u_i its forward's and backward's
+transient bytes. Memory is counted in slots, sizes rounded up, so that what is found
+fits; O(L³ · slots) additions, on whole columns of memory at once.
+
+.. [1] Beaumont, Eyraud-Dubois, Herrmann, Joly and Shilova, "Optimal checkpointing for
+   heterogeneous chains", 2019, arXiv 1911.13214.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.retention.chain import Chain
+
+Array = NDArray[Any]
+SLOTS: Final = 500
+
+
+class Pass(StrEnum):
+    """What an execution does with a link."""
+
+    FORWARD_ALL = "Fall"  # keep the record
+    FORWARD_KEEP = "Fck"  # keep the input
+    FORWARD_NONE = "Fnone"  # keep nothing
+    BACKWARD = "B"
+
+
+Execution = tuple[tuple[Pass, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Passes in order and their seconds; no passes and infinite if none fits."""
+
+    seconds: float
+    passes: Execution
+
+
+def rotor(
+    chain: Chain, memory_bytes: float, *, slots: int = SLOTS, records: bool = True
+) -> Schedule:
+    """The fastest persistent schedule within *memory_bytes*, the chain's input apart.
+
+    Without *records* a link is recorded just before its own backward, as in Revolve.
+
+    >>> found = rotor(Chain.alike(3), 3, slots=3)
+    >>> " ".join(f"{name}{link}" for name, link in found.passes)
+    'Fck0 Fnone1 Fall2 B2 Fall0 Fall1 B1 B0'
+    """
+    return Rotor(chain, memory_bytes, slots=slots, records=records).schedule()
+
+
+class Rotor:
+    """The table of a chain: C(0, j, M) for all memories up to *memory_bytes*."""
+
+    def __init__(
+        self, chain: Chain, memory_bytes: float, *, slots: int, records: bool = True
+    ) -> None:
+        self.chain, self.records, self.slots = chain, records, slots
+        self.slot_bytes = memory_bytes / slots if memory_bytes > 0 else inf
+        self._input = self._in_slots(chain.output_bytes[:-1])
+        self._output = self._in_slots(chain.output_bytes[1:])
+        self._record = self._in_slots(chain.record_bytes)
+        self._forward = self._in_slots(chain.forward_transient_bytes)
+        self._backward = self._in_slots(chain.backward_transient_bytes)
+        self._memory = np.arange(slots + 1)
+        self._before = np.concatenate([[0.0], np.cumsum(chain.forward_s)])
+        links = len(chain)
+        self._best = np.full((links, links, slots + 1), inf)
+        self._shifted = np.full((links, links, slots + 1), inf)  # by what k's input is
+        self._fill()
+
+    def seconds(self, slots: int | None = None) -> float:
+        """The whole chain's least seconds with so many slots, all of them if None."""
+        at = self.slots if slots is None else slots
+        return float(self._best[0, -1, at])
+
+    def schedule(self) -> Schedule:
+        """The passes that take the least seconds."""
+        seconds = self.seconds()
+        if seconds == inf:
+            return Schedule(seconds=inf, passes=())
+        passes = tuple(self._passes(0, len(self.chain) - 1, self.slots))
+        return Schedule(seconds=seconds, passes=passes)
+
+    def _in_slots(self, sizes: tuple[float, ...]) -> Array:
+        """Sizes rounded up; more than all slots is one more than all of them."""
+        whole = np.ceil(np.array(sizes) / self.slot_bytes - 1e-9)
+        return np.minimum(np.nan_to_num(whole), self.slots + 1).astype(np.int64)
+
+    def _fill(self) -> None:
+        links = len(self.chain)
+        alone = self._input + self._record + np.maximum(self._forward, self._backward)
+        for i in range(links):
+            one = self.chain.forward_s[i] + self.chain.backward_s[i]
+            self._put(i, i, np.where(self._memory >= alone[i], one, inf))
+        for length in range(1, links):
+            for i in range(links - length):
+                j = i + length
+                best = self._checkpointed(i, j).min(axis=0)
+                if self.records:
+                    best = np.minimum(best, self._recorded(i, j))
+                self._put(i, j, best)
+
+    def _put(self, i: int, j: int, seconds: Array) -> None:
+        self._best[i, j] = seconds
+        self._shifted[i, j] = _later(seconds, int(self._input[i]))
+
+    def _checkpointed(self, i: int, j: int) -> Array:
+        """Seconds by the link k before which a checkpoint is kept, and memory."""
+        swept = self._before[i + 1 : j + 1] - self._before[i]
+        seconds = self._shifted[i + 1 : j + 1, j] + self._best[i, i:j]
+        seconds += swept[:, None]
+        seconds[self._memory < self._sweeps(i, j)[:, None]] = inf
+        return np.asarray(seconds)
+
+    def _recorded(self, i: int, j: int) -> Array:
+        rest = _later(self._best[i + 1, j], int(self._record[i]))
+        return np.asarray(self._best[i, i] + rest)
+
+    def _sweeps(self, i: int, j: int) -> Array:
+        """Slots that sweeps from link i to each later link, up to j, need."""
+        q = slice(i, j)
+        held = self._input[q] + self._output[q] + self._forward[q]
+        held[0] -= self._input[i]
+        return np.asarray(self._output[j] + np.maximum.accumulate(held))
+
+    def _passes(self, i: int, j: int, slots: int) -> Iterator[tuple[Pass, int]]:
+        if i == j:
+            yield from ((Pass.FORWARD_ALL, i), (Pass.BACKWARD, i))
+            return
+        best = self._best[i, j, slots]
+        if self.records and self._recorded(i, j)[slots] <= best:
+            yield Pass.FORWARD_ALL, i
+            yield from self._passes(i + 1, j, slots - int(self._record[i]))
+            yield Pass.BACKWARD, i
+            return
+        k = i + 1 + int(np.argmin(self._checkpointed(i, j)[:, slots]))
+        yield Pass.FORWARD_KEEP, i
+        yield from ((Pass.FORWARD_NONE, link) for link in range(i + 1, k))
+        yield from self._passes(k, j, slots - int(self._input[k]))
+        yield from self._passes(i, k - 1, slots)
+
+
+def _later(seconds: Array, slots: int) -> Array:
+    """*seconds* by memory, of which so many slots are taken."""
+    if slots >= len(seconds):
+        return np.full_like(seconds, inf)
+    return np.concatenate([np.full(slots, inf), seconds[: len(seconds) - slots]])
+
+
+def peak_bytes(chain: Chain, execution: Execution) -> float:
+    """The most that *execution* holds beside the chain's input, pass by pass.
+
+    Raises ValueError for a pass whose input or record is not there.
+    """
+    sizes, records = chain.output_bytes, chain.record_bytes
+    kept, recorded = {0}, set[int]()
+    peak, last, live = 0.0, len(chain) - 1, -1
+    for name, link in execution:
+        held = link in kept or link - 1 in recorded
+        backward = name is Pass.BACKWARD
+        if link not in recorded if backward else not held and live != link:
+            raise ValueError(f"{name}{link}: what it needs is not there")
+        if name in (Pass.FORWARD_ALL, Pass.FORWARD_KEEP) and not held:
+            kept.add(link)
+            held = True
+        recorded.discard(link)
+        here = sum(sizes[one] for one in kept if one)
+        here += sum(records[one] for one in recorded)
+        if backward:
+            here += sizes[link] + records[link] + chain.backward_transient_bytes[link]
+            kept.discard(link)
+            last, live = link - 1, -1
+        elif name is Pass.FORWARD_ALL:
+            here += sizes[link] + records[link] + chain.forward_transient_bytes[link]
+            recorded.add(link)
+        else:
+            here += sizes[last + 1] + sizes[link + 1] + (0 if held else sizes[link])
+            here += chain.forward_transient_bytes[link]
+            live = link + 1
+        peak = max(peak, here)
+    return peak
