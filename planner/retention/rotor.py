@@ -105,7 +105,7 @@ class Rotor:
     def _in_slots(self, sizes: tuple[float, ...]) -> Array:
         """Sizes rounded up; more than all slots is one more than all of them."""
         whole = np.ceil(np.array(sizes) / self.slot_bytes - 1e-9)
-        return np.minimum(np.nan_to_num(whole), self.slots + 1).astype(np.int64)
+        return np.asarray(np.minimum(whole, self.slots + 1), dtype=np.int64)
 
     def _fill(self) -> None:
         links = len(self.chain)

@@ -1,4 +1,4 @@
-"""rotor: Revolve's closed form, all schedules of small chains, and the memory it says."""
+"""rotor: Revolve, all schedules of small chains, and the memory that it says."""
 
 from __future__ import annotations
 
