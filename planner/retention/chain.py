@@ -1,7 +1,7 @@
-"""`Chain`: a stage as rotor and POFO see it, one link after another.
+"""`Chain`: a stage as rotor sees it, one link after another.
 
-Link i (from 0) reads `a[i]` bytes and makes `a[i + 1]`. Its forward may keep nothing, its
-input, or the whole record that its backward needs.
+Link i (from 0) reads `output_bytes[i]` and makes `output_bytes[i + 1]`. Its forward may
+keep nothing, its input, or the whole record that its backward needs.
 """
 
 from __future__ import annotations
@@ -81,17 +81,18 @@ class Chain:
 def chain_of_layers(
     layers: Sequence[tuple[Option, float, float]], entry_bytes: float
 ) -> Chain:
-    """Layers as links: each with what keeping everything costs (the first option of its
-    menu), its forward and its backward seconds; *entry_bytes* is what a layer hands on.
+    """Layers as links: of each the option that keeps everything (its menu's first),
+    its forward and its backward seconds; *entry_bytes* is what a layer hands on.
 
-    A layer's record holds its output beside what it saves but for its input.
+    What a layer saves has its input in it; its record has its output instead, which is
+    as large.
     """
-    kept = [one.saved_bytes for one, _, _ in layers]
+    kept = tuple(one.saved_bytes for one, _, _ in layers)
     return Chain(
         forward_s=tuple(forward for _, forward, _ in layers),
         backward_s=tuple(backward for _, _, backward in layers),
         output_bytes=(entry_bytes,) * (len(layers) + 1),
-        record_bytes=tuple(max(one, entry_bytes) for one in kept),
+        record_bytes=kept,
         forward_transient_bytes=(0.0,) * len(layers),
         backward_transient_bytes=tuple(one.working_bytes for one, _, _ in layers),
     )

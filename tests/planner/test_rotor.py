@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.retention.chain import Chain
+from costmodel.retention import KEEP_ALL
+from costmodel.retention_menu import Option
+from planner.retention.chain import Chain, chain_of_layers
 from planner.retention.rotor import Execution, Pass, Rotor, peak_bytes, rotor
 from profiles.errors import InvalidSpec
 
@@ -122,6 +124,18 @@ def test_it_dominates_equal_segments() -> None:
         memory = peak_bytes(chain, tuple(passes))
         found = rotor(chain, memory, slots=int(memory))
         assert found.seconds <= seconds(chain, tuple(passes))
+
+
+def test_layers_are_links() -> None:
+    kept = Option(
+        retention=KEEP_ALL, recompute_s=0.0, saved_bytes=7.0, working_bytes=2.0
+    )
+    chain = chain_of_layers([(kept, 1.0, 2.0)] * 6, entry_bytes=1.0)
+    assert len(chain) == 6
+    everything = peak_bytes(chain, next(schedules(0, 5)))
+    assert rotor(chain, everything, slots=int(everything)).seconds == chain.least_s
+    tight = rotor(chain, 0.5 * everything)
+    assert chain.least_s < tight.seconds < 2 * chain.least_s
 
 
 def test_a_chain_is_whole() -> None:
