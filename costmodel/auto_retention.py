@@ -79,15 +79,16 @@ def fitted(
     words = executed() if executable else None
     stages = _Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
     rooms = stages.rooms(limit_bytes)
+    seen = []
     for turn in range(ROUNDS):
-        layout = stages.layout(rooms)
-        found = estimate(job, on.cluster, layout, on=on)
+        found = estimate(job, on.cluster, stages.layout(rooms), on=on)
+        seen.append(found)
         over = np.array([float(item.total) for item in found.memory]) - limit_bytes
         if over.max() <= 0:
-            break
+            return found
         more = np.where(over > 0, over + SLACK * limit_bytes, 0.0)
         rooms = rooms - (1 + turn / 2) * more / (1 + FRAGMENTATION)
-    return found
+    return min(seen, key=lambda one: one.peak_memory_bytes)
 
 
 def executed() -> frozenset[str]:
@@ -125,14 +126,14 @@ class _Stages:
         copies = float(pipeline_buffers(self.on, layout.pp))
         found: list[list[tuple[int, str, Group]]] = [[] for _ in range(layout.pp)]
         for number, stage in enumerate(layout.stages):
-            rank = stage.held_by[0]
             names = [name for name in stage.layers if name.isdigit()]
             kinds = Counter(blocks[name].name for name in names)
             for kind, count in kinds.items():
                 options = self._menu(stage, self.job.graph.block(kind))
-                weight = copies * float(flying[rank, number])
-                group = Group(count=count, weight=weight, options=options)
-                found[rank].append((number, kind, group))
+                for rank in stage.held_by:
+                    weight = copies * float(flying[rank, number])
+                    group = Group(count=count, weight=weight, options=options)
+                    found[rank].append((number, kind, group))
         return found
 
     def rooms(self, limit_bytes: float) -> Array:
@@ -156,7 +157,10 @@ class _Stages:
                 continue
             options = fit([group for _, _, group in groups], float(room))
             for (number, kind, _), own in zip(groups, options, strict=True):
-                chosen[number, kind] = own
+                # A stage with two holders fits on both: by the leaner choice.
+                chosen[number, kind] = min(
+                    (own, chosen.get((number, kind), own)), key=_kept_bytes
+                )
         blocks = self.job.graph.layer_blocks
         plans: dict[LayerPlan, LayerPlan] = {}
         stages = tuple(
@@ -206,6 +210,10 @@ class _Stages:
             etp=etp,
             imbalance=self.on.imbalance,
         )
+
+
+def _kept_bytes(options: Sequence[Option]) -> float:
+    return sum(one.saved_bytes for one in options)
 
 
 def _replanned(
