@@ -11,7 +11,7 @@ that do not (`Software.scatters_sends`) send the whole activation from every tp 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -79,7 +79,8 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
         )
         for one, two in pairwise(stages)
     ]
-    meshes = dict.fromkeys(_boundary_key(layout, one) for one in stages)
+    keys = [_boundary_key(layout, one) for one in stages]
+    meshes = dict.fromkeys(keys)
     taken = _slower(
         boundary(
             job,
@@ -91,7 +92,7 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
             sequence_parallel=np.asarray(split),
             far=np.asarray(far, dtype=bool),
             stride=np.asarray(size),
-        ).where(_beside(layout, (tp, cp, size, micro_batch, split)))
+        ).where(len(meshes) == 1 or _beside(keys, (tp, cp, size, micro_batch, split)))
         for tp, cp, size, micro_batch, split in meshes
     )
     same = [one.held_by == two.held_by for one, two in pairwise(stages)]
@@ -106,9 +107,9 @@ def _boundary_key(layout: Layout, stage: Stage) -> BoundaryKey:
     return mesh.tp, mesh.cp, mesh.size, layout.micro_batch(stage), split
 
 
-def _beside(layout: Layout, key: BoundaryKey) -> Array:
+def _beside(keys: Sequence[BoundaryKey], key: BoundaryKey) -> Array:
     """Which boundaries have a stage of that kind at either side."""
-    ours = [_boundary_key(layout, stage) == key for stage in layout.stages]
+    ours = [one == key for one in keys]
     return np.array([one or two for one, two in pairwise(ours)])
 
 
