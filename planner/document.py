@@ -8,6 +8,7 @@ from typing import Any
 from costmodel.layout_file import layout_document
 from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Candidate, Problem
+from planner.robust import why_chosen
 from planner.solution import Solution, Wider
 from profiles.errors import MeshwrightError
 from profiles.job import Job
@@ -66,7 +67,19 @@ def answer_document(problem: Problem, solution: Solution) -> dict[str, Any]:
             _alternative(problem, best, other) for other in solution.runners_up
         ],
         "indistinguishable": indistinguishable(problem, solution),
+        "chosen_over": _chosen_over(problem, solution),
         "infeasible": None,
+    }
+
+
+def _chosen_over(problem: Problem, solution: Solution) -> dict[str, Any] | None:
+    other = solution.instead_of
+    if other is None:
+        return None
+    return {
+        "layout": layout_document(other.estimate.layout),
+        "estimate": other.estimate.document(),
+        "because": why_chosen(problem, solution),
     }
 
 

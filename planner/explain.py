@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from planner.doubt import INDISTINGUISHABLE, ratio_half
 from planner.problem import Candidate, Objective, Problem
 from planner.solution import Solution
-from profiles.cluster import Island
+from planner.spans import level_of
 from profiles.units import format_bytes
-
-# Errors that two layouts of one job share (the device's rates, the links) cancel in
-# the ratio of their step times. What is left is at least what the golden tables leave
-# of ratios within one family, about as much as two runs of one layout differ.
-INDISTINGUISHABLE: Final = 0.015
 
 WORDS: Final = {
     "tensor_comm": "tensor parallel",
@@ -71,28 +67,9 @@ def _memory(best: Candidate, too_big: Candidate) -> str:
 
 
 def _named(part: str, candidate: Candidate, problem: Problem) -> str:
-    link = _link(part, candidate, problem.machine.island)
+    level = level_of(part, candidate, problem.machine.island)
     word = WORDS.get(part, part)
-    return f"{word} over {link}" if link else word
-
-
-def _link(part: str, candidate: Candidate, island: Island) -> str | None:
-    """The slowest link that a part of the step speaks over."""
-    choice = candidate.choice
-    inner = choice.tp * choice.cp
-    spans = {
-        "tensor_comm": choice.tp,
-        "context_comm": inner,
-        "expert_comm": choice.ep * choice.etp,
-        "data_comm": inner * choice.dp,
-        "pipeline_comm": choice.gpus,
-    }
-    if part not in spans:
-        return None
-    for level in island.levels:
-        if level.devices is None or spans[part] <= level.devices:
-            return level.name
-    return island.levels[-1].name
+    return f"{word} over {level.name}" if level else word
 
 
 def loss(problem: Problem, best: Candidate, other: Candidate) -> str:
@@ -124,12 +101,19 @@ def worse(problem: Problem, best: Candidate, other: Candidate) -> float:
 
 
 def indistinguishable(problem: Problem, solution: Solution) -> list[int]:
-    """Runners-up that the cost model cannot tell from the best."""
+    """Runners-up that the cost model cannot tell from the best, faster or slower."""
     best = solution.best
     if best is None:
         return []
     return [
         index
         for index, other in enumerate(solution.runners_up)
-        if worse(problem, best, other) <= INDISTINGUISHABLE
+        if abs(worse(problem, best, other)) <= doubt(problem, best, other)
     ]
+
+
+def doubt(problem: Problem, best: Candidate, other: Candidate) -> float:
+    """How much larger the value of *other* may be, as a fraction, and still be less."""
+    if problem.objective is Objective.MEMORY:
+        return INDISTINGUISHABLE
+    return ratio_half(problem, best, other)

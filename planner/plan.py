@@ -10,26 +10,24 @@ from math import inf
 from typing import Final
 
 from costmodel.auto_retention import AUTO
-from costmodel.estimate import estimate
-from costmodel.legality import violations
 from costmodel.machine import Machine, machine
 from costmodel.offload import parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
-from costmodel.support import is_local, refusals
+from costmodel.support import is_local
 from planner.any_stage import widened
+from planner.check import check
 from planner.problem import (
     PROBABILITY,
-    Candidate,
     Objective,
     Problem,
-    Staged,
     memory_limit,
 )
 from planner.retention.polish import polished, without_auto
+from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Limits
 from planner.searches import search_called
-from planner.solution import EXACT, Solution
+from planner.solution import Solution
 from profiles.cluster import Cluster
 from profiles.job import Job
 
@@ -84,10 +82,13 @@ def plan(
         executable=is_local(cluster) if executable is None else executable,
     )
     chosen = search_called(search) if isinstance(search, str) else search
-    limits = Limits(time_limit_s=time_limit_s, runners_up=runners_up)
+    wanted = max(runners_up, LOOKED_AT)
+    limits = Limits(time_limit_s=time_limit_s, runners_up=wanted)
     found = solve(problem, chosen, limits)
-    found = refined(problem, found, asked, runners_up, time_limit_s)
-    return widen(problem, found, limits) if any_stage else found
+    found = refined(problem, found, asked, wanted, time_limit_s)
+    if any_stage:
+        found = widen(problem, found, limits)
+    return recommended(problem, found, runners_up)
 
 
 def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
@@ -123,27 +124,3 @@ def refined(
     )
     check(problem, found)
     return found
-
-
-def check(problem: Problem, solution: Solution) -> None:
-    """Assert that the answer is legal, fits, keeps the pins, and bounds itself."""
-    if solution.best is None:
-        return
-    for candidate in (solution.best, *solution.runners_up):
-        layout = candidate.estimate.layout
-        assert isinstance(candidate, Staged) or not list(
-            violations(candidate.choice, problem.job, problem.machine.cluster)
-        )
-        assert not problem.executable or not refusals(layout, problem.job)
-        assert layout.gpus == problem.gpus, "every GPU is used"
-        assert problem.fits(candidate), "what is recommended fits"
-        assert problem.value(candidate) >= solution.lower * (1 - EXACT)
-    again = _again(problem, solution.best)
-    assert problem.value(again) == solution.value, "the price is the simulation's"
-
-
-def _again(problem: Problem, candidate: Candidate) -> Candidate:
-    if not isinstance(candidate, Staged):
-        return problem.simulate(candidate.choice)
-    layout, on = candidate.estimate.layout, problem.machine
-    return replace(candidate, estimate=estimate(problem.job, on.cluster, layout, on=on))

@@ -16,6 +16,7 @@ from costmodel.report.table import (
 )
 from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Candidate, Objective, Problem, Staged
+from planner.robust import why_chosen
 from planner.solution import Solution, Status
 from planner.words import choice_words, retention_words, short_words
 from profiles.units import MB, format_bytes, format_count, format_seconds
@@ -50,8 +51,10 @@ def plan_view(
         f"sequences of {job.seq_len} tokens a step",
         style="bold",
     )
+    why = why_chosen(problem, solution)
     rows = [
         ("layout", candidate_words(best, job.global_batch)),
+        *([("chosen", why.removeprefix("chosen "))] if why else []),
         *headline(found),
         *_cost(problem, solution),
         *beside,

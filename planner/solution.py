@@ -73,7 +73,8 @@ class Solution:
     says that all of the space was looked at. `runners_up` differ in more than details,
     the best first. `too_big` would be faster by 2 % or more, but does not fit; of those
     it needs the least memory. `added` says what else was tried; where that is better,
-    `best` is of it, and `lower` still bounds the search's space.
+    `best` is of it, and `lower` still bounds the search's space. `instead_of` is faster
+    by its estimate, within the gap, but worse in its bad case (`robust`).
     """
 
     search: str
@@ -89,6 +90,7 @@ class Solution:
     too_big: Candidate | None = None
     added: Added | None = None
     wider: Wider | None = None
+    instead_of: Candidate | None = None
 
     @property
     def space(self) -> str:

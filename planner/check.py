@@ -1,0 +1,36 @@
+"""What any answer must satisfy, whichever search it was from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from costmodel.estimate import estimate
+from costmodel.legality import violations
+from costmodel.support import refusals
+from planner.problem import Candidate, Problem, Staged
+from planner.solution import EXACT, Solution
+
+
+def check(problem: Problem, solution: Solution) -> None:
+    """Assert that the answer is legal, fits, keeps the pins, and bounds itself."""
+    if solution.best is None:
+        return
+    for candidate in (solution.best, *solution.runners_up):
+        layout = candidate.estimate.layout
+        assert isinstance(candidate, Staged) or not list(
+            violations(candidate.choice, problem.job, problem.machine.cluster)
+        )
+        assert not problem.executable or not refusals(layout, problem.job)
+        assert layout.gpus == problem.gpus, "every GPU is used"
+        assert problem.fits(candidate), "what is recommended fits"
+        assert problem.value(candidate) >= solution.lower * (1 - EXACT)
+    again = again_priced(problem, solution.best)
+    assert problem.value(again) == solution.value, "the price is the simulation's"
+
+
+def again_priced(problem: Problem, candidate: Candidate) -> Candidate:
+    """*candidate* simulated anew on the problem's machine."""
+    if not isinstance(candidate, Staged):
+        return problem.simulate(candidate.choice)
+    layout, on = candidate.estimate.layout, problem.machine
+    return replace(candidate, estimate=estimate(problem.job, on.cluster, layout, on=on))
