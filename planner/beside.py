@@ -43,7 +43,11 @@ def require_answerable(problem: Problem, around: Around) -> None:
 
 
 def beside(
-    problem: Problem, solution: Solution, around: Around, largest: Largest | None
+    problem: Problem,
+    solution: Solution,
+    around: Around,
+    largest: Largest | None,
+    solve: Callable[[Problem], Solution],
 ) -> Beside:
     """What was asked around the plan, but for files."""
     best, found = solution.best, Beside()
@@ -59,9 +63,24 @@ def beside(
         found += Beside(
             lines=(("training", training_words(whole)),), members={"training": whole}
         )
+    if around.explain:
+        found += _sensitivities(problem, solution, solve)
     if around.shardings:
         found += _sharded(problem, best.choice)
     return found
+
+
+def _sensitivities(
+    problem: Problem, solution: Solution, solve: Callable[[Problem], Solution]
+) -> Beside:
+    from planner.sensitivity import sensitivities
+    from planner.sensitivity_report import sensitivities_table, sensitivity_document
+
+    rows = list(sensitivities(problem, solution, solve))
+    return Beside(
+        members={"sensitivities": [sensitivity_document(row) for row in rows]},
+        tables=(lambda: sensitivities_table(rows),),
+    )
 
 
 def _sharded(problem: Problem, choice: Uniform) -> Beside:

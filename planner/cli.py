@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +11,8 @@ import click
 from costmodel.pins import Pins, layout_options
 from planner.around import Around, around_options, several_gpus
 from profiles.command import command, premise, warn
-from profiles.errors import Contradiction, OutOfTime
+from profiles.errors import OutOfTime
 from profiles.job_options import JobOptions, job_options
-from profiles.options import given
 from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
 
@@ -106,93 +104,64 @@ def plan(
     Prints the best layout, its predicted step time and memory, the proof that no
     other is better, and the best runners-up.
     """
+    from dataclasses import replace
+
+    from planner.answers import (
+        answer_each,
+        compare,
+        probe,
+        refuse_beside,
+        wanted_runners_up,
+        write,
+    )
     from planner.any_stage import require_possible
     from planner.beside import beside, require_answerable
     from planner.plan import refined
     from planner.retention.polish import without_auto
+    from planner.robust import LOOKED_AT, recommended
     from planner.searches import search_called
 
     search_called(search)
     if around.diff is not None:
-        _compare(around.diff, job, pins, as_json=as_json)
+        compare(around.diff, job, pins, as_json=as_json)
         return
     asked = _asked(job, without_auto(pins), objective, executable, probability)
 
+    wanted = max(wanted_runners_up(top, around), LOOKED_AT)
+
     def improved(problem: Problem, found: Solution) -> Solution:
-        better = refined(problem, found, pins, top, time_limit)
-        return _widened(problem, better, time_limit) if any_stage else better
+        better = refined(problem, found, pins, wanted, time_limit)
+        if any_stage:
+            better = _widened(problem, better, time_limit)
+        return recommended(problem, better, wanted_runners_up(top, around))
 
     def solved(problem: Problem) -> Solution:
-        return improved(problem, _solved(problem, search, top, time_limit))
+        return improved(problem, _solved(problem, search, wanted, time_limit))
 
     if sizes:
-        _refuse_beside("several numbers of --gpus", out, around, compare_searches)
-        _for_each(asked, sizes, solved, around.tokens, as_json=as_json)
+        refuse_beside("several numbers of --gpus", out, around, compare_searches)
+        answer_each(asked, sizes, solved, around.tokens, as_json=as_json)
         return
     largest = _largest(asked, around)
     posed = _posed(asked, largest)
     require_answerable(posed.problem, around)
     if any_stage:
         require_possible(posed.problem)
-    solution = _solved(posed.problem, search, top, time_limit)
+    solution = _solved(posed.problem, search, wanted, time_limit)
     _require_found(posed.problem, solution, asked.where)
     compared = [solution]
     if compare_searches:
         limit = COMPARE_S if time_limit is None else time_limit
         compared += _others(posed.problem, search, limit)
     solution = improved(posed.problem, solution)
-    if out is not None:
-        _write(out, posed.problem, solution, asked)
-    found = beside(posed.problem, solution, around, largest)
+    if out is not None and solution.best is not None:
+        write(out, posed.problem, solution.best, asked)
+    found = beside(posed.problem, solution, around, largest, solved)
+    found += probe(posed.problem, solution, around, out, asked)
+    solution = replace(solution, runners_up=solution.runners_up[:top])
     _show(posed, solution, compared, asked.where, found, as_json=as_json)
 
 
-def _refuse_beside(what: str, out: Path | None, around: Around, several: bool) -> None:
-    """Raise for options that are about one plan, where *what* asks for more."""
-    flags = {
-        "--out": out is not None,
-        "--compare-searches": several,
-        "--maximize": around.maximize is not None,
-        "--explain": around.explain,
-        "--probe": around.probe is not None,
-        "--shardings": around.shardings,
-    }
-    for flag, said in flags.items():
-        if said:
-            raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
-
-
-def _compare(
-    files: tuple[Path, Path], job: JobOptions, pins: Pins, *, as_json: bool
-) -> None:
-    """What differs between two layout files, and what each difference costs."""
-    from costmodel.profiled import read_profile
-    from costmodel.stored import job_of, machine_of, read_layout_file
-    from planner.difference import difference, require_alike
-    from planner.difference_report import difference_document, difference_view
-
-    _refuse_options({**given(pins), **given(job)})
-    a, b = (read_layout_file(file) for file in files)
-    jobs = (job_of(a), job_of(b))
-    require_alike(jobs, None if job.cluster else (a.cluster, b.cluster))
-    profile = read_profile(job.profile)
-    samples = profile.samples if profile else None
-    on = machine_of(a, job.cluster, job.framework, samples)
-    found = difference(jobs[0], on, a.layout, b.layout)
-    if as_json:
-        emit_json(difference_document(found, files))
-    else:
-        console().print(difference_view(found))
-
-
-def _refuse_options(said: dict[str, Any]) -> None:
-    """Raise for options that two layout files answer themselves."""
-    left = [name for name in said if name not in ("cluster", "framework", "profile")]
-    if left:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in left)
-        raise Contradiction(
-            f"{named} cannot change the layout files of --diff; leave it out "
-            "(--cluster, --framework, --profile may be given)"
         )
 
 
@@ -241,38 +210,6 @@ def _posed(asked: Asked, largest: Largest | None) -> Posed:
     for line in posed.warnings:
         warn(line)
     return posed
-
-
-def _for_each(
-    asked: Asked,
-    sizes: tuple[int, ...],
-    solved: Callable[[Problem], Solution],
-    tokens: float | None,
-    *,
-    as_json: bool,
-) -> None:
-    """A plan for each number of GPUs; raises what was wrong where none has one."""
-    from planner.diagnosis import diagnose
-    from planner.sizes import plans
-    from planner.sizes_report import sizes_document, sizes_table, sizes_words
-
-    rows = list(plans(sizes, lambda gpus: asked.pose(gpus=gpus), solved))
-    document = sizes_document(rows, asked.where, tokens)
-    if not any(row.estimate for row in rows):
-        premise(document)
-        sound = [row.posed for row in rows if row.posed is not None]
-        if sound:
-            raise diagnose(sound[-1].problem)
-        raise next(row.error for row in rows if row.error is not None)
-    for row in rows:
-        for line in row.posed.warnings if row.posed else ():
-            warn(f"{row.gpus} GPUs: {line}")
-    if as_json:
-        emit_json(document)
-        return
-    screen = console()
-    screen.print(sizes_table(rows, tokens))
-    screen.print(sizes_words(rows, tokens))
 
 
 def _solved(
@@ -327,20 +264,6 @@ def _require_found(problem: Problem, solution: Solution, where: str) -> None:
 
     premise({**premise_document(problem, where), **nothing_document(solution)})
     raise diagnose_search(problem, solution)
-
-
-def _write(
-    out: Path,
-    problem: Problem,
-    solution: Solution,
-    asked: Asked,
-) -> None:
-    from costmodel.stored import write_layout
-
-    assert solution.best is not None, "there is a layout to write"
-    layout = solution.best.estimate.layout
-    hashes = asked.profile.hashes if asked.profile else ()
-    write_layout(out, problem.job, asked.where, layout, hashes)
 
 
 def _show(

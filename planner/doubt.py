@@ -24,7 +24,7 @@ from costmodel.coefficients import Coefficients
 from costmodel.in_training import device_owners
 from costmodel.machine import Machine
 from costmodel.uncertainty import P90, STEP_NOISE
-from planner.problem import Candidate, Problem
+from planner.problem import Candidate, Problem, Staged
 from planner.spans import spans_far
 
 DEVICE: Final = "the device's rate"
@@ -69,9 +69,16 @@ def shares(problem: Problem, candidate: Candidate) -> dict[str, float]:
     for part, seconds in candidate.estimate.breakdown_s.items():
         number = _OF_PART.get(part)
         if number is None:
-            number = FAR if spans_far(part, candidate, problem.machine.island) else NEAR
+            number = FAR if _far(part, candidate, problem.machine) else NEAR
         found[number] += seconds / total
     return found
+
+
+def _far(part: str, candidate: Candidate, on: Machine) -> bool:
+    """Whether a part crosses nodes; of unlike stages or islands, as if it did."""
+    if isinstance(candidate, Staged) or len(on.cluster.islands) > 1:
+        return True
+    return spans_far(part, candidate, on.island)
 
 
 def _sigma(on: Machine, apart: Mapping[str, float]) -> float:

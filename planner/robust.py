@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from planner.check import check
 from planner.doubt import bad_case_s, ratio_half, shares
 from planner.explain import worse
-from planner.check import check
 from planner.problem import Candidate, Objective, Problem
-from planner.search import AbstractSearch, Limits
 from planner.solution import Solution, Status
 from planner.words import short_words
 
@@ -25,19 +24,19 @@ SURE: Final = 0.9  # with less probability of fitting the worst tenth runs out o
 LOOKED_AT: Final = 5  # runners-up, whether they are shown or not
 
 
-def recommend(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
-    """What *search* finds, and of near-ties the one with the best bad case."""
-    wider = replace(limits, runners_up=max(limits.runners_up, LOOKED_AT))
-    solution = prefer(problem, search.solve(problem, wider))
-    solution = replace(solution, runners_up=solution.runners_up[: limits.runners_up])
-    check(problem, solution)
-    return solution
+def recommended(problem: Problem, solution: Solution, runners_up: int) -> Solution:
+    """*solution* with the near-tie recommended whose bad case is best, and so many
+    runners-up; checked. Best asked for with `LOOKED_AT` runners-up or more."""
+    found = prefer(problem, solution)
+    found = replace(found, runners_up=found.runners_up[:runners_up])
+    check(problem, found)
+    return found
 
 
 def prefer(problem: Problem, solution: Solution) -> Solution:
     """*solution* with the near-tie recommended whose bad case is best."""
     best = solution.best
-    if best is None or problem.objective is Objective.MEMORY:
+    if best is None or problem.objective is Objective.MEMORY or solution.wider:
         return solution
     near = [one for one in solution.runners_up[:LOOKED_AT] if _near(problem, best, one)]
     near = [one for one in near if _gap(problem, solution, one) <= LARGEST_GAP]

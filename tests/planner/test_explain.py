@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from costmodel.pins import Pins
+from planner.doubt import INDISTINGUISHABLE
 from planner.explain import (
-    INDISTINGUISHABLE,
     binds,
+    doubt,
     indistinguishable,
     loss,
     worse,
@@ -74,8 +75,9 @@ def test_what_is_within_the_uncertainty_is_said() -> None:
     assert found.best is not None
     alike = indistinguishable(posed, found)
     for index, other in enumerate(found.runners_up):
-        near = worse(posed, found.best, other) <= INDISTINGUISHABLE
-        assert near == (index in alike)
+        unsure = doubt(posed, found.best, other)
+        assert unsure >= INDISTINGUISHABLE
+        assert (worse(posed, found.best, other) <= unsure) == (index in alike)
     twin = replace(found, runners_up=(found.best,))
     assert indistinguishable(posed, twin) == [0]
     assert loss(posed, found.best, found.best) == "nothing"

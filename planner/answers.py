@@ -1,0 +1,149 @@
+"""What `plan` answers beside one plan: sizes, differences, layouts to measure.
+
+Rooms are opened when a question is asked, so that one plan loads no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from costmodel.pins import Pins
+from planner.around import Around
+from profiles.command import premise, warn
+from profiles.errors import Contradiction
+from profiles.job_options import JobOptions
+from profiles.options import given
+from profiles.terminal import console, emit_json
+
+if TYPE_CHECKING:
+    from planner.asked import Asked
+    from planner.beside import Beside
+    from planner.problem import Candidate, Problem
+    from planner.solution import Solution
+
+
+def refuse_beside(what: str, out: Path | None, around: Around, several: bool) -> None:
+    """Raise for options that are about one plan, where *what* asks for more."""
+    flags = {
+        "--out": out is not None,
+        "--compare-searches": several,
+        "--maximize": around.maximize is not None,
+        "--explain": around.explain,
+        "--probe": around.probe is not None,
+        "--shardings": around.shardings,
+    }
+    for flag, said in flags.items():
+        if said:
+            raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
+
+
+def compare(
+    files: tuple[Path, Path], job: JobOptions, pins: Pins, *, as_json: bool
+) -> None:
+    """What differs between two layout files, and what each difference costs."""
+    from costmodel.profiled import read_profile
+    from costmodel.stored import job_of, machine_of, read_layout_file
+    from planner.difference import difference, require_alike
+    from planner.difference_report import difference_document, difference_view
+
+    _refuse_options({**given(pins), **given(job)})
+    a, b = (read_layout_file(file) for file in files)
+    jobs = (job_of(a), job_of(b))
+    require_alike(jobs, None if job.cluster else (a.cluster, b.cluster))
+    profile = read_profile(job.profile)
+    samples = profile.samples if profile else None
+    on = machine_of(a, job.cluster, job.framework, samples)
+    found = difference(jobs[0], on, a.layout, b.layout)
+    if as_json:
+        emit_json(difference_document(found, files))
+    else:
+        console().print(difference_view(found))
+
+
+def _refuse_options(said: dict[str, Any]) -> None:
+    """Raise for options that two layout files answer themselves."""
+    left = [name for name in said if name not in ("cluster", "framework", "profile")]
+    if left:
+        named = ", ".join(f"--{name.replace('_', '-')}" for name in left)
+        raise Contradiction(
+            f"{named} cannot change the layout files of --diff; leave it out "
+            "(--cluster, --framework, --profile may be given)"
+        )
+
+
+def answer_each(
+    asked: Asked,
+    sizes: tuple[int, ...],
+    solved: Callable[[Problem], Solution],
+    tokens: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    """A plan for each number of GPUs; raises what was wrong where none has one."""
+    from planner.diagnosis import diagnose
+    from planner.sizes import plans
+    from planner.sizes_report import sizes_document, sizes_table, sizes_words
+
+    rows = list(plans(sizes, lambda gpus: asked.pose(gpus=gpus), solved))
+    document = sizes_document(rows, asked.where, tokens)
+    if not any(row.estimate for row in rows):
+        premise(document)
+        sound = [row.posed for row in rows if row.posed is not None]
+        if sound:
+            raise diagnose(sound[-1].problem)
+        raise next(row.error for row in rows if row.error is not None)
+    for row in rows:
+        for line in row.posed.warnings if row.posed else ():
+            warn(f"{row.gpus} GPUs: {line}")
+    if as_json:
+        emit_json(document)
+        return
+    screen = console()
+    screen.print(sizes_table(rows, tokens))
+    screen.print(sizes_words(rows, tokens))
+
+
+def wanted_runners_up(top: int, around: Around) -> int:
+    """How many runners-up to look for: probes are chosen among them."""
+    if around.probe is None:
+        return top
+    from planner.probe import POOL
+
+    return max(top, POOL * around.probe)
+
+
+def probe(
+    problem: Problem,
+    solution: Solution,
+    around: Around,
+    out: Path | None,
+    asked: Asked,
+) -> Beside:
+    """Write the layouts worth measuring first."""
+    from planner.beside import Beside
+
+    if around.probe is None:
+        return Beside()
+    from planner.probe import probe_files, probes
+    from planner.probe_report import probes_beside
+
+    found = probes(problem, solution, around.probe)
+    written = list(zip(probe_files(len(found), out), found, strict=True))
+    for file, candidate in written:
+        write(file, problem, candidate, asked)
+    return probes_beside(problem, solution, written, around.probe)
+
+
+def write(
+    out: Path,
+    problem: Problem,
+    candidate: Candidate,
+    asked: Asked,
+) -> None:
+    from costmodel.stored import write_layout
+
+    layout = candidate.estimate.layout
+    hashes = asked.profile.hashes if asked.profile else ()
+    write_layout(out, problem.job, asked.where, layout, hashes)

@@ -1,0 +1,47 @@
+"""What was written to be measured: lines, and members of the JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from costmodel.report.table import layout_words
+from planner.beside import Beside
+from planner.explain import doubt, worse
+from planner.problem import Candidate, Problem, Staged
+from planner.solution import Solution
+from planner.words import short_words
+
+
+def probes_beside(
+    problem: Problem,
+    solution: Solution,
+    written: Sequence[tuple[Path, Candidate]],
+    asked: int,
+) -> Beside:
+    """One line a file: the layout, how much slower it is, and why it is measured."""
+    lines, entries = [], []
+    for file, candidate in written:
+        why = _why(problem, solution, candidate)
+        batch = problem.job.global_batch
+        words = (
+            layout_words(candidate.estimate.layout)
+            if isinstance(candidate, Staged)
+            else short_words(candidate.choice, batch)
+        )
+        lines.append(("probe", f"{file}: {words} ({why})"))
+        summary = candidate.estimate.layout.summary
+        entries.append({"file": str(file), "summary": summary, "why": why})
+    if len(written) < asked:
+        lines.append(("probe", f"no more than these {len(written)} were found"))
+    return Beside(lines=tuple(lines), members={"probe": entries})
+
+
+def _why(problem: Problem, solution: Solution, candidate: Candidate) -> str:
+    best = solution.best
+    if best is None or candidate is best:
+        return "the recommendation"
+    slower = worse(problem, best, candidate)
+    if abs(slower) <= doubt(problem, best, candidate):
+        return f"{slower:+.1%}: the model cannot tell it from the recommendation"
+    return f"{slower:+.1%}: unlike the others"

@@ -1,0 +1,88 @@
+"""The layouts worth measuring first: ties, then unlike ones; each in its file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from costmodel.cli import simulate
+from planner.explain import indistinguishable
+from planner.probe import apart, probes
+from planner.search import Limits
+from planner.searches import SEARCHES
+from tests.problems import problem
+
+Ask = Callable[..., tuple[int, str, str]]
+TINY = ("--model", "gpt-tiny", "--gpus", "4")
+
+
+def test_the_recommendation_first_then_what_cannot_be_told_from_it() -> None:
+    posed = problem("gpt-mini", 8)
+    solution = SEARCHES["branch-and-bound"].solve(posed, Limits(runners_up=10))
+    alike = [solution.runners_up[index] for index in indistinguishable(posed, solution)]
+    found = probes(posed, solution, 5)
+    assert found[0] is solution.best
+    ties = min(len(alike), 4)
+    assert found[1 : 1 + ties] == alike[:ties]
+    assert len({one.choice for one in found}) == len(found) == 5
+
+
+def test_the_rest_is_as_unlike_as_can_be() -> None:
+    posed = problem("gpt-13b", 16, global_batch=64)
+    solution = SEARCHES["branch-and-bound"].solve(posed, Limits(runners_up=8))
+    first, second = probes(posed, solution, 2)
+    left = [one for one in solution.runners_up if one is not second]
+    distance = apart(first.choice, second.choice)
+    assert distance >= max(apart(first.choice, one.choice) for one in left)
+
+
+def test_the_files_are_beside_out(
+    asking: Ask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "best.json"
+    code, text, _ = asking(
+        *TINY, "--probe", "3", "--top", "1", "--out", str(out), "--json"
+    )
+    found = json.loads(text)
+    assert code == 0
+    assert len(found["alternatives"]) == 1
+    files = [Path(entry["file"]) for entry in found["probe"]]
+    assert files == [tmp_path / f"probe-{number}.json" for number in (1, 2, 3)]
+    layouts = [json.loads(file.read_text())["layout"] for file in files]
+    assert layouts[0] == found["layout"] == json.loads(out.read_text())["layout"]
+    assert len({str(one) for one in layouts}) == 3
+    assert simulate.run([str(files[1]), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fits"]
+
+
+def test_without_out_they_are_here(
+    asking: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = asking(*TINY, "--probe", "2")
+    assert code == 0
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "probe-1.json",
+        "probe-2.json",
+    ]
+    assert "the recommendation" in " ".join(out.split())
+
+
+def test_fewer_are_written_where_there_are_no_more(asking: Ask, tmp_path: Path) -> None:
+    pins = ("--zero", "0", "--recompute", "none", "--micro-batch", "1")
+    argv = ("--model", "gpt-tiny", "--gpus", "1", *pins, "--probe", "9")
+    code, out, _ = asking(*argv, "--out", str(tmp_path / "layout.json"))
+    assert code == 0
+    written = list(tmp_path.glob("probe-*.json"))
+    assert 1 <= len(written) < 9
+    assert f"no more than these {len(written)}" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "101", "some"])
+def test_impossible_counts_are_refused(asking: Ask, count: str) -> None:
+    code, out, err = asking(*TINY, "--probe", count)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--probe" in err
