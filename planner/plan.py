@@ -32,6 +32,7 @@ from profiles.cluster import Cluster
 from profiles.job import Job
 
 DEFAULT: Final = "branch-and-bound"
+__all__ = ["check", "plan", "solve"]
 
 
 def plan(

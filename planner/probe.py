@@ -54,8 +54,11 @@ def apart(a: Uniform, b: Uniform) -> float:
     >>> apart(Uniform(tp=8), Uniform(tp=2, dp=4, recompute="full"))
     5.0
     """
-    doublings = sum(abs(log2(getattr(a, name) / getattr(b, name))) for name in _SIZES)
-    return doublings + sum(getattr(a, name) != getattr(b, name) for name in _KINDS)
+    sizes = [(float(getattr(a, name)), getattr(b, name)) for name in _SIZES]
+    doublings = sum(abs(log2(one / other)) for one, other in sizes)
+    return doublings + float(
+        sum(getattr(a, name) != getattr(b, name) for name in _KINDS)
+    )
 
 
 def probe_files(count: int, out: Path | None) -> Iterator[Path]:
