@@ -55,7 +55,7 @@ def apart(a: Uniform, b: Uniform) -> float:
     5.0
     """
     sizes = [(float(getattr(a, name)), getattr(b, name)) for name in _SIZES]
-    doublings = sum(abs(log2(one / other)) for one, other in sizes)
+    doublings: float = sum(abs(log2(one / other)) for one, other in sizes)
     return doublings + float(
         sum(getattr(a, name) != getattr(b, name) for name in _KINDS)
     )
