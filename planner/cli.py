@@ -162,9 +162,6 @@ def plan(
     _show(posed, solution, compared, asked.where, found, as_json=as_json)
 
 
-        )
-
-
 def _asked(
     job: JobOptions,
     pins: Pins,
