@@ -60,6 +60,13 @@ def grouped_work(
     )
 
 
+def grouped_launches(block: Block, degrees: Degrees, machine: Machine) -> Array:
+    """Host work of a grouped product, over an operator's: each further expert's part,
+    where a framework issues them one by one."""
+    further = held_experts(block, degrees) - 1.0
+    return np.asarray(1.0 + machine.software.expert_launch * further)
+
+
 def exchange_work(
     operator: Operator,
     block: Block,

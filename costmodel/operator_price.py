@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from costmodel.attention_price import attention_kernel, attention_work, falls_back
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
-from costmodel.expert_price import exchange_work, grouped_work
-from costmodel.experts import held_experts
+from costmodel.expert_price import exchange_work, grouped_launches, grouped_work
 from costmodel.footprint import Footprint
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
@@ -95,9 +94,7 @@ def operator_price(
     if operator.kind is Kind.ATTENTION:
         single = falls_back(block, degrees, precision, machine)
         launches = launches * (1.0 + SINGLE_KERNELS * single)
-    if grouped:
-        further = held_experts(block, degrees) - 1.0
-        launches = launches * (1.0 + host.expert_launch * further)
+    more = grouped_launches(block, degrees, machine) if grouped else 1.0
     gap_s = np.asarray(host.gap_us * US * floor)
     forward += Work.of(
         Sourced(seconds=gap_s),
@@ -108,7 +105,7 @@ def operator_price(
             _ZERO,
             _beside_s(operator, forward, machine),
         ),
-        host_s=host.forward_host_s * floor * launches,
+        host_s=host.forward_host_s * floor * launches * more,
     )
     backward += Work.of(
         Sourced(seconds=2 * gap_s * operator.has_backward),
@@ -119,7 +116,7 @@ def operator_price(
             machine.hides(backward.compute_s / 2),
             _beside_s(operator, backward, machine) / 2,
         ),
-        host_s=host.backward_host_s * floor * operator.has_backward * launches,
+        host_s=host.backward_host_s * floor * operator.has_backward * launches * more,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(
