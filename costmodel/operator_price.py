@@ -11,19 +11,18 @@ Each pass as it was measured, where the machine has samples of it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.attention_price import attention_kernel, attention_work, falls_back
+from costmodel.attention_price import attention_work, falls_back
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
 from costmodel.expert_price import exchange_work, grouped_launches, grouped_work
-from costmodel.footprint import Footprint
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
+from costmodel.operator_keeps import beside, handed_on, internal
 from costmodel.placement import near_members
 from costmodel.sharding import (
     Collective,
@@ -33,9 +32,7 @@ from costmodel.sharding import (
     forward_collectives,
     parameters,
     product_shape,
-    splits_columns,
     tensor_bytes,
-    tokens,
 )
 from costmodel.sourced import Sourced
 from costmodel.work import OperatorPrice, Work
@@ -54,12 +51,6 @@ MISALIGNED = 2.5
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
-# A token and unit of width: the fp32 input and scaled output, and the 16-bit output
-# [derived]; of 6 and 10 this one agrees with Hagemann's out-of-memory outcomes.
-UNFUSED_NORM_SAVED_BYTES = 10.0
-# Bytes of a score that are alive in attention's backward beside what it keeps, 16 bits:
-# the gradients of the softmax and of its input; unfused, each in fp32 as well.
-WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
 # Operators' worth of launches that a softmax of single kernels adds: casts, scale,
 # mask, softmax, dropout, each way [fitted by hand] vTrain's one-node runs at tp 8,
 # micro-batch 1 against 2; not among the coefficients.
@@ -125,12 +116,12 @@ def operator_price(
         parameters=none if grouped else trained,
         expert_parameters=trained if grouped else none,
         frozen_parameters=held if operator.frozen else none,
-        saved=_handed_on(operator, block, degrees, precision, machine),
-        internal=_internal(operator, block, degrees, precision, machine),
+        saved=handed_on(operator, block, degrees, precision, machine),
+        internal=internal(operator, block, degrees, precision, machine),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
         input_bytes=np.maximum(
             sum(sizes, start=_ZERO),
-            _beside(operator, block, degrees, precision, machine),
+            beside(operator, block, degrees, precision, machine),
         ),
     )
 
@@ -302,99 +293,3 @@ _PRICES: Final = {
     Kind.DISPATCH: exchange_work,
     Kind.COMBINE: exchange_work,
 }
-
-
-def _handed_on(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> dict[str, Array]:
-    """Tensors that others made and this operator keeps."""
-    habits, number = machine.software.footprint, precision
-    if operator.kind in PRODUCTS and habits.saves_quantised:
-        fewer = min(precision.matmul.bytes, precision.activation.bytes)
-        share = fewer / precision.activation.bytes
-    else:
-        share = 1.0
-    if habits.keeps_gathered and splits_columns(operator):
-        degrees = replace(degrees, sequence_parallel=False)
-    return {
-        item.name: tensor_bytes(item, block, degrees, number) * share
-        for item in operator.saves
-        if not item.internal
-    }
-
-
-def _beside(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
-    """What is alive inside an operator beside what it keeps."""
-    habits = machine.software.footprint
-    if operator.kind is Kind.CROSS_ENTROPY:
-        logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
-        return np.asarray(logits * habits.logits_bytes(precision))
-    if operator.kind is Kind.ATTENTION:
-        written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
-        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
-        return np.asarray(rows * float(degrees.seq_len) * written)
-    return _ZERO
-
-
-def _copies(degrees: Degrees, habits: Footprint) -> Array:
-    """Of the local logits, how many a rank holds."""
-    return degrees.tp if habits.whole_logits else np.ones_like(degrees.tp)
-
-
-def _internal(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> dict[str, Array]:
-    """What an operator keeps of its own making: masks, softmax, row statistics."""
-    kept = {
-        item.name: tensor_bytes(item, block, degrees, precision)
-        for item in operator.saves
-        if item.internal
-    }
-    habits = machine.software.footprint
-    if operator.kind is Kind.CROSS_ENTROPY:
-        share = _copies(degrees, habits)
-        if habits.half_softmax:
-            share = share * (precision.activation.bytes / Format.FP32.bytes)
-        kept = {name: size * share for name, size in kept.items()}
-    if habits.keeps_gate and operator.function in ("swiglu", "geglu"):
-        kept[f"{operator.name}_gate"] = tensor_bytes(
-            operator.output, block, degrees, precision
-        )
-    if operator.vectors and not machine.software.fused_norm:
-        count = elements(operator.output, block, degrees)
-        kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
-    if operator.kind is Kind.ATTENTION:
-        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
-        kernel = attention_kernel(degrees, machine)
-        if kernel.startswith("flash"):
-            kept["attention_core"] = rows * Format.FP32.bytes  # log-sum-exp
-        else:
-            score = _score_bytes(kernel, block, precision)
-            if kernel == "fused-softmax":
-                score += habits.score_bytes
-            kept["attention_core"] = rows * float(degrees.seq_len) * score
-    return kept
-
-
-def _score_bytes(kernel: str, block: Block, precision: Precision) -> float:
-    """Bytes that attention keeps of a score: its softmax, and after dropout what is
-    left of it with its mask (Korthikanti et al., 4.1); in fp32 too without fusion."""
-    kept = precision.activation.bytes
-    if kernel == "materialised" and kept < Format.FP32.bytes:
-        kept += Format.FP32.bytes
-    drops = any(item.function.startswith("dropout") for item in block.operators)
-    return kept + precision.activation.bytes + 1 if drops else kept

@@ -1,0 +1,129 @@
+"""Bytes that an operator keeps for backward, and that it works with beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.attention_price import attention_kernel
+from costmodel.footprint import Footprint
+from costmodel.machine import Machine
+from costmodel.sharding import (
+    Degrees,
+    elements,
+    splits_columns,
+    tensor_bytes,
+    tokens,
+)
+from profiles.graph import Block
+from profiles.operators import PRODUCTS, Kind, Operator
+from profiles.precision import Format, Precision
+
+Array = NDArray[Any]
+_ZERO = np.zeros(())
+
+# A token and unit of width: the fp32 input and scaled output, and the 16-bit output
+# [derived]; of 6 and 10 this one agrees with Hagemann's out-of-memory outcomes.
+UNFUSED_NORM_SAVED_BYTES = 10.0
+# Bytes of a score that are alive in attention's backward beside what it keeps, 16 bits:
+# the gradients of the softmax and of its input; unfused, each in fp32 as well.
+WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
+
+
+def handed_on(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> dict[str, Array]:
+    """Tensors that others made and this operator keeps."""
+    habits, number = machine.software.footprint, precision
+    if operator.kind in PRODUCTS and habits.saves_quantised:
+        fewer = min(precision.matmul.bytes, precision.activation.bytes)
+        share = fewer / precision.activation.bytes
+    else:
+        share = 1.0
+    if habits.keeps_gathered and splits_columns(operator):
+        degrees = replace(degrees, sequence_parallel=False)
+    return {
+        item.name: tensor_bytes(item, block, degrees, number) * share
+        for item in operator.saves
+        if not item.internal
+    }
+
+
+def beside(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """What is alive inside an operator beside what it keeps."""
+    habits = machine.software.footprint
+    if operator.kind is Kind.CROSS_ENTROPY:
+        logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
+        return np.asarray(logits * habits.logits_bytes(precision))
+    if operator.kind is Kind.ATTENTION:
+        written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
+        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
+        return np.asarray(rows * float(degrees.seq_len) * written)
+    return _ZERO
+
+
+def _copies(degrees: Degrees, habits: Footprint) -> Array:
+    """Of the local logits, how many a rank holds."""
+    return degrees.tp if habits.whole_logits else np.ones_like(degrees.tp)
+
+
+def internal(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> dict[str, Array]:
+    """What an operator keeps of its own making: masks, softmax, row statistics."""
+    kept = {
+        item.name: tensor_bytes(item, block, degrees, precision)
+        for item in operator.saves
+        if item.internal
+    }
+    habits = machine.software.footprint
+    if operator.kind is Kind.CROSS_ENTROPY:
+        share = _copies(degrees, habits)
+        if habits.half_softmax:
+            share = share * (precision.activation.bytes / Format.FP32.bytes)
+        kept = {name: size * share for name, size in kept.items()}
+    if habits.keeps_gate and operator.function in ("swiglu", "geglu"):
+        kept[f"{operator.name}_gate"] = tensor_bytes(
+            operator.output, block, degrees, precision
+        )
+    if operator.vectors and not machine.software.fused_norm:
+        count = elements(operator.output, block, degrees)
+        kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
+    if operator.kind is Kind.ATTENTION:
+        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
+        kernel = attention_kernel(degrees, machine)
+        if kernel.startswith("flash"):
+            kept["attention_core"] = rows * Format.FP32.bytes  # log-sum-exp
+        else:
+            score = _score_bytes(kernel, block, precision)
+            if kernel == "fused-softmax":
+                score += habits.score_bytes
+            kept["attention_core"] = rows * float(degrees.seq_len) * score
+    return kept
+
+
+def _score_bytes(kernel: str, block: Block, precision: Precision) -> float:
+    """Bytes that attention keeps of a score: its softmax, and after dropout what is
+    left of it with its mask (Korthikanti et al., 4.1); in fp32 too without fusion."""
+    kept = precision.activation.bytes
+    if kernel == "materialised" and kept < Format.FP32.bytes:
+        kept += Format.FP32.bytes
+    drops = any(item.function.startswith("dropout") for item in block.operators)
+    return kept + precision.activation.bytes + 1 if drops else kept
