@@ -12,13 +12,17 @@ from functools import partial
 
 from costmodel.layout import CP_KINDS
 from costmodel.offload import TIERS
-from costmodel.schedule import SCHEDULES
 from profiles.options import Function, collected, option
 from profiles.parameters import offload, one_of, real, some_of, text, whole
 
 _option = partial(option, "Layout")
 _degree = partial(_option, type=whole(), metavar="N")
 
+# The names of `costmodel.schedule`, which a command does not load to show its help.
+SCHEDULES = (
+    *("gpipe", "1f1b", "interleaved", "zb-h1", "zb-interleaved", "zb-v"),
+    *("dualpipe-v", "chimera"),
+)
 OVERLAPS = ("grad", "param", "tp", "p2p", "offload")
 _MOST_IMBALANCE = 100_000.0
 _MOST_BUCKET_MB = 1_000_000.0

@@ -19,7 +19,7 @@ from planner.problem import Candidate, Objective, Problem, Staged
 from planner.robust import why_chosen
 from planner.solution import Solution, Status
 from planner.words import choice_words, retention_words, short_words
-from profiles.units import MB, format_bytes, format_count, format_seconds
+from profiles.units import MB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -128,16 +128,12 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     added = solution.added
     if added is None or not added.considered:
         return []
-    unit = _UNITS[problem.objective.quantity]
     gain = 1 - solution.value / added.uniform_value
-    if gain:
-        found = f"a {unit} {gain:.2%} below that of every uniform layout looked for"
-    else:
-        found = "nothing better"
-    tried = f"{added.simulated:,} of {added.considered:,} candidates tried"
+    found = f"{gain:.2%} better than" if gain else "no better than"
+    tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
-    words = f"{found} ({tried}; none is more than {left:.2%} below)"
-    return [("retention by stage", words), *_retentions(solution)]
+    words = f"by stage {found} alike ({tried}; none by more than {left:.2%})"
+    return [("recompute", words), *_retentions(solution)]
 
 
 def _retentions(solution: Solution) -> list[tuple[str, str]]:
@@ -145,7 +141,7 @@ def _retentions(solution: Solution) -> list[tuple[str, str]]:
     best = solution.best
     if best is None or best.choice.recompute != AUTO:
         return []
-    return [("makes again", retention_words(best.estimate.layout))]
+    return [("made again", retention_words(best.estimate.layout))]
 
 
 def _cost(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
@@ -189,13 +185,12 @@ def searches_table(problem: Problem, solutions: Sequence[Solution]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("search")
+    table.add_column("search", no_wrap=True)
     found = [one.best for one in solutions if one.best is not None]
     best = min(found, key=problem.value, default=None)
     how = "larger" if problem.objective is Objective.MEMORY else "slower"
-    for name in ("status", "step time", how, "gap", "simulated", "considered"):
+    for name in ("step", how, "gap", "tried", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("seconds", justify="right", no_wrap=True)
     table.add_column("layout", overflow="fold")
     for one in solutions:
         own, counters = one.best, one.counters
@@ -210,10 +205,8 @@ def searches_table(problem: Problem, solutions: Sequence[Solution]) -> Table:
             )
         table.add_row(
             one.search,
-            one.status.value,
             *words[:3],
             f"{counters.simulated:,}",
-            format_count(counters.considered),
             f"{one.seconds:.2f}",
             words[3],
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from costmodel import pins
 from costmodel.schedule import (
+    SCHEDULES,
     copies_held,
     holders,
     require_schedule,
@@ -112,3 +114,7 @@ def test_impossible_numbers_say_what_to_do(
 ) -> None:
     with pytest.raises(InvalidSpec, match=remedy):
         require_schedule(*given)
+
+
+def test_help_names_all_schedules() -> None:
+    assert tuple(SCHEDULES) == pins.SCHEDULES
