@@ -79,15 +79,6 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
     if len(on.cluster.islands) == 1:
         return _alike(on.device, layout)
     number = layout.precision.matmul
-    if len(on.cluster.islands) == 1:
-        device = on.device
-        return Devices(
-            name=device.name,
-            peak_flops_per_s=device.peak_flops_per_s(number),
-            cost=device.cost.si if device.cost else None,
-            power_w=device.power.si if device.power else None,
-            capacities_bytes=(device.capacity_bytes,) * layout.pp,
-        )
     spans = spans_of(on.cluster)
     ranks = [_held(layout, rank) for rank in range(layout.pp)]
     there = [

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.asked import Asked
     from planner.beside import Beside
     from planner.problem import Candidate, Problem
+    from planner.question import Posed
     from planner.solution import Solution
 
 
@@ -74,9 +75,10 @@ def _refuse_options(said: dict[str, Any]) -> None:
 
 
 def answer_each(
-    asked: Asked,
     sizes: tuple[int, ...],
+    pose: Callable[[int], Posed],
     solved: Callable[[Problem], Solution],
+    where: str,
     tokens: float | None,
     *,
     as_json: bool,
@@ -86,8 +88,8 @@ def answer_each(
     from planner.sizes import plans
     from planner.sizes_report import sizes_document, sizes_table, sizes_words
 
-    rows = list(plans(sizes, lambda gpus: asked.pose(gpus=gpus), solved))
-    document = sizes_document(rows, asked.where, tokens)
+    rows = list(plans(sizes, pose, solved))
+    document = sizes_document(rows, where, tokens)
     if not any(row.estimate for row in rows):
         premise(document)
         sound = [row.posed for row in rows if row.posed is not None]

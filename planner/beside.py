@@ -13,6 +13,7 @@ from planner.around import Around
 from planner.largest import Largest
 from planner.problem import Problem
 from planner.solution import Solution
+from profiles.errors import Contradiction
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -34,8 +35,14 @@ class Beside:
         )
 
 
-def require_answerable(problem: Problem, around: Around) -> None:
-    """Raise Unsupported before the search for what could not be said after it."""
+def require_answerable(problem: Problem, around: Around, *, any_stage: bool) -> None:
+    """Raise Unsupported or Contradiction before the search for what could not be said
+    after it."""
+    if around.shardings and any_stage:
+        raise Contradiction(
+            "--shardings is about one mesh, and with --any-stage stages may have "
+            "several; leave one of them out"
+        )
     if around.shardings:
         from planner.shardings import layout_block
 

@@ -138,13 +138,21 @@ def plan(
     def solved(problem: Problem) -> Solution:
         return improved(problem, _solved(problem, search, wanted, time_limit))
 
+    def posed_on(gpus: int) -> Posed:
+        found = asked.pose(gpus=gpus)
+        if any_stage:
+            require_possible(found.problem)
+        return found
+
     if sizes:
         refuse_beside("several numbers of --gpus", out, around, compare_searches)
-        answer_each(asked, sizes, solved, around.tokens, as_json=as_json)
+        answer_each(
+            sizes, posed_on, solved, asked.where, around.tokens, as_json=as_json
+        )
         return
     largest = _largest(asked, around)
     posed = _posed(asked, largest)
-    require_answerable(posed.problem, around)
+    require_answerable(posed.problem, around, any_stage=any_stage)
     if any_stage:
         require_possible(posed.problem)
     solution = _solved(posed.problem, search, wanted, time_limit)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from costmodel.report.table import layout_words
 from planner.beside import Beside
 from planner.explain import doubt, worse
-from planner.problem import Candidate, Problem, Staged
+from planner.problem import Candidate, Problem
 from planner.solution import Solution
-from planner.words import short_words
+from planner.words import short_candidate_words
 
 
 def probes_beside(
@@ -23,12 +22,7 @@ def probes_beside(
     lines, entries = [], []
     for file, candidate in written:
         why = _why(problem, solution, candidate)
-        batch = problem.job.global_batch
-        words = (
-            layout_words(candidate.estimate.layout)
-            if isinstance(candidate, Staged)
-            else short_words(candidate.choice, batch)
-        )
+        words = short_candidate_words(candidate, problem.job.global_batch)
         lines.append(("probe", f"{file}: {words} ({why})"))
         summary = candidate.estimate.layout.summary
         entries.append({"file": str(file), "summary": summary, "why": why})

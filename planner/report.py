@@ -10,15 +10,14 @@ from costmodel.report.table import (
     assumed_words,
     breakdown_words,
     headline,
-    layout_words,
     memory_table,
     pairs_table,
 )
 from planner.explain import binds, indistinguishable, loss, worse
-from planner.problem import Candidate, Objective, Problem, Staged
+from planner.problem import Objective, Problem, Staged
 from planner.robust import why_chosen
 from planner.solution import Solution, Status
-from planner.words import choice_words, retention_words, short_words
+from planner.words import candidate_words, retention_words, short_candidate_words
 from profiles.units import MB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -61,7 +60,8 @@ def plan_view(
         ("step goes to", breakdown_words(found.breakdown_s)),
         ("binds", binds(problem, solution)),
         ("proof", proof_words(problem, alike)),
-        *_beside(problem, solution),
+        *_beside(problem, alike),
+        *_retentions(solution),
         *wider_words(problem, solution),
     ]
     if assumed:
@@ -75,13 +75,6 @@ def plan_view(
     if solution.runners_up:
         parts += [Text(), runners_up_table(problem, solution)]
     return Group(*parts)
-
-
-def candidate_words(candidate: Candidate, global_batch: int) -> str:
-    """Its layout in one line."""
-    if isinstance(candidate, Staged):
-        return layout_words(candidate.estimate.layout)
-    return choice_words(candidate.choice, global_batch)
 
 
 def wider_words(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
@@ -133,13 +126,15 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
     words = f"by stage {found} alike ({tried}; none by more than {left:.2%})"
-    return [("recompute", words), *_retentions(solution)]
+    return [("recompute", words)]
 
 
 def _retentions(solution: Solution) -> list[tuple[str, str]]:
     """What each stage makes again, where it was chosen stage by stage."""
     best = solution.best
-    if best is None or best.choice.recompute != AUTO:
+    if best is None:
+        return []
+    if not isinstance(best, Staged) and best.choice.recompute != AUTO:
         return []
     return [("made again", retention_words(best.estimate.layout))]
 
@@ -167,7 +162,7 @@ def runners_up_table(problem: Problem, solution: Solution) -> Table:
         found = other.estimate
         mark = "≈" if index in alike else ""
         table.add_row(
-            short_words(other.choice, problem.job.global_batch),
+            short_candidate_words(other, problem.job.global_batch),
             format_seconds(found.step_time_s),
             f"{mark}{worse(problem, best, other):.1%}",
             format_bytes(found.peak_memory_bytes),
@@ -201,7 +196,7 @@ def searches_table(problem: Problem, solutions: Sequence[Solution]) -> Table:
                 format_seconds(own.estimate.step_time_s),
                 f"{worse(problem, best, own):.1%}",
                 f"{one.gap:.2%}" if one.lower else "unknown",
-                short_words(own.choice, problem.job.global_batch),
+                short_candidate_words(own, problem.job.global_batch),
             )
         table.add_row(
             one.search,

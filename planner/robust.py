@@ -16,7 +16,7 @@ from planner.doubt import bad_case_s, ratio_half, shares
 from planner.explain import worse
 from planner.problem import Candidate, Objective, Problem
 from planner.solution import Solution, Status
-from planner.words import short_words
+from planner.words import short_candidate_words
 
 LARGEST_GAP: Final = 0.01  # of the certificate, with what is given up
 WORTHWHILE: Final = 0.002  # how much better a bad case has to be
@@ -76,7 +76,7 @@ def why_chosen(problem: Problem, solution: Solution) -> str | None:
     if best is None or other is None:
         return None
     apart = worse(problem, other, best)
-    named = short_words(other.choice, problem.job.global_batch)
+    named = short_candidate_words(other, problem.job.global_batch)
     return (
         f"chosen over {named}, {apart:.1%} faster by estimate, because "
         f"{because(problem, best, other)}"

@@ -46,10 +46,14 @@ class Sensitivity:
 
     @property
     def other_layout(self) -> bool:
-        return self.how == ANEW and (
-            self.after.choice != self.before.choice
-            or isinstance(self.after, Staged) != isinstance(self.before, Staged)
-        )
+        return self.how == ANEW and not _alike(self.before, self.after)
+
+
+def _alike(a: Candidate, b: Candidate) -> bool:
+    """Whether two candidates are one layout; the number of micro-batches apart."""
+    if isinstance(a, Staged) or isinstance(b, Staged):
+        return a.estimate.layout.stages == b.estimate.layout.stages
+    return a.choice == b.choice
 
 
 def sensitivities(

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout_file import layout_document
-from costmodel.report.table import layout_words
-from planner.problem import Candidate, Staged
 from planner.sensitivity import Sensitivity
-from planner.words import short_words
+from planner.words import short_candidate_words
 from profiles.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -27,12 +25,6 @@ def sensitivity_document(found: Sensitivity) -> dict[str, Any]:
         "peak_memory_bytes": estimate.peak_memory_bytes,
         "layout": layout_document(estimate.layout) if found.other_layout else None,
     }
-
-
-def _words(candidate: Candidate) -> str:
-    if isinstance(candidate, Staged):
-        return layout_words(candidate.estimate.layout)
-    return short_words(candidate.choice, candidate.estimate.job.global_batch)
 
 
 def sensitivities_table(rows: Sequence[Sensitivity]) -> Table:
@@ -53,6 +45,8 @@ def sensitivities_table(rows: Sequence[Sensitivity]) -> Table:
             format_seconds(estimate.step_time_s),
             format_bytes(estimate.peak_memory_bytes),
             row.how,
-            _words(row.after) if row.other_layout else "the same",
+            short_candidate_words(row.after, estimate.job.global_batch)
+            if row.other_layout
+            else "the same",
         )
     return table

@@ -9,7 +9,7 @@ from costmodel.estimate import Estimate
 from costmodel.whatif import training
 from planner.document import answer_document, nothing_document, premise_document
 from planner.sizes import Sized, efficiency
-from planner.words import short_words
+from planner.words import short_candidate_words
 from profiles.units import DAY_S, format_seconds
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _cells(
         return [f"{row.gpus:,}", f"none: {row.reason}"]
     cells = [
         f"{row.gpus:,}",
-        short_words(solution.best.choice, found.job.global_batch),
+        short_candidate_words(solution.best, found.job.global_batch),
         format_seconds(found.step_time_s),
         f"{found.tokens_per_s_per_gpu * row.gpus:,.0f}",
         f"{found.mfu:.1%}",

@@ -8,14 +8,14 @@ from profiles.cluster import Island, Level
 
 def level_of(part: str, candidate: Candidate, island: Island) -> Level | None:
     """The slowest level that a part of the step crosses; None for no exchange."""
-    choice = candidate.choice
-    inner = choice.tp * choice.cp
+    layout = candidate.estimate.layout
+    meshes = [stage.mesh for stage in layout.stages]
     spans = {
-        "tensor_comm": choice.tp,
-        "context_comm": inner,
-        "expert_comm": choice.ep * choice.etp,
-        "data_comm": inner * choice.dp,
-        "pipeline_comm": choice.gpus,
+        "tensor_comm": max(mesh.tp for mesh in meshes),
+        "context_comm": max(mesh.tp * mesh.cp for mesh in meshes),
+        "expert_comm": max(mesh.ep * mesh.etp for mesh in meshes),
+        "data_comm": max(len(mesh.ranks) for mesh in meshes),
+        "pipeline_comm": layout.gpus,
     }
     if part not in spans:
         return None

@@ -6,8 +6,10 @@ from collections import Counter
 from itertools import groupby
 
 from costmodel.layout import Layout, Stage
+from costmodel.report.table import layout_words
 from costmodel.retention import EVERYTHING
 from costmodel.uniform import Uniform
+from planner.problem import Candidate, Staged
 
 MOST_STAGES = 6  # that are told one by one
 
@@ -71,6 +73,20 @@ def short_words(choice: Uniform, global_batch: int) -> str:
     if choice.recompute != "none":
         parts.append(f"recompute {choice.recompute}")
     return " · ".join(parts)
+
+
+def candidate_words(candidate: Candidate, global_batch: int) -> str:
+    """A candidate's layout in one line; stages that differ one by one."""
+    if isinstance(candidate, Staged):
+        return layout_words(candidate.estimate.layout)
+    return choice_words(candidate.choice, global_batch)
+
+
+def short_candidate_words(candidate: Candidate, global_batch: int) -> str:
+    """The same for a column of a table."""
+    if isinstance(candidate, Staged):
+        return layout_words(candidate.estimate.layout)
+    return short_words(candidate.choice, global_batch)
 
 
 def retention_words(layout: Layout) -> str:

@@ -54,6 +54,7 @@ def guarded(prog: str, body: Callable[[], int]) -> int:
         complain(prog, str(error))
         return error.exit_code
     except KeyboardInterrupt:
+        exec("")  # `python -m` ends by a signal if the last exec was interrupted
         complain(prog, "interrupted")
         return INTERRUPTED
     except BrokenPipeError:

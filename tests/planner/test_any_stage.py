@@ -14,13 +14,20 @@ from hypothesis import strategies as st
 from costmodel.estimate import estimate
 from costmodel.layout_reader import parse_file
 from costmodel.pins import Pins
+from costmodel.report.table import layout_words
 from costmodel.stored import write_layout
 from planner.any_stage import require_possible, widened
+from planner.around import Around
+from planner.beside import require_answerable
 from planner.branch_and_bound import BranchAndBound
 from planner.plan import widen
 from planner.problem import Objective, Problem, Staged
+from planner.question import Posed
 from planner.search import Limits
+from planner.sizes import Sized
+from planner.sizes_report import sizes_table
 from planner.solution import Solution
+from planner.spans import level_of
 from planner.stage_menu import menus
 from planner.stage_partition import partitions
 from profiles.errors import Contradiction, Unsupported
@@ -84,6 +91,15 @@ def test_a_case_where_unlike_stages_win_and_can_be_read_back(tmp_path: Path) -> 
     assert layout.summary["tp"] is None or layout.summary["dp"] is None
     write_layout(tmp_path / "it.json", asked.job, "p3.16xlarge", layout, ())
     assert parse_file(json.loads((tmp_path / "it.json").read_text())).layout == layout
+    row = Sized(gpus=6, posed=Posed(problem=asked), solution=any_stage)
+    told = [str(cell) for cell in sizes_table([row], None).columns[1].cells]
+    assert told == [layout_words(layout)]
+    assert level_of("data_comm", any_stage.best, asked.machine.island) is not None
+
+
+def test_shardings_of_one_mesh_are_not_asked_of_several() -> None:
+    with pytest.raises(Contradiction, match="--shardings"):
+        require_answerable(problem(), Around(shardings=True), any_stage=True)
 
 
 def test_no_time_says_that_not_all_was_looked_at() -> None:

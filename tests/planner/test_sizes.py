@@ -111,6 +111,12 @@ def test_questions_about_one_plan_take_one_size(
     assert more[0] in err
 
 
+def test_stages_that_cannot_differ_are_refused_before_any_search(asking: Ask) -> None:
+    code, out, err = asking(*TINY, "--gpus", "2,4", "--any-stage", "--cp", "2")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--any-stage with --cp 2" in err
+
+
 def test_tokens_are_days_and_dollars(asking: Ask) -> None:
     argv = (*TINY, "--gpus", "2", "--objective", "time-to-train", "--tokens", "1e12")
     code, out, _ = asking(*argv, "--json")

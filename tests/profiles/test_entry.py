@@ -127,6 +127,23 @@ def test_ctrl_c_while_the_command_is_imported(
     assert (process.returncode, err) == (130, "command: interrupted\n")
 
 
+def test_ctrl_c_inside_exec_is_exit_130_too(
+    environment: dict[str, str], tmp_path: Path, root: Path
+) -> None:
+    """`python -m` ends by a signal where an interrupt went through `exec` of a text."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\nfrom profiles.entry import guarded\n"
+        "sys.exit(guarded('t', lambda: exec('raise KeyboardInterrupt')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "interrupted"],
+        env={**environment, "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}"},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (130, "t: interrupted\n")
+
+
 def test_output_survives_a_narrow_encoding(run: Run) -> None:
     script = "from profiles.entry import guarded; guarded('t', lambda: print('4 µs'))"
     done = run("python", "-c", script, env={"PYTHONIOENCODING": "ascii"})
