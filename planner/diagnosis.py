@@ -2,41 +2,100 @@
 
 nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
 nothing is executed what the runtime lacks, and the same raise or number
-nothing fits        the smallest peak there is; a pin to drop, or more GPUs
+nothing fits        the smallest peak there is, and of what it is; then a pin to drop,
+                    something to offload, a smaller batch, more GPUs
+
+What changes and in what order is `planner.changes`'s. Each is tried by the default
+search on a cheap budget: 1F1B and micro-batches of one sequence, unless they are
+pinned, of which memory needs least. So what is named fits, in the seconds that are
+named; a plan of its own may be faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from math import inf
+from typing import Any, Final
 
 from costmodel.legality import MOST_PASSES
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
+from planner.branch_and_bound import BranchAndBound
+from planner.changes import (
+    Change,
+    dividing,
+    more_gpus,
+    offloaded,
+    smaller_batches,
+    unpinned,
+)
+from planner.explain import fullest
 from planner.frontier import Frontier
-from planner.pinned import layout_pins
+from planner.largest import last_true
+from planner.memory_floor import states_bytes
 from planner.problem import Candidate, Objective, Problem
+from planner.search import Limits
 from planner.solution import Solution
 from planner.space import Space
 from planner.table import length
 from planner.words import choice_words
-from profiles.errors import Infeasible
-from profiles.units import format_bytes
+from profiles.errors import Infeasible, InvalidQuestion
+from profiles.units import format_bytes, format_seconds
 
-MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-MOST_GPUS = 131_072  # more than any cluster joins
-FARTHEST_COUNT = 256  # how many fewer or more GPUs are tried
+CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
+_NOTHING: Final = "nothing near works"
+MOST_TRIED: Final = 8  # changes of a kind
+NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change, and the layout that a cheap search finds with it."""
+
+    change: Change
+    best: Candidate
+
+    @property
+    def words(self) -> str:
+        found, batch = self.best.estimate, self.change.problem.job.global_batch
+        return (
+            f"{self.change}: {choice_words(self.best.choice, batch)} needs "
+            f"{format_bytes(found.peak_memory_bytes)}{_on_host(self.change.problem)}, "
+            f"{format_seconds(found.step_time_s)} a step"
+        )
+
+    def document(self) -> dict[str, Any]:
+        """For `--json`: the change, and what it comes to."""
+        found = self.best.estimate
+        return {
+            "change": self.change.what,
+            "option": self.change.option or None,
+            "summary": found.layout.summary,
+            "step_time_s": found.step_time_s,
+            "peak_memory_bytes": found.peak_memory_bytes,
+        }
 
 
 def diagnose(problem: Problem) -> Infeasible:
     """What to say where no layout of *problem* is legal, or none fits."""
     constraint = constraint_of(problem)
-    if constraint.startswith("memory"):
-        return _infeasible(constraint, next(_fitting_changes(problem), None))
     if constraint.startswith("size"):
-        return _infeasible(constraint, "a smaller batch (--global-batch)")
-    return _infeasible(constraint, next(_legal_changes(problem), None))
+        return _named(constraint, "a smaller batch (--global-batch)")
+    if constraint.startswith("memory"):
+        kinds = (
+            _first(unpinned(problem)),
+            _first(offloaded(problem)),
+            _largest_batch(problem),
+            _first(more_gpus(problem)),
+        )
+        return _with_remedies(constraint, [one for one in kinds if one is not None])
+    legal = list(islice(dividing(problem), MOST_TRIED))
+    remedy = _first(legal)
+    if remedy is None and legal:
+        return _named(constraint, f"{legal[0]}, which divides but does not fit")
+    return _with_remedies(constraint, [remedy] if remedy else [])
 
 
 def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
@@ -44,15 +103,69 @@ def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
     looks at few layouts."""
     if solution.complete:
         return diagnose(problem)
-    found = _fitting(problem)
+    other = Change(what="--search branch-and-bound", option="", problem=problem)
+    found = tried(other)
     if found is None:
         return diagnose(problem)
     seen = solution.counters.considered
-    tried = f"{seen:,} layouts, none of which fits" if seen else "no layout at all"
-    return _infeasible(
-        f"search: {solution.search} looks at {tried}; others keep the same pins",
-        f"--search branch-and-bound: {found}",
+    looked_at = f"{seen:,} layouts, none of which fits" if seen else "no layout at all"
+    return _with_remedies(
+        f"search: {solution.search} looks at {looked_at}; others keep the same pins",
+        [found],
     )
+
+
+def tried(change: Change) -> Remedy | None:
+    """What a cheap search finds once the question is changed; None if nothing."""
+    try:
+        best = CHEAP.solve(_cheap(change.problem), Limits(runners_up=0)).best
+    except InvalidQuestion:  # a space too large, pins that now contradict each other
+        return None
+    return None if best is None else Remedy(change=change, best=best)
+
+
+def _first(changes: Iterable[Change]) -> Remedy | None:
+    """The first of a few changes that gives a layout."""
+    remedies = map(tried, islice(changes, MOST_TRIED))
+    return next((one for one in remedies if one is not None), None)
+
+
+def _largest_batch(problem: Problem) -> Remedy | None:
+    """The largest divisor of the batch with which a layout fits, by bisection."""
+    legal = [
+        change
+        for change in smaller_batches(problem)
+        if length(Space(problem=change.problem).degrees)
+    ]
+    found: dict[int, Remedy] = {}
+
+    def fits(number: int) -> bool:
+        remedy = tried(legal[number - 1])
+        if remedy is not None:
+            found[number] = remedy
+        return remedy is not None
+
+    return found.get(last_true(fits, 1, len(legal))) if legal else None
+
+
+def _cheap(problem: Problem) -> Problem:
+    """*problem* among the layouts that need little memory and are bounded quickly."""
+    pins = problem.pins
+    if pins.micro_batch is None and pins.micro_batches is None:
+        pins = replace(pins, micro_batch=1)
+    if pins.schedule is None and pins.virtual_stages is None:
+        pins = replace(pins, schedule="1f1b")
+    return replace(problem, pins=pins, objective=Objective.THROUGHPUT)
+
+
+def _on_host(problem: Problem) -> str:
+    """The states that are on the host, of which no catalogue knows the memory."""
+    if not problem.offload.states:
+        return ""
+    here = states_bytes(problem)
+    home = replace(problem.offload, optimizer=False, parameters=False)
+    whole = states_bytes(replace(problem, offload=home))
+    return f" (and {format_bytes(whole - here)} of states on the host for each)"
 
 
 def constraint_of(problem: Problem) -> str:
@@ -90,17 +203,6 @@ def _not_executed(problem: Problem) -> str:
     )
 
 
-def _legal_changes(problem: Problem) -> Iterator[str]:
-    batch = -(-problem.job.global_batch // problem.gpus) * problem.gpus
-    raised = replace(problem, job=replace(problem.job, global_batch=batch))
-    if length(Space(problem=raised).branches):
-        yield f"a batch of {batch} (--global-batch {batch})"
-    for apart in range(1, FARTHEST_COUNT):
-        for gpus in (problem.gpus - apart, problem.gpus + apart):
-            if gpus >= 1 and length(Space(problem=replace(problem, gpus=gpus)).degrees):
-                yield f"{gpus} GPUs (--gpus {gpus})"
-
-
 def _too_little_memory(problem: Problem) -> str:
     device = problem.machine.device
     smallest = leanest(problem)
@@ -108,8 +210,20 @@ def _too_little_memory(problem: Problem) -> str:
     peak = format_bytes(smallest.estimate.peak_memory_bytes)
     return (
         f"memory: the smallest peak of any layout is {peak} "
-        f"({choice_words(smallest.choice, problem.job.global_batch)}), "
-        f"{device.name} offers {_offered(problem)}"
+        f"({choice_words(smallest.choice, problem.job.global_batch)}: "
+        f"{fullest(smallest)}), "
+        f"{device.name} offers {_offered(problem)}{_alone(problem)}"
+    )
+
+
+def _alone(problem: Problem) -> str:
+    """What the states need by themselves, where that is too much already."""
+    alone = states_bytes(problem)
+    if alone <= problem.memory_limit_bytes:
+        return ""
+    return (
+        f"; parameters, gradients and optimizer states alone are "
+        f"{format_bytes(alone)} a device, however they are sharded"
     )
 
 
@@ -125,31 +239,9 @@ def _offered(problem: Problem) -> str:
     )
 
 
-def _fitting_changes(problem: Problem) -> Iterator[str]:
-    for name in layout_pins(problem.pins):
-        loose = replace(problem, pins=replace(problem.pins, **{name: None}))
-        found = _fitting(loose)
-        if found:
-            yield f"leave --{name.replace('_', '-')} out: {found}"
-    most = problem.machine.cluster.gpus or MOST_GPUS
-    for multiple in MULTIPLES:
-        gpus = problem.gpus * multiple
-        if gpus <= most and (found := _fitting(replace(problem, gpus=gpus))):
-            yield f"{gpus} GPUs (--gpus {gpus}): {found}"
-
-
-def _fitting(problem: Problem) -> str | None:
-    """The leanest layout of *problem* in words, if it fits."""
-    found = leanest(problem)
-    if found is None or not problem.fits(found):
-        return None
-    peak = format_bytes(found.estimate.peak_memory_bytes)
-    words = choice_words(found.choice, problem.job.global_batch)
-    return f"{words} needs {peak}"
-
-
 def leanest(problem: Problem) -> Candidate | None:
-    """The candidate with the smallest peak, None if there is no candidate.
+    """The candidate with the smallest peak, None if there is no candidate; of
+    `NEAR_LEAST` at most whose bounds leave it open.
 
     Micro-batches of one sequence hold the least: where they are free, others need not
     be looked at.
@@ -160,12 +252,33 @@ def leanest(problem: Problem) -> Candidate | None:
     lean = replace(
         problem, objective=Objective.MEMORY, memory_limit_bytes=inf, pins=pins
     )
-    choice = Frontier(lean).take()
-    return None if choice is None else problem.simulate(choice)
+    return min(_nearly_least(lean), key=lean.value, default=None)
 
 
-def _infeasible(constraint: str, nearest: str | None) -> Infeasible:
-    hint = f"nearest that works: {nearest}" if nearest else "nothing near works"
+def _nearly_least(lean: Problem) -> Iterator[Candidate]:
+    """Candidates by the bounds of their peaks, until none left can be smaller."""
+    frontier, least = Frontier(lean), inf
+    for _ in range(NEAR_LEAST):
+        choice = frontier.take() if frontier.least < least else None
+        if choice is None:
+            return
+        yield (found := lean.simulate(choice))
+        least = min(least, lean.value(found))
+
+
+def _with_remedies(constraint: str, found: Sequence[Remedy]) -> Infeasible:
+    """The nearest change first; the others beside it."""
+    words = [one.words for one in found]
+    hint = f"nearest that works: {'; or '.join(words)}" if words else _NOTHING
     return Infeasible(
-        f"no layout: {constraint}; {hint}", constraint=constraint, nearest=nearest
+        f"no layout: {constraint}; {hint}",
+        constraint=constraint,
+        nearest=next(iter(words), None),
+        changes=[one.document() for one in found],
     )
+
+
+def _named(constraint: str, nearest: str) -> Infeasible:
+    """A change that is no layout's yet."""
+    said = f"no layout: {constraint}; nearest: {nearest}"
+    return Infeasible(said, constraint=constraint, nearest=nearest)

@@ -32,7 +32,7 @@ def binds(problem: Problem, solution: Solution) -> str:
     if best is None:
         return "nothing fits"
     if problem.objective is Objective.MEMORY:
-        return _fullest(best)
+        return fullest(best)
     parts = _shares(best, problem)
     if solution.too_big is not None:
         parts.insert(0, _memory(best, solution.too_big))
@@ -51,7 +51,7 @@ def _shares(best: Candidate, problem: Problem) -> list[str]:
     ]
 
 
-def _fullest(best: Candidate) -> str:
+def fullest(best: Candidate) -> str:
     """The largest kinds of memory on the fullest rank."""
     rank = max(best.estimate.memory, key=lambda item: float(item.total))
     kinds = rank.document()

@@ -17,6 +17,7 @@ from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
 from planner.any_stage import widened
 from planner.check import check
+from planner.memory_floor import hopeless
 from planner.problem import (
     PROBABILITY,
     Objective,
@@ -101,8 +102,9 @@ def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
 
 
 def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
-    """Run *search*, and check what it found: none marks its own homework."""
-    solution = search.solve(problem, limits)
+    """Run *search*, and check what it found: none marks its own homework. Where the
+    states alone do not fit, there is nothing to search."""
+    solution = hopeless(problem, search.name) or search.solve(problem, limits)
     check(problem, solution)
     return solution
 

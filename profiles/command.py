@@ -116,12 +116,15 @@ def no_answer(error: NoAnswer) -> dict[str, Any]:
     >>> no_answer(Infeasible("too big", constraint="memory", nearest="128 GPUs"))
     {'layout': None, 'infeasible': {'constraint': 'memory', 'nearest': '128 GPUs'}}
     """
+    said: dict[str, Any]
     if isinstance(error, Infeasible):
-        constraint, near = error.constraint, error.nearest
+        said = {"constraint": error.constraint, "nearest": error.nearest}
+        if error.changes:
+            said["changes"] = [dict(one) for one in error.changes]
     else:
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__)
-        constraint, near = kind.lower(), None
-    return {"layout": None, "infeasible": {"constraint": constraint, "nearest": near}}
+        said = {"constraint": kind.lower(), "nearest": None}
+    return {"layout": None, "infeasible": said}
 
 
 def warn(message: str) -> None:

@@ -18,8 +18,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 
 class MeshwrightError(Exception):
@@ -78,11 +79,20 @@ class NoAnswer(MeshwrightError):
 
 
 class Infeasible(NoAnswer):
-    """No layout does it. *constraint* binds; *nearest* is what would change that."""
+    """No layout does it. *constraint* binds; *nearest* is what would change that, and
+    *changes* say more of it, and of others, as documents."""
 
-    def __init__(self, message: str, *, constraint: str, nearest: str | None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        constraint: str,
+        nearest: str | None,
+        changes: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
         super().__init__(message)
         self.constraint, self.nearest = constraint, nearest
+        self.changes = tuple(changes)
 
 
 class Unmeasured(NoAnswer):

@@ -5,30 +5,78 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from costmodel.legality import MOST_PASSES
+from costmodel.offload import NOTHING, Offload, parse_offload
 from costmodel.pins import Pins
 from planner.diagnosis import diagnose, leanest
 from planner.floors import leaf_bounds
+from planner.memory_floor import states_bytes
 from planner.plan import solve
+from planner.problem import Problem
 from planner.search import Limits
 from planner.searches import SEARCHES
-from planner.solution import Status
+from planner.solution import EXACT, Status
 from planner.space import Space
 from planner.table import length
 from profiles.units import MiB
-from tests.problems import on, problem
+from tests.problems import on, problem, small_problems
 
 
-def test_memory_names_the_smallest_peak_and_more_gpus() -> None:
+def test_memory_names_the_smallest_peak_and_what_works() -> None:
+    """Offloading is nearer than more GPUs; both are what a search then finds."""
     posed = problem("gpt-175b", 8, global_batch=64)
     said = diagnose(posed)
     assert said.constraint.startswith("memory: the smallest peak of any layout is ")
     assert "79.2 GiB" in said.constraint
+    assert "optimizer states alone are" in said.constraint
     assert said.nearest is not None
-    gpus = int(said.nearest.split()[0])
-    found = solve(replace(posed, gpus=gpus), SEARCHES["branch-and-bound"], Limits())
-    assert found.status is Status.OPTIMAL
+    assert "of states on the host for each" in said.nearest
+    away, more = said.changes
+    assert (away["option"], more["option"]) == ("--offload optimizer", "--gpus 48")
+    for change, other in (
+        (away, replace(posed, offload=parse_offload("optimizer"))),
+        (more, replace(posed, gpus=48)),
+    ):
+        found = solve(other, SEARCHES["branch-and-bound"], Limits(runners_up=0))
+        assert found.best is not None
+        assert found.value <= change["step_time_s"] * (1 + EXACT)
+
+
+def test_a_batch_that_is_pinned_whole_is_made_smaller() -> None:
+    """The largest divisor of the batch that fits: the next one does not."""
+    pins = Pins(micro_batches=1, recompute="none", dp=1)
+    posed = problem("gpt-1.3b", 8, global_batch=512, pins=pins)
+    found = {one["change"]: one for one in diagnose(posed).changes}
+    (batch,) = (int(what.split()[-1]) for what in found if what.startswith("a batch"))
+    bigger = replace(posed, job=replace(posed.job, global_batch=2 * batch))
+    smaller = replace(posed, job=replace(posed.job, global_batch=batch))
+    search = SEARCHES["branch-and-bound"]
+    assert solve(bigger, search, Limits()).best is None
+    assert solve(smaller, search, Limits()).best is not None
+
+
+@settings(max_examples=40, deadline=None)
+@given(posed=small_problems(), zero=st.sampled_from([None, None, 0, 1, 2, 3]))
+def test_no_layout_needs_less_than_its_states(posed: Problem, zero: int | None) -> None:
+    offload = NOTHING if zero is None else Offload(optimizer=True, parameters=zero == 3)
+    if offload.anything:
+        assume(posed.machine.cluster.name != "cpu")
+        pins = replace(posed.pins, zero=zero, zero_group=None)
+        posed = replace(posed, offload=offload, pins=pins)
+    space = Space(problem=posed)
+    assume(length(space.branches))
+    peaks = leaf_bounds(posed, space.leaves(space.branches)).peak_memory_bytes
+    assert states_bytes(posed) <= peaks.min() * (1 + EXACT)
+
+
+def test_what_states_alone_rule_out_is_not_searched() -> None:
+    posed = problem("gpt-1t", 64, global_batch=1536)
+    found = solve(posed, SEARCHES["branch-and-bound"], Limits())
+    assert (found.status, found.best) == (Status.INFEASIBLE, None)
+    assert found.counters.by_memory == found.counters.considered > 0
 
 
 def test_a_pin_that_costs_too_much_memory_is_the_nearest_change() -> None:
@@ -48,9 +96,18 @@ def test_divisibility_names_a_batch_that_divides(gpus: int) -> None:
     posed = problem(gpus=gpus, global_batch=3)
     said = diagnose(posed)
     assert said.constraint.startswith("divisibility: ")
-    assert said.nearest == f"a batch of {gpus} (--global-batch {gpus})"
+    assert said.nearest is not None
+    assert said.nearest.startswith(f"a batch of {gpus} (--global-batch {gpus}): dp")
     raised = replace(posed, job=replace(posed.job, global_batch=gpus))
     assert length(Space(problem=raised).branches)
+
+
+def test_what_divides_and_does_not_fit_is_not_said_to_work() -> None:
+    posed = problem("gpt-tiny", 11, global_batch=3, where=on("cpu"), limit_bytes=MiB)
+    said = diagnose(posed)
+    assert said.nearest is not None
+    assert said.nearest.endswith("which divides but does not fit")
+    assert "nearest that works" not in str(said)
 
 
 def test_a_step_too_long_to_simulate_says_so() -> None:

@@ -1,0 +1,131 @@
+"""Changes of a question that may give it a layout, the smallest first of each kind.
+
+    a pin less       each pin alone                               → unpinned
+    offloading       optimizer, activations, both, parameters too → offloaded
+    a smaller batch  where in-flight micro-batches are the matter → smaller_batches
+    more GPUs        twice to 128 times as many                   → more_gpus
+    what divides     another batch, the nearest numbers of GPUs   → dividing
+
+A change of the machine or the job that leaves the states alone too large is left out:
+no layout could fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from costmodel.offload import Offload
+from planner.memory_floor import states_bytes
+from planner.pinned import layout_pins, require_consistent
+from planner.problem import Problem
+from planner.space import Space
+from planner.table import divisors, length
+from profiles.errors import InvalidQuestion
+
+MULTIPLES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MOST_GPUS: Final = 131_072  # more than any cluster joins
+FARTHEST_COUNT: Final = 256  # how many fewer or more GPUs are tried
+OFFLOADS: Final = (
+    Offload(optimizer=True),
+    Offload(activations=1.0),
+    Offload(optimizer=True, activations=1.0),
+    Offload(optimizer=True, parameters=True),
+    Offload(optimizer=True, parameters=True, activations=1.0),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """Another question, and the words for what differs; `option` as on a command
+    line, empty where one is to be left out."""
+
+    what: str
+    option: str
+    problem: Problem
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.option})" if self.option else self.what
+
+
+def unpinned(problem: Problem) -> Iterator[Change]:
+    """Without one of the pins."""
+    for name in layout_pins(problem.pins):
+        yield Change(
+            what=f"leave --{name.replace('_', '-')} out",
+            option="",
+            problem=replace(problem, pins=replace(problem.pins, **{name: None})),
+        )
+
+
+def offloaded(problem: Problem) -> Iterator[Change]:
+    """With more on the host than now, as far as the pins and `execute` allow."""
+    now, tier = problem.offload, problem.offload.tier
+    for more in OFFLOADS:
+        away = Offload(
+            activations=max(now.activations, more.activations),
+            optimizer=now.optimizer or more.optimizer,
+            parameters=now.parameters or more.parameters,
+            tier=tier,
+        )
+        change = Change(
+            what="offloading to the host",
+            option=f"--offload {away}",
+            problem=replace(problem, offload=away),
+        )
+        if away != now and _possible(change.problem):
+            yield change
+
+
+def smaller_batches(problem: Problem) -> Iterator[Change]:
+    """Divisors of the batch, the smallest first; where the states alone fit."""
+    if states_bytes(problem) > problem.memory_limit_bytes:
+        return
+    batch = problem.job.global_batch
+    for smaller in divisors(batch)[:-1]:
+        job = replace(problem.job, global_batch=smaller)
+        yield _batch(smaller, replace(problem, job=job))
+
+
+def more_gpus(problem: Problem) -> Iterator[Change]:
+    """Multiples of the GPUs, as far as the cluster goes."""
+    most = problem.machine.cluster.gpus or MOST_GPUS
+    for multiple in MULTIPLES:
+        gpus = problem.gpus * multiple
+        larger = replace(problem, gpus=gpus)
+        if gpus <= most and states_bytes(larger) <= problem.memory_limit_bytes:
+            yield _gpus(gpus, larger)
+
+
+def dividing(problem: Problem) -> Iterator[Change]:
+    """What splits where nothing does: a raised batch, then numbers of GPUs, the
+    nearest first."""
+    batch = -(-problem.job.global_batch // problem.gpus) * problem.gpus
+    raised = replace(problem, job=replace(problem.job, global_batch=batch))
+    if length(Space(problem=raised).branches):
+        yield _batch(batch, raised)
+    most = problem.machine.cluster.gpus or MOST_GPUS
+    for apart in range(1, FARTHEST_COUNT):
+        for gpus in (problem.gpus - apart, problem.gpus + apart):
+            other = replace(problem, gpus=gpus) if 1 <= gpus <= most else None
+            if other is not None and length(Space(problem=other).degrees):
+                yield _gpus(gpus, other)
+
+
+def _gpus(count: int, problem: Problem) -> Change:
+    return Change(what=f"{count} GPUs", option=f"--gpus {count}", problem=problem)
+
+
+def _batch(size: int, problem: Problem) -> Change:
+    option = f"--global-batch {size}"
+    return Change(what=f"a batch of {size}", option=option, problem=problem)
+
+
+def _possible(problem: Problem) -> bool:
+    """Whether some layout of *problem* may offload so, and then fit."""
+    try:
+        require_consistent(problem)
+    except InvalidQuestion:
+        return False
+    return states_bytes(problem) <= problem.memory_limit_bytes

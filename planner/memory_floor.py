@@ -1,0 +1,82 @@
+"""What the states of a model take on the fullest rank, however they are sharded.
+
+    bytes     states of all parameters / GPUs                → states_bytes
+    search    over before it began, where that is too much   → hopeless
+
+Each parameter is somewhere, and the fullest rank holds at least the mean; replicas,
+activations and what is gathered come on top. So no layout needs less, and where this
+alone does not fit, nothing has to be priced to know it.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from time import perf_counter
+
+import numpy as np
+
+from costmodel.columns import Columns
+from costmodel.data_parallel import DataParallel
+from costmodel.memory import Memory, memory
+from costmodel.rows import Rows
+from costmodel.uniform import Uniform
+from planner.problem import Problem
+from planner.solution import Counters, Solution, Status
+from planner.space import Space
+
+_LEVELS = np.arange(4)  # ZeRO's; they differ in what a framework keeps of a parameter
+
+
+def states_bytes(problem: Problem) -> float:
+    """Bytes that the peak of no layout of *problem* goes below."""
+    held = _states(problem)
+    return float(np.min(held.total))
+
+
+def hopeless(problem: Problem, search: str) -> Solution | None:
+    """The answer where the states of every candidate are too large; else None."""
+    began_s = perf_counter()
+    if states_bytes(problem) <= problem.memory_limit_bytes:
+        return None
+    considered = int(Space(problem=problem).branches["leaves"].sum())
+    return Solution(
+        search=search,
+        status=Status.INFEASIBLE,
+        best=None,
+        value=inf,
+        lower=inf,
+        lower_step_time_s=0.0,
+        complete=True,
+        counters=Counters(considered=considered, simulated=0, by_memory=considered),
+        seconds=perf_counter() - began_s,
+    )
+
+
+def _states(problem: Problem) -> Memory:
+    """By ZeRO level, of a rank that holds its share of every parameter and no more."""
+    alone = Uniform(
+        precision=problem.precision,
+        gradient_format=problem.gradient_format,
+        flash_attention=problem.flash_attention,
+        offload=problem.offload,
+    )
+    on, gpus = problem.machine, problem.gpus
+    rows = Rows(columns=Columns.of([alone]), job=problem.job, on=on)
+    whole = rows.priced[0]  # of one stage, the first is all of the model
+    one = np.ones_like(_LEVELS)
+    return memory(
+        parameters=whole.parameters / gpus,
+        expert_parameters=whole.expert_parameters / gpus,
+        frozen_parameters=whole.frozen_parameters / gpus,
+        gathered_bytes=np.zeros(1),
+        activation_bytes=np.zeros(1),
+        transient_bytes=np.zeros(1),
+        parallel=DataParallel(tp=one, cp=one, dp=one, zero=_LEVELS, zero_group=one),
+        precision=rows.policy,
+        moments=problem.job.moments,
+        ranks=np.asarray(gpus),
+        device=on.device,
+        fully_shard=on.software.fully_shard,
+        footprint=on.software.footprint,
+        offload=problem.offload.of_states,
+    )
