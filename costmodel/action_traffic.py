@@ -4,7 +4,8 @@ The same rules that are priced (`sharding`, `data_parallel`, `transfers`), gathe
 action of the stream instead of by stage, so that a run's record can be held against
 them. Bytes are those of the full tensor, as sample keys count them.
 
-    F, B          tp: what the operators redistribute; dp: ZeRO's gathers and scatters
+    F, B          tp: what the operators redistribute; cp: keys, values or heads;
+                  dp: ZeRO's gathers and scatters
     SEND_F, _B    the boundary activation, and its gradient
     REDUCE_GRAD   tp: gradients of parameters that saw a part of sequence or heads
     STEP          the tied table's gradient; one number for the gradient's norm
@@ -23,6 +24,7 @@ import numpy as np
 
 from costmodel.action import Action, Kind, Stream
 from costmodel.atoms import recomputed_operators
+from costmodel.context_exchange import messages
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.sharding import (
     ON_TP,
@@ -35,6 +37,7 @@ from costmodel.sharding import (
 from costmodel.software import DEFAULT, Software, software
 from profiles.graph import Block
 from profiles.job import Job
+from profiles.operators import Kind as OperatorKind
 from profiles.operators import Operator
 from profiles.precision import Precision
 
@@ -103,6 +106,7 @@ class StageTraffic:
         for operator, block, degrees, _ in self._operators():
             found = forward_collectives(operator, block, degrees, self._precision)
             yield from self._over_tp(found)
+            yield from self._over_cp("forward", operator, block, degrees)
         if self._zero == 3 or (self._zero and first):
             yield self._gather
 
@@ -110,17 +114,19 @@ class StageTraffic:
         for operator, block, degrees, plan in self._operators():
             rules = (operator, block, degrees, self._precision)
             yield from self._over_tp(backward_collectives(*rules))
+            yield from self._over_cp("backward", operator, block, degrees)
             again = recomputed_operators(
                 block, plan.retention.recomputed, stops_early=self.by.stops_early
             )
             if operator.name in again:
                 yield from self._over_tp(forward_collectives(*rules))
+                yield from self._over_cp("forward", operator, block, degrees)
         if self._zero == 3:
             yield self._gather
         size = GRADIENT_BYTES * self._parameters
         if self._zero >= 2 or (self._zero == 1 and last):
             yield ("dp", "reduce_scatter"), Traffic(self._units, size)
-        if self._zero == 0 and self.stage.mesh.dp > 1 and last:
+        if self._zero == 0 and self._replicas > 1 and last:
             buckets = max(1, ceil(size / self.by.bucket_bytes))
             yield ("dp", "all_reduce"), Traffic(buckets, size)
 
@@ -143,11 +149,17 @@ class StageTraffic:
 
     @property
     def _zero(self) -> int:
-        return self.stage.plans[0].zero if self.stage.mesh.dp > 1 else 0
+        return self.stage.plans[0].zero if self._replicas > 1 else 0
+
+    @property
+    def _replicas(self) -> int:
+        """Ranks that hold the same weights: `dp` of the run's mesh."""
+        return self.stage.mesh.dp * self.stage.mesh.cp
 
     @property
     def _shards(self) -> int:
-        return self.stage.mesh.dp_shard if self._zero else 1
+        mesh = self.stage.mesh
+        return mesh.dp_shard * mesh.cp if self._zero else 1
 
     @property
     def _gather(self) -> Entry:
@@ -228,12 +240,22 @@ class StageTraffic:
             micro_batch=np.asarray(self.layout.micro_batch(self.stage)),
             seq_len=self.job.seq_len,
             sequence_parallel=plan.sharding == "megatron-sp" and mesh.tp > 1,
+            cp_kind=self.layout.cp_kind,
         )
 
     def _over_tp(self, found: Iterable[Collective]) -> Iterator[Entry]:
         if self.stage.mesh.tp > 1:
             for item in found:
                 yield ("tp", item.kind), Traffic(1, int(item.size_bytes))
+
+    def _over_cp(
+        self, direction: str, operator: Operator, block: Block, degrees: Degrees
+    ) -> Iterator[Entry]:
+        if self.stage.mesh.cp == 1 or operator.kind is not OperatorKind.ATTENTION:
+            return
+        for item in messages(direction, block, degrees, self._precision):
+            times, size = int(item.times), int(item.size_bytes)
+            yield ("cp", item.kind), Traffic(times, times * size)
 
 
 def _merged(entries: Iterable[Entry]) -> Exchanged:

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.compute import alignment_slowdown, attention_flops, attention_s
+from costmodel.context_exchange import messages
 from costmodel.local_shape import is_whole, local_shape
 from costmodel.machine import Machine
 from costmodel.placement import near_members
-from costmodel.sharding import Degrees, extent, tokens
+from costmodel.sharding import Degrees
 from costmodel.sourced import Sourced
 from costmodel.work import Work
 from profiles.graph import Block
@@ -118,32 +119,21 @@ def _exchanged(
 ) -> Sourced:
     """Exposed seconds of exchanging keys and values between cp ranks.
 
-    ring: cp − 1 transfers of the local keys and values (backward: and of their
-    gradients), each behind one block of attention (Liu et al., 2023). all-gather:
-    gathered before, gradients reduce-scattered after (Llama 3, section 3.3.2).
-    ulysses: all-to-all of q, k, v and of the output, and back (Jacobs et al., 2023);
-    key-value heads fewer than cp are repeated so that each rank has one.
-
-    A causal mask is cut so that all ranks have as much of it (each a part of the
-    sequence's head and of its tail: zig-zag), or by heads.
+    Each round of a ring lies behind one block of attention. A causal mask is cut so
+    that all ranks have as much of it (each a part of the sequence's head and of its
+    tail: zig-zag), or by heads.
     """
     cp = degrees.cp
-    rounds = 1 if direction == "forward" else 2
     near = near_members(degrees.tp, cp, machine.island)
-    width = extent("key_value", block, degrees) * precision.activation.bytes
-    local = tokens(degrees, split=False)
+    sent = messages(direction, block, degrees, precision)
     if degrees.cp_kind == "ring":
-        step = machine.send(local * width * rounds, far=near < cp)
+        (keys,) = sent
+        rounds = np.maximum(cp - 1, 1)
+        step = machine.send(keys.size_bytes * (keys.times // rounds), far=near < cp)
         return step.behind(machine.hides(attention / cp)) * (cp - 1.0)
-    if degrees.cp_kind == "all-gather":
-        kinds = ("all_gather",) if rounds == 1 else ("all_gather", "reduce_scatter")
-        messages = [(kind, local * cp * width) for kind in kinds]
-    else:
-        query = extent("query", block, degrees) * precision.activation.bytes
-        one_each = 2 * cp * block.head_dim * precision.activation.bytes
-        inward = local * (query + np.maximum(width, one_each))
-        messages = [("all_to_all", inward), ("all_to_all", local * query)]
     total = Sourced(seconds=np.zeros(()))
-    for kind, size in messages:
-        total = total + machine.collective(kind, size, ranks=cp, near=near)
+    for one in sent:
+        total = total + machine.collective(
+            one.kind, one.size_bytes, ranks=cp, near=near
+        )
     return total.where(cp > 1)

@@ -36,6 +36,7 @@ class Combination:
     pp: int
     dp: int
     cp: int
+    cp_kind: str
     ep: int
     zero: frozenset[int]
     zero_group: int
@@ -56,6 +57,7 @@ class Combination:
             pp=choice.pp,
             dp=choice.dp,
             cp=choice.cp,
+            cp_kind=choice.cp_kind,
             ep=choice.ep * choice.etp,
             zero=frozenset((choice.zero,)),
             zero_group=choice.zero_group,
@@ -83,6 +85,7 @@ class Combination:
             pp=layout.pp,
             dp=max(mesh.dp for mesh in meshes),
             cp=max(mesh.cp for mesh in meshes),
+            cp_kind=layout.cp_kind,
             ep=max(mesh.ep * mesh.etp for mesh in meshes),
             zero=frozenset(plan.zero for _, plan in plans),
             zero_group=min(mesh.dp_shard for mesh in meshes),

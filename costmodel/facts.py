@@ -31,21 +31,24 @@ Facts = Mapping[str, Fact]
 
 def facts(used: Combination, job: Job) -> Facts:
     """Every fact of the plan and of *job*, by name."""
-    return {**_layout(used, job), **_model(job, used.tp)}
+    return {**_layout(used, job), **_model(job, used)}
 
 
 def _layout(used: Combination, job: Job) -> dict[str, Fact]:
-    zero = _common(used.zero) if used.dp > 1 else "0"
+    zero = _common(used.zero) if used.dp * used.cp > 1 else "0"
     whole = zero == "0" or used.zero_group == used.dp
     split = _common(_yes(one) for one in used.sequence_parallel)
     several = [name for name in DEGREES if getattr(used, name) > 1]
     return {
         **{name: _degree(getattr(used, name)) for name in (*DEGREES, "ep")},
         "together": _plain("×".join(several) or "nothing"),
+        "replicas": _degree(used.dp * used.cp),
         "zero": _plain(zero),
         "zero group": Fact("all" if whole else "part", str(used.zero_group)),
         "sequence parallel": _plain(split if used.tp > 1 else "no"),
-        "seq_len": _divided(job.seq_len, used.tp),
+        "seq_len": _divided(job.seq_len, used.tp * used.cp),
+        "cp kind": _plain(used.cp_kind if used.cp > 1 else "none"),
+        "chunks": _divided(job.seq_len, _chunks(used)),
         "schedule": _plain(used.schedule if used.pp > 1 else "none"),
         "stages": _plain(used.stages),
         "recompute": _plain(_recompute(used)),
@@ -57,8 +60,8 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
     }
 
 
-def _model(job: Job, tp: int) -> dict[str, Fact]:
-    spec = job.spec
+def _model(job: Job, used: Combination) -> dict[str, Fact]:
+    spec, tp = job.spec, used.tp
     found = {"family": _plain(spec.family)}
     if not isinstance(spec, DecoderSpec):
         return found
@@ -79,12 +82,27 @@ def _model(job: Job, tp: int) -> dict[str, Fact]:
         **found,
         **{name: _plain(_yes(flag)) for name, flag in flags.items()},
         **{name: _divided(getattr(spec, name), tp) for name in sizes},
+        "heads of a rank": _plain(_spread(spec, used)),
         "positions": _plain(spec.position),
         "window": Fact("short" if short else "none", str(spec.window)),
         "norm": _plain(spec.norm),
         "activation": Fact(spec.activation if known else "other", spec.activation),
         "dropout": Fact(">0" if spec.dropout else "0", f"{spec.dropout:g}"),
     }
+
+
+def _chunks(used: Combination) -> int:
+    """Into how many chunks context parallelism cuts the sequence: a causal mask is
+    shared out by two a rank, or by heads."""
+    return used.cp if used.cp_kind == "ulysses" else 2 * used.cp
+
+
+def _spread(spec: DecoderSpec, used: Combination) -> str:
+    """Whether context parallelism by heads gives each rank as many: of queries, and of
+    keys as many or a copy of one."""
+    heads, kv_heads = (-(-one // used.tp) for one in (spec.heads, spec.kv_heads))
+    fair = kv_heads % used.cp == 0 or used.cp % kv_heads == 0
+    return "even" if heads % used.cp == 0 and fair else "uneven"
 
 
 def _recompute(used: Combination) -> str:

@@ -109,8 +109,8 @@ def refusals(asked: Uniform | Layout, job: Job) -> list[str]:
     ...           global_batch=8)
     >>> refusals(Uniform(tp=2, precision="fp32"), job)
     []
-    >>> refusals(Uniform(cp=2, precision="fp32"), job)[0].split(":")[0]
-    'context parallelism (cp 2)'
+    >>> refusals(Uniform(cp=3, precision="fp32"), job)[0].split(":")[0]
+    'context parallelism (cp 3, cp kind ring, chunks 256)'
     """
     verdicts = support(asked, job)
     return [str(one) for one in verdicts if one.answer is not Answer.YES]

@@ -49,6 +49,8 @@ class Axes:
         """Whether `execute` carries *values* out, ones elsewhere; if that is asked."""
         if not self.problem.executable:
             return True
+        if values.get("cp", 1) > 1 and "cp_kind" not in values:
+            return any(self.carried(**values, cp_kind=kind) for kind in CP_KINDS)
         return not refusals(replace(self._plain, **values), self.problem.job)
 
     @cached_property
@@ -132,7 +134,9 @@ class Axes:
         return [
             (kind,)
             for kind, can in legal.items()
-            if can and pinned in (None, CP_KINDS[kind])
+            if can
+            and pinned in (None, CP_KINDS[kind])
+            and self.carried(tp=tp, cp=cp, cp_kind=CP_KINDS[kind])
         ]
 
     def schedules(self, pp: int, micro_batches: int) -> list[Option]:

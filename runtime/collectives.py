@@ -30,6 +30,18 @@ class Pending:
         return self.finish()
 
 
+@dataclass(slots=True)
+class _Exchange:
+    """Messages both ways; what is sent is held until it has left."""
+
+    works: list[Any]
+    sent: Tensor
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+
+
 def all_reduce(tensor: Tensor, group: Group, *, largest: bool = False) -> Tensor:
     """The sum (or the largest) over the group, in place."""
     operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
@@ -54,6 +66,29 @@ def start_all_gather(tensor: Tensor, group: Group, *, dim: int) -> Pending:
         return gathered.movedim(0, dim).flatten(dim, dim + 1)
 
     return Pending(work, joined)
+
+
+def start_shift(tensor: Tensor, group: Group) -> Pending:
+    """What the rank before sends, as this one sends *tensor* to the next: a ring."""
+    ranks = dist.get_process_group_ranks(group)
+    sent = tensor.contiguous()
+    came = torch.empty_like(sent)
+    after, before = ranks[(group.rank() + 1) % len(ranks)], ranks[group.rank() - 1]
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, after, group),
+            dist.P2POp(dist.irecv, came, before, group),
+        ]
+    )
+    return Pending(_Exchange(works, sent), lambda: came)
+
+
+def all_to_all(pieces: Tensor, group: Group) -> Tensor:
+    """Piece i of (ranks, …) goes to rank i; piece i of the result came from rank i."""
+    given = pieces.contiguous()
+    came = torch.empty_like(given)
+    dist.all_to_all_single(came, given, group=group)
+    return came
 
 
 def start_reduce_scatter(tensor: Tensor, group: Group, *, dim: int) -> Pending:

@@ -1,6 +1,7 @@
 """The order of composition, on one screen: from a layout to the modules of one rank.
 
-    plain modules → first values → tensor parallel → recompute → precision → replicas
+    plain modules → first values → context parallel → tensor parallel → recompute
+                  → precision → replicas
 
 Parameters are made on the device, from the meta device, by the stage that holds them.
 """
@@ -18,6 +19,8 @@ from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
 from profiles.job import Job
 from runtime import retention, tensor_parallel
+from runtime.context_parallel import split as context_parallel
+from runtime.context_parallel.split import Context
 from runtime.data_parallel import Buffered, DataParallel, Sharded
 from runtime.initialise import initialise
 from runtime.modules.decoder import Stage, decoder_of
@@ -38,12 +41,18 @@ class HeldStage:
 
 
 def held_stages(
-    job: Job, layout: Layout, mesh: DeviceMesh, *, seed: int, device: torch.device
+    job: Job,
+    layout: Layout,
+    mesh: DeviceMesh,
+    context: Context,
+    *,
+    seed: int,
+    device: torch.device,
 ) -> list[HeldStage]:
     """The virtual stages that this rank holds, ready to train, in model order."""
     rank = mesh["pp"].get_local_rank()
     return [
-        _held(index, plan, job, layout, mesh, seed=seed, device=device)
+        _held(index, plan, job, layout, mesh, context, seed=seed, device=device)
         for index, plan in enumerate(layout.stages)
         if rank in plan.held_by
     ]
@@ -55,18 +64,20 @@ def _held(
     job: Job,
     layout: Layout,
     mesh: DeviceMesh,
+    context: Context,
     *,
     seed: int,
     device: torch.device,
 ) -> HeldStage:
     spec, rules = decoder_of(job), policy(layout.precision_name)
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
-    zero = plan.plans[0].zero if plan.mesh.dp > 1 else 0
+    zero = plan.plans[0].zero if mesh["dp"].size() > 1 else 0
     with torch.device("meta"):
         stage = Stage(spec, plan.layers)
     for prefix, unit in _units(stage):
         initialise(unit, prefix=prefix, layers=spec.layers, seed=seed, device=device)
     stage.tie()
+    context_parallel.split(stage, context)
     tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
     for name, layer_plan in zip(plan.layers, plan.plans, strict=True):
         if name.isdigit():

@@ -1,8 +1,15 @@
-"""`DeviceMesh` from a layout: axes pp, dp and tp over the layout's own ranks."""
+"""`DeviceMesh` from a layout: axes pp, dp and tp over the layout's own ranks.
+
+On dp lie all ranks that hold the same weights: replicas, and context-parallel ranks
+inside each replica, whose parts of the sequence are as good as further batches.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
@@ -21,17 +28,16 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
 
 
 def rank_grid(layout: Layout) -> list[list[list[int]]]:
-    """Ranks by [pipeline rank][data-parallel rank][tensor-parallel rank].
+    """Ranks by [pipeline rank][rank with the same weights][tensor-parallel rank].
 
-    Megatron's order, as `costmodel.placement` prices it: tp varies fastest.
+    Megatron's order, as `costmodel.placement` prices it: tp varies fastest, then cp.
     """
     shapes = {(stage.mesh.dp, stage.mesh.cp, stage.mesh.tp) for stage in layout.stages}
-    if len(shapes) > 1 or layout.stages[0].mesh.cp > 1:
+    if len(shapes) > 1:
         raise Unsupported(
-            "stages with unlike meshes, and context parallelism, are not carried out; "
-            "`simulate` prices them"
+            "stages with unlike meshes are not carried out; `simulate` prices them"
         )
-    ((dp, _, tp),) = shapes
+    ((dp, cp, tp),) = shapes
     grid = []
     for pipeline_rank in range(layout.pp):
         held = next(one for one in layout.stages if pipeline_rank in one.held_by)
@@ -40,5 +46,29 @@ def rank_grid(layout: Layout) -> list[list[list[int]]]:
             for first, last in held.mesh.ranks.spans
             for rank in range(first, last + 1)
         ]
-        grid.append([ranks[start : start + tp] for start in range(0, dp * tp, tp)])
+        width = dp * cp * tp
+        grid.append([ranks[start : start + tp] for start in range(0, width, tp)])
     return grid
+
+
+def context_group(layout: Layout) -> dist.ProcessGroup | None:
+    """The ranks that share this one's sequences; every rank calls this at once.
+
+    None where sequences are whole. The group is never another axis's, so that what is
+    sent over it is known by it.
+    """
+    cp, mine = layout.stages[0].mesh.cp, None
+    if cp == 1:
+        return None
+    for members in _context_members(rank_grid(layout), cp):
+        opened = dist.new_group(members)
+        if dist.get_rank() in members:
+            mine = opened
+    return mine
+
+
+def _context_members(grid: list[list[list[int]]], cp: int) -> Iterator[list[int]]:
+    for stage in grid:
+        for first in range(0, len(stage), cp):
+            for members in zip(*stage[first : first + cp], strict=True):
+                yield list(members)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from profiles.errors import Unsupported
@@ -43,6 +45,15 @@ class Policy:
         if self.autocast is None:
             return nullcontext()
         return torch.autocast(device_type, dtype=self.autocast)
+
+
+def autocast(*tensors: Tensor | None) -> list[Any]:
+    """To autocast's precision where it is on: custom functions are not cast."""
+    kind = next(item for item in tensors if item is not None).device.type
+    if not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    return [None if item is None else item.to(dtype) for item in tensors]
 
 
 POLICIES = {

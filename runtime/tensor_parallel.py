@@ -31,8 +31,9 @@ from runtime.collectives import (
     start_reduce_scatter,
 )
 from runtime.modules.decoder import Layer, Stage
-from runtime.modules.embedding import Embedding, Positions
+from runtime.modules.embedding import Embedding, Positions, rows_of
 from runtime.modules.mlp import Mlp
+from runtime.precision import autocast
 
 SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that is split
 
@@ -132,7 +133,7 @@ def columns(stream: Tensor, *linears: ColumnLinear) -> tuple[Tensor, ...]:
     first = linears[0]
     weights = [_local(item.weight) for item in linears]
     biases = [None if item.bias is None else _local(item.bias) for item in linears]
-    stream, *rest = _cast(stream, *weights, *biases)
+    stream, *rest = autocast(stream, *weights, *biases)
     made = _Columns.apply(stream, first.group, first.scattered, len(linears), *rest)  # type: ignore[no-untyped-call]
     return tuple(made)
 
@@ -198,12 +199,13 @@ class SplitPositions(nn.Module):
     def __init__(self, positions: Positions, mesh: DeviceMesh) -> None:
         super().__init__()
         self.weight = positions.weight
+        self.places = positions.places
         self.rank = mesh.get_local_rank()
 
     def forward(self, stream: Tensor) -> Tensor:
         length = stream.shape[SEQUENCE]
         first = self.rank * length
-        return stream + self.weight[first : first + length]
+        return stream + rows_of(self.weight, self.places, first, length)
 
 
 class VocabCrossEntropy(nn.Module):
@@ -312,12 +314,3 @@ def _whole(stream: Tensor, group: Group, scattered: bool) -> Tensor:
 
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _cast(*tensors: Tensor | None) -> list[Any]:
-    """To autocast's precision where it is on: custom functions are not cast."""
-    kind = next(item for item in tensors if item is not None).device.type
-    if not torch.is_autocast_enabled(kind):
-        return list(tensors)
-    dtype = torch.get_autocast_dtype(kind)
-    return [None if item is None else item.to(dtype) for item in tensors]

@@ -20,8 +20,9 @@ from costmodel.schedule import streams
 from costmodel.send_receive import with_transfers
 from profiles.job import Job
 from runtime.composition import HeldStage, held_stages
+from runtime.context_parallel.split import Context
 from runtime.data.source import Source
-from runtime.mesh import device_mesh
+from runtime.mesh import context_group, device_mesh
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Optimizer, Settings
 from runtime.pipeline import Executor
@@ -58,8 +59,13 @@ class Trainer:
         self.job, self.layout, self.source = job, layout, source
         self.seed, self.device = seed, device
         self.mesh = device_mesh(layout, device.type)
+        self.context = Context(
+            group=context_group(layout), kind=layout.cp_kind, seq_len=job.seq_len
+        )
         self.rules = policy(layout.precision_name)
-        self.stages = held_stages(job, layout, self.mesh, seed=seed, device=device)
+        self.stages = held_stages(
+            job, layout, self.mesh, self.context, seed=seed, device=device
+        )
         self.optimizer = Optimizer(
             (pair for stage in self.stages for pair in stage.named_parameters()),
             settings,
@@ -68,7 +74,10 @@ class Trainer:
         self.recorder = Recorder(axis_groups(self.mesh))
         if tied.group is not None:
             self.recorder.know("tied", [tied.group])
+        if self.context.group is not None:
+            self.recorder.know("cp", [self.context.group])
         self._micro_batch = layout.micro_batch(layout.stages[0])
+        self._places = self.context.places()
         self._step = Step(
             self.stages,
             self.optimizer,
@@ -121,24 +130,30 @@ class Trainer:
 
     def _pipeline_stage(self, held: HeldStage) -> PipelineStage:
         ranks = self.mesh["tp"].size() if held.sequence_parallel else 1
+        tokens = self.job.seq_len // (self.context.ranks * ranks)
         hidden = decoder_of(self.job).hidden
         return PipelineStage(
             index=held.index,
             module=held.stage,
             first=held.index == 0,
             last=held.index == len(self.layout.stages) - 1,
-            boundary=(self._micro_batch, self.job.seq_len // ranks, hidden),
+            boundary=(self._micro_batch, tokens, hidden),
             dtype=self.rules.activation,
             device=self.device,
         )
 
     def _batch(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's micro-batches of a step: what is read, and what comes next."""
-        mine = self.job.global_batch // self.mesh["dp"].size()
-        first = number * self.job.global_batch + mine * self.mesh["dp"].get_local_rank()
-        sequences = self.source.sequences(first, mine).to(self.device)
-        parts = sequences.split(self._micro_batch)
-        return [part[:, :-1] for part in parts], [part[:, 1:] for part in parts]
+        replica = self.mesh["dp"].get_local_rank() // self.context.ranks
+        mine = self.layout.micro_batches * self._micro_batch
+        first = number * self.job.global_batch + mine * replica
+        sequences = self.source.sequences(first, mine)
+        read, follows = self._places, self._places + 1
+        tokens, targets = (
+            sequences[:, columns].to(self.device).split(self._micro_batch)
+            for columns in (read, follows)
+        )
+        return list(tokens), list(targets)
 
     def _seeded(self, number: int) -> None:
         """Dropout's random numbers: of the seed, the step and the rank alone."""

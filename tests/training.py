@@ -50,12 +50,29 @@ CASES: dict[str, Uniform] = {
     ),
     "fsdp2-pp2": replace(FP32, dp=2, pp=2, zero=3, zero_group=2, recompute="full"),
     "zero2-pp2": replace(FP32, dp=2, pp=2, zero=2, zero_group=2, schedule="gpipe"),
+    "cp2-ring": replace(FP32, cp=2, zero=0),
+    "cp2-all-gather": replace(FP32, cp=2, zero=0, cp_kind="all-gather"),
+    "cp2-ulysses": replace(FP32, cp=2, zero=0, cp_kind="ulysses"),
+    "cp2-zero1-selective": replace(
+        FP32, cp=2, zero=1, cp_kind="ulysses", recompute="selective"
+    ),
+    "cp2-zero3-full": replace(FP32, cp=2, zero=3, recompute="full"),
+    "cp4-ring": replace(FP32, cp=4, zero=0, recompute="selective"),
+    "cp4-all-gather": replace(FP32, cp=4, zero=2, cp_kind="all-gather"),
+    "cp4-ulysses": replace(FP32, cp=4, zero=0, cp_kind="ulysses"),
+    "cp2-tp2": replace(FP32, cp=2, tp=2, zero=0),
+    "cp2-tp2-sp-zero1": replace(
+        FP32, cp=2, tp=2, sequence_parallel=True, cp_kind="all-gather"
+    ),
+    "cp2-pp2": replace(FP32, cp=2, pp=2, zero=0),
+    "dp2-cp2-zero2": replace(FP32, dp=2, cp=2, zero=2, zero_group=2),
 }
 FAMILIES = ("gpt", "llama")
 # Where Llama differs: gated MLP, grouped heads, their norms, an untied head.
 OF_LLAMA = (
     *("accumulation", "full-recompute", "zero1", "tp2", "tp2-sp"),
     *("pp2-interleaved", "fsdp2-tp2"),
+    *("cp2-ring", "cp2-ulysses", "cp4-ulysses", "cp2-tp2-sp-zero1"),
 )
 SEED, DATA_SEED, RATE, CLIP = 7, 3, 1e-3, 0.5
 

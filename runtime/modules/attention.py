@@ -31,6 +31,7 @@ class Attention(nn.Module):
         self.query_norm = norm(spec, spec.head_dim) if spec.qk_norm else None
         self.key_norm = norm(spec, spec.head_dim) if spec.qk_norm else None
         self.rotary = spec.position == "rotary"
+        self.places: Tensor | None = None  # of the tokens in the sequence, from 0
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -59,7 +60,8 @@ class Attention(nn.Module):
         length = packed.shape[1]
         known = self._angles
         if known is None or len(known[0]) < length or known[0].device != packed.device:
-            known = self._angles = angles(length, self.head_dim, packed.device)
+            places = torch.arange(length) if self.places is None else self.places
+            known = self._angles = angles(places, self.head_dim, packed.device)
         return known[0][:length], known[1][:length]
 
 

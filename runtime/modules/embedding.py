@@ -30,12 +30,19 @@ class Embedding(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds the row of its place to each token; `first` is the place of the first."""
+    """Adds the row of its place to each token: of `places`, from the first without."""
 
     def __init__(self, places: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(places, hidden))
-        self.first = 0
+        self.places: Tensor | None = None
 
     def forward(self, stream: Tensor) -> Tensor:
-        return stream + self.weight[self.first : self.first + stream.shape[1]]
+        return stream + rows_of(self.weight, self.places, 0, stream.shape[1])
+
+
+def rows_of(table: Tensor, places: Tensor | None, first: int, length: int) -> Tensor:
+    """Rows of *length* tokens from the *first*, which lie at *places*, or in a row."""
+    if places is None:
+        return table[first : first + length]
+    return table[places[first : first + length].to(table.device)]

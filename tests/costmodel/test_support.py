@@ -143,13 +143,13 @@ def test_mechanisms_that_are_not_used_have_no_verdict() -> None:
 
 
 def test_every_reason_is_given_with_the_numbers_asked_about() -> None:
-    bad = Uniform(tp=4, dp=4, cp=2, zero_group=2, recompute="cheap-ops")
+    bad = Uniform(tp=4, dp=4, cp=3, zero_group=2, recompute="cheap-ops")
     found = refusals(bad, job(kv_heads=2, dropout=0.1))
     assert [one.split(":")[0] for one in found] == [
         "dropout (0.1, tp 4)",
         "tensor parallelism (tp 4, kv_heads 2)",
         "data parallelism (dp 4, zero 1, zero group 2)",
-        "context parallelism (cp 2)",
+        "context parallelism (cp 3, cp kind ring, chunks 16)",
         "recompute (by name)",
     ]
 
@@ -178,7 +178,7 @@ def test_local_is_the_cluster_of_that_name() -> None:
 
 
 def test_only_a_local_price_warns() -> None:
-    split = Uniform(cp=2)
+    split = Uniform(cp=3)
     assert local_warnings(split, job(), cluster("cpu")) == ()
     (line,) = local_warnings(split, job(), local())
     assert line.startswith("`execute` does not carry it out: context parallelism")
@@ -186,11 +186,11 @@ def test_only_a_local_price_warns() -> None:
 
 
 def test_simulate_prices_what_is_not_carried_out_and_warns_on_this_machine() -> None:
-    wish, pins = JobOptions(gpus=2, global_batch=8), Pins(cp=2)
+    wish, pins = JobOptions(gpus=2, global_batch=8), Pins(flash_attention=False)
     tiny = model("gpt-tiny")
     assert resolve(tiny, cluster("cpu"), wish, pins).warnings == ()
     (line,) = resolve(tiny, local(), wish, pins).warnings
-    assert "context parallelism (cp 2)" in line
+    assert "attention kernel (unfused)" in line
 
 
 def test_attention_is_fused_on_every_local_device() -> None:

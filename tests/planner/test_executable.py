@@ -91,7 +91,6 @@ def test_what_is_recommended_is_carried_out_and_the_certificate_says_so() -> Non
 @pytest.mark.parametrize(
     ("pins", "reason"),
     [
-        ({"cp": 2}, "context parallelism (cp 2)"),
         ({"zero": 1, "dp": 4, "zero_group": 2}, "zero group 2"),
         ({"dp": 4, "zero_group": 2}, "zero group 2"),
         ({"recompute": "cheap-ops"}, "recompute (by name)"),
@@ -143,11 +142,11 @@ def test_a_model_that_is_not_trained_is_refused() -> None:
 
 
 def test_pins_that_leave_nothing_are_said_to() -> None:
-    """Dropout forbids tp, so that dp 2 and pp 1 leave two GPUs with nothing to do."""
+    """Dropout forbids tp, so that two of four GPUs are left with nothing to do."""
     tiny = model("gpt-tiny")
     noisy = replace(tiny, spec=replace(tiny.spec, dropout=0.1))  # type: ignore[arg-type]
     with pytest.raises(Contradiction, match=CARRIED):
-        posed(asked=noisy, dp=2, pp=1)
+        posed(asked=noisy, dp=2, pp=1, cp=1)
     with pytest.raises(Unsupported, match=r"dropout \(0\.1, tp 2\)"):
         posed(asked=noisy, tp=2)
 

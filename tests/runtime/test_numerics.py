@@ -50,7 +50,7 @@ def _require_priced(family: str, name: str, recorded: list[Any]) -> None:
     choice, asked = CASES[name], job(family)
     layout = spell_out(choice, asked.graph, BATCH)
     for rank, records in enumerate(recorded):
-        stream = rank_stream(layout, rank // (choice.dp * choice.tp))
+        stream = rank_stream(layout, rank // (choice.gpus // choice.pp))
         assert [one["action"] for one in records] == list(map(str, stream))
         priced = stream_traffic(asked, layout, stream)
         for one, exchanged in zip(records, priced, strict=True):
@@ -61,7 +61,7 @@ def _require_priced(family: str, name: str, recorded: list[Any]) -> None:
 def _as_recorded(exchanged: Exchanged, name: str) -> Mapping[str, list[int]]:
     """Where one axis spans the job, its group is the world's."""
     choice = CASES[name]
-    degrees = {"pp": choice.pp, "dp": choice.dp, "tp": choice.tp}
+    degrees = {"pp": choice.pp, "dp": choice.dp * choice.cp, "tp": choice.tp}
     world = next((axis for axis, n in degrees.items() if n == choice.gpus), "other")
     found: dict[str, list[int]] = {}
     for (axis, kind), traffic in exchanged.items():
