@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
-    from runtime.run import Run
+    from runtime.probing import Probed
+    from runtime.run import Run, Wish
 
 DEVICES = ("cpu", "cuda")
 MOST_STEPS = 10**9
@@ -80,6 +82,17 @@ MOST_STEPS = 10**9
     metavar="HOST:PORT",
     help="Where the nodes of a job meet.",
 )
+@click.option(
+    "--observe",
+    type=path,
+    metavar="FILE",
+    help="Add what the run sees (collectives, products, optimizer) to these samples.",
+)
+@click.option(
+    "--probe",
+    is_flag=True,
+    help="Measure probe-1.json … beside LAYOUT.json (plan --probe K), train the best.",
+)
 @click.option("--record", is_flag=True, help="Report the first step's actions.")
 def execute(
     file: Path,
@@ -98,6 +111,8 @@ def execute(
     max_restarts: int,
     nnodes: int,
     rdzv_endpoint: str | None,
+    observe: Path | None,
+    probe: bool,
     record: bool,
     as_json: bool,
 ) -> None:
@@ -109,36 +124,54 @@ def execute(
     from runtime.optimizer import Settings
     from runtime.run import Wish, prepare
 
-    run = prepare(
-        Wish(
-            layout=file,
-            steps=steps,
-            data=data,
-            seed=seed,
-            device=device,
-            profiles=profile,
-            settings=Settings(lr=lr, weight_decay=weight_decay, clip=clip),
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every or 0,
-            resume=resume,
-            max_restarts=max_restarts,
-            nnodes=nnodes,
-            rdzv_endpoint=rdzv_endpoint,
-            record=record,
-            progress=not as_json,
-        )
+    wish = Wish(
+        layout=file,
+        steps=steps,
+        data=data,
+        seed=seed,
+        device=device,
+        profiles=profile,
+        settings=Settings(lr=lr, weight_decay=weight_decay, clip=clip),
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every or 0,
+        resume=resume,
+        max_restarts=max_restarts,
+        nnodes=nnodes,
+        rdzv_endpoint=rdzv_endpoint,
+        record=record,
+        observe=observe,
+        progress=not as_json,
     )
+    run = prepare(wish)  # what is wrong with it is said before anything is measured
+    probes = _probes(wish) if probe else []
+    if probes:
+        run = prepare(replace(wish, layout=probes[0].file))
     for line in run.warnings:
         warn(line)
     if not as_json:
         console().print(_opening(run))
     document = run.carried_out()
+    if probes:
+        document["probe"] = [one.document(probes[0]) for one in probes]
+        document["picked"] = str(probes[0].file)
     if as_json:
         emit_json(document)
     else:
         from runtime.report import run_view
 
         console().print(run_view(document))
+
+
+def _probes(wish: Wish) -> list[Probed]:
+    """The measured layouts, the fastest first; what was picked is said."""
+    from runtime.probing import probed, words
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    found = probed(wish, say)
+    say(words(found))
+    return found
 
 
 def _opening(run: Run) -> Any:

@@ -12,8 +12,8 @@ from profiles.job import Job
 from runtime.memory import Peak
 from runtime.trainer import StepResult
 
-# The first steps are watched (actions, memory) and warm caches up: they are not timed,
-# unless the run has no others.
+# The first steps are watched (actions, memory, collectives) and warm caches up: they
+# are not timed, unless the run has no others.
 WATCHED_STEPS = 2
 WARM_UP_STEPS = 3
 
@@ -24,13 +24,14 @@ class Observed:
 
     job: Job
     gpus: int
+    untimed: int = WARM_UP_STEPS
     results: list[StepResult] = field(default_factory=list)
     peak: Peak = field(default_factory=Peak)
 
     @property
     def timed(self) -> list[StepResult]:
         """The steps that count for times."""
-        return self.results[WARM_UP_STEPS:] or self.results[-1:]
+        return self.results[self.untimed :] or self.results[-1:]
 
     def step_time_s(self) -> dict[str, float]:
         """Median, p10 and p90 of the timed steps."""

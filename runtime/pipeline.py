@@ -24,7 +24,7 @@ from costmodel.action import Action, Kind, Stream
 from costmodel.send_receive import RECEIVED
 from profiles.errors import ActionFailed, InvalidSpec
 from runtime.pipeline_stage import Hooks, PipelineStage, require_executable
-from runtime.record import Recorder
+from runtime.record import ActionWatch
 from runtime.transfer import Arrival, Links
 
 __all__ = ["Executor", "Hooks", "PipelineStage"]
@@ -57,7 +57,7 @@ class Executor:
         links: Links,
         micro_batches: int,
         hooks: Hooks,
-        recorder: Recorder | None,
+        recorder: ActionWatch | None,
         loss_scale: float,
         watch: Callable[[Action], None] | None = None,
     ) -> None:

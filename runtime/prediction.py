@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from profiles.job import Job
 
 if TYPE_CHECKING:
     from costmodel.estimate import Estimate
+    from costmodel.machine import Machine
     from profiles.samples import Samples
 
 
@@ -21,12 +22,15 @@ class Prediction:
     """An estimate from profile and catalogue alone, or why there is none."""
 
     estimate: Estimate | None
+    on: Machine | None = None
     warnings: tuple[str, ...] = ()
 
     def against(self, seen: Mapping[str, Any]) -> dict[str, Any]:
-        """`predicted` and `error` of a run's document: predicted / measured − 1."""
-        if self.estimate is None or not seen:
-            return {"predicted": None, "error": None}
+        """`predicted`, `error` (predicted / measured − 1) and `missed` of a run."""
+        if self.estimate is None or self.on is None or not seen:
+            return {"predicted": None, "error": None, "missed": None}
+        from runtime.missed import missed
+
         found = self.estimate
         time = found.step_time_s / seen["step_time_s"]["median"] - 1
         peaks = [peak for peak in seen["peak_allocated_bytes"] if peak]
@@ -34,6 +38,7 @@ class Prediction:
         return {
             "predicted": found.document(),
             "error": {"step_time": time, "peak_memory": memory},
+            "missed": [asdict(row) for row in missed(found, self.on, seen)],
         }
 
 
@@ -59,7 +64,7 @@ def predict(file: LayoutFile, job: Job, profiles: tuple[Path, ...]) -> Predictio
     where = local_cluster(samples) if local and samples else cluster_of(file)
     on = machine(where, samples=samples).running(file.gpus)
     found = estimate(job, where, file.layout, on=on)
-    return Prediction(estimate=found, warnings=tuple(on.remarks()))
+    return Prediction(estimate=found, on=on, warnings=tuple(on.remarks()))
 
 
 def _samples(profiles: tuple[Path, ...]) -> Samples | None:

@@ -10,9 +10,9 @@ some microseconds: record one step, and time others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -70,6 +70,19 @@ class Record:
 
     action: Action
     traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
+
+
+class ActionWatch(Protocol):
+    """What an executor tells of a step: the groups it sends in, and each action."""
+
+    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
+        """*groups* speak over *axis*."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def during(self, action: Action) -> AbstractContextManager[None]:
+        """Around *action*."""
 
 
 class Recorder:
@@ -133,22 +146,38 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as local operators and collectives
-        if func.namespace in NAMESPACES:
-            self._count(func, args)
+        found = exchange(func, args)
+        if found is not None:
+            axis = self._axes.get(found.group.group_name, ELSEWHERE)
+            traffic = self._record.traffic.setdefault(
+                (axis, found.collective), Traffic()
+            )
+            traffic.count += 1
+            traffic.size_bytes += found.size_bytes
         return func(*args, **(kwargs or {}))
 
-    def _count(self, func: Any, args: tuple[Any, ...]) -> None:
-        name = func._schema.name.split("::")[1]
-        if name.startswith(_SILENT):
-            return
-        group = _group(func, args)
-        if group.size() == 1:
-            return
-        collective, size_bytes = _counted(name, args, group.size())
-        axis = self._axes.get(group.group_name, ELSEWHERE)
-        traffic = self._record.traffic.setdefault((axis, collective), Traffic())
-        traffic.count += 1
-        traffic.size_bytes += size_bytes
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective as it is called: over whom, which, and the full tensor's bytes."""
+
+    group: dist.ProcessGroup
+    collective: str
+    size_bytes: int
+
+
+def exchange(func: Any, args: tuple[Any, ...]) -> Exchange | None:
+    """The collective that an operator call is; None for those that move nothing."""
+    if func.namespace not in NAMESPACES:
+        return None
+    name = func._schema.name.split("::")[1]
+    if name.startswith(_SILENT):
+        return None
+    group = _group(func, args)
+    if group.size() == 1:
+        return None
+    collective, size_bytes = _counted(name, args, group.size())
+    return Exchange(group, collective, size_bytes)
 
 
 def _counted(name: str, args: tuple[Any, ...], ranks: int) -> tuple[str, int]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiles.units import GB
+from runtime.missed import largest
 
 if TYPE_CHECKING:
     from runtime.run import Run
@@ -63,7 +64,26 @@ def run_view(document: Mapping[str, Any]) -> RenderableType:
         f"{losses[0]:.4f} → {losses[-1]:.4f} · "
         f"{document['tokens_per_s_per_gpu']:,.0f} tokens/s/gpu"
     )
-    return Group(table, words)
+    return Group(table, *_missed(document), words)
+
+
+def _missed(document: Mapping[str, Any]) -> list[RenderableType]:
+    """Where the step went, predicted beside measured; then each collective."""
+    rows = document["missed"]
+    if not rows:
+        return []
+    table = Table(box=None, pad_edge=False)
+    for name in ("\na step's", "measured", "predicted", "off by"):
+        table.add_column(name, justify="left" if "step" in name else "right")
+    for row in rows:
+        off = row["predicted_s"] - row["measured_s"]
+        table.add_row(
+            f"  {row['part']}" if row["collective"] else row["part"],
+            f"{row['measured_s']:.4f} s",
+            f"{row['predicted_s']:.4f} s",
+            f"{off:+.4f} s",
+        )
+    return [table, Text(largest(rows, document["step_time_s"]["median"]))]
 
 
 def _signed(error: float | None) -> str:

@@ -27,6 +27,7 @@ class Request:
     checkpoint_every: int = 0
     resume: bool = False
     timeout_s: float = 600.0  # of a collective that somebody does not join
+    observe: bool = False  # listen to more steps, for samples of them
     record: bool = False  # the actions of the first step, with their collectives
     progress: bool = True
 

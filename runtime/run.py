@@ -17,7 +17,7 @@ from costmodel.support import require_supported
 from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
-from runtime import checkpoint
+from runtime import checkpoint, sampling
 from runtime.data.source import SYNTHETIC, Source, source
 from runtime.launcher import launch, require_startable
 from runtime.modules.decoder import decoder_of
@@ -25,6 +25,7 @@ from runtime.optimizer import Settings
 from runtime.precision import policy
 from runtime.prediction import Prediction, predict
 from runtime.request import Request
+from runtime.watch import untimed_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Wish:
     nnodes: int
     rdzv_endpoint: str | None
     record: bool
+    observe: Path | None = None
     progress: bool
 
 
@@ -91,7 +93,10 @@ class Run:
             )
             seen = read_json(result, what="the run's result") if result.exists() else {}
         assert isinstance(seen, dict)
-        return {**seen, **self.prediction.against(seen)}
+        document = {**seen, **self.prediction.against(seen)}
+        if self.wish.observe is not None:
+            document["observed"] = sampling.add(self.wish.observe, seen)
+        return document
 
     def _request(self, result: Path) -> Request:
         folder = self.wish.checkpoint_dir
@@ -108,6 +113,7 @@ class Run:
             checkpoint_every=self.wish.checkpoint_every,
             resume=self.wish.resume,
             record=self.wish.record,
+            observe=self.wish.observe is not None,
             progress=self.wish.progress,
         )
 
@@ -125,6 +131,7 @@ def prepare(wish: Wish) -> Run:
         )
     require_startable(layout.gpus // wish.nnodes, device=device)
     _require_checkpoints(wish, job)
+    _require_observable(wish, device, layout)
     return Run(
         wish=wish,
         file=file,
@@ -160,6 +167,19 @@ def _device(asked: str | None, layout: Layout) -> str:
             "bf16; plan with --precision fp32"
         )
     return device
+
+
+def _require_observable(wish: Wish, device: str, layout: Layout) -> None:
+    if wish.observe is None:
+        return
+    fewest = untimed_steps(observe=True) + 1
+    if wish.steps < fewest:
+        raise Contradiction(
+            f"--observe listens to steps before the first that is timed: --steps "
+            f"{wish.steps} is too few, {fewest} is the least"
+        )
+    ranks = threads(layout.gpus // wish.nnodes)
+    sampling.require_of_here(wish.observe, device, ranks)
 
 
 def _require_checkpoints(wish: Wish, job: Job) -> None:

@@ -40,6 +40,7 @@ class Step:
         self.optimizer, self.tied, self.mesh = optimizer, tied, mesh
         self.rules = rules
         self.norm = 0.0
+        self._ranks = mesh["dp"].size() * mesh["tp"].size()  # slicing a mesh is slow
         self._gradients: dict[int, dict[str, Tensor]] = {}
         self._partial = {stage.index: self._partial_of(stage) for stage in stages}
 
@@ -95,10 +96,9 @@ class Step:
 
     def _copies(self, parameter: Tensor) -> int:
         """Ranks of the stage that hold the same part of a parameter."""
-        ranks = self.mesh["dp"].size() * self.mesh["tp"].size()
         if not isinstance(parameter, DTensor):
-            return ranks
-        return ranks // _parts(parameter)
+            return self._ranks
+        return self._ranks // _parts(parameter)
 
     def _partial_of(self, held: HeldStage) -> list[str]:
         if self.mesh["tp"].size() == 1:

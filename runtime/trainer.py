@@ -28,7 +28,7 @@ from runtime.optimizer import Optimizer, Settings
 from runtime.pipeline import Executor
 from runtime.pipeline_stage import PipelineStage
 from runtime.precision import policy
-from runtime.record import Recorder
+from runtime.record import ActionWatch, Recorder
 from runtime.step import Step
 from runtime.tied import TiedTable
 from runtime.transfer import Links
@@ -70,7 +70,7 @@ class Trainer:
             (pair for stage in self.stages for pair in stage.named_parameters()),
             settings,
         )
-        tied = TiedTable(job, layout, self.mesh)
+        self.tied = tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(axis_groups(self.mesh))
         if tied.group is not None:
             self.recorder.know("tied", [tied.group])
@@ -87,14 +87,19 @@ class Trainer:
         )
         self._executor = self._built()
 
-    def step(self, number: int, *, record: bool = False) -> StepResult:
-        """Carry out step *number* (from 0); raises what an action raised, named."""
+    def step(
+        self, number: int, *, record: bool = False, watch: ActionWatch | None = None
+    ) -> StepResult:
+        """Carry out step *number* (from 0), for *watch* to see, or on record.
+
+        Raises what an action raised, named.
+        """
         tokens, targets = self._batch(number)
         self._seeded(number)
         self._step.begin()
         self._wait()
         began = time.perf_counter()
-        self._executor.recorder = self.recorder if record else None
+        self._executor.recorder = self.recorder if record else watch
         losses = self._executor.step(tokens, targets)
         loss = self._mean(losses)
         return StepResult(
@@ -128,16 +133,21 @@ class Trainer:
             loss_scale=1 / self.layout.micro_batches,
         )
 
-    def _pipeline_stage(self, held: HeldStage) -> PipelineStage:
-        ranks = self.mesh["tp"].size() if held.sequence_parallel else 1
+    @property
+    def boundary(self) -> tuple[int, int, int]:
+        """(batch, tokens, hidden) of what this rank hands to the next stage."""
+        split = self.stages[0].sequence_parallel
+        ranks = self.mesh["tp"].size() if split else 1
         tokens = self.job.seq_len // (self.context.ranks * ranks)
-        hidden = decoder_of(self.job).hidden
+        return self._micro_batch, tokens, decoder_of(self.job).hidden
+
+    def _pipeline_stage(self, held: HeldStage) -> PipelineStage:
         return PipelineStage(
             index=held.index,
             module=held.stage,
             first=held.index == 0,
             last=held.index == len(self.layout.stages) - 1,
-            boundary=(self._micro_batch, tokens, hidden),
+            boundary=self.boundary,
             dtype=self.rules.activation,
             device=self.device,
         )

@@ -19,12 +19,14 @@ from profiles.documents import write_text
 from profiles.units import GB
 from runtime import checkpoint
 from runtime.data.source import source
-from runtime.memory import resident_bytes, watched
+from runtime.memory import resident_bytes
 from runtime.modules.decoder import decoder_of
-from runtime.observe import WATCHED_STEPS, Observed
+from runtime.observe import Observed
 from runtime.processes import Worker, process_group, status
 from runtime.request import Request
+from runtime.told import told
 from runtime.trainer import StepResult, Trainer
+from runtime.watch import Watch, everyone, untimed_steps
 
 
 class Run:
@@ -49,34 +51,29 @@ class Run:
             seed=request.seed,
             device=self.device,
         )
-        self.observed = Observed(job=self.job, gpus=self.layout.gpus)
+        untimed = untimed_steps(observe=request.observe)
+        self.watch = Watch(self.trainer, record=request.record, untimed=untimed)
+        self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
 
     def run(self) -> None:
         """Train; rank 0 writes the result."""
         first, began = self._first_step(), time.perf_counter()
         for number in range(first, self.request.steps):
             self._told(number)
-            result = self._step(number, since=number - first)
+            result = self.watch.step(number, since=number - first)
+            self.observed.peak = self.watch.peak
             self.observed.results.append(result)
             self._say(number, result)
             self._save(number + 1)
         wall_s = time.perf_counter() - began
-        peaks = self._peaks()
+        peaks, reports = self._peaks(), everyone(self.watch.report())
         if self.rank == 0:
             document = self.observed.document(peaks, wall_s, first)
+            median_s = document["step_time_s"]["median"]
+            kind = self.device.type
+            document |= told(reports, self.job, median_s, device=kind)
             document["recorded"] = self._recorded()
             write_text(Path(self.request.result), json.dumps(document))
-
-    def _step(self, number: int, since: int) -> StepResult:
-        """The first step is recorded, the second watched for its peak of memory."""
-        record = self.request.record and since == 0
-        if since != WATCHED_STEPS - 1:
-            return self.trainer.step(number, record=record)
-        self.trainer.forget()
-        with watched(self.device) as peak:
-            result = self.trainer.step(number)
-        self.observed.peak = peak
-        return result
 
     def _first_step(self) -> int:
         folder = self.request.checkpoint_dir

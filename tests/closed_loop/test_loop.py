@@ -26,7 +26,9 @@ def document(run: Run, folder: Path, command: str) -> dict[str, Any]:
 def test_the_loop_closes(run: Run, tmp_path: Path) -> None:
     taken = f"profile --out samples.json --quick --device cpu --nproc 2 {SMALL}"
     assert document(run, tmp_path, taken)["operators"] > 0
-    planned = document(run, tmp_path, f"plan {SMALL} {LOCAL} --zero 0 --out plan.json")
+    planned = document(
+        run, tmp_path, f"plan {SMALL} {LOCAL} --zero 0 --probe 2 --out plan.json"
+    )
     assert planned["bound"]["gap"] == 0
     assert planned["estimate"]["price_sources"]["roofline"] < 0.1
     tp = f"simulate {SMALL} {LOCAL} --tp 2 --micro-batch 2 --out tp.json"
@@ -44,6 +46,35 @@ def test_the_loop_closes(run: Run, tmp_path: Path) -> None:
         # Bytes are no timings: they agree however busy the machine is.
         assert abs(seen["error"]["peak_memory"]) < 0.15, file
         assert seen["recorded"][0]["action"] == "0F0"
+    _observed(run, tmp_path)
+    _probed(run, tmp_path)
+
+
+def _observed(run: Run, folder: Path) -> None:
+    """What a run saw is what the next question is priced by."""
+    asked = "execute tp.json --device cpu --steps 7 --profile samples.json"
+    seen = document(run, folder, f"{asked} --observe samples.json")
+    assert seen["observed"] > 5
+    parts, step_s = seen["parts_s"], seen["step_time_s"]["median"]
+    assert parts["tensor_comm"] > 0 < parts["compute"]
+    assert sum(parts.values()) >= step_s * 0.99
+    assert {"compute", "tensor parallel"} <= {row["part"] for row in seen["missed"]}
+    samples = json.loads((folder / "samples.json").read_text())
+    told = [row for row in samples["collectives"] if "observed" in row["provenance"]]
+    assert {row["key"].split("|")[0] for row in told} >= {"all_gather"}
+    again = document(run, folder, "simulate tp.json --profile samples.json")
+    assert again["step_time_s"] != seen["predicted"]["step_time_s"]
+
+
+def _probed(run: Run, folder: Path) -> None:
+    """The layouts that the plan would have measured are, and the fastest is trained."""
+    asked = "execute plan.json --device cpu --steps 1 --probe --profile samples.json"
+    found = document(run, folder, asked)
+    assert len(found["probe"]) == 2
+    times = [one["measured_s"] for one in found["probe"]]
+    assert times == sorted(times)
+    assert found["picked"] == found["probe"][0]["file"]
+    assert found["steps"] == 1
 
 
 def test_a_profile_of_nothing_is_refused(run: Run, tmp_path: Path) -> None:
