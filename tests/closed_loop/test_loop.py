@@ -27,7 +27,7 @@ def test_the_loop_closes(run: Run, tmp_path: Path) -> None:
     taken = f"profile --out samples.json --quick --device cpu --nproc 2 {SMALL}"
     assert document(run, tmp_path, taken)["operators"] > 0
     planned = document(
-        run, tmp_path, f"plan {SMALL} {LOCAL} --zero 0 --probe 2 --out plan.json"
+        run, tmp_path, f"plan {SMALL} {LOCAL} --zero 0 --probe 1 --out plan.json"
     )
     assert planned["bound"]["gap"] == 0
     assert planned["estimate"]["price_sources"]["roofline"] < 0.1
@@ -67,13 +67,12 @@ def _observed(run: Run, folder: Path) -> None:
 
 
 def _probed(run: Run, folder: Path) -> None:
-    """The layouts that the plan would have measured are, and the fastest is trained."""
+    """The layout that the plan would have measured is, and it is trained."""
     asked = "execute plan.json --device cpu --steps 1 --probe --profile samples.json"
     found = document(run, folder, asked)
-    assert len(found["probe"]) == 2
-    times = [one["measured_s"] for one in found["probe"]]
-    assert times == sorted(times)
-    assert found["picked"] == found["probe"][0]["file"]
+    (only,) = found["probe"]
+    assert found["picked"] == only["file"]
+    assert len(only["rounds_s"]) == 2
     assert found["steps"] == 1
 
 

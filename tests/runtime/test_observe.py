@@ -11,9 +11,12 @@ import pytest
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError
 from profiles.sample_files import read_samples, write_samples
 from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
-from runtime import sampling
+from runtime import probing, sampling
 from runtime.missed import Missed, largest
+from runtime.optimizer import Settings
+from runtime.prediction import Prediction
 from runtime.probing import Probed, probe_files, words
+from runtime.run import Wish
 
 KEY = OperatorKey(
     device="cpu-x",
@@ -145,6 +148,55 @@ def test_probes_are_of_the_same_job(tmp_path: Path, layout_file: Any) -> None:
     layout_file(tmp_path / "probe-2.json", global_batch=16)
     with pytest.raises(MeshwrightError, match="another job"):
         probe_files(asked)
+
+
+def test_probes_run_there_and_back_and_the_fastest_is_first(
+    tmp_path: Path, layout_file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = layout_file(tmp_path / "layout.json")
+    for number in (1, 2):
+        layout_file(tmp_path / f"probe-{number}.json")
+    times = {"probe-1.json": iter((3.0, 4.0)), "probe-2.json": iter((2.0, 1.0))}
+    order: list[str] = []
+
+    class Measured:
+        def __init__(self, wish: Wish) -> None:
+            assert wish.checkpoint_dir is None
+            self.name = wish.layout.name
+            self.prediction = Prediction(estimate=None)
+
+        def carried_out(self) -> dict[str, Any]:
+            order.append(self.name)
+            return {"step_time_s": {"median": next(times[self.name])}}
+
+    monkeypatch.setattr(probing, "prepare", Measured)
+    first, second = probing.probed(wish(asked), order.append)
+    assert [name for name in order if name in times] == [
+        *times,
+        *reversed(list(times)),
+    ]
+    assert (first.file.name, first.measured_s) == ("probe-2.json", 1.5)
+    assert second.document(first)["slower"] == pytest.approx(3.5 / 1.5 - 1)
+
+
+def wish(layout: Path) -> Wish:
+    return Wish(
+        layout=layout,
+        steps=1,
+        data="synthetic",
+        seed=0,
+        device="cpu",
+        profiles=(),
+        settings=Settings(),
+        checkpoint_dir=Path("state"),
+        checkpoint_every=0,
+        resume=False,
+        max_restarts=0,
+        nnodes=1,
+        rdzv_endpoint=None,
+        record=False,
+        progress=False,
+    )
 
 
 @pytest.fixture
