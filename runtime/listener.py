@@ -52,15 +52,16 @@ class Operation:
 
 
 class Listener(ActionClock):
-    """Hears one step after another; `calls` and `operations` are those of all."""
+    """Hears one step after another; `calls` and `operations` are those of all.
 
-    def __init__(
-        self, axes: Mapping[str, dist.ProcessGroup], device: torch.device
-    ) -> None:
+    *axes* are the groups' names and what they speak over, as in `Recorder.axes`.
+    """
+
+    def __init__(self, axes: Mapping[str, str], device: torch.device) -> None:
         super().__init__(device)
         self.calls: list[Call] = []
         self.operations: list[Operation] = []
-        self._axes = {group.group_name: axis for axis, group in axes.items()}
+        self._axes = dict(axes)
         self._device = device
 
     def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:

@@ -105,6 +105,11 @@ class Recorder:
         for group in groups:
             self._axes[group.group_name] = axis
 
+    @property
+    def axes(self) -> Mapping[str, str]:
+        """The axis that each group, by its name, speaks over."""
+        return self._axes
+
     def begin(self) -> None:
         """Forget what was recorded."""
         self.records = []

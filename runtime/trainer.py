@@ -70,7 +70,7 @@ class Trainer:
             (pair for stage in self.stages for pair in stage.named_parameters()),
             settings,
         )
-        self.tied = tied = TiedTable(job, layout, self.mesh)
+        tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(axis_groups(self.mesh))
         if tied.group is not None:
             self.recorder.know("tied", [tied.group])

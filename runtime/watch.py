@@ -21,7 +21,7 @@ from runtime.listener import Listener
 from runtime.memory import Peak, watched
 from runtime.observe import WARM_UP_STEPS, WATCHED_STEPS
 from runtime.seen import Report, Spans
-from runtime.trainer import StepResult, Trainer, axis_groups
+from runtime.trainer import StepResult, Trainer
 
 OBSERVED_STEPS: Final = 3  # that are listened to where samples are asked for
 MOST_TIMED: Final = 8  # steps whose actions are kept
@@ -33,11 +33,8 @@ class Watch:
     def __init__(self, trainer: Trainer, *, record: bool, untimed: int) -> None:
         self.trainer, self.record, self.untimed = trainer, record, untimed
         self.peak = Peak()
-        groups = axis_groups(trainer.mesh)
         self._clock = ActionClock(trainer.device)
-        self._listener = Listener(groups, trainer.device)
-        if trainer.tied.group is not None:
-            self._listener.know("tied", [trainer.tied.group])
+        self._listener = Listener(trainer.recorder.axes, trainer.device)
         self._timed: deque[Spans] = deque(maxlen=MOST_TIMED)
         self._listened: list[Spans] = []
 
