@@ -6,15 +6,20 @@ them. Bytes are those of the full tensor, as sample keys count them.
 
     F, B          tp: what the operators redistribute; cp: keys, values or heads;
                   dp: ZeRO's gathers and scatters
+    I, W          those of B; W has what weights' gradients alone are for
     SEND_F, _B    the boundary activation, and its gradient
     REDUCE_GRAD   tp: gradients of parameters that saw a part of sequence or heads
-    STEP          the tied table's gradient; one number for the gradient's norm
+    STEP          the same of stages with two holders, which wait for each other there;
+                  the tied table's gradient; one number for the gradient's norm
+
+A stage's gradients travel over dp (and between its holders) with its last B or W; the
+shards of a split backward in REDUCE_GRAD.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -26,6 +31,8 @@ from costmodel.action import Action, Kind, Stream
 from costmodel.atoms import recomputed_operators
 from costmodel.context_exchange import messages
 from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.schedule import schedule_called
+from costmodel.send_receive import apart, passes
 from costmodel.sharding import (
     ON_TP,
     Collective,
@@ -43,6 +50,7 @@ from profiles.precision import Precision
 
 NORM_BYTES: Final = 8  # the sum of squares of all gradients, in fp64
 GRADIENT_BYTES: Final = 4  # gradients are summed in fp32
+BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
 Name = tuple[str, str]  # (axis, collective)
 
 
@@ -68,15 +76,27 @@ def stream_traffic(job: Job, layout: Layout, stream: Stream) -> list[Exchanged]:
         StageTraffic(job=job, layout=layout, stage=stage, by=whole)
         for stage in layout.stages
     ]
-    order: dict[tuple[Kind, int], list[Action]] = defaultdict(list)
-    for action in stream:
-        order[action.kind, action.stage].append(action)
-    found = []
-    for action in stream:
-        alike = order[action.kind, action.stage]
-        ends = (alike[0] is action, alike[-1] is action)
-        found.append(_merged(stages[action.stage].of(action.kind, *ends)))
-    return found
+    order: dict[tuple[bool, int], list[Action]] = defaultdict(list)
+    for part in apart(stream):
+        if part.kind in (Kind.F, *BACKWARDS):
+            order[part.kind in BACKWARDS, part.stage].append(part)
+    return [_merged(_of_action(action, stages, order)) for action in stream]
+
+
+def _of_action(
+    action: Action,
+    stages: Sequence[StageTraffic],
+    order: Mapping[tuple[bool, int], Sequence[Action]],
+) -> Iterator[Entry]:
+    """*order* has the forwards and the backwards of each stage that the rank holds."""
+    if action.kind is Kind.STEP:
+        for stage in sorted({stage for _, stage in order}):
+            if len(stages[stage].stage.held_by) > 1:
+                yield from stages[stage].partial()
+    for part in passes(action):
+        alike = order.get((part.kind in BACKWARDS, part.stage), (part,))
+        ends = (alike[0] is part, alike[-1] is part)
+        yield from stages[part.stage].of(part.kind, *ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,18 +109,25 @@ class StageTraffic:
     by: Software
 
     def of(self, kind: Kind, first: bool, last: bool) -> Iterator[Entry]:
-        """An action of *kind*, the *first* or the *last* of its kind in the step."""
+        """An action of *kind*: the *first* forward of the step, the *last* backward."""
         if kind is Kind.F:
             yield from self._forward(first)
-        elif kind is Kind.B:
-            yield from self._backward(last)
+        elif kind in BACKWARDS:
+            yield from self._backward(kind, last)
         elif kind in (Kind.SEND_F, Kind.SEND_B):
             yield ("pp", "send"), Traffic(1, self._boundary_bytes)
-        elif kind is Kind.REDUCE_GRAD and self._partial:
-            size = GRADIENT_BYTES * self._partial // self._shards
-            yield ("tp", "all_reduce"), Traffic(1, size)
+        elif kind is Kind.REDUCE_GRAD and len(self.stage.held_by) == 1:
+            if self._zero == 1 and schedule_called(self.layout.schedule).splits:
+                yield self._scatter
+            yield from self.partial()
         elif kind is Kind.STEP:
             yield from self._step()
+
+    def partial(self) -> Iterator[Entry]:
+        """The sum over tp of what is a summand on each of its ranks."""
+        if self._partial:
+            size = GRADIENT_BYTES * self._partial // self._shards
+            yield ("tp", "all_reduce"), Traffic(1, size)
 
     def _forward(self, first: bool) -> Iterator[Entry]:
         for operator, block, degrees, _ in self._operators():
@@ -110,33 +137,36 @@ class StageTraffic:
         if self._zero == 3 or (self._zero and first):
             yield self._gather
 
-    def _backward(self, last: bool) -> Iterator[Entry]:
+    def _backward(self, kind: Kind, last: bool) -> Iterator[Entry]:
         for operator, block, degrees, plan in self._operators():
             rules = (operator, block, degrees, self._precision)
-            yield from self._over_tp(backward_collectives(*rules))
-            yield from self._over_cp("backward", operator, block, degrees)
+            found = backward_collectives(*rules)
+            # What hides behind the input's gradient is there for the weight's alone.
+            absent = {Kind.I: True, Kind.W: False}.get(kind)
+            yield from self._over_tp(one for one in found if one.hidden is not absent)
+            if kind is not Kind.W:
+                yield from self._over_cp("backward", operator, block, degrees)
             again = recomputed_operators(
                 block, plan.retention.recomputed, stops_early=self.by.stops_early
             )
-            if operator.name in again:
+            if operator.name in again and kind is not Kind.W:
                 yield from self._over_tp(forward_collectives(*rules))
                 yield from self._over_cp("forward", operator, block, degrees)
         if self._zero == 3:
             yield self._gather
         size = GRADIENT_BYTES * self._parameters
-        if self._zero >= 2 or (self._zero == 1 and last):
-            yield ("dp", "reduce_scatter"), Traffic(self._units, size)
-        if self._zero == 0 and self._replicas > 1 and last:
+        whole = not schedule_called(self.layout.schedule).splits
+        if self._zero >= 2 or (self._zero == 1 and last and whole):
+            yield self._scatter
+        replicas = self._replicas * len(self.stage.held_by)
+        if self._zero == 0 and replicas > 1 and last:
             buckets = max(1, ceil(size / self.by.bucket_bytes))
             yield ("dp", "all_reduce"), Traffic(buckets, size)
 
     def _step(self) -> Iterator[Entry]:
-        rank, ends = (
-            self.stage.held_by[0],
-            (self.layout.stages[0], self.layout.stages[-1]),
-        )
-        tied = self.job.graph.tied and self.layout.pp > 1
-        if tied and rank in (end.held_by[0] for end in ends):
+        ends = {self.layout.stages[place].held_by for place in (0, -1)}
+        apart = len({frozenset(held_by) for held_by in ends}) > 1
+        if self.job.graph.tied and apart and self.stage.held_by in ends:
             table = self._of_operator(*self.job.graph.tied[0][0])
             size = GRADIENT_BYTES * table // self._shards
             yield ("tied", "all_reduce"), Traffic(1, size)
@@ -165,6 +195,11 @@ class StageTraffic:
     def _gather(self) -> Entry:
         size = int(self._parameters * self._precision.parameter.bytes)
         return ("dp", "all_gather"), Traffic(self._units, size)
+
+    @property
+    def _scatter(self) -> Entry:
+        size = GRADIENT_BYTES * self._parameters
+        return ("dp", "reduce_scatter"), Traffic(self._units, size)
 
     @property
     def _units(self) -> int:

@@ -1,7 +1,7 @@
 """The order of composition, on one screen: from a layout to the modules of one rank.
 
     plain modules → first values → context parallel → tensor parallel → recompute
-                  → precision → replicas
+                  → precision → replicas → split backward
 
 Parameters are made on the device, from the meta device, by the stage that holds them.
 """
@@ -17,24 +17,35 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
+from costmodel.schedule import schedule_called
 from profiles.job import Job
 from runtime import retention, tensor_parallel
+from runtime.collectives import Group
 from runtime.context_parallel import split as context_parallel
 from runtime.context_parallel.split import Context
-from runtime.data_parallel import Buffered, DataParallel, Sharded
+from runtime.data_parallel import AfterW, Buffered, DataParallel, Sharded
 from runtime.initialise import initialise
 from runtime.modules.decoder import Stage, decoder_of
 from runtime.precision import Policy, policy
+from runtime.replicas import replica_groups
+from runtime.split_backward import Later, put_off
 
 
 @dataclass(slots=True)
 class HeldStage:
-    """A virtual stage on this rank: its modules, and their data parallelism."""
+    """A virtual stage on this rank: its modules, and their data parallelism.
+
+    It is the copy number *copy* of *copies*; *later* is there where backward is split.
+    """
 
     index: int
     stage: Stage
     parallel: DataParallel
     sequence_parallel: bool
+    replicas: Group
+    copy: int
+    copies: int
+    later: Later | None
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.stage.named_parameters()
@@ -51,8 +62,19 @@ def held_stages(
 ) -> list[HeldStage]:
     """The virtual stages that this rank holds, ready to train, in model order."""
     rank = mesh["pp"].get_local_rank()
+    groups = replica_groups(layout, mesh)
     return [
-        _held(index, plan, job, layout, mesh, context, seed=seed, device=device)
+        _held(
+            index,
+            plan,
+            job,
+            layout,
+            mesh,
+            context,
+            groups[index],
+            seed=seed,
+            device=device,
+        )
         for index, plan in enumerate(layout.stages)
         if rank in plan.held_by
     ]
@@ -65,6 +87,7 @@ def _held(
     layout: Layout,
     mesh: DeviceMesh,
     context: Context,
+    replicas: Group,
     *,
     seed: int,
     device: torch.device,
@@ -83,20 +106,34 @@ def _held(
         if name.isdigit():
             layer = stage.layers[name]
             retention.apply(layer, layer_plan.retention, dropout=spec.dropout > 0)
-    parallel = _data_parallel(stage, zero, rules, mesh)
-    return HeldStage(index, stage, parallel, split)
+    copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
+    parallel = _data_parallel(stage, zero, rules, mesh, replicas, layout, copies)
+    later = put_off(stage) if schedule_called(layout.schedule).splits else None
+    return HeldStage(index, stage, parallel, split, replicas, copy, copies, later)
 
 
 def _data_parallel(
-    stage: Stage, zero: int, rules: Policy, mesh: DeviceMesh
+    stage: Stage,
+    zero: int,
+    rules: Policy,
+    mesh: DeviceMesh,
+    replicas: Group,
+    layout: Layout,
+    copies: int,
 ) -> DataParallel:
-    across = mesh["dp"]
     if zero:
-        return Sharded(stage, _apart(stage), across, zero, rules)
+        split = schedule_called(layout.schedule).splits
+        sharded = AfterW if split else Sharded
+        return sharded(stage, _apart(stage), mesh["dp"], zero, rules)
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()
-    return Buffered(stage, across)
+    return Buffered(
+        stage,
+        replicas,
+        micro_batches=layout.micro_batches // copies,
+        mean_over=mesh["dp"].size(),
+    )
 
 
 def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:

@@ -9,17 +9,21 @@ Sharded     `fully_shard`: ZeRO-1, 2 and 3 by when it gathers and scatters
 zero 1   parameters gathered once a step, gradients scattered after the last backward
 zero 2   parameters gathered once a step, gradients scattered every micro-batch
 zero 3   parameters gathered for every pass, gradients scattered every micro-batch
+
+Where backward is split, `fully_shard` ends a backward after I, before W has added the
+gradients of weights: it is let reduce nothing until all W are done (`AfterW`, zero 1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from runtime.collectives import Group
 from runtime.gradients import GradientBuffer
 from runtime.optimizer import local
 from runtime.precision import Policy
@@ -44,14 +48,19 @@ class DataParallel(Protocol):
 class Buffered:
     """Whole gradients on every rank, in our buffer."""
 
-    def __init__(self, stage: nn.Module, mesh: DeviceMesh) -> None:
-        self._buffer = GradientBuffer(stage, mesh.get_group())
+    def __init__(
+        self, stage: nn.Module, group: Group, *, micro_batches: int, mean_over: int
+    ) -> None:
+        self._buffer = GradientBuffer(
+            stage, group, micro_batches=micro_batches, mean_over=mean_over
+        )
 
     def begin(self) -> None:
         self._buffer.begin()
 
     def backward(self, *, last: bool) -> None:
-        self._buffer.last = last
+        if last:
+            self._buffer.last()
 
     def finish(self) -> None:
         self._buffer.finish()
@@ -100,6 +109,39 @@ class Sharded:
         for name, parameter in self._stage.named_parameters():
             assert parameter.grad is not None, f"{name} took no part in the loss"
             yield name, local(parameter.grad)
+
+
+class AfterW(Sharded):
+    """ZeRO-1 of a stage whose backward is split: gradients scattered when all are in.
+
+    As PyTorch's own pipelines do it (`torch.distributed.pipelining.stage`), who run
+    `fully_shard`'s end of a backward by hand.
+    """
+
+    def backward(self, *, last: bool) -> None:
+        self._ends_here(False)
+        for group in self._groups():  # what the pass before left, to 32 bits
+            for parameter in group.fsdp_params:
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter.accumulate_unsharded_grad_if_needed()
+                    parameter.to_accumulated_grad_if_needed()
+
+    def finish(self) -> None:
+        self._ends_here(True)
+        for group in self._groups():
+            group.post_backward()
+        self._root._get_fsdp_state()._root_post_backward_final_callback()
+
+    def _ends_here(self, yes: bool) -> None:
+        self._root.set_is_last_backward(yes)
+        self._root.set_requires_gradient_sync(yes)
+        self._root.set_reshard_after_backward(yes)
+
+    def _groups(self) -> Iterator[Any]:
+        """`fully_shard`'s groups of parameters, the latest layers' first."""
+        states = self._root._get_fsdp_state()._state_ctx.all_states
+        for state in reversed(states):
+            yield from state._fsdp_param_groups
 
 
 def _prefetch_in_order(units: Sequence[nn.Module]) -> None:

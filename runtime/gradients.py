@@ -4,6 +4,9 @@ Gradients live in one fp32 buffer for the life of the run, as in Megatron-LM's D
 hook adds each fresh one to its place and lets it go. Equal buckets of the buffer are
 all-reduced as the last backward fills them, latest layers first. (PyTorch's own DDP
 holds neither DTensor parameters beside plain ones nor several forwards in flight.)
+
+A parameter is whole when every micro-batch has added to it, in whatever order: where
+backward is split, some parameters' gradients come with I and the others' with W.
 """
 
 from __future__ import annotations
@@ -38,18 +41,23 @@ class _Place:
 
     view: Tensor
     buckets: list[_Bucket]
-    fresh: bool = True  # no micro-batch has been added in this step
+    added: int = 0  # micro-batches, in this step
 
 
 class GradientBuffer:
     """The gradients of one stage's parameters, over the ranks of *group*.
 
-    Call `begin` before a step, set `last` for the last backward, and `finish` after it.
+    Each of *micro_batches* adds to each parameter once. Sums over the ranks are divided
+    by *mean_over*: the data-parallel ranks, each of which has micro-batches of its own.
+    Call `begin` before a step, `last` before the last backward, `finish` after it.
     """
 
-    def __init__(self, module: nn.Module, group: Group) -> None:
+    def __init__(
+        self, module: nn.Module, group: Group, *, micro_batches: int, mean_over: int
+    ) -> None:
         self.group = group if group.size() > 1 else None
-        self.last = False
+        self._micro_batches, self._mean_over = micro_batches, mean_over
+        self._sending = False
         self._names = dict(module.named_parameters())
         # Backward makes the gradients of the latest layers first.
         order = list(reversed(self._names.values()))
@@ -59,18 +67,28 @@ class GradientBuffer:
 
     def begin(self) -> None:
         """Forget the step before."""
+        self._sending = False
         for place in self._places.values():
-            place.fresh = True
+            place.added = 0
         for bucket in self._buckets:
-            bucket.missing = bucket.members
+            bucket.missing, bucket.pending = bucket.members, None
+
+    def last(self) -> None:
+        """The last backward begins: from now on a bucket travels when it is whole."""
+        self._sending = True
+        for bucket in self._buckets:
+            self._send_if_whole(bucket)
 
     def finish(self) -> None:
         """Wait for the sums over replicas; the mean of them is the gradient."""
+        for name, parameter in self._names.items():
+            added = self._places[parameter].added
+            assert added == self._micro_batches, f"{name} has {added} gradients"
         if self.group is None:
             return
         for bucket in self._buckets:
-            assert bucket.pending is not None, "every parameter takes part in the loss"
-            bucket.pending.wait().div_(self.group.size())
+            assert bucket.pending is not None, "whole buckets are on their way"
+            bucket.pending.wait().div_(self._mean_over)
             bucket.pending = None
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -82,17 +100,20 @@ class GradientBuffer:
     def _take(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None
         place, made = self._places[parameter], local(parameter.grad)
-        if place.fresh:
-            place.view.copy_(made)
-        else:
+        if place.added:
             place.view.add_(made)
-        place.fresh = False
+        else:
+            place.view.copy_(made)
+        place.added += 1
         parameter.grad = None
-        if self.last and self.group is not None:
+        if place.added == self._micro_batches:
             for bucket in place.buckets:
                 bucket.missing -= 1
-                if not bucket.missing:
-                    bucket.pending = start_all_reduce(bucket.values, self.group)
+                self._send_if_whole(bucket)
+
+    def _send_if_whole(self, bucket: _Bucket) -> None:
+        if self._sending and self.group is not None and not bucket.missing:
+            bucket.pending = start_all_reduce(bucket.values, self.group)
 
 
 def bucket_count(size_bytes: float) -> int:

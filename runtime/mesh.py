@@ -40,7 +40,7 @@ def rank_grid(layout: Layout) -> list[list[list[int]]]:
     ((dp, cp, tp),) = shapes
     grid = []
     for pipeline_rank in range(layout.pp):
-        held = next(one for one in layout.stages if pipeline_rank in one.held_by)
+        held = next(one for one in layout.stages if pipeline_rank == one.held_by[0])
         ranks = [
             rank
             for first, last in held.mesh.ranks.spans

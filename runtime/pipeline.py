@@ -1,18 +1,20 @@
 """`Executor`: one pipeline rank's stream of actions, carried out.
 
     RECV_F → F → SEND_F          between stages on other ranks
-    RECV_B → B → SEND_B
+    RECV_B → B → SEND_B          or I → SEND_B, and W whenever there is time
+    OVERLAP_F_B                  its forward, then its backward
     REDUCE_GRAD, STEP            what data parallelism and the optimizer do: hooks
 
 Neighbouring stages on one rank hand their tensors over. Without a pipeline the same
 stream accumulates gradients. Of a micro-batch a stage keeps, from F to B, its input and
 the *edge* of its output in autograd's graph: the output itself may go once it is sent.
+From I to W it keeps what `split_backward` puts off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,15 +23,17 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodel.action import Action, Kind, Stream
-from costmodel.send_receive import RECEIVED
+from costmodel.send_receive import RECEIVED, apart
 from profiles.errors import ActionFailed, InvalidSpec
 from runtime.pipeline_stage import Hooks, PipelineStage, require_executable
 from runtime.record import ActionWatch
+from runtime.split_backward import Work
 from runtime.transfer import Arrival, Links
 
 __all__ = ["Executor", "Hooks", "PipelineStage"]
 
 RECEIVES: Final = (Kind.RECV_F, Kind.RECV_B)
+BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,17 @@ class Executor:
         self.stream, self.recorder, self.watch = stream, recorder, watch
         self._stages, self._links, self._hooks = stages, links, hooks
         self._micro_batches, self._loss_scale = micro_batches, loss_scale
-        backwards = (action for action in stream if action.kind is Kind.B)
+        passes = apart(stream)
+        backwards = (action for action in passes if action.kind in BACKWARDS)
         self._last = {action.stage: action for action in backwards}
+        split = (action for action in passes if action.kind is Kind.I)
+        self._split = {(action.stage, _number(action)) for action in split}
         self._deeds: dict[Kind, Callable[[Action], None]] = {
             Kind.F: self._forward,
             Kind.B: self._backward,
+            Kind.I: self._input_gradient,
+            Kind.W: self._weight_gradients,
+            Kind.OVERLAP_F_B: self._both,
             Kind.SEND_F: self._send,
             Kind.SEND_B: self._send,
             Kind.RECV_F: self._receive,
@@ -81,7 +91,7 @@ class Executor:
 
     @property
     def in_flight(self) -> int:
-        """Passes between their F and their B: what saved activations are held for."""
+        """Passes between their F and their B or I: what is saved for a backward."""
         return len(self._passes)
 
     def step(self, tokens: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
@@ -104,6 +114,10 @@ class Executor:
         self._tokens, self._targets = tokens, targets
         self._losses: dict[int, Tensor] = {}
         self._passes: dict[tuple[int, int], _Pass] = {}
+        self._put_off: dict[tuple[int, int], list[Work]] = {}
+        for stage in self._stages.values():
+            if stage.later is not None:
+                stage.later.forget()
         # What is made and not yet used, by the transfer that it came or goes by.
         self._there: dict[Action, Tensor] = {}
 
@@ -125,7 +139,7 @@ class Executor:
             else self._there.pop(replace(action, kind=Kind.RECV_F)).requires_grad_()
         )
         given = (inputs, self._targets[number]) if stage.last else (inputs,)
-        with self._hooks.forward(stage.index):
+        with self._hooks.forward(stage.index), self._splitting(stage, number):
             output = stage.module(*given)
         self._passes[stage.index, number] = _Pass(inputs, get_gradient_edge(output))
         if stage.last:
@@ -140,17 +154,46 @@ class Executor:
         else:
             gradient = self._there.pop(replace(action, kind=Kind.RECV_B))
         taken = self._passes.pop((stage.index, number))
-        with self._hooks.backward(stage.index, action == self._last[stage.index]):
+        with self._of_backward(action), self._splitting(stage, number):
             torch.autograd.backward((taken.output,), (gradient,))
         if not stage.first:
             assert taken.inputs.grad is not None, "the input took no part in the output"
             self._hand_on(Kind.SEND_B, action, taken.inputs.grad)
 
+    def _input_gradient(self, action: Action) -> None:
+        self._backward(action)
+        stage = self._stages[action.stage]
+        assert stage.later is not None, "require_executable asks for it"
+        self._put_off[stage.index, _number(action)] = stage.later.taken()
+
+    def _weight_gradients(self, action: Action) -> None:
+        waiting = self._put_off.pop((action.stage, _number(action)))
+        with self._of_backward(action):
+            while waiting:
+                waiting.pop(0)()  # and lets go of what it was made of
+
+    def _both(self, action: Action) -> None:
+        for part in action.parts:
+            self._deeds[part.kind](part)
+
+    def _of_backward(self, action: Action) -> AbstractContextManager[object]:
+        last = action == self._last[action.stage]
+        return self._hooks.backward(action.stage, last)
+
+    def _splitting(
+        self, stage: PipelineStage, number: int
+    ) -> AbstractContextManager[object]:
+        """Around a pass whose backward is an I and a W."""
+        if stage.later is None:
+            return nullcontext()
+        return stage.later.splitting((stage.index, number) in self._split)
+
     def _hand_on(self, kind: Kind, action: Action, tensor: Tensor) -> None:
         """To the neighbouring stage if it is here, else to be sent."""
         whole = tensor.to(self._stages[action.stage].dtype).contiguous()
         received, step = RECEIVED[kind]
-        if action.stage + step in self._stages:
+        neighbour = self._stages.get(action.stage + step)
+        if neighbour is not None and neighbour.copy == action.copy:
             key = replace(action, kind=received, stage=action.stage + step)
         else:
             key = replace(action, kind=kind)

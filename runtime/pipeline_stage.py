@@ -11,10 +11,13 @@ import torch
 from torch import nn
 
 from costmodel.action import Kind, Stream
+from costmodel.send_receive import apart
 from profiles.errors import InvalidSpec, Unsupported
+from runtime.split_backward import Later
 
 CARRIED_OUT: Final = (
-    *(Kind.F, Kind.B, Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B),
+    *(Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B),
+    *(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B),
     *(Kind.REDUCE_GRAD, Kind.STEP),
 )
 
@@ -24,7 +27,9 @@ class PipelineStage:
     """A virtual stage on this rank: what to call, and the tensor that comes in.
 
     `first` takes tokens; `last` takes targets too and returns the mean loss.
-    `boundary` and `dtype` are of the hidden states between stages.
+    `boundary` and `dtype` are of the hidden states between stages. `copy` is which copy
+    of the model it is of; `later` is there (`split_backward.put_off`) where its stream
+    splits backwards.
     """
 
     index: int
@@ -34,6 +39,8 @@ class PipelineStage:
     boundary: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+    copy: int = 0
+    later: Later | None = None
 
 
 class Hooks(Protocol):
@@ -43,7 +50,7 @@ class Hooks(Protocol):
         """Around a forward."""
 
     def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
-        """Around a backward; *last* if it is the stage's last of the step."""
+        """Around B, I or W; *last* if it is the stage's last of the step."""
 
     def reduce(self, stage: int) -> None:
         """REDUCE_GRAD: the stage's gradients are whole when this returns."""
@@ -56,16 +63,29 @@ def require_executable(
     stream: Stream, stages: Mapping[int, PipelineStage], micro_batches: int
 ) -> None:
     """Raise Unsupported or InvalidSpec for what an `Executor` does not carry out."""
-    for action in stream:
-        if action.kind not in CARRIED_OUT or action.copy:
+    for action in (*stream, *apart(stream)):
+        if action.kind not in CARRIED_OUT:
             raise Unsupported(
-                f"{action} is simulated, not carried out; {', '.join(CARRIED_OUT)} of "
-                "one pipeline direction are"
+                f"{action} is simulated, not carried out; {', '.join(CARRIED_OUT)} are"
             )
-        if action.stage not in stages:
+        held = stages.get(action.stage)
+        if held is None or held.copy != action.copy:
             raise InvalidSpec(
                 f"{action} is of a stage that this rank does not hold; it holds "
-                f"{', '.join(map(str, sorted(stages)))}"
+                f"{', '.join(map(_shown, sorted(stages.values(), key=_index)))}"
             )
         if action.micro_batch is not None and action.micro_batch >= micro_batches:
             raise InvalidSpec(f"{action} is beyond the {micro_batches} micro-batches")
+        if action.kind is Kind.I and held.later is None:
+            raise InvalidSpec(
+                f"{action} needs a stage whose backward is split; give it the `later` "
+                "of split_backward.put_off"
+            )
+
+
+def _index(stage: PipelineStage) -> int:
+    return stage.index
+
+
+def _shown(stage: PipelineStage) -> str:
+    return f"{stage.index}@{stage.copy}" if stage.copy else str(stage.index)

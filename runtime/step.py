@@ -4,6 +4,9 @@ forward      in the precision's context; PyTorch's DDP is told of the last one
 backward     the last one of a stage lets its gradients travel
 REDUCE_GRAD  wait for them; sum what tensor parallelism left partial
 STEP         tied copies, the global norm, clipping, the optimizer
+
+The two holders of a stage that has two need not come to its REDUCE_GRAD in one order
+with their other passes: they wait for each other in STEP.
 """
 
 from __future__ import annotations
@@ -60,7 +63,11 @@ class Step:
         return nullcontext()
 
     def reduce(self, stage: int) -> None:
-        """REDUCE_GRAD: the stage's gradients are whole when this returns."""
+        """REDUCE_GRAD: the gradients of a stage with one holder are whole."""
+        if self.stages[stage].copies == 1:
+            self._finish(stage)
+
+    def _finish(self, stage: int) -> None:
         held = self.stages[stage]
         held.parallel.finish()
         gradients = dict(held.parallel.gradients())
@@ -69,8 +76,10 @@ class Step:
 
     def step(self) -> None:
         """STEP: update every stage of this rank."""
-        for gradients in self._gradients.values():
-            self.tied.sum(gradients)
+        for stage in self.stages:
+            if stage not in self._gradients:
+                self._finish(stage)
+        self.tied.sum(self._gradients.values())
         norm = global_norm(self._pieces())
         named = self.gradients()
         clip(list(named.values()), norm, self.optimizer.settings.clip)
@@ -89,7 +98,7 @@ class Step:
         for stage, gradients in self._gradients.items():
             parameters = dict(self.stages[stage].named_parameters())
             for name, gradient in gradients.items():
-                copies = self._copies(parameters[name])
+                copies = self._copies(parameters[name]) * self.stages[stage].copies
                 if name in (TABLE, HEAD):
                     copies *= self.tied.copies
                 yield Piece(gradient, copies)

@@ -14,7 +14,7 @@ the weight gradient (Korthikanti et al., MLSys 2023, section 4.2.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from runtime.collectives import (
     Group,
+    Pending,
     all_reduce,
     start_all_gather,
     start_all_reduce,
@@ -34,6 +35,7 @@ from runtime.modules.decoder import Layer, Stage
 from runtime.modules.embedding import Embedding, Positions, rows_of
 from runtime.modules.mlp import Mlp
 from runtime.precision import autocast
+from runtime.split_backward import Later, PutOff, linear, linear_gradients
 
 SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that is split
 
@@ -122,6 +124,7 @@ class ColumnLinear(nn.Module):
         given: Tensor | None = linear.bias
         self.bias = None if given is None else placed(given, mesh, 0)
         self.group, self.scattered = mesh.get_group(), scattered
+        self.later: Later | None = None
 
     def forward(self, stream: Tensor) -> Tensor:
         (made,) = columns(stream, self)
@@ -134,7 +137,12 @@ def columns(stream: Tensor, *linears: ColumnLinear) -> tuple[Tensor, ...]:
     weights = [_local(item.weight) for item in linears]
     biases = [None if item.bias is None else _local(item.bias) for item in linears]
     stream, *rest = autocast(stream, *weights, *biases)
-    made = _Columns.apply(stream, first.group, first.scattered, len(linears), *rest)  # type: ignore[no-untyped-call]
+    later, given = first.later, None
+    if later is not None and later.on:
+        given = PutOff(later, rest)
+        rest = given.values
+    how = (first.group, first.scattered, given, len(linears))
+    made = _Columns.apply(stream, *how, *rest)  # type: ignore[no-untyped-call]
     return tuple(made)
 
 
@@ -151,9 +159,10 @@ class RowLinear(nn.Module):
         self.weight = placed(linear.weight, mesh, 1)
         self.bias: nn.Parameter | None = linear.bias
         self.group, self.scattered = mesh.get_group(), scattered
+        self.later: Later | None = None
 
     def forward(self, stream: Tensor) -> Tensor:
-        partial = F.linear(stream, _local(self.weight))
+        partial = linear(stream, _local(self.weight), None, self.later)
         whole = summed(partial, self.group, self.scattered)
         return whole if self.bias is None else whole + self.bias.to(whole.dtype)
 
@@ -223,11 +232,17 @@ class VocabCrossEntropy(nn.Module):
 class _Columns(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, stream: Tensor, group: Group, scattered: bool, count: int, *rest: Any
+        ctx: Any,
+        stream: Tensor,
+        group: Group,
+        scattered: bool,
+        given: PutOff | None,
+        count: int,
+        *rest: Any,
     ) -> tuple[Tensor, ...]:
         weights, biases = rest[:count], rest[count:]
         ctx.save_for_backward(stream, *weights)
-        ctx.group, ctx.scattered = group, scattered
+        ctx.group, ctx.scattered, ctx.given = group, scattered, given
         ctx.biased = [bias is not None for bias in biases]
         whole = _whole(stream, group, scattered)
         pairs = zip(weights, biases, strict=True)
@@ -236,26 +251,44 @@ class _Columns(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
         stream, *weights = ctx.saved_tensors
-        gathering = (
-            start_all_gather(stream, ctx.group, dim=SEQUENCE) if ctx.scattered else None
-        )
-        partial = made[0] @ weights[0]
-        for gradient, weight in zip(made[1:], weights[1:], strict=True):
-            partial += gradient @ weight
-        reducing = (
-            start_reduce_scatter(partial, ctx.group, dim=SEQUENCE)
-            if ctx.scattered
-            else start_all_reduce(partial, ctx.group)
-        )
+        group, scattered, biased = ctx.group, ctx.scattered, ctx.biased
+        nothing = (None,) * 4
+        if ctx.given is not None:
+            # The input is gathered once more in W, which has use for it.
+            ctx.given.until_w(
+                lambda: _of_columns(_whole(stream, group, scattered), made, biased)
+            )
+            reducing = _reducing(made, weights, group, scattered)
+            return (reducing.wait(), *nothing, *(None,) * (2 * len(weights)))
+        gathering = start_all_gather(stream, group, dim=SEQUENCE) if scattered else None
+        reducing = _reducing(made, weights, group, scattered)
         whole = gathering.wait() if gathering else stream
-        rows = whole.flatten(0, -2)
-        flat = [gradient.flatten(0, -2) for gradient in made]
-        of_weights = [gradient.t() @ rows for gradient in flat]
-        of_biases = [
-            gradient.sum(0) if biased else None
-            for gradient, biased in zip(flat, ctx.biased, strict=True)
-        ]
-        return (reducing.wait(), None, None, None, *of_weights, *of_biases)
+        of_rest = _of_columns(whole, made, biased)
+        return (reducing.wait(), *nothing, *of_rest)
+
+
+def _reducing(
+    made: Sequence[Tensor], weights: Sequence[Tensor], group: Group, scattered: bool
+) -> Pending:
+    """The gradient of column-split products' input, on its way to those who need it."""
+    partial = made[0] @ weights[0]
+    for gradient, weight in zip(made[1:], weights[1:], strict=True):
+        partial += gradient @ weight
+    if scattered:
+        return start_reduce_scatter(partial, group, dim=SEQUENCE)
+    return start_all_reduce(partial, group)
+
+
+def _of_columns(
+    whole: Tensor, made: Sequence[Tensor], biased: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients of the weights, then of the biases."""
+    of_weights = [linear_gradients(gradient, whole) for gradient in made]
+    of_biases = [
+        gradient.flatten(0, -2).sum(0) if has else None
+        for gradient, has in zip(made, biased, strict=True)
+    ]
+    return [*of_weights, *of_biases]
 
 
 class _Summed(torch.autograd.Function):

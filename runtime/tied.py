@@ -6,12 +6,13 @@ equal without ever being sent (Megatron-LM's embedding group).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
-from profiles.errors import Unsupported
 from profiles.job import Job
 from runtime.collectives import Group, all_reduce
 
@@ -20,31 +21,48 @@ HEAD = "head.weight"
 
 
 class TiedTable:
-    """The gradient of the shared table on this rank, if it holds one of two copies."""
+    """The shared table's gradient on this rank, where it holds a copy, or two.
+
+    Schedules in a V, and those of two model copies, have both ends on one rank: it adds
+    the two gradients without a word to anyone.
+    """
 
     def __init__(self, job: Job, layout: Layout, mesh: DeviceMesh) -> None:
         self.group: Group | None = None
-        first, last = layout.stages[0].held_by[0], layout.stages[-1].held_by[0]
+        self.copies, self._together = 1, False
+        ends = [layout.stages[place].held_by for place in (0, -1)]
         apart = len(layout.stages) > 1
         if not (apart and getattr(job.spec, "tied_embeddings", False)):
-            self.copies = 1
             return
-        if first == last:
-            raise Unsupported(
-                "a tied table in two stages of one rank is not carried out; choose "
-                "another schedule"
-            )
         self.copies = 2
-        ends = mesh.mesh.select(0, first), mesh.mesh.select(0, last)
-        for one, two in zip(
-            ends[0].flatten().tolist(), ends[1].flatten().tolist(), strict=True
-        ):
-            group = dist.new_group([one, two])
-            if dist.get_rank() in (one, two):
-                self.group = group
+        self._together = set(ends[0]) == set(ends[1])
+        if not self._together:
+            self.group = _joined(mesh, ends[0][0], ends[1][0])
 
-    def sum(self, gradients: dict[str, Tensor]) -> None:
-        """Add the other copy's gradient to this one's, in place."""
-        for name in (TABLE, HEAD):
-            if self.group is not None and name in gradients:
-                all_reduce(gradients[name], self.group)
+    def sum(self, stages: Collection[Mapping[str, Tensor]]) -> None:
+        """Add the other copy's gradient to this one's, in place; *stages* are the
+        gradients of this rank's, by name."""
+        here = [
+            gradients[name]
+            for gradients in stages
+            for name in (TABLE, HEAD)
+            if name in gradients
+        ]
+        if self.group is not None:
+            for gradient in here:
+                all_reduce(gradient, self.group)
+        elif self._together and here:
+            one, two = here
+            two.copy_(one.add_(two))
+
+
+def _joined(mesh: DeviceMesh, first: int, last: int) -> Group | None:
+    """The group of this rank and its peer, where it is of the *first* or the *last*
+    pipeline rank; every rank calls this at once."""
+    ends = (mesh.mesh.select(0, end).flatten().tolist() for end in (first, last))
+    own: Group | None = None
+    for pair in zip(*ends, strict=True):
+        group = dist.new_group(list(pair))
+        if dist.get_rank() in pair:
+            own = group
+    return own

@@ -76,6 +76,8 @@ class Trainer:
             self.recorder.know("tied", [tied.group])
         if self.context.group is not None:
             self.recorder.know("cp", [self.context.group])
+        replicas = [stage.replicas for stage in self.stages if stage.copies > 1]
+        self.recorder.know("dp", replicas)
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._places = self.context.places()
         self._step = Step(
@@ -126,7 +128,7 @@ class Trainer:
         return Executor(
             stream=stream,
             stages=held,
-            links=Links(self.mesh["pp"].get_group(), _holders(self.layout)),
+            links=Links(self.mesh["pp"].get_group(), *_holders(self.layout)),
             micro_batches=self.layout.micro_batches,
             hooks=self._step,
             recorder=None,
@@ -150,6 +152,8 @@ class Trainer:
             boundary=self.boundary,
             dtype=self.rules.activation,
             device=self.device,
+            copy=held.copy,
+            later=held.later,
         )
 
     def _batch(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -173,7 +177,7 @@ class Trainer:
         own = [loss.float() for loss in losses]
         total = torch.zeros((), dtype=torch.float32, device=self.device)
         if own:
-            total += torch.stack(own).mean()
+            total += torch.stack(own).sum() / self.layout.micro_batches
         if dist.get_world_size() > 1:
             dist.all_reduce(total)
         return float(total) / (self.mesh["dp"].size() * self.mesh["tp"].size())
@@ -190,11 +194,12 @@ def rank_stream(layout: Layout, rank: int) -> Stream:
     order = streams(
         layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
     )
-    return with_transfers(order, _holders(layout))[rank]
+    return with_transfers(order, *_holders(layout))[rank]
 
 
-def _holders(layout: Layout) -> tuple[int, ...]:
-    return tuple(stage.held_by[0] for stage in layout.stages)
+def _holders(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """The pipeline rank of each stage, once for each copy of the model."""
+    return tuple(zip(*(stage.held_by for stage in layout.stages), strict=True))
 
 
 def axis_groups(mesh: DeviceMesh) -> dict[str, dist.ProcessGroup]:

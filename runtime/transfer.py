@@ -45,11 +45,11 @@ class Links:
     """This rank's links to its neighbours; every rank of the job builds one at once.
 
     *group* is the process group of the pipeline ranks, *holders* the pipeline rank of
-    each virtual stage.
+    each virtual stage, once for each copy of the model.
     """
 
-    def __init__(self, group: dist.ProcessGroup, holders: Sequence[int]) -> None:
-        self._holders = tuple(holders)
+    def __init__(self, group: dist.ProcessGroup, *holders: Sequence[int]) -> None:
+        self._holders = tuple(map(tuple, holders))
         self._rank = group.rank()
         self._ranks = dist.get_process_group_ranks(group)
         self._channels = self._opened()
@@ -82,7 +82,7 @@ class Links:
         """Set a contiguous tensor on its way, as SEND_F or SEND_B."""
         kind, step = RECEIVED[action.kind]
         received = replace(action, kind=kind, stage=action.stage + step)
-        target = self._holders[received.stage]
+        target = self._holders[received.copy][received.stage]
         away = self._away[target]
         if len(away) == AWAY:
             self._wait_for_oldest(away)
@@ -112,7 +112,7 @@ class Links:
         if arrival is None:
             return
         action = arrival.action
-        source = self._holders[action.stage + _SENDER[action.kind]]
+        source = self._holders[action.copy][action.stage + _SENDER[action.kind]]
         tensor = torch.empty(arrival.shape, dtype=arrival.dtype, device=arrival.device)
         work = dist.irecv(
             tensor,
@@ -125,7 +125,7 @@ class Links:
     def _tag(self, received: Action) -> int:
         """A number for each message of a step; NCCL has none and goes by the order."""
         assert received.micro_batch is not None
-        row = received.micro_batch * len(self._holders) + received.stage
+        row = received.micro_batch * len(self._holders[0]) + received.stage
         return 2 * row + (received.kind is Kind.RECV_B)
 
     def _opened(self) -> dict[tuple[int, int], dist.ProcessGroup]:
@@ -135,9 +135,10 @@ class Links:
         """
         pairs = {
             pair
-            for stage in range(len(self._holders))
-            if crosses(self._holders, stage)
-            for pair in _both_ways(self._holders[stage], self._holders[stage + 1])
+            for held_by in self._holders
+            for stage in range(len(held_by))
+            if crosses(held_by, stage)
+            for pair in _both_ways(held_by[stage], held_by[stage + 1])
         }
         channels = {}
         for row in _pipelines(self._ranks) if pairs else ():

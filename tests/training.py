@@ -66,12 +66,43 @@ CASES: dict[str, Uniform] = {
     ),
     "cp2-pp2": replace(FP32, cp=2, pp=2, zero=0),
     "dp2-cp2-zero2": replace(FP32, dp=2, cp=2, zero=2, zero_group=2),
+    "pp2-zb-h1": replace(FP32, pp=2, schedule="zb-h1"),
+    "pp2-zb-interleaved": replace(
+        FP32, pp=2, virtual_stages=3, schedule="zb-interleaved"
+    ),
+    "pp2-zb-v": replace(FP32, pp=2, virtual_stages=2, schedule="zb-v"),
+    "pp2-dualpipe-v": replace(FP32, pp=2, virtual_stages=2, schedule="dualpipe-v"),
+    "pp2-chimera": replace(FP32, pp=2, schedule="chimera"),
+    "zero1-zb-v": replace(
+        FP32, dp=2, pp=2, zero=1, zero_group=2, virtual_stages=2, schedule="zb-v"
+    ),
+    "tp2-zb-v": replace(
+        FP32, tp=2, pp=2, virtual_stages=2, schedule="zb-v", sequence_parallel=True
+    ),
+    "dp2-dualpipe-v": replace(
+        FP32,
+        dp=2,
+        pp=2,
+        zero=0,
+        micro_batch=1,
+        virtual_stages=2,
+        schedule="dualpipe-v",
+    ),
+    "dp2-zb-h1-full": replace(
+        FP32, dp=2, pp=2, zero=0, schedule="zb-h1", recompute="full"
+    ),
+    "pp4-zb-h1": replace(FP32, pp=4, schedule="zb-h1"),
+    "pp4-chimera": replace(FP32, pp=4, schedule="chimera"),
+    "dp2-chimera": replace(FP32, dp=2, pp=2, zero=0, schedule="chimera"),
+    "tp2-chimera": replace(
+        FP32, tp=2, pp=2, schedule="chimera", sequence_parallel=True
+    ),
 }
 FAMILIES = ("gpt", "llama")
 # Where Llama differs: gated MLP, grouped heads, their norms, an untied head.
 OF_LLAMA = (
     *("accumulation", "full-recompute", "zero1", "tp2", "tp2-sp"),
-    *("pp2-interleaved", "fsdp2-tp2"),
+    *("pp2-interleaved", "fsdp2-tp2", "tp2-zb-v", "zero1-zb-v"),
     *("cp2-ring", "cp2-ulysses", "cp4-ulysses", "cp2-tp2-sp-zero1"),
 )
 SEED, DATA_SEED, RATE, CLIP = 7, 3, 1e-3, 0.5

@@ -16,8 +16,10 @@ from torch.distributed.pipelining import PipelineStage as TorchStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from costmodel.action import Action, Stream
+from costmodel.schedule import SCHEDULES
 from runtime.pipeline import Executor, PipelineStage
 from runtime.record import Recorder
+from runtime.split_backward import put_off
 from runtime.transfer import Links
 from tests.runtime.small_model import (
     ROWS,
@@ -73,23 +75,27 @@ def executor(
     held_by: Sequence[int] | None = None,
 ) -> Executor:
     """The executor of this rank of *group*; *stream* and *held_by* are the case's."""
-    held_by = case.holders if held_by is None else held_by
+    copies = case.holders if held_by is None else (held_by,)
+    own = case.held(group.rank()) if held_by is None else {}
+    splits = SCHEDULES[case.schedule].splits
     held = {
         index: PipelineStage(
             index=index,
             module=module,
             first=index == 0,
-            last=index == len(held_by) - 1,
+            last=index == len(copies[0]) - 1,
             boundary=(ROWS, WIDTH),
             dtype=torch.float32,
             device=CPU,
+            copy=own.get(index, 0),
+            later=put_off(module) if splits else None,
         )
         for index, module in modules.items()
     }
     hooks.executor = Executor(
         stream=case.streams[group.rank()] if stream is None else stream,
         stages=held,
-        links=Links(group, held_by),
+        links=Links(group, *copies),
         micro_batches=case.micro_batches,
         hooks=hooks,
         recorder=recorder,
@@ -120,13 +126,17 @@ def ours(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
 
 
 def oracle(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
-    """The same step by PyTorch's own schedule runtime."""
+    """The same step by PyTorch's own schedule runtime; it knows one model copy."""
+    if len(case.holders) > 1:
+        return {}
     tokens, targets = batch(case.micro_batches)
     held = held_parts(case, group.rank())
     stages = [
         TorchStage(part, index, case.stages, CPU, group=group)
         for index, part in held.items()
     ]
+    for stage in stages:
+        stage.stage_index_to_group_rank = dict(enumerate(case.holders[0]))
     schedule = _PipelineScheduleRuntime(stages, case.micro_batches, loss_fn=F.mse_loss)
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
         file.write("\n".join(",".join(map(str, row)) for row in case.passes))

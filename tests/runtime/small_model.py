@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from costmodel.action import Stream
-from costmodel.schedule import holders, streams
+from costmodel.schedule import copies_held, streams
 from costmodel.send_receive import with_transfers
 
 BLOCKS, WIDTH, ROWS = 8, 16, 3
@@ -29,8 +29,18 @@ class Case(NamedTuple):
         return self.pp * self.virtual_stages
 
     @property
-    def holders(self) -> tuple[int, ...]:
-        return holders(self.schedule, self.pp, self.virtual_stages)
+    def holders(self) -> tuple[tuple[int, ...], ...]:
+        """The rank of each stage, once for each copy of the model."""
+        return copies_held(self.schedule, self.pp, self.virtual_stages)
+
+    def held(self, rank: int) -> dict[int, int]:
+        """The stages of *rank*, in model order, and of which copy each is."""
+        return {
+            stage: copy
+            for stage in range(self.stages)
+            for copy, held_by in enumerate(self.holders)
+            if held_by[stage] == rank
+        }
 
     @property
     def passes(self) -> tuple[Stream, ...]:
@@ -38,7 +48,7 @@ class Case(NamedTuple):
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        return with_transfers(self.passes, self.holders)
+        return with_transfers(self.passes, *self.holders)
 
 
 CASES = {
@@ -47,11 +57,20 @@ CASES = {
         Case("1f1b", 2, 1, 1),
         Case("1f1b", 2, 1, 5),
         Case("interleaved", 2, 2, 4),
+        Case("zb-h1", 2, 1, 5),
+        Case("zb-v", 2, 2, 5),
+        Case("dualpipe-v", 2, 2, 6),
+        Case("chimera", 2, 1, 6),
     ),
     4: (
         Case("gpipe", 4, 1, 6),
         Case("1f1b", 4, 1, 8),
         Case("interleaved", 4, 2, 4),
+        Case("zb-h1", 4, 1, 6),
+        Case("zb-interleaved", 4, 2, 8),
+        Case("zb-v", 4, 2, 3),
+        Case("dualpipe-v", 4, 2, 9),
+        Case("chimera", 4, 1, 8),
     ),
 }
 
@@ -116,5 +135,5 @@ def held_parts(case: Case, rank: int) -> dict[int, Part]:
     return {
         index: part
         for index, part in enumerate(parts(case.stages))
-        if case.holders[index] == rank
+        if index in case.held(rank)
     }

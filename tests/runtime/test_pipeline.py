@@ -27,6 +27,7 @@ from tests.runtime.small_model import (
     Case,
     Part,
     batch,
+    blocks,
     gradients,
     held_parts,
     parts,
@@ -54,7 +55,12 @@ def of(case: Case, way: str) -> Results:
 
 
 def joined(ranks: Results) -> dict[str, Tensor]:
-    return {name: grad for rank in ranks for name, grad in rank["gradients"].items()}
+    """All gradients; what two ranks hold copies of, summed."""
+    found: dict[str, Tensor] = {}
+    for rank in ranks:
+        for name, gradient in rank["gradients"].items():
+            found[name] = found[name] + gradient if name in found else gradient
+    return found
 
 
 def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
@@ -69,19 +75,22 @@ def error(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
 def test_gradients_are_those_of_one_process_and_of_pytorchs_runtime(case: Case) -> None:
     found = joined(of(case, "ours"))
     assert error(found, single(case.micro_batches)[0]) <= 1e-6
-    assert error(found, joined(of(case, "oracle"))) <= 1e-6
+    if len(case.holders) == 1:
+        assert error(found, joined(of(case, "oracle"))) <= 1e-6
 
 
 @pytest.mark.parametrize("case", EVERY)
 def test_losses_come_unscaled_in_order_from_the_last_stage(case: Case) -> None:
-    *others, last = of(case, "ours")
+    ranks = of(case, "ours")
+    ends = [held_by[-1] for held_by in case.holders]
+    others = [rank for number, rank in enumerate(ranks) if number not in ends]
     assert all(rank["losses"] == [] for rank in others)
-    assert len(last["losses"]) == case.micro_batches
-    wanted = torch.stack(of(case, "oracle")[-1]["losses"])
-    torch.testing.assert_close(torch.stack(last["losses"]), wanted)
-    whole = single(case.micro_batches)[1]
-    torch.testing.assert_close(torch.stack(last["losses"]).mean(), whole)
-    assert not any(loss.requires_grad for loss in last["losses"])
+    losses = [loss for end in ends for loss in ranks[end]["losses"]]
+    whole = Part(blocks())
+    tokens, targets = (side.split(ROWS) for side in batch(case.micro_batches))
+    wanted = [whole(*pair).detach() for pair in zip(tokens, targets, strict=True)]
+    torch.testing.assert_close(torch.stack(losses), torch.stack(wanted))
+    assert not any(loss.requires_grad for loss in losses)
 
 
 @pytest.mark.parametrize("case", EVERY)
@@ -111,10 +120,12 @@ def test_passes_in_flight_are_those_that_memory_is_priced_for(case: Case) -> Non
 
 @pytest.mark.parametrize("case", EVERY)
 def test_hooks_know_the_last_backward_of_a_stage(case: Case) -> None:
-    for number, rank in enumerate(of(case, "ours")):
-        held = [stage for stage, by in enumerate(case.holders) if by == number]
+    for stream, rank in zip(case.streams, of(case, "ours"), strict=True):
         ends = [
-            f"{what} {stage}" for stage in held[::-1] for what in ("last", "reduce")
+            f"{what} {action.stage}"
+            for action in stream
+            if action.kind is Kind.REDUCE_GRAD
+            for what in ("last", "reduce")
         ]
         assert rank["called"] == [*ends, "step"]
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.action import Action, Kind, Stream
-from costmodel.schedule import holders, streams
-from costmodel.send_receive import RECEIVED, with_transfers
+from costmodel.schedule import copies_held, streams
+from costmodel.send_receive import RECEIVED, passes, with_transfers
 from runtime.transfer import AHEAD, AWAY
 from tests.pipelines import Pipeline, pipelines
 
@@ -29,7 +29,7 @@ class Clocked:
     def __init__(
         self,
         order: Sequence[Stream],
-        held_by: Sequence[int],
+        held_by: Sequence[Sequence[int]],
         seconds: Seconds,
         link_s: float,
         away: float,
@@ -71,13 +71,14 @@ class Clocked:
                 return False
             self.coming[rank].pop(0)
             self._wait(rank, action)
-        self.now_s[rank] += self.seconds.get((action.kind, action.stage), 0.0)
+        for part in passes(action):
+            self.now_s[rank] += self.seconds.get((part.kind, part.stage), 0.0)
         return True
 
     def _sends(self, rank: int, action: Action) -> bool:
         kind, step = RECEIVED[action.kind]
         message = replace(action, kind=kind, stage=action.stage + step)
-        before = self.sends[rank, self.held_by[message.stage]]
+        before = self.sends[rank, self.held_by[message.copy][message.stage]]
         if len(before) >= self.away:
             oldest = before[-int(self.away)]
             if oldest not in self.posted_s:
@@ -99,12 +100,12 @@ COSTS = st.sampled_from([0.0, 0.25, 1.0, 3.0]) | st.floats(0.0, 4.0)
 def test_few_sends_at_once_make_no_step_longer(
     one: Pipeline, data: st.DataObject
 ) -> None:
-    held_by = holders(*one[:3])
-    order = with_transfers(streams(*one), held_by)
+    held_by = copies_held(*one[:3])
+    order = with_transfers(streams(*one), *held_by)
     costs = st.lists(COSTS, min_size=one.stages, max_size=one.stages)
     seconds = {
         (kind, stage): cost
-        for kind in (Kind.F, Kind.B)
+        for kind in (Kind.F, Kind.B, Kind.I, Kind.W)
         for stage, cost in enumerate(data.draw(costs))
     }
     link_s = data.draw(COSTS | st.just(20.0))
@@ -114,8 +115,8 @@ def test_few_sends_at_once_make_no_step_longer(
 
 
 def test_one_send_at_once_would_make_some_longer() -> None:
-    held_by = holders("1f1b", 2, 1)
-    order = with_transfers(streams("1f1b", 2, 1, 4), held_by)
+    held_by = copies_held("1f1b", 2, 1)
+    order = with_transfers(streams("1f1b", 2, 1, 4), *held_by)
     free_s, bound_s = (
         Clocked(order, held_by, {}, 1.0, away).run() for away in (inf, 1)
     )
@@ -129,5 +130,5 @@ def test_a_deadlock_is_seen() -> None:
         "1SEND_B0 1SEND_B1 1SEND_B2 1SEND_F0",
     )
     order = [tuple(map(Action.parse, text.split())) for text in texts]
-    assert Clocked(order, (0, 1, 0), {}, 1.0, 2).run() == inf
-    assert Clocked(order, (0, 1, 0), {}, 1.0, 3).run() < inf
+    assert Clocked(order, ((0, 1, 0),), {}, 1.0, 2).run() == inf
+    assert Clocked(order, ((0, 1, 0),), {}, 1.0, 3).run() < inf

@@ -1,0 +1,152 @@
+"""Backward in two: I makes the gradients of inputs, W those of the weights of products.
+
+In an I, the backward of a product (`linear`, and tensor parallelism's columns) sends
+the gradient of its input on and puts the gradient of its weight off: what that is made
+of, the input and the gradient of the output, stays until W. All else of the graph goes
+with I, and parameters that are in no product (norms, tables) get their gradients there.
+That is what `costmodel.atoms` prices as `weight_s` and `weight_bytes` (Qi et al., ICLR
+2024, table 1), and no part of the graph is walked twice.
+
+W gives its gradients to autograd at the weight's own place in the graph, so that hooks,
+casts and DTensors see what they would in a whole backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from runtime.precision import autocast
+
+Work = Callable[[], None]
+
+
+class Later:
+    """What the I of one stage puts off; its products look here whether to."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self._put_off: list[Work] = []
+
+    @contextmanager
+    def splitting(self, on: bool = True) -> Iterator[None]:
+        """Around the forward and the I of a pass whose backward is split."""
+        before, self.on = self.on, on
+        try:
+            yield
+        finally:
+            self.on = before
+
+    def forget(self) -> None:
+        """Before a step: what a failed one left."""
+        self._put_off = []
+
+    def taken(self) -> list[Work]:
+        """What has been put off since it was last asked: a W's work."""
+        found, self._put_off = self._put_off, []
+        return found
+
+    def add(self, work: Work) -> None:
+        self._put_off.append(work)
+
+
+class PutOff:
+    """Where gradients of *weights* go, later. Take their values from `values`."""
+
+    def __init__(self, later: Later, weights: Sequence[Tensor | None]) -> None:
+        self._later = later
+        self._edges = [_edge(weight) for weight in weights]
+        self.values = [None if one is None else one.detach() for one in weights]
+
+    def until_w(self, make: Callable[[], Sequence[Tensor | None]]) -> None:
+        """W calls *make* for the gradients, one a weight, and hands them to autograd;
+        a weight that is not trained has none."""
+        edges = self._edges
+
+        def work() -> None:
+            with torch.no_grad():
+                made = make()
+            pairs = [
+                (edge, gradient)
+                for edge, gradient in zip(edges, made, strict=True)
+                if edge is not None and gradient is not None
+            ]
+            torch.autograd.backward(
+                tuple(edge for edge, _ in pairs),
+                tuple(gradient for _, gradient in pairs),
+            )
+
+        self._later.add(work)
+
+
+def put_off(module: nn.Module) -> Later:
+    """Let the products of *module* put their weights' gradients off, where `on`.
+
+    Those are plain linear layers and whatever has an attribute `later` for it.
+    """
+    later = Later()
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.forward = partial(_forward, part, later)  # type: ignore[method-assign]
+        elif hasattr(part, "later"):
+            setattr(part, "later", later)  # noqa: B010
+    return later
+
+
+def linear(
+    stream: Tensor, weight: Tensor, bias: Tensor | None, later: Later | None
+) -> Tensor:
+    """`F.linear`, whose gradient of weight and bias *later* may put off."""
+    if later is None or not later.on:
+        return F.linear(stream, weight, bias)
+    stream, weight, bias = autocast(stream, weight, bias)
+    given = PutOff(later, (weight, bias))
+    # An input that is trained: the function is part of the graph though its other ones
+    # may need no gradient.
+    anchor = torch.empty(0, requires_grad=True)
+    return _Linear.apply(anchor, stream, given)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def linear_gradients(made: Tensor, rows: Tensor) -> Tensor:
+    """The weight's gradient from the output's (…, out) and the input (…, in)."""
+    return made.flatten(0, -2).t() @ rows.flatten(0, -2)
+
+
+def _forward(module: nn.Linear, later: Later, stream: Tensor) -> Tensor:
+    return linear(stream, module.weight, module.bias, later)
+
+
+def _edge(weight: Tensor | None) -> GradientEdge | None:
+    if weight is None or not weight.requires_grad:
+        return None
+    return get_gradient_edge(weight)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, stream: Tensor, given: PutOff) -> Tensor:
+        weight, bias = given.values
+        assert weight is not None
+        ctx.save_for_backward(stream, weight)
+        ctx.given, ctx.biased = given, bias is not None
+        return F.linear(stream, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (made,) = gradients
+        stream, weight = ctx.saved_tensors
+        biased = ctx.biased
+
+        def make() -> Sequence[Tensor | None]:
+            of_bias = made.flatten(0, -2).sum(0) if biased else None
+            return linear_gradients(made, stream), of_bias
+
+        ctx.given.until_w(make)
+        return None, made @ weight if ctx.needs_input_grad[1] else None, None
