@@ -66,6 +66,10 @@ CASES: dict[str, Uniform] = {
     ),
     "cp2-pp2": replace(FP32, cp=2, pp=2, zero=0),
     "dp2-cp2-zero2": replace(FP32, dp=2, cp=2, zero=2, zero_group=2),
+    "cp2-zb-h1-zero1": replace(FP32, cp=2, pp=2, schedule="zb-h1"),
+    "cp2-chimera": replace(
+        FP32, cp=2, pp=2, zero=0, schedule="chimera", cp_kind="ulysses"
+    ),
     "pp2-zb-h1": replace(FP32, pp=2, schedule="zb-h1"),
     "pp2-zb-interleaved": replace(
         FP32, pp=2, virtual_stages=3, schedule="zb-interleaved"
