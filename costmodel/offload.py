@@ -69,6 +69,11 @@ def parse_offload(text: str | None, tier: str | None = None) -> Offload:
 
     Raises InvalidSpec.
     """
+    if text == "auto":
+        raise InvalidSpec(
+            "offload auto is chosen by plan; name what to offload: optimizer, "
+            "parameters, activations=RATIO or none"
+        )
     shares = {}
     for part in (text or "none").split(","):
         name, _, share = part.strip().partition("=")

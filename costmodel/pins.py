@@ -115,7 +115,8 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--offload",
         type=offload,
         metavar="WHAT,…",
-        help="optimizer, parameters, activations=RATIO (any of them), or none.",
+        help="optimizer, parameters, activations=RATIO (any of them), none, or, in "
+        "plan, auto: searched.",
     ),
     _option(
         "--offload-to",

@@ -35,6 +35,7 @@ from planner.explain import fullest
 from planner.frontier import Frontier
 from planner.largest import last_true
 from planner.memory_floor import states_bytes
+from planner.offloading import everything_away
 from planner.problem import Candidate, Objective, Problem
 from planner.search import Limits
 from planner.solution import Solution
@@ -80,6 +81,7 @@ class Remedy:
 
 def diagnose(problem: Problem) -> Infeasible:
     """What to say where no layout of *problem* is legal, or none fits."""
+    problem = everything_away(problem)
     constraint = constraint_of(problem)
     if constraint.startswith("size"):
         return _named(constraint, "a smaller batch (--global-batch)")
@@ -103,6 +105,7 @@ def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
     looks at few layouts."""
     if solution.complete:
         return diagnose(problem)
+    problem = everything_away(problem)
     other = Change(what="--search branch-and-bound", option="", problem=problem)
     found = tried(other)
     if found is None:
@@ -171,6 +174,7 @@ def _on_host(problem: Problem) -> str:
 def constraint_of(problem: Problem) -> str:
     """What keeps *problem* from having a layout, in words that start with its kind:
     divisibility, size, support or memory."""
+    problem = everything_away(problem)
     if length(Space(problem=problem).branches):
         return _too_little_memory(problem)
     job = problem.job

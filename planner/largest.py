@@ -18,6 +18,7 @@ from typing import Final
 
 from planner.asked import Asked
 from planner.frontier import Frontier
+from planner.offloading import everything_away
 from planner.problem import Objective, Problem
 from planner.question import Posed
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
@@ -114,6 +115,7 @@ def last_true(holds: Callable[[int], bool], start: int, most: int) -> int:
 
 def fits_somehow(problem: Problem) -> bool:
     """Whether any layout fits: simulated, those of the least memory first."""
+    problem = everything_away(problem)
     pins = problem.pins
     if pins.micro_batch is None and pins.micro_batches is None:
         pins = replace(pins, micro_batch=1)  # holds the least

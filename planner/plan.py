@@ -6,18 +6,20 @@ problem → search → solution, checked here whichever search it was
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Final
 
 from costmodel.auto_retention import AUTO
 from costmodel.machine import Machine, machine
-from costmodel.offload import parse_offload
+from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
 from planner.any_stage import widened
 from planner.check import check
 from planner.memory_floor import hopeless
+from planner.offloading import free_tier, over_offloads
 from planner.problem import (
     PROBABILITY,
     Objective,
@@ -68,7 +70,7 @@ def plan(
     asked = pins or Pins()
     fixed = without_auto(asked)
     flash = fixed.flash_attention
-    limit = memory_limit_bytes
+    limit, away = memory_limit_bytes, free_tier(fixed)
     problem = Problem(
         job=job,
         machine=where,
@@ -79,7 +81,8 @@ def plan(
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=memory_limit(where, probability) if limit is None else limit,
         probability=probability,
-        offload=parse_offload(fixed.offload, fixed.offload_to),
+        offload=NOTHING if away else parse_offload(fixed.offload, fixed.offload_to),
+        offloads_to=away,
         objective=Objective(objective),
         executable=is_local(cluster) if executable is None else executable,
     )
@@ -103,10 +106,19 @@ def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
 
 def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     """Run *search*, and check what it found: none marks its own homework. Where the
-    states alone do not fit, there is nothing to search."""
-    solution = hopeless(problem, search.name) or search.solve(problem, limits)
+    states alone do not fit, there is nothing to search; where offloading is free, it
+    is run for each way to offload."""
+    if problem.offloads_to is not None:
+        again = partial(_solve, search=search)
+        solution = over_offloads(problem, again, limits)
+    else:
+        solution = _solve(problem, limits, search=search)
     check(problem, solution)
     return solution
+
+
+def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
+    return hopeless(problem, search.name) or search.solve(problem, limits)
 
 
 def refined(
@@ -123,7 +135,17 @@ def refined(
     limit = inf if time_limit_s is None else time_limit_s
     left = max(limit - solution.seconds, 0.0)
     found = polished(
-        problem, solution, Limits(time_limit_s=left, runners_up=runners_up)
+        _as_found(problem, solution),
+        solution,
+        Limits(time_limit_s=left, runners_up=runners_up),
     )
     check(problem, found)
     return found
+
+
+def _as_found(problem: Problem, solution: Solution) -> Problem:
+    """*problem* with what the best candidate offloads, where that was free."""
+    if problem.offloads_to is None or solution.best is None:
+        return problem
+    away = solution.best.choice.offload
+    return replace(problem, offload=away, offloads_to=None)

@@ -78,7 +78,8 @@ class Problem:
     """A job on a machine, and what is fixed. A pin that is None is searched.
 
     `executable` leaves out what the runtime does not carry out. `probability` is that
-    of fitting which `memory_limit_bytes` stands for (`memory_limit`).
+    of fitting which `memory_limit_bytes` stands for (`memory_limit`). Where
+    `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`).
     """
 
     job: Job
@@ -90,6 +91,7 @@ class Problem:
     flash_attention: bool
     memory_limit_bytes: float
     offload: Offload = NOTHING
+    offloads_to: str | None = None
     objective: Objective = Objective.THROUGHPUT
     executable: bool = False
     probability: float = 0.5

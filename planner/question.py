@@ -9,6 +9,7 @@ import numpy as np
 
 from costmodel.machine import Machine
 from costmodel.machine_asked import machine_of, remarks_on
+from costmodel.offload import NOTHING
 from costmodel.pins import Pins
 from costmodel.profiled import Profile
 from costmodel.question import (
@@ -19,6 +20,7 @@ from costmodel.question import (
     unbalanced,
 )
 from costmodel.support import is_local
+from planner.offloading import free_tier
 from planner.pinned import require_consistent, require_possible
 from planner.problem import PROBABILITY, Objective, Problem, memory_limit
 from planner.space import Space
@@ -115,6 +117,7 @@ def _problem(
     objective: Objective,
 ) -> Problem:
     precision, flash = wish.precision, pins.flash_attention
+    away = free_tier(pins)
     if precision is None:
         precision = assumed["precision"] = default_precision(where.cluster)
     gradient = wish.grad_dtype or where.software.gradient_format
@@ -131,7 +134,8 @@ def _problem(
         gradient_format=gradient,
         flash_attention=flash,
         memory_limit_bytes=where.device.capacity_bytes,
-        offload=offload_of(pins, assumed),
+        offload=NOTHING if away else offload_of(pins, assumed),
+        offloads_to=away,
         objective=objective,
     )
 

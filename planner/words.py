@@ -72,6 +72,8 @@ def short_words(choice: Uniform, global_batch: int) -> str:
         parts.append(f"ZeRO-{choice.zero}{group}")
     if choice.recompute != "none":
         parts.append(f"recompute {choice.recompute}")
+    if choice.offload.anything:
+        parts.append(f"offload {choice.offload}")
     return " · ".join(parts)
 
 

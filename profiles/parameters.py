@@ -124,12 +124,13 @@ def path(given: str) -> Path:
 
 
 def offload(given: str) -> str:
-    """``none``, or any of ``optimizer``, ``parameters`` and ``activations=RATIO``.
+    """``none``, ``auto``, or any of ``optimizer``, ``parameters`` and
+    ``activations=RATIO``.
 
     >>> offload("activations=.5, optimizer")
     'optimizer,activations=0.5'
     """
-    if given == "none":
+    if given in ("none", "auto"):
         return given
     kept = {}
     for part in given.split(","):
@@ -144,8 +145,8 @@ def offload(given: str) -> str:
 
 _OFFLOADED = ("optimizer", "parameters", "activations")
 _OFFLOAD_RULE = (
-    "must be none, or any of optimizer, parameters and activations=RATIO with a ratio "
-    "from 0 to 1, separated by commas"
+    "must be none, auto, or any of optimizer, parameters and activations=RATIO with a "
+    "ratio from 0 to 1, separated by commas"
 )
 
 

@@ -46,6 +46,17 @@ def with_offload(
 ) -> Estimate | None:
     """*choice* with the smallest ratio of offloaded activations that fits in
     *limit_bytes*, as simulated; None if none does."""
+    found = with_ratio(choice, job, on, limit_bytes)
+    if found is None:
+        return None
+    best = _priced(found, job, on, found.offload.activations)
+    return best if best.peak_memory_bytes <= limit_bytes else None
+
+
+def with_ratio(
+    choice: Uniform, job: Job, on: Machine, limit_bytes: float
+) -> Uniform | None:
+    """*choice* with the smallest ratio by the closed form; None if 1 is too little."""
     kept, away = (_priced(choice, job, on, ratio) for ratio in (0.0, 1.0))
     ratios = [
         smallest_ratio(float(before.total), float(after.total), limit_bytes)
@@ -54,8 +65,7 @@ def with_offload(
     found = [one for one in ratios if one is not None]
     if len(found) < len(ratios):
         return None
-    best = _priced(choice, job, on, max(found))
-    return best if best.peak_memory_bytes <= limit_bytes else None
+    return replace(choice, offload=replace(choice.offload, activations=max(found)))
 
 
 def _priced(choice: Uniform, job: Job, on: Machine, ratio: float) -> Estimate:

@@ -1,0 +1,250 @@
+"""Offloading as a dimension of the space, where it is asked for (`--offload auto`).
+
+    optimizer, parameters   each of the four ways is a space of its own     → _ways
+    activations             the smallest share α that makes a candidate fit → _Shares
+
+Bytes are linear in α and copies cost time only beyond what a pass hides, so that α is
+solved for, not searched (Yuan et al., ATC 2024, section 4.2). A candidate that keeps
+everything is never slower than with α: its bound is that of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+import numpy as np
+
+from costmodel.columns import Columns
+from costmodel.offload import TIERS, Offload
+from costmodel.pins import Pins
+from costmodel.uniform import Uniform
+from planner.floors import floor_s, leaf_bounds
+from planner.pinned import require_consistent
+from planner.problem import Candidate, Objective, Problem
+from planner.retention.offload_ratio import with_ratio
+from planner.search import Clock, Limits
+from planner.solution import EXACT, WORTHWHILE, Counters, Solution, Status
+from planner.space import Space
+from planner.table import Array, length, take
+from profiles.errors import InvalidQuestion, OutOfTime
+
+MOST: Final = 12  # candidates of each way whose share is solved for
+MOST_BRANCHES: Final = 8192  # that are priced
+
+AUTO: Final = "auto"
+
+Solve = Callable[[Problem, Limits], Solution]
+
+
+def free_tier(pins: Pins) -> str | None:
+    """Where to a search may offload what it likes, if that is asked for."""
+    return (pins.offload_to or TIERS[0]) if pins.offload == AUTO else None
+
+
+def over_offloads(problem: Problem, solve: Solve, limits: Limits) -> Solution:
+    """The best candidate whatever is offloaded; *solve* searches one way at a time.
+
+    Raises OutOfTime if time passes before any candidate was found to fit.
+    """
+    clock = Clock(limits=limits)
+    parts, late = [], None
+    for way in ways(problem):
+        left = max(limits.time_limit_s - clock.seconds, 0.0)
+        try:
+            parts.append(solve(way, replace(limits, time_limit_s=left)))
+        except OutOfTime as error:
+            late = error
+    if late is not None and not any(part.best for part in parts):
+        raise late
+    found = _joined(problem, parts, limits, complete=late is None)
+    if problem.objective is not Objective.MEMORY:
+        for way in ways(problem):
+            found = _Shares(way, found.value).best(found, clock)
+    return replace(found, seconds=clock.seconds)
+
+
+def ways(problem: Problem) -> Iterator[Problem]:
+    """*problem* with each set of states on the host that it may have, none first."""
+    assert problem.offloads_to is not None, "that is asked for"
+    share = 1.0 if problem.objective is Objective.MEMORY else 0.0
+    for optimizer, parameters in np.ndindex(2, 2):
+        for activations in sorted({0.0, share}):
+            away = Offload(
+                activations=activations,
+                optimizer=bool(optimizer),
+                parameters=bool(parameters),
+                tier=problem.offloads_to,
+            )
+            way = replace(problem, offload=away, offloads_to=None)
+            if not away.anything or _possible(way):
+                yield way
+
+
+def everything_away(problem: Problem) -> Problem:
+    """*problem* with all on the host that may be, where it is free; else as it is."""
+    if problem.offloads_to is None:
+        return problem
+    *_, last = ways(replace(problem, objective=Objective.MEMORY))
+    return replace(last, objective=problem.objective)
+
+
+def _possible(problem: Problem) -> bool:
+    try:
+        require_consistent(problem)
+    except InvalidQuestion:
+        return False
+    return True
+
+
+def _joined(
+    problem: Problem, parts: Sequence[Solution], limits: Limits, *, complete: bool
+) -> Solution:
+    """The best of several searches, and what is known of all of them."""
+    best = min((one.best for one in parts if one.best), key=problem.value, default=None)
+    value = inf if best is None else problem.value(best)
+    others = [
+        one
+        for part in parts
+        for one in (part.best, *part.runners_up)
+        if one is not None and one is not best
+    ]
+    lower = min((part.lower for part in parts), default=inf) if complete else 0.0
+    bigger = [one.too_big for one in parts if one.too_big is not None]
+    bigger = [one for one in bigger if problem.value(one) < value * WORTHWHILE]
+    return Solution(
+        search=parts[0].search,
+        status=_status(best, lower, value),
+        best=best,
+        value=value,
+        lower=min(lower, value),
+        lower_step_time_s=min(one.lower_step_time_s for one in parts),
+        complete=complete and all(one.complete for one in parts),
+        counters=_sum([one.counters for one in parts]),
+        seconds=sum(one.seconds for one in parts),
+        runners_up=tuple(sorted(others, key=problem.value)[: limits.runners_up]),
+        too_big=min(bigger, key=_peak_bytes, default=None),
+    )
+
+
+def _sum(counters: Sequence[Counters]) -> Counters:
+    return Counters(
+        considered=sum(one.considered for one in counters),
+        simulated=sum(one.simulated for one in counters),
+        by_memory=sum(one.by_memory for one in counters),
+        by_value=sum(one.by_value for one in counters),
+    )
+
+
+def _status(best: Candidate | None, lower: float, value: float) -> Status:
+    if best is None:
+        return Status.INFEASIBLE
+    return Status.OPTIMAL if lower >= value * (1 - EXACT) else Status.FEASIBLE
+
+
+def _peak_bytes(candidate: Candidate) -> float:
+    return candidate.estimate.peak_memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Candidates that fit with some share away: bounds, and what they may come to."""
+
+    columns: Columns
+    bounds: Array
+    guesses: Array
+
+
+class _Shares:
+    """The candidates of *problem* that a share of activations away makes fit, and whose
+    bounds are below *value*."""
+
+    def __init__(self, problem: Problem, value: float) -> None:
+        self.problem, self.space = problem, Space(problem=problem)
+        self.lower = inf
+        self._rows = self._found(value)
+
+    def best(self, solution: Solution, clock: Clock) -> Solution:
+        """*solution*, or a candidate with a share away that is better; with the bound
+        of both."""
+        rows = self._rows
+        if rows is None:
+            return replace(solution, lower=min(solution.lower, self.lower))
+        found, settled = solution, np.zeros(len(rows.bounds), dtype=bool)
+        for row in np.argsort(rows.guesses, kind="stable")[:MOST]:
+            if clock.over:
+                break
+            settled[row] = True
+            if rows.bounds[row] < found.value * (1 - EXACT):
+                choice = self.space.choice(rows.columns, int(row))
+                found = self._tried(choice, found)
+        lower = min(self.lower, rows.bounds[~settled].min(initial=inf), found.value)
+        lower = min(float(lower), solution.lower)
+        status = _status(found.best, lower, found.value)
+        return replace(found, lower=lower, status=status)
+
+    def _tried(self, choice: Uniform, solution: Solution) -> Solution:
+        """*solution*, or *choice* with the smallest share that fits if that is better;
+        counted as simulated, no longer as ruled out by memory."""
+        problem, counters = self.problem, solution.counters
+        counted = replace(
+            counters,
+            simulated=counters.simulated + 1,
+            by_memory=counters.by_memory - 1,
+        )
+        solution = replace(solution, counters=counted)
+        shared = with_ratio(
+            choice, problem.job, problem.machine, problem.memory_limit_bytes
+        )
+        if shared is None:
+            return solution
+        candidate = problem.simulate(shared)
+        value = problem.value(candidate)
+        if not problem.fits(candidate) or value >= solution.value:
+            return solution
+        others = solution.runners_up
+        if solution.best is not None:
+            others = (solution.best, *others)
+        bigger = solution.too_big
+        faster = bigger is not None and problem.value(bigger) < value * WORTHWHILE
+        return replace(
+            solution,
+            best=candidate,
+            value=value,
+            runners_up=others,
+            too_big=bigger if faster else None,
+        )
+
+    def _found(self, value: float) -> _Rows | None:
+        problem, branches = self.problem, self.space.branches
+        if not length(branches):
+            return None
+        floors = np.asarray(problem.value_of(floor_s(problem, branches), 0.0))
+        order = np.argsort(floors, kind="stable")
+        order = order[floors[order] < value]
+        if len(order) > MOST_BRANCHES:
+            self.lower = float(floors[order[MOST_BRANCHES]])
+        if not len(order):
+            return None
+        columns = self.space.leaves(take(branches, order[:MOST_BRANCHES]))
+        kept, here = self._priced(columns)
+        rows = np.flatnonzero((kept < value) & (here > problem.memory_limit_bytes))
+        if not len(rows):
+            return None
+        columns, kept, here = columns.take(rows), kept[rows], here[rows]
+        away = replace(problem.offload, activations=1.0)
+        moved, there = self._priced(replace(columns, offload=away))
+        share = (here - problem.memory_limit_bytes) / np.maximum(here - there, 1.0)
+        fits = share <= 1
+        if not fits.any():
+            return None
+        guesses = kept + np.clip(share, 0, 1) * (moved - kept)
+        return _Rows(columns.take(fits), kept[fits], guesses[fits])
+
+    def _priced(self, columns: Columns) -> tuple[Array, Array]:
+        """Bounds of the value and of the peak."""
+        prices = leaf_bounds(self.problem, columns)
+        seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
+        return np.asarray(self.problem.value_of(seconds, peaks)), peaks
