@@ -1,14 +1,18 @@
-"""One block's saved tensors by integer program: keep, make again or offload each.
+"""One block's saved tensors by integer program: keep, make again, offload or compress.
 
     minimise    Σ run_o · seconds of o's forward  +  wait_F + wait_B
-    subject to  keep_t + again_t + away_t = 1                     each saved tensor t
+                + Σ pack_t,b · seconds of packing t in b bits, and back
+    subject to  keep_t + again_t + away_t + Σ_b pack_t,b = 1      each saved tensor t
                 again_t ≤ run_o                                   o makes t
                 run_o ≤ run_p         p makes an input of o that nobody keeps
-                flying · Σ keep_t · size_t + Σ again_t · size_t  ≤  room
+                flying · Σ (keep_t · size_t + pack_t,b · packed_t,b)
+                + Σ again_t · size_t + whole  ≤  room
+                whole ≥ pack_t,b · size_t             unpacked one at a time
                 wait ≥ Σ away_t · size_t / link − pass            forward, backward
 
-run_o and again_t are 0 or 1, a tensor may be away in part. `flying` is how many
-micro-batches are in flight; what is made again is there once, in its layer's backward.
+run_o, again_t and pack_t,b are 0 or 1, a tensor may be away in part. `flying` is how
+many micro-batches are in flight; what is made again is there once, in its layer's
+backward.
 Checkmate's idea (Jain et al., MLSys 2020) for one block whose operators run again at
 most once, with POFO's channel (Beaumont et al., NeurIPS 2021) beside it.
 """
@@ -20,6 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from costmodel.compression import Packer, packable
 from costmodel.retention import Action, Retention, Treatment
 from costmodel.retention_menu import remade
 from costmodel.work import OperatorPrice
@@ -35,6 +40,7 @@ class Question:
 
     `room_bytes` are for one such layer of a stage, `link_bytes_per_s` is 0 where
     nothing may leave; `pass_s` are the forward and the backward that hide copies.
+    `packer` compresses activations in one of *bits*, where there is one.
     """
 
     block: Block
@@ -44,6 +50,8 @@ class Question:
     link_bytes_per_s: float = 0.0
     pass_s: tuple[float, float] = (0.0, 0.0)
     sharpness: float = 4.0
+    packer: Packer | None = None
+    bits: tuple[int, ...] = (8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +85,13 @@ def _program(asked: Question) -> Milp:
             model.require(f"{name} is made", [(run, 1.0), (again, -1.0)], at_least=0.0)
         if asked.link_bytes_per_s > 0:
             where.append((model.continuous(f"away {name}", upper=1.0), 1.0))
+        for way in packings(asked, name):
+            where.append((model.binary(way.name, cost=way.extra_s), 1.0))
         model.require(f"{name} is somewhere", where, equals=1.0)
     _closed(asked, model, sizes)
     held = [(f"keep {name}", asked.flying * size) for name, size in sizes.items()]
     held += [(f"again {name}", size) for name, size in sizes.items() if name in makers]
+    held += _packed(asked, model, sizes)
     model.require("fits", held, at_most=asked.room_bytes)
     if asked.link_bytes_per_s > 0:
         _copied(asked, model, sizes)
@@ -96,6 +107,20 @@ def _closed(asked: Question, model: Milp, sizes: dict[str, float]) -> None:
                 pair = [(f"run {makers[item.name]}", 1.0), (f"run {one.name}", -1.0)]
                 row = f"{one.name} reads {item.name}"
                 model.require(row, pair, at_least=0.0)
+
+
+def _packed(
+    asked: Question, model: Milp, sizes: dict[str, float]
+) -> list[tuple[str, float]]:
+    """What packed tensors hold: all of them small, one of them whole again."""
+    ways = [way for name in sizes for way in packings(asked, name)]
+    if not ways:
+        return []
+    whole = model.continuous("whole")
+    for way in ways:
+        row = [(whole, 1.0), (way.name, -sizes[way.tensor])]
+        model.require(f"{way.name} is unpacked", row, at_least=0.0)
+    return [(whole, 1.0), *((way.name, asked.flying * way.held_bytes) for way in ways)]
 
 
 def _copied(asked: Question, model: Milp, sizes: dict[str, float]) -> None:
@@ -120,6 +145,10 @@ def _answer(asked: Question, found: MilpSolution) -> Answer:
         if found.values.get(f"again {name}", 0.0) > 0.5:
             treated[name] = Treatment(action=Action.RECOMPUTE)
             continue
+        for way in packings(asked, name):
+            if found.values[way.name] > 0.5:
+                treated[name] = way.treatment
+                saved += way.held_bytes
         share = min(found.values.get(f"away {name}", 0.0), 1.0)
         if share > NOTHING_OF:
             away = Treatment(action=Action.OFFLOAD, ratio=share, tier="cpu")
@@ -127,6 +156,40 @@ def _answer(asked: Question, found: MilpSolution) -> Answer:
     return Answer(
         retention=Retention(tensors=treated), extra_s=found.value, saved_bytes=saved
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """A tensor in fewer bits: what it then holds, and the seconds of both ways."""
+
+    tensor: str
+    treatment: Treatment
+    held_bytes: float
+    extra_s: float
+
+    @property
+    def name(self) -> str:
+        return f"pack {self.tensor} in {self.treatment.bits}"
+
+
+def packings(asked: Question, tensor: str) -> list[Packing]:
+    """The ways to compress *tensor*, none where it is no activation handed on."""
+    if asked.packer is None or tensor not in packable(asked.block):
+        return []
+    size, found = saved_sizes(asked)[tensor], []
+    for bits in asked.bits:
+        treatment = Treatment(action=Action.COMPRESS, bits=bits)
+        kept = Retention(tensors={tensor: treatment})
+        packed = asked.packer.packed({tensor: np.asarray(size)}, kept)
+        found.append(
+            Packing(
+                tensor=tensor,
+                treatment=treatment,
+                held_bytes=size - _number(packed.saved_bytes),
+                extra_s=2 * _number(packed.each_way.total_s(asked.sharpness)),
+            )
+        )
+    return found
 
 
 def saved_sizes(asked: Question) -> dict[str, float]:

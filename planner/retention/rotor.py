@@ -42,6 +42,8 @@ class Pass(StrEnum):
     FORWARD_KEEP = "Fck"  # keep the input
     FORWARD_NONE = "Fnone"  # keep nothing
     BACKWARD = "B"
+    OFFLOAD = "D2H"  # what holds the link's input: its checkpoint, or the record before
+    FETCH = "H2D"  # the same back
 
 
 Execution = tuple[tuple[Pass, int], ...]
@@ -99,8 +101,20 @@ class Rotor:
         seconds = self.seconds()
         if seconds == inf:
             return Schedule(seconds=inf, passes=())
-        passes = tuple(self._passes(0, len(self.chain) - 1, self.slots))
+        passes = tuple(self.passes(0, len(self.chain) - 1, self.slots))
         return Schedule(seconds=seconds, passes=passes)
+
+    def table(self, i: int, j: int) -> Array:
+        """C(i, j, ·): seconds by slots."""
+        return np.asarray(self._best[i, j])
+
+    def sweep_slots(self, i: int, k: int) -> int:
+        """Slots that a sweep from link i up to k needs while nothing is done yet."""
+        return int(self._sweeps(i, len(self.chain) - 1)[k - i - 1])
+
+    def in_slots(self, size_bytes: float) -> int:
+        """One size in slots."""
+        return int(self._in_slots((size_bytes,))[0])
 
     def _in_slots(self, sizes: tuple[float, ...]) -> Array:
         """Sizes rounded up; more than all slots is one more than all of them."""
@@ -123,7 +137,7 @@ class Rotor:
 
     def _put(self, i: int, j: int, seconds: Array) -> None:
         self._best[i, j] = seconds
-        self._shifted[i, j] = _later(seconds, int(self._input[i]))
+        self._shifted[i, j] = later(seconds, int(self._input[i]))
 
     def _checkpointed(self, i: int, j: int) -> Array:
         """Seconds by the link k before which a checkpoint is kept, and memory."""
@@ -134,7 +148,7 @@ class Rotor:
         return np.asarray(seconds)
 
     def _recorded(self, i: int, j: int) -> Array:
-        rest = _later(self._best[i + 1, j], int(self._record[i]))
+        rest = later(self._best[i + 1, j], int(self._record[i]))
         return np.asarray(self._best[i, i] + rest)
 
     def _sweeps(self, i: int, j: int) -> Array:
@@ -144,24 +158,25 @@ class Rotor:
         held[0] -= self._input[i]
         return np.asarray(self._output[j] + np.maximum.accumulate(held))
 
-    def _passes(self, i: int, j: int, slots: int) -> Iterator[tuple[Pass, int]]:
+    def passes(self, i: int, j: int, slots: int) -> Iterator[tuple[Pass, int]]:
+        """The best schedule of links i..j with so many slots, which must be one."""
         if i == j:
             yield from ((Pass.FORWARD_ALL, i), (Pass.BACKWARD, i))
             return
         best = self._best[i, j, slots]
         if self.records and self._recorded(i, j)[slots] <= best:
             yield Pass.FORWARD_ALL, i
-            yield from self._passes(i + 1, j, slots - int(self._record[i]))
+            yield from self.passes(i + 1, j, slots - int(self._record[i]))
             yield Pass.BACKWARD, i
             return
         k = i + 1 + int(np.argmin(self._checkpointed(i, j)[:, slots]))
         yield Pass.FORWARD_KEEP, i
         yield from ((Pass.FORWARD_NONE, link) for link in range(i + 1, k))
-        yield from self._passes(k, j, slots - int(self._input[k]))
-        yield from self._passes(i, k - 1, slots)
+        yield from self.passes(k, j, slots - int(self._input[k]))
+        yield from self.passes(i, k - 1, slots)
 
 
-def _later(seconds: Array, slots: int) -> Array:
+def later(seconds: Array, slots: int) -> Array:
     """*seconds* by memory, of which so many slots are taken."""
     if slots >= len(seconds):
         return np.full_like(seconds, inf)
@@ -174,9 +189,14 @@ def peak_bytes(chain: Chain, execution: Execution) -> float:
     Raises ValueError for a pass whose input or record is not there.
     """
     sizes, records = chain.output_bytes, chain.record_bytes
-    kept, recorded = {0}, set[int]()
+    kept, recorded, away = {0}, set[int](), set[int]()
     peak, last, live = 0.0, len(chain) - 1, -1
     for name, link in execution:
+        if name is Pass.OFFLOAD or name is Pass.FETCH:
+            _move(name, link, kept, recorded, away)
+            here = sum(sizes[one] for one in kept if one)
+            peak = max(peak, here + sum(records[one] for one in recorded))
+            continue
         held = link in kept or link - 1 in recorded
         backward = name is Pass.BACKWARD
         if link not in recorded if backward else not held and live != link:
@@ -200,3 +220,22 @@ def peak_bytes(chain: Chain, execution: Execution) -> float:
             live = link + 1
         peak = max(peak, here)
     return peak
+
+
+def _move(
+    name: Pass, link: int, kept: set[int], recorded: set[int], away: set[int]
+) -> None:
+    """Take what holds the input of *link* off the device, or put it back; of the two
+    kinds of holders a record is its link's number from below: ~(link − 1)."""
+    checkpoint, record = link, ~(link - 1)
+    there = away if name is Pass.FETCH else kept | {~one for one in recorded}
+    holder = checkpoint if checkpoint in there else record
+    if holder not in there:
+        raise ValueError(f"{name}{link}: what it moves is not there")
+    home, number = (kept, holder) if holder >= 0 else (recorded, ~holder)
+    if name is Pass.OFFLOAD:
+        home.discard(number)
+        away.add(holder)
+    else:
+        away.discard(holder)
+        home.add(number)

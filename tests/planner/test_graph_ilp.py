@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import inf
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from costmodel.atoms import block_prices
+from costmodel.compression import Packer
 from costmodel.machine import machine
 from costmodel.retention import Action, preset, require_priced
 from costmodel.retention_menu import remade
@@ -19,6 +21,7 @@ from planner.retention.graph_ilp import (
     Question,
     best_retention,
     forward_s,
+    packings,
     saved_sizes,
 )
 from profiles.catalog import cluster
@@ -126,6 +129,46 @@ def test_a_fast_link_takes_what_products_would_have_to_make_again() -> None:
         if one.action is Action.OFFLOAD and one.ratio > 0.1
     }
     assert away
+
+
+def packing(room: float, *bits: int) -> Question:
+    question = asked("gpt-13b", room)
+    on, policy = machine(cluster("dgx-a100-80gb")), precision("bf16")
+    return replace(question, packer=Packer.of(on, policy), bits=bits)
+
+
+@pytest.mark.parametrize("room", SHARES)
+def test_compressing_is_never_slower_and_more_ways_neither(room: float) -> None:
+    without = solved(asked("gpt-13b", room)).extra_s
+    eight = solved(packing(room, 8)).extra_s
+    both = solved(packing(room, 8, 2)).extra_s
+    assert both <= eight + 1e-12
+    assert eight <= without + 1e-12
+
+
+def test_what_is_compressed_costs_and_holds_what_its_price_says() -> None:
+    question = packing(0.4, 4)
+    found = solved(question)
+    packed = {
+        name: one
+        for name, one in found.retention.tensors.items()
+        if one.action is Action.COMPRESS
+    }
+    assert packed
+    assert all(one.bits == 4 for one in packed.values())
+    assert question.packer is not None
+    sizes = {name: np.asarray(size) for name, size in saved_sizes(question).items()}
+    price = question.packer.packed(sizes, found.retention)
+    held = sum(
+        size
+        for name, size in saved_sizes(question).items()
+        if name not in found.retention.recomputed
+    )
+    saved = held - float(price.saved_bytes)
+    assert found.saved_bytes == pytest.approx(saved)
+    assert question.flying * saved <= question.room_bytes * (1 + 1e-6)
+    costs = [one.extra_s for name in packed for one in packings(question, name)]
+    assert found.extra_s >= sum(costs) * (1 - 1e-9)
 
 
 def test_no_room_is_no_answer() -> None:
