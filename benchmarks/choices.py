@@ -173,13 +173,11 @@ def _line(name: str, found: Sequence[Choice]) -> str:
     ran = [one.loss for one in found if isfinite(one.loss)]
     loss = f"{fmean(ran):.1%}" if ran else ""
     by_time = fmean(one.loss_by_time for one in found)
-    shares = (share(found, each) for each in ("is_best", "is_near", "is_high"))
+    properties = zip(("is_best", "is_near", "is_high"), (6, 7, 7), strict=True)
+    shares = [f"{share(found, each):{width}.0%}" for each, width in properties]
     return (
-        f"{name[:40]:41}{len(found):7}"
-        + "".join(
-            f"{one:{width}.0%}" for one, width in zip(shares, (6, 7, 7), strict=True)
-        )
-        + f"{loss:>7}{by_time:9.1%}{len(found) - len(ran):5}"
+        f"{name[:40]:41}{len(found):7}{''.join(shares)}"
+        f"{loss:>7}{by_time:9.1%}{len(found) - len(ran):5}"
     )
 
 
