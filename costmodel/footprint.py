@@ -18,7 +18,7 @@ from profiles.precision import Format, Precision
 
 FOOTPRINTS: Final = Path(__file__).parent / "data" / "footprints.json"
 # How gradients of 16-bit training are held → bytes a parameter of all gradients, and
-# of those of the optimizer's shard. Else as the precision policy says.
+# of the shard's that the step copies. Else as the precision policy says.
 GRADIENTS: Final = {
     "half": (2.0, 0.0),
     "half-then-fp32": (2.0, 4.0),  # the shard's are copied to fp32 for the step
@@ -45,6 +45,7 @@ class Footprint:
     `keeps_gate`: a gated MLP runs operator by operator and keeps the activated gate.
     `saves_quantised`: what a product keeps is in the product's format.
     `dummy_gradients`: a 16-bit gradient of one layer stays beside the fused ones.
+    `step_bytes`: a parameter of the optimizer's shard, of the step's temporaries.
     `bucket_elements`: of each buffer that gradients and parameters are exchanged in.
     `live_parameters`: ZeRO-3 gathers weight by weight, and keeps no more than these.
     `pipeline_buffers`: activations that a pipeline holds over those that 1F1B needs.
@@ -64,6 +65,7 @@ class Footprint:
     keeps_gate: bool = False
     saves_quantised: bool = False
     dummy_gradients: bool = False
+    step_bytes: float = 0.0
     bucket_elements: float = 0.0
     live_parameters: float | None = None
     pipeline_buffers: float = 1.0
@@ -72,7 +74,7 @@ class Footprint:
     source: str = ""
 
     def gradient_bytes(self, precision: Precision) -> tuple[float, float]:
-        """Bytes of a parameter's gradients: all of them, and those of the shard.
+        """Bytes of a parameter's gradients: of all, and of the shard's step copies.
 
         A format that was asked for, or 32-bit training, is taken as it is.
         """

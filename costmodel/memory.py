@@ -5,7 +5,8 @@ activations                        saved bytes × micro-batches in flight
 transient                          the working set of the pass at the peak, what ZeRO
                                    gathers, buckets that are exchanged
 communication                      NCCL's buffers
-reserve                            allocator rounding and fragmentation
+reserve                            allocator rounding and fragmentation, and blocks that
+                                   it keeps of another part of the step
 context                            what the driver keeps per process
 """
 
@@ -110,7 +111,7 @@ def memory(
     torchtitan reserves 16.4 bytes a parameter less, gradients and all). *footprint*
     says what else the framework keeps.
     """
-    weight, gradient, optimizer = _states(
+    weight, gradient, optimizer, copies = _states(
         parameters, parallel, precision, moments, footprint, fully_shard=fully_shard
     )
     if np.any(expert_parameters):
@@ -122,16 +123,16 @@ def memory(
             footprint,
             fully_shard=fully_shard,
         )
-        weight, gradient, optimizer = (
-            one + more
-            for one, more in zip((weight, gradient, optimizer), of_experts, strict=True)
+        dense = (weight, gradient, optimizer, copies)
+        weight, gradient, optimizer, copies = (
+            one + more for one, more in zip(dense, of_experts, strict=True)
         )
     weight = weight + frozen_parameters * precision.frozen_bytes / parallel.shard_of(3)
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
     if offload.parameters:
         weight = np.zeros_like(weight)
     if offload.optimizer:
-        optimizer = np.zeros_like(optimizer)
+        optimizer, copies = np.zeros_like(optimizer), np.zeros_like(copies)
         gradient = np.where(parallel.zero >= 2, 0.0, gradient)
     trained = parameters + expert_parameters
     every, _ = footprint.gradient_bytes(precision)
@@ -140,26 +141,35 @@ def memory(
         min(every, Format.FP32.bytes) + precision.parameter.bytes
     )
     transient = transient + np.where(parallel.dp > 1, buckets, 0.0)
-    states, comes_and_goes = weight + gradient + optimizer, activation_bytes + transient
+    activations, transient, left = _step_or_passes(
+        activation_bytes, transient, copies, flat=(parallel.zero < 3) & (not fully_shard)
+    )
+    states, comes_and_goes = weight + gradient + optimizer, activations + transient
     held = states + comes_and_goes
     shape = np.broadcast(held, np.asarray(ranks)).shape
-    communicators = _own(device, "communicator", footprint.communicator_gib * GiB)
+    communicators = np.where(
+        np.asarray(ranks) > 1,
+        _own(device, "communicator", footprint.communicator_gib * GiB),
+        0.0,
+    )
     later = (
         (parallel.zero >= 2) & (parallel.shards > 1) & (np.asarray(micro_batches) < 2)
     )
-    absent = np.where(later & fully_shard, np.minimum(gradient, activation_bytes), 0.0)
+    absent = np.where(later & fully_shard, np.minimum(gradient, activations), 0.0)
     spare = STATE_FRAGMENTATION * states + FRAGMENTATION * comes_and_goes
+    context = _own(device, "context", CONTEXT_BYTES)
+    # Blocks that nothing uses are given back before the allocator fails.
+    room = device.capacity_bytes - (held - absent + spare + communicators + context)
+    cached = np.clip(absent + left, 0.0, np.maximum(room, 0.0))
     return Memory(
         parameters=np.broadcast_to(weight, shape),
         gradients=np.broadcast_to(gradient - absent, shape),
         optimizer=np.broadcast_to(optimizer, shape),
-        activations=np.broadcast_to(activation_bytes, shape),
+        activations=np.broadcast_to(activations, shape),
         transient=np.broadcast_to(transient, shape),
-        communication=np.broadcast_to(
-            np.where(np.asarray(ranks) > 1, communicators, 0.0), shape
-        ),
-        reserve=np.broadcast_to(spare + absent, shape),
-        context=np.full(shape, _own(device, "context", CONTEXT_BYTES)),
+        communication=np.broadcast_to(communicators, shape),
+        reserve=np.broadcast_to(spare + cached, shape),
+        context=np.full(shape, context),
     )
 
 
@@ -195,14 +205,35 @@ def _states(
     footprint: Footprint,
     *,
     fully_shard: bool,
-) -> tuple[Array, Array, Array]:
-    """Bytes of weights, gradients and optimizer states."""
+) -> tuple[Array, Array, Array, Array]:
+    """Bytes of weights, gradients and optimizer states, and of what the step makes."""
     weight = _weight_bytes(parameters, parallel, precision, fully_shard, footprint)
-    every, of_shard = footprint.gradient_bytes(precision)
+    every, copied = footprint.gradient_bytes(precision)
     gradient = parameters * every / parallel.shard_of(2)
-    gradient = gradient + parameters * of_shard / parallel.shard_of(1)
+    shard = parameters / parallel.shard_of(1)
     state = precision.master_bytes + moments * Format.FP32.bytes
-    return weight, gradient, parameters * state / parallel.shard_of(1)
+    return weight, gradient, shard * state, shard * (copied + footprint.step_bytes)
+
+
+def _step_or_passes(
+    activations: Array, transient: Array, copies: Array, *, flat: Array
+) -> tuple[Array, Array, Array]:
+    """(activations, transient) of the passes or, where that is more, of the step, and
+    what the allocator keeps of the other.
+
+    When the optimizer copies its shard's gradients (*copies*) no activation is left: no
+    instant has both. A *flat* copy of a whole shard wants blocks of its own, so that
+    the allocator reserves both; parameter by parameter it takes blocks that the passes
+    left (ZeRO-3, FSDP).
+    """
+    passes = activations + transient
+    stepping = copies > passes
+    left = np.where(flat, np.minimum(copies, passes), 0.0)
+    return (
+        np.where(stepping, 0.0, activations),
+        np.where(stepping, copies, transient),
+        left,
+    )
 
 
 def _own(device: Device, kind: str, usual: float) -> float:
