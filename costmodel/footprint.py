@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from profiles.precision import Format, Precision
 
+Array = NDArray[Any]
 FOOTPRINTS: Final = Path(__file__).parent / "data" / "footprints.json"
 # How gradients of 16-bit training are held → bytes a parameter of all gradients, and
 # of the shard's that the step copies. Else as the precision policy says.
@@ -39,6 +42,7 @@ class Footprint:
     `shards_are_masters`: ZeRO's shard is the fp32 weight, with no 16-bit one beside it.
     `half_logits` and `fp32_logits`: copies of the logits that are alive beside the
     saved softmax (in fp32, or `half_softmax`) when the loss turns into its gradient;
+    `split_logits`: fp32 copies more where tensor parallelism splits the vocabulary;
     with `whole_logits` every tensor-parallel rank has all of them.
     `score_bytes`: kept of a score beside the softmax, by a fused softmax.
     `keeps_gathered`: under sequence parallelism products keep their gathered input.
@@ -49,7 +53,6 @@ class Footprint:
     `bucket_elements`: of each buffer that gradients and parameters are exchanged in.
     `live_parameters`: ZeRO-3 gathers weight by weight, and keeps no more than these.
     `pipeline_buffers`: activations that a pipeline holds over those that 1F1B needs.
-    `communicator_gib`: of the communicators' buffers, where there are several ranks.
     `memory_sigma`: the standard deviation of log(measured / estimated) peaks.
     """
 
@@ -59,6 +62,7 @@ class Footprint:
     half_softmax: bool = False
     half_logits: float = 0.0
     fp32_logits: float = 0.0
+    split_logits: float = 0.0
     whole_logits: bool = False
     score_bytes: float = 0.0
     keeps_gathered: bool = False
@@ -69,7 +73,6 @@ class Footprint:
     bucket_elements: float = 0.0
     live_parameters: float | None = None
     pipeline_buffers: float = 1.0
-    communicator_gib: float = 1.5
     memory_sigma: float = OVER_ALL
     source: str = ""
 
@@ -89,10 +92,11 @@ class Footprint:
         """The same with gradients in the format that was asked for."""
         return replace(self, fp16_gradients=AS_ASKED, bf16_gradients=AS_ASKED)
 
-    def logits_bytes(self, precision: Precision) -> float:
+    def logits_bytes(self, precision: Precision, tp: Array) -> Array:
         """Bytes a logit beside the saved softmax, at the loss."""
         half = self.half_logits * precision.activation.bytes
-        return half + self.fp32_logits * Format.FP32.bytes
+        whole = self.fp32_logits + np.where(tp > 1, self.split_logits, 0.0)
+        return np.asarray(half + whole * Format.FP32.bytes)
 
 
 PLAIN: Final = Footprint()

@@ -35,6 +35,17 @@ STATE_FRAGMENTATION: Final = 0.04
 FRAGMENTATION: Final = 0.04
 # Of 80 GB cards 79.15 GiB are usable, less 2 to 3 GiB of context and communicators.
 CONTEXT_BYTES: Final = 0.75 * GiB
+# NCCL's buffers grow with the channels that it opens, a few on PCIe and the first
+# NVLinks, two dozen and more since [fitted]: on V100s OneFlow's tp 8 against one GPU,
+# on A100s BLOOM's and on GH200s Sailor's runs (rms 3 GiB). By what an architecture's
+# name begins with; a TPU has no NCCL.
+COMMUNICATOR_BYTES: Final = 2.5 * GiB
+COMMUNICATORS_OF: Final = {
+    "pascal": 0.3 * GiB,
+    "volta": 0.3 * GiB,
+    "turing": 0.3 * GiB,
+    "tpu": 0.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,11 +158,7 @@ def memory(
     states, comes_and_goes = weight + gradient + optimizer, activations + transient
     held = states + comes_and_goes
     shape = np.broadcast(held, np.asarray(ranks)).shape
-    communicators = np.where(
-        np.asarray(ranks) > 1,
-        _own(device, "communicator", footprint.communicator_gib * GiB),
-        0.0,
-    )
+    communicators = _communicator_bytes(device, ranks, parallel)
     later = (
         (parallel.zero >= 2) & (parallel.shards > 1) & (np.asarray(micro_batches) < 2)
     )
@@ -234,6 +241,19 @@ def _step_or_passes(
         np.where(stepping, copies, transient),
         left,
     )
+
+
+def _communicator_bytes(device: Device, ranks: Array, parallel: DataParallel) -> Array:
+    """Bytes of a process's communicators: half where ZeRO-3 alone needs no other group
+    than the whole job's."""
+    architecture = device.architecture.lower()
+    known = (
+        size for name, size in COMMUNICATORS_OF.items() if architecture.startswith(name)
+    )
+    every = _own(device, "communicator", next(known, COMMUNICATOR_BYTES))
+    ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp
+    alone = (np.asarray(parallel.zero) == 3) & (ways == 1)
+    return np.where(np.asarray(ranks) > 1, np.where(alone, every / 2, every), 0.0)
 
 
 def _own(device: Device, kind: str, usual: float) -> float:

@@ -67,7 +67,7 @@ def beside(
     habits = machine.software.footprint
     if operator.kind is Kind.CROSS_ENTROPY:
         logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
-        return np.asarray(logits * habits.logits_bytes(precision))
+        return np.asarray(logits * habits.logits_bytes(precision, degrees.tp))
     if operator.kind is Kind.ATTENTION:
         written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
