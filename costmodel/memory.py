@@ -152,8 +152,9 @@ def memory(
         min(every, Format.FP32.bytes) + precision.parameter.bytes
     )
     transient = transient + np.where(parallel.dp > 1, buckets, 0.0)
+    flat = (parallel.zero < 3) & (not fully_shard)
     activations, transient, left = _step_or_passes(
-        activation_bytes, transient, copies, flat=(parallel.zero < 3) & (not fully_shard)
+        activation_bytes, transient, copies, flat=flat
     )
     states, comes_and_goes = weight + gradient + optimizer, activations + transient
     held = states + comes_and_goes

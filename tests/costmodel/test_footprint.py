@@ -99,6 +99,18 @@ def test_whole_logits_are_not_split_over_tp() -> None:
     assert ratio == pytest.approx(4, rel=0.01)
 
 
+def test_loss_parallelism_holds_one_more_copy_of_split_logits() -> None:
+    """torch's loss parallelism: softmax, gradient, its sum with exp, exp; 4 bytes."""
+    habits = footprints()["fsdp2"]
+    plain = replace(habits, split_logits=0)
+    for tp, more in ((1, 0), (4, TOKENS * SPEC.vocab * 4 / 4)):
+        with_it, without = (
+            float(priced("head", one, tp=tp).forward_working_bytes)
+            for one in (habits, plain)
+        )
+        assert with_it - without == pytest.approx(more)
+
+
 def test_a_kept_gate_and_gathered_inputs() -> None:
     plain = float(priced("layer", Footprint(), tp=4).saved_bytes)
     gate = float(priced("layer", Footprint(keeps_gate=True), tp=4).saved_bytes)

@@ -1,0 +1,101 @@
+"""What is in memory together: passes or the optimizer's step; communicators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.data_parallel import DataParallel
+from costmodel.footprint import Footprint, footprints
+from costmodel.memory import COMMUNICATOR_BYTES, FRAGMENTATION, Memory, memory
+from costmodel.offload import Offload
+from profiles.catalog import device
+from profiles.precision import precision
+from profiles.units import GiB
+
+A100 = device("a100-sxm-80gb")
+COUNT = GiB  # parameters of a rank
+COPIES = Footprint(fp16_gradients="half-then-fp32", step_bytes=8)
+
+
+def held(activations_gib: float, habits: Footprint = COPIES, **changes: Any) -> Memory:
+    """A rank's memory: 1 GiB parameters in fp16, two replicas."""
+    ways = {"tp": 1, "cp": 1, "dp": 2, "zero": 1, "zero_group": 2, "pp": 1}
+    named = {name: np.asarray(changes.pop(name, ways[name])) for name in ways}
+    return memory(
+        parameters=np.asarray(float(COUNT)),
+        gathered_bytes=np.zeros(()),
+        activation_bytes=np.asarray(activations_gib * GiB),
+        transient_bytes=np.zeros(()),
+        parallel=DataParallel(**named),
+        precision=precision("fp16"),
+        moments=2,
+        ranks=np.asarray(changes.pop("ranks", 2)),
+        device=changes.pop("device", A100),
+        footprint=habits,
+        **changes,
+    )
+
+
+def gib(size: Any) -> float:
+    return float(size) / GiB
+
+
+def spare(found: Memory) -> float:
+    return gib(found.reserve) - FRAGMENTATION * gib(found.allocated)
+
+
+def test_activations_and_the_copies_of_the_step_are_never_there_at_once() -> None:
+    """A shard of half the parameters copies 4 and makes 8 bytes of each: 6 GiB."""
+    passes, step = held(9), held(4)
+    assert (gib(passes.activations), gib(passes.transient)) == (9, 0)
+    assert (gib(step.activations), gib(step.transient)) == (0, 6)
+    assert gib(passes.gradients) == gib(step.gradients) == 2
+    # Blocks of a whole shard are new ones: the allocator keeps those of the other part.
+    assert spare(passes) == pytest.approx(6)
+    assert spare(step) == pytest.approx(4)
+
+
+def test_copies_of_single_parameters_take_the_blocks_of_the_passes() -> None:
+    assert spare(held(9, zero=3)) == pytest.approx(0)
+    assert spare(held(9, zero=1, fully_shard=True)) == pytest.approx(0)
+
+
+def test_blocks_that_nothing_uses_are_given_back_before_the_device_is_full() -> None:
+    capacity = A100.capacity_bytes
+    full, over = held(62), held(75)
+    assert float(full.total) == pytest.approx(capacity)
+    assert 0 < spare(full) < 6
+    assert float(over.total) > capacity
+    assert spare(over) == pytest.approx(0)
+
+
+def test_what_a_footprint_copies_is_not_on_the_device_with_the_optimizer() -> None:
+    away = held(4, offload=Offload(optimizer=True))
+    assert gib(away.transient) == 0
+    assert gib(away.activations) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("a100-sxm-80gb", 1), ("v100-sxm-32gb", 0.12), ("tpu-v4", 0)]
+)
+def test_communicators_are_as_large_as_a_device_has_channels(
+    name: str, share: float
+) -> None:
+    found = held(1, device=device(name))
+    assert float(found.communication) == pytest.approx(share * COMMUNICATOR_BYTES)
+    assert float(held(1, ranks=1, device=device(name)).communication) == 0
+
+
+def test_zero_3_alone_has_the_communicator_of_the_whole_job() -> None:
+    alone, beside = held(1, zero=3), held(1, zero=3, tp=2)
+    assert float(alone.communication) == float(beside.communication) / 2
+
+
+def test_the_step_of_internevo_makes_28_bytes_a_parameter() -> None:
+    """2 + 2 + 12, 4 of the gradient's copy and 8 of AdamW's."""
+    habits = replace(footprints()["internevo"], fp16_gradients="half-then-fp32")
+    assert gib(held(1, habits, dp=1, zero_group=1).allocated) == pytest.approx(28)
