@@ -11,6 +11,8 @@ import click
 from profiles.command import command, warn
 from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
+from runtime.training import Training
+from runtime.training_options import training_options
 
 if TYPE_CHECKING:
     from runtime.probing import Probed
@@ -93,6 +95,7 @@ MOST_STEPS = 10**9
     is_flag=True,
     help="Measure probe-1.json … beside LAYOUT.json (plan --probe K), train the best.",
 )
+@training_options
 @click.option("--record", is_flag=True, help="Report the first step's actions.")
 def execute(
     file: Path,
@@ -112,6 +115,7 @@ def execute(
     nnodes: int,
     rdzv_endpoint: str | None,
     observe: Path | None,
+    training: Training,
     probe: bool,
     record: bool,
     as_json: bool,
@@ -140,6 +144,7 @@ def execute(
         rdzv_endpoint=rdzv_endpoint,
         record=record,
         observe=observe,
+        training=training,
         progress=not as_json,
     )
     run = prepare(wish)  # what is wrong with it is said before anything is measured

@@ -70,13 +70,13 @@ def _watched_cpu(device: torch.device) -> Iterator[Peak]:
     peak = Peak()
     gc.collect()
     before = alive_bytes()
-    with _quiet():
+    with quiet():
         profiler = torch.profiler.profile(
             activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
         )
         profiler.start()
     yield peak
-    with _quiet():
+    with quiet():
         profiler.stop()
     peak.allocated = before + _most_alive(profiler)
     peak.reserved = peak.device = peak.allocated
@@ -114,7 +114,7 @@ def _allocations(roots: Iterable[Any]) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The profiler's C++ writes lines to standard error; they help nobody."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

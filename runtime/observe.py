@@ -27,6 +27,7 @@ class Observed:
     untimed: int = WARM_UP_STEPS
     results: list[StepResult] = field(default_factory=list)
     peak: Peak = field(default_factory=Peak)
+    evaluations: list[tuple[int, float]] = field(default_factory=list)
 
     @property
     def timed(self) -> list[StepResult]:
@@ -53,6 +54,9 @@ class Observed:
             "first_step": first_step,
             "losses": [result.loss for result in self.results],
             "gradient_norms": [result.gradient_norm for result in self.results],
+            "evaluations": [
+                {"step": step, "loss": loss} for step, loss in self.evaluations
+            ],
             "step_time_s": seconds,
             "wall_s": wall_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu(seconds["median"]),

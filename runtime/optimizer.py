@@ -83,6 +83,11 @@ class Optimizer:
     def learning_rate(self) -> float:
         return float(self.inner.param_groups[0]["lr"])
 
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        for group in self.inner.param_groups:
+            group["lr"] = rate
+
 
 def local(parameter: Tensor) -> Tensor:
     """This rank's part of a parameter, sharing its storage."""

@@ -22,6 +22,7 @@ from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, InvalidFile
 from runtime.observe import WARM_UP_STEPS
 from runtime.run import Wish, prepare
+from runtime.training import Training
 
 TIMED_STEPS: Final = 5
 ROUNDS: Final = 2
@@ -127,6 +128,7 @@ def _short(wish: Wish, file: Path) -> Wish:
         resume=False,
         record=False,
         observe=None,
+        training=Training(),
         progress=False,
     )
 

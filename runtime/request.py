@@ -9,6 +9,7 @@ from typing import Any
 
 from profiles.documents import decode, read_json, write_text
 from runtime.optimizer import Settings
+from runtime.training import Training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Request:
     checkpoint_every: int = 0
     resume: bool = False
     timeout_s: float = 600.0  # of a collective that somebody does not join
+    training: Training = field(default_factory=Training)
     observe: bool = False  # listen to more steps, for samples of them
     record: bool = False  # the actions of the first step, with their collectives
     progress: bool = True

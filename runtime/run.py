@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
 from runtime import checkpoint, sampling
-from runtime.data.source import SYNTHETIC, Source, source
+from runtime.data.names import absolute
+from runtime.data.source import Source, source
 from runtime.launcher import launch, require_startable
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Settings
 from runtime.precision import policy
 from runtime.prediction import Prediction, predict
 from runtime.request import Request
+from runtime.training import Training, learning_rate
 from runtime.watch import untimed_steps
 
 
@@ -47,6 +49,7 @@ class Wish:
     rdzv_endpoint: str | None
     record: bool
     observe: Path | None = None
+    training: Training = field(default_factory=Training)
     progress: bool
 
 
@@ -104,7 +107,8 @@ class Run:
             layout=file_document(self.file),
             device=self.device,
             steps=self.wish.steps,
-            data=_absolute(self.wish.data),
+            data=absolute(self.wish.data),
+            training=self.wish.training.resolved(),
             seed=self.wish.seed,
             threads=threads(self.local_ranks),
             result=str(result),
@@ -132,14 +136,13 @@ def prepare(wish: Wish) -> Run:
     require_startable(layout.gpus // wish.nnodes, device=device)
     _require_checkpoints(wish, job)
     _require_observable(wish, device, layout)
+    _require_training(wish, job)
     return Run(
         wish=wish,
         file=file,
         job=job,
         device=device,
-        data=source(
-            wish.data, vocab=decoder_of(job).vocab, seq_len=job.seq_len, seed=wish.seed
-        ),
+        data=_source(wish, job, wish.data),
         prediction=predict(file, job, wish.profiles),
     )
 
@@ -167,6 +170,19 @@ def _device(asked: str | None, layout: Layout) -> str:
             "bf16; plan with --precision fp32"
         )
     return device
+
+
+def _require_training(wish: Wish, job: Job) -> None:
+    """Raise what is wrong with the learning rate, the held-out data or the logs."""
+    wish.training.require()
+    learning_rate(wish.settings, wish.training, wish.steps)
+    if wish.training.eval_data is not None:
+        _source(wish, job, wish.training.eval_data)
+
+
+def _source(wish: Wish, job: Job, data: str) -> Source:
+    vocab = decoder_of(job).vocab
+    return source(data, vocab=vocab, seq_len=job.seq_len, seed=wish.seed)
 
 
 def _require_observable(wish: Wish, device: str, layout: Layout) -> None:
@@ -199,8 +215,3 @@ def _require_checkpoints(wish: Wish, job: Job) -> None:
             f"the newest checkpoint in {shown(folder)} is of step {done} and --steps "
             f"is {wish.steps}; --steps counts from the beginning: raise it to go on"
         )
-
-
-def _absolute(data: str) -> str:
-    """The same file from the folder of a worker."""
-    return data if data == SYNTHETIC else str(Path(data).absolute())

@@ -22,6 +22,8 @@ from profiles.job import Job
 from runtime.composition import HeldStage, held_stages
 from runtime.context_parallel.split import Context
 from runtime.data.source import Source
+from runtime.evaluation import Evaluation
+from runtime.learning_rate import LearningRate
 from runtime.mesh import context_group, device_mesh
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Optimizer, Settings
@@ -40,6 +42,7 @@ class StepResult:
 
     loss: float  # mean over the tokens of the global batch, nats
     gradient_norm: float
+    learning_rate: float
     seconds: float
 
 
@@ -55,7 +58,9 @@ class Trainer:
         settings: Settings,
         seed: int,
         device: torch.device,
+        rate: LearningRate | None = None,
     ) -> None:
+        self.rate = rate
         self.job, self.layout, self.source = job, layout, source
         self.seed, self.device = seed, device
         self.mesh = device_mesh(layout, device.type)
@@ -87,7 +92,7 @@ class Trainer:
             self.mesh,
             self.rules,
         )
-        self._executor = self._built()
+        self._executor, self._evaluation = self._built()
 
     def step(
         self, number: int, *, record: bool = False, watch: ActionWatch | None = None
@@ -96,8 +101,10 @@ class Trainer:
 
         Raises what an action raised, named.
         """
-        tokens, targets = self._batch(number)
+        tokens, targets = self._batch(number, self.source)
         self._seeded(number)
+        if self.rate is not None and self.rate.changes:
+            self.optimizer.learning_rate = self.rate.at(number)
         self._step.begin()
         self._wait()
         began = time.perf_counter()
@@ -107,8 +114,17 @@ class Trainer:
         return StepResult(
             loss=loss,
             gradient_norm=self._step.norm,
+            learning_rate=self.optimizer.learning_rate,
             seconds=time.perf_counter() - began,
         )
+
+    def evaluate(self, source: Source, batches: int) -> float:
+        """The mean loss over the first *batches* global batches of *source*."""
+        means = []
+        for number in range(batches):
+            tokens, targets = self._batch(number, source)
+            means.append(self._mean(self._evaluation.losses(tokens, targets)))
+        return sum(means) / len(means)
 
     def forget(self) -> None:
         """Let the last step's gradients go, as the next one would at its start."""
@@ -122,18 +138,20 @@ class Trainer:
         """The local gradients of the last step, after clipping."""
         return self._step.gradients()
 
-    def _built(self) -> Executor:
+    def _built(self) -> tuple[Executor, Evaluation]:
         stream = rank_stream(self.layout, self.mesh["pp"].get_local_rank())
         held = {stage.index: self._pipeline_stage(stage) for stage in self.stages}
-        return Executor(
+        links = Links(self.mesh["pp"].get_group(), *_holders(self.layout))
+        executor = Executor(
             stream=stream,
             stages=held,
-            links=Links(self.mesh["pp"].get_group(), *_holders(self.layout)),
+            links=links,
             micro_batches=self.layout.micro_batches,
             hooks=self._step,
             recorder=None,
             loss_scale=1 / self.layout.micro_batches,
         )
+        return executor, Evaluation(stream, held, links, self._step)
 
     @property
     def boundary(self) -> tuple[int, int, int]:
@@ -156,12 +174,12 @@ class Trainer:
             later=held.later,
         )
 
-    def _batch(self, number: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _batch(self, number: int, source: Source) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's micro-batches of a step: what is read, and what comes next."""
         replica = self.mesh["dp"].get_local_rank() // self.context.ranks
         mine = self.layout.micro_batches * self._micro_batch
         first = number * self.job.global_batch + mine * replica
-        sequences = self.source.sequences(first, mine)
+        sequences = source.sequences(first, mine)
         read, follows = self._places, self._places + 1
         tokens, targets = (
             sequences[:, columns].to(self.device).split(self._micro_batch)

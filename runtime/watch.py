@@ -1,9 +1,10 @@
 """`Watch`: which step of a run is watched how, and what this rank tells of it.
 
-first            its actions and their traffic are recorded, if asked
-second           the peak of its memory
-then 1, or 3     listened to (`Listener`): collectives and products by themselves
-the others       timed, action by action
+first             its actions and their traffic are recorded, if asked
+second            the peak of its memory
+then 1, or 3      listened to (`Listener`): collectives and products by themselves
+then 1, if asked  traced by torch's profiler
+the others        timed, action by action
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -21,6 +23,7 @@ from runtime.listener import Listener
 from runtime.memory import Peak, watched
 from runtime.observe import WARM_UP_STEPS, WATCHED_STEPS
 from runtime.seen import Report, Spans
+from runtime.trace import traced
 from runtime.trainer import StepResult, Trainer
 
 OBSERVED_STEPS: Final = 3  # that are listened to where samples are asked for
@@ -30,8 +33,11 @@ MOST_TIMED: Final = 8  # steps whose actions are kept
 class Watch:
     """Carries the steps of a run out; `peak` and `report` say what was seen."""
 
-    def __init__(self, trainer: Trainer, *, record: bool, untimed: int) -> None:
+    def __init__(
+        self, trainer: Trainer, *, record: bool, untimed: int, trace: str | None
+    ) -> None:
         self.trainer, self.record, self.untimed = trainer, record, untimed
+        self.trace = None if trace is None else Path(trace)
         self.peak = Peak()
         self._clock = ActionClock(trainer.device)
         self._listener = Listener(trainer.recorder.axes, trainer.device)
@@ -44,6 +50,9 @@ class Watch:
             return self.trainer.step(number, record=self.record)
         if since == WATCHED_STEPS - 1:
             return self._remembered(number)
+        if self.trace is not None and since == self.untimed - 1:
+            with traced(self.trace, dist.get_rank(), self.trainer.device):
+                return self.trainer.step(number)
         if since < self.untimed:
             result = self.trainer.step(number, watch=self._listener)
             self._listened.append(self._listener.spans())
@@ -81,9 +90,9 @@ class Watch:
         return result
 
 
-def untimed_steps(*, observe: bool) -> int:
+def untimed_steps(*, observe: bool, trace: bool = False) -> int:
     """How many steps at the beginning of a run are not timed."""
-    return WARM_UP_STEPS + (OBSERVED_STEPS - 1 if observe else 0)
+    return WARM_UP_STEPS + (OBSERVED_STEPS - 1 if observe else 0) + trace
 
 
 def everyone(own: Report | None) -> list[Report] | None:

@@ -18,7 +18,9 @@ from costmodel.stored import fingerprint, job_of
 from profiles.documents import write_text
 from profiles.units import GB
 from runtime import checkpoint
-from runtime.data.source import source
+from runtime.data.held_out import HeldOut
+from runtime.data.source import Source, source
+from runtime.journal import Journal, journals
 from runtime.memory import resident_bytes
 from runtime.modules.decoder import decoder_of
 from runtime.observe import Observed
@@ -26,6 +28,7 @@ from runtime.processes import Worker, process_group, status
 from runtime.request import Request
 from runtime.told import told
 from runtime.trainer import StepResult, Trainer
+from runtime.training import learning_rate
 from runtime.watch import Watch, everyone, untimed_steps
 
 
@@ -37,35 +40,39 @@ class Run:
         file = parse_file(request.layout)
         self.job, self.layout = job_of(file), file.layout
         self.rank, self.device = worker.rank, worker.device
+        self.journals: list[Journal] = []
+        self.held_out: Source | None = None
         self.trainer = Trainer(
             self.job,
             self.layout,
-            source(
-                request.data,
-                vocab=decoder_of(self.job).vocab,
-                seq_len=self.job.seq_len,
-                seed=request.seed,
-                checked=True,
-            ),
+            self._source(request.data, request.seed),
             settings=request.settings,
             seed=request.seed,
             device=self.device,
+            rate=learning_rate(request.settings, request.training, request.steps),
         )
-        untimed = untimed_steps(observe=request.observe)
-        self.watch = Watch(self.trainer, record=request.record, untimed=untimed)
+        asked = request.training
+        untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)
+        self.watch = Watch(
+            self.trainer, record=request.record, untimed=untimed, trace=asked.trace
+        )
         self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
 
     def run(self) -> None:
         """Train; rank 0 writes the result."""
         first, began = self._first_step(), time.perf_counter()
+        self.journals = journals(self.request.training, first) if self.rank == 0 else []
         for number in range(first, self.request.steps):
             self._told(number)
             result = self.watch.step(number, since=number - first)
             self.observed.peak = self.watch.peak
             self.observed.results.append(result)
             self._say(number, result)
+            self._evaluate(number + 1)
             self._save(number + 1)
         wall_s = time.perf_counter() - began
+        for journal in self.journals:
+            journal.close()
         peaks, reports = self._peaks(), everyone(self.watch.report())
         if self.rank == 0:
             document = self.observed.document(peaks, wall_s, first)
@@ -74,6 +81,34 @@ class Run:
             document |= told(reports, self.job, median_s, device=kind)
             document["recorded"] = self._recorded()
             write_text(Path(self.request.result), json.dumps(document))
+
+    def _source(self, data: str, seed: int) -> Source:
+        return source(
+            data,
+            vocab=decoder_of(self.job).vocab,
+            seq_len=self.job.seq_len,
+            seed=seed,
+            checked=True,
+        )
+
+    def _evaluate(self, done: int) -> None:
+        asked = self.request.training
+        every = asked.eval_every or self.request.steps
+        if asked.eval_data is None or (done % every and done != self.request.steps):
+            return
+        if self.held_out is None:
+            self.held_out = HeldOut(self._source(asked.eval_data, self.request.seed))
+        loss = self.trainer.evaluate(self.held_out, asked.eval_batches)
+        self.observed.evaluations.append((done, loss))
+        self._write({"step": done, "eval_loss": loss})
+        if self.rank == 0 and self.request.progress:
+            print(
+                f"step {done:5}/{self.request.steps}  eval loss {loss:8.4f}", flush=True
+            )
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        for journal in self.journals:
+            journal.write(entry)
 
     def _first_step(self) -> int:
         folder = self.request.checkpoint_dir
@@ -119,9 +154,19 @@ class Run:
         return self.trainer.recorder.document() if self.request.record else None
 
     def _say(self, number: int, result: StepResult) -> None:
+        rate = self.observed.tokens_per_s_per_gpu(result.seconds)
+        self._write(
+            {
+                "step": number + 1,
+                "loss": result.loss,
+                "gradient_norm": result.gradient_norm,
+                "learning_rate": result.learning_rate,
+                "seconds": result.seconds,
+                "tokens_per_s_per_gpu": rate,
+            }
+        )
         if self.rank or not self.request.progress:
             return
-        rate = self.observed.tokens_per_s_per_gpu(result.seconds)
         flops = model_flops(self.job) / result.seconds / self.layout.gpus
         peak = self.observed.peak.allocated
         memory = f"  {peak / GB:6.2f} GB" if peak else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,13 @@ from profiles.documents import shown
 from profiles.errors import Contradiction, InvalidFile
 from runtime.data.draws import words
 
-Tokens = NDArray[Any]  # any integers, memory-mapped: only what is cropped is read
+
+class Tokens(Protocol):
+    """Any integers, memory-mapped: only what is cropped is read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, wanted: slice, /) -> NDArray[Any]: ...
 
 
 class Crops:
@@ -62,7 +68,7 @@ def size_of_file(path: Path, name: str) -> int:
     return status.st_size
 
 
-def mapped(path: Path, dtype: np.dtype[Any], name: str) -> Tokens:
+def mapped(path: Path, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     """A file's bytes as numbers, without reading them."""
     try:
         return np.memmap(path, dtype=dtype, mode="r")

@@ -13,11 +13,13 @@ from typing import Protocol
 from torch import Tensor
 
 from profiles.errors import InvalidSpec
+from runtime.data.hugging_face import hugging_face
+from runtime.data.names import HUGGING_FACE, SYNTHETIC
 from runtime.data.synthetic import Synthetic
 from runtime.data.text import text
 from runtime.data.tokenised import BINARY, NUMPY, tokenised
 
-SYNTHETIC = "synthetic"
+__all__ = ["SYNTHETIC", "Source", "source"]
 
 
 class Source(Protocol):
@@ -46,7 +48,8 @@ def source(
     seed: int,
     checked: bool = False,
 ) -> Source:
-    """The data called ``synthetic``, or in a file: tokens (.npy, .bin) or any text.
+    """The data called ``synthetic``, a dataset (``hf:…``), or a file: tokens (.npy,
+    .bin) or any text.
 
     The tokens of a file are read once and held against *vocab*; *checked* says that
     this was done before. Raises InvalidFile or Contradiction, in one line, for a file
@@ -57,6 +60,11 @@ def source(
         raise InvalidSpec(f"seed {seed} must be from 0 to 2^64 − 1")
     if str(name_or_path) == SYNTHETIC:
         return Synthetic(vocab=vocab, seq_len=seq_len, seed=seed)
+    if str(name_or_path).startswith(HUGGING_FACE):
+        given = str(name_or_path)
+        return hugging_face(
+            given, vocab=vocab, seq_len=seq_len, seed=seed, checked=checked
+        )
     path = Path(name_or_path)
     if path.suffix.lower() not in (NUMPY, BINARY):
         return text(path, vocab=vocab, seq_len=seq_len, seed=seed)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from profiles.errors import Contradiction, InvalidFile
 from profiles.units import MiB
-from runtime.data.crops import Crops, Tokens, mapped, named, size_of_file
+from runtime.data.crops import Crops, mapped, named, size_of_file
 
 NUMPY, BINARY = ".npy", ".bin"
 _CHUNK = 4 * MiB  # tokens looked at together
@@ -38,7 +39,7 @@ def tokenised(
     return crops
 
 
-def _array(path: Path, name: str) -> Tokens:
+def _array(path: Path, name: str) -> NDArray[Any]:
     try:
         tokens: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError) as error:
@@ -54,7 +55,7 @@ def _array(path: Path, name: str) -> Tokens:
     return tokens
 
 
-def _binary(path: Path, vocab: int, name: str) -> Tokens:
+def _binary(path: Path, vocab: int, name: str) -> NDArray[Any]:
     dtype = np.dtype("<u2" if vocab <= 2**16 else "<u4")
     if path.stat().st_size % dtype.itemsize:
         raise InvalidFile(
@@ -64,7 +65,7 @@ def _binary(path: Path, vocab: int, name: str) -> Tokens:
     return mapped(path, dtype, name)
 
 
-def _require_known(tokens: Tokens, vocab: int, name: str) -> None:
+def _require_known(tokens: NDArray[Any], vocab: int, name: str) -> None:
     """Raise Contradiction for a token outside the vocabulary; reads the whole file."""
     for first in range(0, len(tokens), _CHUNK):
         chunk = tokens[first : first + _CHUNK]
@@ -78,7 +79,7 @@ def _require_known(tokens: Tokens, vocab: int, name: str) -> None:
         )
 
 
-def _require_narrow(tokens: Tokens, typed: bool, name: str) -> None:
+def _require_narrow(tokens: NDArray[Any], typed: bool, name: str) -> None:
     """Raise InvalidFile where 32-bit tokens would be read as twice as many 16-bit ones.
 
     The upper halves of small 32-bit numbers are all 0.

@@ -1,0 +1,230 @@
+"""Training as people expect it: rates, held-out losses, logs, traces, exact resume."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from profiles.errors import Contradiction, InvalidFile, Unsupported
+from runtime.data.hugging_face import Joined
+from runtime.data.source import source
+from runtime.journal import JsonLines, TensorBoard
+from runtime.learning_rate import KINDS, LearningRate
+from runtime.training import Training
+from tests.runtime.ranks import on_ranks
+from tests.training import BATCH, CASES, DATA_SEED, SEED, job
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+EVALUATED = ("pp2-interleaved", "fsdp2", "tp2-sp")
+
+
+@given(
+    kind=st.sampled_from(list(KINDS)),
+    warmup=st.integers(0, 9),
+    least=st.floats(0, 1),
+)
+def test_a_rate_rises_to_lr_and_falls_to_the_least(
+    kind: str, warmup: int, least: float
+) -> None:
+    rate = LearningRate(lr=1.0, steps=30, kind=kind, warmup_steps=warmup, least=least)
+    rising = [rate.at(step) for step in range(warmup)]
+    falling = [rate.at(step) for step in range(warmup, 31)]
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] == pytest.approx(1.0)
+    assert falling[-1] == pytest.approx(1.0 if kind == "constant" else least)
+
+
+def test_a_rate_that_cannot_be_is_refused() -> None:
+    with pytest.raises(Contradiction, match="--warmup-steps 5"):
+        LearningRate(lr=1.0, steps=5, warmup_steps=5)
+    with pytest.raises(Contradiction, match="--min-lr 2"):
+        LearningRate(lr=1.0, steps=5, least=2.0)
+
+
+def test_a_resumed_log_forgets_the_steps_that_come_again(tmp_path: Path) -> None:
+    path = tmp_path / "logs" / "run.jsonl"
+    log = JsonLines(path, done=0)
+    for step in (1, 2, 3):
+        log.write({"step": step, "loss": 1.0})
+    log.close()
+    log = JsonLines(path, done=2)
+    log.write({"step": 3, "loss": 0.5})
+    log.close()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["step"], one["loss"]) for one in found] == [(1, 1), (2, 1), (3, 0.5)]
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    with pytest.raises(Contradiction, match="--eval-data"):
+        Training(eval_every=2).require()
+    with pytest.raises(Contradiction, match="--log"):
+        Training(log=str(tmp_path)).require()
+    for package, call in (
+        ("tensorboard", Training(tensorboard=str(tmp_path)).require),
+        ("datasets", lambda: source("hf:x", vocab=300, seq_len=8, seed=0)),
+    ):
+        if find_spec(package) is None:
+            with pytest.raises(Unsupported, match=f"package {package}.*pip install"):
+                call()
+
+
+def test_tensorboard_gets_a_scalar_for_each_number(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    board = TensorBoard(tmp_path, done=0)
+    board.write({"step": 1, "loss": 2.0})
+    board.close()
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+@given(
+    sizes=st.lists(st.integers(0, 5), max_size=6),
+    first=st.integers(0, 40),
+    count=st.integers(0, 40),
+)
+def test_joined_arrays_are_sliced_like_one(
+    sizes: list[int], first: int, count: int
+) -> None:
+    parts = [np.arange(size) + 10 * place for place, size in enumerate(sizes)]
+    whole = np.concatenate([*parts, np.empty(0, dtype=np.int64)])
+    joined = Joined(parts)
+    assert len(joined) == len(whole)
+    assert (
+        joined[first : first + count].tolist() == whole[first : first + count].tolist()
+    )
+    chunks = [one for chunk in joined.chunks() for one in chunk.tolist()]
+    assert chunks == whole.tolist()
+
+
+def test_datasets_are_read_where_they_lie(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"input_ids": [[1, 2, 3], [4], [5, 6, 7, 8]], "text": ["ab", "", "cdefg"]}
+    where = tmp_path / "set"
+    datasets.Dataset.from_dict(rows).save_to_disk(where)
+    tokens = source(f"hf:{where}", vocab=300, seq_len=3, seed=1).sequences(0, 50)
+    stream = list(range(1, 9))
+    crops = {tuple(stream[start : start + 4]) for start in range(5)}
+    assert {tuple(row) for row in tokens.tolist()} <= crops
+    text = source(f"hf:{where}:train:text", vocab=300, seq_len=3, seed=1)
+    assert bytes(text.sequences(3, 1)[0].tolist()) in b"abcdefg"
+    with pytest.raises(Contradiction, match="vocabulary is 0 to 6"):
+        source(f"hf:{where}", vocab=7, seq_len=3, seed=1)
+    with pytest.raises(Contradiction, match="no column words"):
+        source(f"hf:{where}:train:words", vocab=300, seq_len=3, seed=1)
+    with pytest.raises(InvalidFile, match="cannot be loaded"):
+        source(f"hf:{tmp_path}", vocab=300, seq_len=3, seed=1)
+
+
+def evaluated(rank: int) -> dict[str, Any]:
+    """Losses of training, with evaluations between the steps and without."""
+    import torch
+
+    from costmodel.uniform import spell_out
+    from runtime.data.held_out import HeldOut
+    from runtime.optimizer import Settings
+    from runtime.trainer import Trainer
+
+    found: dict[str, Any] = {}
+    for name in EVALUATED:
+        asked = replace(job("gpt"), spec=replace(job("gpt").spec, dropout=0.1))
+        layout = spell_out(CASES[name], asked.graph, BATCH)
+        data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED)
+        rate = LearningRate(lr=1e-2, steps=4, kind="linear")
+        for often in (False, True):
+            trainer = Trainer(
+                asked,
+                layout,
+                data,
+                settings=Settings(lr=1e-2),
+                seed=SEED,
+                device=torch.device("cpu"),
+                rate=rate,
+            )
+            held_out = [trainer.evaluate(HeldOut(data), 2)] if often else []
+            steps = []
+            for number in range(3):
+                steps.append(trainer.step(number))
+                if often:
+                    held_out.append(trainer.evaluate(HeldOut(data), 1))
+            found[f"{name}-{often}"] = {
+                "losses": [step.loss for step in steps],
+                "rates": [step.learning_rate for step in steps],
+                "held out": held_out,
+            }
+    return found
+
+
+def plain_loss() -> float:
+    """The same model's loss on the same held-out sequences, in plain PyTorch."""
+    import torch
+
+    from runtime.data.held_out import BEYOND
+    from runtime.initialise import initialise
+    from runtime.modules.decoder import Stage, decoder_of
+
+    asked = job("gpt")
+    spec = decoder_of(asked)
+    with torch.device("meta"):
+        model = Stage(spec, asked.graph.layer_names)
+    where = torch.device("cpu")
+    initialise(model, prefix="", layers=spec.layers, seed=SEED, device=where)
+    model.tie()
+    data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED)
+    batch = data.sequences(BEYOND, 2 * BATCH)
+    return float(model(batch[:, :-1], batch[:, 1:]).detach())
+
+
+@pytest.mark.slow
+def test_evaluation_is_of_the_whole_model_and_changes_nothing() -> None:
+    wanted = plain_loss()
+    for seen in on_ranks(2, evaluated):
+        for name in EVALUATED:
+            alone, often = seen[f"{name}-False"], seen[f"{name}-True"]
+            assert often["held out"][0] == pytest.approx(wanted, abs=1e-5), name
+            assert often["held out"][-1] < wanted
+            assert often["losses"] == alone["losses"], name
+            assert often["rates"] == pytest.approx([1e-2, 0.75e-2, 0.5e-2])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_logs_what_the_whole_one_did(run: Run, tmp_path: Path) -> None:
+    small = "--model gpt-tiny --seq-len 32 --global-batch 4 --gpus 1 --precision fp32"
+    assert run("simulate", *small.split(), "--out", "a.json", cwd=tmp_path).stdout
+    options = (
+        "--device cpu --steps 6 --lr-schedule cosine --warmup-steps 2 --min-lr 1e-5 "
+        "--eval-data synthetic --eval-every 3 --checkpoint-every 4 --json"
+    )
+    whole = f"--checkpoint-dir state --log whole.jsonl --trace traces {options}"
+    done = run("execute", "a.json", *whole.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(tmp_path / "state" / "step-000006")
+    shutil.copy(tmp_path / "whole.jsonl", tmp_path / "again.jsonl")
+    again = f"--checkpoint-dir state --log again.jsonl --resume {options}"
+    more = run("execute", "a.json", *again.split(), cwd=tmp_path)
+    assert more.returncode == 0, more.stderr
+    first, second = (
+        _numbers(tmp_path / f"{name}.jsonl") for name in ("whole", "again")
+    )
+    assert first == second
+    assert [row["step"] for row in first] == [1, 2, 3, 3, 4, 5, 6, 6]
+    document = json.loads(done.stdout)
+    assert [one["step"] for one in document["evaluations"]] == [3, 6]
+    trace = json.loads((tmp_path / "traces" / "rank-0.json").read_text())
+    assert any("addmm" in event.get("name", "") for event in trace["traceEvents"])
+
+
+def _numbers(path: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    timings = ("seconds", "tokens_per_s_per_gpu")
+    return [{k: v for k, v in row.items() if k not in timings} for row in rows]
