@@ -26,7 +26,7 @@ from tests.runtime.ranks import on_ranks
 from tests.training import BATCH, CASES, DATA_SEED, SEED, job
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-EVALUATED = ("pp2-interleaved", "fsdp2", "tp2-sp")
+EVALUATED = ("pp2-chimera", "pp2-zb-v", "fsdp2", "tp2-sp")
 
 
 @given(
@@ -132,12 +132,13 @@ def evaluated(rank: int) -> dict[str, Any]:
 
     from costmodel.uniform import spell_out
     from runtime.data.held_out import HeldOut
+    from runtime.modules.decoder import decoder_of
     from runtime.optimizer import Settings
     from runtime.trainer import Trainer
 
     found: dict[str, Any] = {}
     for name in EVALUATED:
-        asked = replace(job("gpt"), spec=replace(job("gpt").spec, dropout=0.1))
+        asked = replace(job("gpt"), spec=replace(decoder_of(job("gpt")), dropout=0.1))
         layout = spell_out(CASES[name], asked.graph, BATCH)
         data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED)
         rate = LearningRate(lr=1e-2, steps=4, kind="linear")
@@ -199,7 +200,7 @@ def test_evaluation_is_of_the_whole_model_and_changes_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_resumed_run_logs_what_the_whole_one_did(run: Run, tmp_path: Path) -> None:
-    small = "--model gpt-tiny --seq-len 32 --global-batch 4 --gpus 1 --precision fp32"
+    small = "--model gpt-tiny --seq-len 32 --global-batch 4 --gpus 2 --precision fp32"
     assert run("simulate", *small.split(), "--out", "a.json", cwd=tmp_path).stdout
     options = (
         "--device cpu --steps 6 --lr-schedule cosine --warmup-steps 2 --min-lr 1e-5 "
