@@ -5,7 +5,7 @@ action of the stream instead of by stage, so that a run's record can be held aga
 them. Bytes are those of the full tensor, as sample keys count them.
 
     F, B          tp: what the operators redistribute; cp: keys, values or heads;
-                  dp: ZeRO's gathers and scatters
+                  ep: rows of experts; dp (of experts edp): ZeRO's gathers and scatters
     I, W          those of B; W has what weights' gradients alone are for
     SEND_F, _B    the boundary activation, and its gradient
     REDUCE_GRAD   tp: gradients of parameters that saw a part of sequence or heads
@@ -30,6 +30,7 @@ import numpy as np
 from costmodel.action import Action, Kind, Stream
 from costmodel.atoms import recomputed_operators
 from costmodel.context_exchange import messages
+from costmodel.expert_exchange import expert_messages
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.schedule import schedule_called
 from costmodel.send_receive import apart, passes
@@ -50,6 +51,7 @@ from profiles.precision import Precision
 
 NORM_BYTES: Final = 8  # the sum of squares of all gradients, in fp64
 GRADIENT_BYTES: Final = 4  # gradients are summed in fp32
+COMBINE, GROUPED = OperatorKind.COMBINE, OperatorKind.GROUPED_MATMUL
 BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
 Name = tuple[str, str]  # (axis, collective)
 
@@ -118,7 +120,7 @@ class StageTraffic:
             yield ("pp", "send"), Traffic(1, self._boundary_bytes)
         elif kind is Kind.REDUCE_GRAD and len(self.stage.held_by) == 1:
             if self._zero == 1 and schedule_called(self.layout.schedule).splits:
-                yield self._scatter
+                yield from self._scatter
             yield from self.partial()
         elif kind is Kind.STEP:
             yield from self._step()
@@ -133,9 +135,9 @@ class StageTraffic:
         for operator, block, degrees, _ in self._operators():
             found = forward_collectives(operator, block, degrees, self._precision)
             yield from self._over_tp(found)
-            yield from self._over_cp("forward", operator, block, degrees)
+            yield from self._beside("forward", operator, block, degrees)
         if self._zero == 3 or (self._zero and first):
-            yield self._gather
+            yield from self._gather
 
     def _backward(self, kind: Kind, last: bool) -> Iterator[Entry]:
         for operator, block, degrees, plan in self._operators():
@@ -145,23 +147,31 @@ class StageTraffic:
             absent = {Kind.I: True, Kind.W: False}.get(kind)
             yield from self._over_tp(one for one in found if one.hidden is not absent)
             if kind is not Kind.W:
-                yield from self._over_cp("backward", operator, block, degrees)
+                yield from self._beside("backward", operator, block, degrees)
             again = recomputed_operators(
                 block, plan.retention.recomputed, stops_early=self.by.stops_early
             )
-            if operator.name in again and kind is not Kind.W:
+            # Rows that came back are there once more: their weights' gradients.
+            name = "dispatch" if operator.kind is COMBINE else operator.name
+            if name in again and kind is not Kind.W:
                 yield from self._over_tp(forward_collectives(*rules))
-                yield from self._over_cp("forward", operator, block, degrees)
+                yield from self._beside("forward", operator, block, degrees)
         if self._zero == 3:
-            yield self._gather
-        size = GRADIENT_BYTES * self._parameters
+            yield from self._gather
         whole = not schedule_called(self.layout.schedule).splits
         if self._zero >= 2 or (self._zero == 1 and last and whole):
-            yield self._scatter
+            yield from self._scatter
+        if self._zero == 0 and last:
+            yield from self._reduced()
+
+    def _reduced(self) -> Iterator[Entry]:
+        """Whole gradients, in buckets."""
         replicas = self._replicas * len(self.stage.held_by)
-        if self._zero == 0 and replicas > 1 and last:
-            buckets = max(1, ceil(size / self.by.bucket_bytes))
-            yield ("dp", "all_reduce"), Traffic(buckets, size)
+        for axis, ranks, _, count in self._weights(replicas):
+            size = GRADIENT_BYTES * count
+            if ranks > 1:
+                buckets = max(1, ceil(size / self.by.bucket_bytes))
+                yield (axis, "all_reduce"), Traffic(buckets, size)
 
     def _step(self) -> Iterator[Entry]:
         ends = {self.layout.stages[place].held_by for place in (0, -1)}
@@ -192,14 +202,25 @@ class StageTraffic:
         return mesh.dp_shard * mesh.cp if self._zero else 1
 
     @property
-    def _gather(self) -> Entry:
-        size = int(self._parameters * self._precision.parameter.bytes)
-        return ("dp", "all_gather"), Traffic(self._units, size)
+    def _gather(self) -> Iterator[Entry]:
+        for axis, ranks, units, count in self._weights(self._replicas):
+            if ranks > 1:
+                size = int(count * self._precision.parameter.bytes)
+                yield (axis, "all_gather"), Traffic(units, size)
 
     @property
-    def _scatter(self) -> Entry:
-        size = GRADIENT_BYTES * self._parameters
-        return ("dp", "reduce_scatter"), Traffic(self._units, size)
+    def _scatter(self) -> Iterator[Entry]:
+        for axis, ranks, units, count in self._weights(self._replicas):
+            if ranks > 1:
+                yield (axis, "reduce_scatter"), Traffic(units, GRADIENT_BYTES * count)
+
+    def _weights(self, replicas: int) -> Iterator[tuple[str, int, int, int]]:
+        """Axis, ranks that hold the same, units of `fully_shard` and parameters: of
+        the *replicas* and, where there are any, of experts."""
+        yield "dp", replicas, self._units, self._parameters
+        mesh, (layers, count) = self.stage.mesh, self._of_experts
+        if layers:
+            yield "edp", mesh.size // (mesh.ep * mesh.etp), layers, count
 
     @property
     def _units(self) -> int:
@@ -211,15 +232,28 @@ class StageTraffic:
 
     @cached_property
     def _parameters(self) -> int:
-        """Of the stage, per tp rank; a table that is the head too counts once."""
+        """Of the stage, per tp rank, but for those of experts; a table that is the head
+        too counts once."""
         total = sum(
             self._count(operator, block, degrees)
             for operator, block, degrees, _ in self._operators()
+            if operator.kind is not GROUPED
         )
         for holders in self.job.graph.tied:
             if all(block in self.stage.layers for block, _ in holders):
                 total -= self._of_operator(*holders[0])
         return total
+
+    @cached_property
+    def _of_experts(self) -> tuple[int, int]:
+        """Layers that have experts, and the parameters of those that a rank holds."""
+        held = [
+            (operator.name, self._count(operator, block, degrees))
+            for operator, block, degrees, _ in self._operators()
+            if operator.kind is GROUPED
+        ]
+        layers = sum(name == "mlp_down" for name, _ in held)
+        return layers, sum(count for _, count in held)
 
     @cached_property
     def _partial(self) -> int:
@@ -247,7 +281,9 @@ class StageTraffic:
             return 0
         if not operator.has_weight:
             return self._count(operator, block, degrees)
-        if operator.contracted == "positions":
+        if operator.kind is GROUPED:  # experts have ranks of their own
+            return 0
+        if not ON_TP & {operator.contracted, *operator.columns}:
             return self._count(operator, block, degrees)
         on_rows = operator.contracted in ON_TP and operator.bias
         return block.extents["hidden"] if on_rows else 0
@@ -276,6 +312,8 @@ class StageTraffic:
             seq_len=self.job.seq_len,
             sequence_parallel=plan.sharding == "megatron-sp" and mesh.tp > 1,
             cp_kind=self.layout.cp_kind,
+            ep=np.asarray(mesh.ep),
+            etp=np.asarray(mesh.etp),
         )
 
     def _over_tp(self, found: Iterable[Collective]) -> Iterator[Entry]:
@@ -283,9 +321,13 @@ class StageTraffic:
             for item in found:
                 yield ("tp", item.kind), Traffic(1, int(item.size_bytes))
 
-    def _over_cp(
+    def _beside(
         self, direction: str, operator: Operator, block: Block, degrees: Degrees
     ) -> Iterator[Entry]:
+        """What is sent over other axes than tp, and what balances experts."""
+        sent = expert_messages(direction, operator, block, degrees, self._precision)
+        for axis, kind, size in sent:
+            yield (axis, kind), Traffic(1, size)
         if self.stage.mesh.cp == 1 or operator.kind is not OperatorKind.ATTENTION:
             return
         for item in messages(direction, block, degrees, self._precision):

@@ -38,6 +38,7 @@ class Combination:
     cp: int
     cp_kind: str
     ep: int
+    etp: int
     zero: frozenset[int]
     zero_group: int
     sequence_parallel: frozenset[bool]
@@ -58,7 +59,8 @@ class Combination:
             dp=choice.dp,
             cp=choice.cp,
             cp_kind=choice.cp_kind,
-            ep=choice.ep * choice.etp,
+            ep=choice.ep,
+            etp=choice.etp,
             zero=frozenset((choice.zero,)),
             zero_group=choice.zero_group,
             sequence_parallel=frozenset((choice.sequence_parallel,)),
@@ -86,7 +88,8 @@ class Combination:
             dp=max(mesh.dp for mesh in meshes),
             cp=max(mesh.cp for mesh in meshes),
             cp_kind=layout.cp_kind,
-            ep=max(mesh.ep * mesh.etp for mesh in meshes),
+            ep=max(mesh.ep for mesh in meshes),
+            etp=max(mesh.etp for mesh in meshes),
             zero=frozenset(plan.zero for _, plan in plans),
             zero_group=min(mesh.dp_shard for mesh in meshes),
             sequence_parallel=frozenset(

@@ -40,7 +40,7 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
     split = _common(_yes(one) for one in used.sequence_parallel)
     several = [name for name in DEGREES if getattr(used, name) > 1]
     return {
-        **{name: _degree(getattr(used, name)) for name in (*DEGREES, "ep")},
+        **{name: _degree(getattr(used, name)) for name in (*DEGREES, "ep", "etp")},
         "together": _plain("×".join(several) or "nothing"),
         "replicas": _degree(used.dp * used.cp),
         "zero": _plain(zero),
@@ -67,6 +67,7 @@ def _model(job: Job, used: Combination) -> dict[str, Fact]:
         return found
     flags = {
         "experts": spec.moe is not None,
+        "attention sinks": spec.attention_sinks,
         "latent attention": spec.mla is not None,
         "multi-token heads": spec.multi_token_heads > 0,
         "parallel block": spec.parallel_block,
@@ -82,12 +83,29 @@ def _model(job: Job, used: Combination) -> dict[str, Fact]:
         **found,
         **{name: _plain(_yes(flag)) for name, flag in flags.items()},
         **{name: _divided(getattr(spec, name), tp) for name in sizes},
+        **_experts(spec, used),
         "heads of a rank": _plain(_spread(spec, used)),
         "positions": _plain(spec.position),
         "window": Fact("short" if short else "none", str(spec.window)),
         "norm": _plain(spec.norm),
         "activation": Fact(spec.activation if known else "other", spec.activation),
         "dropout": Fact(">0" if spec.dropout else "0", f"{spec.dropout:g}"),
+    }
+
+
+def _experts(spec: DecoderSpec, used: Combination) -> dict[str, Fact]:
+    moe = spec.moe
+    if moe is None:
+        return {
+            "router groups": Fact("1", "1"),
+            "capacity": _plain("any"),
+            "experts of a rank": _plain("even"),
+        }
+    capacity = moe.capacity_factor
+    return {
+        "router groups": _degree(moe.router_groups),
+        "capacity": _plain("any") if capacity is None else Fact("fixed", str(capacity)),
+        "experts of a rank": _divided(moe.experts, used.ep),
     }
 
 

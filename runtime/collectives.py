@@ -91,6 +91,15 @@ def all_to_all(pieces: Tensor, group: Group) -> Tensor:
     return came
 
 
+def uneven_all_to_all(
+    rows: Tensor, came: list[int], sent: list[int], group: Group
+) -> Tensor:
+    """`sent[i]` of *rows*, in order, go to rank i; `came[i]` of the result are its."""
+    arrived = rows.new_empty(sum(came), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), came, sent, group=group)
+    return arrived
+
+
 def start_reduce_scatter(tensor: Tensor, group: Group, *, dim: int) -> Pending:
     """This rank's piece, along *dim*, of the sum over the group, on its way."""
     ranks = group.size()

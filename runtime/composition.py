@@ -1,7 +1,7 @@
 """The order of composition, on one screen: from a layout to the modules of one rank.
 
-    plain modules → first values → context parallel → tensor parallel → recompute
-                  → precision → replicas → split backward
+    plain modules → first values → context parallel → tensor parallel
+                  → expert parallel → recompute → precision → replicas → split backward
 
 Parameters are made on the device, from the meta device, by the stage that holds them.
 """
@@ -13,19 +13,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
 from costmodel.schedule import schedule_called
 from profiles.job import Job
-from runtime import retention, tensor_parallel
+from runtime import expert_parallel, retention, tensor_parallel
 from runtime.collectives import Group
 from runtime.context_parallel import split as context_parallel
 from runtime.context_parallel.split import Context
 from runtime.data_parallel import AfterW, Buffered, DataParallel, Sharded
 from runtime.initialise import initialise
-from runtime.modules.decoder import Stage, decoder_of
+from runtime.mesh import Meshes
+from runtime.modules.decoder import Layer, Stage, decoder_of
+from runtime.modules.experts import ExpertMlp
 from runtime.precision import Policy, policy
 from runtime.replicas import replica_groups
 from runtime.split_backward import Later, put_off
@@ -54,22 +55,22 @@ class HeldStage:
 def held_stages(
     job: Job,
     layout: Layout,
-    mesh: DeviceMesh,
+    meshes: Meshes,
     context: Context,
     *,
     seed: int,
     device: torch.device,
 ) -> list[HeldStage]:
     """The virtual stages that this rank holds, ready to train, in model order."""
-    rank = mesh["pp"].get_local_rank()
-    groups = replica_groups(layout, mesh)
+    rank = meshes.weights["pp"].get_local_rank()
+    groups = replica_groups(layout, meshes.weights)
     return [
         _held(
             index,
             plan,
             job,
             layout,
-            mesh,
+            meshes,
             context,
             groups[index],
             seed=seed,
@@ -85,14 +86,14 @@ def _held(
     plan: StagePlan,
     job: Job,
     layout: Layout,
-    mesh: DeviceMesh,
+    meshes: Meshes,
     context: Context,
     replicas: Group,
     *,
     seed: int,
     device: torch.device,
 ) -> HeldStage:
-    spec, rules = decoder_of(job), policy(layout.precision_name)
+    spec, rules, mesh = decoder_of(job), policy(layout.precision_name), meshes.weights
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
     zero = plan.plans[0].zero if mesh["dp"].size() > 1 else 0
     with torch.device("meta"):
@@ -102,35 +103,59 @@ def _held(
     stage.tie()
     context_parallel.split(stage, context)
     tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
+    _spread_experts(stage, meshes, context, layout, sequence_parallel=split)
     for name, layer_plan in zip(plan.layers, plan.plans, strict=True):
         if name.isdigit():
             layer = stage.layers[name]
             retention.apply(layer, layer_plan.retention, dropout=spec.dropout > 0)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
-    parallel = _data_parallel(stage, zero, rules, mesh, replicas, layout, copies)
+    parallel = _data_parallel(stage, zero, rules, meshes, replicas, layout, copies)
     later = put_off(stage) if schedule_called(layout.schedule).splits else None
     return HeldStage(index, stage, parallel, split, replicas, copy, copies, later)
+
+
+def _spread_experts(
+    stage: Stage,
+    meshes: Meshes,
+    context: Context,
+    layout: Layout,
+    *,
+    sequence_parallel: bool,
+) -> None:
+    """Each layer's experts over their ranks, balanced for whole sequences."""
+    for mlp in stage.modules():
+        if isinstance(mlp, ExpertMlp) and meshes.experts is not None:
+            expert_parallel.split(mlp, meshes.experts["ep"])
+            expert_parallel.balanced(
+                mlp,
+                context=context.group,
+                tensor=meshes.weights["tp"].get_group() if sequence_parallel else None,
+                scale=1 / layout.micro_batches,
+            )
 
 
 def _data_parallel(
     stage: Stage,
     zero: int,
     rules: Policy,
-    mesh: DeviceMesh,
+    meshes: Meshes,
     replicas: Group,
     layout: Layout,
     copies: int,
 ) -> DataParallel:
+    mesh = meshes.weights
+    experts = None if meshes.experts is None else meshes.experts["edp"]
     if zero:
         split = schedule_called(layout.schedule).splits
         sharded = AfterW if split else Sharded
-        return sharded(stage, _apart(stage), mesh["dp"], zero, rules)
+        return sharded(stage, _apart(stage), mesh["dp"], zero, rules, experts)
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()
     return Buffered(
         stage,
         replicas,
+        experts=None if experts is None else experts.get_group(),
         micro_batches=layout.micro_batches // copies,
         mean_over=mesh["dp"].size(),
     )
@@ -153,8 +178,15 @@ def _apart(stage: Stage) -> list[nn.Module]:
 
     A table that is the head too goes there as well: one parameter has one group.
     """
-    layers = list(stage.layers.values())
+    layers = [unit for layer in stage.layers.values() for unit in _of_layer(layer)]
     if stage.spec.tied_embeddings and stage.embedding and stage.head:
         return layers
     units = (stage.embedding, *layers, stage.head)
     return [unit for unit in units if unit is not None]
+
+
+def _of_layer(layer: nn.Module) -> Iterator[nn.Module]:
+    """A layer, after its experts: their shards are over ranks of their own."""
+    if isinstance(layer, Layer) and isinstance(layer.mlp, ExpertMlp):
+        yield layer.mlp.experts
+    yield layer

@@ -24,7 +24,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from runtime.collectives import Group
+from runtime.expert_parallel import of_experts
 from runtime.gradients import GradientBuffer
+from runtime.modules.experts import Experts
 from runtime.optimizer import local
 from runtime.precision import Policy
 
@@ -46,31 +48,51 @@ class DataParallel(Protocol):
 
 
 class Buffered:
-    """Whole gradients on every rank, in our buffer."""
+    """Whole gradients on every rank, in our buffer; those of experts in one of their
+    own, summed over the ranks *experts* that hold the same ones."""
 
     def __init__(
-        self, stage: nn.Module, group: Group, *, micro_batches: int, mean_over: int
+        self,
+        stage: nn.Module,
+        group: Group,
+        *,
+        experts: Group | None,
+        micro_batches: int,
+        mean_over: int,
     ) -> None:
-        self._buffer = GradientBuffer(
-            stage, group, micro_batches=micro_batches, mean_over=mean_over
-        )
+        named = dict(stage.named_parameters())
+        apart = {name: one for name, one in named.items() if of_experts(name)}
+        others = {name: one for name, one in named.items() if name not in apart}
+        self._buffers = [
+            GradientBuffer(
+                members, ranks, micro_batches=micro_batches, mean_over=mean_over
+            )
+            for members, ranks in ((others, group), (apart, experts))
+            if members and ranks is not None
+        ]
 
     def begin(self) -> None:
-        self._buffer.begin()
+        for buffer in self._buffers:
+            buffer.begin()
 
     def backward(self, *, last: bool) -> None:
         if last:
-            self._buffer.last()
+            for buffer in self._buffers:
+                buffer.last()
 
     def finish(self) -> None:
-        self._buffer.finish()
+        for buffer in self._buffers:
+            buffer.finish()
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        return self._buffer.gradients()
+        for buffer in self._buffers:
+            yield from buffer.gradients()
 
 
 class Sharded:
-    """Gradients and optimizer states (ZeRO-3: parameters too) cut over the ranks."""
+    """Gradients and optimizer states (ZeRO-3: parameters too) cut over the ranks of
+    *mesh*; those of experts over the mesh *experts*, of ranks that hold the same ones.
+    Sums over either are means over *mesh*."""
 
     def __init__(
         self,
@@ -79,15 +101,23 @@ class Sharded:
         mesh: DeviceMesh,
         zero: int,
         policy: Policy,
+        experts: DeviceMesh | None = None,
     ) -> None:
         self.zero = zero
+        # Of one rank `fully_shard` would divide by its factor twice (PyTorch 2.13).
+        alone = experts is not None and experts.size() == 1
+        self._left_to_divide = mesh.size() if alone else 1
         for unit in (*units, stage):
+            apart = isinstance(unit, Experts)
             fully_shard(
                 unit,
-                mesh=mesh,
+                mesh=experts if apart else mesh,
                 mp_policy=policy.fully_shard,
                 reshard_after_forward=zero == 3,
             )
+            if apart and not alone and isinstance(unit, FSDPModule):
+                unit.set_gradient_divide_factor(mesh.size())
+                unit.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
         _prefetch_in_order([stage, *reversed(list(units))])
         assert isinstance(stage, FSDPModule)
         self._stage: nn.Module = stage
@@ -104,6 +134,10 @@ class Sharded:
 
     def finish(self) -> None:
         """`fully_shard` waits as the last backward ends."""
+        if self._left_to_divide > 1:
+            for name, gradient in self.gradients():
+                if of_experts(name):
+                    gradient.div_(self._left_to_divide)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._stage.named_parameters():

@@ -11,7 +11,7 @@ backward is split, some parameters' gradients come with I and the others' with W
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -45,20 +45,26 @@ class _Place:
 
 
 class GradientBuffer:
-    """The gradients of one stage's parameters, over the ranks of *group*.
+    """The gradients of one stage's parameters *named*, over the ranks of *group*.
 
     Each of *micro_batches* adds to each parameter once. Sums over the ranks are divided
-    by *mean_over*: the data-parallel ranks, each of which has micro-batches of its own.
+    by *mean_over*: the data-parallel ranks, each of which has micro-batches of its own
+    (experts get the rows of several, and sum over fewer ranks).
     Call `begin` before a step, `last` before the last backward, `finish` after it.
     """
 
     def __init__(
-        self, module: nn.Module, group: Group, *, micro_batches: int, mean_over: int
+        self,
+        named: Mapping[str, nn.Parameter],
+        group: Group,
+        *,
+        micro_batches: int,
+        mean_over: int,
     ) -> None:
         self.group = group if group.size() > 1 else None
         self._micro_batches, self._mean_over = micro_batches, mean_over
         self._sending = False
-        self._names = dict(module.named_parameters())
+        self._names = dict(named)
         # Backward makes the gradients of the latest layers first.
         order = list(reversed(self._names.values()))
         self._buckets, self._places = _laid_out(order)
@@ -84,9 +90,11 @@ class GradientBuffer:
         for name, parameter in self._names.items():
             added = self._places[parameter].added
             assert added == self._micro_batches, f"{name} has {added} gradients"
-        if self.group is None:
-            return
         for bucket in self._buckets:
+            if self.group is None:
+                if self._mean_over > 1:
+                    bucket.values.div_(self._mean_over)
+                continue
             assert bucket.pending is not None, "whole buckets are on their way"
             bucket.pending.wait().div_(self._mean_over)
             bucket.pending = None

@@ -7,6 +7,7 @@ inside each replica, whose parts of the sequence are as good as further batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,16 @@ from costmodel.layout import Layout
 from profiles.errors import Unsupported
 
 AXES = ("pp", "dp", "tp")
+EXPERT_AXES = ("pp", "edp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meshes:
+    """The ranks of a job by the weights that they hold: all, and those of experts,
+    where a model has any."""
+
+    weights: DeviceMesh
+    experts: DeviceMesh | None = None
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
@@ -65,6 +76,23 @@ def context_group(layout: Layout) -> dist.ProcessGroup | None:
         if dist.get_rank() in members:
             mine = opened
     return mine
+
+
+def expert_mesh(layout: Layout, device_type: str) -> DeviceMesh:
+    """The same ranks once more, for experts: axes pp, edp and ep.
+
+    Of a stage's ranks, in their order, each ep in a row hold all experts, and edp of
+    such rows the same ones (Liu et al., MoE Parallel Folding, 2025; as
+    `costmodel.experts` prices it). Every rank calls this at once.
+
+    Raises Unsupported where experts are cut in width.
+    """
+    mesh = layout.stages[0].mesh
+    if mesh.etp > 1:
+        raise Unsupported("experts are not cut in width: choose etp 1")
+    stages = [[rank for row in stage for rank in row] for stage in rank_grid(layout)]
+    grid = torch.tensor(stages).unflatten(1, (-1, mesh.ep))
+    return DeviceMesh(device_type, grid, mesh_dim_names=EXPERT_AXES)
 
 
 def _context_members(grid: list[list[list[int]]], cp: int) -> Iterator[list[int]]:

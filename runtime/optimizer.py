@@ -40,6 +40,11 @@ class Leaf:
     value: nn.Parameter
     master: bool
 
+    @property
+    def decays(self) -> bool:
+        """Matrices do; the biases of a stack of experts are vectors, side by side."""
+        return self.parameter.dim() > 1 and not self.name.endswith("bias")
+
     def attach(self, gradient: Tensor) -> None:
         """Point at today's shard (it may have moved) and its gradient."""
         if not self.master:
@@ -60,8 +65,8 @@ class Optimizer:
     ) -> None:
         self.settings = settings
         self.leaves = [_leaf(name, parameter) for name, parameter in parameters]
-        decayed = [item.value for item in self.leaves if item.parameter.dim() > 1]
-        others = [item.value for item in self.leaves if item.parameter.dim() <= 1]
+        decayed = [item.value for item in self.leaves if item.decays]
+        others = [item.value for item in self.leaves if not item.decays]
         groups = [
             {"params": members, "weight_decay": decay}
             for members, decay in ((decayed, settings.weight_decay), (others, 0.0))

@@ -33,10 +33,12 @@ from runtime.collectives import (
 )
 from runtime.modules.decoder import Layer, Stage
 from runtime.modules.embedding import Embedding, Positions, rows_of
+from runtime.modules.experts import ExpertMlp
 from runtime.modules.mlp import Mlp
 from runtime.precision import autocast
 from runtime.split_backward import Later, PutOff, linear, linear_gradients
 
+EXPERTS = ".experts."  # in the names of their parameters
 SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that is split
 
 
@@ -58,7 +60,10 @@ def split_layer(layer: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) 
     attention = layer.attention
     attention.qkv = ColumnLinear(attention.qkv, mesh, sp)  # type: ignore[assignment]
     attention.projection = RowLinear(attention.projection, mesh, sp)  # type: ignore[assignment]
-    layer.mlp = SplitMlp(layer.mlp, mesh, sp)  # type: ignore[assignment]
+    if isinstance(layer.mlp, Mlp):
+        layer.mlp = SplitMlp(layer.mlp, mesh, sp)
+    elif isinstance(layer.mlp, ExpertMlp) and isinstance(layer.mlp.shared, Mlp):
+        layer.mlp.shared = SplitMlp(layer.mlp.shared, mesh, sp)
 
 
 def split_embedding(
@@ -85,9 +90,12 @@ def partial_parameters(
     """Whole parameters whose gradient is only a summand on each tp rank.
 
     Norms of heads always (a rank has some of the heads); the other norms, biases and
-    positions under sequence parallelism, where a rank has some of the tokens.
+    positions under sequence parallelism, where a rank has some of the tokens. Experts
+    have ranks of their own.
     """
     for name, parameter in module.named_parameters():
+        if EXPERTS in name:
+            continue
         of_heads = ".query_norm." in name or ".key_norm." in name
         if of_heads or (sequence_parallel and not is_split(parameter)):
             yield name, parameter

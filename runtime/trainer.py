@@ -24,7 +24,7 @@ from runtime.context_parallel.split import Context
 from runtime.data.source import Source
 from runtime.evaluation import Evaluation
 from runtime.learning_rate import LearningRate
-from runtime.mesh import context_group, device_mesh
+from runtime.mesh import Meshes, context_group, device_mesh, expert_mesh
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Optimizer, Settings
 from runtime.pipeline import Executor
@@ -68,8 +68,12 @@ class Trainer:
             group=context_group(layout), kind=layout.cp_kind, seq_len=job.seq_len
         )
         self.rules = policy(layout.precision_name)
+        meshes = Meshes(
+            weights=self.mesh,
+            experts=expert_mesh(layout, device.type) if decoder_of(job).moe else None,
+        )
         self.stages = held_stages(
-            job, layout, self.mesh, self.context, seed=seed, device=device
+            job, layout, meshes, self.context, seed=seed, device=device
         )
         self.optimizer = Optimizer(
             (pair for stage in self.stages for pair in stage.named_parameters()),
@@ -79,6 +83,9 @@ class Trainer:
         self.recorder = Recorder(axis_groups(self.mesh))
         if tied.group is not None:
             self.recorder.know("tied", [tied.group])
+        if meshes.experts is not None:
+            for axis in ("edp", "ep"):
+                self.recorder.know(axis, [meshes.experts[axis].get_group()])
         if self.context.group is not None:
             self.recorder.know("cp", [self.context.group])
         replicas = [stage.replicas for stage in self.stages if stage.copies > 1]

@@ -126,6 +126,14 @@ def _gradients(value: str) -> dict[str, Any]:
 SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "family": lambda _: {},
     "experts": _flag("moe", MOE, None),
+    "router groups": lambda _: {"moe": replace(MOE, router_groups=2)},
+    "capacity": lambda _: {"moe": replace(MOE, capacity_factor=1.0)},
+    "experts of a rank": lambda _: {
+        "moe": replace(MOE, experts=3),
+        "dp": 2,
+        "edit": experts,
+    },
+    "attention sinks": _flag("attention_sinks", on=True, off=False),
     "latent attention": _flag("mla", MLA, None),
     "multi-token heads": _flag("multi_token_heads", 1, 0),
     "parallel block": _flag("parallel_block", on=True, off=False),

@@ -12,7 +12,7 @@ from typing import Any
 from costmodel.uniform import Uniform
 from profiles.job import Job
 from profiles.models.catalog import model
-from profiles.models.spec import DecoderSpec
+from profiles.models.spec import DecoderSpec, MoeSpec
 from tests.runtime.ranks import on_ranks
 
 STEPS = 10
@@ -102,13 +102,41 @@ CASES: dict[str, Uniform] = {
         FP32, tp=2, pp=2, schedule="chimera", sequence_parallel=True
     ),
 }
-FAMILIES = ("gpt", "llama")
+FAMILIES = ("gpt", "llama", "mixtral")
 # Where Llama differs: gated MLP, grouped heads, their norms, an untied head.
 OF_LLAMA = (
     *("accumulation", "full-recompute", "zero1", "tp2", "tp2-sp"),
     *("pp2-interleaved", "fsdp2-tp2", "tp2-zb-v", "zero1-zb-v"),
     *("cp2-ring", "cp2-ulysses", "cp4-ulysses", "cp2-tp2-sp-zero1"),
 )
+# Experts in every layer but the first, shared ones beside them.
+MOE = MoeSpec(
+    experts=4,
+    experts_per_token=2,
+    expert_ffn_hidden=64,
+    shared_experts=1,
+    shared_ffn_hidden=64,
+    first_layer=1,
+)
+OF_EXPERTS: dict[str, Uniform] = {
+    "accumulation": FP32,
+    "dp2": replace(FP32, dp=2, zero=0),
+    "dp2-ep2": replace(FP32, dp=2, ep=2, zero=0),
+    "dp2-ep2-zero1-full": replace(
+        FP32, dp=2, ep=2, zero=1, zero_group=2, recompute="full"
+    ),
+    "fsdp2": replace(FP32, dp=2, zero=3, zero_group=2),
+    "cp2-ep2": replace(FP32, cp=2, ep=2, zero=0),
+    "tp2-ep2": replace(FP32, tp=2, ep=2, sequence_parallel=True, zero=0),
+    "pp2": replace(FP32, pp=2, zero=0),
+    "dp4-ep2-zero2": replace(FP32, dp=4, ep=2, zero=2, zero_group=4),
+    "dp4-ep4-zero3": replace(FP32, dp=4, ep=4, zero=3, zero_group=4),
+    "dp2-tp2-ep2": replace(FP32, dp=2, tp=2, ep=2, sequence_parallel=True, zero=0),
+    "cp2-tp2-ep4-zero1": replace(FP32, cp=2, tp=2, ep=4, sequence_parallel=True),
+    "dp2-pp2-ep2-interleaved": replace(
+        FP32, dp=2, pp=2, ep=2, zero=0, schedule="interleaved", virtual_stages=2
+    ),
+}
 SEED, DATA_SEED, RATE, CLIP = 7, 3, 1e-3, 0.5
 
 
@@ -135,7 +163,13 @@ def job(family: str) -> Job:
             qk_norm=True,
             tied_embeddings=False,
         )
+    if family == "mixtral":
+        spec = replace(spec, moe=MOE, qk_norm=False)
     return Job(model=family, spec=spec, seq_len=64, global_batch=BATCH)
+
+
+def choice_of(family: str, name: str) -> Uniform:
+    return (OF_EXPERTS if family == "mixtral" else CASES)[name]
 
 
 def cases_of(world: int) -> list[tuple[str, str]]:
@@ -143,8 +177,8 @@ def cases_of(world: int) -> list[tuple[str, str]]:
     return [
         (family, name)
         for family in FAMILIES
-        for name, choice in CASES.items()
-        if choice.gpus == world and (family == "gpt" or name in OF_LLAMA)
+        for name, choice in (OF_EXPERTS if family == "mixtral" else CASES).items()
+        if choice.gpus == world and (family != "llama" or name in OF_LLAMA)
     ]
 
 
@@ -284,7 +318,7 @@ def seen_by_all(world: int) -> dict[tuple[str, str], dict[str, Any]]:
 def _every_case(rank: int, world: int) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
     return {
-        f"{family}-{name}": trained(family, CASES[name])
+        f"{family}-{name}": trained(family, choice_of(family, name))
         for family, name in cases_of(world)
     }
 

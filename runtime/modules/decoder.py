@@ -16,20 +16,25 @@ from profiles.models.spec import DecoderSpec
 from runtime.modules.attention import Attention
 from runtime.modules.dropout import Dropout
 from runtime.modules.embedding import Embedding
+from runtime.modules.experts import ExpertMlp
 from runtime.modules.loss import CrossEntropy
 from runtime.modules.mlp import Mlp
 from runtime.modules.norm import norm
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)): the layer called *number*."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, number: int) -> None:
         super().__init__()
         self.input_norm = norm(spec, spec.hidden)
         self.attention = Attention(spec)
         self.mlp_norm = norm(spec, spec.hidden)
-        self.mlp = Mlp(spec)
+        self.mlp: nn.Module = (
+            ExpertMlp(spec, spec.moe)
+            if spec.moe is not None and spec.moe.holds(number)
+            else Mlp(spec, spec.ffn_hidden)
+        )
         self.dropout = Dropout(spec.dropout)
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -51,7 +56,7 @@ class Stage(nn.Module):
         self.spec = spec
         self.embedding = Embedding(spec) if "embedding" in names else None
         self.layers = nn.ModuleDict(
-            {name: Layer(spec) for name in names if name.isdigit()}
+            {name: Layer(spec, int(name)) for name in names if name.isdigit()}
         )
         self.final_norm = norm(spec, spec.hidden) if "final_norm" in names else None
         self.head = (
@@ -96,7 +101,9 @@ def decoder_of(job: Job) -> DecoderSpec:
 def require_trainable(spec: DecoderSpec) -> None:
     """Raise Unsupported for a decoder that these modules are not."""
     for part, what in (
-        (spec.moe, "experts"),
+        (spec.moe and spec.moe.capacity_factor, "experts that drop tokens"),
+        (spec.moe and spec.moe.router_groups > 1, "routing to groups of experts"),
+        (spec.attention_sinks, "attention sinks"),
         (spec.mla, "latent attention"),
         (spec.parallel_block, "attention and MLP side by side"),
         (spec.position == "alibi", "alibi positions"),
@@ -104,6 +111,6 @@ def require_trainable(spec: DecoderSpec) -> None:
     ):
         if part:
             raise Unsupported(
-                f"a model with {what} is not trained yet; dense decoders with "
-                "learned, rotary or no positions are"
+                f"a model with {what} is not trained yet; decoders with learned, "
+                "rotary or no positions are, dense or with experts"
             )

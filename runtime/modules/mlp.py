@@ -16,18 +16,18 @@ GATED = ("swiglu", "geglu")  # silu and gelu of the gate, times the other produc
 
 
 class Mlp(nn.Module):
-    """(…, hidden) → ffn → (…, hidden)."""
+    """(…, hidden) → *width* → (…, hidden)."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, width: int) -> None:
         super().__init__()
-        self.activation = _activation(spec)
+        self.activation = activation_of(spec)
         self.gate = (
-            nn.Linear(spec.hidden, spec.ffn_hidden, bias=spec.mlp_bias)
+            nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
             if spec.gated_mlp
             else None
         )
-        self.up = nn.Linear(spec.hidden, spec.ffn_hidden, bias=spec.mlp_bias)
-        self.down = nn.Linear(spec.ffn_hidden, spec.hidden, bias=spec.mlp_bias)
+        self.up = nn.Linear(spec.hidden, width, bias=spec.mlp_bias)
+        self.down = nn.Linear(width, spec.hidden, bias=spec.mlp_bias)
 
     def forward(self, stream: Tensor) -> Tensor:
         up = self.up(stream)
@@ -36,7 +36,7 @@ class Mlp(nn.Module):
         return self.down(self.activation(self.gate(stream), up))  # type: ignore[no-any-return]
 
 
-def _activation(spec: DecoderSpec) -> Callable[..., Tensor]:
+def activation_of(spec: DecoderSpec) -> Callable[..., Tensor]:
     """The function between the products, the one that is timed: of one input, or of
     gate and up."""
     allowed = GATED if spec.gated_mlp else PLAIN

@@ -1,0 +1,48 @@
+"""What a layer of experts sends when the runtime carries it out, by operator and pass.
+
+top_k      the counts of who chose whom, which balance a sequence: summed over the ranks
+           that share it (cp; tp with sequence parallelism), forward
+dispatch   how many rows each expert gets, then the rows: all-to-all over ep; backward,
+           their gradients
+combine    the rows, back; backward, their gradients
+
+Rows are as many as a rank's tokens have experts. What a rank sends *back* depends on
+the router: the mean is said here, and summed over ep it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from costmodel.degrees import Degrees
+from costmodel.experts import sent_rows
+from profiles.graph import Block
+from profiles.operators import Kind, Operator
+from profiles.precision import Precision
+
+COUNT_BYTES: Final = 8  # of an expert's rows: int64
+BALANCE_BYTES: Final = 4  # of a sequence's tokens that chose an expert: fp32
+Sent = tuple[str, str, int]  # axis, collective, bytes of what a rank holds
+
+
+def expert_messages(
+    direction: str,
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+) -> Iterator[Sent]:
+    """What one rank sends in a pass, "forward" or "backward"."""
+    forward = direction == "forward"
+    if operator.function == "top-k" and forward:
+        size = int(degrees.micro_batch) * block.extents["experts"] * BALANCE_BYTES
+        if degrees.cp > 1:
+            yield "cp", "all_reduce", size
+        if degrees.sequence_parallel:
+            yield "tp", "all_reduce", size
+    if degrees.ep > 1 and operator.kind in (Kind.DISPATCH, Kind.COMBINE):
+        if forward and operator.kind is Kind.DISPATCH:
+            yield "ep", "all_to_all", block.extents["experts"] * COUNT_BYTES
+        width = block.extents["hidden"] * precision.activation.bytes
+        yield "ep", "all_to_all", int(sent_rows(block, degrees) * width)

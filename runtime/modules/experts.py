@@ -1,0 +1,140 @@
+"""A mixture of experts in place of a layer's MLP: router, experts, shared experts.
+
+    p_t = softmax(W x_t) in 32 bits; the k largest are chosen, and divided by their sum
+    y_t = Σ_chosen w_te · expert_e(x_t) + shared(x_t)
+
+(Jiang et al., Mixtral of Experts, 2024, section 2.1; shared experts: DeepSeekMoE, Dai
+et al., 2024.) Rows go to the experts sorted by expert, each token as often as it has
+experts, and no row is dropped. Who carries the rows is `exchange`: nobody, as long as
+all experts are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from profiles.models.spec import DecoderSpec, MoeSpec
+from runtime.modules.balance import Balance
+from runtime.modules.mlp import Mlp, activation_of
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The router's answer: (batch, tokens, k) twice, and (batch, tokens, experts)."""
+
+    weights: Tensor
+    chosen: Tensor
+    probabilities: Tensor
+
+
+class Router(nn.Module):
+    """Scores of all experts for each token, in fp32 whatever the precision is."""
+
+    def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.linear = nn.Linear(spec.hidden, moe.experts, bias=moe.router_bias)
+        self.chosen = moe.experts_per_token
+
+    def forward(self, stream: Tensor) -> Routed:
+        bias: Tensor | None = self.linear.bias
+        bias = None if bias is None else bias.float()
+        with torch.autocast(stream.device.type, enabled=False):
+            scores = F.linear(stream.float(), self.linear.weight.float(), bias)
+        probabilities = scores.softmax(-1)
+        largest, chosen = probabilities.topk(self.chosen, dim=-1)
+        return Routed(largest / largest.sum(-1, keepdim=True), chosen, probabilities)
+
+
+class Stack(nn.Module):
+    """One linear layer for each expert: weight (experts, out, in)."""
+
+    def __init__(self, experts: int, inward: int, outward: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outward, inward))
+        self.bias = nn.Parameter(torch.empty(experts, outward)) if bias else None
+
+    def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Expert i's product with `rows[i]`; those without rows have gradients too."""
+        weights = _here(self.weight).unbind(0)
+        biases = [None] * len(rows) if self.bias is None else _here(self.bias).unbind(0)
+        return [F.linear(*given) for given in zip(rows, weights, biases, strict=True)]
+
+
+class Experts(nn.Module):
+    """The experts that a rank holds, each an MLP of the model's kind."""
+
+    def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        count, width = moe.experts, moe.expert_ffn_hidden
+        self.activation = activation_of(spec)
+        self.gate = (
+            Stack(count, spec.hidden, width, bias=spec.mlp_bias)
+            if spec.gated_mlp
+            else None
+        )
+        self.up = Stack(count, spec.hidden, width, bias=spec.mlp_bias)
+        self.down = Stack(count, width, spec.hidden, bias=spec.mlp_bias)
+
+    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Rows sorted by expert, `counts[i]` for the i-th → what they make of them."""
+        parts = rows.split(list(counts))
+        up = self.up(parts)
+        if self.gate is None:
+            inner = [self.activation(one) for one in up]
+        else:
+            pairs = zip(self.gate(parts), up, strict=True)
+            inner = [self.activation(gate, one) for gate, one in pairs]
+        return torch.cat(self.down(inner))
+
+
+class Exchange(Protocol):
+    """Carries sorted rows to the experts and back."""
+
+    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
+        """`counts[e]` of *rows* are for expert e; what the experts make of them."""
+
+
+def all_here(rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
+    """The exchange where this rank holds all experts."""
+    made: Tensor = experts(rows, counts.tolist())
+    return made
+
+
+class ExpertMlp(nn.Module):
+    """(batch, tokens, hidden) → the same, each token by its k experts."""
+
+    def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.router = Router(spec, moe)
+        self.experts = Experts(spec, moe)
+        width = moe.shared_experts * moe.shared_ffn_hidden
+        self.shared: nn.Module | None = Mlp(spec, width) if width else None
+        self.balance = Balance(moe.experts)
+        self.exchange: Exchange = all_here
+
+    def forward(self, stream: Tensor) -> Tensor:
+        routed = self.router(stream)
+        stream = self.balance(stream, routed.chosen, routed.probabilities)
+        beside = None if self.shared is None else self.shared(stream)
+        tokens, chosen = stream.flatten(0, 1), routed.chosen.flatten(0, 1)
+        copies = chosen.shape[1]
+        order = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten().bincount(minlength=self.balance.experts)
+        made = self.exchange(tokens[order // copies], counts, self.experts)
+        # Back to the order of tokens by a copy, not by sums, whose order could vary.
+        by_token = torch.empty_like(made).index_copy(0, order, made)
+        weights = routed.weights.flatten(0, 1).unsqueeze(-1).to(made.dtype)
+        weighted = by_token.view(-1, copies, made.shape[-1]) * weights
+        mixed: Tensor = weighted.sum(1).view(stream.shape)
+        return mixed if beside is None else mixed + beside
+
+
+def _here(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
