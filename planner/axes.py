@@ -51,6 +51,8 @@ class Axes:
             return True
         if values.get("cp", 1) > 1 and "cp_kind" not in values:
             return any(self.carried(**values, cp_kind=kind) for kind in CP_KINDS)
+        if values.get("tp", 1) > 1 and has_experts(self.problem.job):
+            values = {"sequence_parallel": True, **values}  # experts need it
         return not refusals(replace(self._plain, **values), self.problem.job)
 
     @cached_property

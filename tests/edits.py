@@ -74,3 +74,9 @@ def experts(layout: Layout) -> Layout:
     (stage,) = layout.stages
     mesh = replace(stage.mesh, ep=2)
     return replace(layout, stages=(replace(stage, mesh=mesh),))
+
+
+def wide_experts(layout: Layout) -> Layout:
+    (stage,) = layout.stages
+    mesh = replace(stage.mesh, etp=2)
+    return replace(layout, stages=(replace(stage, mesh=mesh),))

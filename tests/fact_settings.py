@@ -22,6 +22,7 @@ from tests.edits import (
     replanned,
     unchanged,
     unlike,
+    wide_experts,
 )
 
 SEQ_LEN, GLOBAL_BATCH = 16, 8
@@ -78,6 +79,8 @@ def _schedule(value: str) -> dict[str, Any]:
 
 
 def _split(value: str) -> dict[str, Any]:
+    if value == "no":
+        return {"sequence_parallel": False}
     found: dict[str, Any] = {"tp": 2, "sequence_parallel": True}
     return {**found, "edit": mixed_sharding} if value == "mixed" else found
 
@@ -152,6 +155,7 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "chunks": lambda _: {"seq_len": SEQ_LEN - 1},
     "heads of a rank": lambda _: {"heads": 3, "kv_heads": 3},
     "ep": lambda _: {"dp": 2, "edit": experts},
+    "etp": lambda _: {"moe": MOE, "dp": 2, "edit": wide_experts},
     "heads": _size("heads", 3, kv_heads=3),
     "kv_heads": _size("kv_heads", 1),
     "ffn_hidden": _size("ffn_hidden", 65),

@@ -1,0 +1,173 @@
+"""Experts in one process: the mixture against its formula, and what balances it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from profiles.errors import Unsupported
+from profiles.models.catalog import model
+from profiles.models.spec import DecoderSpec, MoeSpec
+from runtime.initialise import initialise
+from runtime.modules.balance import ALPHA, Balance
+from runtime.modules.decoder import Layer, require_trainable
+from runtime.modules.experts import ExpertMlp
+from runtime.modules.mlp import Mlp
+from runtime.optimizer import Optimizer, Settings
+from tests.fact_settings import SPEC
+
+MOE = MoeSpec(
+    experts=4,
+    experts_per_token=2,
+    expert_ffn_hidden=24,
+    shared_experts=2,
+    shared_ffn_hidden=8,
+    router_bias=True,
+)
+GATED = replace(SPEC, gated_mlp=True, activation="silu", mlp_bias=False, moe=MOE)
+BIASED = replace(SPEC, moe=replace(MOE, shared_experts=0, shared_ffn_hidden=0))
+
+
+def mixture(spec: DecoderSpec) -> ExpertMlp:
+    assert spec.moe is not None
+    with torch.device("meta"):
+        made = ExpertMlp(spec, spec.moe)
+    initialise(made, prefix="", layers=1, seed=5, device=torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(10).add_(torch.linspace(-0.1, 0.1, parameter.shape[-1]))
+    return made
+
+
+def by_formula(mlp: ExpertMlp, stream: Tensor) -> Tensor:
+    """Every token through every expert, weighted; nothing sorted."""
+    experts, linear = mlp.experts, mlp.router.linear
+    scores = F.linear(stream, linear.weight, linear.bias).softmax(-1)
+    largest, chosen = scores.topk(mlp.router.chosen, -1)
+    weights = torch.zeros_like(scores).scatter(-1, chosen, largest)
+    weights = weights / weights.sum(-1, keepdim=True)
+    total = torch.zeros_like(stream)
+    for number in range(mlp.balance.experts):
+
+        def product(rows: Tensor, stack: torch.nn.Module, e: int = number) -> Tensor:
+            bias = None if stack.bias is None else stack.bias[e]
+            return F.linear(rows, stack.weight[e], bias)
+
+        up = product(stream, experts.up)
+        inner = (
+            experts.activation(up)
+            if experts.gate is None
+            else experts.activation(product(stream, experts.gate), up)
+        )
+        total = total + weights[..., number, None] * product(inner, experts.down)
+    return total if mlp.shared is None else total + mlp.shared(stream)
+
+
+@pytest.mark.parametrize("spec", [GATED, BIASED], ids=["gated-shared", "biased"])
+def test_a_mixture_is_its_formula_and_so_are_its_gradients(spec: DecoderSpec) -> None:
+    torch.manual_seed(0)
+    mlp, stream = mixture(spec), torch.randn(2, 6, spec.hidden, requires_grad=True)
+    mlp.balance.scale = 0.0
+    upward = torch.randn(2, 6, spec.hidden)
+    leaves = [stream, *mlp.parameters()]
+    found = torch.autograd.grad(mlp(stream), leaves, upward)
+    wanted = torch.autograd.grad(by_formula(mlp, stream), leaves, upward)
+    torch.testing.assert_close(mlp(stream), by_formula(mlp, stream))
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_experts_that_nobody_chose_have_gradients_of_zero() -> None:
+    mlp = mixture(GATED)
+    with torch.no_grad():
+        mlp.router.linear.bias.copy_(torch.tensor([9.0, 9.0, -9.0, -9.0]))
+    mlp(torch.ones(1, 3, GATED.hidden)).sum().backward()
+    gradient = mlp.experts.down.weight.grad
+    assert gradient is not None
+    assert bool(gradient[0].any())
+    assert not bool(gradient[2:].any())
+
+
+def routed(tokens: int = 8) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    probabilities = torch.randn(2, tokens, 4).softmax(-1).requires_grad_()
+    return probabilities.topk(2, -1)[1], probabilities
+
+
+def test_an_even_router_has_the_least_loss() -> None:
+    """f = 1 and P = 1/E: the loss is α."""
+    even = torch.full((2, 8, 4), 0.25)
+    chosen = torch.tensor([[0, 1], [2, 3]]).repeat(2, 4, 1)
+    assert float(Balance(4).loss(chosen, even)) == pytest.approx(ALPHA)
+    crowded = torch.zeros(2, 8, 4)
+    crowded[..., :2] = 0.5
+    all_to_two = torch.tensor([0, 1]).expand(2, 8, 2)
+    assert float(Balance(4).loss(all_to_two, crowded)) == pytest.approx(2 * ALPHA)
+
+
+def test_the_loss_joins_the_gradient_and_not_the_value() -> None:
+    chosen, probabilities = routed()
+    balance, stream = Balance(4), torch.ones(2, 8, 3, requires_grad=True)
+    balance.scale = 0.5
+    same = balance(stream, chosen, probabilities)
+    assert torch.equal(same, stream)
+    same.sum().backward()
+    (wanted,) = torch.autograd.grad(balance.loss(chosen, probabilities), probabilities)
+    torch.testing.assert_close(probabilities.grad, 0.5 * wanted)
+    torch.testing.assert_close(stream.grad, torch.ones(2, 8, 3))
+
+
+@pytest.mark.parametrize("averaged", [1, 2])
+def test_ranks_that_share_a_sequence_have_its_loss_together(averaged: int) -> None:
+    chosen, probabilities = routed()
+    whole, losses, counts = Balance(4).loss(chosen, probabilities), [], []
+    for part in (slice(0, 4), slice(4, 8)):
+        here = torch.zeros(2, 4)
+        ones = torch.ones(2, 8)
+        counts.append(here.scatter_add_(1, chosen[:, part].flatten(1), ones))
+    for part in (slice(0, 4), slice(4, 8)):
+        share = Balance(4)
+        share.parts, share.mean_over = 2, averaged
+        share.sharing = lambda _: counts[0] + counts[1]
+        losses.append(share.loss(chosen[:, part], probabilities[:, part]))
+    torch.testing.assert_close((losses[0] + losses[1]) / averaged, whole)
+
+
+def test_layers_have_experts_where_the_spec_says() -> None:
+    spec = replace(GATED, moe=replace(MOE, first_layer=1, every=2))
+    with torch.device("meta"):
+        kinds = [type(Layer(spec, number).mlp) for number in range(4)]
+    assert kinds == [Mlp, ExpertMlp, Mlp, ExpertMlp]
+
+
+def test_biases_of_experts_do_not_decay() -> None:
+    mlp = mixture(BIASED)
+    leaves = Optimizer(mlp.named_parameters(), Settings()).leaves
+    assert {leaf.name for leaf in leaves if not leaf.decays} == {
+        "router.linear.bias",
+        "experts.up.bias",
+        "experts.down.bias",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"capacity_factor": 1.0}, "drop tokens"),
+        ({"router_groups": 2}, "groups of experts"),
+    ],
+)
+def test_other_mixtures_are_refused(changes: dict[str, int], what: str) -> None:
+    with pytest.raises(Unsupported, match=what):
+        require_trainable(replace(SPEC, moe=replace(MOE, **changes)))  # type: ignore[arg-type]
+
+
+def test_gpt_oss_has_attention_sinks_that_are_not_trained() -> None:
+    spec = model("gpt-oss-20b").spec
+    assert isinstance(spec, DecoderSpec)
+    with pytest.raises(Unsupported, match="attention sinks"):
+        require_trainable(spec)
