@@ -18,7 +18,7 @@ from planner.space import Space
 from profiles.job import OPTIMIZERS, Job
 from profiles.models.spec import DecoderSpec
 from profiles.precision import GRADIENT_FORMATS, PRECISIONS
-from tests.fact_settings import SPEC
+from tests.fact_settings import MOE, SPEC
 from tests.problems import all_pins, local, problem
 
 SOME = 12  # candidates spelled out of each space
@@ -37,6 +37,7 @@ def jobs(draw: st.DrawFn) -> Job:
         tied_embeddings=draw(st.booleans()),
         dropout=draw(st.sampled_from((0.0, 0.1))),
         window=draw(st.sampled_from((None, 8, 16))),
+        moe=draw(st.sampled_from((None, None, MOE))),
     )
     return Job(
         model="small",
@@ -65,6 +66,7 @@ def choices(draw: st.DrawFn) -> Uniform:
         virtual_stages=virtual,
         zero=zero,
         zero_group=draw(st.sampled_from(groups)) if zero else 1,
+        cp_kind=draw(st.sampled_from(("ring", "all-gather", "ulysses"))),
         sequence_parallel=draw(st.booleans()),
         recompute=draw(st.sampled_from(again)),
         recompute_layers=draw(st.sampled_from((None, 0, 1, 3))),

@@ -15,7 +15,7 @@ from profiles.models.spec import DecoderSpec, MoeSpec
 from runtime.initialise import initialise
 from runtime.modules.balance import ALPHA, Balance
 from runtime.modules.decoder import Layer, require_trainable
-from runtime.modules.experts import ExpertMlp
+from runtime.modules.experts import ExpertMlp, Stack
 from runtime.modules.mlp import Mlp
 from runtime.optimizer import Optimizer, Settings
 from tests.fact_settings import SPEC
@@ -53,7 +53,7 @@ def by_formula(mlp: ExpertMlp, stream: Tensor) -> Tensor:
     total = torch.zeros_like(stream)
     for number in range(mlp.balance.experts):
 
-        def product(rows: Tensor, stack: torch.nn.Module, e: int = number) -> Tensor:
+        def product(rows: Tensor, stack: Stack, e: int = number) -> Tensor:
             bias = None if stack.bias is None else stack.bias[e]
             return F.linear(rows, stack.weight[e], bias)
 
