@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,13 @@ def clip(gradients: list[Tensor], norm: Tensor, most: float) -> None:
         factor = (most / (norm + 1e-6)).clamp(max=1.0)
         if float(factor) < 1.0:
             torch._foreach_mul_(gradients, factor)
+
+
+def parts(parameter: Tensor) -> int:
+    """Into how many different pieces a parameter's placements cut it; 1 if whole."""
+    found = 1
+    if isinstance(parameter, DTensor):
+        for axis, placement in enumerate(parameter.placements):
+            if not placement.is_replicate():
+                found *= parameter.device_mesh.size(axis)
+    return found

@@ -17,9 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from runtime.clip import Piece, clip, global_norm
+from runtime.clip import Piece, clip, global_norm, parts
 from runtime.collectives import all_reduce
 from runtime.composition import HeldStage
 from runtime.optimizer import Optimizer
@@ -105,9 +104,7 @@ class Step:
 
     def _copies(self, parameter: Tensor) -> int:
         """Ranks of the stage that hold the same part of a parameter."""
-        if not isinstance(parameter, DTensor):
-            return self._ranks
-        return self._ranks // _parts(parameter)
+        return self._ranks // parts(parameter)
 
     def _partial_of(self, held: HeldStage) -> list[str]:
         if self.mesh["tp"].size() == 1:
@@ -128,12 +125,3 @@ class Step:
         parts = flat.split([item.numel() for item in gradients])
         for item, part in zip(gradients, parts, strict=True):
             item.copy_(part.view_as(item))
-
-
-def _parts(parameter: DTensor) -> int:
-    """Into how many different pieces a DTensor's placements cut it."""
-    parts = 1
-    for axis, placement in enumerate(parameter.placements):
-        if not placement.is_replicate():
-            parts *= parameter.device_mesh.size(axis)
-    return parts

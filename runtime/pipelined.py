@@ -1,0 +1,211 @@
+"""`Pipelined`: this rank's stages of a chain, and the step that trains them together.
+
+    model = runtime.parallelize(module, layout, units=…, loss=…)
+    loss = model.step(inputs, targets)     # gradients are in .grad, as after backward
+    optimizer.step()
+
+The stream of actions is the one that is priced, carried out by the same `Executor` as
+the trainer's. Parameters are named `units.<place>.<name>`, on whichever rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from costmodel.layout import Layout
+from profiles.errors import Contradiction, Unsupported
+from runtime.chain import cut, shapes
+from runtime.collectives import all_reduce
+from runtime.data_parallel import Sharded
+from runtime.optimizer import local
+from runtime.pipeline import Executor
+from runtime.pipeline_stage import PipelineStage
+from runtime.precision import Policy
+from runtime.trainer import rank_stream
+from runtime.transfer import Links
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
+
+
+class Part(nn.Module):
+    """The units of one stage; the last stage gives the loss."""
+
+    def __init__(self, units: Iterable[nn.Module], loss: Loss | None) -> None:
+        super().__init__()
+        self.chain = nn.ModuleList(units)
+        self._loss = loss
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        for unit in self.chain:
+            inputs = unit(inputs)
+        if self._loss is None or targets is None:
+            return inputs
+        return self._loss(inputs, targets)
+
+
+class Replicated:
+    """Gradients in `.grad`, averaged over the ranks of *mesh* after the last one."""
+
+    def __init__(self, part: nn.Module, mesh: DeviceMesh) -> None:
+        self._part, self._mesh = part, mesh
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._part.zero_grad()
+
+    def backward(self, *, last: bool) -> None:
+        """Autograd adds each micro-batch's to `.grad`."""
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """One all-reduce of all gradients together."""
+        if self._mesh.size() == 1:
+            return
+        made = [one.grad for one in self._part.parameters() if one.grad is not None]
+        parts = [local(gradient) for gradient in made]
+        flat = torch.cat([part.flatten() for part in parts])
+        all_reduce(flat, self._mesh.get_group()).div_(self._mesh.size())
+        sizes = [part.numel() for part in parts]
+        for part, mean in zip(parts, flat.split(sizes), strict=True):
+            part.copy_(mean.view_as(part))
+
+
+class Pipelined(nn.Module):
+    """Built by every rank at once; `step` is called by every rank at once.
+
+    *bare* are the units on the meta device, to know what a stage hands on.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[nn.Module],
+        layout: Layout,
+        mesh: DeviceMesh,
+        loss: Loss,
+        rules: Policy,
+        *,
+        bare: Sequence[nn.Module],
+    ) -> None:
+        super().__init__()
+        if layout.schedule not in SCHEDULES:
+            raise Unsupported(
+                f"schedule {layout.schedule} is not carried out for modules of one's "
+                f"own; choose {', '.join(SCHEDULES)}"
+            )
+        self.layout, self._mesh, self._rules = layout, mesh, rules
+        self._rank = mesh["pp"].get_local_rank()
+        self._bare = list(bare)
+        self._cut = cut(units, layout)
+        last = len(layout.stages) - 1
+        parts = {
+            stage: Part([units[one] for one in places], loss if stage == last else None)
+            for stage, places in enumerate(self._cut)
+            if self._rank in layout.stages[stage].held_by
+        }
+        self._parallel = {stage: self._replicas(part) for stage, part in parts.items()}
+        self._parts = parts  # a plain dictionary: `units` names their parameters
+        self.units = nn.ModuleDict(
+            {str(one): units[one] for stage in parts for one in self._cut[stage]}
+        )
+        self._links = Links(
+            mesh["pp"].get_group(), [s.held_by[0] for s in layout.stages]
+        )
+        self._executor: Executor | None = None
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward of this data-parallel rank's batch; the mean loss.
+
+        *inputs* and *targets* have the same first dimension, that of the batch, on
+        every rank of a pipeline; the loss is over all ranks' batches.
+        """
+        count = self.layout.micro_batches
+        if len(inputs) % count or len(inputs) != len(targets):
+            raise Contradiction(
+                f"a batch of {len(inputs)} with {len(targets)} targets does not split "
+                f"into the layout's {count} micro-batches"
+            )
+        tokens, wanted = inputs.chunk(count), targets.chunk(count)
+        if self._executor is None:
+            self._executor = self._built(tokens[0])
+        for parallel in self._parallel.values():
+            parallel.begin()
+        losses = self._executor.step(tokens, wanted)
+        total = torch.zeros((), device=inputs.device)
+        if losses:
+            total += torch.stack([loss.float() for loss in losses]).sum() / count
+        dist.all_reduce(total)
+        return total / (self._mesh["dp"].size() * self._mesh["tp"].size())
+
+    def forward(self, *given: Tensor) -> Tensor:
+        """Refused: a stage alone has no loss."""
+        raise Unsupported("a pipelined module is trained by step(inputs, targets)")
+
+    def _replicas(self, part: Part) -> Sharded | Replicated:
+        across, zero = self._mesh["dp"], self.layout.stages[0].plans[0].zero
+        if zero and across.size() > 1:
+            return Sharded(part, list(part.chain), across, zero, self._rules)
+        if self._rules.master:
+            raise Unsupported(
+                f"precision {self.layout.precision_name} without ZeRO keeps masters in "
+                "execute's own optimizer; plan with --zero 1 or --precision fp32"
+            )
+        return Replicated(part, across)
+
+    def _built(self, micro_batch: Tensor) -> Executor:
+        made = shapes(self._bare, micro_batch)
+        between = {tuple(made[places[-1]]) for places in self._cut[:-1]}
+        if len(between) > 1:
+            raise Unsupported(
+                f"stages hand on tensors of unlike shapes {sorted(between)}; cut where "
+                "they are alike"
+            )
+        (boundary,) = between
+        device = micro_batch.device
+        stages = {
+            number: PipelineStage(
+                index=number,
+                module=part,
+                first=number == 0,
+                last=number == len(self._cut) - 1,
+                boundary=boundary,
+                dtype=self._rules.activation,
+                device=device,
+            )
+            for number, part in self._parts.items()
+        }
+        return Executor(
+            stream=rank_stream(self.layout, self._rank),
+            stages=stages,
+            links=self._links,
+            micro_batches=self.layout.micro_batches,
+            hooks=_Hooks(self),
+            recorder=None,
+            loss_scale=1 / self.layout.micro_batches,
+        )
+
+
+class _Hooks:
+    """What the executor's stream means here; the update is the user's own."""
+
+    def __init__(self, model: Pipelined) -> None:
+        self._model = model
+
+    def forward(self, stage: int) -> AbstractContextManager[object]:
+        return self._model._rules.computing(self._model._mesh.device_type)
+
+    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
+        self._model._parallel[stage].backward(last=last)
+        return nullcontext()
+
+    def reduce(self, stage: int) -> None:
+        self._model._parallel[stage].finish()
+
+    def step(self) -> None:
+        """Nothing: `optimizer.step()` follows in the user's loop."""

@@ -1,0 +1,250 @@
+"""A plain module by a layout: cut, split and sharded, it trains like one process."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from costmodel.layout import Layout
+from costmodel.uniform import Uniform, spell_out
+from profiles.errors import Contradiction, Unsupported
+from runtime.chain import chain_of, cut, shapes, without_storage
+from tests.runtime.ranks import on_ranks
+from tests.training import FP32, apart, job
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 3
+CASES: dict[str, Uniform] = {
+    "tp2-pp2": replace(FP32, tp=2, pp=2, micro_batch=2),
+    "dp2-pp2": replace(FP32, dp=2, pp=2, zero=0, micro_batch=1),
+    "zero1-pp2-interleaved": replace(
+        FP32,
+        dp=2,
+        pp=2,
+        zero=1,
+        zero_group=2,
+        schedule="interleaved",
+        virtual_stages=2,
+        recompute="full",
+        micro_batch=2,
+    ),
+    "dp2-tp2": replace(FP32, dp=2, tp=2, zero=0, micro_batch=4),
+    "fsdp2-tp2": replace(FP32, dp=2, tp=2, zero=3, zero_group=2, micro_batch=4),
+}
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, stream: Tensor) -> Tensor:
+        made: Tensor = stream + self.down(F.gelu(self.up(self.norm(stream))))
+        return made
+
+
+class Plain(nn.Module):
+    """Embedding, four layers, head; as anybody writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.table = nn.Embedding(VOCAB, WIDTH)
+        self.layers = nn.ModuleList(Mlp() for _ in range(4))
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        stream = self.table(tokens)
+        for layer in self.layers:
+            stream = layer(stream)
+        made: Tensor = self.head(stream)
+        return made
+
+    @property
+    def units(self) -> list[nn.Module]:
+        return [self.table, *self.layers, self.head]
+
+
+def loss_of(made: Tensor, wanted: Tensor) -> Tensor:
+    return F.cross_entropy(made.flatten(0, 1), wanted.flatten())
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(VOCAB, (BATCH, 9), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def layout(choice: Uniform) -> Layout:
+    return spell_out(choice, job("gpt").graph, BATCH)
+
+
+def plain() -> dict[str, Any]:
+    model = Plain()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses, norms = [], []
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        loss = loss_of(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    names = {id(one): name for name, one in _by_place(model).items()}
+    parameters = {names[id(one)]: one.detach() for one in model.parameters()}
+    return {"losses": losses, "norms": norms, "parameters": parameters}
+
+
+def _by_place(model: Plain) -> dict[str, nn.Parameter]:
+    return dict(nn.ModuleList(model.units).named_parameters())
+
+
+def trained(rank: int) -> dict[str, Any]:
+    return {name: _trained(name) for name in CASES}
+
+
+def _trained(name: str) -> dict[str, Any]:
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor
+
+    from runtime.parallelize import clip_gradients, parallelize
+
+    module = Plain()
+    asked = layout(CASES[name])
+    styles = {"layers.*.up": "column", "layers.*.down": "row"}
+    model: Any = parallelize(
+        module, asked, units=module.units, styles=styles, loss=loss_of
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    dp, tp = CASES[name].dp, CASES[name].tp
+    place = dist.get_rank() // tp % dp
+    losses, norms = [], []
+    for step in range(STEPS):
+        inputs, targets = (one.chunk(dp)[place] for one in batch(step))
+        if asked.pp > 1:
+            loss = model.step(inputs, targets)
+        else:
+            optimizer.zero_grad()
+            loss = loss_of(model(inputs), targets)
+            loss.backward()
+            loss = loss.detach()
+            dist.all_reduce(loss)
+            loss /= dist.get_world_size()
+        norms.append(float(clip_gradients(model, asked, 0.5)))
+        optimizer.step()
+        losses.append(float(loss))
+    if asked.pp > 1:
+        own = {n.removeprefix("units."): p for n, p in model.named_parameters()}
+    else:
+        own = _by_place(module)
+    whole = {n: _whole(p.detach()).clone() for n, p in own.items()}
+    split = sum(isinstance(p, DTensor) for p in own.values())
+    return {"losses": losses, "norms": norms, "parameters": whole, "split": split}
+
+
+def _whole(value: Any) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    made: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return made
+
+
+@pytest.mark.slow
+def test_a_plain_module_trains_like_one_process() -> None:
+    wanted, ranks = plain(), on_ranks(4, trained)
+    for name, choice in CASES.items():
+        found = {n: p for rank in ranks for n, p in rank[name]["parameters"].items()}
+        assert apart(found, wanted["parameters"]) < 1e-5, name
+        for rank in ranks:
+            assert rank[name]["losses"] == pytest.approx(wanted["losses"], abs=1e-5)
+            assert rank[name]["norms"] == pytest.approx(wanted["norms"], rel=1e-4)
+            assert bool(rank[name]["split"]) == (choice.tp > 1 or choice.zero > 0)
+        if choice.pp > 1:
+            held = [set(rank[name]["parameters"]) for rank in ranks]
+            assert held[0] != held[-1], "each rank has its own stages"
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page_trains(run: Run, root: Path, tmp_path: Path) -> None:
+    asked = "--model gpt-tiny --gpus 2 --pp 2 --global-batch 8 --micro-batch 2"
+    options = "--precision fp32 --out layout.json --cluster dgx-a100-80gb"
+    run("simulate", *asked.split(), *options.split(), cwd=tmp_path)
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    script = str(root / "docs" / "train.py")
+    done = run("python", *launch.split(), script, "layout.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 1.0
+
+
+PP2 = replace(FP32, pp=2, micro_batch=2)
+
+
+def test_units_are_cut_where_the_plan_says() -> None:
+    units = Plain().units
+    assert cut(units, layout(PP2)) == [[0, 1, 2], [3, 4, 5]]
+    apart_from_norm = [*units[:-1], nn.LayerNorm(WIDTH), units[-1]]
+    assert cut(apart_from_norm, layout(PP2)) == [[0, 1, 2], [3, 4, 5, 6]]
+    with pytest.raises(Contradiction, match="give 6"):
+        cut(units[1:], layout(PP2))
+
+
+def test_shapes_take_no_memory() -> None:
+    units = Plain().units
+    bare = without_storage(units)
+    assert all(one.is_meta for unit in bare for one in unit.parameters())
+    assert not any(one.is_meta for unit in units for one in unit.parameters())
+    made = shapes(bare, torch.zeros(2, 8, dtype=torch.int64))
+    assert made == [(2, 8, WIDTH)] * 5 + [(2, 8, VOCAB)]
+
+
+def test_a_module_that_is_no_known_chain_is_refused() -> None:
+    module = Plain()
+    with pytest.raises(Unsupported, match=r"units=\[embedding"):
+        chain_of(module, None)
+    with pytest.raises(Contradiction, match=r"no unit holds head\.weight"):
+        chain_of(module, module.units[:-1])
+    module.head.weight = module.table.weight
+    with pytest.raises(Unsupported, match="tied"):
+        chain_of(module, module.units)
+    assert len(chain_of(nn.Sequential(*Plain().units), None)) == 6
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_hugging_face_models_are_chains(family: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if family == "gpt2":
+        config = transformers.GPT2Config(
+            n_layer=2, n_embd=32, n_head=2, vocab_size=64, tie_word_embeddings=False
+        )
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            num_hidden_layers=2,
+            hidden_size=32,
+            intermediate_size=48,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=64,
+        )
+        model = transformers.LlamaForCausalLM(config)
+    model.eval()
+    tokens = torch.randint(64, (2, 12))
+    stream = tokens
+    units = chain_of(model, None)
+    for unit in units:
+        stream = unit(stream)
+    assert len(units) == 4
+    torch.testing.assert_close(stream, model(tokens).logits)
+    bare = without_storage(units)
+    assert shapes(bare, tokens)[-1] == (2, 12, 64)
