@@ -248,14 +248,19 @@ def _eager(fused: AttentionRate) -> AttentionRate:
 
     Forward: masked fill reads and writes a 16-bit score and reads a byte of mask (5),
     softmax (4), dropout with its mask (5). Backward: dropout (5), softmax (6), masked
-    fill (5). The fused kernel's measured bytes stand for softmax and dropout.
+    fill (5). The fused kernel's measured bytes stand for softmax and dropout. Scores of
+    16 bits are cast to fp32 for mask and softmax, and back (Megatron-LM,
+    fused_softmax.py: forward_torch_softmax): cast 6, mask 9, softmax 8, cast 6 instead
+    of 9 forward; 6, 12, 9 and 6 instead of 11 backward.
     """
     counted_forward, counted_backward = 14.0 / 9.0, 16.0 / 11.0
     return replace(
         fused,
         forward_bytes_per_score=fused.forward_bytes_per_score * counted_forward,
         backward_bytes_per_score=fused.backward_bytes_per_score * counted_backward,
-        source="fused-softmax and, counted, the mask's own kernels",
+        forward_cast_bytes=20.0,
+        backward_cast_bytes=22.0,
+        source="fused-softmax and, counted, the kernels of mask and casts",
         residual=BORROWED,
     )
 

@@ -82,6 +82,7 @@ class LinkRates:
     inner_bytes_per_s: float
     outer_bytes_per_s: float
     domain: int
+    devices_per_port: float = 1.0  # of the outer link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,7 @@ def link_rates(island: Island) -> LinkRates:
         inner_bytes_per_s=inner.bytes_per_s,
         outer_bytes_per_s=_reached(outer.bytes_per_s, far, island.domain),
         domain=island.domain,
+        devices_per_port=island.domain / (outer.ports or island.domain),
     )
 
 
@@ -176,11 +178,15 @@ def send_s(
     shares: ArrayLike = 1.0,
 ) -> Floats:
     """Seconds of one point-to-point transfer, inside a domain or between two: then with
-    so many devices' *shares* of a domain's NICs (`placement.shares`)."""
+    so many devices' *shares* of a domain's NICs (`placement.shares`). Those that send
+    through one port at once fill it together, unless each flow has a limit."""
     size = _floats(size_bytes)
     near = _sent_s(size, rates.inner, rates.inner_bytes_per_s, alone)
     own = _own(shares, rates)
-    far = _sent_s(size, rates.outer, own, alone)
+    limited = rates.outer.flow_bytes_per_s is not None
+    crowd = 1.0 if limited else rates.devices_per_port
+    flows = np.maximum(crowd / _floats(shares), 1.0)
+    far = _sent_s(size, rates.outer, own, alone, flows)
     return np.where(np.asarray(same_node, dtype=bool), near, far)
 
 
@@ -199,10 +205,19 @@ def _own(shares: ArrayLike, rates: LinkRates) -> Floats:
 
 
 def _sent_s(
-    size: Floats, rate: LinkRate, bytes_per_s: float | Floats, alone: bool
+    size: Floats,
+    rate: LinkRate,
+    bytes_per_s: float | Floats,
+    alone: bool,
+    flows: ArrayLike = 1.0,
 ) -> Floats:
-    bandwidth = bytes_per_s * rate.send_fraction * (1.0 if alone else rate.training)
-    return rate.launch_s + (size + np.sqrt(rate.half_bytes * size)) / bandwidth
+    """One of so many *flows* through a port, each at its part of the port's bandwidth:
+    together they reach what rings do, and with as many bytes as one alone."""
+    most = max(rate.fraction, rate.send_fraction)
+    fraction = np.minimum(rate.send_fraction * _floats(flows), most)
+    bandwidth = bytes_per_s * fraction * (1.0 if alone else rate.training)
+    half_bytes = rate.half_bytes / _floats(flows)
+    return rate.launch_s + (size + np.sqrt(half_bytes * size)) / bandwidth
 
 
 def _streamed_s(

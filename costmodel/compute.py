@@ -266,8 +266,10 @@ def _materialised_s(
     per_score = (
         rate.forward_bytes_per_score if forward else rate.backward_bytes_per_score
     )
-    # The bytes are those of 16-bit scores.
-    scores = batch_heads * seq_q * seq_kv * max(number.bytes / 2.0, 1.0)
+    per_score *= max(number.bytes / 2.0, 1.0)  # the bytes are those of 16-bit scores
+    if number.bytes == 2.0:
+        per_score += rate.forward_cast_bytes if forward else rate.backward_cast_bytes
+    scores = batch_heads * seq_q * seq_kv
     return calls * (outer + inner) + traffic_s(
         scores * per_score, device=device, rates=rates, kernels=3.0
     )

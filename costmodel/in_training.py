@@ -94,7 +94,6 @@ def _products(
     return replace(
         rate,
         sustained=sustained,
-        default=rate.default / slower,
         fill_k=rate.fill_k * smaller,
         edge=rate.edge * smaller,
     )
@@ -114,6 +113,8 @@ def _attention(
             rate,
             forward_bytes_per_score=rate.forward_bytes_per_score * more,
             backward_bytes_per_score=rate.backward_bytes_per_score * more,
+            forward_cast_bytes=rate.forward_cast_bytes * more,
+            backward_cast_bytes=rate.backward_cast_bytes * more,
         )
     names = (*(f"{kernel}/{owner}" for owner in owners), kernel)
     slower = fitted.of("attention", *names)

@@ -45,7 +45,8 @@ Array = NDArray[Any]
 _ZERO = np.zeros(())
 
 # A product whose rows are no whole 16 bytes loses the wide loads of tensor cores
-# [assumed]. It was read off vTrain's heads of 50257 columns, which Megatron pads.
+# [fitted by hand] vTrain's heads of 50257 columns at tp 1, hidden 1024 and 2048: 2.4 to
+# 2.7; not among the coefficients.
 MISALIGNED = 2.5
 
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
@@ -56,6 +57,11 @@ UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
 # micro-batch 1 against 2; not among the coefficients.
 SINGLE_KERNELS = 3.0
 SIXTEEN_BITS = 2  # bytes
+# Operators' worth of launches that a vocabulary cut over tp ranks adds where the loss
+# runs by single kernels [derived] from Megatron-LM: masking ids and rows some eight
+# kernels, the loss some twenty (vocab_parallel_cross_entropy) and three all-reduces,
+# of some eight an operator.
+VOCAB_PARALLEL = {Kind.EMBEDDING: 1.0, Kind.CROSS_ENTROPY: 3.0}
 # What frameworks hide of the tensor-parallel communication that they could: pieces cost
 # copies, launches and multiprocessors. [fitted] 1 − exposed_tensor/megatron-core, whose
 # recipes overlap it (0.60 ± 14 %, 159 runs); torchtitan's two pairs of runs with and
@@ -85,6 +91,8 @@ def operator_price(
     if operator.kind is Kind.ATTENTION:
         single = falls_back(block, degrees, precision, machine)
         launches = launches * (1.0 + SINGLE_KERNELS * single)
+    if host.loss_elements is not None:
+        launches = launches + VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     more = grouped_launches(block, degrees, machine) if grouped else 1.0
     gap_s = np.asarray(host.gap_us * US * floor)
     forward += Work.of(

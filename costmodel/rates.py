@@ -85,7 +85,8 @@ class AttentionRate:
     `backward`, fractions of the datasheet peak at long sequences and head size 128,
     `half_head` (the head size at which half of the limit is lost) and the tails: how
     late the last block ends, in full rows of blocks. One that writes them is priced
-    by the bytes it moves for each score beside its matrix products.
+    by the bytes it moves for each 16-bit score beside its matrix products, of which
+    `*_cast_bytes` more where 16-bit scores become fp32 for the softmax, and 16 bits again.
     """
 
     forward: float = 0.0
@@ -96,6 +97,8 @@ class AttentionRate:
     overhead_s: float = 0.0
     forward_bytes_per_score: float = 0.0
     backward_bytes_per_score: float = 0.0
+    forward_cast_bytes: float = 0.0
+    backward_cast_bytes: float = 0.0
     source: str
     residual: Residual
 

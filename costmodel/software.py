@@ -76,7 +76,8 @@ class Software:
     (data, logging).
     `loss_elements` are what the loss moves forward and backward for each logit, in
     16-bit elements (None: a fused kernel's); `pads_vocab`: the vocabulary is padded to
-    a multiple of this for each tp rank. `quantise_bytes` are moved for an element of an
+    a multiple of this for each tp rank, `pads_alone`: also where there is but one.
+    `quantise_bytes` are moved for an element of an
     8-bit operand: read once in 16 bits, written twice, for both directions; each
     reading for a maximum is 2 more.
     What a run did that does not say: `zero`, `sequence_parallel` wherever tp > 1,
@@ -119,6 +120,7 @@ class Software:
     step_s: float = STEP_S
     loss_elements: tuple[float, float] | None = None
     pads_vocab: int = 1
+    pads_alone: bool = True
     quantise_bytes: float = 4.0
     zero: int = 0
     shards_once: bool = False

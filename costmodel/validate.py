@@ -162,12 +162,16 @@ def errors(pairs: Iterable[tuple[float, float]]) -> list[float]:
 
 
 def _groups(counted: Iterable[Compared]) -> Groups:
+    """Times of runs that differ in layout only; repeats of one layout have no order."""
     groups: dict[tuple[Any, Any], list[tuple[float, float]]] = defaultdict(list)
+    layouts: dict[tuple[Any, Any], set[frozenset[Any]]] = defaultdict(set)
     for item in counted:
         if item.times:
             alike = tuple(item.run.cell(name) for name in GROUP)
-            groups[item.run.cell("source"), alike].append(item.times)
-    return groups
+            group = (item.run.cell("source"), alike)
+            groups[group].append(item.times)
+            layouts[group].add(frozenset(item.run.asked.items()))
+    return {group: times for group, times in groups.items() if len(layouts[group]) > 1}
 
 
 def _by_source(counted: Iterable[Compared]) -> float | None:

@@ -95,7 +95,8 @@ class Questions:
     ) -> tuple[Job, Uniform]:
         seq_len = seq_len_of(cells)
         spec = spec_of(cells, seq_len=seq_len, dropout=software.dropout)
-        unit = software.pads_vocab * choice.tp
+        pads = software.pads_alone or choice.tp > 1
+        unit = software.pads_vocab * choice.tp if pads else 1
         spec = replace(spec, vocab=-(-spec.vocab // unit) * unit)
         micro_batch, batch = _batch(cells, choice, software)
         job = Job(

@@ -172,6 +172,31 @@ def test_a_flow_has_its_own_limit() -> None:
     assert send(rates=slow, shares=8.0) == send(rates=RATES), "less than a share"
 
 
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_who_sends_through_one_port_fills_it_together(devices: int) -> None:
+    rate = replace(IDEAL, half_bytes=GB)
+    port = replace(
+        RATES,
+        outer=rate,
+        outer_bytes_per_s=10 * GB / devices,
+        devices_per_port=float(devices),
+    )
+    alone = send_s(GB, same_node=False, rates=replace(RATES, outer=rate), alone=True)
+    each = send_s(GB / devices, same_node=False, rates=port, alone=True)
+    most = 1.0 if devices == 1 else 2.0  # two flows of half the port's speed fill it
+    assert each == pytest.approx(float(alone) / most)
+    few = send_s(GB, same_node=False, rates=port, alone=True, shares=float(devices))
+    assert few == pytest.approx(float(alone)), "one that sends while others do not"
+
+
+def test_flows_with_limits_do_not_help_each_other() -> None:
+    limited = replace(IDEAL, flow_bytes_per_s=GB)
+    crowd = replace(RATES, outer=limited, devices_per_port=8.0)
+    own = replace(RATES, outer=limited)
+    send = partial(send_s, GB, same_node=False, alone=True)
+    assert send(rates=crowd) == send(rates=own)
+
+
 def test_sends_use_one_share() -> None:
     found = send_s(GB, same_node=[True, False], rates=RATES, alone=True)
     assert found == pytest.approx([1 / 50, 1 / 5])

@@ -231,6 +231,24 @@ def test_written_scores_cost_bytes_beside_their_products() -> None:
     assert backward == pytest.approx(4 * outer + scores * 20 / 0.5e9 + 3e-6, rel=0.01)
 
 
+def test_scores_of_16_bits_are_cast_for_the_softmax() -> None:
+    slow = replace(TOY, memory_bandwidth=figure(0.001, "TB/s"))
+    eager = replace(IDEAL.attention["materialised"], forward_cast_bytes=5.0)
+    casting = replace(IDEAL, attention={"materialised": eager})
+    score_s = 16 * 1024**2 / 0.5e9
+
+    def found(rates: Rates, number: Format, direction: str = "forward") -> float:
+        return attention(
+            "materialised", direction, device=slow, rates=rates, number=number
+        )
+
+    more = found(casting, Format.BF16) - found(IDEAL, Format.BF16)
+    assert more == pytest.approx(5 * score_s)
+    assert found(casting, Format.FP32) == found(IDEAL, Format.FP32)
+    backward = found(casting, Format.BF16, "backward")
+    assert backward == found(IDEAL, Format.BF16, "backward")
+
+
 def test_a_slowdown_is_of_the_products_only() -> None:
     once = attention("materialised", "forward")
     twice = attention("materialised", "forward", slowdown=2.0)

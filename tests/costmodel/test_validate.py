@@ -188,7 +188,7 @@ def test_groups_are_alike_and_sources_weigh_the_same() -> None:
             compared(
                 price(estimate),
                 {"step_time_s": float(measured)},
-                {"gpus": gpus},
+                {"gpus": gpus, "micro_batch": str(measured)},
                 {"source": source, "family": family},
             )
             for measured, estimate in enumerate(estimates, start=1)
@@ -210,6 +210,19 @@ def test_groups_are_alike_and_sources_weigh_the_same() -> None:
     by_source = grouped(items, "source")
     assert by_source["a"]["kendall_tau"] == pytest.approx(1 / 3)
     assert by_source["b"]["kendall_tau"] == -1.0
+
+
+def test_repeats_of_one_layout_are_no_group() -> None:
+    repeats = [
+        compared(price(1.0), {"step_time_s": measured}, {"gpus": "8"}, {"source": "a"})
+        for measured in (1.0, 1.1, 1.2, 1.3)
+    ]
+    found = summary(repeats)
+    assert (found["kendall_tau"], found["regret"], found["groups"]) == (None, None, 0)
+    other = compared(
+        price(2.0), {"step_time_s": 2.0}, {"gpus": "8", "tp": "2"}, {"source": "a"}
+    )
+    assert summary([*repeats, other])["groups"] == 1
 
 
 def written(tmp_path: Path, rows: list[dict[str, str]]) -> Path:

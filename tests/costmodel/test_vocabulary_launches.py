@@ -1,0 +1,46 @@
+"""A vocabulary cut over ranks takes the host more kernels, where each runs alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from costmodel.machine import machine
+from costmodel.operator_price import VOCAB_PARALLEL, operator_price
+from costmodel.sharding import Degrees
+from costmodel.software import software
+from profiles.catalog import cluster
+from profiles.operators import Kind
+from profiles.precision import precision
+from tests.blocks import block_of
+
+PLACES = {Kind.EMBEDDING: "embedding", Kind.CROSS_ENTROPY: "head"}
+
+
+def launches(kind: Kind, tp: int, *, fused: bool) -> float:
+    """Forward host seconds over those of one operator, without waiting for ranks."""
+    used = replace(software("megatron-lm"), host_wait=0.0)
+    if fused:
+        used = replace(used, loss_elements=None)
+    block = block_of("gpt-13b", PLACES[kind])
+    operator = next(one for one in block.operators if one.kind is kind)
+    degrees = Degrees(
+        tp=np.asarray(tp),
+        cp=np.asarray(1),
+        micro_batch=np.asarray(1),
+        seq_len=1024,
+        sequence_parallel=np.asarray(False),
+        flash_attention=False,
+    )
+    on = machine(cluster("dgx-a100-80gb"), used)
+    price = operator_price(operator, block, degrees, precision("bf16"), on)
+    return float(price.forward.host_s / on.software.forward_host_s)
+
+
+@pytest.mark.parametrize("kind", list(PLACES))
+def test_cut_vocabularies_take_more_launches(kind: Kind) -> None:
+    alone = launches(kind, 1, fused=False)
+    assert launches(kind, 4, fused=False) == pytest.approx(alone + VOCAB_PARALLEL[kind])
+    assert launches(kind, 4, fused=True) == launches(kind, 1, fused=True) == alone
