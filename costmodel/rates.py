@@ -85,8 +85,8 @@ class AttentionRate:
     `backward`, fractions of the datasheet peak at long sequences and head size 128,
     `half_head` (the head size at which half of the limit is lost) and the tails: how
     late the last block ends, in full rows of blocks. One that writes them is priced
-    by the bytes it moves for each 16-bit score beside its matrix products, of which
-    `*_cast_bytes` more where 16-bit scores become fp32 for the softmax, and 16 bits again.
+    by the bytes it moves for each 16-bit score beside its matrix products, and by
+    `*_cast_bytes` more where it makes scores of 16 bits fp32 ones for the softmax.
     """
 
     forward: float = 0.0

@@ -31,7 +31,7 @@ def launches(kind: Kind, tp: int, *, fused: bool) -> float:
         cp=np.asarray(1),
         micro_batch=np.asarray(1),
         seq_len=1024,
-        sequence_parallel=np.asarray(False),
+        sequence_parallel=False,
         flash_attention=False,
     )
     on = machine(cluster("dgx-a100-80gb"), used)

@@ -337,7 +337,9 @@ def test_a_vocabulary_is_padded_as_its_framework_does(
     framework: str, tp: str, vocab: int
 ) -> None:
     question = asked({"vocab": "50257", "framework": framework, "tp": tp, "dp": None})
-    assert question.job.spec.vocab == vocab
+    spec = question.job.spec
+    assert isinstance(spec, DecoderSpec)
+    assert spec.vocab == vocab
 
 
 @pytest.mark.parametrize(
