@@ -90,9 +90,9 @@ def test_slower_products_make_slower_rates(name: str) -> None:
 def test_a_machine_can_be_fitted_anew() -> None:
     first = machine(cluster("dgx-a100-80gb"))
     doubled = coefficients().changed(
-        {"link/nvlink3": 2 * coefficients().values["link/nvlink3"]}
+        {"link/infiniband/ampere": 2 * coefficients().values["link/infiniband/ampere"]}
     )
     again = first.fitted_as(doubled)
-    assert again.links.inner.training < 0.6 * first.links.inner.training
+    assert again.links.outer.training < 0.6 * first.links.outer.training
     assert again.software == first.software
     assert again.fitted_as(coefficients()) == first
