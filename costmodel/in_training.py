@@ -4,7 +4,7 @@ product      seconds of matrix products over those alone             per device
 attention    the same of flash kernels                               kernel, device
 scores       bytes a score over those counted, of other kernels      kernel
 link         seconds of a link's transfers over those inside training  per link
-host, elementwise, contention, exposed_tensor, step                  per framework
+host, elementwise, contention, exposed_tensor …                      per framework
 """
 
 from __future__ import annotations
@@ -41,14 +41,7 @@ def links_in_training(
 
     def slowed(link: LinkRate) -> LinkRate:
         slower = fitted.of("link", f"{link.name}/{architecture}", link.name)
-        later = fitted.of("latency", f"{link.name}/{architecture}", link.name)
-        return replace(
-            link,
-            training=_saturated(link.training / slower),
-            launch_s=link.launch_s * later,
-            hop_s=link.hop_s * later,
-            ring_hop_s=link.ring_hop_s * later,
-        )
+        return replace(link, training=_saturated(link.training / slower))
 
     return replace(links, inner=slowed(links.inner), outer=slowed(links.outer))
 
@@ -61,18 +54,14 @@ def software_in_training(software: Software, fitted: Coefficients) -> Software:
         software,
         forward_host_us=software.forward_host_us * host,
         backward_host_us=software.backward_host_us * host,
-        gap_us=software.gap_us * fitted.of("gap", *owners),
         quantise_bytes=software.quantise_bytes * fitted.of("quantise", *owners),
         elementwise=software.elementwise * fitted.of("elementwise", *owners),
         reduction=software.reduction * fitted.of("reduction", *owners),
         contention=software.contention * fitted.of("contention", *owners),
         exposed_tensor=software.exposed_tensor * fitted.of("exposed_tensor", *owners),
         sharpness=software.sharpness * fitted.of("sharpness", *owners),
-        host_wait=software.host_wait * fitted.of("host_wait", *owners),
         exposed_expert=software.exposed_expert * fitted.of("exposed_expert", *owners),
-        expert_traffic=software.expert_traffic * fitted.of("expert_traffic", *owners),
         expert_launch=software.expert_launch * fitted.of("expert_launch", *owners),
-        step_s=software.step_s * fitted.of("step", *owners),
     )
 
 
