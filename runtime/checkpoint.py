@@ -38,7 +38,7 @@ from runtime.checkpoint_reader import Reader, described, files_of
 from runtime.checkpoint_state import AnyOptimizer, held, inner, ties, written
 from runtime.checkpoint_wanted import Wanted
 
-__all__ = ["latest", "load", "require_fresh", "require_resumable", "save"]
+__all__ = ["latest", "load", "meta", "require_fresh", "require_resumable", "save"]
 
 T = TypeVar("T")
 
@@ -101,6 +101,12 @@ def load(
     for group in torchs.param_groups if torchs else ():
         group["lr"] = stored.get("lr") or group["lr"]
     return step
+
+
+def meta(folder: Path) -> dict[str, Any]:
+    """What the newest checkpoint in *folder* says of itself."""
+    path = latest(folder)
+    return {} if path is None else read_meta(path)
 
 
 def _read(path: Path, wanted: Wanted) -> None:

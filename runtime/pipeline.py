@@ -47,7 +47,7 @@ class _Pass:
 class Executor:
     """Carries out *stream*, with transfers, step after step.
 
-    The loss of a micro-batch is multiplied by *loss_scale* before its backward.
+    The loss of a micro-batch is multiplied by `loss_scale` before its backward; it and
     `recorder` may be exchanged between steps; *watch* is told of each action before it
     begins. Raises Unsupported for actions that are only simulated, InvalidSpec for
     stages or micro-batches that are not here.
@@ -68,7 +68,7 @@ class Executor:
         require_executable(stream, stages, micro_batches)
         self.stream, self.recorder, self.watch = stream, recorder, watch
         self._stages, self._links, self._hooks = stages, links, hooks
-        self._micro_batches, self._loss_scale = micro_batches, loss_scale
+        self._micro_batches, self.loss_scale = micro_batches, loss_scale
         passes = apart(stream)
         backwards = (action for action in passes if action.kind in BACKWARDS)
         self._last = {action.stage: action for action in backwards}
@@ -150,7 +150,7 @@ class Executor:
     def _backward(self, action: Action) -> None:
         stage, number = self._stages[action.stage], _number(action)
         if stage.last:
-            gradient = torch.full((), self._loss_scale, device=stage.device)
+            gradient = torch.full((), self.loss_scale, device=stage.device)
         else:
             gradient = self._there.pop(replace(action, kind=Kind.RECV_B))
         taken = self._passes.pop((stage.index, number))

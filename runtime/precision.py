@@ -3,6 +3,8 @@
 fp32       weights, products and gradients in 32 bits
 amp-bf16   weights in 32 bits, products by autocast in 16
 bf16       weights in 16 bits, gradients summed and weights updated in 32
+amp-fp16   as amp-bf16, the loss scaled (`loss_scale`)
+fp16       as bf16, the loss scaled
 """
 
 from __future__ import annotations
@@ -25,6 +27,11 @@ class Policy:
     parameter: torch.dtype  # what modules compute with
     activation: torch.dtype  # what travels between stages
     autocast: torch.dtype | None = None
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients would vanish if the loss were not scaled."""
+        return torch.float16 in (self.parameter, self.autocast)
 
     @property
     def master(self) -> bool:
@@ -62,6 +69,10 @@ POLICIES = {
         parameter=torch.float32, activation=torch.float32, autocast=torch.bfloat16
     ),
     "bf16": Policy(parameter=torch.bfloat16, activation=torch.bfloat16),
+    "amp-fp16": Policy(
+        parameter=torch.float32, activation=torch.float32, autocast=torch.float16
+    ),
+    "fp16": Policy(parameter=torch.float16, activation=torch.float16),
 }
 
 

@@ -163,7 +163,7 @@ def _device(asked: str | None, layout: Layout) -> str:
         )
     device = asked or ("cuda" if found else "cpu")
     half = policy(layout.precision_name)
-    halves = half.master or half.autocast is not None
+    halves = torch.bfloat16 in (half.parameter, half.autocast)
     if device == "cuda" and halves and not torch.cuda.is_bf16_supported():
         raise Unsupported(
             f"precision {layout.precision_name}: this CUDA device does not multiply in "

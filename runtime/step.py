@@ -3,7 +3,8 @@
 forward      in the precision's context; PyTorch's DDP is told of the last one
 backward     the last one of a stage lets its gradients travel
 REDUCE_GRAD  wait for them; sum what tensor parallelism left partial
-STEP         tied copies, the global norm, clipping, the optimizer
+STEP         tied copies, the global norm, clipping, the optimizer; with a scaled
+             loss nothing where gradients overflow
 
 The two holders of a stage that has two need not come to its REDUCE_GRAD in one order
 with their other passes: they wait for each other in STEP.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from runtime.clip import Piece, clip, global_norm, parts
 from runtime.collectives import all_reduce
 from runtime.composition import HeldStage
+from runtime.loss_scale import loss_scale
 from runtime.optimizer import Optimizer
 from runtime.precision import Policy
 from runtime.tensor_parallel import partial_parameters
@@ -40,7 +43,7 @@ class Step:
     ) -> None:
         self.stages = {stage.index: stage for stage in stages}
         self.optimizer, self.tied, self.mesh = optimizer, tied, mesh
-        self.rules = rules
+        self.rules, self.scale = rules, loss_scale(rules.scaled)
         self.norm = 0.0
         self._ranks = mesh["dp"].size() * mesh["tp"].size()  # slicing a mesh is slow
         self._gradients: dict[int, dict[str, Tensor]] = {}
@@ -79,11 +82,14 @@ class Step:
             if stage not in self._gradients:
                 self._finish(stage)
         self.tied.sum(self._gradients.values())
-        norm = global_norm(self._pieces())
+        norm = global_norm(self._pieces()) / self.scale.value
         named = self.gradients()
-        clip(list(named.values()), norm, self.optimizer.settings.clip)
+        if self.scale.value != 1:
+            torch._foreach_mul_(list(named.values()), 1 / self.scale.value)
         self.norm = float(norm)
-        self.optimizer.step(named)
+        if self.scale.judge(finite=isfinite(self.norm)):
+            clip(list(named.values()), norm, self.optimizer.settings.clip)
+            self.optimizer.step(named)
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's part of every gradient, by the parameter's name."""

@@ -24,6 +24,7 @@ from runtime.context_parallel.split import Context
 from runtime.data.source import Source
 from runtime.evaluation import Evaluation
 from runtime.learning_rate import LearningRate
+from runtime.loss_scale import LossScale
 from runtime.mesh import Meshes, context_group, device_mesh, expert_mesh
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Optimizer, Settings
@@ -116,6 +117,7 @@ class Trainer:
         self._wait()
         began = time.perf_counter()
         self._executor.recorder = self.recorder if record else watch
+        self._executor.loss_scale = self.scale.value / self.layout.micro_batches
         losses = self._executor.step(tokens, targets)
         loss = self._mean(losses)
         return StepResult(
@@ -124,6 +126,11 @@ class Trainer:
             learning_rate=self.optimizer.learning_rate,
             seconds=time.perf_counter() - began,
         )
+
+    @property
+    def scale(self) -> LossScale:
+        """What the loss is multiplied by before its backward."""
+        return self._step.scale
 
     def evaluate(self, source: Source, batches: int) -> float:
         """The mean loss over the first *batches* global batches of *source*."""

@@ -117,7 +117,11 @@ class Run:
             return 0
         if not self.request.resume and checkpoint.latest(Path(folder)) is None:
             return 0
-        return checkpoint.load(Path(folder), **self._state())
+        done = checkpoint.load(Path(folder), **self._state())
+        stored = checkpoint.meta(Path(folder)).get("loss_scale")
+        if stored and self.trainer.scale.dynamic:
+            self.trainer.scale.value, self.trainer.scale.good_steps = stored
+        return done
 
     def _save(self, done: int) -> None:
         folder, every = self.request.checkpoint_dir, self.request.checkpoint_every
@@ -129,10 +133,14 @@ class Run:
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
+        scale = self.trainer.scale
         return {
             "parts": [held.stage for held in self.trainer.stages],
             "optimizer": self.trainer.optimizer,
-            "meta": {"job": fingerprint(self.job)},
+            "meta": {
+                "job": fingerprint(self.job),
+                "loss_scale": [scale.value, scale.good_steps],
+            },
         }
 
     def _told(self, number: int) -> None:
