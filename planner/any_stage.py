@@ -12,7 +12,7 @@ over, and the least bound of all is the certificate of the wider space.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
@@ -21,9 +21,10 @@ from costmodel.layout import Layout
 from costmodel.uniform import Uniform
 from planner.problem import Objective, Problem, Staged
 from planner.search import Clock, Limits
-from planner.solution import EXACT, Solution, Status, Wider
+from planner.solution import EXACT, Counters, Solution, Status, Wider
 from planner.stage_menu import Menu, menus
 from planner.stage_partition import partitions
+from planner.stage_places import is_unlike
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
@@ -35,16 +36,89 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or a layout of unlike stages that is better, with the bound of both;
     as it is where no layout of alike stages fits.
 
-    Raises Unsupported where stages cannot differ: what `execute` carries out, unlike
-    islands, the objective memory, another schedule than 1F1B, context parallelism.
+    Raises Unsupported where stages cannot differ: what `execute` carries out, the
+    objective memory, another schedule than 1F1B, context parallelism.
     """
     require_possible(problem)
     clock = Clock(limits=limits)
-    best, value = solution.best, solution.value
-    if best is None:
+    if solution.best is None:
         return solution
+    found = stages_of_any(problem, solution.best.choice, solution.value, clock)
+    best, value = solution.best, solution.value
+    if found.candidates:
+        best = found.candidates[0]
+        value = problem.value(best)
+    known = min(solution.lower, found.lower)
+    proven = found.complete and known >= value * (1 - EXACT)
+    return replace(
+        solution,
+        best=best,
+        value=value,
+        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+        lower=min(known, value),
+        lower_step_time_s=min(solution.lower_step_time_s, found.lower),
+        complete=solution.complete and found.complete,
+        seconds=solution.seconds + clock.seconds,
+        wider=Wider(
+            partitions=found.partitions,
+            simulated=found.simulated,
+            lower=found.lower,
+            alike=solution,
+        ),
+    )
+
+
+def over_islands(problem: Problem, limits: Limits) -> Solution:
+    """The best layout over unlike islands whose stages lie inside one each.
+
+    Raises as `require_possible`, and OutOfTime if time passed before any fitted.
+    """
+    require_possible(problem)
+    clock = Clock(limits=limits)
+    alone = Uniform(precision=problem.precision, offload=problem.offload)
+    found = stages_of_any(problem, alone, inf, clock)
+    if not found.candidates and not found.complete:
+        raise clock.out_of_time(found.partitions)
+    best = found.candidates[0] if found.candidates else None
+    value = inf if best is None else problem.value(best)
+    proven = found.complete and found.lower >= value * (1 - EXACT)
+    status = Status.OPTIMAL if proven else Status.FEASIBLE
+    left_out = found.partitions - found.simulated
+    return Solution(
+        search="islands",
+        status=Status.INFEASIBLE if best is None else status,
+        best=best,
+        value=value,
+        lower=min(found.lower, value),
+        lower_step_time_s=found.lower,
+        complete=found.complete,
+        counters=Counters(
+            considered=found.partitions, simulated=found.simulated, by_value=left_out
+        ),
+        seconds=clock.seconds,
+        runners_up=found.candidates[1 : limits.runners_up + 1],
+        unlike_islands=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Candidates better than a value, the best first; how many partitions were weighed
+    and simulated, what none goes below, and whether all was looked at."""
+
+    candidates: tuple[Staged, ...]
+    partitions: int
+    simulated: int
+    lower: float
+    complete: bool
+
+
+def stages_of_any(
+    problem: Problem, beside: Uniform, value: float, clock: Clock
+) -> Found:
+    """The layouts of any stages that are found to be better than *value*."""
     unit = float(problem.value_of(1.0, 1.0))
-    beside = best.choice
+    found: list[Staged] = []
     tried = simulated = 0
     lower, complete = inf, True
     for menu in _promising(problem):
@@ -55,38 +129,26 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         if clock.over:
             complete = False
             continue
-        found = partitions(
+        parts = partitions(
             menu.options,
             devices=problem.gpus,
             micro_batches=menu.micro_batches,
-            capacity_bytes=problem.memory_limit_bytes,
             tolerance=TOLERANCE,
             below_s=value / unit * (1 + HIDDEN),
         )
-        tried += len(found)
-        for partition in found[:JUDGED]:
+        tried += len(parts)
+        for partition in parts[:JUDGED]:
             simulated += 1
             candidate = _judged(problem, beside, menu.layout(partition))
             if candidate is not None and problem.value(candidate) < value:
-                best, value = candidate, problem.value(candidate)
-    known = min(solution.lower, lower)
-    proven = complete and known >= value * (1 - EXACT)
-    status = Status.OPTIMAL if proven else Status.FEASIBLE
-    return replace(
-        solution,
-        best=best,
-        value=value,
-        status=status,
-        lower=min(known, value),
-        lower_step_time_s=min(solution.lower_step_time_s, lower),
-        complete=solution.complete and complete,
-        seconds=solution.seconds + clock.seconds,
-        wider=Wider(
-            partitions=tried,
-            simulated=simulated,
-            lower=lower,
-            alike=solution,
-        ),
+                found.append(candidate)
+                value = problem.value(candidate)
+    return Found(
+        candidates=tuple(reversed(found)),
+        partitions=tried,
+        simulated=simulated,
+        lower=lower,
+        complete=complete,
     )
 
 
@@ -95,18 +157,12 @@ def require_possible(problem: Problem) -> None:
     pins = problem.pins
     if problem.executable:
         raise Unsupported(
-            "--any-stage: `execute` carries out stages of one mesh alone; add "
-            "--any-mechanism, or leave --any-stage out"
+            "--any-stage, unlike islands: `execute` carries out stages of one mesh "
+            "alone; add --any-mechanism, or leave --any-stage out"
         )
-    if len(problem.machine.cluster.islands) > 1:
-        raise Unsupported(
-            "--any-stage on a cluster of unlike islands is not searched; leave it out: "
-            "stages are laid over the islands in their order"
-        )
+    what = "a cluster of unlike islands" if is_unlike(problem) else "--any-stage"
     if problem.objective is Objective.MEMORY:
-        raise Unsupported(
-            "--any-stage searches for speed: leave --objective memory out"
-        )
+        raise Unsupported(f"{what} is searched for speed: leave --objective memory out")
     fixed = {"--cp": pins.cp, "--virtual-stages": pins.virtual_stages}
     wrong = [f"{name} {size}" for name, size in fixed.items() if size not in (None, 1)]
     if pins.schedule not in (None, "1f1b"):
@@ -122,7 +178,7 @@ def require_possible(problem: Problem) -> None:
     ]
     if wrong:
         raise Contradiction(
-            f"--any-stage with {', '.join(wrong)}: its stages run 1F1B, of any number "
+            f"{what} with {', '.join(wrong)}: its stages run 1F1B, of any number "
             "and any size, without context parallelism; leave one of them out"
         )
 

@@ -40,6 +40,7 @@ from planner.problem import Candidate, Objective, Problem
 from planner.search import Limits
 from planner.solution import Solution
 from planner.space import Space
+from planner.stage_places import is_unlike
 from planner.table import length
 from planner.words import choice_words
 from profiles.errors import Infeasible, InvalidQuestion
@@ -81,6 +82,8 @@ class Remedy:
 
 def diagnose(problem: Problem) -> Infeasible:
     """What to say where no layout of *problem* is legal, or none fits."""
+    if is_unlike(problem):
+        return _with_remedies(constraint_of(problem), [])
     problem = everything_away(problem)
     constraint = constraint_of(problem)
     if constraint.startswith("size"):
@@ -174,6 +177,12 @@ def _on_host(problem: Problem) -> str:
 def constraint_of(problem: Problem) -> str:
     """What keeps *problem* from having a layout, in words that start with its kind:
     divisibility, size, support or memory."""
+    if is_unlike(problem):
+        return (
+            f"memory: no stages of {problem.job.model}, each inside one of the "
+            f"{len(problem.machine.cluster.islands)} unlike islands, fit on "
+            f"{problem.gpus} GPUs"
+        )
     problem = everything_away(problem)
     if length(Space(problem=problem).branches):
         return _too_little_memory(problem)

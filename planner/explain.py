@@ -67,8 +67,10 @@ def _memory(best: Candidate, too_big: Candidate) -> str:
 
 
 def _named(part: str, candidate: Candidate, problem: Problem) -> str:
-    level = level_of(part, candidate, problem.machine.island)
     word = WORDS.get(part, part)
+    if len(problem.machine.cluster.islands) > 1:
+        return word
+    level = level_of(part, candidate, problem.machine.island)
     return f"{word} over {level.name}" if level else word
 
 

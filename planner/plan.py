@@ -16,7 +16,7 @@ from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
-from planner.any_stage import widened
+from planner.any_stage import over_islands, widened
 from planner.check import check
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
@@ -31,7 +31,9 @@ from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Limits
 from planner.searches import search_called
 from planner.solution import Solution
+from planner.stage_places import is_unlike
 from profiles.cluster import Cluster
+from profiles.errors import Unsupported
 from profiles.job import Job
 
 DEFAULT: Final = "branch-and-bound"
@@ -97,7 +99,10 @@ def plan(
 
 
 def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
-    """*solution*, or what stages of unlike meshes can do better; checked."""
+    """*solution*, or what stages of unlike meshes can do better; checked. Over unlike
+    islands they were searched already."""
+    if is_unlike(problem):
+        return solution
     left = replace(limits, time_limit_s=max(limits.time_limit_s - solution.seconds, 0))
     found = widened(problem, solution, left)
     check(problem, found)
@@ -108,7 +113,14 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     """Run *search*, and check what it found: none marks its own homework. Where the
     states alone do not fit, there is nothing to search; where offloading is free, it
     is run for each way to offload."""
-    if problem.offloads_to is not None:
+    if is_unlike(problem):
+        if search.name != DEFAULT:
+            raise Unsupported(
+                f"--search {search.name} knows one island, the cluster joins "
+                f"{len(problem.machine.cluster.islands)}; leave it out, or name one"
+            )
+        solution = over_islands(problem, limits)
+    elif problem.offloads_to is not None:
         again = partial(_solve, search=search)
         solution = over_offloads(problem, again, limits)
     else:
@@ -131,6 +143,8 @@ def refined(
     """*solution* with retention chosen stage by stage where that is better: what the
     default search found, or any if `--recompute auto` is *asked* for; checked."""
     if asked.recompute != AUTO and solution.search != DEFAULT:
+        return solution
+    if is_unlike(problem):
         return solution
     limit = inf if time_limit_s is None else time_limit_s
     left = max(limit - solution.seconds, 0.0)

@@ -121,7 +121,12 @@ class Problem:
         return float(self.value_of(found.step_time_s, found.peak_memory_bytes))
 
     def fits(self, candidate: Candidate) -> bool:
-        return candidate.estimate.peak_memory_bytes <= self.memory_limit_bytes
+        found = candidate.estimate
+        if len(self.machine.cluster.islands) == 1:
+            return found.peak_memory_bytes <= self.memory_limit_bytes
+        share = self.memory_limit_bytes / self.machine.device.capacity_bytes
+        ranks = zip(found.memory, found.capacities_bytes, strict=True)
+        return all(float(item.total) <= share * most for item, most in ranks)
 
     def simulate(self, choice: Uniform, known: Known | None = None) -> Candidate:
         """*choice* judged by the event simulation, from prices as far as *known*; its

@@ -91,11 +91,13 @@ class Solution:
     added: Added | None = None
     wider: Wider | None = None
     instead_of: Candidate | None = None
+    unlike_islands: bool = False  # stages of any mesh, each inside one island
 
     @property
     def space(self) -> str:
         """What `lower` speaks of."""
-        return "uniform" if self.wider is None else "any-stage"
+        any_stage = self.wider is not None or self.unlike_islands
+        return "any-stage" if any_stage else "uniform"
 
     @property
     def gap(self) -> float:

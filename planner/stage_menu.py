@@ -7,6 +7,7 @@ priced as a pipeline with a layer a stage, all of them together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,6 +25,7 @@ from costmodel.uniform import Uniform, spell_out
 from planner.axes import Axes
 from planner.problem import Problem
 from planner.stage_partition import Array, Option, Partition
+from planner.stage_places import Place, orders
 from planner.table import divisors
 from profiles.errors import MeshwrightError
 from profiles.units import GB
@@ -38,30 +40,49 @@ class Menu:
     layouts: tuple[Layout, ...]  # of each option, a layer a stage
     options: tuple[Option, ...]
     busy_s: tuple[Array, ...]  # of each option, passes alone, by layer
+    places: tuple[Place, ...]  # of each option
 
     @property
     def lower_s(self) -> float:
         """No pipeline of these stages takes less, whatever its cuts.
 
         Every device is busy with what it holds, m times: the mean over devices of the
-        least device-seconds; and one micro-batch goes through all layers and back.
+        least device-seconds, those of each place weighed by how fast it is (any weights
+        bound, by duality); and one micro-batch goes through all layers and back.
         """
         if not self.options:
             return float("inf")
-        busy = np.array(self.busy_s)
-        devices = np.array([option.devices for option in self.options])
-        work = (busy * devices[:, None]).min(axis=0).sum() / self.problem.gpus
-        return max(self.micro_batches * float(work), float(busy.min(axis=0).sum()))
+        through = float(np.array(self.busy_s).min(axis=0).sum())
+        places = dict.fromkeys(self.places)
+        works = {place: self._work(place) for place in places}
+        rate = sum(place.devices / float(works[place].sum()) for place in places)
+        shares = [works[place] / works[place].sum() for place in places]
+        work_s = float(np.min(shares, axis=0).sum()) / rate
+        return max(self.micro_batches * work_s, through)
+
+    def _work(self, place: Place) -> Array:
+        """Device-seconds of each layer at *place*, by the option that needs least."""
+        here = [
+            busy_s * option.devices
+            for busy_s, option, where in zip(
+                self.busy_s, self.options, self.places, strict=True
+            )
+            if where is place
+        ]
+        return np.asarray(np.min(here, axis=0))
 
     def layout(self, partition: Partition) -> Layout:
-        """*partition* spelled out; larger meshes get the first ranks, so that all lie
-        evenly in their domains."""
+        """*partition* spelled out; larger meshes get the first ranks of their place, so
+        that all lie evenly in their domains."""
         parts = partition.parts
         sizes = [self.options[part.option].devices for part in parts]
-        first, ranks = 0, {}
+        ranks: dict[int, Ranges] = {}
+        taken: Counter[int] = Counter()  # of the ranks from a place's first on
         for place in sorted(range(len(parts)), key=lambda one: -sizes[one]):
+            start = self.places[parts[place].option].first_rank
+            first = start + taken[start]
             ranks[place] = Ranges(((first, first + sizes[place] - 1),))
-            first += sizes[place]
+            taken[start] += sizes[place]
         stages = tuple(
             _joined(
                 self.layouts[part.option].stages[part.first : part.last + 1],
@@ -75,14 +96,31 @@ class Menu:
 
 
 def menus(problem: Problem) -> Iterator[Menu]:
-    """A menu for each number of micro-batches, priced when it is asked for."""
+    """A menu for each number of micro-batches and order of places, priced when it is
+    asked for."""
     batch, pinned = problem.job.global_batch, problem.pins.micro_batches
     for m in divisors(batch):
         if pinned in (None, m):
-            yield _menu(problem, m)
+            yield from (_menu(problem, m, places) for places in orders(problem))
 
 
-def _menu(problem: Problem, m: int) -> Menu:
+def _menu(problem: Problem, m: int, places: Sequence[Place]) -> Menu:
+    parts = [_of_place(place.problem(problem), m, place) for place in places]
+    every = [one for part in parts for one in part]
+    return Menu(
+        problem=problem,
+        micro_batches=m,
+        layouts=tuple(layout for layout, _, _, _ in every),
+        options=tuple(option for _, option, _, _ in every),
+        busy_s=tuple(busy_s for _, _, busy_s, _ in every),
+        places=tuple(place for _, _, _, place in every),
+    )
+
+
+def _of_place(
+    problem: Problem, m: int, place: Place
+) -> list[tuple[Layout, Option, Array, Place]]:
+    """Every option that a stage at *place* has, as *problem* asks there."""
     layouts = tuple(_layouts(problem, m))
     pricers = [
         LayoutPricer(job=problem.job, layout=layout, machine=problem.machine)
@@ -90,16 +128,19 @@ def _menu(problem: Problem, m: int) -> Menu:
     ]
     price_together(pricers)
     prices = [pricer.columns() for pricer in pricers]
-    return Menu(
-        problem=problem,
-        micro_batches=m,
-        layouts=layouts,
-        options=tuple(
-            _option(problem, layout, price)
-            for layout, price in zip(layouts, prices, strict=True)
-        ),
-        busy_s=tuple(price.forward_s + price.backward_s for price in prices),
-    )
+    return [
+        (
+            layout,
+            replace(
+                _option(problem, layout, price),
+                capacity_bytes=problem.memory_limit_bytes,
+                span=place.span,
+            ),
+            price.forward_s + price.backward_s,
+            place,
+        )
+        for layout, price in zip(layouts, prices, strict=True)
+    ]
 
 
 def _layouts(problem: Problem, m: int) -> Iterator[Layout]:

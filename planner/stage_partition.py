@@ -9,8 +9,10 @@ that hold the layers from k on and use d devices, none slower than t_max:
     F(s, k, d) = min over j, mesh of  t(k…j, mesh, s) + F(s − 1, j + 1, d − devices)
 
 A stage with s stages from it to the end holds min(s, m) micro-batches in flight (1F1B),
-so what fits depends on s. With m = 1 it is the shortest path through the model; with
-the sum left out it is PipeDream's recurrence (min-max), which `slowest` asks for.
+so what fits depends on s. Devices are handed out in model order, so that d says where a
+stage lies: an option with a span may lie only there (on its island, say). With m = 1 it
+is the shortest path through the model; with the sum left out it is PipeDream's
+recurrence (min-max), which `slowest` asks for.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Option:
     """A mesh that a stage may have, with what each layer costs on it: arrays [layers].
 
     Seconds are of a forward and backward of a micro-batch; `saved_bytes` are alive for
-    each micro-batch in flight, of `working_bytes` a stage has its largest layer's.
+    each micro-batch in flight, of `working_bytes` a stage has its largest layer's. A
+    stage may lie on the devices from `span[0]` to before `span[1]`, of all that there
+    are if None, each of which has `capacity_bytes`.
     """
 
     devices: int
@@ -41,6 +45,8 @@ class Option:
     state_bytes: Array
     working_bytes: Array
     base_bytes: float = 0.0
+    capacity_bytes: float = inf
+    span: tuple[int, int] | None = None
 
     def stages_s(self) -> Array:
         """[first, last] → seconds of a stage of those layers; infinite below."""
@@ -117,15 +123,32 @@ def latency_s(
     return sum(seconds) + (micro_batches - 1) * max(seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A mesh of *size* devices, which a stage may have while from *fewest* to *most*
+    devices are left, its own among them."""
+
+    size: int
+    fewest: int
+    most: int
+
+    @classmethod
+    def of(cls, option: Option, devices: int, unit: int) -> _Kind:
+        """The kind of an option where *devices* are there in all."""
+        first, end = option.span or (0, devices)
+        fewest = devices - end + option.devices
+        return cls(option.devices // unit, fewest // unit, (devices - first) // unit)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Tables:
-    """[stages to the end][size][first, last] → seconds of the best option, and which.
+    """[stages to the end][kind][first, last] → seconds of the best option, and which.
 
-    `sizes` and `devices` are in units of the meshes' common divisor.
+    `kinds` and `devices` are in units of the meshes' common divisor.
     """
 
     options: Sequence[Option]
-    sizes: tuple[int, ...]
+    kinds: tuple[_Kind, ...]
     devices: int
     total: int
     micro_batches: int
@@ -172,18 +195,21 @@ def _tables(
     fitting = [option for option in options if option.devices <= devices]
     if not fitting:
         return None
-    unit = gcd(devices, *(option.devices for option in fitting))
-    sizes = tuple(sorted({option.devices for option in fitting}))
+    spans = [end for option in fitting for end in option.span or ()]
+    unit = gcd(devices, *spans, *(option.devices for option in fitting))
+    kinds = {_Kind.of(option, devices, unit) for option in fitting}
+    order = sorted(kinds, key=lambda kind: (kind.size, kind.fewest))
     layers = len(options[0].seconds)
-    most = min(layers, devices // sizes[0], most_stages or layers)
-    shape = (most, len(sizes), layers, layers)
+    most = min(layers, devices // (unit * order[0].size), most_stages or layers)
+    shape = (most, len(order), layers, layers)
     seconds, chosen = np.full(shape, inf), np.zeros(shape, dtype=np.int32)
     for number, option in enumerate(options):
         if option.devices > devices:
             continue
-        place, taken_s = sizes.index(option.devices), option.stages_s()
+        place = order.index(_Kind.of(option, devices, unit))
+        taken_s = option.stages_s()
         fits = [
-            option.stages_bytes(in_flight) <= capacity_bytes
+            option.stages_bytes(in_flight) <= min(capacity_bytes, option.capacity_bytes)
             for in_flight in range(1, min(most, micro_batches) + 1)
         ]
         for stages in range(most):
@@ -193,7 +219,7 @@ def _tables(
             chosen[stages, place][better] = number
     return _Tables(
         options=options,
-        sizes=tuple(size // unit for size in sizes),
+        kinds=tuple(order),
         devices=devices // unit,
         total=devices,
         micro_batches=micro_batches,
@@ -210,17 +236,18 @@ def _for_slowest(tables: _Tables, t_max: float) -> Iterator[Partition]:
     sums[0][layers, 0] = 0.0
     for stages in range(1, tables.most_stages + 1):
         before, here = sums[-1], np.full((layers + 1, devices + 1), inf)
-        for place, size in enumerate(tables.sizes):
+        for place, kind in enumerate(tables.kinds):
             one = allowed[stages - 1, place]
-            if size > devices or not np.isfinite(one).any():
+            if kind.fewest > kind.most or not np.isfinite(one).any():
                 continue
-            rest = before[1:, : devices + 1 - size]
+            there = slice(kind.fewest, kind.most + 1)
+            rest = before[1:, kind.fewest - kind.size : kind.most + 1 - kind.size]
             reached = np.flatnonzero(np.isfinite(rest).any(axis=1))
             if not len(reached):
                 continue
             total = one[:, reached, None] + rest[None, reached, :]
             np.minimum(
-                here[:layers, size:], total.min(axis=1), out=here[:layers, size:]
+                here[:layers, there], total.min(axis=1), out=here[:layers, there]
             )
         sums.append(here)
         if np.isfinite(here[0, devices]):
@@ -236,13 +263,13 @@ def _walk(
     first, left = 0, tables.devices
     for number in range(stages, 0, -1):
         rest, found = sums[number - 1], None
-        for place, size in enumerate(tables.sizes):
-            if size > left:
+        for place, kind in enumerate(tables.kinds):
+            if not kind.fewest <= left <= kind.most:
                 continue
-            totals = allowed[number - 1, place, first] + rest[1:, left - size]
+            totals = allowed[number - 1, place, first] + rest[1:, left - kind.size]
             last = int(np.argmin(totals))
             if found is None or totals[last] < found[0]:
-                found = (totals[last], place, size, last)
+                found = (totals[last], place, kind.size, last)
         assert found is not None, "the sum came from somewhere"
         total_s, place, size, last = found
         assert total_s <= sums[number][first, left]

@@ -246,11 +246,15 @@ def test_a_search_that_proves_nothing_says_so(ask: Ask) -> None:
     assert "bounds no other" in " ".join(out.split())
 
 
-def test_a_search_takes_one_island(ask: Ask, tmp_path: Path) -> None:
+def test_other_searches_take_one_island(ask: Ask, tmp_path: Path) -> None:
     unlike = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
-    code, out, err = ask("--model", "gpt-6.7b", "--gpus", "16", "--cluster", unlike)
+    argv = ("--model", "gpt-6.7b", "--gpus", "16", "--cluster", unlike)
+    code, out, err = ask(*argv, "--search", "megatron")
     assert (code, out) == (2, "")
-    assert "joins 2 islands, and layouts are searched on one" in err
+    assert "knows one island, the cluster joins 2" in err
+    code, out, err = ask(*argv, "--objective", "memory")
+    assert (code, out) == (2, "")
+    assert "unlike islands is searched for speed" in err
 
 
 @pytest.mark.parametrize(

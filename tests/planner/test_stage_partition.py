@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 import numpy as np
@@ -138,3 +139,42 @@ def test_early_stages_hold_more_in_flight() -> None:
     lean = option(1, [1, 1], [4, 1])
     assert not partitions([lean], devices=2, micro_batches=4, capacity_bytes=9.0)
     assert partitions([lean], devices=2, micro_batches=1, capacity_bytes=9.0)
+
+
+@settings(deadline=None)
+@given(menus(), st.data(), st.integers(1, 4))
+def test_spans_are_kept_and_the_best_of_those_that_keep_them_found(
+    menu: tuple[list[Option], int], data: st.DataObject, micro_batches: int
+) -> None:
+    """Two islands: an option is at home on one of them."""
+    options, devices = menu
+    border = data.draw(st.integers(0, devices))
+    homes = st.sampled_from([(0, border), (border, devices), None])
+    placed = [replace(one, span=data.draw(homes)) for one in options]
+    best = inf
+    for parts in everything(placed, 0, devices):
+        if _at_home(placed, parts, devices):
+            best = min(best, latency_s(parts, placed, micro_batches))
+    found = partitions(placed, devices=devices, micro_batches=micro_batches)
+    assert all(_at_home(placed, one.parts, devices) for one in found)
+    assert (found[0].seconds if found else inf) == pytest.approx(best)
+
+
+def _at_home(options: Sequence[Option], parts: Sequence[Part], devices: int) -> bool:
+    """Whether each stage lies where its option may."""
+    first = 0
+    for part in parts:
+        one = options[part.option]
+        low, high = one.span or (0, devices)
+        if not low <= first <= first + one.devices <= high:
+            return False
+        first += one.devices
+    return True
+
+
+def test_a_stage_fits_on_the_devices_of_its_own_option() -> None:
+    small = replace(option(1, [1.0, 1.0], [1.0, 1.0]), capacity_bytes=1.0)
+    assert not partitions([small], devices=2, micro_batches=1)
+    large = replace(small, capacity_bytes=99.0)
+    (found,) = partitions([small, large], devices=1, micro_batches=1)
+    assert {part.option for part in found.parts} == {1}

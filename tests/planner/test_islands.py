@@ -1,0 +1,128 @@
+"""Unlike islands: stages inside them, pipelines across, within the bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.estimate import estimate
+from costmodel.machine import machine
+from costmodel.pins import Pins
+from planner.branch_and_bound import BranchAndBound
+from planner.check import check
+from planner.diagnosis import diagnose
+from planner.plan import solve
+from planner.problem import Problem, Staged
+from planner.search import Limits
+from planner.solution import EXACT
+from planner.stage_menu import menus
+from planner.stage_partition import partitions
+from planner.stage_places import orders
+from profiles.catalog import cluster
+from profiles.cluster import Cluster, Level
+from profiles.errors import Unsupported
+from profiles.figure import Figure
+from tests.problems import problem
+
+LIMITS = Limits(runners_up=3)
+KINDS = ("dgx-a100-80gb", "p3.16xlarge", "dgx-h100")
+
+
+def figure(value: float, unit: str) -> Figure:
+    return Figure(value=value, unit=unit, source="a test")
+
+
+ETHERNET = Level(
+    name="between",
+    kind="ethernet",
+    devices=None,
+    bandwidth=figure(25 / 8, "Gbit/s"),  # a node's 25 Gb/s, over its 8 devices
+    latency=figure(30, "us"),
+)
+
+
+def joined(*names: str) -> Cluster:
+    islands = tuple(replace(cluster(name).island, nodes=1) for name in names)
+    return Cluster(name="joined", islands=islands, between=ETHERNET, source="a test")
+
+
+def asked(where: Cluster, model: str = "gpt-tiny", batch: int = 8) -> Problem:
+    gpus = where.gpus
+    assert gpus is not None
+    posed = problem(model, gpus, where=machine(where), global_batch=batch)
+    return replace(posed, precision="fp16", flash_attention=False)
+
+
+def test_stages_lie_inside_islands_and_the_faster_one_has_more_layers() -> None:
+    """Yang et al., ICPP 2024: layers in proportion to the speed of the island."""
+    posed = asked(joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-1.3b", 64)
+    posed = replace(posed, pins=Pins(micro_batches=8))
+    found = solve(posed, BranchAndBound(), LIMITS)
+    check(posed, found)
+    assert isinstance(found.best, Staged)
+    assert found.space == "any-stage"
+    layers = [0, 0]
+    for stage in found.best.estimate.layout.stages:
+        (span,) = stage.mesh.ranks.spans
+        island = span[0] // 8
+        assert span[1] // 8 == island
+        layers[island] += stage.body
+    assert layers[1] > 2 * layers[0] > 0
+    assert 0 < found.lower <= found.value
+
+
+@settings(max_examples=6, deadline=None)
+@given(names=st.lists(st.sampled_from(KINDS), min_size=2, max_size=2), data=st.data())
+def test_no_partition_is_simulated_below_its_menus_bound(
+    names: list[str], data: st.DataObject
+) -> None:
+    posed = asked(joined(*names))
+    menu = data.draw(st.sampled_from([one for one in menus(posed) if one.options]))
+    found = partitions(
+        menu.options, devices=posed.gpus, micro_batches=menu.micro_batches
+    )
+    assert found
+    for partition in found[:4]:
+        layout = menu.layout(partition)
+        run = estimate(posed.job, posed.machine.cluster, layout, on=posed.machine)
+        assert layout.gpus == posed.gpus
+        assert run.step_time_s >= menu.lower_s * (1 - EXACT)
+
+
+def test_islands_are_gone_through_in_every_order_that_differs() -> None:
+    unlike = asked(joined("p3.16xlarge", "dgx-a100-80gb"))
+    ways = [[place.first_rank for place in way] for way in orders(unlike)]
+    assert ways == [[0, 8], [8, 0]]
+    (alike,) = orders(asked(joined("dgx-a100-80gb", "dgx-a100-80gb")))
+    assert [place.span for place in alike] == [(0, 8), (8, 16)]
+    (part,) = orders(replace(unlike, gpus=4))
+    assert [place.devices for place in part] == [4]
+
+
+def test_each_rank_is_held_to_its_own_device() -> None:
+    """What fits on the first island's devices need not on the second's."""
+    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-1.3b", 16)
+    posed = replace(posed, pins=Pins(micro_batches=4))
+    found = solve(posed, BranchAndBound(), LIMITS)
+    assert found.best is not None
+    run = found.best.estimate
+    ranks = zip(run.capacities_bytes, run.memory, strict=True)
+    small, total = min((most, float(one.total)) for most, one in ranks)
+    first = posed.machine.device.capacity_bytes
+    assert small < first
+    squeezed = replace(posed, memory_limit_bytes=0.99 * total / small * first)
+    assert run.peak_memory_bytes < squeezed.memory_limit_bytes
+    assert not squeezed.fits(found.best)
+
+
+def test_nothing_fits_is_said_and_memory_is_no_objective() -> None:
+    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-175b", 16)
+    posed = replace(posed, pins=Pins(micro_batches=16))
+    found = solve(posed, BranchAndBound(), LIMITS)
+    assert found.best is None
+    assert diagnose(posed).constraint.startswith("memory: no stages of gpt-175b")
+    with pytest.raises(Unsupported, match="execute"):
+        solve(replace(posed, executable=True), BranchAndBound(), LIMITS)
