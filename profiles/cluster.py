@@ -90,7 +90,8 @@ class Cluster:
         if len(self.islands) > 1:
             raise Unsupported(
                 f"cluster {self.name!r} joins {len(self.islands)} islands, and layouts "
-                "are searched on one: name one of them (`simulate` takes them together)"
+                "are searched on one here: name one of them (`plan` and `simulate` take"
+                " them together)"
             )
         return self.islands[0]
 
