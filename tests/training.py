@@ -128,7 +128,6 @@ OF_EXPERTS: dict[str, Uniform] = {
     "fsdp2": replace(FP32, dp=2, zero=3, zero_group=2),
     "cp2-ep2": replace(FP32, cp=2, ep=2, zero=0),
     "tp2-ep2": replace(FP32, tp=2, ep=2, sequence_parallel=True, zero=0),
-    "pp2": replace(FP32, pp=2, zero=0),
     "dp4-ep2-zero2": replace(FP32, dp=4, ep=2, zero=2, zero_group=4),
     "dp4-ep4-zero3": replace(FP32, dp=4, ep=4, zero=3, zero_group=4),
     "dp2-tp2-ep2": replace(FP32, dp=2, tp=2, ep=2, sequence_parallel=True, zero=0),
