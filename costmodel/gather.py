@@ -1,155 +1,140 @@
-"""`Gather`: atoms of columns, priced once for each distinct one, gathered by row.
+"""What the stages of columns hold: atoms gathered by row and summed over layers.
 
-An atom hangs on (tp, cp, micro-batch, ep, etp), on sequence parallelism and the kind of
-context parallelism, and on the retention preset: some hundreds for hundred thousands of
-rows.
+Rows that differ in data parallelism, schedule or ZeRO alone hold the same: they are
+gathered and summed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import Atom, atom, block_prices, shared_parameters
-from costmodel.columns import RECOMPUTES, Columns
-from costmodel.layout import CP_KINDS
-from costmodel.machine import Machine
-from costmodel.offload import offloaded
-from costmodel.retention import Retention, preset
-from costmodel.segments import inner
-from costmodel.sharding import Degrees, entry_bytes
-from costmodel.tied import tied_holder
-from profiles.graph import Block
-from profiles.job import Job
-from profiles.precision import Precision
+from costmodel.atom_book import PLACE, AtomBook, Sites, as_atom, unique_rows
+from costmodel.atoms import Atom
+from costmodel.columns import RECOMPUTES, SQRT, Columns
+from costmodel.contents import Contents, Part, contents_of
+from costmodel.layer_runs import Run, stage_runs
+from costmodel.retention import Retention
+from costmodel.segments import counted, inner, longest
+from profiles.errors import Unsupported
 
 Array = NDArray[Any]
-PLACE: Final = ("tp", "cp", "micro_batch", "ep", "etp")
+_SITE = (*PLACE, "cp_kind", "sequence_parallel")
 
 
 @dataclass(kw_only=True)
 class Gather:
-    """Each row's atom of each block."""
+    """The first stage, runs of equal middle ones and the last, of every row."""
 
     columns: Columns
-    job: Job
-    on: Machine
-    policy: Precision
+    book: AtomBook
+
+    def contents(self) -> tuple[Contents, ...]:
+        """A virtual stage of each run of every row."""
+        _, of_row = self._alike
+        return tuple(one.take(of_row) for one in self._contents)
+
+    def counts(self) -> tuple[Array, ...]:
+        """How many virtual stages each run of every row has."""
+        _, of_row = self._alike
+        return tuple(run.count[of_row] for run in self._runs)
 
     @cached_property
-    def _combos(self) -> tuple[Array, Array]:
-        """Distinct places, and each row's index among them."""
-        keys = [getattr(self.columns, name) for name in PLACE]
-        return _unique_rows(np.stack(keys, axis=1))
+    def _alike(self) -> tuple[Array, Array]:
+        """A row of each distinct kind, and each row's place among them."""
+        columns = self.columns
+        names = (*_SITE, "recompute", "pp", "virtual_stages")
+        keys = np.stack([getattr(columns, name) for name in names], axis=1)
+        _, of_row = unique_rows(keys)
+        first = np.empty(of_row.max(initial=-1) + 1, dtype=np.int64)
+        first[of_row] = np.arange(len(of_row))
+        return first, of_row
 
     @cached_property
-    def _variant(self) -> Array:
-        """Each row's (cp kind, sequence parallel) as one number."""
-        return np.asarray(
-            self.columns.cp_kind * 2 + (self.columns.sequence_parallel > 0)
+    def _own(self) -> dict[str, Array]:
+        """One row of each kind."""
+        first, _ = self._alike
+        names = (*_SITE, "recompute", "pp", "virtual_stages")
+        return {name: getattr(self.columns, name)[first] for name in names}
+
+    @cached_property
+    def _sites(self) -> Sites:
+        return Sites.of(self._own)
+
+    @cached_property
+    def _stages(self) -> Array:
+        return np.asarray(self._own["pp"] * self._own["virtual_stages"])
+
+    @cached_property
+    def _runs(self) -> tuple[Run, ...]:
+        return stage_runs(self.book.job.graph, self._stages)
+
+    @property
+    def _contents(self) -> tuple[Contents, ...]:
+        whole = (self._stages == 1).astype(int)
+        nothing = np.zeros_like(whole)
+        first, *middle, last = self._runs
+        return (
+            self._stage(first, nothing + 1, whole),
+            *(self._stage(run, nothing, nothing) for run in middle),
+            self._stage(last, nothing, nothing + 1),
         )
 
-    def _degrees(self, variant: int) -> Degrees:
-        keys, _ = self._combos
-        kind, split = divmod(variant, 2)
-        return Degrees(
-            **{name: keys[:, place] for place, name in enumerate(PLACE)},
-            imbalance=self.on.imbalance,
-            seq_len=self.job.seq_len,
-            sequence_parallel=bool(split),
-            cp_kind=CP_KINDS[kind],
-            flash_attention=self.columns.flash_attention,
-        )
+    def _stage(self, run: Run, first: Array, last: Array) -> Contents:
+        """A stage of *run*, which may be the *first* and the *last* of its pipeline."""
+        body: list[Part] = [(run.layers[name], one) for name, one in self._body.items()]
+        segments: list[list[Part]] = []
+        if (self._own["recompute"] == SQRT).any():
+            body, segments = self._segments(run)
+        ends = zip((first, last, last, -first * last), self._ends, strict=True)
+        return contents_of([*body, *ends], self.book.policy, segments)
 
     @cached_property
-    def layers(self) -> dict[str, Atom]:
+    def _body(self) -> dict[str, Atom]:
         """Of each kind of numbered layer."""
+        graph, chosen = self.book.job.graph, self._own["recompute"]
         return {
-            block.name: self._gather(
-                block.name, list(RECOMPUTES), self.columns.recompute
-            )
-            for block, _ in self.job.graph.runs
+            block.name: self._atoms(block.name, RECOMPUTES, chosen)
+            for block, _ in graph.runs
         }
 
     @cached_property
-    def _body(self) -> list[Block]:
-        return [block for block, _ in self.job.graph.runs]
+    def _ends(self) -> tuple[Atom, ...]:
+        """Embedding, norm and head, and the parameter that the ends share."""
+        nothing = np.zeros_like(self._stages)
+        names = ("embedding", "final_norm", "head")
+        found = (self._atoms(name, ("none",), nothing) for name in names)
+        return (*found, self.book.shared(self._sites))
 
-    @cached_property
-    def inside(self) -> dict[str, Atom]:
-        """Of each kind of numbered layer, inside a segment (`costmodel.segments`)."""
-        one = np.zeros_like(self.columns.recompute)
-        return {
-            block.name: self._gather(block.name, [inner(block)], one)
-            for block, _ in self.job.graph.runs
-        }
-
-    def end(self, name: str) -> Atom:
-        return self._gather(name, ["none"], np.zeros_like(self.columns.recompute))
-
-    @cached_property
-    def shared(self) -> Atom:
-        """The parameter that embedding and head share; nothing if they do not."""
-        keys, combo = self._combos
-        holder, name = tied_holder(self.job.graph)
-        block = self.job.graph.block(holder)
-        prices = block_prices(block, self._degrees(0), self.policy, self.on)
-        tied = 1 if self.job.graph.tied else 0
-        held = prices[name]
-        trained, frozen = (
-            np.broadcast_to(count * tied, len(keys))
-            for count in (held.parameters, held.frozen_parameters)
-        )
-        both = replace(held, parameters=trained, frozen_parameters=frozen)
-        return shared_parameters(both).take(combo)
-
-    def _gather(
-        self, name: str, presets: Sequence[str | Retention], chosen: Array
+    def _atoms(
+        self, name: str, treatments: tuple[str | Retention, ...], chosen: Array
     ) -> Atom:
-        """Each row's atom of the block *name*, under the one of *presets* that is
-        *chosen*."""
-        block = self.job.graph.block(name)
-        keys, combo = self._combos
-        atoms: list[Atom] = []
-        place = np.full((2 * len(CP_KINDS), len(presets)), -1)
-        for variant in np.unique(self._variant):
-            degrees = self._degrees(int(variant))
-            prices = block_prices(block, degrees, self.policy, self.on)
-            entry = entry_bytes(block, degrees, self.policy)
-            for code in np.unique(chosen[self._variant == variant]):
-                place[variant, code] = len(atoms)
-                named = presets[code]
-                retention = preset(named, block) if isinstance(named, str) else named
-                if block in self._body:
-                    retention = offloaded(retention, block, self.columns.offload)
-                atoms.append(
-                    atom(
-                        block,
-                        prices,
-                        retention,
-                        entry,
-                        stops_early=self.on.software.stops_early,
-                        sharpness=self.on.software.sharpness,
-                    )
-                )
-        row = place[self._variant, chosen] * len(keys) + combo
-        table = {
-            item.name: np.concatenate(
-                [np.broadcast_to(getattr(one, item.name), len(keys)) for one in atoms]
+        return as_atom(self.book.atoms(name, self._sites, treatments, chosen))
+
+    def _segments(self, run: Run) -> tuple[list[Part], list[list[Part]]]:
+        """The numbered layers of a stage, where some rows make them again in segments:
+        the layers that keep their input and those inside, and the longest segment.
+
+        Raises Unsupported where layers are of several kinds: which of them keep their
+        input hangs on their order.
+        """
+        graph = self.book.job.graph
+        if len(run.layers) > 1:
+            raise Unsupported(
+                f"recompute sqrt of {self.book.job.model}, whose layers are of several kinds "
+                f"({', '.join(run.layers)}), is not searched; simulate prices it"
             )
-            for item in fields(Atom)
-        }
-        return Atom(**table).take(row)
-
-
-def _unique_rows(keys: Array) -> tuple[Array, Array]:
-    """Distinct rows and the index of each, by packing a row into one number."""
-    spans = [int(span) for span in keys.max(axis=0) + 1]
-    packed = np.ravel_multi_index(tuple(keys.T), spans)
-    distinct, index = np.unique(packed, return_inverse=True)
-    return np.stack(np.unravel_index(distinct, spans), axis=1), index
+        ((name, count),) = run.layers.items()
+        redone = self._own["recompute"] == SQRT
+        begins = np.where(redone, counted(count), count)
+        whole = self._body[name]
+        inside = self._atoms(name, (inner(graph.block(name)),), np.zeros_like(count))
+        segment = np.where(redone, longest(count), 0)
+        return (
+            [(begins, whole), (count - begins, inside)],
+            [[(np.minimum(segment, 1), whole), (np.maximum(segment - 1, 0), inside)]],
+        )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.atom_book import AtomBook
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import SCHEDULES, Columns
 from costmodel.crossing import crossing_s, partly_crosses
@@ -23,7 +24,7 @@ from costmodel.machine import Machine
 from costmodel.memory import memory, pipeline_buffers
 from costmodel.placement import always_crosses
 from costmodel.rows import Rows
-from costmodel.stage import StagePrice
+from costmodel.stage_bytes import StageBytes
 from costmodel.tied import tied_sync
 from costmodel.transfers import boundary_s, sends
 from profiles.job import Job
@@ -43,27 +44,28 @@ class ColumnPrices:
 def price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
     """Price every row of *columns* for *job* on a machine."""
     if on.measured is None:
-        return _price(columns, job, on)
+        return price_from(AtomBook.for_columns(columns, job, on), columns)
     gpus = columns.gpus  # samples depend on how many ranks are at work
     prices = ColumnPrices(
         step_time_s=np.empty(len(columns)), peak_memory_bytes=np.empty(len(columns))
     )
     for count in np.unique(gpus):
         here = gpus == count
-        found = _price(columns.take(here), job, on.running(int(count)))
+        rows, where = columns.take(here), on.running(int(count))
+        found = price_from(AtomBook.for_columns(rows, job, where), rows)
         prices.step_time_s[here] = found.step_time_s
         prices.peak_memory_bytes[here] = found.peak_memory_bytes
     return prices
 
 
-def _price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
-    rows = Rows(columns=columns, job=job, on=on)
-    return ColumnPrices(
-        step_time_s=_step_time_s(rows), peak_memory_bytes=_peak_bytes(rows)
-    )
+def price_from(book: AtomBook, columns: Columns) -> ColumnPrices:
+    """The same from a *book* of the rows' job, machine, precision and offloading."""
+    rows = Rows(columns=columns, book=book)
+    return ColumnPrices(step_time_s=step_time_s(rows), peak_memory_bytes=peak_bytes(rows))
 
 
-def _step_time_s(rows: Rows) -> Array:
+def step_time_s(rows: Rows) -> Array:
+    """At least the seconds of a step of each row."""
     first, *middle, last = rows.priced
     columns = rows.columns
     far = always_crosses(rows.stride, rows.on.island)
@@ -93,7 +95,7 @@ def _step_time_s(rows: Rows) -> Array:
     makespan = np.maximum(makespan, _crossing_s(rows))
     # The first rank's last backward is the pipeline's last action, if none is put off.
     overlapped = "grad" in rows.on.software.overlap
-    behind = first.reduce_s if overlapped else rows.on_rank(first, "reduce_s")
+    behind = first.reduce_s if overlapped else rows.seconds_of(first, "reduce_s")
     tail = reduce_tail_s(
         behind,
         first.backward_s,
@@ -102,7 +104,7 @@ def _step_time_s(rows: Rows) -> Array:
     )
     tail = np.where(columns.ends_at_first, tail, 0.0)
     ends = [
-        rows.on_rank(end, "step_s") + rows.on_rank(end, "gather_s")
+        rows.seconds_of(end, "step_s") + rows.seconds_of(end, "gather_s")
         for end in (first, last)
     ]
     tied = tied_sync(
@@ -156,10 +158,10 @@ def _transfer_s(rows: Rows, far: Array) -> Array:
     return np.where(columns.pp > 1, seconds, 0.0)
 
 
-def _peak_bytes(rows: Rows) -> Array:
-    """The fullest of the ranks that can be: the first, the first of each run of middle
-    ones, and the last."""
-    first, *middle, last = rows.priced
+def peak_bytes(rows: Rows) -> Array:
+    """At least the bytes of the fullest of the ranks that can be: the first, the first
+    of each run of middle ones, and the last."""
+    first, *middle, last = rows.held
     before, *counts, at_end = rows.counts
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
     alone = ~rows.columns.in_pairs
@@ -169,16 +171,17 @@ def _peak_bytes(rows: Rows) -> Array:
     for stage, count in zip(middle, counts, strict=True):
         ranks.append((stage, start, (count > 0) & ~several & alone))
         start = start + count
-    ranks.append((rows.middle, zero + 1, several & (pp > 2) & alone))
+    ranks.append((rows.lightest, zero + 1, several & (pp > 2) & alone))
     ranks.append((last, pp - 1, (at_end > 0) & alone))
     most: Array = np.zeros(len(rows.columns))
     for stage, rank, present in ranks:
-        here = _rank_bytes(rows, stage, rank, is_last=stage is last)
-        most = np.maximum(most, np.where(present, here, 0))
+        if present.any():
+            here = _rank_bytes(rows, stage, rank, is_last=stage is last)
+            most = np.maximum(most, np.where(present, here, 0))
     return most
 
 
-def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> Array:
+def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> Array:
     """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
     columns, m = rows.columns, rows.micro_batches
     alive = np.zeros_like(columns.pp)
@@ -187,18 +190,18 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         count = peak_in_flight(name, rank, columns.pp, columns.virtual_stages, m)
         alive = np.where(columns.schedule == code, count, alive)
     own = _own_chunk(alive, columns, is_last=is_last)
-    activations = own * end.saved_bytes + (alive - own) * rows.middle.saved_bytes
+    activations = own * end.saved_bytes + (alive - own) * rows.lightest.saved_bytes
     working = np.maximum(end.forward_working_bytes, end.backward_working_bytes)
     gathered = end.gathered_bytes
     if columns.in_pairs.any():
-        last, pairs = rows.priced[-1], columns.in_pairs
-        entered = _entered(columns, m) * rows.priced[0].saved_bytes + last.saved_bytes
+        last, pairs = rows.held[-1], columns.in_pairs
+        entered = _entered(columns, m) * rows.held[0].saved_bytes + last.saved_bytes
         turned = np.maximum(last.forward_working_bytes, last.backward_working_bytes)
         activations = np.where(pairs, entered, activations)
         working = np.where(pairs, turned, working)
         gathered = np.where(pairs, np.maximum(gathered, last.gathered_bytes), gathered)
     pieces = memory(
-        parameters=rows.on_rank(end, "parameters"),
+        parameters=rows.held_by(end, "parameters"),
         gathered_bytes=gathered,
         activation_bytes=activations * pipeline_buffers(rows.on, columns.pp),
         transient_bytes=working,
@@ -211,8 +214,8 @@ def _rank_bytes(rows: Rows, end: StagePrice, rank: Array, *, is_last: bool) -> A
         fully_shard=rows.on.software.fully_shard,
         micro_batches=m,
         footprint=rows.on.software.footprint,
-        frozen_parameters=rows.on_rank(end, "frozen_parameters"),
-        expert_parameters=rows.on_rank(end, "expert_parameters"),
+        frozen_parameters=rows.held_by(end, "frozen_parameters"),
+        expert_parameters=rows.held_by(end, "expert_parameters"),
     )
     return pieces.total
 

@@ -24,6 +24,7 @@ from costmodel.atoms import (
     block_prices,
     recomputed_operators,
 )
+from costmodel.contents import contents_of
 from costmodel.known import Known
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
@@ -189,17 +190,21 @@ class _Batch:
         wanted = dict.fromkeys(part for kind in kinds for _, part in kind.parts)
         table, rows = atom_table(wanted, self.precision, self.machine, self.known)
         several = max(len(kind.segments) for kind in kinds)
-        found = stage_price(
+        contents = contents_of(
             side_by_side([kind.parts for kind in kinds], table, rows),
+            self.precision,
+            [
+                side_by_side([at(kind.segments, place) for kind in kinds], table, rows)
+                for place in range(several)
+            ],
+        )
+        found = stage_price(
+            contents,
             parallel_of(np.array([kind.mesh for kind in kinds]).T),
             self.precision,
             self.machine,
             self.optimizer,
             self.offload,
-            [
-                side_by_side([at(kind.segments, place) for kind in kinds], table, rows)
-                for place in range(several)
-            ],
         )
         columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
         return StagePrice(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.columns import SQRT, Columns
+from costmodel.atom_book import AtomBook
+from costmodel.columns import Columns
+from costmodel.contents import Contents
 from costmodel.data_parallel import DataParallel
 from costmodel.gather import Gather
-from costmodel.layer_runs import Run, stage_runs
 from costmodel.machine import Machine
-from costmodel.segments import counted, longest
-from costmodel.stage import Part, StagePrice, stage_price
-from profiles.errors import Unsupported
+from costmodel.stage import StagePrice, stage_price
+from costmodel.stage_bytes import StageBytes, stage_bytes
 from profiles.job import Job
-from profiles.precision import Precision, precision
+from profiles.precision import Precision
 
 Array = NDArray[Any]
 
@@ -28,12 +29,19 @@ class Rows:
     """Candidates with what all their prices share, each part made when first asked."""
 
     columns: Columns
-    job: Job
-    on: Machine
+    book: AtomBook
 
-    @cached_property
+    @property
+    def job(self) -> Job:
+        return self.book.job
+
+    @property
+    def on(self) -> Machine:
+        return self.book.on
+
+    @property
     def policy(self) -> Precision:
-        return precision(self.columns.precision, gradient=self.columns.gradient_format)
+        return self.book.policy
 
     @cached_property
     def parallel(self) -> DataParallel:
@@ -52,108 +60,79 @@ class Rows:
         return self.job.global_batch // (self.columns.micro_batch * self.columns.dp)
 
     @cached_property
-    def stages(self) -> Array:
-        """Virtual stages of each row."""
-        return np.asarray(self.columns.pp * self.columns.virtual_stages)
-
-    @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        return stage_runs(self.job.graph, self.stages)
+    def _gather(self) -> Gather:
+        return Gather(columns=self.columns, book=self.book)
 
     @cached_property
     def counts(self) -> tuple[Array, ...]:
-        return tuple(run.count for run in self.runs)
+        """How many virtual stages each run has."""
+        return self._gather.counts()
+
+    @cached_property
+    def contents(self) -> tuple[Contents, ...]:
+        """What a virtual stage of each run holds: the first, middle ones, the last."""
+        return self._gather.contents()
+
+    @cached_property
+    def held(self) -> tuple[StageBytes, ...]:
+        """Their bytes alone."""
+        offload = self.columns.offload.of_states
+        return tuple(
+            stage_bytes(one, self.parallel, self.policy, self.on, offload)
+            for one in self.contents
+        )
 
     @cached_property
     def priced(self) -> tuple[StagePrice, ...]:
-        """A virtual stage of each run: the first, middle ones and the last."""
-        whole = (self.stages == 1).astype(int)
-        nothing = np.zeros_like(whole)
-        gather = Gather(
-            columns=self.columns, job=self.job, on=self.on, policy=self.policy
-        )
-        ends = [gather.end(name) for name in ("embedding", "final_norm", "head")]
-        shared, cut = gather.shared, bool((self.columns.recompute == SQRT).any())
-
-        def stage(run: Run, first: Array, last: Array) -> StagePrice:
-            body, segments = _segments(gather, run) if cut else (_body(gather, run), ())
-            counts = (first, last, last, -first * last)
-            parts = [*body, *zip(counts, (*ends, shared), strict=True)]
-            optimizer = self.job.optimizer
-            offload = self.columns.offload.of_states
-            return stage_price(
-                parts,
+        """Their seconds and bytes."""
+        offload = self.columns.offload.of_states
+        return tuple(
+            stage_price(
+                one,
                 self.parallel,
                 self.policy,
                 self.on,
-                optimizer,
+                self.job.optimizer,
                 offload,
-                segments,
             )
-
-        first, *middle, last = self.runs
-        return (
-            stage(first, nothing + 1, whole),
-            *(stage(run, nothing, nothing) for run in middle),
-            stage(last, nothing, nothing + 1),
+            for one in self.contents
         )
 
     @cached_property
-    def middle(self) -> StagePrice:
+    def lightest(self) -> StageBytes:
         """The least of the middle stages; where all are alike, any of them."""
-        priced, counts = self.priced[1:-1], self.counts[1:-1]
+        names = [item.name for item in fields(StageBytes)]
+        return StageBytes(**{name: self._middle(self.held, name) for name in names})
 
-        def least(name: str) -> Array:
-            values = [getattr(item, name) for item in priced]
-            there = [
-                np.where(count > 0, value, np.inf)
-                for count, value in zip(counts, values, strict=True)
-            ]
-            found = np.minimum.reduce(there)
-            return np.asarray(np.where(np.isfinite(found), found, values[-1]))
-
-        return StagePrice(
-            **{item.name: least(item.name) for item in fields(StagePrice)}
-        )
-
-    def on_rank(self, end: StagePrice, name: str) -> Array:
-        """A quantity of a rank: its end chunk and the middle chunks beside it; of the
-        first rank's both ends where stages lie in pairs."""
+    def held_by(self, end: StageBytes, name: str) -> Array:
+        """Of a rank: its *end* chunk and the middle chunks beside it; of the first
+        rank both ends where stages lie in pairs."""
         chunks = self.columns.virtual_stages - 1
-        alone = getattr(end, name) + chunks * getattr(self.middle, name)
+        alone = getattr(end, name) + chunks * getattr(self.lightest, name)
+        return self._in_pairs(self.held, name, alone)
+
+    def seconds_of(self, end: StagePrice, name: str) -> Array:
+        """The same of a rank's seconds."""
+        chunks = self.columns.virtual_stages - 1
+        alone = getattr(end, name) + chunks * self._middle(self.priced, name)
+        return self._in_pairs(self.priced, name, alone)
+
+    def _in_pairs(self, of: Sequence[Any], name: str, alone: Array) -> Array:
         if not self.columns.in_pairs.any():
             return np.asarray(alone)
-        both = getattr(self.priced[0], name) + getattr(self.priced[-1], name)
+        both = getattr(of[0], name) + getattr(of[-1], name)
         return np.asarray(np.where(self.columns.in_pairs, both, alone))
+
+    def _middle(self, of: Sequence[Any], name: str) -> Array:
+        values = [getattr(item, name) for item in of[1:-1]]
+        there = [
+            np.where(count > 0, value, np.inf)
+            for count, value in zip(self.counts[1:-1], values, strict=True)
+        ]
+        found = np.minimum.reduce(there)
+        return np.asarray(np.where(np.isfinite(found), found, values[-1]))
 
     @property
     def stride(self) -> Array:
         """Ranks of a stage."""
         return np.asarray(self.columns.tp * self.columns.cp * self.columns.dp)
-
-
-def _body(gather: Gather, run: Run) -> list[Part]:
-    return [(run.layers[name], atom) for name, atom in gather.layers.items()]
-
-
-def _segments(gather: Gather, run: Run) -> tuple[list[Part], list[list[Part]]]:
-    """The numbered layers of a stage, where some rows make them again in segments: the
-    layers that keep their input and those inside, and the longest segment.
-
-    Raises Unsupported where layers are of several kinds: which of them keep their
-    input hangs on their order.
-    """
-    if len(run.layers) > 1:
-        raise Unsupported(
-            f"recompute sqrt of {gather.job.model}, whose layers are of several kinds "
-            f"({', '.join(run.layers)}), is not searched; simulate prices it"
-        )
-    ((name, count),) = run.layers.items()
-    redone = gather.columns.recompute == SQRT
-    begins = np.where(redone, counted(count), count)
-    whole, inside = gather.layers[name], gather.inside[name]
-    segment = np.where(redone, longest(count), 0)
-    return (
-        [(begins, whole), (count - begins, inside)],
-        [[(np.minimum(segment, 1), whole), (np.maximum(segment - 1, 0), inside)]],
-    )

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from costmodel.atoms import Atom
-from costmodel.stage import Part
+from costmodel.contents import Part
 
 K = TypeVar("K", bound=Hashable)
 Held = tuple[tuple[int, K], ...]  # how many of what, of one stage

@@ -19,7 +19,7 @@ import numpy as np
 from costmodel.atoms import Atom, atom, block_prices
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import RECOMPUTES, Columns
-from costmodel.gather import PLACE
+from costmodel.atom_book import PLACE
 from costmodel.grid import ColumnPrices, price
 from costmodel.layer_runs import stage_runs
 from costmodel.layout import CP_KINDS

@@ -1,0 +1,108 @@
+"""`Contents`: what a stage's blocks are together, before data parallelism.
+
+Candidates that differ in ZeRO alone have the same contents: columns sum them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.atoms import Atom
+from profiles.precision import Precision
+
+Array = NDArray[Any]
+Part = tuple[Any, Atom]  # how many of a block (a number or an array), and its price
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """Blocks of a stage: `total` is their sum, but of working bytes the largest.
+
+    `layers` counts them; `away_bytes`, `weight_bytes`, `parameters` and
+    `trained_parameters` are those of the block that has most. Arrays, or numbers.
+    """
+
+    total: Atom
+    layers: Array
+    away_bytes: Array
+    weight_bytes: Array
+    parameters: Array
+    trained_parameters: Array
+
+    def take(self, index: Array) -> Contents:
+        """The stages at *index*, for every field."""
+        others = {
+            item.name: getattr(self, item.name)[index]
+            for item in fields(self)
+            if item.name != "total"
+        }
+        return Contents(total=self.total.take(index), **others)
+
+
+def contents_of(
+    parts: Sequence[Part],
+    precision: Precision,
+    segments: Sequence[Sequence[Part]] = (),
+) -> Contents:
+    """The sum of *parts*; of them *segments* are made again together."""
+    total = {
+        name: _most(parts, name) if name.endswith("working_bytes") else _sum(parts, name)
+        for name in Atom.__dataclass_fields__
+    }
+    total["backward_working_bytes"] = _redone(parts, segments)
+    return Contents(
+        total=Atom(**total),
+        layers=np.asarray(sum(np.maximum(count, 0) for count, _ in parts)),
+        away_bytes=_most(parts, "away_bytes"),
+        weight_bytes=_largest(
+            parts,
+            [
+                weight_bytes(_trained(price), price.frozen_parameters, precision)
+                for _, price in parts
+            ],
+        ),
+        parameters=_most(parts, "parameters"),
+        trained_parameters=_largest(parts, [_trained(price) for _, price in parts]),
+    )
+
+
+def weight_bytes(parameters: Array, frozen: Array, precision: Precision) -> Array:
+    """Of so many trained and *frozen* parameters, as passes read them."""
+    return parameters * precision.parameter.bytes + frozen * precision.frozen_bytes
+
+
+def _trained(price: Atom) -> Array:
+    return np.asarray(price.parameters + price.expert_parameters)
+
+
+def _sum(parts: Sequence[Part], name: str) -> Array:
+    return np.asarray(
+        sum(np.asarray(count) * getattr(price, name) for count, price in parts)
+    )
+
+
+def _most(parts: Sequence[Part], name: str) -> Array:
+    """The largest of any block that is there."""
+    return _largest(parts, [getattr(price, name) for _, price in parts])
+
+
+def _largest(parts: Sequence[Part], values: Sequence[Array]) -> Array:
+    most: Array = np.zeros(())
+    for (count, _), value in zip(parts, values, strict=True):
+        most = np.maximum(most, np.where(np.asarray(count) > 0, value, 0))
+    return most
+
+
+def _redone(parts: Sequence[Part], segments: Sequence[Sequence[Part]]) -> Array:
+    """The largest working set of backward: a block's, or that of all the layers of a
+    segment, whose saved tensors are there at once."""
+    most = _most(parts, "backward_working_bytes")
+    for segment in segments:
+        inside = _most(segment, "forward_working_bytes")
+        most = np.maximum(most, _sum(segment, "dropped_bytes") + inside)
+    return most
