@@ -1,9 +1,10 @@
 """`Frontier`: candidates in the order of their lower bounds, as few priced as can be.
 
-Branches lie sorted by their floors. Only where the least floor is below the least bound
-of the leaves at hand is the next batch of branches opened: what cannot fit is dropped,
-the rest is spelled out as leaves and priced. So `least` bounds every candidate that
-has not been taken, at any time.
+Branches wait in the order of their floors (`branch_queue`). Only where the least floor
+is below the least bound of the leaves at hand is the next batch of branches opened:
+what cannot fit is dropped, the rest is spelled out as leaves, and of those that may
+fit the seconds are priced. So `least` bounds every candidate that has not been taken,
+at any time.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 
 from costmodel.columns import Columns
 from costmodel.uniform import Uniform
-from planner.floors import floor_bytes, floor_s, leaf_bounds
+from planner.branch_queue import BranchQueue
+from planner.floors import floor_bytes, floor_s, leaf_bytes, leaf_s, rough_s
 from planner.problem import Objective, Problem
 from planner.space import Space
 from planner.table import Array, Table, length, take
 
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
+FIRST_LOST = 256  # of what does not fit, priced at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,15 @@ class Leaves:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Candidates that need too much memory: their peaks, and their branches' floors."""
+
+    columns: Columns
+    peak_bytes: Array
+    floors_s: Array
+
+
 class Frontier:
     """The candidates of a problem that have not been taken yet."""
 
@@ -62,9 +74,13 @@ class Frontier:
         branches = self.space.branches
         self.considered = int(branches["leaves"].sum())
         self.dropped_for_memory = 0
-        self._lost: list[Leaves] = []
-        self.lower_step_time_s = inf
-        self._branches, self._floors_s, self._floors = self._sorted(branches)
+        self._lost: list[Lost] = []
+        seconds = BranchQueue(branches, rough_s(problem, branches), self._floor_s)
+        self.lower_step_time_s = seconds.least
+        self._queue = seconds
+        if problem.objective is Objective.MEMORY:
+            nothing = np.zeros(length(branches))
+            self._queue = BranchQueue(branches, nothing, self._floor_bytes)
         self.opened, self._batch = 0, FIRST_BATCH
         self._leaves: Leaves | None = None
         self._taken = 0
@@ -86,10 +102,7 @@ class Frontier:
     def close(self, choice: Uniform, remember: int) -> list[tuple[Uniform, float]]:
         """Drop what is left with the degrees of *choice*; the nearest of it, with
         bounds. From then on `least` no longer speaks of these candidates."""
-        ours = _alike(self._branches, choice)
-        ours[: self.opened] = False
-        self._branches = take(self._branches, ~ours)
-        self._floors, self._floors_s = self._floors[~ours], self._floors_s[~ours]
+        self._queue.close(_alike(self.space.branches, choice))
         if self._leaves is None:
             return []
         left = {name: getattr(self._leaves.columns, name) for name in DEGREES}
@@ -108,27 +121,31 @@ class Frontier:
     def too_big(self, seconds: float) -> Uniform | None:
         """Of what was dropped for its memory and may be faster than *seconds*, the
         candidate that needs least."""
-        least, found = inf, None
-        for leaves in self._lost:
-            peaks = np.where(leaves.seconds < seconds, leaves.peak_bytes, inf)
-            if len(peaks) and peaks.min() < least:
-                least, row = float(peaks.min()), int(peaks.argmin())
-                found = self.space.choice(leaves.columns, row)
-        return found
+        lost = [one for one in self._lost if len(one.columns)]
+        if not lost:
+            return None
+        columns = Columns.concatenate(one.columns for one in lost)
+        peaks = np.concatenate([one.peak_bytes for one in lost])
+        floors_s = np.concatenate([one.floors_s for one in lost])
+        order = np.argsort(peaks, kind="stable")
+        order = order[floors_s[order] < seconds]
+        start, size = 0, FIRST_LOST
+        while start < len(order):
+            rows = order[start : start + size]
+            here = columns.take(rows)
+            faster = np.flatnonzero(leaf_s(self.problem, here) < seconds)
+            if len(faster):
+                return self.space.choice(here, int(faster[0]))
+            start, size = start + size, min(GROWTH * size, LARGEST_BATCH)
+        return None
 
-    def _sorted(self, branches: Table) -> tuple[Table, Array, Array]:
-        """Branches, the floors of their seconds and of their values, least first."""
-        if not length(branches):
-            return branches, np.empty(0), np.empty(0)
-        seconds = floor_s(self.problem, branches)
-        self.lower_step_time_s = float(seconds.min())
-        peaks = seconds
-        if self.problem.objective is Objective.MEMORY:
-            columns, branch = self.space.leanest(branches)
-            peaks = floor_bytes(self._priced(columns).peak_bytes, branch)
-        floors = np.asarray(self.problem.value_of(seconds, peaks))
-        order = np.argsort(floors, kind="stable")
-        return take(branches, order), seconds[order], floors[order]
+    def _floor_s(self, branches: Table) -> Array:
+        """Floors of the value, where seconds make it."""
+        return floor_s(self.problem, branches)
+
+    def _floor_bytes(self, branches: Table) -> Array:
+        columns, branch = self.space.leanest(branches)
+        return floor_bytes(leaf_bytes(self.problem, columns), branch)
 
     @property
     def _next_leaf(self) -> float:
@@ -138,48 +155,61 @@ class Frontier:
 
     @property
     def _next_floor(self) -> float:
-        left = self.opened < len(self._floors)
-        return float(self._floors[self.opened]) if left else inf
+        return float(self.problem.value_of(self._queue.least, self._queue.least))
 
     def _open(self) -> None:
         """Open the next batch of branches."""
-        end = min(self.opened + self._batch, len(self._floors))
-        batch = take(self._branches, np.arange(self.opened, end))
-        self.opened, self._batch = end, min(GROWTH * self._batch, LARGEST_BATCH)
+        batch, floors = self._queue.take(self._batch)
+        self.opened += length(batch)
+        self._batch = min(GROWTH * self._batch, LARGEST_BATCH)
         columns, branch = self.space.leanest(batch)
-        leanest = self._priced(columns)
-        peaks = floor_bytes(leanest.peak_bytes, branch)
-        too_big = peaks > self.problem.memory_limit_bytes
+        peaks = leaf_bytes(self.problem, columns)
+        too_big = floor_bytes(peaks, branch) > self.problem.memory_limit_bytes
         self.dropped_for_memory += int(batch["leaves"][too_big].sum())
-        self._lost.append(_smallest(leanest.take(too_big[branch])))
+        floors_s = self._seconds_of(floors)
+        self._lose(columns, peaks, floors_s[branch], too_big[branch])
         if not too_big.all():
-            self._add(self.space.leaves(take(batch, ~too_big)))
+            fitting = take(batch, ~too_big)
+            owner = np.repeat(floors_s[~too_big], fitting["leaves"])
+            self._add(self.space.leaves(fitting), owner)
 
-    def _add(self, columns: Columns) -> None:
-        """Price leaves and keep those that may fit."""
-        found = self._priced(columns)
-        fitting = found.peak_bytes <= self.problem.memory_limit_bytes
-        self.dropped_for_memory += int((~fitting).sum())
-        self._lost.append(_smallest(found.take(~fitting)))
-        found = found.take(fitting)
+    def _seconds_of(self, floors: Array) -> Array:
+        """Of floors of the value those of the step; nothing is known of memory's."""
+        bytes_count = self.problem.objective is Objective.MEMORY
+        return np.zeros_like(floors) if bytes_count else floors
+
+    def _lose(
+        self, columns: Columns, peaks: Array, floors_s: Array, lost: Array
+    ) -> None:
+        self._lost.append(
+            Lost(
+                columns=columns.take(lost),
+                peak_bytes=peaks[lost],
+                floors_s=floors_s[lost],
+            )
+        )
+
+    def _add(self, columns: Columns, floors_s: Array) -> None:
+        """Keep those leaves that may fit, with their prices."""
+        peaks = leaf_bytes(self.problem, columns)
+        fits = peaks <= self.problem.memory_limit_bytes
+        self.dropped_for_memory += int((~fits).sum())
+        self._lose(columns, peaks, floors_s, ~fits)
+        if not fits.any():
+            return
+        found = self._priced(columns.take(fits), peaks[fits])
         if self._leaves is not None:
             left = np.arange(self._taken, len(self._leaves))
             found = self._leaves.take(left).beside(found)
         order = np.lexsort((found.seconds, found.peak_bytes, found.bounds))
         self._leaves, self._taken = found.take(order), 0
 
-    def _priced(self, columns: Columns) -> Leaves:
-        prices = leaf_bounds(self.problem, columns)
-        seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
-        bounds = np.asarray(self.problem.value_of(seconds, peaks))
-        return Leaves(columns=columns, seconds=seconds, peak_bytes=peaks, bounds=bounds)
-
-
-def _smallest(leaves: Leaves) -> Leaves:
-    """Those that need less memory than every faster one."""
-    leaves = leaves.take(np.argsort(leaves.seconds, kind="stable"))
-    least = np.minimum.accumulate(leaves.peak_bytes)
-    return leaves.take(np.flatnonzero(np.diff(least, prepend=inf) < 0))
+    def _priced(self, columns: Columns, peak_bytes: Array) -> Leaves:
+        seconds = leaf_s(self.problem, columns)
+        bounds = np.asarray(self.problem.value_of(seconds, peak_bytes))
+        return Leaves(
+            columns=columns, seconds=seconds, peak_bytes=peak_bytes, bounds=bounds
+        )
 
 
 def _alike(table: Table, choice: Uniform) -> Array:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
+from costmodel.atom_book import AtomBook
 from costmodel.auto_retention import AUTO, fitted
 from costmodel.estimate import Estimate, estimate
 from costmodel.known import Known
@@ -24,6 +26,7 @@ from costmodel.uncertainty import spread_of
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Unsupported
 from profiles.job import Job
+from profiles.precision import precision
 from profiles.units import HOUR_S
 
 PROBABILITY = 0.95  # that what is recommended fits, unless another is asked for
@@ -105,6 +108,17 @@ class Problem:
                 "give its `cost` (USD/h) in a cluster file, or leave --objective out: "
                 "at a fixed number of GPUs the fastest layout is the cheapest"
             )
+
+    @cached_property
+    def book(self) -> AtomBook:
+        """Prices of the blocks of all candidates, made as they are asked for."""
+        return AtomBook(
+            job=self.job,
+            on=self.machine,
+            policy=precision(self.precision, gradient=self.gradient_format),
+            flash_attention=self.flash_attention,
+            offload=self.offload,
+        )
 
     def value_of(self, step_time_s: Any, peak_memory_bytes: Any) -> Any:
         """The objective's value; numbers or arrays."""
