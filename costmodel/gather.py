@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atom_book import PLACE, AtomBook, Sites, as_atom, unique_rows
+from costmodel.atom_book import SITE, AtomBook, as_atom, unique_rows
 from costmodel.atoms import Atom
 from costmodel.columns import RECOMPUTES, SQRT, Columns
 from costmodel.contents import Contents, Part, contents_of
@@ -23,7 +23,7 @@ from costmodel.segments import counted, inner, longest
 from profiles.errors import Unsupported
 
 Array = NDArray[Any]
-_SITE = (*PLACE, "cp_kind", "sequence_parallel")
+_ALIKE = (*SITE, "recompute", "pp", "virtual_stages")
 
 
 @dataclass(kw_only=True)
@@ -46,10 +46,7 @@ class Gather:
     @cached_property
     def _alike(self) -> tuple[Array, Array]:
         """A row of each distinct kind, and each row's place among them."""
-        columns = self.columns
-        names = (*_SITE, "recompute", "pp", "virtual_stages")
-        keys = np.stack([getattr(columns, name) for name in names], axis=1)
-        _, of_row = unique_rows(keys)
+        _, of_row = unique_rows([getattr(self.columns, name) for name in _ALIKE])
         first = np.empty(of_row.max(initial=-1) + 1, dtype=np.int64)
         first[of_row] = np.arange(len(of_row))
         return first, of_row
@@ -58,12 +55,11 @@ class Gather:
     def _own(self) -> dict[str, Array]:
         """One row of each kind."""
         first, _ = self._alike
-        names = (*_SITE, "recompute", "pp", "virtual_stages")
-        return {name: getattr(self.columns, name)[first] for name in names}
+        return {name: getattr(self.columns, name)[first] for name in _ALIKE}
 
     @cached_property
-    def _sites(self) -> Sites:
-        return Sites.of(self._own)
+    def _sites(self) -> Array:
+        return self.book.sites(self._own)
 
     @cached_property
     def _stages(self) -> Array:
@@ -108,7 +104,7 @@ class Gather:
         nothing = np.zeros_like(self._stages)
         names = ("embedding", "final_norm", "head")
         found = (self._atoms(name, ("none",), nothing) for name in names)
-        return (*found, self.book.shared(self._sites))
+        return (*found, as_atom(self.book.shared(self._sites)))
 
     def _atoms(
         self, name: str, treatments: tuple[str | Retention, ...], chosen: Array

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,13 +49,14 @@ def fit(groups: Sequence[Group], room_bytes: float) -> list[Chosen]:
     """
     if len(groups) == 1:
         return [_alone(groups[0], room_bytes)]
-    caps = sorted({one.working_bytes for group in groups for one in group.options})
-    tried = [_together(groups, room_bytes, cap) for cap in caps]
+    stack = _Stack.of(groups)
+    caps = sorted({one.working_bytes for menu in stack.menus for one in menu})
+    tried = (_together(stack, room_bytes, cap) for cap in caps)
     found = [one for one in tried if one is not None]
-    fitting = [one for one in found if needed_bytes(groups, one) <= room_bytes]
+    fitting = [one for one in found if one.needed_bytes <= room_bytes]
     if fitting:
-        return min(fitting, key=_seconds)
-    return min(found, key=lambda one: needed_bytes(groups, one))
+        return min(fitting, key=lambda one: one.seconds).chosen()
+    return min(found, key=lambda one: one.needed_bytes).chosen()
 
 
 def needed_bytes(groups: Sequence[Group], chosen: Sequence[Chosen]) -> float:
@@ -66,10 +66,6 @@ def needed_bytes(groups: Sequence[Group], chosen: Sequence[Chosen]) -> float:
         for group, options in zip(groups, chosen, strict=True)
     )
     return held + max(one.working_bytes for options in chosen for one in options)
-
-
-def _seconds(chosen: Sequence[Chosen]) -> float:
-    return sum(one.recompute_s for options in chosen for one in options)
 
 
 def _alone(group: Group, room_bytes: float) -> Chosen:
@@ -106,43 +102,113 @@ def _mixes(layers: int, options: tuple[Option, ...]) -> tuple[Array, ...]:
     )
 
 
-def _together(
-    groups: Sequence[Group], room_bytes: float, cap: float
-) -> list[Chosen] | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stack:
+    """Groups side by side as arrays, and which of a few menus each has."""
+
+    count: Array
+    weight: Array
+    menus: tuple[tuple[Option, ...], ...]
+    menu: Array
+
+    @classmethod
+    def of(cls, groups: Sequence[Group]) -> _Stack:
+        menus = {id(group.options): group.options for group in groups}
+        place = {key: number for number, key in enumerate(menus)}
+        return cls(
+            count=np.array([group.count for group in groups]),
+            weight=np.array([group.weight for group in groups], dtype=float),
+            menus=tuple(menus.values()),
+            menu=np.array([place[id(group.options)] for group in groups]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mix:
+    """All layers of a group take one `level` of its hull, but `moved` ones of the
+    group `last` that take the next."""
+
+    stack: _Stack
+    hulls: tuple[tuple[Option, ...], ...]
+    level: Array
+    last: int
+    moved: int
+    seconds: float
+    needed_bytes: float
+
+    def chosen(self) -> list[Chosen]:
+        found: list[Chosen] = []
+        rows = zip(self.stack.menu, self.stack.count, self.level, strict=True)
+        for place, (menu, count, level) in enumerate(rows):
+            hull = self.hulls[menu]
+            moved = self.moved if place == self.last else 0
+            more = (hull[level + 1],) * moved if moved else ()
+            found.append(more + (hull[level],) * (int(count) - moved))
+        return found
+
+
+def _together(stack: _Stack, room_bytes: float, cap: float) -> _Mix | None:
     """By the best ratio, with no working set above *cap*; None where some layer's
     smallest one is."""
-    hulls = [
-        _hull(tuple(one for one in group.options if one.working_bytes <= cap))
-        for group in groups
-    ]
+    hulls = tuple(_hull(menu, cap) for menu in stack.menus)
     if not all(hulls):
         return None
-    steps = [
-        (_ratio(before, after) / max(group.weight, 1e-9), place, level)
-        for place, (group, hull) in enumerate(zip(groups, hulls, strict=True))
-        for level, (before, after) in enumerate(pairwise(hull))
-    ]
-    chosen = [
-        [hull[0]] * group.count for group, hull in zip(groups, hulls, strict=True)
-    ]
-    over = needed_bytes(groups, [(one[0],) * len(one) for one in chosen]) - room_bytes
-    over += cap - max(hull[0].working_bytes for hull in hulls)
-    for _, place, level in sorted(steps):
-        group, (before, after) = groups[place], hulls[place][level : level + 2]
-        freed = group.weight * (before.saved_bytes - after.saved_bytes)
-        if over <= 0:
-            break
-        moved = min(group.count, int(np.ceil(over / freed)) if freed else group.count)
-        chosen[place][:moved] = [after] * moved
-        over -= moved * freed
-    return [tuple(one) for one in chosen]
+    seconds, held, working = _padded(hulls)
+    menu, count, weight = stack.menu, stack.count, stack.weight
+    deepest = np.array([len(hull) - 1 for hull in hulls])[menu]
+    place = np.repeat(np.arange(len(menu)), deepest)
+    step = np.arange(len(place)) - np.repeat(np.cumsum(deepest) - deepest, deepest)
+    kind = menu[place]
+    bytes_each = held[kind, step] - held[kind, step + 1]
+    ratio = (seconds[kind, step + 1] - seconds[kind, step]) / bytes_each
+    order = np.lexsort((step, place, ratio / np.maximum(weight[place], 1e-9)))
+    place, freed = place[order], (weight[place] * bytes_each)[order]
+    over = float((weight * count * held[menu, 0]).sum()) + cap - room_bytes
+    sums = np.cumsum(freed * count[place])
+    whole = int(np.searchsorted(sums, over)) if over > 0 else 0
+    level = np.bincount(place[:whole], minlength=len(menu))
+    last, moved = -1, 0
+    if over > 0 and whole < len(place):
+        last = int(place[whole])
+        left = over - (float(sums[whole - 1]) if whole else 0.0)
+        moved = min(int(count[last]), int(np.ceil(left / freed[whole])))
+    stays = count - moved * (np.arange(len(menu)) == last)
+    after = np.minimum(level + 1, deepest)
+    needed = weight * (stays * held[menu, level] + (count - stays) * held[menu, after])
+    largest = np.maximum(
+        np.where(stays > 0, working[menu, level], 0.0),
+        np.where(count > stays, working[menu, after], 0.0),
+    )
+    taken = stays * seconds[menu, level] + (count - stays) * seconds[menu, after]
+    return _Mix(
+        stack=stack,
+        hulls=hulls,
+        level=level,
+        last=last,
+        moved=moved,
+        seconds=float(taken.sum()),
+        needed_bytes=float(needed.sum() + largest.max()),
+    )
 
 
 @lru_cache(maxsize=256)
-def _hull(options: tuple[Option, ...]) -> tuple[Option, ...]:
-    """Options on the lower convex hull of seconds over bytes, the fastest first."""
+def _padded(hulls: tuple[tuple[Option, ...], ...]) -> tuple[Array, Array, Array]:
+    """Seconds, bytes kept and working sets, a hull a row."""
+    table = np.zeros((3, len(hulls), max(map(len, hulls))))
+    for row, hull in enumerate(hulls):
+        table[:, row, : len(hull)] = _columns(hull)
+    seconds, held, working = table
+    return seconds, held, working
+
+
+@lru_cache(maxsize=1024)
+def _hull(options: tuple[Option, ...], cap: float) -> tuple[Option, ...]:
+    """Options on the lower convex hull of seconds over bytes, the fastest first, of
+    those whose working set is not above *cap*."""
     hull: list[Option] = []
     for one in options:
+        if one.working_bytes > cap:
+            continue
         while len(hull) > 1 and _ratio(hull[-2], hull[-1]) >= _ratio(hull[-1], one):
             hull.pop()
         hull.append(one)

@@ -31,9 +31,9 @@ Array = NDArray[Any]
 MOST_FREE: Final = 10  # operators of which all subsets are looked at
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Option:
-    """One layer's retention, and its price for one micro-batch.
+    """One layer's retention, and its price for one micro-batch; equal to itself alone.
 
     `saved_bytes` stay from forward to backward, `working_bytes` live inside the
     backward pass, what is made again among them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from costmodel.auto_retention import AUTO
 from costmodel.estimate import estimate
 from costmodel.legality import violations
 from costmodel.support import refusals
@@ -29,8 +30,10 @@ def check(problem: Problem, solution: Solution) -> None:
 
 
 def again_priced(problem: Problem, candidate: Candidate) -> Candidate:
-    """*candidate* simulated anew on the problem's machine."""
-    if not isinstance(candidate, Staged):
+    """*candidate* simulated anew on the problem's machine; its layout is, where that
+    says more than its choice: stages that differ, or retention that was fitted."""
+    fitted = candidate.choice.recompute == AUTO
+    if not isinstance(candidate, Staged) and not fitted:
         return problem.simulate(candidate.choice)
     layout, on = candidate.estimate.layout, problem.machine
     return replace(candidate, estimate=estimate(problem.job, on.cluster, layout, on=on))

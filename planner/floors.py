@@ -19,7 +19,6 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.atom_book import Sites
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import RECOMPUTES, Columns
 from costmodel.grid import ColumnPrices, peak_bytes, step_time_s
@@ -115,7 +114,6 @@ class _Floor:
 
     problem: Problem
     table: Table
-    sites: Sites
     recompute: Array
 
     @classmethod
@@ -123,7 +121,6 @@ class _Floor:
         return cls(
             problem=problem,
             table=branches,
-            sites=Sites.of(branches),
             recompute=_recompute(problem, branches),
         )
 
@@ -166,7 +163,7 @@ class _Floor:
     def _passes(
         self, name: str, treatments: tuple[str, ...], chosen: Array
     ) -> tuple[Array, Array]:
-        found = self.problem.book.atoms(name, self.sites, treatments, chosen, _SECONDS)
+        found = self.problem.book.atoms(name, self.table["site"], treatments, chosen, _SECONDS)
         forward, again, backward, *exchanged = found
         backward = again + backward
         if self._at_once:

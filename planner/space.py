@@ -22,7 +22,6 @@ from itertools import groupby
 
 import numpy as np
 
-from costmodel.atom_book import Sites
 from costmodel.columns import INTEGERS, Columns
 from costmodel.legality import MOST_PASSES
 from costmodel.uniform import Uniform
@@ -65,8 +64,8 @@ class Space:
 
     @cached_property
     def branches(self) -> Table:
-        """All choices but ZeRO's, with `leaves`: how many candidates each holds. Those
-        of one `site` have their blocks at one site of `Problem.book`.
+        """All choices but ZeRO's, with `leaves`: how many candidates each holds, and
+        `site`: where their blocks are in `Problem.book`.
 
         Raises InvalidSpec for more than 2,000,000 of them.
         """
@@ -79,7 +78,7 @@ class Space:
             table, ["sequence_parallel"], ["tp", "cp"], axes.sequence_parallel
         )
         table = widen(table, ["cp_kind"], ["tp", "cp"], axes.cp_kinds)
-        table["site"] = Sites.of(table).of_row
+        table["site"] = self.problem.book.sites(table)
         pipeline = ["pp", "micro_batches"]
         ways = counts(table, pipeline, axes.schedules).sum() * len(axes.recomputes())
         if ways > MOST_BRANCHES:
