@@ -51,6 +51,10 @@ class Runs:
     backward_s: tuple[Array, ...]
     transfer_s: Array
 
+    def columns(self) -> tuple[Array, ...]:
+        """All arrays, in the order of the fields."""
+        return (*self.counts, *self.forward_s, *self.backward_s, self.transfer_s)
+
     @property
     def both_s(self) -> tuple[Array, ...]:
         pairs = zip(self.forward_s, self.backward_s, strict=True)
@@ -95,7 +99,7 @@ def makespan_bound_s(
         phases = _two_phases(runs, micro_batches)
         return np.where(runs.stages > 1, phases, accumulated)
     if schedule == "1f1b":
-        return _Woven(runs, micro_batches).longest()
+        return _woven_bound_s(runs, micro_batches)
     return busy_bound_s(
         schedule,
         Chain(
@@ -126,8 +130,27 @@ def _two_phases(runs: Runs, micro_batches: Array) -> Array:
     return np.asarray(once + (micro_batches - 1) * (slowest_f + slowest_b))
 
 
+def _woven_bound_s(runs: Runs, micro_batches: Array) -> Array:
+    """1F1B: candidates whose runs are there alike share their paths."""
+    wide = np.broadcast_arrays(*runs.columns(), micro_batches)
+    flat, kinds = [np.ravel(item) for item in wide], len(runs.counts)
+    pattern = sum((flat[place] > 0) << place for place in range(kinds))
+    found = np.empty(flat[0].shape)
+    for one in np.unique(pattern):
+        rows = np.flatnonzero(pattern == one)
+        there = [place for place in range(kinds) if one >> place & 1]
+        own = Runs(
+            counts=tuple(flat[place][rows] for place in there),
+            forward_s=tuple(flat[kinds + place][rows] for place in there),
+            backward_s=tuple(flat[2 * kinds + place][rows] for place in there),
+            transfer_s=flat[-2][rows],
+        )
+        found[rows] = _Woven(own, flat[-1][rows]).longest()
+    return found.reshape(wide[0].shape)
+
+
 class _Woven:
-    """Paths of 1f1b between the ends of runs."""
+    """Paths of 1f1b between the ends of runs, all of which are there."""
 
     def __init__(self, runs: Runs, micro_batches: Array) -> None:
         self.runs, self.after_first = runs, micro_batches - 1
@@ -137,18 +160,18 @@ class _Woven:
         self.first = [last + 1 - count for last, count in pairs]
         self.slowest_f = runs.slowest(runs.forward_s)
         self.slowest_b = runs.slowest(runs.backward_s)
+        work = zip(runs.counts, self.both, strict=True)
+        self.behind_s = list(accumulate(count * both for count, both in work))
 
     def longest(self) -> Array:
-        most = np.zeros(())
-        for end, count in enumerate(self.runs.counts):
+        most: Array = np.zeros(self.after_first.shape)
+        for end in range(len(self.both)):
             slowest = np.zeros(())
             for start in range(end, -1, -1):
-                there = self.runs.counts[start] > 0
-                slowest = np.maximum(slowest, np.where(there, self.both[start], 0.0))
+                slowest = np.maximum(slowest, self.both[start])
                 paths = [self._window(start, end, slowest)]
                 paths += [self._along(start, s, end) for s in self._edges(start, end)]
-                best = np.maximum.reduce(paths)
-                most = np.maximum(most, np.where(there & (count > 0), best, 0.0))
+                most = np.maximum.reduce([most, *paths])
         return np.asarray(most)
 
     def _edges(self, start: int, end: int) -> list[Array]:
@@ -157,13 +180,21 @@ class _Woven:
 
     def _trip(self, stage: Array) -> Array:
         """Down to *stage* and back, with its own passes."""
-        passes = sum(
-            both * np.clip(stage + 1 - first, 0, count)
-            for both, first, count in zip(
-                self.both, self.first, self.runs.counts, strict=True
-            )
-        )
-        return np.asarray(passes + stage * self.round_trip_s)
+        passes = stage * self.round_trip_s
+        for both, first, count in zip(
+            self.both, self.first, self.runs.counts, strict=True
+        ):
+            passes = passes + both * np.minimum(np.maximum(stage + 1 - first, 0), count)
+        return np.asarray(passes)
+
+    def _to_last(self, run: int) -> Array:
+        """The same to the last stage of a run."""
+        return np.asarray(self.behind_s[run] + self.last[run] * self.round_trip_s)
+
+    def _to_first(self, run: int) -> Array:
+        """The same to the first one."""
+        before = self.behind_s[run - 1] if run else 0.0
+        return np.asarray(before + self.both[run] + self.first[run] * self.round_trip_s)
 
     def _fill(self, end: int) -> Array:
         behind = self.runs.stages - 1 - self.last[end]
@@ -177,14 +208,14 @@ class _Woven:
             fill * self.slowest_f[end] + single * self.slowest_b[start],
             fill * self.slowest_b[end] + single * self.slowest_f[start],
         )
-        return np.asarray(self._trip(self.last[end]) + pairs * self.both[start] + once)
+        return np.asarray(self._to_last(end) + pairs * self.both[start] + once)
 
     def _window(self, start: int, end: int, slowest: Array) -> Array:
-        e, fill, trip = self.last[end], self._fill(end), self._trip(self.last[end])
+        e, fill, trip = self.last[end], self._fill(end), self._to_last(end)
         n = np.maximum(e - self.first[start] + 1, 1)
         rest = self.after_first - fill
         times, left = np.divmod(rest, n)
-        window = trip - self._trip(self.first[start]) + self.both[start]
+        window = trip - self._to_first(start) + self.both[start]
         smaller = trip - self._trip(e - left) - self.round_trip_s
         over = np.maximum(
             left * np.where(times > 0, slowest, self.both[end]),

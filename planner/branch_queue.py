@@ -38,9 +38,10 @@ class BranchQueue:
         self._look_closely(1)
         return float(self._floors[0]) if len(self._floors) else inf
 
-    def take(self, most: int) -> tuple[Table, Array]:
-        """Up to *most* branches of the least floors, in order, with their floors."""
-        self._look_closely(most)
+    def take(self, most: int, below: float = inf) -> tuple[Table, Array]:
+        """Up to *most* branches of the least floors, in order, with their floors; of
+        branches that are not *below* a floor it may give any or none."""
+        self._look_closely(most, below)
         end = min(most, len(self._rows))
         rows, floors = self._rows[:end], self._floors[:end]
         self._rows, self._floors = self._rows[end:], self._floors[end:]
@@ -52,10 +53,13 @@ class BranchQueue:
         left = ~self._closed[self._rows]
         self._rows, self._floors = self._rows[left], self._floors[left]
 
-    def _look_closely(self, count: int) -> None:
-        """Until the *count* branches of least floor are known, or all branches."""
+    def _look_closely(self, count: int, below: float = inf) -> None:
+        """Until the *count* branches of least floor are known, or all of them that are
+        *below* a floor."""
         while self._looked_at < len(self._order):
             next_rough = self._rough[self._order[self._looked_at]]
+            if next_rough >= below:
+                return
             if len(self._floors) >= count and self._floors[count - 1] <= next_rough:
                 return
             end = self._looked_at + self._look

@@ -162,5 +162,11 @@ class Problem:
             executable=self.executable,
         )
 
+    def repinned(self, pins: Pins) -> Problem:
+        """The same with other *pins*, on which no price hangs: one book serves both."""
+        found = replace(self, pins=pins)
+        vars(found)["book"] = self.book
+        return found
+
     def without_pins(self) -> Problem:
         return replace(self, pins=Pins(overlap=self.pins.overlap))

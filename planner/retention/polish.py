@@ -23,12 +23,13 @@ from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, Columns
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform
-from planner.floors import floor_s, leaf_bounds
+from planner.branch_queue import BranchQueue
+from planner.floors import floor_s, leaf_bytes, leaf_s, rough_s
 from planner.problem import Candidate, Objective, Problem
 from planner.search import Clock, Limits
 from planner.solution import EXACT, WORTHWHILE, Added, Solution
 from planner.space import Space
-from planner.table import Array, length, take
+from planner.table import Array, Table, length, take
 from profiles.errors import Contradiction
 
 MOST: Final = 6  # candidates that are fitted
@@ -122,7 +123,7 @@ class _Field:
     def __init__(self, problem: Problem, value: float) -> None:
         self.problem = problem
         pins = replace(problem.pins, recompute="none")
-        self.space = Space(problem=replace(problem, pins=pins))
+        self.space = Space(problem=problem.repinned(pins))
         self.lower, self.considered = inf, 0
         self._rows = self._found(value)
 
@@ -145,32 +146,46 @@ class _Field:
         problem, branches = self.problem, self.space.branches
         if not length(branches):
             return None
-        floors = np.asarray(
-            problem.value_of(floor_s(self.space.problem, branches), 0.0)
-        )
-        order = np.argsort(floors, kind="stable")
-        order = order[floors[order] < value]
-        if len(order) > MOST_BRANCHES:
-            self.lower = float(floors[order[MOST_BRANCHES]])
-        if not len(order):
+        table = self._may_beat(value, branches)
+        if not length(table):
             return None
-        columns = self.space.leaves(take(branches, order[:MOST_BRANCHES]))
+        columns = self.space.leaves(table)
         limit = problem.memory_limit_bytes
-        kept = leaf_bounds(self.space.problem, columns)
-        bounds = np.asarray(problem.value_of(kept.step_time_s, kept.peak_memory_bytes))
-        rows = np.flatnonzero((bounds < value) & (kept.peak_memory_bytes > limit))
+        over = leaf_bytes(self.space.problem, columns)
+        columns, over = columns.take(over > limit), over[over > limit]
+        bounds = self._values(columns, over)
+        rows = np.flatnonzero(bounds < value)
         if not len(rows):
             return None
-        columns, bounds = columns.take(rows), bounds[rows]
-        over = kept.peak_memory_bytes[rows]
+        columns, bounds, over = columns.take(rows), bounds[rows], over[rows]
         again = replace(columns, recompute=np.full_like(columns.recompute, _FULL))
-        made = leaf_bounds(self.space.problem, again)
-        fits = made.peak_memory_bytes <= limit
+        made = leaf_bytes(self.space.problem, again)
+        fits = made <= limit
         if not fits.any():
             return None
-        share = (over - limit) / np.maximum(over - made.peak_memory_bytes, 1.0)
-        full = np.asarray(problem.value_of(made.step_time_s, made.peak_memory_bytes))
+        bounds, over, made = bounds[fits], over[fits], made[fits]
+        share = (over - limit) / np.maximum(over - made, 1.0)
+        full = self._values(again.take(fits), made)
         guesses = bounds + np.clip(share, 0, 1) * (full - bounds)
-        self.considered = int(fits.sum())
-        self.lower = min(self.lower, float(bounds[fits].min()))
-        return _Rows(columns.take(fits), bounds[fits], guesses[fits])
+        self.considered = len(bounds)
+        self.lower = min(self.lower, float(bounds.min()))
+        return _Rows(columns.take(fits), bounds, guesses)
+
+    def _may_beat(self, value: float, branches: Table) -> Table:
+        """Of *branches* those whose floors are below *value*, as many as are priced."""
+        problem = self.space.problem
+
+        def floors(some: Table) -> Array:
+            return np.asarray(problem.value_of(floor_s(problem, some), 0.0))
+
+        rough = np.asarray(problem.value_of(rough_s(problem, branches), 0.0))
+        queue = BranchQueue(branches, rough, floors)
+        table, found = queue.take(MOST_BRANCHES, below=value)
+        if length(table) == MOST_BRANCHES:
+            self.lower = min(self.lower, queue.least)
+        return take(table, found < value)
+
+    def _values(self, columns: Columns, peak_bytes: Array) -> Array:
+        """What the values of *columns* do not go below."""
+        seconds = leaf_s(self.space.problem, columns)
+        return np.asarray(self.problem.value_of(seconds, peak_bytes))
