@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import Atom, atom, block_prices, shared_parameters
+from costmodel.atoms import Atom, Whole, atom, block_prices, shared_parameters
 from costmodel.columns import Columns
 from costmodel.layout import CP_KINDS
 from costmodel.machine import Machine
@@ -135,6 +135,7 @@ class _Sheet:
 
     size: int
     prices: dict[str, OperatorPrice]
+    whole: Whole
     entry_bytes: Array
 
 
@@ -165,7 +166,7 @@ class _Page:
         return found
 
     def table(self, kept: str | Retention) -> Array:
-        """All entries' atoms under the preset or retention *kept*, [fields, entries]."""
+        """All entries' atoms under *kept*, a preset or a retention."""
         done, table = self._tables.get(kept, (0, np.empty((len(ATOM), 0))))
         if done < len(self._sheets):
             more = [self._atoms(sheet, kept) for sheet in self._sheets[done:]]
@@ -179,7 +180,9 @@ class _Page:
         known, keys = self._known, list(map(tuple, places.tolist()))
         new = [key for key in dict.fromkeys(keys) if key not in known]
         if new:
-            known.update(zip(new, range(len(known), len(known) + len(new)), strict=True))
+            known.update(
+                zip(new, range(len(known), len(known) + len(new)), strict=True)
+            )
             self._sheets.append(self._priced(np.array(new)))
         return [known[key] for key in keys]
 
@@ -193,9 +196,11 @@ class _Page:
             cp_kind=self.cp_kind,
             flash_attention=book.flash_attention,
         )
+        prices = block_prices(self.block, degrees, book.policy, book.on)
         return _Sheet(
             size=len(places),
-            prices=block_prices(self.block, degrees, book.policy, book.on),
+            prices=prices,
+            whole=Whole.of(prices),
             entry_bytes=entry_bytes(self.block, degrees, book.policy),
         )
 
@@ -219,6 +224,7 @@ class _Page:
             sheet.prices,
             retention,
             sheet.entry_bytes,
+            whole=sheet.whole,
             stops_early=software.stops_early,
             sharpness=software.sharpness,
         )

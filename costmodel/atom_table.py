@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import Atom, atom, block_prices, shared_parameters
+from costmodel.atoms import Atom, Whole, atom, block_prices, shared_parameters
 from costmodel.compression import Packer
 from costmodel.known import Known
 from costmodel.machine import Machine
@@ -111,21 +111,22 @@ def _atoms(
     return known.once((*key, treatment), partial(_treated, treatment, priced, packer))
 
 
-_Priced = tuple[Block, dict[str, OperatorPrice], Array]
+_Priced = tuple[Block, dict[str, OperatorPrice], Whole, Array]
 
 
 def _operators(
     pairs: Sequence[tuple[Site, Place]], precision: Precision, machine: Machine
 ) -> _Priced:
-    """A block, the prices of its operators, and the bytes that it is entered with."""
+    """A block, the prices of its operators and their sum, and the bytes that it is
+    entered with."""
     block = _stacked([site.block for site, _ in pairs])
     degrees = pairs[0][0].degrees([place for _, place in pairs])
     prices = block_prices(block, degrees, precision, machine)
-    return block, prices, entry_bytes(block, degrees, precision)
+    return block, prices, Whole.of(prices), entry_bytes(block, degrees, precision)
 
 
 def _treated(treatment: Treatment, priced: _Priced, packer: Packer) -> Atom:
-    block, prices, entry = priced
+    block, prices, whole, entry = priced
     if isinstance(treatment, str):
         return shared_parameters(prices[treatment])
     require_priced(treatment, block)
@@ -135,6 +136,7 @@ def _treated(treatment: Treatment, priced: _Priced, packer: Packer) -> Atom:
         prices,
         treatment,
         entry,
+        whole=whole,
         stops_early=software.stops_early,
         sharpness=software.sharpness,
         packer=packer,

@@ -82,12 +82,39 @@ def block_prices(
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """What of a block is the same whatever it keeps: both passes over all operators,
+    the bytes of tensors that backward needs, and the widest operator's."""
+
+    forward: Work
+    backward: Work
+    tensors: dict[str, Array]
+    widest_bytes: Array
+
+    @classmethod
+    def of(cls, prices: dict[str, OperatorPrice]) -> Whole:
+        """The sum of *prices*."""
+        tensors: dict[str, Array] = {}
+        for price in prices.values():
+            tensors |= price.saved | price.internal
+        return cls(
+            forward=_sum([price.forward for price in prices.values()]),
+            backward=_sum([price.backward for price in prices.values()]),
+            tensors=tensors,
+            widest_bytes=_most(
+                [price.output_bytes + price.input_bytes for price in prices.values()]
+            ),
+        )
+
+
 def atom(
     block: Block,
     prices: dict[str, OperatorPrice],
     retention: Retention,
     entry_bytes: Array,
     *,
+    whole: Whole | None = None,
     stops_early: bool = False,
     sharpness: float = HOST_SHARPNESS,
     packer: Packer | None = None,
@@ -97,15 +124,14 @@ def atom(
     *entry_bytes* is the size of the block's input: what is kept when all is
     recomputed, with *stops_early* only as far as needed (`recomputed_operators`).
     *sharpness* is that of the softer maximum of device and host; *packer* says what
-    compression costs, where *retention* compresses.
+    compression costs, where *retention* compresses. Who assembles several gives the
+    *whole* of *prices*, made once.
     """
-    again = recomputed_operators(block, retention.recomputed, stops_early=stops_early)
-    forward = _sum([price.forward for price in prices.values()])
-    backward = _sum([price.backward for price in prices.values()])
-    repeated = _sum(
-        [prices[name].forward * _share(block, name, retention) for name in again]
-    )
-    saved, away, dropped = _saved(block, prices, retention, entry_bytes)
+    found = whole or Whole.of(prices)
+    forward, backward, widest = found.forward, found.backward, found.widest_bytes
+    again = run_again(block, retention, stops_early=stops_early)
+    repeated = _sum([prices[name].forward * share for name, share in again.items()])
+    saved, away, dropped = kept_bytes(block, found.tensors, retention, entry_bytes)
     if retention.compresses:
         packed = _packed(block, prices, retention, entry_bytes, packer)
         saved = saved - packed.saved_bytes
@@ -113,9 +139,6 @@ def atom(
         unpacked = packed.largest_bytes
     else:
         unpacked = _ZERO
-    widest = _most(
-        [price.output_bytes + price.input_bytes for price in prices.values()]
-    )
     backward_s = backward.total_s(sharpness)
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     values = {
@@ -218,22 +241,30 @@ def _needed(block: Block) -> int:
     )
 
 
-def _saved(
+def run_again(
+    block: Block, retention: Retention, *, stops_early: bool
+) -> dict[str, float]:
+    """The operators whose forward runs again, and how much of it does: all of it where
+    the whole block does."""
+    names = recomputed_operators(block, retention.recomputed, stops_early=stops_early)
+    outputs = {item.name: item.output.name for item in block.operators}
+    return {name: retention.share(outputs[name]) or 1.0 for name in names}
+
+
+def kept_bytes(
     block: Block,
-    prices: dict[str, OperatorPrice],
+    tensors: dict[str, Any],
     retention: Retention,
-    entry_bytes: Array,
-) -> tuple[Array, Array, Array]:
-    """(bytes kept from forward to backward, offloaded, made again inside backward)."""
-    tensors: dict[str, Array] = {}
-    for price in prices.values():
-        tensors |= price.saved | price.internal
+    entry_bytes: Any,
+) -> tuple[Any, Any, Any]:
+    """(bytes kept from forward to backward, offloaded, made again inside backward) of
+    *tensors* by name; numbers or arrays."""
     everything = sum(tensors.values(), start=_ZERO)
     wanted = retention.recomputed
     if EVERYTHING in wanted:
         share = retention.away(block.entry.name) if block.entry is not None else 0.0
         inside = block.entry is not None and block.entry.name in wanted
-        entry = np.asarray(entry_bytes) * (not inside)
+        entry = entry_bytes * (not inside)
         return (1 - share) * entry, share * entry, everything
     copies = _copies_of(block, wanted)
     dropped = sum(
@@ -268,11 +299,6 @@ def _packed(
     for price in prices.values():
         sizes |= price.saved
     return packer.packed(sizes, retention)
-
-
-def _share(block: Block, name: str, retention: Retention) -> float:
-    """How much of an operator that runs again does; whole where all runs again."""
-    return retention.share(block.operator(name).output.name) or 1.0
 
 
 def _copies_of(block: Block, wanted: frozenset[str]) -> frozenset[str]:

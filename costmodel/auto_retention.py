@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from costmodel.atoms import block_prices
 from costmodel.estimate import Estimate, estimate
+from costmodel.known import Known
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
 from costmodel.memory import FRAGMENTATION, pipeline_buffers
@@ -73,7 +74,8 @@ def fitted(
         )
     kept = replace(choice, recompute="none")
     plain = spell_out(kept, job.graph, job.global_batch)
-    found = estimate(job, on.cluster, plain, on=on)
+    known = Known()
+    found = estimate(job, on.cluster, plain, on=on, known=known)
     if found.peak_memory_bytes <= limit_bytes:
         return found
     words = executed() if executable else None
@@ -81,7 +83,7 @@ def fitted(
     rooms = stages.rooms(limit_bytes)
     seen = []
     for turn in range(ROUNDS):
-        found = estimate(job, on.cluster, stages.layout(rooms), on=on)
+        found = estimate(job, on.cluster, stages.layout(rooms), on=on, known=known)
         seen.append(found)
         over = np.array([float(item.total) for item in found.memory]) - limit_bytes
         if over.max() <= 0:

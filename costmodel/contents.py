@@ -16,6 +16,7 @@ from costmodel.atoms import Atom
 from profiles.precision import Precision
 
 Array = NDArray[Any]
+_WORKING = "working_bytes"
 Part = tuple[Any, Atom]  # how many of a block (a number or an array), and its price
 
 
@@ -50,10 +51,9 @@ def contents_of(
     segments: Sequence[Sequence[Part]] = (),
 ) -> Contents:
     """The sum of *parts*; of them *segments* are made again together."""
-    total = {
-        name: _most(parts, name) if name.endswith("working_bytes") else _sum(parts, name)
-        for name in Atom.__dataclass_fields__
-    }
+    names = [item.name for item in fields(Atom)]
+    total = {name: _sum(parts, name) for name in names if not name.endswith(_WORKING)}
+    total["forward_working_bytes"] = _most(parts, "forward_working_bytes")
     total["backward_working_bytes"] = _redone(parts, segments)
     return Contents(
         total=Atom(**total),

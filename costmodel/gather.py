@@ -121,8 +121,8 @@ class Gather:
         graph = self.book.job.graph
         if len(run.layers) > 1:
             raise Unsupported(
-                f"recompute sqrt of {self.book.job.model}, whose layers are of several kinds "
-                f"({', '.join(run.layers)}), is not searched; simulate prices it"
+                f"recompute sqrt of {self.book.job.model}, whose layers are of several "
+                f"kinds ({', '.join(run.layers)}), is not searched; simulate prices it"
             )
         ((name, count),) = run.layers.items()
         redone = self._own["recompute"] == SQRT

@@ -61,7 +61,9 @@ def price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
 def price_from(book: AtomBook, columns: Columns) -> ColumnPrices:
     """The same from a *book* of the rows' job, machine, precision and offloading."""
     rows = Rows(columns=columns, book=book)
-    return ColumnPrices(step_time_s=step_time_s(rows), peak_memory_bytes=peak_bytes(rows))
+    return ColumnPrices(
+        step_time_s=step_time_s(rows), peak_memory_bytes=peak_bytes(rows)
+    )
 
 
 def step_time_s(rows: Rows) -> Array:

@@ -18,12 +18,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import atom
+from costmodel.atoms import Whole, kept_bytes, run_again
 from costmodel.combination import treatment
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload, offloaded
 from costmodel.retention import CORE, PRESETS, Retention, preset, recompute
-from costmodel.work import OperatorPrice
+from costmodel.software import Software
+from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import Kind, Operator
 
@@ -67,8 +68,9 @@ def menu(
     for names in _closed_sets(block, prices, on.software.sharpness):
         one = recompute(*names)
         found.setdefault(one.recomputed, one)
+    layer = _Layer.of(block, prices, entry_bytes, on)
     options = [
-        _option(block, prices, entry_bytes, on, offloaded(one, block, offload))
+        layer.option(offloaded(one, block, offload))
         for one in found.values()
         if words is None or treatment(one) in words
     ]
@@ -129,28 +131,57 @@ def _freed(operator: Operator, prices: dict[str, OperatorPrice]) -> float:
     return sum(_number(size) for name, size in sizes.items() if name in names | copies)
 
 
-def _option(
-    block: Block,
-    prices: dict[str, OperatorPrice],
-    entry_bytes: Any,
-    on: Machine,
-    retention: Retention,
-) -> Option:
-    software = on.software
-    found = atom(
-        block,
-        prices,
-        retention,
-        entry_bytes,
-        stops_early=software.stops_early,
-        sharpness=software.sharpness,
-    )
-    return Option(
-        retention=retention,
-        recompute_s=_number(found.recompute_s),
-        saved_bytes=_number(found.saved_bytes),
-        working_bytes=_number(found.backward_working_bytes),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """A layer's prices as numbers, which `atom` has as arrays: a menu has hundreds of
+    options, and asks for three numbers of each."""
+
+    block: Block
+    device_s: dict[str, float]  # of forwards
+    host_s: dict[str, float]
+    tensors: dict[str, float]
+    widest_bytes: float
+    entry_bytes: float
+    software: Software
+
+    @classmethod
+    def of(
+        cls,
+        block: Block,
+        prices: dict[str, OperatorPrice],
+        entry_bytes: Any,
+        on: Machine,
+    ) -> _Layer:
+        whole = Whole.of(prices)
+        forward = {name: price.forward for name, price in prices.items()}
+        return cls(
+            block=block,
+            device_s={name: _number(one.device_s) for name, one in forward.items()},
+            host_s={name: _number(one.host_s) for name, one in forward.items()},
+            tensors={name: _number(size) for name, size in whole.tensors.items()},
+            widest_bytes=_number(whole.widest_bytes),
+            entry_bytes=_number(entry_bytes),
+            software=on.software,
+        )
+
+    def option(self, retention: Retention) -> Option:
+        early = self.software.stops_early
+        again = run_again(self.block, retention, stops_early=early).items()
+        saved, _, dropped = kept_bytes(
+            self.block, self.tensors, retention, self.entry_bytes
+        )
+        repeated = Work(
+            compute_s=np.asarray(
+                sum(self.device_s[name] * part for name, part in again)
+            ),
+            host_s=sum(self.host_s[name] * part for name, part in again),
+        )
+        return Option(
+            retention=retention,
+            recompute_s=_number(repeated.total_s(self.software.sharpness)),
+            saved_bytes=_number(saved),
+            working_bytes=self.widest_bytes + _number(dropped),
+        )
 
 
 def _undominated(options: list[Option]) -> tuple[Option, ...]:

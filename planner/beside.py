@@ -10,13 +10,14 @@ from costmodel.report.table import training_words
 from costmodel.uniform import Uniform
 from costmodel.whatif import training
 from planner.around import Around
-from planner.largest import Largest
 from planner.problem import Problem
 from planner.solution import Solution
 from profiles.errors import Contradiction
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from planner.largest import Largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,8 +85,11 @@ def rough_s(problem: Problem, branches: Table) -> Array:
     every = take(branches, np.repeat(first[known], len(codes)))
     every["recompute"] = np.tile(codes, len(known))
     floor = _Floor.of(problem, every)
-    total = sum(count * sum(floor.body(block.name)) for block, count in problem.job.graph.runs)
-    work = total + sum(sum(floor.end(name)) for name in _ENDS)
+    work = np.zeros(len(known) * len(codes))
+    for block, count in problem.job.graph.runs:
+        work += count * np.add(*floor.body(block.name))
+    for name in _ENDS:
+        work += np.add(*floor.end(name))
     place = np.empty((len(first), len(RECOMPUTES)))
     place[np.ix_(known, codes)] = work.reshape(len(known), len(codes))
     each = place[site, _recompute(problem, branches)]
@@ -128,7 +131,7 @@ class _Floor:
         table, graph = self.table, self.problem.job.graph
         stages = table["pp"] * table["virtual_stages"]
         runs = stage_runs(graph, stages)
-        start, *tail = (self.end(name) for name in _ENDS)
+        start, norm, head = (self.end(name) for name in _ENDS)
         layers = {block.name: self.body(block.name) for block, _ in graph.runs}
         sides = []
         for side in (0, 1):
@@ -136,7 +139,7 @@ class _Floor:
                 sum(count * layers[kind][side] for kind, count in run.layers.items())
                 for run in runs
             ]
-            after = sum(one[side] for one in tail)
+            after = norm[side] + head[side]
             passes[0] = passes[0] + start[side] + (stages == 1) * after
             passes[-1] = passes[-1] + after
             sides.append(tuple(map(np.asarray, passes)))
@@ -163,11 +166,11 @@ class _Floor:
     def _passes(
         self, name: str, treatments: tuple[str, ...], chosen: Array
     ) -> tuple[Array, Array]:
-        found = self.problem.book.atoms(name, self.table["site"], treatments, chosen, _SECONDS)
-        forward, again, backward, *exchanged = found
-        backward = again + backward
+        sites, book = self.table["site"], self.problem.book
+        found = book.atoms(name, sites, treatments, chosen, _SECONDS)
+        forward, backward = found[0], found[1] + found[2]
         if self._at_once:
-            backward = backward - sum(exchanged)
+            backward = backward - found[3:].sum(axis=0)
         return forward, backward
 
     @property

@@ -1,10 +1,10 @@
 """What a process that plans asks of its memory: two habits that suit servers, not us.
 
-    allocator   glibc maps each array above 128 KiB anew and hands it back when it is
-                freed, so that its pages are faulted in again and again: half of the
-                time of pricing columns
-    collector   Python looks for cycles after every 700 new objects; a plan makes
-                hundreds of thousands that live to its end, and few cycles
+allocator   glibc maps each array above 128 KiB anew and hands it back when it is
+            freed, so that its pages are faulted in again and again: half of the
+            time of pricing columns
+collector   Python looks for cycles after every 700 new objects; a plan makes
+            hundreds of thousands that live to its end, and few cycles
 """
 
 from __future__ import annotations

@@ -1,35 +1,49 @@
-"""The searches by the names that `--search` takes."""
+"""The searches by the names that `--search` takes, each loaded when it is asked for."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Final, final
 
-from planner.baselines.deepspeed import DeepSpeed
-from planner.baselines.exhaustive import Exhaustive
-from planner.baselines.fsdp import Fsdp
-from planner.baselines.hf_ladder import HfLadder
-from planner.baselines.mcmc import Mcmc
-from planner.baselines.megatron import Megatron
-from planner.baselines.pipedream import PipeDream
-from planner.baselines.two_bw import TwoBw
-from planner.branch_and_bound import BranchAndBound
 from planner.search import AbstractSearch
 from profiles.errors import UnknownName, Unsupported
 
-PROVERS: Final[tuple[AbstractSearch, ...]] = (BranchAndBound(), Exhaustive())
-BASELINES: Final[tuple[AbstractSearch, ...]] = (
-    Mcmc(),
-    Megatron(),
-    HfLadder(),
-    Fsdp(),
-    DeepSpeed(),
-    TwoBw(),
-    PipeDream(),
+PROVERS: Final = ("branch-and-bound", "exhaustive")
+BASELINES: Final = (
+    *("mcmc", "megatron", "hf-ladder", "fsdp", "deepspeed", "2bw", "pipedream"),
 )
-SEARCHES: Final[dict[str, AbstractSearch]] = {
-    search.name: search for search in (*PROVERS, *BASELINES)
-}
 NOT_YET: Final = ("recursive",)
+_HOMES: Final = {
+    "branch-and-bound": "planner.branch_and_bound:BranchAndBound",
+    "exhaustive": "planner.baselines.exhaustive:Exhaustive",
+    "mcmc": "planner.baselines.mcmc:Mcmc",
+    "megatron": "planner.baselines.megatron:Megatron",
+    "hf-ladder": "planner.baselines.hf_ladder:HfLadder",
+    "fsdp": "planner.baselines.fsdp:Fsdp",
+    "deepspeed": "planner.baselines.deepspeed:DeepSpeed",
+    "2bw": "planner.baselines.two_bw:TwoBw",
+    "pipedream": "planner.baselines.pipedream:PipeDream",
+}
+
+
+@final
+class _Searches(Mapping[str, AbstractSearch]):
+    """All searches by name, in order; an unknown one raises KeyError."""
+
+    def __getitem__(self, name: str) -> AbstractSearch:
+        home, _, called = _HOMES[name].partition(":")
+        search: AbstractSearch = getattr(import_module(home), called)()
+        return search
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*PROVERS, *BASELINES))
+
+    def __len__(self) -> int:
+        return len(_HOMES)
+
+
+SEARCHES: Final = _Searches()
 
 
 def search_called(name: str) -> AbstractSearch:

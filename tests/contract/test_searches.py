@@ -32,8 +32,12 @@ from tests.problems import local, problem, small_problems
 
 FEW = Pins(recompute="none", sequence_parallel=False, zero=1)
 each_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
-each_prover = pytest.mark.parametrize("search", PROVERS, ids=lambda one: one.name)
-each_baseline = pytest.mark.parametrize("search", BASELINES, ids=lambda one: one.name)
+each_prover = pytest.mark.parametrize(
+    "search", [SEARCHES[name] for name in PROVERS], ids=PROVERS
+)
+each_baseline = pytest.mark.parametrize(
+    "search", [SEARCHES[name] for name in BASELINES], ids=BASELINES
+)
 QUICK = {"mcmc": Mcmc(proposals=60)}  # the contract holds for any budget
 
 
