@@ -98,6 +98,7 @@ class AtomBook:
                 rows, table = here[some], page.table(treatments[code])
                 for row, number in zip(found, picked, strict=True):
                     row[rows] = table[number].take(entry[some])
+            page.forget()
         return found
 
     def shared(self, sites: Array) -> Array:
@@ -131,7 +132,7 @@ class AtomBook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sheet:
-    """Places of a page that were asked for together, their operators priced."""
+    """Places of a page that were asked for together, and their operators' prices."""
 
     size: int
     prices: dict[str, OperatorPrice]
@@ -141,7 +142,11 @@ class _Sheet:
 
 @dataclass(kw_only=True)
 class _Page:
-    """One block in one variant: an entry a place, in the order of asking."""
+    """One block in one variant: an entry a place, in the order of asking.
+
+    Prices of operators are many times the atoms made of them, so a page keeps them
+    only while it is asked; who wants another treatment later has them made again.
+    """
 
     block: Block
     book: AtomBook
@@ -149,7 +154,8 @@ class _Page:
     split: bool
     _entry_of: Array = field(default_factory=lambda: np.empty(0, np.int64))
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _sheets: list[_Sheet] = field(default_factory=list)
+    _sheets: list[Array] = field(default_factory=list)  # places asked for together
+    _operators: dict[int, _Sheet] = field(default_factory=dict)
     _tables: dict[str | Retention, tuple[int, Array]] = field(default_factory=dict)
 
     def entries(self, sites: Array) -> Array:
@@ -169,10 +175,15 @@ class _Page:
         """All entries' atoms under *kept*, a preset or a retention."""
         done, table = self._tables.get(kept, (0, np.empty((len(ATOM), 0))))
         if done < len(self._sheets):
-            more = [self._atoms(sheet, kept) for sheet in self._sheets[done:]]
+            left = range(done, len(self._sheets))
+            more = [self._atoms(self._priced(number), kept) for number in left]
             table = np.concatenate([table, *more], axis=1)
             self._tables[kept] = (len(self._sheets), table)
         return table
+
+    def forget(self) -> None:
+        """Drop the prices of operators."""
+        self._operators.clear()
 
     def _entered(self, places: Array) -> list[int]:
         if not any(one.kind in OF_EXPERTS for one in self.block.operators):
@@ -183,10 +194,15 @@ class _Page:
             known.update(
                 zip(new, range(len(known), len(known) + len(new)), strict=True)
             )
-            self._sheets.append(self._priced(np.array(new)))
+            self._sheets.append(np.array(new))
         return [known[key] for key in keys]
 
-    def _priced(self, places: Array) -> _Sheet:
+    def _priced(self, number: int) -> _Sheet:
+        if number not in self._operators:
+            self._operators[number] = self._sheet(self._sheets[number])
+        return self._operators[number]
+
+    def _sheet(self, places: Array) -> _Sheet:
         book = self.book
         degrees = Degrees(
             **dict(zip(PLACE, places.T, strict=True)),

@@ -13,6 +13,7 @@ what that leaves is at most one layer's step.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -150,7 +151,7 @@ class _Mix:
 def _together(stack: _Stack, room_bytes: float, cap: float) -> _Mix | None:
     """By the best ratio, with no working set above *cap*; None where some layer's
     smallest one is."""
-    hulls = tuple(_hull(menu, cap) for menu in stack.menus)
+    hulls = tuple(_hull(menu, _own_cap(menu, cap)) for menu in stack.menus)
     if not all(hulls):
         return None
     seconds, held, working = _padded(hulls)
@@ -206,13 +207,31 @@ def _hull(options: tuple[Option, ...], cap: float) -> tuple[Option, ...]:
     """Options on the lower convex hull of seconds over bytes, the fastest first, of
     those whose working set is not above *cap*."""
     hull: list[Option] = []
+    ratios: list[float] = []  # seconds for each byte that is freed on the way to each
     for one in options:
         if one.working_bytes > cap:
             continue
-        while len(hull) > 1 and _ratio(hull[-2], hull[-1]) >= _ratio(hull[-1], one):
+        ratio = _ratio(hull[-1], one) if hull else 0.0
+        while len(hull) > 1 and ratios[-1] >= ratio:
             hull.pop()
+            ratios.pop()
+            ratio = _ratio(hull[-1], one)
         hull.append(one)
+        ratios.append(ratio)
     return tuple(hull)
+
+
+def _own_cap(options: tuple[Option, ...], cap: float) -> float:
+    """The largest working set of *options* that is not above *cap*: hulls are alike
+    between two of them."""
+    sets = _working_sets(options)
+    place = bisect_right(sets, cap)
+    return sets[place - 1] if place else 0.0
+
+
+@lru_cache(maxsize=256)
+def _working_sets(options: tuple[Option, ...]) -> tuple[float, ...]:
+    return tuple(sorted({one.working_bytes for one in options}))
 
 
 def _ratio(before: Option, after: Option) -> float:

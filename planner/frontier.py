@@ -70,17 +70,14 @@ class Frontier:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.space = Space(problem=problem)
+        self.space = Space.of(problem)
         branches = self.space.branches
         self.considered = int(branches["leaves"].sum())
         self.dropped_for_memory = 0
         self._lost: list[Lost] = []
-        seconds = BranchQueue(branches, rough_s(problem, branches), self._floor_s)
-        self.lower_step_time_s = seconds.least
-        self._queue = seconds
-        if problem.objective is Objective.MEMORY:
-            nothing = np.zeros(length(branches))
-            self._queue = BranchQueue(branches, nothing, self._floor_bytes)
+        self._by_bytes = problem.objective is Objective.MEMORY
+        self._queue = self._of_bytes() if self._by_bytes else self._of_seconds()
+        self._first_floor = self._queue.least
         self.opened, self._batch = 0, FIRST_BATCH
         self._leaves: Leaves | None = None
         self._taken = 0
@@ -89,6 +86,11 @@ class Frontier:
     def least(self) -> float:
         """No candidate left has a smaller value; infinite if none is left."""
         return min(self._next_leaf, self._next_floor)
+
+    @property
+    def lower_step_time_s(self) -> float:
+        """No candidate of the problem has a shorter step."""
+        return self._of_seconds().least if self._by_bytes else self._first_floor
 
     def take(self) -> Uniform | None:
         """The candidate with the least bound, None if none is left."""
@@ -139,13 +141,21 @@ class Frontier:
             start, size = start + size, min(GROWTH * size, LARGEST_BATCH)
         return None
 
-    def _floor_s(self, branches: Table) -> Array:
-        """Floors of the value, where seconds make it."""
-        return floor_s(self.problem, branches)
+    def _of_seconds(self) -> BranchQueue:
+        """All branches by the floors of their seconds."""
+        problem, branches = self.problem, self.space.branches
+        rough = rough_s(problem, branches)
+        return BranchQueue(branches, rough, lambda some: floor_s(problem, some))
 
-    def _floor_bytes(self, branches: Table) -> Array:
-        columns, branch = self.space.leanest(branches)
-        return floor_bytes(leaf_bytes(self.problem, columns), branch)
+    def _of_bytes(self) -> BranchQueue:
+        """All branches by the floors of their bytes, of which no glance tells."""
+
+        def floors(some: Table) -> Array:
+            columns, branch = self.space.leanest(some)
+            return floor_bytes(leaf_bytes(self.problem, columns), branch)
+
+        branches = self.space.branches
+        return BranchQueue(branches, np.zeros(length(branches)), floors)
 
     @property
     def _next_leaf(self) -> float:
@@ -175,8 +185,7 @@ class Frontier:
 
     def _seconds_of(self, floors: Array) -> Array:
         """Of floors of the value those of the step; nothing is known of memory's."""
-        bytes_count = self.problem.objective is Objective.MEMORY
-        return np.zeros_like(floors) if bytes_count else floors
+        return np.zeros_like(floors) if self._by_bytes else floors
 
     def _lose(
         self, columns: Columns, peaks: Array, floors_s: Array, lost: Array

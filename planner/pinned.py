@@ -59,7 +59,7 @@ def require_consistent(problem: Problem) -> None:
 def require_possible(problem: Problem) -> None:
     """Raise Contradiction if there are layouts, but none that keeps the pins."""
     pinned = pinned_words(problem.pins)
-    if length(Space(problem=problem).branches) or not pinned:
+    if length(Space.of(problem).branches) or not pinned:
         return
     if length(Space(problem=problem.without_pins()).branches):
         job = problem.job

@@ -22,7 +22,7 @@ from itertools import groupby
 
 import numpy as np
 
-from costmodel.columns import INTEGERS, Columns
+from costmodel.columns import INTEGERS, RECOMPUTES, Columns
 from costmodel.legality import MOST_PASSES
 from costmodel.uniform import Uniform
 from planner.axes import Axes
@@ -39,6 +39,20 @@ class Space:
     """The candidates of *problem*."""
 
     problem: Problem
+
+    @classmethod
+    def of(cls, problem: Problem) -> Space:
+        """The space of *problem*, the same whoever asks: it is large."""
+        found: Space = vars(problem).setdefault("space", cls(problem=problem))
+        return found
+
+    def keeping_all(self) -> Space:
+        """Of a space whose recompute is free, the candidates that keep everything."""
+        pins = replace(self.problem.pins, recompute="none")
+        found = Space(problem=self.problem.repinned(pins))
+        kept = self.branches["recompute"] == RECOMPUTES.index("none")
+        vars(found)["branches"] = take(self.branches, kept)
+        return found
 
     @cached_property
     def axes(self) -> Axes:
@@ -70,15 +84,16 @@ class Space:
         Raises InvalidSpec for more than 2,000,000 of them.
         """
         axes = self.axes
-        table = widen(self.degrees, ["ep", "etp"], ["tp", "cp", "dp"], axes.experts)
+        table = {name: column.astype(np.int32) for name, column in self.degrees.items()}
+        table = widen(table, ["ep", "etp"], ["tp", "cp", "dp"], axes.experts)
         table = widen(table, ["micro_batch"], ["dp"], axes.micro_batches)
-        share = self.problem.job.global_batch // table["dp"]
+        share = self.problem.job.global_batch // table["dp"].astype(np.int64)
         table["micro_batches"] = share // table["micro_batch"]
         table = widen(
             table, ["sequence_parallel"], ["tp", "cp"], axes.sequence_parallel
         )
         table = widen(table, ["cp_kind"], ["tp", "cp"], axes.cp_kinds)
-        table["site"] = self.problem.book.sites(table)
+        table["site"] = self.problem.book.sites(table).astype(np.int32)
         pipeline = ["pp", "micro_batches"]
         ways = counts(table, pipeline, axes.schedules).sum() * len(axes.recomputes())
         if ways > MOST_BRANCHES:
@@ -129,7 +144,7 @@ class Space:
     def columns(self, table: Table) -> Columns:
         """Rows with what all candidates have in common."""
         return Columns(
-            **{name: table[name] for name in INTEGERS},
+            **{name: table[name].astype(np.int64) for name in INTEGERS},
             precision=self.problem.precision,
             gradient_format=self.problem.gradient_format,
             flash_attention=self.problem.flash_attention,

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Table = dict[str, Array]
 Option = tuple[int, ...]
+LARGEST_NARROW = np.iinfo(np.int32).max  # tables are millions of rows: half the bytes
 
 
 @lru_cache(maxsize=4096)
@@ -56,6 +57,8 @@ def widen(
     first, group = _distinct(table, keys)
     listed = [options(*(int(table[key][row]) for key in keys)) for row in first]
     flat = np.array([item for each in listed for item in each], dtype=np.int64)
+    if flat.max(initial=0) <= LARGEST_NARROW:
+        flat = flat.astype(np.int32)
     flat = flat.reshape(-1, len(names))
     sizes = np.array([len(each) for each in listed], dtype=np.int64)
     starts = np.cumsum(sizes) - sizes

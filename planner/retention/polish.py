@@ -122,8 +122,7 @@ class _Field:
 
     def __init__(self, problem: Problem, value: float) -> None:
         self.problem = problem
-        pins = replace(problem.pins, recompute="none")
-        self.space = Space(problem=problem.repinned(pins))
+        self.space = Space.of(problem).keeping_all()
         self.lower, self.considered = inf, 0
         self._rows = self._found(value)
 
