@@ -96,7 +96,8 @@ def measure(question: Question) -> None:
 
 if __name__ == "__main__":
     print(
-        f"{'branches':>9} {'listed':>8}{'glance':>8}{'floors':>8}{'columns':>13}{'simulate':>10}"
+        f"{'branches':>9} {'listed':>8}{'glance':>8}{'floors':>8}"
+        f"{'columns':>13}{'simulate':>10}"
         f"{'seconds: least, p10, median':>24}{'bytes':>12}"
     )
     for one in QUESTIONS:
