@@ -38,7 +38,7 @@ def hopeless(problem: Problem, search: str) -> Solution | None:
     began_s = perf_counter()
     if states_bytes(problem) <= problem.memory_limit_bytes:
         return None
-    considered = int(Space(problem=problem).branches["leaves"].sum())
+    considered = int(Space.of(problem).branches["leaves"].sum())
     return Solution(
         search=search,
         status=Status.INFEASIBLE,
@@ -61,8 +61,8 @@ def _states(problem: Problem) -> Memory:
         offload=problem.offload,
     )
     on, gpus = problem.machine, problem.gpus
-    rows = Rows(columns=Columns.of([alone]), job=problem.job, on=on)
-    whole = rows.priced[0]  # of one stage, the first is all of the model
+    rows = Rows(columns=Columns.of([alone]), book=problem.book)
+    whole = rows.held[0]  # of one stage, the first is all of the model
     one = np.ones_like(_LEVELS)
     return memory(
         parameters=whole.parameters / gpus,
