@@ -136,7 +136,9 @@ def plan(
         return recommended(problem, better, wanted_runners_up(top, around))
 
     def solved(problem: Problem) -> Solution:
-        return improved(problem, _solved(problem, search, wanted, time_limit))
+        found = improved(problem, _solved(problem, search, wanted, time_limit))
+        problem.forget()  # one of several
+        return found
 
     def posed_on(gpus: int) -> Posed:
         found = asked.pose(gpus=gpus)

@@ -168,5 +168,11 @@ class Problem:
         vars(found)["book"] = self.book
         return found
 
+    def forget(self) -> None:
+        """Drop what a search made and is large: prices and candidates, which are made
+        anew if they are asked for again."""
+        for name in ("book", "space"):
+            vars(self).pop(name, None)
+
     def without_pins(self) -> Problem:
         return replace(self, pins=Pins(overlap=self.pins.overlap))
