@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from costmodel.layout import Layout, Mesh
-from costmodel.offload import Offload
 from costmodel.retention import (
     CORE,
     EVERYTHING,
@@ -25,7 +24,8 @@ from profiles.job import Job
 
 SEGMENTS = "segments"
 NOWHERE = frozenset(("none",))
-MOVED = {Action.OFFLOAD: "offloaded", Action.COMPRESS: "compressed"}
+AWAY = {"cpu": "offloaded", "nvme": "on disk"}  # by tier
+IN_PART = "in part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +48,7 @@ class Combination:
     precision: str
     gradient_format: str
     flash_attention: bool
+    states_away: bool  # of optimizer or parameters
     stages: str  # alike, unlike, held elsewhere, gaps
 
     @classmethod
@@ -65,11 +66,12 @@ class Combination:
             zero_group=choice.zero_group,
             sequence_parallel=frozenset((choice.sequence_parallel,)),
             schedule=choice.schedule,
-            retentions=_away(frozenset((_chosen(choice, job),)), choice.offload),
+            retentions=frozenset((_chosen(choice, job),)),
             of_ends=NOWHERE,
             precision=choice.precision,
             gradient_format=choice.gradient_format,
             flash_attention=choice.flash_attention,
+            states_away=choice.offload.states,
             stages="alike",
         )
 
@@ -96,39 +98,37 @@ class Combination:
                 plan.sharding == "megatron-sp" for _, plan in plans
             ),
             schedule=layout.schedule,
-            retentions=_away(
-                _treatments(plan.retention for body, plan in plans if body),
-                layout.offload,
-            ),
+            retentions=_treatments(plan.retention for body, plan in plans if body),
             of_ends=_treatments(plan.retention for body, plan in plans if not body),
             precision=layout.precision_name,
             gradient_format=layout.gradient_format,
             flash_attention=layout.flash_attention,
+            states_away=layout.offload.states,
             stages=_stages(layout),
         )
 
 
 def treatment(retention: Retention) -> str:
-    """none, selective, full, segments, by name, offloaded or compressed.
+    """none, selective, full, segments, by name, in part, offloaded, on disk or
+    compressed: of several the last that fits, but that a part comes first.
 
     >>> from costmodel.retention import recompute
     >>> treatment(recompute("attention_core")), treatment(recompute("norm_output"))
     ('selective', 'by name')
     """
     treated = retention.tensors.values()
-    for action, word in (
-        (Action.OFFLOAD, "offloaded"),
-        (Action.COMPRESS, "compressed"),
-    ):
-        if any(one.action is action for one in treated):
-            return word
+    if any(one.ratio < 1 for one in treated if one.action is Action.RECOMPUTE):
+        return IN_PART
+    if retention.tiers:
+        return max(AWAY[tier] for tier in retention.tiers)
+    if retention.compresses:
+        return "compressed"
     again = retention.recomputed
     if not again:
         return "none"
-    partly = any(one.ratio < 1 for one in treated if one.action is Action.RECOMPUTE)
     if EVERYTHING in again and again - {CORE, EVERYTHING}:
         return SEGMENTS
-    if partly or again - {CORE, EVERYTHING}:
+    if again - {CORE, EVERYTHING}:
         return "by name"
     return "full" if EVERYTHING in again else "selective"
 
@@ -136,7 +136,7 @@ def treatment(retention: Retention) -> str:
 def _chosen(choice: Uniform, job: Job) -> str:
     name = choice.recompute
     if choice.offload.activations:
-        return MOVED[Action.OFFLOAD]
+        return AWAY[choice.offload.tier]
     if choice.recompute_layers == 0:
         return "none"
     if name == "auto":  # what it comes to, its layout says
@@ -146,7 +146,7 @@ def _chosen(choice: Uniform, job: Job) -> str:
     if name == "sqrt":
         return SEGMENTS if _redone(choice, job) > 1 else "full"
     found = {treatment(again) for again in body_presets(name, job.graph).values()}
-    return min(found, key=("by name", "full", "selective", "none").index)
+    return min(found, key=(IN_PART, "by name", "full", "selective", "none").index)
 
 
 def _redone(choice: Uniform, job: Job) -> int:
@@ -156,11 +156,6 @@ def _redone(choice: Uniform, job: Job) -> int:
     most = max(split_layers(graph.body, stages, graph.tail))
     some = choice.recompute_layers
     return most if some is None else min(some, most)
-
-
-def _away(retentions: frozenset[str], offload: Offload) -> frozenset[str]:
-    """*retentions*, with what is said of states that are not on the device."""
-    return retentions | {MOVED[Action.OFFLOAD]} if offload.states else retentions
 
 
 def _treatments(retentions: Iterable[Retention]) -> frozenset[str]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from costmodel.combination import SEGMENTS, Combination
+from costmodel.combination import AWAY, IN_PART, SEGMENTS, Combination
 from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.precision import precision
 
 ACTIVATIONS = ("gelu", "relu", "silu")  # that the runtime's MLP has
 DEGREES = ("tp", "pp", "dp", "cp")
-AGAIN = frozenset(("selective", "full", SEGMENTS, "by name"))
+AGAIN = frozenset(("selective", "full", SEGMENTS, "by name", IN_PART))
+MOVED = frozenset((*AWAY.values(), "compressed"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
         "stages": _plain(used.stages),
         "recompute": _plain(_recompute(used)),
         "saved tensors": _plain(_elsewhere(used)),
+        "states": _plain("offloaded" if used.states_away else "on the device"),
         "attention kernel": _plain("fused" if used.flash_attention else "unfused"),
         "precision": _plain(used.precision),
         "gradients": _plain(_gradients(used)),
@@ -125,18 +127,18 @@ def _spread(spec: DecoderSpec, used: Combination) -> str:
 
 def _recompute(used: Combination) -> str:
     again = used.retentions & AGAIN
-    if "by name" in again:
-        return "by name"
     if used.of_ends & AGAIN:
         return "of ends"
-    if SEGMENTS in again:
-        return SEGMENTS
+    for word in (IN_PART, SEGMENTS, "by name"):
+        if word in again:
+            return word
     return "selective and full" if len(again) > 1 else min(again, default="none")
 
 
 def _elsewhere(used: Combination) -> str:
-    moved = (used.retentions | used.of_ends) & {"offloaded", "compressed"}
-    return max(moved, default="on the device")
+    if used.of_ends & MOVED:
+        return "of ends"
+    return max(used.retentions & MOVED, default="on the device")
 
 
 def _gradients(used: Combination) -> str:

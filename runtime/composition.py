@@ -104,10 +104,9 @@ def _held(
     context_parallel.split(stage, context)
     tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
     _spread_experts(stage, meshes, context, layout, sequence_parallel=split)
-    for name, layer_plan in zip(plan.layers, plan.plans, strict=True):
-        if name.isdigit():
-            layer = stage.layers[name]
-            retention.apply(layer, layer_plan.retention, dropout=spec.dropout > 0)
+    numbered = zip(plan.layers, plan.plans, strict=True)
+    treated = [one.retention for name, one in numbered if name.isdigit()]
+    retention.apply(stage, treated, dropout=spec.dropout > 0, device=device)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     parallel = _data_parallel(stage, zero, rules, meshes, replicas, layout, copies)
     later = put_off(stage) if schedule_called(layout.schedule).splits else None

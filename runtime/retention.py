@@ -1,4 +1,9 @@
-"""Activation checkpointing: what a layer's plan recomputes, recomputed.
+"""What each layer's plan keeps for backward, recomputes, offloads or compresses.
+
+    none                 nothing is done
+    selective, full      `torch.utils.checkpoint` around attention's core, or the layer
+    segments             around several layers
+    anything by name     `steps`, the operators one by one; what they make is `kept`
 
 The instance's `forward` is replaced, not the module wrapped, so that parameters keep
 their names and `fully_shard`'s hooks stay outside.
@@ -6,35 +11,144 @@ their names and `fully_shard`'s hooks stay outside.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
+from weakref import ReferenceType, ref
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from costmodel.retention import CORE, EVERYTHING, Retention
+from costmodel.retention import CORE, EVERYTHING, Action, Retention
 from profiles.errors import Unsupported
-from runtime.modules.decoder import Layer
+from runtime import steps
+from runtime.host import Host
+from runtime.kept import Pass
+from runtime.modules.decoder import Layer, Stage
+from runtime.steps import ENTRY
+
+Forward = Callable[[Tensor], Tensor]
 
 
-def apply(layer: nn.Module, retention: Retention, *, dropout: bool) -> None:
-    """Make *layer* recompute what *retention* says.
+class Passes:
+    """The passes through a stage's layers: whose tensors to fetch after whose."""
 
-    Raises Unsupported for anything but nothing, the attention core or everything.
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._latest: ReferenceType[Pass] | None = None
+
+    def begin(self, stream: Tensor) -> Tensor:
+        """A micro-batch comes to the stage."""
+        self._latest = None
+        return stream
+
+    def next(self, retention: Retention) -> Pass:
+        """It comes to a layer."""
+        before = None if self._latest is None else self._latest()
+        taken = Pass(retention, self._host, before)
+        self._latest = ref(taken)
+        return taken
+
+
+def apply(
+    stage: Stage, plans: Sequence[Retention], *, dropout: bool, device: torch.device
+) -> None:
+    """Make the layers of *stage* do what *plans*, one for each numbered layer, say.
+
+    Raises Unsupported for what is only priced.
     """
-    again = retention.recomputed
-    if len(again) < len(retention.tensors) or again - {CORE, EVERYTHING}:
-        raise Unsupported(
-            "this layout recomputes, offloads or compresses tensors by name, which is "
-            "priced but not carried out; recompute none, selective and full are"
-        )
-    if EVERYTHING in again:
-        _redo(layer, dropout)
-    elif CORE in again:
+    for retention in plans:
+        require_carried_out(retention)
+    layers = list(stage.layers.values())
+    passes = Passes(Host(device))
+    parts = [
+        _together(layers[first:end], plans[first:end], passes, dropout)
+        for first, end in _runs(plans)
+    ]
+    stage.body = [passes.begin, *parts]
+
+
+def require_carried_out(retention: Retention) -> None:
+    """Raise Unsupported for a treatment that no layer is given."""
+    for name, treatment in retention.tensors.items():
+        if treatment.action is Action.RECOMPUTE and treatment.ratio < 1:
+            raise Unsupported(
+                f"{name} is recomputed in part ({treatment.ratio:g}), which is priced "
+                "but not carried out; recompute it whole"
+            )
+        if treatment.tier == "nvme":
+            raise Unsupported(
+                f"{name} is offloaded to nvme, which is priced but not carried out; "
+                "the tier cpu is"
+            )
+
+
+def _runs(plans: Sequence[Retention]) -> Iterator[tuple[int, int]]:
+    """Layers from the first to before the last that are made again together."""
+    begins = [
+        number
+        for number, retention in enumerate(plans)
+        if number == 0 or not {EVERYTHING, ENTRY} <= retention.recomputed
+    ]
+    yield from pairwise([*begins, len(plans)])
+
+
+def _together(
+    layers: Sequence[nn.Module],
+    plans: Sequence[Retention],
+    passes: Passes,
+    dropout: bool,
+) -> Forward:
+    retention, layer = plans[0], layers[0]
+    if len(layers) > 1:
+        return _remade(_in_turn(layers), retention, passes, dropout)
+    if EVERYTHING in retention.recomputed:
+        layer.forward = _remade(layer.forward, retention, passes, dropout)
+    elif retention.recomputed == {CORE} and len(retention.tensors) == 1:
         assert isinstance(layer, Layer), "layers of the catalogue's decoder have a core"
-        _redo(layer.attention.core, dropout=False)
+        core = layer.attention.core
+        core.forward = partial(  # type: ignore[method-assign]
+            checkpoint, core.forward, use_reentrant=False, preserve_rng_state=False
+        )
+    elif retention.tensors:
+        assert isinstance(layer, Layer), "layers of the catalogue's decoder have steps"
+        layer.forward = _stepwise(layer, retention, passes)  # type: ignore[method-assign,assignment]
+    return layer
 
 
-def _redo(module: nn.Module, dropout: bool) -> None:
-    module.forward = partial(
-        checkpoint, module.forward, use_reentrant=False, preserve_rng_state=dropout
-    )
+def _in_turn(layers: Sequence[nn.Module]) -> Forward:
+    def run(stream: Tensor) -> Tensor:
+        for layer in layers:
+            stream = layer(stream)
+        return stream
+
+    return run
+
+
+def _remade(
+    forward: Forward, retention: Retention, passes: Passes, dropout: bool
+) -> Forward:
+    """*forward*, run again in backward from its input: kept, moved or packed."""
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=dropout)
+    treatment = retention.tensors.get(ENTRY)
+    if treatment is None or treatment.action in (Action.KEEP, Action.RECOMPUTE):
+        return partial(again, forward)
+
+    def run(stream: Tensor) -> Tensor:
+        taken = passes.next(retention)
+        given = taken.source(taken.enter(ENTRY, stream))
+        with taken.saving():
+            made: Tensor = again(lambda: forward(*given()))
+        return made
+
+    return run
+
+
+def _stepwise(layer: Layer, retention: Retention, passes: Passes) -> Forward:
+    def run(stream: Tensor) -> Tensor:
+        taken = passes.next(retention)
+        with taken.saving():
+            return steps.run(layer, stream, taken)
+
+    return run

@@ -188,8 +188,12 @@ class SplitMlp(nn.Module):
         self.down = RowLinear(mlp.down, mesh, scattered)
 
     def forward(self, stream: Tensor) -> Tensor:
-        inner = (self.up,) if self.gate is None else (self.gate, self.up)
-        return self.down(self.activation(*columns(stream, *inner)))  # type: ignore[no-any-return]
+        return self.down(self.activation(*self.inner(stream)))  # type: ignore[no-any-return]
+
+    def inner(self, stream: Tensor) -> tuple[Tensor, ...]:
+        """As `Mlp.inner`, of this rank's part of the width."""
+        products = (self.up,) if self.gate is None else (self.gate, self.up)
+        return columns(stream, *products)
 
 
 class VocabTable(nn.Module):

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from costmodel.retention import Action, Retention, Treatment, recompute
+from costmodel.offload import Offload
+from costmodel.retention import EVERYTHING, Action, Retention, Treatment, recompute
 from costmodel.schedule import SCHEDULES, least_chunks
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
 from tests.edits import (
@@ -95,6 +96,8 @@ def _recompute(value: str) -> dict[str, Any]:
         return {"recompute": "sqrt"}
     if value == "by name":
         return {"recompute": "cheap-ops"}
+    if value == "in part":
+        return {"recompute": "mlp_up=0.5"}
     if value == "of ends":
         return {"edit": lambda layout: replanned(layout, "head", recompute("*"))}
     if value == "selective and full":
@@ -107,13 +110,15 @@ def _recompute(value: str) -> dict[str, Any]:
 
 
 def _saved(value: str) -> dict[str, Any]:
+    tier = "nvme" if value == "on disk" else "cpu"
     away = (
-        Treatment(action=Action.OFFLOAD, tier="cpu")
-        if value == "offloaded"
-        else Treatment(action=Action.COMPRESS, bits=8)
+        Treatment(action=Action.COMPRESS, bits=8)
+        if value == "compressed"
+        else Treatment(action=Action.OFFLOAD, tier=tier)
     )
-    there = Retention(tensors={"attention_output": away})
-    return {"edit": lambda layout: replanned(layout, "1", there)}
+    layer = "head" if value == "of ends" else "1"
+    there = Retention(tensors={EVERYTHING: away})
+    return {"edit": lambda layout: replanned(layout, layer, there)}
 
 
 def _gradients(value: str) -> dict[str, Any]:
@@ -169,6 +174,7 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "stages": _stages,
     "recompute": _recompute,
     "saved tensors": _saved,
+    "states": lambda _: {"offload": Offload(optimizer=True)},
     "precision": lambda value: {"precision": value},
     "gradients": _gradients,
     "optimizer": lambda value: {"optimizer": value},

@@ -9,6 +9,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from costmodel.offload import Offload
 from costmodel.uniform import Uniform
 from profiles.job import Job
 from profiles.models.catalog import model
@@ -66,6 +67,28 @@ CASES: dict[str, Uniform] = {
     ),
     "cp2-pp2": replace(FP32, cp=2, pp=2, zero=0),
     "dp2-cp2-zero2": replace(FP32, dp=2, cp=2, zero=2, zero_group=2),
+    "cheap-ops": replace(FP32, recompute="cheap-ops"),
+    "sqrt": replace(FP32, recompute="sqrt"),
+    "tp2-sp-by-name": replace(
+        FP32, tp=2, sequence_parallel=True, recompute="qkv,projection,mlp_up,mlp_down"
+    ),
+    "zero1-sqrt-offloaded": replace(
+        FP32,
+        dp=2,
+        zero=1,
+        zero_group=2,
+        recompute="sqrt",
+        offload=Offload(activations=1.0),
+    ),
+    "fsdp2-cheap-ops": replace(FP32, dp=2, zero=3, zero_group=2, recompute="cheap-ops"),
+    "pp2-zb-v-offloaded": replace(
+        FP32,
+        pp=2,
+        virtual_stages=2,
+        schedule="zb-v",
+        recompute="selective",
+        offload=Offload(activations=0.5),
+    ),
     "cp2-zb-h1-zero1": replace(FP32, cp=2, pp=2, schedule="zb-h1"),
     "cp2-chimera": replace(
         FP32, cp=2, pp=2, zero=0, schedule="chimera", cp_kind="ulysses"
@@ -107,6 +130,7 @@ FAMILIES = ("gpt", "llama", "mixtral")
 OF_LLAMA = (
     *("accumulation", "full-recompute", "zero1", "tp2", "tp2-sp"),
     *("pp2-interleaved", "fsdp2-tp2", "tp2-zb-v", "zero1-zb-v"),
+    *("cheap-ops", "tp2-sp-by-name"),
     *("cp2-ring", "cp2-ulysses", "cp4-ulysses", "cp2-tp2-sp-zero1"),
 )
 # Experts in every layer but the first, shared ones beside them.

@@ -35,11 +35,11 @@ class Attention(nn.Module):
         self._angles: tuple[Tensor, Tensor] | None = None
 
     def forward(self, stream: Tensor) -> Tensor:
-        query, key, value = self._heads(self.qkv(stream))
+        query, key, value = self.heads(self.qkv(stream))
         mixed = self.core(query, key, value)
         return self.projection(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
-    def _heads(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def heads(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(batch, heads, seq_len, head_dim) of queries, keys and values."""
         by_group = packed.unflatten(-1, (-1, self.queries + 2, self.head_dim))
         query = by_group[:, :, :, : self.queries].flatten(2, 3).transpose(1, 2)

@@ -6,7 +6,7 @@ them: `embedding.table.weight`, `layers.3.attention.qkv.weight`, `head.weight`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
@@ -63,6 +63,8 @@ class Stage(nn.Module):
             nn.Linear(spec.hidden, spec.vocab, bias=False) if "head" in names else None
         )
         self.loss = CrossEntropy() if self.head is not None else None
+        # What is called one after another; recompute may put layers together.
+        self.body: list[Callable[[Tensor], Tensor]] = list(self.layers.values())
         self.tie()
 
     def tie(self) -> None:
@@ -72,8 +74,8 @@ class Stage(nn.Module):
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         stream = inputs if self.embedding is None else self.embedding(inputs)
-        for layer in self.layers.values():
-            stream = layer(stream)
+        for part in self.body:
+            stream = part(stream)
         if self.final_norm is not None:
             stream = self.final_norm(stream)
         if self.head is None or self.loss is None:

@@ -30,10 +30,13 @@ class Mlp(nn.Module):
         self.down = nn.Linear(width, spec.hidden, bias=spec.mlp_bias)
 
     def forward(self, stream: Tensor) -> Tensor:
-        up = self.up(stream)
+        return self.down(self.activation(*self.inner(stream)))  # type: ignore[no-any-return]
+
+    def inner(self, stream: Tensor) -> tuple[Tensor, ...]:
+        """What the function between the products takes: gate, if it has one, and up."""
         if self.gate is None:
-            return self.down(self.activation(up))  # type: ignore[no-any-return]
-        return self.down(self.activation(self.gate(stream), up))  # type: ignore[no-any-return]
+            return (self.up(stream),)
+        return self.gate(stream), self.up(stream)
 
 
 def activation_of(spec: DecoderSpec) -> Callable[..., Tensor]:

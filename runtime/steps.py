@@ -1,0 +1,110 @@
+"""A layer as the operators that the cost model names, one after another.
+
+The same modules as `Layer.forward` calls, with the names that `profiles.models.decoder`
+gives to what they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from costmodel.retention import CORE, Action
+from runtime.kept import Kept, Pass
+from runtime.modules.decoder import Layer
+from runtime.precision import autocast
+
+ENTRY = "layer_in"
+FEW_BITS = 4
+
+
+def run(layer: Layer, stream: Tensor, taken: Pass) -> Tensor:
+    """*layer* of *stream*, every operator told to *taken*."""
+    entry = taken.enter(ENTRY, stream)
+    projected = _attention(layer, entry, taken)
+    middle = _residual(layer, "attention_residual_out", entry, projected, taken)
+    normed = taken.do("mlp_norm_out", _cast(layer.mlp_norm), middle)
+    up = taken.do("mlp_up_out", layer.mlp.inner, normed)
+    active = taken.do("activation_out", layer.mlp.activation, up)
+    down = taken.do("mlp_down_out", layer.mlp.down, active)
+    (made,) = _residual(layer, "mlp_residual_out", middle, down, taken).values
+    return made
+
+
+def _attention(layer: Layer, entry: Kept, taken: Pass) -> Kept:
+    attention = layer.attention
+    normed = taken.do("input_norm_out", _cast(layer.input_norm), entry)
+    packed = taken.do("qkv_out", attention.qkv, normed)
+    views = attention.query_norm is None and not attention.rotary
+    heads = taken.do(
+        "heads" if views else _name_of_heads(layer),
+        attention.heads,
+        packed,
+        part_of=packed if views else None,
+    )
+    mixed = _core(layer, heads, taken)
+    return taken.do(
+        "projection_out",
+        lambda mixed: attention.projection(mixed.transpose(1, 2).flatten(2)),
+        mixed,
+    )
+
+
+def _name_of_heads(layer: Layer) -> str:
+    if layer.attention.rotary:
+        return "rotary_out"
+    return "qk_norm_out" if layer.attention.query_norm is not None else "qkv_out"
+
+
+def _core(layer: Layer, heads: Kept, taken: Pass) -> Kept:
+    """Attention itself. What it keeps inside is made again by itself, unless its output
+    is made again too, in one go."""
+    core, name = layer.attention.core, "attention_out"
+    again = _recomputes(taken, CORE) and not _recomputes(taken, name)
+    if not again and not _blurs(taken, _name_of_heads(layer)):
+        return taken.do(name, core, heads)
+    given = taken.source(heads)
+    return taken.do(
+        name,
+        lambda *_: checkpoint(
+            lambda: core(*given()), use_reentrant=False, preserve_rng_state=False
+        ),
+        heads,
+    )
+
+
+def _recomputes(taken: Pass, name: str) -> bool:
+    found = taken.treatment(name)
+    return found is not None and found.action is Action.RECOMPUTE
+
+
+def _blurs(taken: Pass, name: str) -> bool:
+    """Whether queries and keys come back so changed that the sums of the softmax, which
+    were of the true ones, would not fit them: its backward has exp(q·k − log-sum)."""
+    found = taken.treatment(name)
+    return found is not None and found.bits is not None and found.bits <= FEW_BITS
+
+
+def _residual(layer: Layer, name: str, skip: Kept, branch: Kept, taken: Pass) -> Kept:
+    return taken.do(
+        name,
+        lambda skip, branch: skip + layer.dropout(branch),
+        skip,
+        branch,
+        draws=layer.dropout.share > 0,
+    )
+
+
+def _cast(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A norm whose output is as the products after it take it.
+
+    Autocast would cast it once for each of them, to copies that have no name.
+    """
+
+    def made(stream: Tensor) -> Tensor:
+        (cast,) = autocast(norm(stream))
+        return cast  # type: ignore[no-any-return]
+
+    return made
