@@ -19,7 +19,7 @@ shards of a split backward in REDUCE_GRAD.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -32,6 +32,7 @@ from costmodel.atoms import recomputed_operators
 from costmodel.context_exchange import messages
 from costmodel.expert_exchange import expert_messages
 from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.retention import CORE, EVERYTHING
 from costmodel.schedule import schedule_called
 from costmodel.send_receive import apart, passes
 from costmodel.sharding import (
@@ -148,9 +149,7 @@ class StageTraffic:
             yield from self._over_tp(one for one in found if one.hidden is not absent)
             if kind is not Kind.W:
                 yield from self._beside("backward", operator, block, degrees)
-            again = recomputed_operators(
-                block, plan.retention.recomputed, stops_early=self.by.stops_early
-            )
+            again = _again(block, plan.retention.recomputed, self.by.stops_early)
             # Rows that came back are there once more: their weights' gradients.
             name = "dispatch" if operator.kind is COMBINE else operator.name
             if name in again and kind is not Kind.W:
@@ -333,6 +332,23 @@ class StageTraffic:
         for item in messages(direction, block, degrees, self._precision):
             times, size = int(item.times), int(item.size_bytes)
             yield ("cp", item.kind), Traffic(times, times * size)
+
+
+def _again(block: Block, wanted: frozenset[str], stops_early: bool) -> Collection[str]:
+    """Operators that run again: of tensors by name, those that backward asks for, and
+    what those are made of and nobody saves."""
+    if EVERYTHING in wanted:
+        return recomputed_operators(block, wanted, stops_early=stops_early)
+    saved = {item.name for one in block.operators for item in one.saves}
+    asked, again = wanted & saved, set()
+    for one in reversed(block.operators):
+        core = one.kind is OperatorKind.ATTENTION and CORE in wanted
+        if one.output.name in asked or core:
+            again.add(one.name)
+            for item in one.inputs:
+                if item.name in wanted or item.name not in saved:
+                    asked |= {item.name}
+    return again
 
 
 def _merged(entries: Iterable[Entry]) -> Exchanged:

@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from costmodel.retention import CORE, Action
 from runtime.kept import Kept, Pass
 from runtime.modules.decoder import Layer
+from runtime.modules.mlp import Mlp
 from runtime.precision import autocast
+from runtime.tensor_parallel import SplitMlp
 
 ENTRY = "layer_in"
 FEW_BITS = 4
@@ -25,10 +27,12 @@ def run(layer: Layer, stream: Tensor, taken: Pass) -> Tensor:
     entry = taken.enter(ENTRY, stream)
     projected = _attention(layer, entry, taken)
     middle = _residual(layer, "attention_residual_out", entry, projected, taken)
+    mlp = layer.mlp
+    assert isinstance(mlp, Mlp | SplitMlp), "the support table refuses experts"
     normed = taken.do("mlp_norm_out", _cast(layer.mlp_norm), middle)
-    up = taken.do("mlp_up_out", layer.mlp.inner, normed)
-    active = taken.do("activation_out", layer.mlp.activation, up)
-    down = taken.do("mlp_down_out", layer.mlp.down, active)
+    up = taken.do("mlp_up_out", mlp.inner, normed)
+    active = taken.do("activation_out", mlp.activation, up)
+    down = taken.do("mlp_down_out", mlp.down, active)
     (made,) = _residual(layer, "mlp_residual_out", middle, down, taken).values
     return made
 

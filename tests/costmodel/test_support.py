@@ -143,22 +143,23 @@ def test_mechanisms_that_are_not_used_have_no_verdict() -> None:
 
 
 def test_every_reason_is_given_with_the_numbers_asked_about() -> None:
-    bad = Uniform(tp=4, dp=4, cp=3, zero_group=2, recompute="cheap-ops")
+    bad = Uniform(tp=4, dp=4, cp=3, zero_group=2, recompute="mlp_up=0.5")
     found = refusals(bad, job(kv_heads=2, dropout=0.1))
     assert [one.split(":")[0] for one in found] == [
         "dropout (0.1, tp 4)",
         "tensor parallelism (tp 4, kv_heads 2)",
         "data parallelism (dp 4, zero 1, zero group 2)",
         "context parallelism (cp 3, cp kind ring, chunks 16)",
-        "recompute (by name)",
+        "recompute (in part)",
     ]
 
 
 def test_operators_by_name_are_what_they_remake() -> None:
     """The attention operator's remade tensors are the preset `selective`."""
     assert refusals(Uniform(recompute="attention"), job()) == []
-    assert refusals(Uniform(recompute="activation"), job()) != []
-    none = Uniform(recompute="cheap-ops", recompute_layers=0)
+    assert refusals(Uniform(recompute="activation"), job()) == []
+    assert refusals(Uniform(recompute="activation=0.5"), job()) != []
+    none = Uniform(recompute="activation=0.5", recompute_layers=0)
     assert refusals(none, job()) == []
 
 

@@ -93,7 +93,6 @@ def test_what_is_recommended_is_carried_out_and_the_certificate_says_so() -> Non
     [
         ({"zero": 1, "dp": 4, "zero_group": 2}, "zero group 2"),
         ({"dp": 4, "zero_group": 2}, "zero group 2"),
-        ({"recompute": "cheap-ops"}, "recompute (by name)"),
         ({"flash_attention": False}, "attention kernel (unfused)"),
         ({"optimizer": "lamb"}, "optimizer (lamb)"),
         ({"precision": "bf16", "grad_dtype": "bf16"}, "gradients (bf16)"),
