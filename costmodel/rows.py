@@ -31,6 +31,10 @@ class Rows:
     columns: Columns
     book: AtomBook
 
+    def __post_init__(self) -> None:
+        known = self.book.offload
+        assert self.columns.offload == known, "a book of prices with other offloading"
+
     @property
     def job(self) -> Job:
         return self.book.job

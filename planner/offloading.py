@@ -229,13 +229,14 @@ class _Shares:
         if not len(order):
             return None
         columns = self.space.leaves(take(branches, order[:MOST_BRANCHES]))
-        kept, here = self._priced(columns)
+        kept, here = _priced(problem, columns)
         rows = np.flatnonzero((kept < value) & (here > problem.memory_limit_bytes))
         if not len(rows):
             return None
         columns, kept, here = columns.take(rows), kept[rows], here[rows]
         away = replace(problem.offload, activations=1.0)
-        moved, there = self._priced(replace(columns, offload=away))
+        gone = replace(problem, offload=away)  # whose blocks have prices of their own
+        moved, there = _priced(gone, replace(columns, offload=away))
         share = (here - problem.memory_limit_bytes) / np.maximum(here - there, 1.0)
         fits = share <= 1
         if not fits.any():
@@ -243,8 +244,9 @@ class _Shares:
         guesses = kept + np.clip(share, 0, 1) * (moved - kept)
         return _Rows(columns.take(fits), kept[fits], guesses[fits])
 
-    def _priced(self, columns: Columns) -> tuple[Array, Array]:
-        """Bounds of the value and of the peak."""
-        prices = leaf_bounds(self.problem, columns)
-        seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
-        return np.asarray(self.problem.value_of(seconds, peaks)), peaks
+
+def _priced(problem: Problem, columns: Columns) -> tuple[Array, Array]:
+    """Bounds of the value and of the peak."""
+    prices = leaf_bounds(problem, columns)
+    seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
+    return np.asarray(problem.value_of(seconds, peaks)), peaks
