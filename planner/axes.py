@@ -64,7 +64,14 @@ class Axes:
             gradient_format=problem.gradient_format,
             flash_attention=problem.flash_attention,
             offload=problem.offload,
+            recompute=self._again,
         )
+
+    @property
+    def _again(self) -> str:
+        """How all candidates recompute, if that is pinned and no choice by stage."""
+        pinned = self.pins.recompute
+        return pinned if pinned in RECOMPUTES else "none"
 
     def tp(self) -> list[int]:
         """Degrees that divide the heads and the MLP."""

@@ -195,6 +195,20 @@ def choice_of(family: str, name: str) -> Uniform:
     return (OF_EXPERTS if family == "mixtral" else CASES)[name]
 
 
+# Of 2 and 4 ranks, what every run of the tests trains: each mechanism once. The rest
+# are pairs of mechanisms and further models, marked `matrix`.
+USUAL = {
+    "gpt": """
+        dp2 zero1 fsdp2 tp2-sp pp2-1f1b pp2-interleaved cp2-ring cp2-all-gather
+        cp2-ulysses tp2-sp-by-name zero1-sqrt-offloaded pp2-zb-h1 pp2-zb-v
+        pp2-dualpipe-v pp2-chimera tp2-pp2 fsdp2-tp2 fsdp2-pp2 cp2-tp2-sp-zero1
+        dp2-chimera
+    """,
+    "llama": "tp2-sp tp2-zb-v",
+    "mixtral": "dp2-ep2 tp2-ep2 cp2-tp2-ep4-zero1 dp2-pp2-ep2-interleaved",
+}
+
+
 def cases_of(world: int) -> list[tuple[str, str]]:
     """(family, case) of so many ranks."""
     return [
@@ -203,6 +217,12 @@ def cases_of(world: int) -> list[tuple[str, str]]:
         for name, choice in (OF_EXPERTS if family == "mixtral" else CASES).items()
         if choice.gpus == world and (family != "llama" or name in OF_LLAMA)
     ]
+
+
+def usual(family: str, name: str) -> bool:
+    """Whether every run of the tests trains a case."""
+    alone = choice_of(family, name).gpus == 1
+    return alone or name in USUAL[family].split()
 
 
 def reference(family: str) -> dict[str, Any]:
@@ -324,11 +344,13 @@ def _full(tensor: Any) -> Any:
     return (plain.full_tensor() if isinstance(plain, DTensor) else plain).clone()
 
 
-def seen_by_all(world: int) -> dict[tuple[str, str], dict[str, Any]]:
+def seen_by_all(
+    world: int, cases: list[tuple[str, str]]
+) -> dict[tuple[str, str], dict[str, Any]]:
     """What the ranks of each case saw, the pipeline's parts put together."""
-    ranks = on_ranks(world, _every_case, world)
+    ranks = on_ranks(world, _every_case, cases)
     found = {}
-    for case in cases_of(world):
+    for case in cases:
         seen = [rank["-".join(case)] for rank in ranks]
         together = dict(seen[0])
         for part in ("gradients", "parameters"):
@@ -338,11 +360,11 @@ def seen_by_all(world: int) -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-def _every_case(rank: int, world: int) -> dict[str, Any]:
+def _every_case(rank: int, cases: list[tuple[str, str]]) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
     return {
         f"{family}-{name}": trained(family, choice_of(family, name))
-        for family, name in cases_of(world)
+        for family, name in cases
     }
 
 

@@ -12,11 +12,14 @@ from costmodel.action_traffic import Exchanged, stream_traffic
 from costmodel.uniform import Uniform, spell_out
 from tests.training import (
     BATCH,
+    USUAL,
     apart,
+    cases_of,
     choice_of,
     job,
     reference,
     seen_by_all,
+    usual,
 )
 
 ROWS = "ep:all_to_all"
@@ -31,9 +34,27 @@ def plain(family: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_layouts_train_like_one_process(world: int) -> None:
+    _require_alike(world, [one for one in cases_of(world) if usual(*one)])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("world", [2, 4])
+def test_the_rest_of_the_matrix_does_so_too(world: int) -> None:
+    _require_alike(world, [one for one in cases_of(world) if not usual(*one)])
+
+
+def test_usual_cases_are_cases() -> None:
+    known = {one for world in (2, 4) for one in cases_of(world)}
+    assert {
+        (family, name) for family in USUAL for name in USUAL[family].split()
+    } <= known
+    assert len(known) + len(cases_of(1)) >= 80
+
+
+def _require_alike(world: int, cases: list[tuple[str, str]]) -> None:
     """Losses of ten steps, the first gradients and the last parameters; and the
     executed stream, its collectives counted and weighed, is the priced one."""
-    for (family, name), seen in seen_by_all(world).items():
+    for (family, name), seen in seen_by_all(world, cases).items():
         wanted = plain(family)
         pairs = zip(seen["losses"], wanted["losses"], strict=True)
         assert max(abs(one - two) for one, two in pairs) < LOSS, (family, name)
