@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.auto_retention import AUTO
 from costmodel.report.table import (
@@ -29,6 +29,7 @@ _UNITS = {
     "dollars_per_token": "cost",
     "peak_memory_bytes": "peak memory",
 }
+LAYOUT_WIDTH: Final = 28  # of a runner-up, in characters: few lines on 80 columns
 
 
 def plan_view(
@@ -153,7 +154,7 @@ def runners_up_table(problem: Problem, solution: Solution) -> Table:
     assert best is not None, "runners-up come after the best"
     alike = indistinguishable(problem, solution)
     table = Table(box=None, padding=(0, 1), header_style="bold", show_edge=False)
-    table.add_column("runners-up", overflow="fold")
+    table.add_column("runners-up", overflow="fold", min_width=LAYOUT_WIDTH)
     how = "larger" if problem.objective is Objective.MEMORY else "slower"
     for name in ("step", how, "peak"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -211,6 +211,8 @@ def test_an_executable_space_is_every_legal_layout_that_is_carried_out(
     assert len(found) == len(set(found))
     carried = [one for one in candidates(free) if not refusals(one, free.job)]
     assert found == carried
+    # On two ranks everything that divides is carried out.
+    assert gpus <= 2 or len(found) < len(candidates(free))
 
 
 def test_an_executable_space_obeys_the_model_too() -> None:
