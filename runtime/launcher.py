@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TextIO
 
 from profiles.errors import Contradiction, RunFailed
+from profiles.network import Endpoint, meeting_point, route_to
 from runtime.relay import Relay
 
 MOST_RANKS_PER_CORE = 4  # more only wait for each other's turn
@@ -47,8 +49,9 @@ def launch(
     KeyboardInterrupt; no worker is left when it returns or raises.
     """
     require_startable(nproc, device=device)
-    settings = _meeting(nnodes, rdzv_endpoint)
-    variables = _variables(nproc, nnodes, environment or {}, verbose)
+    endpoint = meeting_point(nnodes, rdzv_endpoint)
+    settings = _meeting(endpoint, nnodes)
+    variables = _variables(nproc, endpoint, environment or {}, verbose)
     from runtime.agent import Logs, silenced, watch  # it loads torch
 
     folder = Path(mkdtemp(prefix="meshwright-run-"))
@@ -96,29 +99,48 @@ def require_startable(nproc: int, *, device: str = "cpu") -> None:
         )
 
 
-def _meeting(nnodes: int, endpoint: str | None) -> dict[str, Any]:
+def _meeting(endpoint: Endpoint | None, nnodes: int) -> dict[str, Any]:
     """Where the machines of a run meet, as `LaunchConfig` has it."""
     settings: dict[str, Any] = {"min_nodes": nnodes, "max_nodes": nnodes}
-    if nnodes == 1 and endpoint is None:
+    if endpoint is None:
         settings |= {"rdzv_endpoint": f"{_LOOPBACK}:0", "local_addr": _LOOPBACK}
         return settings | {"run_id": uuid.uuid4().hex[:8]}
-    host, _, port = (endpoint or "").rpartition(":")
-    if nnodes < 1 or not (host and port.isdecimal() and 0 < int(port) < 2**16):
-        raise Contradiction(
-            f"--nnodes {nnodes} with --rdzv-endpoint {endpoint or '(none)'}: several "
-            "machines meet at HOST:PORT of one of them, as in node0:29400"
-        )
-    return settings | {"rdzv_endpoint": endpoint, "run_id": "meshwright"}
+    settings |= {"rdzv_endpoint": str(endpoint), "run_id": "meshwright"}
+    route = route_to(endpoint)
+    if route is not None:
+        settings["local_addr"] = route.address
+        if route.here and _free(route.address, endpoint.port):
+            settings["rdzv_configs"] = {"is_host": True}  # torch asks for names only
+    return settings
+
+
+def _free(address: str, port: int) -> bool:
+    """Whether nobody on this machine, such as another launcher, has the port. Loopback
+    torch knows by itself."""
+    if address == _LOOPBACK:
+        return False
+    with suppress(OSError), socket.create_server((address, port)):
+        return True
+    return False
+
+
+def _interface(endpoint: Endpoint | None) -> str | None:
+    """The one that gloo speaks over: it would ask for the machine's name."""
+    if endpoint is None:
+        return "lo" if sys.platform == "linux" else None
+    route = route_to(endpoint)
+    return None if route is None else route.interface
 
 
 def _variables(
-    nproc: int, nnodes: int, given: Mapping[str, str], verbose: bool
+    nproc: int, endpoint: Endpoint | None, given: Mapping[str, str], verbose: bool
 ) -> dict[str, str]:
     """What every worker finds in its environment beside torchrun's variables."""
     threads = max(1, len(os.sched_getaffinity(0)) // nproc)
     ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    if nnodes == 1 and sys.platform == "linux":
-        ours["GLOO_SOCKET_IFNAME"] = "lo"
+    interface = _interface(endpoint)
+    if interface is not None:
+        ours["GLOO_SOCKET_IFNAME"] = interface
     if not verbose:
         ours["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     kept = {name: os.environ[name] for name in ours if name in os.environ}
