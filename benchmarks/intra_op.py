@@ -14,7 +14,7 @@ from time import perf_counter
 
 from costmodel.machine import machine
 from costmodel.mesh_axes import MeshAxis, mesh_axes
-from planner.baselines.recursive import halves, recursive
+from planner.baselines.recursive import levelled, recursive
 from planner.block_problem import BlockProblem
 from planner.choice_ilp import solve_choice
 from planner.elimination import eliminate
@@ -83,7 +83,7 @@ def halved(name: str) -> None:
         start = perf_counter()
         found = recursive(one, ways)
         done = perf_counter()
-        best = eliminate(pose(halves(one, ways), SentBytes()).graph)
+        best = eliminate(pose(levelled(one, ways), SentBytes()).graph)
         print(
             f"{name:12}{ways:4}{done - start:8.2f}{perf_counter() - done:8.2f}"
             f"{found.value / 1e6:12.3f}{best.value / 1e6:12.3f}"

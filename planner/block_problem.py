@@ -21,7 +21,7 @@ HEADS = ON_TP - {"ffn", "shared_ffn", "vocab"}
 ROWS = ("batch", "sequence")
 ENTRY = "(input)"  # by this name goes what comes into the block
 DIMENSIONS = frozenset({*ROWS, "heads", "ffn", "shared_ffn", "vocab", "hidden"})
-_EXPERTS = (Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE)
+ROUTED = (Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE)
 
 
 def dimension(name: str) -> str:
@@ -77,21 +77,11 @@ class BlockProblem:
                 f"{', '.join(sorted(self.splits - DIMENSIONS))} cannot be split; "
                 f"dimensions are {', '.join(sorted(DIMENSIONS))}"
             )
-        if any(one.kind in _EXPERTS for one in self.block.operators):
+        if any(one.kind in ROUTED for one in self.block.operators):
             raise Unsupported(
                 f"block {self.block.name!r} routes tokens to experts, whose placement "
                 "is that of --ep and --etp; operators are sharded in dense blocks"
             )
-
-    def starts(self, name: str, loops: Placed, handed: Placed) -> bool:
-        """Whether a choice of *name* is one that what is decided leaves."""
-        known = self.decided.get(name)
-        if known is None:
-            return True
-        return all(
-            mine[: len(its)] == its
-            for mine, its in zip((loops, handed), known, strict=True)
-        )
 
     @property
     def loops(self) -> bool:
@@ -124,10 +114,11 @@ class BlockProblem:
         count = float(self.sequences * self.seq_len) * tensor.copies
         for name in tensor.dims:
             if name not in ROWS:
-                count *= self._width(name)
+                count *= self.width(name)
         return count * element_bytes(tensor, self.precision)
 
-    def _width(self, name: str) -> int:
+    def width(self, name: str) -> int:
+        """Of a dimension, or of several laid side by side."""
         if name in self.block.extents:
             return self.block.extents[name]
         return sum(self.block.extents[part] for part in name.split("+"))

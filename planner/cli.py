@@ -55,7 +55,7 @@ MOST_RUNNERS_UP = 100
     default="branch-and-bound",
     metavar="NAME",
     help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, deepspeed, "
-    "2bw, pipedream.  [default: branch-and-bound]",
+    "2bw, pipedream, recursive.  [default: branch-and-bound]",
 )
 @click.option(
     "--compare-searches", is_flag=True, help="Run every search and compare them."

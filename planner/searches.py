@@ -7,13 +7,13 @@ from importlib import import_module
 from typing import Final, final
 
 from planner.search import AbstractSearch
-from profiles.errors import UnknownName, Unsupported
+from profiles.errors import UnknownName
 
 PROVERS: Final = ("branch-and-bound", "exhaustive")
 BASELINES: Final = (
     *("mcmc", "megatron", "hf-ladder", "fsdp", "deepspeed", "2bw", "pipedream"),
+    "recursive",
 )
-NOT_YET: Final = ("recursive",)
 _HOMES: Final = {
     "branch-and-bound": "planner.branch_and_bound:BranchAndBound",
     "exhaustive": "planner.baselines.exhaustive:Exhaustive",
@@ -24,6 +24,7 @@ _HOMES: Final = {
     "deepspeed": "planner.baselines.deepspeed:DeepSpeed",
     "2bw": "planner.baselines.two_bw:TwoBw",
     "pipedream": "planner.baselines.pipedream:PipeDream",
+    "recursive": "planner.baselines.tofu:Tofu",
 }
 
 
@@ -47,12 +48,7 @@ SEARCHES: Final = _Searches()
 
 
 def search_called(name: str) -> AbstractSearch:
-    """The search called *name*; raises Unsupported or UnknownName."""
-    if name in NOT_YET:
-        raise Unsupported(
-            f"--search {name} is known but not part of this version; choose one of "
-            f"{', '.join(SEARCHES)}"
-        )
+    """The search called *name*; raises UnknownName."""
     if name not in SEARCHES:
-        raise UnknownName("search", name, (*SEARCHES, *NOT_YET))
+        raise UnknownName("search", name, SEARCHES)
     return SEARCHES[name]

@@ -55,23 +55,28 @@ def splittable(operator: Operator) -> tuple[str, ...]:
 def choices(operator: Operator, problem: BlockProblem) -> tuple[OperatorChoice, ...]:
     """Every sharding of *operator* that divides."""
     allowed = [one for one in splittable(operator) if one in problem.splits]
-    nests = [
-        loops for loops in product(*_words(allowed, problem)) if problem.divides(loops)
-    ]
+    known, handed_on = problem.decided.get(operator.name, ((), ()))
+    words = _begun(known, _words(allowed, problem))
+    nests = {
+        loops: _handed(made(operator, loops), operator, problem, handed_on)
+        for loops in product(*words)
+        if problem.divides(loops)
+    }
+    possible = [loops for loops, handed in nests.items() if handed]
     return tuple(
         OperatorChoice(loops, handed)
-        for loops in _split_most(nests, problem)
-        for handed in _handed(made(operator, loops), operator, problem)
-        if problem.starts(operator.name, loops, handed)
+        for loops in _split_most(possible, problem)
+        for handed in nests[loops]
     )
 
 
 def entry_choices(tensor: Tensor, problem: BlockProblem) -> tuple[Placed, ...]:
     """Every placement in which a block may be given its input."""
     names = [one for one in _dims(tensor) if one in problem.splits]
-    places = product(*_words(names, problem))
+    known, _ = problem.decided.get(ENTRY, ((), ()))
+    places = product(*_begun(known, _words(names, problem)))
     fits = _split_most([one for one in places if problem.divides(one)], problem)
-    return tuple(one for one in fits if problem.starts(ENTRY, one, one))
+    return tuple(fits)
 
 
 def made(operator: Operator, loops: Placed) -> Placed:
@@ -102,14 +107,21 @@ def summed_loops(loops: Placed) -> tuple[bool, ...]:
     return tuple(word in ROWS for word in loops)
 
 
-def _handed(placed: Placed, operator: Operator, problem: BlockProblem) -> list[Placed]:
+def _handed(
+    placed: Placed, operator: Operator, problem: BlockProblem, known: Placed
+) -> list[Placed]:
     names = [one for one in _dims(operator.output) if one in problem.splits]
     words = [
         every if word == PARTIAL else [word]
         for word, every in zip(placed, _words(names, problem), strict=True)
     ]
-    fits = [one for one in product(*words) if problem.divides(one)]
-    return _split_most(fits, problem)
+    places = product(*_begun(known, words))
+    return _split_most([one for one in places if problem.divides(one)], problem)
+
+
+def _begun(known: Placed, words: list[list[str]]) -> list[list[str]]:
+    """*words* of each axis, where the first axes are decided those alone."""
+    return [*([word] for word in known), *words[len(known) :]]
 
 
 def _words(names: list[str], problem: BlockProblem) -> list[list[str]]:
@@ -121,7 +133,7 @@ def _split_most(places: list[Placed], problem: BlockProblem) -> list[Placed]:
     """Where all is to be even, those that leave the fewest axes whole."""
     if not problem.even:
         return places
-    least = min(one.count(WHOLE) for one in places)
+    least = min((one.count(WHOLE) for one in places), default=0)
     return [one for one in places if one.count(WHOLE) == least]
 
 

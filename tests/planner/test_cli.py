@@ -266,7 +266,6 @@ def test_other_searches_take_one_island(ask: Ask, tmp_path: Path) -> None:
         (("--model", "gpt-13b", "--gpus", "0"), "--gpus"),
         (("--model", "gpt-13b", "--gpus", "64", "--tp", "3"), "does not divide"),
         (("--model", "gpt-13b", "--gpus", "64", "--cluster", "dgx"), "cluster"),
-        ((*TINY, "--search", "recursive"), "not part of this version"),
         ((*TINY, "--search", "simplex"), "unknown search"),
         ((*TINY, "--objective", "beauty"), "throughput, cost, memory"),
         ((*TINY, "--any-stage", "--schedule", "gpipe"), "--schedule gpipe"),

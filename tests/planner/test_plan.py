@@ -11,7 +11,7 @@ from planner import plan
 from planner.baselines.exhaustive import Exhaustive
 from planner.solution import Status
 from profiles.catalog import cluster
-from profiles.errors import UnknownName, Unsupported
+from profiles.errors import UnknownName
 from profiles.job import Job
 from profiles.models.catalog import model
 
@@ -38,8 +38,6 @@ def test_the_search_can_be_named_or_given() -> None:
     given = plan(tiny(), A100, gpus=2, pins=pins, search=Exhaustive())
     assert named.value == given.value
     assert named.search == given.search == "exhaustive"
-    with pytest.raises(Unsupported, match="recursive"):
-        plan(tiny(), A100, gpus=2, search="recursive")
     with pytest.raises(UnknownName, match="branch-and-bound"):
         plan(tiny(), A100, gpus=2, search="branch-and-bounds")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.baselines.recursive import halves, recursive
+from planner.baselines.recursive import levelled, recursive
 from planner.choice_graph import Status
 from planner.choice_ilp import solve_choice
 from planner.elimination import eliminate
@@ -28,7 +28,7 @@ PARTS = {
 def test_it_equals_the_integer_program(block: Block, ways: int) -> None:
     problem = block_problem(block, sequences=8)
     found = recursive(problem, ways)
-    best = solve_choice(pose(halves(problem, ways), SentBytes()).graph)
+    best = solve_choice(pose(levelled(problem, ways), SentBytes()).graph)
     assert best.status is Status.OPTIMAL
     assert found.status is Status.FEASIBLE
     assert found.value == pytest.approx(best.value)
@@ -38,7 +38,7 @@ def test_it_equals_the_integer_program(block: Block, ways: int) -> None:
 @pytest.mark.parametrize("ways", [2, 4])
 def test_it_is_the_optimum_of_whole_layers_too(name: str, ways: int) -> None:
     problem = block_problem(block_of(name), sequences=8)
-    best = eliminate(pose(halves(problem, ways), SentBytes()).graph)
+    best = eliminate(pose(levelled(problem, ways), SentBytes()).graph)
     assert recursive(problem, ways).value == pytest.approx(best.value)
 
 
@@ -47,7 +47,16 @@ def test_many_passes_a_step_are_split_by_batch() -> None:
     assert set(recursive(problem, 4).loops.values()) == {("batch", "batch")}
 
 
-@pytest.mark.parametrize("ways", [0, 1, 3, 6])
-def test_only_halves_of_halves(ways: int) -> None:
-    with pytest.raises(InvalidSpec, match="give a power of two"):
+@pytest.mark.parametrize("ways", [3, 6, 12])
+def test_other_factors_are_taken_too(ways: int) -> None:
+    problem = block_problem(mlp(), sequences=24)
+    best = eliminate(pose(levelled(problem, ways), SentBytes()).graph)
+    found = recursive(problem, ways)
+    assert found.value == pytest.approx(best.value)
+    assert all("whole" not in loops for loops in found.loops.values())
+
+
+@pytest.mark.parametrize("ways", [0, 1])
+def test_one_rank_shares_nothing(ways: int) -> None:
+    with pytest.raises(InvalidSpec, match="give 2 or more"):
         recursive(block_problem(mlp()), ways)

@@ -1,0 +1,131 @@
+"""Tofu as a search: the uniform layout that is nearest to its recursive partition.
+
+One layer is partitioned over all ranks (`recursive`), and each level of the recursion
+gives its factor to the degree that its products split:
+
+    rows of sequences → dp     rows of one sequence → cp     widths or heads → tp
+
+No pipeline; ZeRO-3 over all ranks that hold a weight alike, since Tofu splits every
+tensor evenly. As few passes as fit: the recursion is asked for each number of them, and
+the candidate with the nearest degrees is simulated. Of a layer with routed experts the
+operators before them are partitioned, and experts lie on as many ranks as can be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from math import prod
+from typing import ClassVar, Final, final
+
+import numpy as np
+
+from costmodel.columns import Columns
+from costmodel.mesh_axes import mesh_axes
+from costmodel.redistribution import WHOLE, Placed
+from planner.baselines.recipe import Rung, follow, keeping, ordered, recomputes
+from planner.baselines.recursive import levelled, recursive
+from planner.block_problem import ROUTED, ROWS, BlockProblem
+from planner.floors import leaf_bounds
+from planner.problem import Problem
+from planner.search import AbstractSearch, Limits
+from planner.sharding_prices import weight_of
+from planner.solution import Solution
+from planner.table import Array
+from profiles.graph import Block
+from profiles.operators import Kind
+from profiles.precision import precision
+
+Degrees = dict[str, int]
+EXPERTS: Final = "experts"  # the dimension of a router's scores
+_DEGREE_OF: Final = dict(zip(ROWS, ("dp", "cp"), strict=True))
+
+
+@final
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tofu(AbstractSearch):
+    """The recursive partition of a layer over all ranks."""
+
+    name: ClassVar[str] = "recursive"
+
+    def solve(self, problem: Problem, limits: Limits) -> Solution:
+        return follow(self.name, problem, limits, _rungs(problem))
+
+
+def partition(problem: Problem, micro_batches: int, ways: int) -> Degrees:
+    """dp, cp and tp of the recursion over *ways* ranks, a step being so many passes."""
+    if ways == 1:
+        return {"dp": 1, "cp": 1, "tp": 1}
+    asked = BlockProblem(
+        block=_dense(problem.job.graph.runs[0][0]),
+        axes=mesh_axes(tp=ways),
+        sequences=problem.job.global_batch // micro_batches,
+        seq_len=problem.job.seq_len,
+        machine=problem.machine,
+        precision=precision(problem.precision, gradient=problem.gradient_format),
+        micro_batches=micro_batches,
+        flash_attention=problem.flash_attention,
+    )
+    sizes = [axis.size for axis in levelled(asked, ways).axes]
+    words = _of_most_weight(asked, recursive(asked, ways).loops)
+    return {
+        degree: prod(
+            size
+            for size, word in zip(sizes, words, strict=True)
+            if _DEGREE_OF.get(word, "tp") == degree and word != WHOLE
+        )
+        for degree in ("dp", "cp", "tp")
+    }
+
+
+def _of_most_weight(problem: BlockProblem, loops: Mapping[str, Placed]) -> list[str]:
+    """What each axis splits of the products: the loop that most of their weights are
+    multiplied in, the first by name of equals."""
+    votes: list[Counter[str]] = [Counter() for _ in next(iter(loops.values()))]
+    for operator in problem.block.operators:
+        if operator.kind is Kind.MATMUL:
+            size = prod(map(problem.width, weight_of(operator).dims))
+            for count, word in zip(votes, loops[operator.name], strict=True):
+                count["tp" if word not in (*ROWS, WHOLE) else word] += size
+    return [min(one, key=lambda word: (-one[word], word)) for one in votes]
+
+
+def _dense(block: Block) -> Block:
+    """*block* as far as its tokens are not routed to experts."""
+    before = takewhile(
+        lambda one: EXPERTS not in one.output.dims and one.kind not in ROUTED,
+        block.operators,
+    )
+    return replace(block, operators=tuple(before))
+
+
+def _rungs(problem: Problem) -> Iterator[Rung]:
+    known: dict[int, Degrees] = {}  # a recursion knows nothing of recomputation
+    left = []
+    for recompute in recomputes(problem):
+        found = keeping(problem, pp=1, zero=3, recompute=recompute)
+        if found is None:
+            continue
+        ways = problem.gpus // int(found.pp.min())
+        peaks = leaf_bounds(problem, found).peak_memory_bytes
+        passes = problem.job.global_batch // (found.micro_batch * found.dp)
+        for count in np.unique(passes[peaks <= problem.memory_limit_bytes]).tolist():
+            if count not in known:
+                known[count] = partition(problem, count, ways)
+            here = found.take(passes == count)
+            near = ordered(here, _apart(here, known[count]), -here.zero_group, -here.ep)
+            yield Rung(columns=near.take(np.array([0])))
+            left.append(Rung(columns=near.take(np.arange(1, len(near)))))
+    yield from left
+
+
+def _apart(columns: Columns, degrees: Degrees) -> Array:
+    """How many doublings lie between each row's degrees and the partition's."""
+    return np.asarray(
+        sum(
+            np.abs(np.log2(getattr(columns, name) / size))
+            for name, size in degrees.items()
+        )
+    )
