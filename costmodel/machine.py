@@ -195,8 +195,9 @@ class Machine:
             self.measured.send(size_bytes, far=one, island=self.island)
             for one in (False, True)
         )
-        if inside is None:
-            return Sourced(seconds=roofline())
+        if inside is None:  # as where every node has one rank
+            found = outside and outside.known_where(far).or_else(roofline)
+            return found or Sourced(seconds=roofline())
         if outside is None or not far.any():
             return _farther(inside, far, roofline)
         return inside.where(~far) + outside.where(far)

@@ -30,7 +30,8 @@ Array = NDArray[Any]
 RANKS: Final = "ranks="
 NOISY: Final = "noisy"  # how the note of a noisy machine begins
 STEP_PRECISION: Final = "fp32"  # of gradients, moments and master weights
-_PAIR: Final = (2,)
+_PAIR: Final[Shape] = (2,)
+_APART: Final[Shape] = (1, 2)  # a pair of ranks on two nodes
 
 
 @dataclass(kw_only=True, eq=False)
@@ -93,8 +94,10 @@ class Measured:
 
     def send(self, size_bytes: Any, *, far: bool, island: Island) -> Sourced | None:
         """Seconds of a transfer between two ranks, of one fast domain or of two."""
-        level = island.levels[-1 if far else 0]
-        table = self._nearest(level.kind, "send", _PAIR, self.ranks // 2)
+        apart = far and len(island.levels) > 1
+        level = island.levels[-1 if apart else 0]
+        shape, groups = (_APART, self.ranks) if apart else (_PAIR, self.ranks // 2)
+        table = self._nearest(level.kind, "send", shape, groups)
         return None if table is None else table.at(np.asarray(size_bytes))
 
     def remarks(self) -> Iterator[str]:

@@ -40,7 +40,7 @@ MOST_RANKS = 64
     "--nproc",
     type=whole(1, MOST_RANKS),
     metavar="N",
-    help="Ranks that measure together.  [default: the GPUs, or the cores up to 4]",
+    help="Ranks of a machine.  [default: the GPUs, or the cores up to 4]",
 )
 @click.option(
     "--quick", is_flag=True, help="Within a minute: fewer repeats, not fewer kinds."
@@ -72,6 +72,18 @@ MOST_RANKS = 64
     help="fp32, bf16 or fp16; may be given several times.  [default: fp32 on a CPU, "
     "bf16 and fp32 on a GPU]",
 )
+@click.option(
+    "--links",
+    is_flag=True,
+    help="Measure links alone; give plan this profile beside the machine's.",
+)
+@click.option("--nnodes", type=whole(1), default="1", metavar="N", help="[default: 1]")
+@click.option(
+    "--rdzv-endpoint",
+    type=text,
+    metavar="HOST:PORT",
+    help="Where the machines of a cluster meet; give the same command on each.",
+)
 def profile(
     out: Path | None,
     show: Path | None,
@@ -83,6 +95,9 @@ def profile(
     seq_len: int | None,
     global_batch: int | None,
     precisions: tuple[str, ...],
+    links: bool,
+    nnodes: int,
+    rdzv_endpoint: str | None,
     as_json: bool,
 ) -> None:
     """What can this machine do? Measures its operators and links.
@@ -114,6 +129,9 @@ def profile(
             seq_len=seq_len,
             global_batch=global_batch,
             precisions=precisions,
+            links=links,
+            nodes=nnodes,
+            rdzv_endpoint=rdzv_endpoint,
         )
     )
     with _meter() as advance:

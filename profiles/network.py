@@ -84,6 +84,16 @@ def route_to(endpoint: Endpoint) -> Route | None:
     return Route(address=address, interface=_interface(address), here=here)
 
 
+def interface(endpoint: Endpoint | None) -> str | None:
+    """The one over which gloo reaches the others, which asks for the machine's name
+    where it is not told; None where it is not known. Without endpoint, loopback's.
+    """
+    if endpoint is None:
+        return "lo" if sys.platform == "linux" else None
+    route = route_to(endpoint)
+    return None if route is None else route.interface
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ip_address(host).is_loopback

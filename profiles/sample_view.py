@@ -45,16 +45,24 @@ def _machine(samples: Samples) -> Table:
 def _cluster_words(samples: Samples) -> str:
     assert samples.cluster is not None, "who has no cluster shows none"
     island = samples.cluster.island
-    device, level = island.device, island.levels[-1]
+    device = island.device
+    count = f"{island.devices_per_node}"
+    if island.nodes != 1:
+        count = f"{island.nodes} nodes of {count}"
     peaks = ", ".join(
         f"{name} {figure.si / GFLOPS:.4g} GFLOP/s"
         for name, figure in device.peak.items()
     )
+    spoken = island.levels if island.devices_per_node > 1 else island.levels[-1:]
+    links = ", ".join(
+        f"{level.kind} {level.bytes_per_s / GB:.3g} GB/s and "
+        f"{format_seconds(level.latency_s)}"
+        for level in spoken
+    )
     return (
-        f"{samples.cluster.name}: {island.devices_per_node} × {device.name}, {peaks}, "
+        f"{samples.cluster.name}: {count} × {device.name}, {peaks}, "
         f"memory {format_bytes(device.capacity_bytes)} at "
-        f"{device.memory_bytes_per_s / GB:.3g} GB/s, {level.kind} "
-        f"{level.bytes_per_s / GB:.3g} GB/s and {format_seconds(level.latency_s)}"
+        f"{device.memory_bytes_per_s / GB:.3g} GB/s, {links}"
     )
 
 

@@ -20,7 +20,7 @@ from tempfile import mkdtemp
 from typing import Any, TextIO
 
 from profiles.errors import Contradiction, RunFailed
-from profiles.network import Endpoint, meeting_point, route_to
+from profiles.network import Endpoint, interface, meeting_point, route_to
 from runtime.relay import Relay
 
 MOST_RANKS_PER_CORE = 4  # more only wait for each other's turn
@@ -124,23 +124,15 @@ def _free(address: str, port: int) -> bool:
     return False
 
 
-def _interface(endpoint: Endpoint | None) -> str | None:
-    """The one that gloo speaks over: it would ask for the machine's name."""
-    if endpoint is None:
-        return "lo" if sys.platform == "linux" else None
-    route = route_to(endpoint)
-    return None if route is None else route.interface
-
-
 def _variables(
     nproc: int, endpoint: Endpoint | None, given: Mapping[str, str], verbose: bool
 ) -> dict[str, str]:
     """What every worker finds in its environment beside torchrun's variables."""
     threads = max(1, len(os.sched_getaffinity(0)) // nproc)
     ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    interface = _interface(endpoint)
-    if interface is not None:
-        ours["GLOO_SOCKET_IFNAME"] = interface
+    spoken = interface(endpoint)
+    if spoken is not None:
+        ours["GLOO_SOCKET_IFNAME"] = spoken
     if not verbose:
         ours["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     kept = {name: os.environ[name] for name in ours if name in os.environ}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from profiles import catalog
@@ -10,7 +11,6 @@ from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device
 from profiles.figure import Figure
 from profiles.local import LOCAL
-from profiles.measure.machine import memory_bytes
 from profiles.measure.survey import Result
 from profiles.measure.tasks import FORWARD, Request
 from profiles.samples import CollectiveKey, OperatorKey, Sample
@@ -27,29 +27,55 @@ def cluster_of(
     collectives: Mapping[CollectiveKey, Sample],
     *,
     device: str,
-    fabric: str,
+    links: tuple[str, str],
+    memory_bytes: float,
 ) -> Cluster:
-    """One node of as many devices as there were ranks."""
+    """Nodes of as many devices as they had ranks, *memory_bytes* each; *links* are the
+    kinds of what joins the ranks of a node, and nodes."""
     copy = median(result.copy_bytes_per_s for result in results)
-    level = Level(
-        name="node",
-        kind=fabric,
-        devices=None,
-        bandwidth=_bandwidth(collectives, copy),
-        latency=_latency(collectives),
-    )
+    near, far = links
+    own = _level("node", near, (2,), collectives, copy)
+    levels: tuple[Level, ...] = (own,)
+    if request.nodes > 1:
+        joined = _level("network", far, (1, 2), collectives, copy)
+        levels = (replace(own, devices=request.local_ranks), joined)
     island = Island(
         device=_known(device)
-        or _measured(request, results[0].facts, operators, device, copy),
-        devices_per_node=request.ranks,
-        nodes=1,
-        levels=(level,),
+        or _measured(request, results[0].facts, operators, device, copy, memory_bytes),
+        devices_per_node=request.local_ranks,
+        nodes=request.nodes,
+        levels=levels,
     )
+    nodes = "One node" if request.nodes == 1 else f"{request.nodes} nodes"
+    each = "" if request.nodes == 1 else " each"
     return Cluster(
         name=LOCAL,
         islands=(island,),
         source=SOURCE,
-        notes=f"One node, {request.ranks} ranks of {request.threads} threads.",
+        notes=f"{nodes}, {request.local_ranks} ranks of {request.threads} threads"
+        f"{each}.",
+    )
+
+
+def _level(
+    name: str,
+    kind: str,
+    pair: tuple[int, ...],
+    collectives: Mapping[CollectiveKey, Sample],
+    copy_bytes_per_s: float,
+) -> Level:
+    """The outermost level, until a further one is around it."""
+    times = {
+        key.size_bytes: sample.seconds
+        for key, sample in collectives.items()
+        if (key.collective, key.ranks, key.groups_at_once) == ("send", pair, 1)
+    }
+    return Level(
+        name=name,
+        kind=kind,
+        devices=None,
+        bandwidth=_bandwidth(times, copy_bytes_per_s),
+        latency=_latency(times),
     )
 
 
@@ -64,16 +90,19 @@ def _measured(
     operators: Mapping[OperatorKey, Sample],
     device: str,
     copy_bytes_per_s: float,
+    memory_bytes: float,
 ) -> Device:
     copied = Figure(
         value=copy_bytes_per_s / GB, unit="GB/s", source=f"{SOURCE}: a copy"
     )
     on_cpu = request.device == "cpu"
-    own = memory_bytes() / request.ranks if on_cpu else facts["device memory bytes"]
+    own = memory_bytes if on_cpu else facts["device memory bytes"]
     memory = Figure(
         value=float(own) / GiB,
         unit="GiB",
-        source=f"available memory over {request.ranks} ranks" if on_cpu else SOURCE,
+        source=f"available memory over {request.local_ranks} ranks"
+        if on_cpu
+        else SOURCE,
     )
     return Device(
         name=device,
@@ -119,11 +148,8 @@ def _peak(operators: Mapping[OperatorKey, Sample], precision: str) -> Figure:
     )
 
 
-def _bandwidth(
-    collectives: Mapping[CollectiveKey, Sample], copy_bytes_per_s: float
-) -> Figure:
-    """Of messages from one rank to another, less their latency."""
-    times = _messages(collectives)
+def _bandwidth(times: Mapping[int, float], copy_bytes_per_s: float) -> Figure:
+    """Of messages from one rank to another, seconds by bytes, less their latency."""
     if len(times) < 2:
         return Figure(
             value=copy_bytes_per_s / GB, unit="GB/s", source="one rank: a copy's"
@@ -137,8 +163,7 @@ def _bandwidth(
     )
 
 
-def _latency(collectives: Mapping[CollectiveKey, Sample]) -> Figure:
-    times = _messages(collectives)
+def _latency(times: Mapping[int, float]) -> Figure:
     if not times:
         return Figure(value=0.0, unit="us", source="one rank sends nothing")
     smallest = min(times)
@@ -147,11 +172,3 @@ def _latency(collectives: Mapping[CollectiveKey, Sample]) -> Figure:
         unit="us",
         source=f"{SOURCE}: messages of {smallest} bytes",
     )
-
-
-def _messages(collectives: Mapping[CollectiveKey, Sample]) -> dict[int, float]:
-    return {
-        key.size_bytes: sample.seconds
-        for key, sample in collectives.items()
-        if key.collective == "send" and key.groups_at_once == 1
-    }

@@ -1,4 +1,4 @@
-"""Process groups for the exchanges: consecutive ranks, by size, each made once."""
+"""Process groups for the exchanges: by ranks and nodes, each made once."""
 
 from __future__ import annotations
 
@@ -15,22 +15,41 @@ class Groups:
 
     def __init__(self, request: Request, rank: int) -> None:
         self.rank = rank
+        wanted = sorted({(one.ranks, one.nodes) for one in request.exchanges})
         self.made = {
-            size: list(_made(size, request.ranks))
-            for size in sorted({one.ranks for one in request.exchanges})
+            (ranks, nodes): [
+                (peers, _made(peers)) for peers in groups(ranks, nodes, request)
+            ]
+            for ranks, nodes in wanted
         }
 
     def call(self, exchange: Exchange, arena: Arena) -> Callable[[], object] | None:
         """One call of *exchange* by this rank, or None where it has no part in it."""
-        for peers, group in self.made[exchange.ranks][: exchange.groups]:
+        made = self.made[exchange.ranks, exchange.nodes]
+        for peers, group in made[: exchange.groups]:
             if self.rank in peers:
                 return call(exchange, group, peers, self.rank, arena)
         return None
 
 
-def _made(size: int, ranks: int) -> Iterator[tuple[list[int], Any]]:
+def groups(ranks: int, nodes: int, request: Request) -> Iterator[list[int]]:
+    """Groups of *ranks* on *nodes* consecutive nodes, as many consecutive ranks on
+    each; those of the first nodes come first.
+
+    Nodes hold their ranks in a row: with two on each of two nodes, groups of two on two
+    nodes are 0 and 2, and 1 and 3.
+    """
+    local, each = request.local_ranks, ranks // nodes
+    for node in range(0, request.nodes - nodes + 1, nodes):
+        for first in range(0, local - each + 1, each):
+            yield [
+                (node + there) * local + first + place
+                for there in range(nodes)
+                for place in range(each)
+            ]
+
+
+def _made(peers: list[int]) -> Any:
     import torch.distributed as dist
 
-    for first in range(0, ranks - size + 1, size):
-        peers = list(range(first, first + size))
-        yield peers, dist.new_group(peers)
+    return dist.new_group(peers)

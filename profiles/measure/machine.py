@@ -11,6 +11,8 @@ from profiles.errors import InvalidQuestion
 
 MEMORY = Path("/proc/meminfo")
 PROCESSORS = Path("/proc/cpuinfo")
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+RDMA = Path("/sys/class/infiniband")
 GPU_MARKS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
 
@@ -35,6 +37,17 @@ def memory_bytes(what: str = "MemAvailable") -> float:
     if found:
         return float(found.group(1)) * 1024
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def boot() -> str:
+    """What tells this machine, since it was started, from every other one."""
+    return _text(BOOT).strip() or os.uname().nodename
+
+
+def network(device: str) -> str:
+    """What joins this machine to others: gloo speaks TCP, NCCL uses what is there."""
+    has_rdma = RDMA.is_dir() and any(RDMA.iterdir())
+    return "infiniband" if device == "cuda" and has_rdma else "ethernet"
 
 
 def gpus() -> tuple[str, ...]:

@@ -39,6 +39,10 @@ class Noise:
     drift: float
     others: float
 
+    def __lt__(self, other: Noise) -> bool:
+        """Whether it was quieter."""
+        return max(self.spread, self.others) < max(other.spread, other.others)
+
     @property
     def noisy(self) -> bool:
         return self.spread > MOST_SPREAD or self.others > MOST_OTHERS

@@ -57,20 +57,28 @@ def operations(
     return tuple(found.values())
 
 
-def exchanges(ranks: int, *, most_bytes: int) -> tuple[Exchange, ...]:
+def exchanges(ranks: int, *, most_bytes: int, nodes: int = 1) -> tuple[Exchange, ...]:
     """Each collective for itself, from 1 KiB to *most_bytes* by powers of four.
 
-    Groups of every size that divides *ranks*: alone, and as many at once as there is
-    room for.
+    Groups of every size that divides the *ranks* of a node, on one node and on every
+    number of them that divides *nodes*: alone, and as many at once as a node has room
+    for.
     """
     sizes = [KiB * 4**power for power in range(16) if KiB * 4**power <= most_bytes]
     found = [
-        Exchange(collective=name, ranks=size, groups=groups, size_bytes=size_bytes)
+        Exchange(
+            collective=name,
+            ranks=size * spread,
+            nodes=spread,
+            groups=groups,
+            size_bytes=size_bytes,
+        )
+        for spread in _divisors(nodes)
         for size in _divisors(ranks)
         for groups in sorted({1, ranks // size})
-        for name in (*COLLECTIVES, *(("send",) if size == 2 else ()))
+        for name in (*COLLECTIVES, *(("send",) if size * spread == 2 else ()))
         for size_bytes in sizes
-        if size > 1
+        if size * spread > 1
     ]
     return tuple(found)
 

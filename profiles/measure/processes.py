@@ -28,8 +28,17 @@ GRACE_S = 2.0
 WATCH_S = 0.05
 
 
-def run(request: Request, progress: Progress) -> tuple[Result, ...]:
-    """The results of all ranks, in their order.
+def run(
+    request: Request,
+    progress: Progress,
+    *,
+    node: int = 0,
+    interface: str | None = "lo",
+) -> tuple[Result, ...]:
+    """The results of this *node*'s ranks, in their order.
+
+    gloo speaks over *interface* unless the environment says otherwise; None: it asks
+    for the machine's name.
 
     Raises RunFailed, naming the rank and its last words, where one dies or none
     comes back in time.
@@ -39,20 +48,22 @@ def run(request: Request, progress: Progress) -> tuple[Result, ...]:
     with TemporaryDirectory(prefix="meshwright-") as name, ExitStack() as stack:
         folder = Path(name)
         (folder / "request.json").write_bytes(msgspec.json.encode(request))
-        ranks = [
-            stack.enter_context(_process(folder, rank, request))
-            for rank in range(request.ranks)
-        ]
+        first = node * request.local_ranks
+        local = range(first, first + request.local_ranks)
+        shared = _environment(request, interface)
+        ranks = {
+            rank: stack.enter_context(_process(folder, rank, shared)) for rank in local
+        }
         _watch(ranks, folder, request, progress)
         return tuple(
             msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=Result)
-            for rank in range(request.ranks)
+            for rank in local
         )
 
 
 @contextmanager
 def _process(
-    folder: Path, rank: int, request: Request
+    folder: Path, rank: int, environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """One rank, which is gone when this is left; its stdin says that we are here."""
     files = str(folder / "request.json"), str(folder / f"{rank}.json")
@@ -64,7 +75,7 @@ def _process(
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=errors,
-            env=_environment(rank, request),
+            env={**environment, "RANK": str(rank)},
             start_new_session=True,  # Ctrl-C is for us: we end them
         ) as process,
     ):
@@ -74,15 +85,16 @@ def _process(
             _end(process)
 
 
-def _environment(rank: int, request: Request) -> dict[str, str]:
+def _environment(request: Request, interface: str | None) -> dict[str, str]:
+    """What all ranks find in their environment."""
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    spoken = {} if interface is None else {"GLOO_SOCKET_IFNAME": interface}
     return {
+        **spoken,
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "RANK": str(rank),
         **_ALLOCATOR,
         "OMP_NUM_THREADS": str(request.threads),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
 
 
@@ -96,20 +108,20 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(
-    ranks: list[subprocess.Popen[bytes]],
+    ranks: dict[int, subprocess.Popen[bytes]],
     folder: Path,
     request: Request,
     progress: Progress,
 ) -> None:
     end_s = time.monotonic() + request.timeout_s
     while True:
-        codes = [process.poll() for process in ranks]
-        failed = [rank for rank, code in enumerate(codes) if code]
+        codes = {rank: process.poll() for rank, process in ranks.items()}
+        failed = [rank for rank, code in codes.items() if code]
         if failed:  # a signal came first, errors of the others follow from it
             first = min(failed, key=lambda rank: (codes[rank] or 0) > 0)
             raise RunFailed(_last_words(first, codes[first] or 0, folder))
-        _report(folder, progress)
-        if all(code == 0 for code in codes):
+        _report(folder / f"{min(ranks)}.out", progress)
+        if all(code == 0 for code in codes.values()):
             return
         if time.monotonic() > end_s:
             raise RunFailed(
@@ -119,8 +131,8 @@ def _watch(
         time.sleep(WATCH_S)
 
 
-def _report(folder: Path, progress: Progress) -> None:
-    lines = (folder / "0.out").read_text(errors="replace").splitlines()
+def _report(said: Path, progress: Progress) -> None:
+    lines = said.read_text(errors="replace").splitlines()
     with suppress(ValueError, IndexError):
         done, of, *_ = lines[-1].split()
         progress(float(done), float(of))

@@ -11,6 +11,7 @@ from profiles.measure.default_jobs import default_jobs
 from profiles.measure.functions import KINDS
 from profiles.models.catalog import Model
 from profiles.models.catalog import model as known_model
+from profiles.network import Endpoint, meeting_point
 from profiles.units import GiB, format_bytes
 
 PRECISIONS = {"cpu": ("fp32",), "cuda": ("bf16", "fp32")}
@@ -30,17 +31,26 @@ class Wish:
     seq_len: int | None = None
     global_batch: int | None = None
     precisions: tuple[str, ...] = ()
+    links: bool = False
+    nodes: int = 1
+    rdzv_endpoint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Ranks on a device, the precisions, and the jobs whose shapes are measured."""
+    """Ranks on a device, the precisions, and the jobs whose shapes are measured.
+
+    `ranks` are those of each of the `nodes`. With `links` there are no jobs.
+    """
 
     device: str
     ranks: int
     precisions: tuple[str, ...]
     jobs: tuple[Job, ...]
     quick: bool
+    links: bool = False
+    nodes: int = 1
+    endpoint: Endpoint | None = None
 
 
 def resolved(wish: Wish) -> Question:
@@ -50,6 +60,7 @@ def resolved(wish: Wish) -> Question:
     room for so many ranks, and UnknownName, InvalidSpec or Unsupported for the model.
     """
     jobs = _jobs(wish)
+    endpoint = meeting_point(wish.nodes, wish.rdzv_endpoint)
     gpus = machine.gpus() if wish.device != "cpu" else ()
     device = wish.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
@@ -58,6 +69,7 @@ def resolved(wish: Wish) -> Question:
         )
     ranks = wish.ranks or len(gpus) or min(machine.cores(), MOST_RANKS)
     _require_room(device, ranks, len(gpus))
+    _require_links(wish, ranks)
     precisions = tuple(dict.fromkeys(wish.precisions)) or PRECISIONS[device]
     for precision in precisions:
         _require_format(device, precision)
@@ -65,9 +77,23 @@ def resolved(wish: Wish) -> Question:
         device=device,
         ranks=ranks,
         precisions=precisions,
-        jobs=jobs or default_jobs(device),
+        jobs=jobs or (() if wish.links else default_jobs(device)),
         quick=wish.quick,
+        links=wish.links,
+        nodes=wish.nodes,
+        endpoint=endpoint,
     )
+
+
+def _require_links(wish: Wish, ranks: int) -> None:
+    if not wish.links:
+        return
+    if wish.model is not None:
+        raise Contradiction("--links measures no operators; leave --model out")
+    if ranks * wish.nodes == 1:
+        raise Contradiction(
+            "--links: one rank has no link; give --nproc 2 or more, or --nnodes"
+        )
 
 
 def _jobs(wish: Wish) -> tuple[Job, ...]:

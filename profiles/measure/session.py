@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -13,8 +12,9 @@ from tempfile import TemporaryDirectory
 from profiles.measure import machine
 from profiles.measure.calibration import CALIBRATION
 from profiles.measure.cluster import cluster_of
-from profiles.measure.facts import cache_bytes
 from profiles.measure.gpu_names import device_name
+from profiles.measure.meeting import meeting
+from profiles.measure.node import Node, described, rank_memory_bytes, require_alike
 from profiles.measure.noise import Busy, Noise, noise
 from profiles.measure.plan import MOST_TOKENS, exchanges, operations
 from profiles.measure.processes import run
@@ -23,6 +23,7 @@ from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
 from profiles.measure.tasks import Operation, Request
 from profiles.measure.work import arena_bytes, flops, held_bytes
+from profiles.network import interface
 from profiles.samples import Samples
 from profiles.units import GFLOPS, PFLOPS, MiB
 
@@ -43,6 +44,13 @@ class Measured:
     noise: Noise
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What the ranks of one node saw."""
+
+    ranks: tuple[Result, ...]
+
+
 def measure(
     question: Question, progress: Progress, *, budget_s: float | None = None
 ) -> Measured:
@@ -51,27 +59,52 @@ def measure(
     Raises RunFailed where a measuring process dies.
     """
     before = Busy.now()
-    with TemporaryDirectory(prefix="meshwright-") as folder:
+    with (
+        TemporaryDirectory(prefix="meshwright-") as folder,
+        meeting(question.endpoint, question.nodes) as met,
+    ):
+        nodes = met.share("node", described(question))
+        require_alike(nodes)
         request = request_of(
             question,
-            str(Path(folder) / "meeting"),
+            str(question.endpoint or Path(folder) / "meeting"),
             budget_s or (QUICK_S if question.quick else FULL_S),
+            nodes=nodes,
         )
-        results = run(request, progress)
-    quiet = noise(
-        [wall_s for _, wall_s in results[0].calibrations],
+        own = run(
+            request, progress, node=met.node, interface=interface(question.endpoint)
+        )
+        everyone = met.share("results", Results(ranks=own))
+        quiet = max(met.share("noise", _noise(before, nodes, met.node, everyone)))
+    results = [result for one in everyone for result in one.ranks]
+    return Measured(samples=_samples(request, results, quiet, nodes), noise=quiet)
+
+
+def _noise(
+    before: Busy, nodes: Sequence[Node], node: int, everyone: Sequence[Results]
+) -> Noise:
+    """Of this machine: what ranks of any node that is part of it did is no noise."""
+    here = [one.boot == nodes[node].boot for one in nodes]
+    return noise(
+        [wall_s for _, wall_s in everyone[node].ranks[0].calibrations],
         before,
         Busy.now(),
-        sum(result.cpu_s for result in results),
+        sum(result.cpu_s for one in compress(everyone, here) for result in one.ranks),
     )
-    return Measured(samples=_samples(request, results, quiet), noise=quiet)
 
 
-def request_of(question: Question, rendezvous: str, budget_s: float) -> Request:
-    """What every rank is told; *rendezvous* is a file that they meet at."""
-    parts = [
-        size for size in range(1, question.ranks + 1) if question.ranks % size == 0
-    ]
+def request_of(
+    question: Question,
+    rendezvous: str,
+    budget_s: float,
+    *,
+    nodes: Sequence[Node] = (),
+) -> Request:
+    """What every rank is told; *rendezvous* is where they meet, *nodes* who they are
+    (if left out, this machine alone)."""
+    nodes = nodes or (described(question),)
+    ranks = question.ranks * len(nodes)
+    parts = [size for size in range(1, ranks + 1) if ranks % size == 0]
     found: dict[Operation, None] = {}
     for job in question.jobs:
         found |= dict.fromkeys(
@@ -82,19 +115,23 @@ def request_of(question: Question, rendezvous: str, budget_s: float) -> Request:
                 most_tokens=MOST_TOKENS[question.device],
             )
         )
-    room = machine.rank_memory_bytes(question.device, question.ranks)
+    room = rank_memory_bytes(nodes, question.device)
     most_flops = MOST_FLOPS[question.device]
     fitting = tuple(
         one for one in found if held_bytes(one) < room and flops(one) < most_flops
     )
     messages = exchanges(
-        question.ranks, most_bytes=QUICK_BYTES if question.quick else FULL_BYTES
+        question.ranks,
+        nodes=len(nodes),
+        most_bytes=QUICK_BYTES if question.quick else FULL_BYTES,
     )
-    cache = cache_bytes(question.device)
+    cache = max(node.cache_bytes for node in nodes)
+    cores = min(node.cores for node in nodes)
     return Request(
         device=question.device,
-        ranks=question.ranks,
-        threads=max(machine.cores() // question.ranks, 1),
+        ranks=ranks,
+        nodes=len(nodes),
+        threads=max(cores // question.ranks, 1),
         operations=fitting,
         exchanges=messages,
         precisions=question.precisions,
@@ -113,34 +150,43 @@ def _calibration_s(results: Sequence[Result]) -> float:
     return median(own_s for result in results for own_s, _ in result.calibrations)
 
 
-def _samples(request: Request, results: Sequence[Result], quiet: Noise) -> Samples:
+def _samples(
+    request: Request, results: Sequence[Result], quiet: Noise, nodes: Sequence[Node]
+) -> Samples:
+    """The same on every node; of the machine, what node 0 says of itself."""
     facts = results[0].facts
     on_cpu = request.device == "cpu"
     device = (
         machine.slug(machine.cpu_name()) if on_cpu else device_name(facts["device"])
     )
     fabric = "loopback" if on_cpu else facts["fabric"]
+    network = machine.network(request.device)
     operators = operator_samples(
         request, results, device=device, software=facts["software"]
     )
-    collectives = collective_samples(request, results, fabric=fabric)
+    collectives = collective_samples(request, results, fabric=fabric, network=network)
     return Samples(
         operators=operators,
         collectives=collectives,
         machine={
             **facts,
             "device": device,
-            "host cpu": machine.cpu_name(),
-            "cores": str(machine.cores()),
-            "memory bytes": f"{machine.memory_bytes('MemTotal'):.0f}",
+            **nodes[0].facts,
             "ranks": str(request.ranks),
             "threads": str(request.threads),
-            "date": machine.now(),
             "noise": str(quiet),
             CALIBRATION: f"{_calibration_s(results):.6g}",
-            "command": shlex.join(["profile", *sys.argv[1:]]),
+            **({"nodes": str(request.nodes)} if request.nodes > 1 else {}),
         },
         cluster=cluster_of(
-            request, results, operators, collectives, device=device, fabric=fabric
-        ),
+            request,
+            results,
+            operators,
+            collectives,
+            device=device,
+            links=(fabric, network),
+            memory_bytes=rank_memory_bytes(nodes, request.device),
+        )
+        if operators
+        else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import final
 
 from profiles.measure.clock import Clock
@@ -122,7 +123,9 @@ class Operated(Subject):
 class Exchanged(Subject):
     """A collective over groups, in the midst of what a rank computes (*between*).
 
-    *function* is None where this rank has no part.
+    *function* is None where this rank has no part. What would take more than
+    *longest_s*, by the *smaller* message before, is left out on all ranks: over a slow
+    link the largest take minutes, and the rate is known by then.
     """
 
     def __init__(
@@ -130,11 +133,23 @@ class Exchanged(Subject):
         exchange: Exchange,
         function: Callable[[], object] | None,
         between: Callable[[], object],
+        *,
+        smaller: Exchanged | None = None,
+        longest_s: float = inf,
     ) -> None:
         super().__init__()
         self.exchange, self.function, self.between = exchange, function, between
+        self.smaller, self.longest_s = smaller, longest_s
+        self.too_long = False
+
+    def wants(self, most_repeats: int) -> bool:
+        return not self.too_long and super().wants(most_repeats)
 
     def visit(self, clock: Clock) -> None:
+        if not self.calls and self._foreseen_s(clock) > self.longest_s:
+            self.too_long = True
+        if self.too_long:
+            return
         super().visit(clock)
         if self.cost_s < SHORT_S:  # messages are uneven, and short ones cost nothing
             for _ in range(MESSAGES_IN_A_ROW - 1):
@@ -147,8 +162,21 @@ class Exchanged(Subject):
     def most_calls(self) -> int:
         return MOST_CALLS
 
+    def _foreseen_s(self, clock: Clock) -> float:
+        """By the rate of the smaller message, as all ranks agree."""
+        before = self.smaller
+        if before is None:
+            return 0.0
+        if before.too_long:
+            return inf
+        more = self.exchange.size_bytes / before.exchange.size_bytes
+        more *= ways(self.exchange.collective)
+        seen = before.seen[FORWARD] if before.function is not None else [0.0]
+        (seconds,) = clock.ranks.largest(more * min(seen))
+        return seconds
+
     def timings(self) -> Iterator[tuple[Task, Timing]]:
-        if self.function is not None:
+        if self.function is not None and not self.too_long:
             yield self.exchange, Timing(seconds=tuple(self.seen[FORWARD]))
 
 

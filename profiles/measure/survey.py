@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from profiles.measure.arena import touch_heap
@@ -21,8 +21,10 @@ from profiles.measure.groups import Groups
 from profiles.measure.kernels import Kernels
 from profiles.measure.machine import cores
 from profiles.measure.subject import Exchanged, Operated, Subject
-from profiles.measure.tasks import Operation, Request, Timing
+from profiles.measure.tasks import Exchange, Operation, Request, Timing
 
+# No message takes longer, as foreseen: a share of the budget, or a second.
+LONGEST, LEAST_LONGEST_S = 1 / 40, 1.0
 CALIBRATIONS, CALLS = 8, 5  # a round, spread evenly; the fastest of so many counts
 
 Say = Callable[[float, float], None]  # seconds gone, of how many
@@ -33,7 +35,7 @@ class Result:
     """What one rank saw, in the order of the request."""
 
     operations: tuple[Timing, ...]
-    exchanges: tuple[Timing | None, ...]  # None where this rank took no part
+    exchanges: tuple[Timing | None, ...]  # None: no part in it, or too long
     calibrations: tuple[tuple[float, float], ...]  # own seconds, and the wall's
     copy_bytes_per_s: float
     cpu_s: float
@@ -49,7 +51,7 @@ class Group(Ranks, Protocol):
 
 def survey(request: Request, group: Group, say: Say) -> Result:
     """Time all of *request*; a calibration product runs between the samples."""
-    shared = request.ranks > cores()
+    shared = request.local_ranks > cores()
     clock = Clock(
         group,
         request.device,
@@ -57,7 +59,8 @@ def survey(request: Request, group: Group, say: Say) -> Result:
         budget_s=request.budget_s,
         shortest_s=SHORTEST_SHARED_S if shared else SHORTEST_S,
     )
-    device = f"cuda:{group.rank}" if request.device == "cuda" else "cpu"
+    local = group.rank % request.local_ranks
+    device = f"cuda:{local}" if request.device == "cuda" else "cpu"
     kernels = Kernels(device, request.arena_bytes, request.cache_bytes)
     if request.device == "cpu":
         touch_heap(kernels.arena_bytes)
@@ -90,9 +93,25 @@ def _subjects(request: Request, kernels: Kernels, group: Group) -> Iterator[Subj
     for operations in together.values():
         yield Operated(operations, kernels)
     groups = Groups(request, group.rank)
+    smaller: Exchanged | None = None
     for exchange in request.exchanges:
         arena = kernels.arena()
-        yield Exchanged(exchange, groups.call(exchange, arena), between(arena))
+        smaller = Exchanged(
+            exchange,
+            groups.call(exchange, arena),
+            between(arena),
+            smaller=smaller if _goes_on(smaller, exchange) else None,
+            longest_s=max(request.budget_s * LONGEST, LEAST_LONGEST_S),
+        )
+        yield smaller
+
+
+def _goes_on(smaller: Exchanged | None, exchange: Exchange) -> bool:
+    """Whether *exchange* is the one before with more bytes."""
+    if smaller is None:
+        return False
+    before = replace(smaller.exchange, size_bytes=exchange.size_bytes)
+    return before == exchange and smaller.exchange.size_bytes < exchange.size_bytes
 
 
 def _rounds(

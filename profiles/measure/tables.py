@@ -17,8 +17,8 @@ def operator_samples(
     request: Request, results: Sequence[Result], *, device: str, software: str
 ) -> dict[OperatorKey, Sample]:
     """A sample of every operation: the median over the ranks of each one's median."""
-    together = request.ranks > 1 and request.device == "cpu"
-    crowd = f"ranks={request.ranks}" if together else ALONE
+    together = request.local_ranks > 1 and request.device == "cpu"
+    crowd = f"ranks={request.local_ranks}" if together else ALONE
     return {
         OperatorKey(
             device=device,
@@ -37,24 +37,26 @@ def operator_samples(
 
 
 def collective_samples(
-    request: Request, results: Sequence[Result], *, fabric: str
+    request: Request, results: Sequence[Result], *, fabric: str, network: str
 ) -> dict[CollectiveKey, Sample]:
-    """A sample of every exchange, over the ranks that took part."""
-    return {
-        _key(exchange, fabric): _sample(
-            [timing for one in results if (timing := one.exchanges[place])],
-            "measured",
-            trimmed_mean,
-        )
-        for place, exchange in enumerate(request.exchanges)
-    }
+    """A sample of every exchange, over the ranks that took part; none of those that
+    would have taken too long. *fabric* is a node's, *network* what joins nodes.
+    """
+    found = {}
+    for place, exchange in enumerate(request.exchanges):
+        timings = [timing for one in results if (timing := one.exchanges[place])]
+        if timings:
+            key = _key(exchange, fabric if exchange.nodes == 1 else network)
+            found[key] = _sample(timings, "measured", trimmed_mean)
+    return found
 
 
 def _key(exchange: Exchange, fabric: str) -> CollectiveKey:
+    ranks, nodes = exchange.ranks, exchange.nodes
     return CollectiveKey(
         fabric=fabric,
         collective=exchange.collective,
-        ranks=(exchange.ranks,),
+        ranks=(ranks,) if nodes == 1 else (ranks // nodes, nodes),
         groups_at_once=exchange.groups,
         size_bytes=exchange.size_bytes,
     )

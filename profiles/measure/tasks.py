@@ -33,10 +33,14 @@ class Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One collective over groups of *ranks*, *groups* of them at the same moment."""
+    """One collective over groups of *ranks*, *groups* of them at the same moment.
+
+    The ranks of a group are spread evenly over so many *nodes*.
+    """
 
     collective: str
     ranks: int
+    nodes: int = 1
     groups: int = 1
     size_bytes: int
 
@@ -47,16 +51,22 @@ class Request:
 
     device: str  # cpu or cuda
     ranks: int
+    nodes: int = 1
     threads: int
     operations: tuple[Operation, ...]
     exchanges: tuple[Exchange, ...]
     precisions: tuple[str, ...]
     arena_bytes: float  # of the block that operands are dealt from
     cache_bytes: float
-    rendezvous: str  # a file that the ranks meet at
+    rendezvous: str  # a file that the ranks meet at; HOST:PORT of several nodes' store
     budget_s: float
     most_repeats: int
     timeout_s: float
+
+    @property
+    def local_ranks(self) -> int:
+        """Ranks of one node."""
+        return self.ranks // self.nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

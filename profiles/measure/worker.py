@@ -1,7 +1,7 @@
 """One measuring process: `python -m profiles.measure.worker REQUEST RESULT`.
 
-Its rank comes from the environment, as under a launcher. Rank 0 says on stdout how far
-it is, a line a sample: seconds gone, and of how many.
+Its rank comes from the environment, as under a launcher. A node's first one says on
+stdout how far it is, a line a sample: seconds gone, and of how many.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def main(request_file: str, result_file: str) -> None:
     rank = int(os.environ["RANK"])
     with_group = _Group(request, rank)
     try:
-        result = survey(request, with_group, _say if rank == 0 else _silent)
+        result = survey(
+            request, with_group, _silent if rank % request.local_ranks else _say
+        )
         Path(result_file).write_text(json.dumps(asdict(result)))
     finally:
         with_group.leave()
@@ -44,19 +46,20 @@ class _Group:
         self.ranks, self.rank = request.ranks, rank
         torch.set_num_threads(request.threads)
         if self.device == "cuda":
-            torch.cuda.set_device(rank)
+            torch.cuda.set_device(rank % request.local_ranks)
         if self.ranks > 1:
             self._join(request)
 
     def _join(self, request: Request) -> None:
         import torch.distributed as dist
 
+        timeout = timedelta(seconds=request.timeout_s)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if self.device == "cuda" else "gloo",
-            init_method=f"file://{request.rendezvous}",
+            store=_store(request, timeout),
             rank=self.rank,
             world_size=self.ranks,
-            timeout=timedelta(seconds=request.timeout_s),
+            timeout=timeout,
         )
         self.control: Any = dist.new_group(backend="gloo")
 
@@ -81,6 +84,17 @@ class _Group:
             import torch.distributed as dist
 
             dist.destroy_process_group()
+
+
+def _store(request: Request, timeout: timedelta) -> Any:
+    """Where the ranks find each other: a file, or what the nodes' commands met in."""
+    from torch._C._distributed_c10d import FileStore, PrefixStore, TCPStore
+
+    if request.nodes == 1:
+        return FileStore(request.rendezvous, request.ranks)
+    host, _, port = request.rendezvous.rpartition(":")
+    store = TCPStore(host, int(port), is_master=False, timeout=timeout)
+    return PrefixStore("ranks", store)
 
 
 def _die_with_parent() -> None:

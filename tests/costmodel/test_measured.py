@@ -258,6 +258,16 @@ def test_sends_are_never_faster_between_nodes() -> None:
     assert far >= near
 
 
+def test_sends_between_nodes_of_one_rank_are_as_measured() -> None:
+    where = cluster("dgx-a100-80gb")
+    far = where.island.levels[-1].kind
+    key = replace(collective_key("send", 2, 2**20), fabric=far, ranks=(1, 2))
+    found = machine(where, samples=Samples(collectives={key: sample(3.0)}))
+    seconds = found.send_s(np.asarray(2.0**20), far=np.array([False, True]))
+    plain = machine(where).send_s(np.asarray(2.0**20), far=np.array([False, True]))
+    assert seconds.tolist() == pytest.approx([plain[0], 3.0])
+
+
 def _slow_sends() -> Samples:
     kind = cluster("dgx-a100-80gb").island.levels[0].kind
     key = replace(collective_key("send", 2, 2**20), fabric=kind)

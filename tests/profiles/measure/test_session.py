@@ -24,11 +24,12 @@ from profiles.measure.session import measure, request_of
 from profiles.measure.survey import Result, survey
 from profiles.measure.tasks import FORWARD, Operation
 from profiles.sample_files import read_samples, write_samples
-from profiles.samples import OperatorKey, Sample, Samples
+from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
 from profiles.units import KiB
 from tests.small_jobs import job
 
 BUDGET_S = 0.2
+LINKS = ("loopback", "ethernet")
 QUESTION = Question(
     device="cpu", ranks=2, precisions=("fp32",), jobs=(job(),), quick=True
 )
@@ -135,11 +136,39 @@ def test_one_rank_needs_no_group() -> None:
 
 def test_ceilings_are_those_that_were_seen() -> None:
     request = request_of(replace(QUESTION, ranks=1), "", 1.0)
-    cluster = cluster_of(request, (RESULT,), SEEN, {}, device="x", fabric="loopback")
+    cluster = cluster_of(
+        request, (RESULT,), SEEN, {}, device="x", links=LINKS, memory_bytes=2**30
+    )
     assert (cluster.gpus, cluster.device.name) == (1, "x")
     assert cluster.device.peak["fp32"].si == pytest.approx(2000)
     assert cluster.device.host_link.si == pytest.approx(2000)
     assert cluster.device.memory_bytes_per_s == pytest.approx(5e9)
+
+
+def test_several_nodes_are_joined_by_a_network() -> None:
+    request = replace(request_of(replace(QUESTION, ranks=1), "", 1.0), ranks=4, nodes=2)
+    sent = {
+        CollectiveKey(fabric=kind, collective="send", ranks=ranks, size_bytes=size): (
+            replace(SECOND, seconds=size / rate)
+        )
+        for kind, ranks, rate in (("loopback", (2,), 1e9), ("ethernet", (1, 2), 1e8))
+        for size in (1_000, 1_001_000)
+    }
+    cluster = cluster_of(
+        request, (RESULT,), SEEN, sent, device="x", links=LINKS, memory_bytes=2**30
+    )
+    near, far = cluster.island.levels
+    assert (cluster.gpus, cluster.island.devices_per_node) == (4, 2)
+    assert (near.kind, near.devices, near.bytes_per_s) == ("loopback", 2, 1e9)
+    assert (far.kind, far.devices, far.bytes_per_s) == ("ethernet", None, 1e8)
+
+
+def test_links_alone_have_no_cluster() -> None:
+    asked = replace(QUESTION, jobs=(), links=True)
+    found = measure(asked, ignore, budget_s=BUDGET_S).samples
+    assert found.cluster is None
+    assert not found.operators
+    assert len(found.collectives) == 6 * 2
 
 
 def test_a_known_gpu_is_the_catalogues_and_another_is_as_seen() -> None:
@@ -151,7 +180,9 @@ def test_a_known_gpu_is_the_catalogues_and_another_is_as_seen() -> None:
     }
     result = replace(RESULT, facts=facts)
     for name, memory in (("H100-SXM-80GB", 79.1), ("thing", 64.0)):
-        cluster = cluster_of(request, (result,), SEEN, {}, device=name, fabric="pcie")
+        cluster = cluster_of(
+            request, (result,), SEEN, {}, device=name, links=LINKS, memory_bytes=2**30
+        )
         assert cluster.device.name == name
         assert cluster.device.usable_memory.value == pytest.approx(memory)
 

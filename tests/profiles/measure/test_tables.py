@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from profiles.measure.noise import Busy, noise, spread
+from profiles.measure.noise import Busy, Noise, noise, spread
 from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
 from profiles.measure.tasks import FORWARD, Exchange, Operation, Request, Timing
@@ -56,7 +58,9 @@ def test_the_median_over_repeats_and_then_over_ranks() -> None:
 
 
 def test_who_took_no_part_does_not_count() -> None:
-    ((key, sample),) = collective_samples(request(), RESULTS, fabric="loopback").items()
+    ((key, sample),) = collective_samples(
+        request(), RESULTS, fabric="loopback", network="ethernet"
+    ).items()
     assert (key.collective, key.ranks, key.size_bytes) == ("send", (2,), 1024)
     assert (sample.seconds, sample.spread) == (3.0, 0.25)
 
@@ -92,3 +96,30 @@ def test_the_kernel_counts_busy_seconds() -> None:
     first, second = Busy.now(), Busy.now()
     assert 0 <= first.busy_s <= second.busy_s
     assert first.at_s <= second.at_s
+
+
+def test_nodes_have_a_fabric_of_their_own_and_what_took_too_long_is_no_sample() -> None:
+    far = Exchange(collective="all_reduce", ranks=4, nodes=2, size_bytes=1024)
+    larger = Exchange(collective="all_reduce", ranks=4, nodes=2, size_bytes=4096)
+    timing = Timing(seconds=(1.0,))
+    results = [replace(RESULTS[0], exchanges=(timing, timing, None)) for _ in range(4)]
+    asked = replace(request(), exchanges=(MESSAGE, far, larger))
+    found = collective_samples(asked, results, fabric="loopback", network="ethernet")
+    assert [str(key) for key in found] == [
+        "send|2|1|1024|loopback",
+        "all_reduce|2x2|1|1024|ethernet",
+    ]
+
+
+def test_operators_know_the_ranks_of_their_node() -> None:
+    for nodes, crowd in ((1, "ranks=2"), (2, ALONE)):
+        asked = replace(request(ranks=2), nodes=nodes)
+        (key,) = operator_samples(asked, RESULTS[:2], device="x", software="torch")
+        assert key.co_running == crowd
+
+
+def test_of_several_machines_the_noisiest_counts() -> None:
+    quiet = Noise(spread=0.01, drift=0.0, others=0.02)
+    loud = Noise(spread=0.01, drift=0.0, others=0.5)
+    assert max(quiet, loud) is loud
+    assert max(loud, quiet) is loud

@@ -1,0 +1,56 @@
+"""Messages that would take too long are left out, on all ranks alike."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+from profiles.measure.clock import Clock
+from profiles.measure.subject import Exchanged
+from profiles.measure.tasks import Exchange
+from profiles.units import KiB
+
+LINK_BYTES_PER_S = 1e6
+
+
+class Alone:
+    def barrier(self) -> None:
+        pass
+
+    def largest(self, *values: float) -> tuple[float, ...]:
+        return values
+
+
+def messages(*sizes: int, longest_s: float) -> list[Exchanged]:
+    found: list[Exchanged] = []
+    for size in sizes:
+        one = Exchange(collective="send", ranks=2, size_bytes=size)
+        found.append(
+            Exchanged(
+                one,
+                lambda size=size: time.sleep(size / LINK_BYTES_PER_S),  # type: ignore[misc]
+                lambda: None,
+                smaller=found[-1] if found else None,
+                longest_s=longest_s,
+            )
+        )
+    return found
+
+
+def test_what_would_take_too_long_is_left_out() -> None:
+    clock = Clock(Alone(), "cpu", own=True, budget_s=0.0)
+    sent = messages(KiB, 4 * KiB, 16 * KiB, 64 * KiB, longest_s=0.012)
+    for one in sent:
+        one.visit(clock)
+    assert [one.too_long for one in sent] == [False, False, True, True]
+    assert [len(list(one.timings())) for one in sent] == [1, 1, 0, 0]
+    assert not any(one.wants(30) for one in sent if one.too_long)
+
+
+def test_a_fast_link_is_measured_to_the_end() -> None:
+    clock = Clock(Alone(), "cpu", own=True, budget_s=0.0)
+    sent = messages(KiB, 4 * KiB, longest_s=60.0)
+    for one in sent:
+        one.visit(clock)
+    assert all(one.timings() for one in sent)
+    assert all(few.seen != many.seen for few, many in pairwise(sent))
