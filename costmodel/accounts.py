@@ -136,7 +136,14 @@ class Accounts:
             activation_bytes=timeline.held_at_peak()
             * pipeline_buffers(self.on, layout.pp),
             transient_bytes=working,
+            away_bytes=self._away_bytes(timeline),
         )
+
+    def _away_bytes(self, timeline: Timeline) -> Array:
+        away = self.stages.away_bytes
+        if not away.any():
+            return np.zeros(self.layout.pp)
+        return timeline.most_between(away)
 
     @property
     def _buckets(self) -> Array | int:

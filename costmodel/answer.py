@@ -10,6 +10,7 @@ from typing import Any
 
 from costmodel.atoms import recomputed_operators
 from costmodel.flops import MEGATRON, Convention, block_flops, model_flops
+from costmodel.host_memory import Away
 from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.memory import Memory
@@ -35,6 +36,7 @@ class Answer:
     device: str
     device_cost: float | None = None  # dollars for one device and hour
     device_power_w: float | None = None
+    away: Away | None = None  # what is offloaded
     price_sources: PriceSources | None = None  # None without a profile
     stops_early: bool = False  # recompute, at the last tensor that is needed
     counted: Convention = MEGATRON
@@ -56,7 +58,8 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        return all(
+        """On every device; and on the hosts, what is offloaded to them."""
+        return (self.away is None or self.away.fits) and all(
             float(item.total) <= capacity
             for item, capacity in zip(self.memory, self.capacities_bytes, strict=True)
         )
@@ -136,6 +139,7 @@ class Answer:
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "capacity_bytes": self.capacity_bytes,
+            "offloaded": self.away and self.away.document(),
             "memory": [
                 {"stage": rank, **item.document()}
                 for rank, item in enumerate(self.memory)

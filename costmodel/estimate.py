@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from costmodel.accounts import BREAKDOWN, Accounts
 from costmodel.answer import Answer, recomputed_flops
+from costmodel.host_memory import away_of
 from costmodel.island_price import Placed, devices_of
 from costmodel.known import Known
 from costmodel.layout import Layout
@@ -191,6 +192,7 @@ def _answered(
         "breakdown_s": ran.breakdown_s,
         "memory": memory,
         "capacities_bytes": devices.capacities_bytes,
+        "away": away_of(ran.peak, layout, where.cluster),
         "peak_flops_per_s": devices.peak_flops_per_s,
         "spread": spread_of(where, experts=job.has_experts, sources=sources),
         "device": devices.name,

@@ -27,7 +27,8 @@ Array = NDArray[Any]
 class Peak:
     """What the pipeline ranks of a layout hold; arrays by rank.
 
-    `degrees` are the rows that `mesh_parallel.parallel_of` takes, of each rank.
+    `degrees` are the rows that `mesh_parallel.parallel_of` takes, of each rank;
+    `away_bytes` the most activations that are offloaded at once.
     """
 
     on: Machine
@@ -43,6 +44,7 @@ class Peak:
     gathered_bytes: Array
     activation_bytes: Array
     transient_bytes: Array
+    away_bytes: Array
 
     @property
     def ranks(self) -> int:

@@ -54,6 +54,7 @@ class StagePrice:
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
+    away_bytes: Array  # offloaded between forward and backward
     weight_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
@@ -185,6 +186,7 @@ def stage_price(
         expert_parameters=holds.expert_parameters,
         frozen_parameters=holds.frozen_parameters,
         saved_bytes=holds.saved_bytes,
+        away_bytes=total.away_bytes,
         weight_bytes=total.weight_bytes,
         forward_working_bytes=holds.forward_working_bytes,
         backward_working_bytes=holds.backward_working_bytes,

@@ -126,6 +126,16 @@ class Timeline:
         at_inputs = kind == COMPUTE.index(Kind.I)
         return np.asarray(held + np.where(at_inputs, more[slot % shape.stages], 0))
 
+    def most_between(self, each: FloatArray) -> FloatArray:
+        """The most of *each* stage's that lie between their forwards and backwards on
+        a rank at once, by rank: streams alone decide."""
+        shape = self.program.shape
+        taken = {Kind.F: each, Kind.B: -each, Kind.I: -each, Kind.OVERLAP_F_B: -each}
+        nothing = np.zeros_like(each)
+        table = [taken.get(kind, nothing) for kind in COMPUTE]
+        rows = np.concatenate([np.tile(one, shape.copies) for one in table] + [[0.0]])
+        return np.asarray(rows[self.program.rows].cumsum(axis=1).max(axis=1))
+
     def _done_at_peak(self) -> IntArray:
         """Passes done before each rank's peak, [kind, pp, stages], its own F too."""
         rows, shape = self.program.rows, self.program.shape

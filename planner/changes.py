@@ -1,7 +1,8 @@
 """Changes of a question that may give it a layout, the smallest first of each kind.
 
     a pin less       each pin alone                               → unpinned
-    offloading       optimizer, activations, both, parameters too → offloaded
+    offloading       optimizer, activations, both, parameters too,
+                     to the hosts and then to drives              → offloaded
     a smaller batch  where in-flight micro-batches are the matter → smaller_batches
     more GPUs        twice to 128 times as many                   → more_gpus
     what divides     another batch, the nearest numbers of GPUs   → dividing
@@ -16,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from costmodel.offload import Offload
+from costmodel.host_memory import capacity_bytes
+from costmodel.offload import TIERS, Offload
 from planner.memory_floor import states_bytes
 from planner.pinned import layout_pins, require_consistent
 from planner.problem import Problem
@@ -60,22 +62,40 @@ def unpinned(problem: Problem) -> Iterator[Change]:
 
 
 def offloaded(problem: Problem) -> Iterator[Change]:
-    """With more on the host than now, as far as the pins and `execute` allow."""
-    now, tier = problem.offload, problem.offload.tier
-    for more in OFFLOADS:
-        away = Offload(
-            activations=max(now.activations, more.activations),
-            optimizer=now.optimizer or more.optimizer,
-            parameters=now.parameters or more.parameters,
-            tier=tier,
-        )
-        change = Change(
-            what="offloading to the host",
-            option=f"--offload {away}",
-            problem=replace(problem, offload=away),
-        )
-        if away != now and _possible(change.problem):
-            yield change
+    """With more on the hosts than now, or on their drives where the cluster says how
+    much they hold; as far as the pins and `execute` allow."""
+    now = problem.offload
+    seen = {now}
+    for tier in _tiers(problem):
+        for more in (now, *OFFLOADS):
+            away = Offload(
+                activations=max(now.activations, more.activations),
+                optimizer=now.optimizer or more.optimizer,
+                parameters=now.parameters or more.parameters,
+                tier=tier,
+            )
+            change = _offloading(replace(problem, offload=away))
+            if away.anything and away not in seen and _possible(change.problem):
+                seen.add(away)
+                yield change
+
+
+def _tiers(problem: Problem) -> tuple[str, ...]:
+    """Where offloading goes to now, and from the hosts' memory to drives."""
+    now, drives = problem.offload.tier, TIERS[-1]
+    if now == drives or capacity_bytes(problem.machine.cluster, drives) is None:
+        return (now,)
+    return (now, drives)
+
+
+def _offloading(problem: Problem) -> Change:
+    away = problem.offload
+    farther = f" --offload-to {away.tier}" if away.tier != TIERS[0] else ""
+    return Change(
+        what=f"offloading to {'drives' if farther else 'the host'}",
+        option=f"--offload {away}{farther}",
+        problem=problem,
+    )
 
 
 def smaller_batches(problem: Problem) -> Iterator[Change]:

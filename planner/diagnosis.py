@@ -2,8 +2,9 @@
 
 nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
 nothing is executed what the runtime lacks, and the same raise or number
-nothing fits        the smallest peak there is, and of what it is; then a pin to drop,
-                    something to offload, a smaller batch, more GPUs
+nothing fits        the smallest peak there is, and of what it is, or what the hosts
+                    of a node would have to hold; then a pin to drop, something to
+                    offload, drives to offload to, a smaller batch, more GPUs
 
 What changes and in what order is `planner.changes`'s. Each is tried by the default
 search on a cheap budget: 1F1B and micro-batches of one sequence, unless they are
@@ -19,6 +20,7 @@ from itertools import islice
 from math import inf
 from typing import Any, Final
 
+from costmodel.estimate import Estimate
 from costmodel.legality import MOST_PASSES
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
@@ -48,7 +50,7 @@ from profiles.units import format_bytes, format_seconds
 
 CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
 _NOTHING: Final = "nothing near works"
-MOST_TRIED: Final = 8  # changes of a kind
+MOST_TRIED: Final = 10  # changes of a kind
 NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
 
 
@@ -64,7 +66,7 @@ class Remedy:
         found, batch = self.best.estimate, self.change.problem.job.global_batch
         return (
             f"{self.change}: {choice_words(self.best.choice, batch)} needs "
-            f"{format_bytes(found.peak_memory_bytes)}{_on_host(self.change.problem)}, "
+            f"{format_bytes(found.peak_memory_bytes)}{_on_host(found)}, "
             f"{format_seconds(found.step_time_s)} a step"
         )
 
@@ -88,7 +90,7 @@ def diagnose(problem: Problem) -> Infeasible:
     constraint = constraint_of(problem)
     if constraint.startswith("size"):
         return _named(constraint, "a smaller batch (--global-batch)")
-    if constraint.startswith("memory"):
+    if constraint.startswith(("memory", "host memory")):
         kinds = (
             _first(unpinned(problem)),
             _first(offloaded(problem)),
@@ -164,19 +166,14 @@ def _cheap(problem: Problem) -> Problem:
     return replace(problem, pins=pins, objective=Objective.THROUGHPUT)
 
 
-def _on_host(problem: Problem) -> str:
-    """The states that are on the host, of which no catalogue knows the memory."""
-    if not problem.offload.states:
-        return ""
-    here = states_bytes(problem)
-    home = replace(problem.offload, optimizer=False, parameters=False)
-    whole = states_bytes(replace(problem, offload=home))
-    return f" (and {format_bytes(whole - here)} of states on the host for each)"
+def _on_host(found: Estimate) -> str:
+    """What is offloaded, where anything is."""
+    return "" if found.away is None else f" (and {found.away.words})"
 
 
 def constraint_of(problem: Problem) -> str:
     """What keeps *problem* from having a layout, in words that start with its kind:
-    divisibility, size, support or memory."""
+    divisibility, size, support, memory or host memory."""
     if is_unlike(problem):
         return (
             f"memory: no stages of {problem.job.model}, each inside one of the "
@@ -218,14 +215,26 @@ def _not_executed(problem: Problem) -> str:
 
 def _too_little_memory(problem: Problem) -> str:
     device = problem.machine.device
-    smallest = leanest(problem)
+    smallest = leanest(problem.with_hosts_of_any_size())
     assert smallest is not None, "something is legal"
+    if smallest.estimate.peak_memory_bytes <= problem.memory_limit_bytes:
+        return _too_little_on_hosts(problem, smallest)
     peak = format_bytes(smallest.estimate.peak_memory_bytes)
     return (
         f"memory: the smallest peak of any layout is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
         f"{fullest(smallest)}), "
         f"{device.name} offers {_offered(problem)}{_alone(problem)}"
+    )
+
+
+def _too_little_on_hosts(problem: Problem, found: Candidate) -> str:
+    away = found.estimate.away
+    assert away is not None, "nothing else is limited"
+    return (
+        f"host memory: {choice_words(found.choice, problem.job.global_batch)} fits on "
+        f"the devices, and needs {away.words}, which has "
+        f"{format_bytes(problem.host_limit_bytes)}"
     )
 
 

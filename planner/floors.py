@@ -15,6 +15,7 @@ faster than its mean rank is busy, the second because every term left out adds t
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -22,6 +23,7 @@ import numpy as np
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import RECOMPUTES, Columns
 from costmodel.grid import ColumnPrices, peak_bytes, step_time_s
+from costmodel.host_floor import least_node_bytes
 from costmodel.layer_runs import stage_runs
 from costmodel.rows import Rows
 from planner.problem import Problem
@@ -55,12 +57,17 @@ def leaf_s(problem: Problem, columns: Columns) -> Array:
 
 
 def leaf_bytes(problem: Problem, columns: Columns) -> Array:
-    """The bytes alone."""
-    found = peak_bytes(Rows(columns=columns, book=problem.book))
+    """The bytes alone; infinite where a node's hosts do not hold what is offloaded."""
+    found = _peaks(problem, columns)
     if problem.pins.recompute_layers is None:
         return found
-    nothing = Rows(columns=_keeping(columns), book=problem.book)
-    return np.minimum(found, peak_bytes(nothing))
+    return np.minimum(found, _peaks(problem, _keeping(columns)))
+
+
+def _peaks(problem: Problem, columns: Columns) -> Array:
+    rows = Rows(columns=columns, book=problem.book)
+    found, room = peak_bytes(rows), problem.host_limit_bytes
+    return found if room == inf else np.where(least_node_bytes(rows) > room, inf, found)
 
 
 def floor_bytes(peak_bytes: Array, branch: Array) -> Array:

@@ -130,7 +130,7 @@ class Frontier:
         peaks = np.concatenate([one.peak_bytes for one in lost])
         floors_s = np.concatenate([one.floors_s for one in lost])
         order = np.argsort(peaks, kind="stable")
-        order = order[floors_s[order] < seconds]
+        order = order[(floors_s[order] < seconds) & (peaks[order] < inf)]
         start, size = 0, FIRST_LOST
         while start < len(order):
             rows = order[start : start + size]

@@ -13,11 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from costmodel.atom_book import AtomBook
 from costmodel.auto_retention import AUTO, fitted
 from costmodel.estimate import Estimate, estimate
+from costmodel.host_memory import capacity_bytes
 from costmodel.known import Known
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
@@ -134,8 +136,19 @@ class Problem:
         found = candidate.estimate
         return float(self.value_of(found.step_time_s, found.peak_memory_bytes))
 
+    @cached_property
+    def host_limit_bytes(self) -> float:
+        """What a node offers to what is offloaded; infinite where nothing is, or
+        nobody says."""
+        if not self.offload.anything:
+            return inf
+        found = capacity_bytes(self.machine.cluster, self.offload.tier)
+        return inf if found is None else found
+
     def fits(self, candidate: Candidate) -> bool:
         found = candidate.estimate
+        if found.away is not None and not found.away.fits:
+            return False
         if len(self.machine.cluster.islands) == 1:
             return found.peak_memory_bytes <= self.memory_limit_bytes
         share = self.memory_limit_bytes / self.machine.device.capacity_bytes
@@ -161,6 +174,15 @@ class Problem:
             self.memory_limit_bytes,
             executable=self.executable,
         )
+
+    def with_hosts_of_any_size(self) -> Problem:
+        """The same on nodes that do not say what their hosts and drives hold."""
+        cluster = self.machine.cluster
+        islands = tuple(
+            replace(one, host_memory=None, nvme=None) for one in cluster.islands
+        )
+        cluster = replace(cluster, islands=islands)
+        return replace(self, machine=replace(self.machine, cluster=cluster))
 
     def repinned(self, pins: Pins) -> Problem:
         """The same with other *pins*, on which no price hangs: one book serves both."""

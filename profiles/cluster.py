@@ -43,12 +43,18 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Island:
-    """Like nodes on one fabric. `nodes` is None where as many as asked are there."""
+    """Like nodes on one fabric. `nodes` is None where as many as asked are there.
+
+    `host_memory` and `nvme` are what a node's processors and drives hold, None where
+    nobody says: what is offloaded to them is then not limited.
+    """
 
     device: Device
     devices_per_node: int
     nodes: int | None
     levels: tuple[Level, ...]  # innermost first
+    host_memory: Figure | None = None
+    nvme: Figure | None = None
 
     def __post_init__(self) -> None:
         sizes = [level.devices for level in self.levels]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiles.errors import InvalidSpec
-from profiles.units import GB, GBIT_BYTES, GFLOPS, TFLOPS, US, GiB
+from profiles.units import GB, GBIT_BYTES, GFLOPS, TB, TFLOPS, US, GiB
 
 _SCALES = {
     "B": 1.0,
     "GB": float(GB),
+    "TB": float(TB),
     "GiB": float(GiB),
     "GB/s": float(GB),
     "TB/s": 1e3 * GB,

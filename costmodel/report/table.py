@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from costmodel.estimate import Estimate
+from costmodel.host_memory import Away
 from costmodel.layout import Layout
 from costmodel.memory import Memory
 from costmodel.offload import Offload
@@ -95,7 +96,11 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
     tokens, batch = estimate.tokens_per_s_per_gpu, estimate.job.global_batch
     chance = estimate.interval["probability_fits"]
     capacity = format_bytes(estimate.capacity_bytes)
-    verdict = "fits in" if estimate.fits else "DOES NOT FIT in"
+    here = all(
+        float(one.total) <= most
+        for one, most in zip(estimate.memory, estimate.capacities_bytes, strict=True)
+    )
+    verdict = "fits in" if here else "DOES NOT FIT in"
     sequences = batch / estimate.step_time_s
     used = format_bytes(estimate.peak_memory_bytes)
     utilisation = f"MFU {estimate.mfu:.1%}   HFU {estimate.hfu:.1%}"
@@ -108,8 +113,17 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
         ),
         ("utilisation", f"{utilisation} of {peak} {number} (attention in full)"),
         ("peak memory", f"{used}, {verdict} {capacity} (probability {chance:.0%})"),
+        *([] if estimate.away is None else [("offloaded", _away_words(estimate.away))]),
         *([] if sources is None else [("price", str(sources))]),
     ]
+
+
+def _away_words(away: Away) -> str:
+    """What is on the hosts of a node, or on its drives."""
+    if away.capacity_bytes is None:
+        return f"{away.words}, of unknown size"
+    verdict = "fits in" if away.fits else "DOES NOT FIT in"
+    return f"{away.words}, {verdict} {format_bytes(away.capacity_bytes)}"
 
 
 def pairs_table(pairs: Iterable[tuple[str, str]]) -> Table:

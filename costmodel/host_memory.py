@@ -1,0 +1,133 @@
+"""What is offloaded takes of a node: of its hosts' memory, or of its drives.
+
+    states        what `memory` leaves out of the device's, by parameter
+    activations   the share that is away × micro-batches between forward and backward
+    a node        all of its ranks together; nodes are filled in the order of ranks
+
+An optimizer on the host has the gradients of its shard beside it, from which it steps
+(Ren et al., ATC 2021, section 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data_parallel import DataParallel
+from costmodel.layout import Layout
+from costmodel.mesh_parallel import parallel_of
+from costmodel.offload import Offload
+from costmodel.peaks import Peak
+from profiles.cluster import Cluster
+from profiles.precision import Format, Precision
+from profiles.units import format_bytes
+
+Array = NDArray[Any]
+TIER_WORDS: Final = {"cpu": "host memory", "nvme": "drives"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Away:
+    """Bytes that the fullest node has of what is offloaded, and what it offers: None
+    where the cluster does not say, or joins unlike islands."""
+
+    tier: str
+    node_bytes: float
+    capacity_bytes: float | None
+
+    @property
+    def fits(self) -> bool:
+        return self.capacity_bytes is None or self.node_bytes <= self.capacity_bytes
+
+    @property
+    def words(self) -> str:
+        return f"{format_bytes(self.node_bytes)} of a node's {TIER_WORDS[self.tier]}"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "tier": self.tier,
+            "node_bytes": self.node_bytes,
+            "node_capacity_bytes": self.capacity_bytes,
+        }
+
+
+def capacity_bytes(cluster: Cluster, tier: str) -> float | None:
+    """What a node of *cluster* offers to all of its ranks; None if nobody says."""
+    if len(cluster.islands) > 1:
+        return None
+    node = cluster.island
+    offered = node.nvme if tier == "nvme" else node.host_memory
+    return None if offered is None else offered.si
+
+
+def away_of(peak: Peak, layout: Layout, cluster: Cluster) -> Away | None:
+    """What *layout* has offloaded; None if nothing is."""
+    offload = layout.away
+    if not offload.states and not peak.away_bytes.any():
+        return None
+    each = peak.away_bytes + states_bytes(
+        peak.parameters,
+        peak.expert_parameters,
+        peak.frozen_parameters,
+        parallel_of(np.array(peak.degrees).T),
+        peak.precision,
+        peak.moments,
+        offload,
+    )
+    on_node = min(island.devices_per_node for island in cluster.islands)
+    return Away(
+        tier=offload.tier,
+        node_bytes=fullest_node_bytes(each, _sizes(layout), on_node),
+        capacity_bytes=capacity_bytes(cluster, offload.tier),
+    )
+
+
+def states_bytes(
+    parameters: Array,
+    expert_parameters: Array,
+    frozen_parameters: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    moments: int,
+    offload: Offload,
+) -> Array:
+    """Bytes of states that a rank has away; parameters before sharding."""
+    found: Array = np.zeros(np.shape(parameters))
+    stepped = precision.master_bytes + moments * Format.FP32.bytes
+    sides = ((parameters, parallel), (expert_parameters, parallel.of_experts))
+    for held, side in sides:
+        if offload.optimizer:
+            each = stepped + precision.gradient.bytes
+            found = found + held / side.shard_of(1) * each
+        if offload.parameters:
+            found = found + held * precision.parameter.bytes / side.shard_of(3)
+    if offload.parameters:
+        frozen = frozen_parameters * precision.frozen_bytes
+        found = found + frozen / parallel.shard_of(3)
+    return found
+
+
+def fullest_node_bytes(each: Array, sizes: Sequence[int], on_node: int) -> float:
+    """Of ranks of *each* bytes, *sizes* of them side by side, the most that *on_node*
+    neighbours have together.
+
+    >>> fullest_node_bytes(np.array([3.0, 1.0]), [4, 4], 8)
+    16.0
+    """
+    ends = np.cumsum([0, *sizes])
+    before = np.cumsum([0.0, *(each * np.asarray(sizes))])
+    marks = np.minimum(np.arange(0, ends[-1] + on_node, on_node), ends[-1])
+    return float(np.diff(np.interp(marks, ends, before)).max())
+
+
+def _sizes(layout: Layout) -> list[int]:
+    """How many ranks each pipeline rank has."""
+    meshes = {stage.mesh.size for stage in layout.stages}
+    if len(meshes) == 1:
+        return [layout.gpus // layout.pp] * layout.pp
+    size_of = {stage.held_by[0]: stage.mesh.size for stage in layout.stages}
+    return [size_of[rank] for rank in range(layout.pp)]
