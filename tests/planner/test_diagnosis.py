@@ -40,7 +40,7 @@ def test_memory_names_the_smallest_peak_and_what_works() -> None:
         "--gpus 48",
     )
     for change, other in (
-        (away, replace(posed, offload=parse_offload("optimizer"))),
+        (away, replace(posed, offload=parse_offload("optimizer", "nvme"))),
         (more, replace(posed, gpus=48)),
     ):
         found = solve(other, SEARCHES["branch-and-bound"], Limits(runners_up=0))
