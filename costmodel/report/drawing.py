@@ -18,8 +18,19 @@ _STRIP: Final = 24  # pixels a strip is high
 _WORDS: Final = 250  # pixels for the name of a strip
 _SPAN: Final = 620  # pixels of the errors beside it
 _WIDEST: Final = 0.5  # errors beyond lie on the edge
+_DECADES: Final = 1.5  # beyond, powers of ten alone are marked
 _LONGEST: Final = 34  # characters of a name
 _GOLDEN: Final = 0.618034  # multiples of it fill [0, 1) evenly, however many
+STYLE: Final = """
+svg text { font: 11px system-ui, sans-serif; fill: #3c4657; }
+.frame { fill: none; stroke: #8b95a7; } .grid { stroke: #e3e7ee; }
+.even { stroke: #56627a; } .band { fill: #e7f1e4; } .median { stroke: #111;
+  stroke-width: 2.5; }
+circle { opacity: .6; }
+.c0 { fill: #1f6fb4; } .c1 { fill: #d9761a; } .c2 { fill: #2d9a4b; }
+.c3 { fill: #c33b3b; } .c4 { fill: #7c58b0; } .c5 { fill: #8a5a44; }
+.c6 { fill: #c95fa6; } .c7 { fill: #6f7683; }
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +49,11 @@ class Dot:
         return self.estimated_s / self.measured_s - 1
 
 
-def scatter(dots: Sequence[Dot]) -> str:
-    """Estimated over measured seconds, both axes logarithmic, one dot a run."""
+def scatter(dots: Sequence[Dot], colours: Sequence[str] = ()) -> str:
+    """Estimated over measured seconds, both axes logarithmic, one dot a run.
+
+    *colours* names those of the dots, from 0, in a corner that no estimate comes near.
+    """
     if not dots:
         return "<p>No run is compared.</p>"
     ends = [value for dot in dots for value in (dot.estimated_s, dot.measured_s)]
@@ -53,8 +67,10 @@ def scatter(dots: Sequence[Dot]) -> str:
         return _LEFT + along(measured_s), _EDGE + SIDE - along(estimated_s)
 
     first, last = 10**low, 10**high
-    band = [place(x, x * (1 + _BAND)) for x in (first, last)]
-    band += [place(x, x * (1 - _BAND)) for x in (last, first)]
+    above, below = 1 + _BAND, 1 - _BAND
+    band = [place(first, first), place(first, first * above)]
+    band += [place(last / above, last), place(last, last)]
+    band += [place(last, last * below), place(first / below, first)]
     right, bottom = _LEFT + SIDE, _EDGE + SIDE
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in band)
     parts = [
@@ -62,20 +78,34 @@ def scatter(dots: Sequence[Dot]) -> str:
         f'<polygon class="band" points="{points}"/>',
         _line("even", *place(first, first), *place(last, last)),
     ]
-    for power in range(math.ceil(low), math.floor(high) + 1):
-        x, y = place(10.0**power, 10.0**power)
+    for value in _marks(first, last):
+        x, y = place(value, value)
         parts += [
             _line("grid", x, _EDGE, x, bottom),
             _line("grid", _LEFT, y, right, y),
-            _text(x, bottom + 15, f"{10.0**power:g}"),
-            _text(_LEFT - 6, y + 4, f"{10.0**power:g}", anchor="end"),
+            _text(x, bottom + 15, f"{value:g}"),
+            _text(_LEFT - 6, y + 4, f"{value:g}", anchor="end"),
         ]
     parts += [_circle(*place(dot.measured_s, dot.estimated_s), dot) for dot in dots]
     parts += [
         _text(_LEFT + SIDE / 2, bottom + 32, "measured seconds of a step"),
         _text(14, _EDGE + SIDE / 2, "estimated seconds", turned=True),
     ]
+    for colour, words in enumerate(colours):
+        y = _EDGE + 20 + 18 * colour
+        parts += [
+            f'<circle class="c{colour}" cx="{_LEFT + 16}" cy="{y - 4}" r="4"/>',
+            _text(_LEFT + 26, y, words, anchor="start"),
+        ]
     return _svg(right + _EDGE, bottom + _FOOT, parts)
+
+
+def standalone(drawn: str) -> str:
+    """A drawing as a file of its own: with its namespace, colours and ground."""
+    opened, rest = drawn.split(">", 1)
+    head = opened.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    ground = '<rect width="100%" height="100%" fill="#fff"/>'
+    return f"{head}><style>{STYLE}</style>{ground}{rest}\n"
 
 
 def strips(groups: Mapping[str, Sequence[Dot]]) -> str:
@@ -119,6 +149,21 @@ def _strip(
         yield _circle(across(dot.error), y, dot)
     x = across(median(dot.error for dot in dots))
     yield _line("median", x, top + 2, x, top + _STRIP - 2)
+
+
+def _marks(low: float, high: float) -> list[float]:
+    """Round values to mark between two: more of each power of ten if it is near.
+
+    >>> _marks(0.3, 2.4)
+    [0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0]
+    >>> _marks(0.02, 30)
+    [0.1, 1.0, 10.0]
+    """
+    wide = math.log10(high / low) > _DECADES
+    powers = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
+    digits = (10,) if wide else (10, 15, 20, 30, 40, 50, 70)
+    values = (float(f"{digit}e{power - 1}") for power in powers for digit in digits)
+    return [value for value in values if low * (1 - 1e-9) <= value <= high]
 
 
 def _circle(x: float, y: float, dot: Dot) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from costmodel.budget import Parameter
 from costmodel.compared import Compared
-from costmodel.report.drawing import Dot, key, scatter, strips
+from costmodel.report.drawing import STYLE, Dot, key, scatter, strips
 from costmodel.report.summary import oom_words
 
 _STYLE: Final = """
@@ -25,14 +25,6 @@ td:first-child, th:first-child { text-align: left; min-width: 15rem; }
 th { border-bottom: 2px solid #8b95a7; font-weight: 600; }
 tr.all td { font-weight: 600; border-top: 2px solid #8b95a7; }
 svg { max-width: 100%; height: auto; }
-svg text { font: 11px system-ui, sans-serif; fill: #3c4657; }
-.frame { fill: none; stroke: #8b95a7; } .grid { stroke: #e3e7ee; }
-.even { stroke: #56627a; } .band { fill: #e7f1e4; } .median { stroke: #111;
-  stroke-width: 2.5; }
-circle { opacity: .6; }
-.c0 { fill: #1f6fb4; } .c1 { fill: #d9761a; } .c2 { fill: #2d9a4b; }
-.c3 { fill: #c33b3b; } .c4 { fill: #7c58b0; } .c5 { fill: #8a5a44; }
-.c6 { fill: #c95fa6; } .c7 { fill: #6f7683; }
 ul.key { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: 0 1.2rem; }
 ul.key svg { vertical-align: middle; margin-right: 4px; }
 p.note { color: #56627a; max-width: 46rem; }
@@ -91,7 +83,7 @@ def runs_page(
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}{STYLE}</style></head>\n"
         f"<body>{''.join(sections)}</body></html>\n"
     )
 
