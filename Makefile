@@ -28,7 +28,8 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
 loop: $(VENV)/.installed
-	$(BIN)/python benchmarks/loop.py --model gpt-mini --ranks 2 --quick $(LOOP)
+	$(BIN)/python -m benchmarks.closed_loop --model gpt-mini --ranks 2 --layouts 6 \
+		--rounds 3 $(LOOP)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
