@@ -81,6 +81,16 @@ class Machine:
         return shares_cores(self.device)
 
     @property
+    def sends_in_passes(self) -> bool:
+        """Whether a message between stages takes the cores that compute.
+
+        Among CPU ranks of a node it is a copy. Where every node has one rank, it is on
+        the wire while its sender goes on, as on a GPU.
+        """
+        several = any(island.domain > 1 for island in self.cluster.islands)
+        return self.shares_cores and several
+
+    @property
     def has_host_floor(self) -> bool:
         """Whether a host issues kernels beside the device. On a CPU it is the device,
         and its samples contain it."""

@@ -147,7 +147,7 @@ class Sends:
 def sends(seconds: Array, on: Machine) -> Sends:
     """How transfers of *seconds* are carried out on a machine."""
     nothing = np.zeros_like(seconds)
-    if on.shares_cores:
+    if on.sends_in_passes:
         return Sends(in_passes_s=seconds, beside_s=nothing)
     return Sends(in_passes_s=nothing, beside_s=seconds)
 

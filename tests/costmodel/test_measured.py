@@ -301,6 +301,22 @@ def test_ranks_of_a_cpu_hide_nothing() -> None:
     assert gpu.software.overlap == {"grad", "param", "offload"}
 
 
+def test_between_nodes_a_message_is_on_the_wire_while_ranks_compute() -> None:
+    (island,) = local(2).islands
+    node, wire = island.levels[0], replace(island.levels[0], kind="ethernet")
+    apart = replace(
+        island,
+        nodes=2,
+        devices_per_node=1,
+        levels=(replace(node, devices=1), wire),
+    )
+    where = machine(replace(local(2), islands=(apart,)), samples=samples(job()))
+    taken = np.array([1.0, 2.0])
+    assert where.shares_cores
+    assert sends(taken, where).beside_s.tolist() == [1.0, 2.0]
+    assert not sends(taken, where).in_passes_s.any()
+
+
 def test_sends_of_a_cpu_are_pipeline_communication() -> None:
     choice = Uniform(pp=2, precision="fp32", micro_batch=1)
     slow = {collective_key("send", 2, 2**10): 0.5}
