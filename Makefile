@@ -1,6 +1,7 @@
 # make plan     answer one question, from a bare clone
 # make test     everything that must hold
 # make loop     profile this machine, plan, train, and compare with the prediction
+# make networks the same on slower and slower networks (network namespaces)
 # make lint     ruff: style and format
 # make types    mypy, strict
 # make clean    remove what builds and tests leave; distclean: the environment too
@@ -16,7 +17,7 @@ INPUTS := setup.cfg pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help plan test loop lint types clean distclean
+.PHONY: help plan test loop networks lint types clean distclean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -30,6 +31,9 @@ test: $(VENV)/.installed-dev
 loop: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.closed_loop --model gpt-mini --ranks 2 --layouts 6 \
 		--rounds 3 $(LOOP)
+
+networks: $(VENV)/.installed
+	$(BIN)/python benchmarks/networks.py $(NETWORKS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
