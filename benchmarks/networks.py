@@ -220,29 +220,13 @@ def environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def profiled(
-    made: Network, name: str, wish: argparse.Namespace, folder: Path
-) -> list[str]:
-    """The profiles that price this network: the machines', measured on the first one,
-    and on a further network its links."""
-    machine = folder / "machine-0.json"
-    if not machine.exists():
-        options = f"--model {wish.model} --global-batch {wish.global_batch}"
-        file = "machine-{machine}.json"
-        everywhere(made, "profile", f"--out {file} --quick --nproc 1 {options}", folder)
-        return [machine.name]
-    file = f"links-{name}-{{machine}}.json"
-    everywhere(made, "profile", f"--out {file} --quick --nproc 1 --links", folder)
-    return [machine.name, file.format(machine=0)]
-
-
 def carried_out(
-    made: Network, file: str, predicted_s: float, profiles: str, folder: Path
+    made: Network, file: str, predicted_s: float, samples: str, folder: Path
 ) -> dict[str, Any]:
     """Train with a layout file; what rank 0's machine saw."""
     steps = STEPS if predicted_s < LONG_S else FEW_STEPS
     seen = everywhere(
-        made, "execute", f"{file} --steps {steps} --device cpu {profiles}", folder
+        made, "execute", f"{file} --steps {steps} --device cpu {samples}", folder
     )
     return next(one for one in seen if one.get("step_time_s"))
 
@@ -251,12 +235,11 @@ def outcome(
     made: Network, name: str, wish: argparse.Namespace, folder: Path
 ) -> Outcome:
     """Profile, plan and execute on one network."""
-    found = profiled(made, name, wish, folder)
-    profiles = " ".join(f"--profile {file}" for file in found)
-    asked = (
-        f"--model {wish.model} --global-batch {wish.global_batch} --gpus "
-        f"{made.machines} --cluster local {profiles}"
-    )
+    job = f"--model {wish.model} --global-batch {wish.global_batch}"
+    own = f"samples-{name}-{{machine}}.json"  # the same on each
+    everywhere(made, "profile", f"--out {own} --quick --nproc 1 {job}", folder)
+    samples = f"--profile {own.format(machine=0)}"
+    asked = f"{job} --gpus {made.machines} --cluster local {samples}"
     planned = here("plan", f"{asked} --out plan-{name}.json", folder)
     files = {"the plan": f"plan-{name}.json"}
     predicted = {"the plan": planned["estimate"]["step_time_s"]}
@@ -271,7 +254,7 @@ def outcome(
     for _ in range(wish.rounds):
         for layout, file in files.items():
             runs[layout].append(
-                carried_out(made, file, predicted[layout], profiles, folder)
+                carried_out(made, file, predicted[layout], samples, folder)
             )
     summary = planned["layout"]["summary"]
     return Outcome(
@@ -364,7 +347,7 @@ def asked() -> argparse.Namespace:
         "--networks", type=rates, default=rates("10gbit,1gbit,100mbit"), metavar="RATES"
     )
     parser.add_argument("--model", default="gpt-tiny")
-    parser.add_argument("--global-batch", type=int, default=16)
+    parser.add_argument("--global-batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1, help="through all layouts")
     parser.add_argument("--page", type=Path)
     parser.add_argument("--keep", type=Path)

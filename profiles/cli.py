@@ -72,11 +72,6 @@ MOST_RANKS = 64
     help="fp32, bf16 or fp16; may be given several times.  [default: fp32 on a CPU, "
     "bf16 and fp32 on a GPU]",
 )
-@click.option(
-    "--links",
-    is_flag=True,
-    help="Measure links alone; give plan this profile beside the machine's.",
-)
 @click.option("--nnodes", type=whole(1), default="1", metavar="N", help="[default: 1]")
 @click.option(
     "--rdzv-endpoint",
@@ -95,7 +90,6 @@ def profile(
     seq_len: int | None,
     global_batch: int | None,
     precisions: tuple[str, ...],
-    links: bool,
     nnodes: int,
     rdzv_endpoint: str | None,
     as_json: bool,
@@ -129,7 +123,6 @@ def profile(
             seq_len=seq_len,
             global_batch=global_batch,
             precisions=precisions,
-            links=links,
             nodes=nnodes,
             rdzv_endpoint=rdzv_endpoint,
         )

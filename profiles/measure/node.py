@@ -90,6 +90,5 @@ def _asked(question: Question) -> dict[str, str]:
         "--device": question.device,
         "--precision": " ".join(question.precisions),
         "--quick": str(question.quick),
-        "--links": str(question.links),
         "--model (sequence, batch)": ", ".join(jobs),
     }

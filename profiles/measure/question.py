@@ -31,7 +31,6 @@ class Wish:
     seq_len: int | None = None
     global_batch: int | None = None
     precisions: tuple[str, ...] = ()
-    links: bool = False
     nodes: int = 1
     rdzv_endpoint: str | None = None
 
@@ -40,7 +39,7 @@ class Wish:
 class Question:
     """Ranks on a device, the precisions, and the jobs whose shapes are measured.
 
-    `ranks` are those of each of the `nodes`. With `links` there are no jobs.
+    `ranks` are those of each of the `nodes`.
     """
 
     device: str
@@ -48,7 +47,6 @@ class Question:
     precisions: tuple[str, ...]
     jobs: tuple[Job, ...]
     quick: bool
-    links: bool = False
     nodes: int = 1
     endpoint: Endpoint | None = None
 
@@ -69,7 +67,6 @@ def resolved(wish: Wish) -> Question:
         )
     ranks = wish.ranks or len(gpus) or min(machine.cores(), MOST_RANKS)
     _require_room(device, ranks, len(gpus))
-    _require_links(wish, ranks)
     precisions = tuple(dict.fromkeys(wish.precisions)) or PRECISIONS[device]
     for precision in precisions:
         _require_format(device, precision)
@@ -77,23 +74,11 @@ def resolved(wish: Wish) -> Question:
         device=device,
         ranks=ranks,
         precisions=precisions,
-        jobs=jobs or (() if wish.links else default_jobs(device)),
+        jobs=jobs or default_jobs(device),
         quick=wish.quick,
-        links=wish.links,
         nodes=wish.nodes,
         endpoint=endpoint,
     )
-
-
-def _require_links(wish: Wish, ranks: int) -> None:
-    if not wish.links:
-        return
-    if wish.model is not None:
-        raise Contradiction("--links measures no operators; leave --model out")
-    if ranks * wish.nodes == 1:
-        raise Contradiction(
-            "--links: one rank has no link; give --nproc 2 or more, or --nnodes"
-        )
 
 
 def _jobs(wish: Wish) -> tuple[Job, ...]:

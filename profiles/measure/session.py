@@ -186,7 +186,5 @@ def _samples(
             device=device,
             links=(fabric, network),
             memory_bytes=rank_memory_bytes(nodes, request.device),
-        )
-        if operators
-        else None,
+        ),
     )

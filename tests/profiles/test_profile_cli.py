@@ -70,8 +70,6 @@ def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--out samples.json --seq-len 64", "give --model too"),
         ("--out samples.json --nnodes 2", "meet at HOST:PORT"),
         ("--out samples.json --nnodes 2 --rdzv-endpoint node0", "meet at HOST:PORT"),
-        ("--out samples.json --links --nproc 1 --device cpu", "one rank has no link"),
-        ("--out samples.json --links --model gpt-tiny", "leave --model out"),
         ("--out samples.json --global-batch 64", "give --model too"),
         ("--out samples.json --model gpt-tny", "did you mean gpt-tiny"),
         ("--out samples.json --model resnet-50", "no operator graph yet"),

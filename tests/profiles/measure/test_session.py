@@ -163,14 +163,6 @@ def test_several_nodes_are_joined_by_a_network() -> None:
     assert (far.kind, far.devices, far.bytes_per_s) == ("ethernet", None, 1e8)
 
 
-def test_links_alone_have_no_cluster() -> None:
-    asked = replace(QUESTION, jobs=(), links=True)
-    found = measure(asked, ignore, budget_s=BUDGET_S).samples
-    assert found.cluster is None
-    assert not found.operators
-    assert len(found.collectives) == 6 * 2
-
-
 def test_a_known_gpu_is_the_catalogues_and_another_is_as_seen() -> None:
     request = replace(request_of(replace(QUESTION, ranks=1), "", 1.0), device="cuda")
     facts = {
