@@ -48,12 +48,13 @@ PACKAGES = {
     "execute": "runtime",
 }
 LAYOUTS = {
-    "dp": "--dp {machines} --zero 0 --micro-batch 4",
-    "zero 1": "--dp {machines} --zero 1 --micro-batch 4",
+    "dp": "--dp {machines} --zero 0 --micro-batch {most}",
+    "zero 1": "--dp {machines} --zero 1 --micro-batch {most}",
     "pp, micro-batch 2": "--pp {machines} --micro-batch 2",
     "pp, micro-batch 1": "--pp {machines} --micro-batch 1",
-    "tp": "--tp {machines} --micro-batch 4",
+    "tp": "--tp {machines} --micro-batch {most}",
 }
+MOST_MICRO_BATCH = 4
 LONG_S, STEPS, FEW_STEPS = 2.0, 8, 5  # a run of long steps has fewer
 MOST_LOSS = 0.05  # of the plan against the best that was measured
 LIMIT_S = 300.0  # for one command on all machines
@@ -243,9 +244,10 @@ def outcome(
     planned = here("plan", f"{asked} --out plan-{name}.json", folder)
     files = {"the plan": f"plan-{name}.json"}
     predicted = {"the plan": planned["estimate"]["step_time_s"]}
+    most = max(min(wish.global_batch // made.machines, MOST_MICRO_BATCH), 1)
     for layout, options in LAYOUTS.items():
         file = f"{re.sub('[^a-z0-9]+', '-', layout)}-{name}.json"
-        words = options.format(machines=made.machines)
+        words = options.format(machines=made.machines, most=most)
         priced = here("simulate", f"{asked} {words} --out {file}", folder)
         if priced["layout"] != planned["layout"]:
             files[layout] = file
