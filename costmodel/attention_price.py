@@ -13,7 +13,7 @@ from costmodel.compute import alignment_slowdown, attention_flops, attention_s
 from costmodel.context_exchange import messages
 from costmodel.local_shape import is_whole, local_shape
 from costmodel.machine import Machine
-from costmodel.placement import near_members
+from costmodel.placement import changes_rail, near_members
 from costmodel.sharding import Degrees
 from costmodel.sourced import Sourced
 from costmodel.work import Work
@@ -129,7 +129,11 @@ def _exchanged(
     if degrees.cp_kind == "ring":
         (keys,) = sent
         rounds = np.maximum(cp - 1, 1)
-        step = machine.send(keys.size_bytes * (keys.times // rounds), far=near < cp)
+        step = machine.send(
+            keys.size_bytes * (keys.times // rounds),
+            far=near < cp,
+            changes_rail=changes_rail(degrees.tp, machine.island),
+        )
         return step.behind(machine.hides(attention / cp)) * (cp - 1.0)
     total = Sourced(seconds=np.zeros(()))
     for one in sent:

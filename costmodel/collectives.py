@@ -7,6 +7,8 @@ For N bytes of the full tensor, k ranks in q domains (nodes) of r members,
     latency   hops inside a domain, a tree over domains                   → _latency_s
     ring      what gathers or scatters has no tree: k - 1 steps of a hop   → _ring_s
     seconds   latency + (wire + sqrt(half wire)) / rate                   → _streamed_s
+    rails     alone between domains: what is for another one goes through the domain
+              first (Wang et al., HOTI 2024); rings stay on theirs       → _exchange_s
 
 `half` is the message at which half of the bandwidth is reached. An all-reduce is a
 reduce-scatter and an all-gather, but for the hops of their rings over domains. More
@@ -83,6 +85,7 @@ class LinkRates:
     outer_bytes_per_s: float
     domain: int
     devices_per_port: float = 1.0  # of the outer link
+    rails: bool = False  # which join like devices of domains alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +116,7 @@ def link_rates(island: Island) -> LinkRates:
         outer_bytes_per_s=_reached(outer.bytes_per_s, far, island.domain),
         domain=island.domain,
         devices_per_port=island.domain / (outer.ports or island.domain),
+        rails=outer.rails,
     )
 
 
@@ -176,10 +180,12 @@ def send_s(
     rates: LinkRates,
     alone: bool = False,
     shares: ArrayLike = 1.0,
+    changes_rail: ArrayLike = False,
 ) -> Floats:
     """Seconds of one point-to-point transfer, inside a domain or between two: then with
     so many devices' *shares* of a domain's NICs (`placement.shares`). Those that send
-    through one port at once fill it together, unless each flow has a limit."""
+    through one port at once fill it together, unless each flow has a limit. What
+    *changes_rail* goes through the domain to the device on its rail first."""
     size = _floats(size_bytes)
     near = _sent_s(size, rates.inner, rates.inner_bytes_per_s, alone)
     own = _own(shares, rates)
@@ -187,6 +193,7 @@ def send_s(
     crowd = 1.0 if limited else rates.devices_per_port
     flows = np.maximum(crowd / _floats(shares), 1.0)
     far = _sent_s(size, rates.outer, own, alone, flows)
+    far = far + np.where(np.asarray(changes_rail, dtype=bool), near, 0.0)
     return np.where(np.asarray(same_node, dtype=bool), near, far)
 
 
@@ -244,7 +251,8 @@ def _exchange_s(
     inside, outside = size * (r - 1.0) / k, size * (k - r) / k
     half = _half_bytes(across, r, rates)
     filling = np.sqrt(half * (inside + outside)) / np.where(across, far, near)
-    return inside / near + outside / far + filling
+    forwarded = outside * (r - 1.0) / np.maximum(r, 1.0) * rates.rails
+    return (inside + forwarded) / near + outside / far + filling
 
 
 def _half_bytes(across: NDArray[np.bool_], r: Floats, rates: LinkRates) -> Floats:

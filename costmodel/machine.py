@@ -191,13 +191,27 @@ class Machine:
         """Seconds of a collective over groups with *near* members in a fast domain."""
         return self.collective(kind, size_bytes, ranks=ranks, near=near).seconds
 
-    def send(self, size_bytes: Array, *, far: Array, shares: Any = 1.0) -> Sourced:
+    def send(
+        self,
+        size_bytes: Array,
+        *,
+        far: Array,
+        shares: Any = 1.0,
+        changes_rail: Any = False,
+    ) -> Sourced:
         """A point-to-point transfer, between fast domains where *far*: with so many
-        *shares* of a domain's NICs (`placement.shares`)."""
+        *shares* of a domain's NICs (`placement.shares`), to another rail where it
+        *changes_rail*."""
         far = np.asarray(far, dtype=bool)
 
         def roofline() -> Array:
-            return send_s(size_bytes, same_node=~far, rates=self.links, shares=shares)
+            return send_s(
+                size_bytes,
+                same_node=~far,
+                rates=self.links,
+                shares=shares,
+                changes_rail=changes_rail,
+            )
 
         if self.measured is None:
             return Sourced(seconds=roofline())
@@ -210,7 +224,7 @@ class Machine:
             return found or Sourced(seconds=roofline())
         if outside is None or not far.any():
             return _farther(inside, far, roofline)
-        return inside.where(~far) + outside.where(far)
+        return inside.where(~far | changes_rail) + outside.where(far)
 
     def send_s(self, size_bytes: Array, *, far: Array) -> Array:
         """Seconds of a point-to-point transfer, between fast domains where *far*."""

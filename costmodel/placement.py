@@ -43,6 +43,13 @@ def always_crosses(stride: Array, island: Island) -> Array:
     return np.asarray(stride) >= island.domain
 
 
+def changes_rail(stride: Array, island: Island) -> Array:
+    """Whether what pipeline ranks *stride* apart send from domain to domain is for
+    another rail than the sender's, where rails are all that joins domains."""
+    off = np.asarray(stride) % island.domain != 0
+    return np.asarray(off & island.levels[-1].rails)
+
+
 def shares(stride: Array, island: Island) -> Array:
     """A transfer's part of what leaves a domain, in shares of one device.
 

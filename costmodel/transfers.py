@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from costmodel.islands import machines_of
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
-from costmodel.placement import near_members, shares
+from costmodel.placement import changes_rail, near_members, shares
 from costmodel.sourced import Sourced
 from profiles.job import Job
 from profiles.precision import Precision
@@ -50,10 +50,14 @@ def boundary(
     hidden = job.graph.hidden
     whole = micro_batch * (job.seq_len / cp) * hidden * precision.activation.bytes
     split = np.asarray(sequence_parallel, dtype=bool)
-    own = shares(stride, on.island)
+    ways: dict[str, Any] = {
+        "far": far,
+        "shares": shares(stride, on.island),
+        "changes_rail": changes_rail(stride, on.island),
+    }
     if not on.software.scatters_sends:
-        return on.send(np.where(split, whole / tp, whole), far=far, shares=own)
-    sent = on.send(whole / tp, far=far, shares=own)
+        return on.send(np.where(split, whole / tp, whole), **ways)
+    sent = on.send(whole / tp, **ways)
     near = near_members(np.asarray(1), tp, on.island)
     joined = on.collective("all_gather", whole, ranks=tp, near=near)
     return sent + joined.where(~split)

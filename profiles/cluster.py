@@ -16,7 +16,9 @@ class Level:
     `bandwidth` is one way and per device: a node's NICs are divided by its devices.
     `devices` is None for the outermost level. `latency` is that of one hop. `ports` is
     how many a domain has to the outermost level, where its devices do not have one
-    each: what one device sends goes through one of them.
+    each: what one device sends goes through one of them. With `rails` the outermost
+    level joins device i of a domain with device i of the others alone, and no spine
+    joins the rails: what is for another device goes through a domain first.
     """
 
     name: str
@@ -25,12 +27,18 @@ class Level:
     bandwidth: Figure
     latency: Figure
     ports: int | None = None
+    rails: bool = False
 
     def __post_init__(self) -> None:
         if not self.bandwidth.value or (self.devices is not None and self.devices < 1):
             raise InvalidSpec(f"level {self.name!r} needs bandwidth and devices >= 1")
         if self.ports is not None and self.ports < 1:
             raise InvalidSpec(f"level {self.name!r} needs ports >= 1, or null")
+        if self.rails and (self.devices is not None or self.ports is not None):
+            raise InvalidSpec(
+                f"level {self.name!r}: rails join whole domains, a port a device; "
+                "leave its devices and ports null"
+            )
 
     @property
     def bytes_per_s(self) -> float:
