@@ -1,7 +1,8 @@
 """The layouts that the closed loop carries out beside the plan, by number of ranks.
 
-Every mechanism that `execute` carries out stands here alone, and on four ranks beside
-another. The first six are those of a short loop.
+The mechanisms that `execute` carries out stand here alone, and on four ranks beside one
+another; expert parallelism does not, since `profile` does not measure what experts do.
+The first six are those of a short loop.
 """
 
 from __future__ import annotations
@@ -63,24 +64,8 @@ FOUR: dict[str, Pins] = {
     "cp 4 ring": Pins(cp=4, zero=0, micro_batch=4),
     "dp 2 × cp 2 ulysses": Pins(dp=2, cp=2, cp_kind="ulysses", zero=2, micro_batch=2),
 }
-TWO_OF_EXPERTS: dict[str, Pins] = {
-    "dp": Pins(dp=2, zero=0, micro_batch=2),
-    "ep": Pins(dp=2, ep=2, zero=0, micro_batch=2),
-    "ep, zero 1": Pins(dp=2, ep=2, zero=1, micro_batch=4),
-    "cp × ep": Pins(cp=2, ep=2, zero=0, micro_batch=4),
-    "tp × ep": Pins(tp=2, ep=2, zero=0, micro_batch=4),
-    "zero 3": Pins(dp=2, zero=3, micro_batch=4),
-}
-FOUR_OF_EXPERTS: dict[str, Pins] = {
-    "dp 4": Pins(dp=4, zero=0, micro_batch=2),
-    "dp 4, ep 2": Pins(dp=4, ep=2, zero=2, micro_batch=2),
-    "dp 4, ep 4": Pins(dp=4, ep=4, zero=3, micro_batch=2),
-    "dp 2 × tp 2, ep 2": Pins(dp=2, tp=2, ep=2, zero=0, micro_batch=4),
-    "dp 2 × pp 2, ep 2": Pins(dp=2, pp=2, ep=2, zero=0, micro_batch=1),
-}
-DENSE = {1: ALONE, 2: TWO, 4: FOUR}
-OF_EXPERTS = {1: ALONE, 2: TWO_OF_EXPERTS, 4: FOUR_OF_EXPERTS}
-RANKS = tuple(DENSE)
+BY_RANKS = {1: ALONE, 2: TWO, 4: FOUR}
+RANKS = tuple(BY_RANKS)
 
 
 def named_layouts(
@@ -89,13 +74,8 @@ def named_layouts(
     """The name of each layout, the job and the layout; raises for one that cannot be
     carried out."""
     wish = JobOptions(gpus=ranks)
-    named = (OF_EXPERTS if _has_experts(known) else DENSE)[ranks]
-    for name, pins in named.items():
+    for name, pins in BY_RANKS[ranks].items():
         asked = resolve(known, on.cluster, wish, pins)
         layout = spelled_out(asked.choice, asked.job, on, executable=True)
         require_supported(layout, asked.job)
         yield name, asked.job, layout
-
-
-def _has_experts(known: Model) -> bool:
-    return getattr(known.spec, "moe", None) is not None
