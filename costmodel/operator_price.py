@@ -10,7 +10,8 @@ Each pass as it was measured, where the machine has samples of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -27,11 +28,14 @@ from costmodel.placement import near_members
 from costmodel.sharding import (
     Collective,
     Degrees,
+    Placement,
     backward_collectives,
     elements,
     forward_collectives,
+    made,
     parameters,
     product_shape,
+    splits_columns,
     tensor_bytes,
 )
 from costmodel.sourced import Sourced
@@ -57,6 +61,9 @@ UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
 # micro-batch 1 against 2; not among the coefficients.
 SINGLE_KERNELS = 3.0
 SIXTEEN_BITS = 2  # bytes
+# An 8-bit operand that is quantised before it is gathered is turned for the other
+# direction after: read and written once more, whole.
+TURNED = 2  # bytes
 # Operators' worth of launches that a vocabulary cut over tp ranks adds where the loss
 # runs by single kernels [derived] from Megatron-LM: masking ids and rows some eight
 # kernels, the loss some twenty (vocab_parallel_cross_entropy) and three all-reduces,
@@ -95,10 +102,11 @@ def operator_price(
         launches = launches + VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     more = grouped_launches(block, degrees, machine) if grouped else 1.0
     gap_s = np.asarray(host.gap_us * US * floor)
+    sized = partial(_quantised_first, operator, precision, machine)
     forward += Work.of(
         Sourced(seconds=gap_s),
         tensor_comm=_exchanged(
-            forward_collectives(operator, block, degrees, precision),
+            sized(forward_collectives(operator, block, degrees, precision)),
             degrees,
             machine,
             _ZERO,
@@ -109,7 +117,7 @@ def operator_price(
     backward += Work.of(
         Sourced(seconds=2 * gap_s * operator.has_backward),
         tensor_comm=_exchanged(
-            backward_collectives(operator, block, degrees, precision),
+            sized(backward_collectives(operator, block, degrees, precision)),
             degrees,
             machine,
             machine.hides(backward.compute_s / 2),
@@ -132,6 +140,24 @@ def operator_price(
             beside(operator, block, degrees, precision, machine),
         ),
     )
+
+
+def _quantised_first(
+    operator: Operator,
+    precision: Precision,
+    machine: Machine,
+    collectives: Iterable[Collective],
+) -> Iterator[Collective]:
+    """*collectives*, those that gather an operand of a product in the product's format
+    where the software quantises it before it travels."""
+    number = _product_format(operator, precision)
+    lean = machine.software.gathers_quantised and number.bytes < SIXTEEN_BITS
+    share = number.bytes / precision.activation.bytes
+    for item in collectives:
+        if lean and operator.kind in PRODUCTS and item.kind == "all_gather":
+            yield replace(item, size_bytes=item.size_bytes * share)
+        else:
+            yield item
 
 
 def _exchanged(
@@ -207,9 +233,9 @@ def _matmul(
     )
     slower = misaligned(n, k)
     fused = machine.software.accumulation == "fused"
-    made = precision.gradient.bytes if fused else precision.activation.bytes
+    written = precision.gradient.bytes if fused else precision.activation.bytes
     timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
-    quantised, back = _quantised(m, n, k, number, machine)
+    quantised, back = _quantised(operator, (m, n, k), degrees, number, machine)
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
     forward = forward + quantised
     to_input = timed("backward-input", roofline=lambda: product_s(m, k, n) * slower)
@@ -219,7 +245,7 @@ def _matmul(
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(
         "backward-weight",
-        roofline=lambda: product_s(k, n, m, output_bytes=made) * slower,
+        roofline=lambda: product_s(k, n, m, output_bytes=written) * slower,
     )
     return (
         Work.of(forward, flops=flops),
@@ -236,18 +262,26 @@ def _product_format(operator: Operator, precision: Precision) -> Format:
 
 
 def _quantised(
-    m: Array, n: Array, k: Array, number: Format, machine: Machine
+    operator: Operator,
+    shape: tuple[Array, Array, Array],
+    degrees: Degrees,
+    number: Format,
+    machine: Machine,
 ) -> tuple[Sourced, Sourced]:
     """Seconds of making 8- or 4-bit operands from 16-bit ones: input and weight
     forward, the output's gradient backward; each for both directions it is used in."""
     if number.bytes >= SIXTEEN_BITS:
         return _NOTHING, _NOTHING
+    m, n, k = shape
     each = machine.software.quantise_bytes
+    lean = machine.software.gathers_quantised and degrees.sequence_parallel
+    gathered = np.where(degrees.tp > 1, (each - 1) / degrees.tp + TURNED, each)
+    of_input = gathered if lean and splits_columns(operator) else each
+    partial_sums = made(operator, degrees.sequence_parallel) is Placement.PARTIAL
+    of_output = gathered if lean and partial_sums else each
     forward, backward = (
-        Sourced(
-            seconds=traffic_s(count * each, device=machine.device, rates=machine.rates)
-        )
-        for count in ((m + n) * k, m * n)
+        Sourced(seconds=traffic_s(moved, device=machine.device, rates=machine.rates))
+        for moved in (m * k * of_input + n * k * each, m * n * of_output)
     )
     return forward, backward
 
