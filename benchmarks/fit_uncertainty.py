@@ -28,15 +28,16 @@ from scipy.optimize import minimize
 from costmodel.compared import Compared
 from costmodel.question import Question
 from costmodel.runs.run import read_runs
-from costmodel.uncertainty import PATH, Calibration, rarity
+from costmodel.uncertainty import PATH, Calibration, exchanged_share, rarity
 from costmodel.validate import compare
 
 Floats = NDArray[np.float64]
 Named = Callable[[Compared], str]
 LEVEL = 0.8  # p10 to p90
 LEAST = 0.003  # residuals are not told apart below it
-# What few runs tell stays near: a new framework or device misses about twice as far.
-PRIOR = np.array([0.7, 0.7, 0.4])
+# What few runs tell stays near: a new framework or device misses about twice as far,
+# and so does a step that is all exchange.
+PRIOR = np.array([0.7, 0.7, 0.7])
 HELD = 0.5  # how firmly: the loss of being 1 off
 FEWEST = 0.725  # of runs inside
 WIDEST = 1.48  # median half-width over median error
@@ -71,12 +72,12 @@ def fitted(runs: Sequence[Compared]) -> Calibration:
     widest = WIDEST * np.median(sizes) / np.median(widths)
     least, most = np.quantile(sizes / widths, (FEWEST, LEVEL))
     widths *= (factor := float(np.clip(widest, least, most)))
-    framework, device, experts = (float(round(one, 3)) for one in values[1:])
+    framework, device, exchange = (float(round(one, 3)) for one in values[1:])
     return Calibration(
         step=round(factor * float(np.exp(values[0])), 4),
         framework=framework,
         device=device,
-        experts=experts,
+        exchange=exchange,
         frameworks=families(runs, framework_of),
         devices=families(runs, device_of),
         rows=len(runs),
@@ -107,12 +108,12 @@ def residuals(runs: Iterable[Compared]) -> Floats:
 
 
 def features(runs: Sequence[Compared]) -> Floats:
-    """A row a run: 1, rarity of framework and of device, experts."""
+    """A row a run: 1, rarity of framework and of device, the share exchanged."""
     columns = [np.ones(len(runs))]
     for of in (framework_of, device_of):
         seen = families(runs, of)
         columns.append(np.array([rarity(seen[of(item)]) for item in runs]))
-    columns.append(np.array([float(has_experts(item)) for item in runs]))
+    columns.append(np.array([exchanged_by(item) for item in runs]))
     return np.stack(columns, axis=1)
 
 
@@ -140,8 +141,9 @@ def device_of(item: Compared) -> str:
     return question_of(item).machine.device.name
 
 
-def has_experts(item: Compared) -> bool:
-    return question_of(item).job.has_experts
+def exchanged_by(item: Compared) -> float:
+    assert item.priced.price is not None, "a run that counts was priced"
+    return exchanged_share(item.priced.price.document["breakdown_s"])
 
 
 def question_of(item: Compared) -> Question:
@@ -156,7 +158,7 @@ def show(runs: Sequence[Compared], found: Calibration) -> None:
     halves = []
     for item, size in zip(runs, residuals(runs), strict=True):
         half = found.half_width(
-            framework_of(item), device_of(item), experts=has_experts(item)
+            framework_of(item), device_of(item), exchanged=exchanged_by(item)
         )
         inside[item.run.cell("source")].append(bool(size <= half))
         halves.append(half)

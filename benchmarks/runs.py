@@ -20,6 +20,7 @@ from typing import TypeVar
 from costmodel.runs.prices import ask_runs, price_asked, price_runs
 from costmodel.runs.run import read_runs
 from costmodel.validate import compare, document, whole_summary
+from profiles.process import fewer_collections, keep_freed_arrays
 
 _T = TypeVar("_T")
 
@@ -30,6 +31,12 @@ def main(arguments: list[str]) -> int:
         print("set MESHWRIGHT_DATA to the folder of measurements", file=sys.stderr)
         return 2
     path = Path(arguments[0]) if arguments else Path(folder or "") / "runs.csv"
+    keep_freed_arrays()  # as `simulate` has it
+    with fewer_collections():
+        return measure(path)
+
+
+def measure(path: Path) -> int:
     runs = timed("read", 1, lambda: read_runs(path))
     found = timed("priced", len(runs), lambda: list(price_runs(runs)))
     timed("priced again", len(runs), lambda: list(price_runs(runs)))

@@ -12,8 +12,11 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     # `python -m` puts the working folder first, where `profiles/` may be the user's.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from profiles.entry import enter
+    from profiles.process import fewer_collections, keep_freed_arrays
 
-    return enter("costmodel.cli:simulate", argv, prog)
+    keep_freed_arrays()
+    with fewer_collections():
+        return enter("costmodel.cli:simulate", argv, prog)
 
 
 if __name__ == "__main__":

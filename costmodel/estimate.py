@@ -29,7 +29,7 @@ from costmodel.schedule import copies_held, require_schedule
 from costmodel.stage_costs import StageCosts
 from costmodel.timeline import Timeline, simulate
 from costmodel.timelines import simulate_together
-from costmodel.uncertainty import spread_of
+from costmodel.uncertainty import exchanged_share, spread_of
 from profiles.cluster import Cluster
 from profiles.errors import InvalidSpec, MeshwrightError, Unsupported
 from profiles.job import Job
@@ -194,7 +194,9 @@ def _answered(
         "capacities_bytes": devices.capacities_bytes,
         "away": away_of(ran.peak, layout, where.cluster),
         "peak_flops_per_s": devices.peak_flops_per_s,
-        "spread": spread_of(where, experts=job.has_experts, sources=sources),
+        "spread": spread_of(
+            where, exchanged=exchanged_share(ran.breakdown_s), sources=sources
+        ),
         "device": devices.name,
         "device_cost": devices.cost,
         "device_power_w": devices.power_w,

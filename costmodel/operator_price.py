@@ -10,7 +10,7 @@ Each pass as it was measured, where the machine has samples of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -147,17 +147,21 @@ def _quantised_first(
     precision: Precision,
     machine: Machine,
     collectives: Iterable[Collective],
-) -> Iterator[Collective]:
+) -> Iterable[Collective]:
     """*collectives*, those that gather an operand of a product in the product's format
     where the software quantises it before it travels."""
     number = _product_format(operator, precision)
-    lean = machine.software.gathers_quantised and number.bytes < SIXTEEN_BITS
+    if not machine.software.gathers_quantised or number.bytes >= SIXTEEN_BITS:
+        return collectives
+    if operator.kind not in PRODUCTS:
+        return collectives
     share = number.bytes / precision.activation.bytes
-    for item in collectives:
-        if lean and operator.kind in PRODUCTS and item.kind == "all_gather":
-            yield replace(item, size_bytes=item.size_bytes * share)
-        else:
-            yield item
+    return (
+        replace(item, size_bytes=item.size_bytes * share)
+        if item.kind == "all_gather"
+        else item
+        for item in collectives
+    )
 
 
 def _exchanged(

@@ -1,10 +1,12 @@
 """How far off an estimate may be: the residuals of runs that the fit never saw.
 
-    h = h0 · exp(f / families(framework) + d / families(device) + e · experts)
+    h = h0 · exp(f / families(framework) + d / families(device) + e · exchanged)
 
 is half of the p10-p90 interval of log(measured / estimated). h0 is that of a framework
 and a device that many families of published runs were measured on; where it was one
-family or none, the interval is exp(f) or exp(d) times as wide.
+family or none, the interval is exp(f) or exp(d) times as wide. `exchanged` is the share
+of the step that waits for other ranks' data beyond tensor parallelism (`EXCHANGED`):
+networks between nodes are known less well than what happens inside one.
 `benchmarks/fit_uncertainty.py` fits the numbers to residuals of runs whose family was
 left out of the fit (quantile regression; Koenker and Bassett, 1978), and sets h0 by how
 many of them shall lie inside.
@@ -30,6 +32,8 @@ from profiles.errors import InvalidFile
 PATH: Final = Path(__file__).parent / "data" / "uncertainty.json"
 P90: Final = NormalDist().inv_cdf(0.9)
 GENERIC_FACTOR: Final = 2.0  # [assumed] a device whose architecture nobody measured
+EXCHANGED: Final = ("context_comm", "expert_comm", "pipeline_comm", "data_comm")
+TINY: Final = 1e-30  # seconds; a step of none at all waits for nothing
 # Separate launches of one layout on an idle two-core machine: 1.3 to 4 % apart.
 STEP_NOISE: Final = 0.04
 
@@ -43,18 +47,18 @@ class Calibration:
     step: float  # h0
     framework: float
     device: float
-    experts: float
+    exchange: float
     frameworks: Mapping[str, int]
     devices: Mapping[str, int]
     rows: int
     inside: float
     half_over_error: float
 
-    def half_width(self, framework: str, device: str, *, experts: bool) -> float:
+    def half_width(self, framework: str, device: str, *, exchanged: float) -> float:
         """Half of the p10-p90 interval of log(measured / estimated) seconds."""
         unlike = self.framework * rarity(self.frameworks.get(framework, 0))
         unlike += self.device * rarity(self.devices.get(device, 0))
-        return self.step * exp(unlike + self.experts * experts)
+        return self.step * exp(unlike + self.exchange * exchanged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +95,16 @@ def rarity(families: int) -> float:
     return 1.0 / max(families, 1)
 
 
+def exchanged_share(breakdown_s: Mapping[str, float]) -> float:
+    """The share of a step that waits for data of other ranks, of its parts' seconds.
+
+    >>> exchanged_share({"compute": 3.0, "data_comm": 1.0})
+    0.25
+    """
+    waited = sum(breakdown_s.get(name, 0.0) for name in EXCHANGED)
+    return waited / max(sum(breakdown_s.values()), waited, TINY)
+
+
 @lru_cache(maxsize=1)
 def calibration() -> Calibration:
     """The fitted one; raises InvalidFile if its file is damaged."""
@@ -101,16 +115,18 @@ def calibration() -> Calibration:
 
 
 def spread_of(
-    on: Machine, *, experts: bool = False, sources: PriceSources | None = None
+    on: Machine, *, exchanged: float = 0.0, sources: PriceSources | None = None
 ) -> Spread:
     """The spread of prices on a machine; of samples, where there are some.
+
+    *exchanged* is the share of the step that waits for data (`exchanged_share`).
 
     A busy machine or a wrong clock shifts all samples alike, so their deviations add
     up as they are, and so does that of the share without samples. A step never
     repeats better than `STEP_NOISE`. Of memory each framework has its own.
     """
     known = calibration()
-    half = known.half_width(on.software.name, on.device.name, experts=experts)
+    half = known.half_width(on.software.name, on.device.name, exchanged=exchanged)
     step = half / P90 * (GENERIC_FACTOR if on.rates.kin == GENERIC else 1.0)
     if sources is not None:
         sampled = 1.0 - sources.roofline

@@ -123,14 +123,14 @@ def gpt(layers: int, hidden: int, heads: int, batch: int) -> Job:
 def test_megatrons_weak_scaling(row: tuple[Any, ...]) -> None:
     """The source prints whole TFLOP/s: half a percent of rounding is its own."""
     # 10 % is asked of every row; the smallest misses it (docs/accuracy.md): 13 %.
-    allowed = 0.14 if row[9] == 1.7 else 0.10
+    allowed = 0.13 if row[9] == 1.7 else 0.10
     assert sc21(row).step_time_s == pytest.approx(row[-1], rel=allowed)
 
 
 def test_megatrons_weak_scaling_on_average(root: Path) -> None:
     """Calculon's model reaches 7.7 % on these ten; the README says what ours does."""
     errors = [abs(sc21(row).step_time_s / row[-1] - 1) for row in SC21]
-    assert fmean(errors) <= 0.07
+    assert fmean(errors) <= 0.06
     assert shown("Table 1 | 10", errors) in (root / "README.md").read_text()
 
 

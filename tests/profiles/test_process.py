@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from planner.process import fewer_collections, keep_freed_arrays
+from profiles.process import fewer_collections, keep_freed_arrays
 
 
 def test_cycles_are_looked_for_as_before_afterwards() -> None:

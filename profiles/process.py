@@ -1,4 +1,5 @@
-"""What a process that plans asks of its memory: two habits that suit servers, not us.
+"""What a process that prices many layouts asks of its memory: two habits that suit
+servers, not us.
 
 allocator   glibc maps each array above 128 KiB anew and hands it back when it is
             freed, so that its pages are faulted in again and again: half of the
