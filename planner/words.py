@@ -11,7 +11,7 @@ from costmodel.retention import EVERYTHING
 from costmodel.uniform import Uniform
 from planner.problem import Candidate, Staged
 
-MOST_STAGES = 6  # that are told one by one
+MOST_STAGES = 4  # that are told one by one
 
 
 def choice_words(choice: Uniform, global_batch: int) -> str:
