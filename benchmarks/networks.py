@@ -229,7 +229,10 @@ def carried_out(
     seen = everywhere(
         made, "execute", f"{file} --steps {steps} --device cpu {samples}", folder
     )
-    return next(one for one in seen if one.get("step_time_s"))
+    first = next(one for one in seen if one.get("step_time_s"))
+    measured_s = first["step_time_s"]["median"]
+    print(f"  {predicted_s:.3f} s predicted, {measured_s:.3f} s", file=sys.stderr)
+    return first
 
 
 def outcome(
