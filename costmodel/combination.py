@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from costmodel.layout import Layout, Mesh
+from costmodel.offload import STATES, Offload
 from costmodel.retention import (
     CORE,
     EVERYTHING,
@@ -48,7 +49,7 @@ class Combination:
     precision: str
     gradient_format: str
     flash_attention: bool
-    states_away: bool  # of optimizer or parameters
+    states: str  # on the device, or which of them are away, or on disk
     stages: str  # alike, unlike, held elsewhere, gaps
 
     @classmethod
@@ -71,7 +72,7 @@ class Combination:
             precision=choice.precision,
             gradient_format=choice.gradient_format,
             flash_attention=choice.flash_attention,
-            states_away=choice.offload.states,
+            states=_states(choice.offload),
             stages="alike",
         )
 
@@ -103,7 +104,7 @@ class Combination:
             precision=layout.precision_name,
             gradient_format=layout.gradient_format,
             flash_attention=layout.flash_attention,
-            states_away=layout.offload.states,
+            states=_states(layout.offload),
             stages=_stages(layout),
         )
 
@@ -156,6 +157,14 @@ def _redone(choice: Uniform, job: Job) -> int:
     most = max(split_layers(graph.body, stages, graph.tail))
     some = choice.recompute_layers
     return most if some is None else min(some, most)
+
+
+def _states(offload: Offload) -> str:
+    if not offload.states:
+        return "on the device"
+    if offload.tier != "cpu":
+        return AWAY[offload.tier]
+    return " and ".join(name for name in STATES if getattr(offload, name))
 
 
 def _treatments(retentions: Iterable[Retention]) -> frozenset[str]:

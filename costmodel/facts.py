@@ -54,7 +54,7 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
         "stages": _plain(used.stages),
         "recompute": _plain(_recompute(used)),
         "saved tensors": _plain(_elsewhere(used)),
-        "states": _plain("offloaded" if used.states_away else "on the device"),
+        "states": _plain(used.states),
         "attention kernel": _plain("fused" if used.flash_attention else "unfused"),
         "precision": _plain(used.precision),
         "gradients": _plain(_gradients(used)),

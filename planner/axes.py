@@ -53,13 +53,15 @@ class Axes:
             return any(self.carried(**values, cp_kind=kind) for kind in CP_KINDS)
         if values.get("tp", 1) > 1 and has_experts(self.problem.job):
             values = {"sequence_parallel": True, **values}  # experts need it
+        if self._plain.zero and "zero" not in values:
+            values = {"zero_group": values.get("dp", 1), **values}
         return not refusals(replace(self._plain, **values), self.problem.job)
 
     @cached_property
     def _plain(self) -> Uniform:
         problem = self.problem
         return Uniform(
-            zero=0,
+            zero=3 if problem.offload.parameters else 0,
             precision=problem.precision,
             gradient_format=problem.gradient_format,
             flash_attention=problem.flash_attention,

@@ -153,7 +153,8 @@ def _carried(problem: Problem) -> Uniform:
     """The pins, and elsewhere what is carried out if anything is."""
     pins, least = problem.pins, _least(problem)
     dp = pins.dp or pins.zero_group or 1
-    sharded = 1 if (pins.zero_group or 1) > 1 else 0
+    grouped = (pins.zero_group or 1) > 1 or problem.offload.parameters
+    sharded = _fewest(problem) if grouped else 0
     return replace(
         least,
         dp=dp,

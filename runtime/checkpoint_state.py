@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from profiles.errors import Contradiction, Unsupported
 from runtime.optimizer import Leaf, Optimizer, local
@@ -130,14 +131,20 @@ def as_part(value: Tensor, parameter: Tensor) -> Tensor:
         return value
     if value.dim() != parameter.dim():
         return value
-    return DTensor.from_local(
-        value,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if value.device.type == mesh.device_type:
+        return DTensor.from_local(
+            value,
+            mesh,
+            placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    # On the host, of ranks that are on devices: `from_local` would move it there.
+    kind = TensorMeta(parameter.shape, parameter.stride(), value.dtype)
+    spec = DTensorSpec(mesh, placements, tensor_meta=kind)
+    return DTensor(value, spec, requires_grad=False)
 
 
 def fresh_state(

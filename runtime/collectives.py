@@ -49,6 +49,14 @@ def all_reduce(tensor: Tensor, group: Group, *, largest: bool = False) -> Tensor
     return tensor
 
 
+def all_reduce_from(tensor: Tensor, group: Group, device: torch.device) -> Tensor:
+    """The sum over the group, in place, of a tensor that may be on the host: it
+    travels by way of *device*, which the group is of."""
+    if tensor.device.type == device.type:
+        return all_reduce(tensor, group)
+    return tensor.copy_(all_reduce(tensor.to(device), group))
+
+
 def start_all_reduce(tensor: Tensor, group: Group) -> Pending:
     """The sum over the group, in place, on its way."""
     work = dist.all_reduce(tensor, group=group, async_op=True)

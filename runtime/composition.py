@@ -3,7 +3,8 @@
     plain modules → first values → context parallel → tensor parallel
                   → expert parallel → recompute → precision → replicas → split backward
 
-Parameters are made on the device, from the meta device, by the stage that holds them.
+Parameters are made on the device, from the meta device, by the stage that holds them;
+those whose shards will be on the host wait there, a unit at a time on the device.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from runtime import expert_parallel, retention, tensor_parallel
 from runtime.collectives import Group
 from runtime.context_parallel import split as context_parallel
 from runtime.context_parallel.split import Context
-from runtime.data_parallel import AfterW, Buffered, DataParallel, Sharded
+from runtime.data_parallel import AfterW, Buffered, DataParallel, Sharded, Sharding
 from runtime.initialise import initialise
 from runtime.mesh import Meshes
 from runtime.modules.decoder import Layer, Stage, decoder_of
 from runtime.modules.experts import ExpertMlp
-from runtime.precision import Policy, policy
+from runtime.precision import policy
 from runtime.replicas import replica_groups
 from runtime.split_backward import Later, put_off
+from runtime.states_away import StatesAway, level
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class HeldStage:
     copy: int
     copies: int
     later: Later | None
+    away: StatesAway
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.stage.named_parameters()
@@ -95,11 +98,14 @@ def _held(
 ) -> HeldStage:
     spec, rules, mesh = decoder_of(job), policy(layout.precision_name), meshes.weights
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
-    zero = plan.plans[0].zero if mesh["dp"].size() > 1 else 0
+    zero = level(plan.plans[0].zero, layout.offload, ranks=mesh["dp"].size())
+    away = StatesAway.of(layout.offload, zero)
     with torch.device("meta"):
         stage = Stage(spec, plan.layers)
     for prefix, unit in _units(stage):
         initialise(unit, prefix=prefix, layers=spec.layers, seed=seed, device=device)
+        if away.shards:
+            unit.to("cpu")
     stage.tie()
     context_parallel.split(stage, context)
     tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
@@ -108,9 +114,10 @@ def _held(
     treated = [one.retention for name, one in numbered if name.isdigit()]
     retention.apply(stage, treated, dropout=spec.dropout > 0, device=device)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
-    parallel = _data_parallel(stage, zero, rules, meshes, replicas, layout, copies)
+    sharding = Sharding(zero=zero, policy=rules, away=away, device=device)
+    parallel = _data_parallel(stage, sharding, meshes, replicas, layout, copies)
     later = put_off(stage) if schedule_called(layout.schedule).splits else None
-    return HeldStage(index, stage, parallel, split, replicas, copy, copies, later)
+    return HeldStage(index, stage, parallel, split, replicas, copy, copies, later, away)
 
 
 def _spread_experts(
@@ -135,19 +142,18 @@ def _spread_experts(
 
 def _data_parallel(
     stage: Stage,
-    zero: int,
-    rules: Policy,
+    sharding: Sharding,
     meshes: Meshes,
     replicas: Group,
     layout: Layout,
     copies: int,
 ) -> DataParallel:
-    mesh = meshes.weights
+    mesh, rules = meshes.weights, sharding.policy
     experts = None if meshes.experts is None else meshes.experts["edp"]
-    if zero:
+    if sharding.zero:
         split = schedule_called(layout.schedule).splits
         sharded = AfterW if split else Sharded
-        return sharded(stage, _apart(stage), mesh["dp"], zero, rules, experts)
+        return sharded(stage, _apart(stage), mesh["dp"], sharding, experts)
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()

@@ -17,8 +17,10 @@ gradients of weights: it is let reduce nothing until all W are done (`AfterW`, z
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -26,9 +28,12 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from runtime.collectives import Group
 from runtime.expert_parallel import of_experts
 from runtime.gradients import GradientBuffer
+from runtime.host import Host
+from runtime.host_gradients import HostGradients
 from runtime.modules.experts import Experts
 from runtime.optimizer import local
 from runtime.precision import Policy
+from runtime.states_away import HERE, StatesAway
 
 
 class DataParallel(Protocol):
@@ -89,21 +94,31 @@ class Buffered:
             yield from buffer.gradients()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How a stage is sharded: level, precision, and what of it is on the host."""
+
+    zero: int
+    policy: Policy
+    device: torch.device
+    away: StatesAway = HERE
+
+
 class Sharded:
     """Gradients and optimizer states (ZeRO-3: parameters too) cut over the ranks of
     *mesh*; those of experts over the mesh *experts*, of ranks that hold the same ones.
-    Sums over either are means over *mesh*."""
+    Sums over either are means over *mesh*. Where ZeRO-2's or 3's optimizer has masters
+    of its own on the host, gradients go there as they are scattered."""
 
     def __init__(
         self,
         stage: nn.Module,
         units: Sequence[nn.Module],
         mesh: DeviceMesh,
-        zero: int,
-        policy: Policy,
+        how: Sharding,
         experts: DeviceMesh | None = None,
     ) -> None:
-        self.zero = zero
+        self.zero = how.zero
         # Of one rank `fully_shard` would divide by its factor twice (PyTorch 2.13).
         alone = experts is not None and experts.size() == 1
         self._left_to_divide = mesh.size() if alone else 1
@@ -112,8 +127,9 @@ class Sharded:
             fully_shard(
                 unit,
                 mesh=experts if apart else mesh,
-                mp_policy=policy.fully_shard,
-                reshard_after_forward=zero == 3,
+                mp_policy=how.policy.fully_shard,
+                reshard_after_forward=how.zero == 3,
+                offload_policy=how.away.policy(how.device),
             )
             if apart and not alone and isinstance(unit, FSDPModule):
                 unit.set_gradient_divide_factor(mesh.size())
@@ -122,8 +138,15 @@ class Sharded:
         assert isinstance(stage, FSDPModule)
         self._stage: nn.Module = stage
         self._root: FSDPModule = stage
+        self._down: HostGradients | None = None
+        if how.away.masters and how.zero >= 2:
+            self._down = HostGradients(Host(how.device))
+            for name, parameter in stage.named_parameters():
+                _sent_down(name, parameter, self._down)
 
     def begin(self) -> None:
+        if self._down is not None:
+            self._down.begin()
         for parameter in self._stage.parameters():
             parameter.grad = None
 
@@ -140,6 +163,9 @@ class Sharded:
                     gradient.div_(self._left_to_divide)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        if self._down is not None:
+            yield from self._down.sums().items()
+            return
         for name, parameter in self._stage.named_parameters():
             assert parameter.grad is not None, f"{name} took no part in the loss"
             yield name, local(parameter.grad)
@@ -176,6 +202,17 @@ class AfterW(Sharded):
         states = self._root._get_fsdp_state()._state_ctx.all_states
         for state in reversed(states):
             yield from state._fsdp_param_groups
+
+
+def _sent_down(name: str, parameter: nn.Parameter, down: HostGradients) -> None:
+    """Send the gradients of *parameter*'s shard down as soon as they are scattered."""
+
+    def take(sharded: Tensor) -> None:
+        assert sharded.grad is not None
+        down.take(name, local(sharded.grad))
+        sharded.grad = None
+
+    parameter.register_post_accumulate_grad_hook(take)
 
 
 def _prefetch_in_order(units: Sequence[nn.Module]) -> None:

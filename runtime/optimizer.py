@@ -64,7 +64,7 @@ class Optimizer:
         self, parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings
     ) -> None:
         self.settings = settings
-        self.leaves = [_leaf(name, parameter) for name, parameter in parameters]
+        self.leaves = [self._leaf(name, parameter) for name, parameter in parameters]
         decayed = [item.value for item in self.leaves if item.decays]
         others = [item.value for item in self.leaves if not item.decays]
         groups = [
@@ -82,7 +82,7 @@ class Optimizer:
         self.inner.step()
         for leaf in self.leaves:
             leaf.value.grad = None
-            leaf.publish()
+        self._publish()
 
     @property
     def learning_rate(self) -> float:
@@ -93,18 +93,21 @@ class Optimizer:
         for group in self.inner.param_groups:
             group["lr"] = rate
 
+    def _leaf(self, name: str, parameter: nn.Parameter) -> Leaf:
+        part = local(parameter)
+        master = part.dtype is not torch.float32
+        value = nn.Parameter(part.float() if master else part)
+        return Leaf(name, parameter, value, master)
+
+    def _publish(self) -> None:
+        for leaf in self.leaves:
+            leaf.publish()
+
 
 def local(parameter: Tensor) -> Tensor:
     """This rank's part of a parameter, sharing its storage."""
     plain = parameter.detach()
     return plain.to_local() if isinstance(plain, DTensor) else plain
-
-
-def _leaf(name: str, parameter: nn.Parameter) -> Leaf:
-    part = local(parameter)
-    master = part.dtype is not torch.float32
-    value = nn.Parameter(part.float() if master else part)
-    return Leaf(name, parameter, value, master)
 
 
 def _optimizer(settings: Settings) -> Callable[[Any], torch.optim.Optimizer]:

@@ -113,6 +113,12 @@ def require_carried_out(layout: Layout) -> None:
             "needs a model of the catalogue: train it with `execute`, or plan with "
             "--cp 1 --ep 1"
         )
+    if layout.offload.states:
+        raise Unsupported(
+            f"a layout that offloads {layout.offload} updates on the host, and here "
+            "the update is the loop's own: train it with `execute`, or plan without "
+            "--offload"
+        )
 
 
 def _replicated(

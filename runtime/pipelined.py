@@ -22,7 +22,7 @@ from costmodel.layout import Layout
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import cut, shapes
 from runtime.collectives import all_reduce
-from runtime.data_parallel import Sharded
+from runtime.data_parallel import Sharded, Sharding
 from runtime.optimizer import local
 from runtime.pipeline import Executor
 from runtime.pipeline_stage import PipelineStage
@@ -150,7 +150,9 @@ class Pipelined(nn.Module):
     def _replicas(self, part: Part) -> Sharded | Replicated:
         across, zero = self._mesh["dp"], self.layout.stages[0].plans[0].zero
         if zero and across.size() > 1:
-            return Sharded(part, list(part.chain), across, zero, self._rules)
+            device = next(part.parameters()).device
+            how = Sharding(zero=zero, policy=self._rules, device=device)
+            return Sharded(part, list(part.chain), across, how)
         if self._rules.master:
             raise Unsupported(
                 f"precision {self.layout.precision_name} without ZeRO keeps masters in "

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from runtime.clip import Piece, clip, global_norm, parts
-from runtime.collectives import all_reduce
+from runtime.collectives import all_reduce_from
 from runtime.composition import HeldStage
 from runtime.loss_scale import loss_scale
 from runtime.optimizer import Optimizer
@@ -46,6 +46,7 @@ class Step:
         self.rules, self.scale = rules, loss_scale(rules.scaled)
         self.norm = 0.0
         self._ranks = mesh["dp"].size() * mesh["tp"].size()  # slicing a mesh is slow
+        self._device = torch.device(mesh.device_type)
         self._gradients: dict[int, dict[str, Tensor]] = {}
         self._partial = {stage.index: self._partial_of(stage) for stage in stages}
 
@@ -127,7 +128,7 @@ class Step:
         if not gradients:
             return
         flat = torch.cat([item.flatten() for item in gradients])
-        all_reduce(flat, self.mesh["tp"].get_group())
+        flat = all_reduce_from(flat, self.mesh["tp"].get_group(), self._device)
         parts = flat.split([item.numel() for item in gradients])
         for item, part in zip(gradients, parts, strict=True):
             item.copy_(part.view_as(item))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
 from profiles.job import Job
-from runtime.collectives import Group, all_reduce
+from runtime.collectives import Group, all_reduce_from
 
 TABLE = "embedding.table.weight"
 HEAD = "head.weight"
@@ -30,6 +31,7 @@ class TiedTable:
     def __init__(self, job: Job, layout: Layout, mesh: DeviceMesh) -> None:
         self.group: Group | None = None
         self.copies, self._together = 1, False
+        self._device = torch.device(mesh.device_type)
         ends = [layout.stages[place].held_by for place in (0, -1)]
         apart = len(layout.stages) > 1
         if not (apart and getattr(job.spec, "tied_embeddings", False)):
@@ -50,7 +52,7 @@ class TiedTable:
         ]
         if self.group is not None:
             for gradient in here:
-                all_reduce(gradient, self.group)
+                all_reduce_from(gradient, self.group, self._device)
         elif self._together and here:
             one, two = here
             two.copy_(one.add_(two))

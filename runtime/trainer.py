@@ -23,6 +23,7 @@ from runtime.composition import HeldStage, held_stages
 from runtime.context_parallel.split import Context
 from runtime.data.source import Source
 from runtime.evaluation import Evaluation
+from runtime.host_optimizer import HostOptimizer
 from runtime.learning_rate import LearningRate
 from runtime.loss_scale import LossScale
 from runtime.mesh import Meshes, context_group, device_mesh, expert_mesh
@@ -76,9 +77,11 @@ class Trainer:
         self.stages = held_stages(
             job, layout, meshes, self.context, seed=seed, device=device
         )
-        self.optimizer = Optimizer(
-            (pair for stage in self.stages for pair in stage.named_parameters()),
-            settings,
+        named = [pair for stage in self.stages for pair in stage.named_parameters()]
+        self.optimizer = (
+            HostOptimizer(named, settings, device)
+            if any(stage.away.masters for stage in self.stages)
+            else Optimizer(named, settings)
         )
         tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(axis_groups(self.mesh))

@@ -121,6 +121,12 @@ def _saved(value: str) -> dict[str, Any]:
     return {"edit": lambda layout: replanned(layout, layer, there)}
 
 
+def _away(value: str) -> Offload:
+    if value == "on disk":
+        return Offload(optimizer=True, tier="nvme")
+    return Offload(optimizer="optimizer" in value, parameters="parameters" in value)
+
+
 def _gradients(value: str) -> dict[str, Any]:
     if value == "fp32":
         return {"gradient_format": "fp32"}
@@ -174,7 +180,8 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "stages": _stages,
     "recompute": _recompute,
     "saved tensors": _saved,
-    "states": lambda _: {"offload": Offload(optimizer=True)},
+    "states": lambda value: {"offload": _away(value)},
+    "replicas": lambda _: {"dp": 2},
     "precision": lambda value: {"precision": value},
     "gradients": _gradients,
     "optimizer": lambda value: {"optimizer": value},

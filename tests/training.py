@@ -20,6 +20,8 @@ STEPS = 10
 BATCH = 8
 
 FP32 = Uniform(precision="fp32", micro_batch=2)
+OPTIMIZER = Offload(optimizer=True)
+STATES = Offload(optimizer=True, parameters=True)
 CASES: dict[str, Uniform] = {
     "single": replace(FP32, micro_batch=8),
     "accumulation": FP32,
@@ -124,6 +126,54 @@ CASES: dict[str, Uniform] = {
     "tp2-chimera": replace(
         FP32, tp=2, pp=2, schedule="chimera", sequence_parallel=True
     ),
+    "states-away": replace(FP32, zero=3, offload=STATES),
+    "dp2-optimizer-away": replace(FP32, dp=2, zero=0, offload=OPTIMIZER),
+    "zero1-optimizer-away": replace(
+        FP32, dp=2, zero=1, zero_group=2, offload=OPTIMIZER
+    ),
+    "zero2-optimizer-away": replace(
+        FP32, dp=2, zero=2, zero_group=2, offload=OPTIMIZER
+    ),
+    "fsdp2-optimizer-away": replace(
+        FP32, dp=2, zero=3, zero_group=2, offload=OPTIMIZER
+    ),
+    "fsdp2-states-away": replace(
+        FP32, dp=2, zero=3, zero_group=2, recompute="full", offload=STATES
+    ),
+    "tp2-sp-optimizer-away": replace(
+        FP32, tp=2, sequence_parallel=True, offload=OPTIMIZER
+    ),
+    "tp2-sp-states-away": replace(
+        FP32, tp=2, sequence_parallel=True, zero=3, offload=STATES
+    ),
+    "pp2-optimizer-away": replace(FP32, pp=2, offload=OPTIMIZER),
+    "pp2-states-away": replace(FP32, pp=2, zero=3, offload=STATES),
+    "cp2-zero2-optimizer-away": replace(FP32, cp=2, zero=2, offload=OPTIMIZER),
+    "zero1-zb-v-optimizer-away": replace(
+        FP32,
+        dp=2,
+        pp=2,
+        zero=1,
+        zero_group=2,
+        virtual_stages=2,
+        schedule="zb-v",
+        offload=OPTIMIZER,
+    ),
+    "dp2-chimera-optimizer-away": replace(
+        FP32, dp=2, pp=2, zero=0, schedule="chimera", offload=OPTIMIZER
+    ),
+    "fsdp2-tp2-optimizer-away": replace(
+        FP32,
+        dp=2,
+        tp=2,
+        zero=3,
+        zero_group=2,
+        sequence_parallel=True,
+        offload=OPTIMIZER,
+    ),
+    "fsdp2-pp2-states-away": replace(
+        FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES
+    ),
 }
 FAMILIES = ("gpt", "llama", "mixtral")
 # Where Llama differs: gated MLP, grouped heads, their norms, an untied head.
@@ -158,6 +208,15 @@ OF_EXPERTS: dict[str, Uniform] = {
     "cp2-tp2-ep4-zero1": replace(FP32, cp=2, tp=2, ep=4, sequence_parallel=True),
     "dp2-pp2-ep2-interleaved": replace(
         FP32, dp=2, pp=2, ep=2, zero=0, schedule="interleaved", virtual_stages=2
+    ),
+    "dp2-ep2-zero2-optimizer-away": replace(
+        FP32, dp=2, ep=2, zero=2, zero_group=2, offload=OPTIMIZER
+    ),
+    "dp4-ep2-zero3-states-away": replace(
+        FP32, dp=4, ep=2, zero=3, zero_group=4, offload=STATES
+    ),
+    "dp4-ep2-zero3-optimizer-away": replace(
+        FP32, dp=4, ep=2, zero=3, zero_group=4, offload=OPTIMIZER
     ),
 }
 SEED, DATA_SEED, RATE, CLIP = 7, 3, 1e-3, 0.5
@@ -202,7 +261,7 @@ USUAL = {
         dp2 zero1 fsdp2 tp2-sp pp2-1f1b pp2-interleaved cp2-ring cp2-all-gather
         cp2-ulysses tp2-sp-by-name zero1-sqrt-offloaded pp2-zb-h1 pp2-zb-v
         pp2-dualpipe-v pp2-chimera tp2-pp2 fsdp2-tp2 fsdp2-pp2 cp2-tp2-sp-zero1
-        dp2-chimera
+        dp2-chimera fsdp2-optimizer-away
     """,
     "llama": "tp2-sp tp2-zb-v",
     "mixtral": "dp2-ep2 tp2-ep2 cp2-tp2-ep4-zero1 dp2-pp2-ep2-interleaved",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from costmodel.combination import Combination
 from costmodel.facts import facts
 from costmodel.legality import require_legal_layout, violations
+from costmodel.offload import NOTHING, Offload
 from costmodel.support import refusals, require_supported, support
 from costmodel.uniform import Uniform, spell_out
 from planner.problem import Problem
@@ -21,6 +22,13 @@ from profiles.precision import GRADIENT_FORMATS, PRECISIONS
 from tests.fact_settings import MOE, SPEC
 from tests.problems import all_pins, local, problem
 
+AWAY = (
+    *(NOTHING, NOTHING, NOTHING),
+    Offload(optimizer=True),
+    Offload(parameters=True),
+    Offload(optimizer=True, parameters=True),
+    Offload(optimizer=True, tier="nvme"),
+)
 SOME = 12  # candidates spelled out of each space
 
 
@@ -73,6 +81,7 @@ def choices(draw: st.DrawFn) -> Uniform:
         flash_attention=draw(st.booleans()),
         precision=draw(st.sampled_from(PRECISIONS)),
         gradient_format=draw(st.sampled_from(GRADIENT_FORMATS)),
+        offload=draw(st.sampled_from(AWAY)),
     )
 
 
