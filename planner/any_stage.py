@@ -133,6 +133,7 @@ def stages_of_any(
             menu.options,
             devices=problem.gpus,
             micro_batches=menu.micro_batches,
+            stages=problem.pins.pp,
             tolerance=TOLERANCE,
             below_s=value / unit * (1 + HIDDEN),
         )
@@ -172,15 +173,37 @@ def require_possible(problem: Problem) -> None:
         for name, given in (
             ("recompute-layers", pins.recompute_layers),
             ("zero-group", pins.zero_group),
-            ("pp", pins.pp),
         )
         if given is not None
     ]
     if wrong:
         raise Contradiction(
-            f"{what} with {', '.join(wrong)}: its stages run 1F1B, of any number "
-            "and any size, without context parallelism; leave one of them out"
+            f"{what} with {', '.join(wrong)}: its stages run 1F1B, of any size, "
+            "without context parallelism; leave one of them out"
         )
+
+
+def any_fits(problem: Problem) -> bool:
+    """Whether a layout over unlike islands fits, of those that the programme proposes;
+    the most micro-batches, of which memory needs least, first.
+
+    Raises as `require_possible`.
+    """
+    require_possible(problem)
+    alone = Uniform(precision=problem.precision, offload=problem.offload)
+    found = (menu for menu in menus(problem) if menu.options)
+    for menu in sorted(found, key=lambda menu: -menu.micro_batches):
+        parts = partitions(
+            menu.options,
+            devices=problem.gpus,
+            micro_batches=menu.micro_batches,
+            stages=problem.pins.pp,
+            tolerance=TOLERANCE,
+        )
+        layouts = map(menu.layout, parts[:JUDGED])
+        if any(_judged(problem, alone, layout) is not None for layout in layouts):
+            return True
+    return False
 
 
 def _promising(problem: Problem) -> list[Menu]:

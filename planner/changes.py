@@ -4,6 +4,7 @@
     offloading       optimizer, activations, both, parameters too,
                      to the hosts and then to drives              → offloaded
     a smaller batch  where in-flight micro-batches are the matter → smaller_batches
+    a shorter one    the sequence halved, and halved again        → shorter_sequences
     more GPUs        twice to 128 times as many                   → more_gpus
     what divides     another batch, the nearest numbers of GPUs   → dividing
 
@@ -28,6 +29,7 @@ from profiles.errors import InvalidQuestion
 
 MULTIPLES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 MOST_GPUS: Final = 131_072  # more than any cluster joins
+SHORTEST: Final = 256  # tokens of a sequence that is tried
 FARTHEST_COUNT: Final = 256  # how many fewer or more GPUs are tried
 OFFLOADS: Final = (
     Offload(optimizer=True),
@@ -106,6 +108,23 @@ def smaller_batches(problem: Problem) -> Iterator[Change]:
     for smaller in divisors(batch)[:-1]:
         job = replace(problem.job, global_batch=smaller)
         yield _batch(smaller, replace(problem, job=job))
+
+
+def shorter_sequences(problem: Problem) -> Iterator[Change]:
+    """The sequence halved as often as it can be, the shortest first; where the states
+    alone fit."""
+    if states_bytes(problem) > problem.memory_limit_bytes:
+        return
+    whole, several = problem.job.seq_len, []
+    while whole % 2 == 0 and (whole := whole // 2) >= SHORTEST:
+        several.append(whole)
+    for seq_len in reversed(several):
+        job = replace(problem.job, seq_len=seq_len)
+        yield Change(
+            what=f"sequences of {seq_len}",
+            option=f"--seq-len {seq_len}",
+            problem=replace(problem, job=job),
+        )
 
 
 def more_gpus(problem: Problem) -> Iterator[Change]:

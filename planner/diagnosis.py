@@ -4,7 +4,7 @@ nothing is legal    the smallest raise of the batch, or the nearest number of GP
 nothing is executed what the runtime lacks, and the same raise or number
 nothing fits        the smallest peak there is, and of what it is, or what the hosts
                     of a node would have to hold; then a pin to drop, something to
-                    offload, drives to offload to, a smaller batch, more GPUs
+                    offload, a smaller batch, a shorter sequence, more GPUs
 
 What changes and in what order is `planner.changes`'s. Each is tried by the default
 search on a cheap budget: 1F1B and micro-batches of one sequence, unless they are
@@ -30,6 +30,7 @@ from planner.changes import (
     dividing,
     more_gpus,
     offloaded,
+    shorter_sequences,
     smaller_batches,
     unpinned,
 )
@@ -94,7 +95,8 @@ def diagnose(problem: Problem) -> Infeasible:
         kinds = (
             _first(unpinned(problem)),
             _first(offloaded(problem)),
-            _largest_batch(problem),
+            _largest(smaller_batches(problem)),
+            _largest(shorter_sequences(problem)),
             _first(more_gpus(problem)),
         )
         return _with_remedies(constraint, [one for one in kinds if one is not None])
@@ -138,13 +140,9 @@ def _first(changes: Iterable[Change]) -> Remedy | None:
     return next((one for one in remedies if one is not None), None)
 
 
-def _largest_batch(problem: Problem) -> Remedy | None:
-    """The largest divisor of the batch with which a layout fits, by bisection."""
-    legal = [
-        change
-        for change in smaller_batches(problem)
-        if length(Space(problem=change.problem).degrees)
-    ]
+def _largest(changes: Iterable[Change]) -> Remedy | None:
+    """The largest of ascending *changes* with which a layout fits, by bisection."""
+    legal = [one for one in changes if length(Space(problem=one.problem).degrees)]
     found: dict[int, Remedy] = {}
 
     def fits(number: int) -> bool:

@@ -16,11 +16,13 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from planner.any_stage import any_fits
 from planner.asked import Asked
 from planner.frontier import Frontier
 from planner.offloading import everything_away
 from planner.problem import Objective, Problem
 from planner.question import Posed
+from planner.stage_places import is_unlike
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.models.spec import DecoderSpec
 
@@ -115,6 +117,8 @@ def last_true(holds: Callable[[int], bool], start: int, most: int) -> int:
 
 def fits_somehow(problem: Problem) -> bool:
     """Whether any layout fits: simulated, those of the least memory first."""
+    if is_unlike(problem):
+        return any_fits(problem)
     problem = everything_away(problem)
     pins = problem.pins
     if pins.micro_batch is None and pins.micro_batches is None:

@@ -81,17 +81,18 @@ def partitions(
     devices: int,
     micro_batches: int,
     capacity_bytes: float = inf,
-    most_stages: int | None = None,
+    stages: int | None = None,
     tolerance: float = 0.0,
     below_s: float = inf,
 ) -> list[Partition]:
-    """The best partition for each t_max that was worth a try, best first.
+    """The best partition for each t_max that was worth a try, best first; of so many
+    *stages*, if they are given.
 
     The first is optimal up to *tolerance*, a fraction: t_max closer than that to one
     that was tried are passed over. Empty where nothing fits, or nothing takes less
     than *below_s*.
     """
-    tables = _tables(options, devices, micro_batches, capacity_bytes, most_stages)
+    tables = _tables(options, devices, micro_batches, capacity_bytes, stages)
     if tables is None:
         return []
     found: dict[tuple[Part, ...], Partition] = {}
@@ -104,7 +105,8 @@ def partitions(
             continue
         last_s = t_max
         for partition in _for_slowest(tables, t_max):
-            if partition.seconds < below_s:
+            many = len(partition.parts)
+            if partition.seconds < below_s and stages in (None, many):
                 found[partition.parts] = partition
                 best_s = min(best_s, partition.seconds)
     return sorted(found.values(), key=lambda one: one.seconds)

@@ -16,14 +16,15 @@ from costmodel.layout_reader import parse_file
 from costmodel.pins import Pins
 from costmodel.report.table import layout_words
 from costmodel.stored import write_layout
-from planner.any_stage import require_possible, widened
+from costmodel.uniform import Uniform
+from planner.any_stage import require_possible, stages_of_any, widened
 from planner.around import Around
 from planner.beside import require_answerable
 from planner.branch_and_bound import BranchAndBound
 from planner.plan import widen
 from planner.problem import Objective, Problem, Staged
 from planner.question import Posed
-from planner.search import Limits
+from planner.search import Clock, Limits
 from planner.sizes import Sized
 from planner.sizes_report import sizes_table
 from planner.solution import Solution
@@ -97,6 +98,13 @@ def test_a_case_where_unlike_stages_win_and_can_be_read_back(tmp_path: Path) -> 
     assert level_of("data_comm", any_stage.best, asked.machine.island) is not None
 
 
+def test_a_pinned_number_of_stages_is_kept() -> None:
+    asked = problem(gpus=4, where=on("p3.16xlarge"), global_batch=8, pins=Pins(pp=2))
+    found = stages_of_any(asked, Uniform(), inf, Clock(limits=Limits()))
+    assert found.candidates
+    assert {one.estimate.layout.pp for one in found.candidates} == {2}
+
+
 def test_shardings_of_one_mesh_are_not_asked_of_several() -> None:
     with pytest.raises(Contradiction, match="--shardings"):
         require_answerable(problem(), Around(shardings=True), any_stage=True)
@@ -116,7 +124,6 @@ def test_no_time_says_that_not_all_was_looked_at() -> None:
     [
         (Pins(cp=2), "--cp 2"),
         (Pins(schedule="gpipe"), "--schedule gpipe"),
-        (Pins(pp=2), "--pp"),
         (Pins(zero_group=2), "--zero-group"),
     ],
 )

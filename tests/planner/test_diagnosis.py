@@ -61,6 +61,25 @@ def test_a_batch_that_is_pinned_whole_is_made_smaller() -> None:
     assert solve(smaller, search, Limits()).best is not None
 
 
+def test_the_longest_sequence_by_halves_that_fits_is_named() -> None:
+    pins = Pins(tp=1, pp=1, cp=1, micro_batch=1, zero=0, recompute="none")
+    whole = problem("gpt-1.3b", 1, global_batch=1, pins=pins)
+    half, quarter = (
+        replace(whole, job=replace(whole.job, seq_len=length)) for length in (1024, 512)
+    )
+    search = SEARCHES["branch-and-bound"]
+    peaks = []
+    for posed in (half, quarter):
+        best = solve(posed, search, Limits(runners_up=0)).best
+        assert best is not None
+        peaks.append(best.estimate.peak_memory_bytes)
+    asked = replace(whole, memory_limit_bytes=sum(peaks) / 2)
+    (named,) = (
+        one for one in diagnose(asked).changes if one["option"] == "--seq-len 512"
+    )
+    assert named["peak_memory_bytes"] == pytest.approx(peaks[1])
+
+
 @settings(max_examples=40, deadline=None)
 @given(posed=small_problems(), zero=st.sampled_from([None, None, 0, 1, 2, 3]))
 def test_no_layout_needs_less_than_its_states(posed: Problem, zero: int | None) -> None:

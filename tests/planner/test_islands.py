@@ -14,6 +14,7 @@ from costmodel.pins import Pins
 from planner.branch_and_bound import BranchAndBound
 from planner.check import check
 from planner.diagnosis import diagnose
+from planner.largest import fits_somehow
 from planner.plan import solve
 from planner.problem import Problem, Staged
 from planner.search import Limits
@@ -116,6 +117,17 @@ def test_each_rank_is_held_to_its_own_device() -> None:
     squeezed = replace(posed, memory_limit_bytes=0.99 * total / small * first)
     assert run.peak_memory_bytes < squeezed.memory_limit_bytes
     assert not squeezed.fits(found.best)
+
+
+def test_whether_anything_fits_is_what_a_plan_says_too() -> None:
+    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), batch=4)
+    assert fits_somehow(posed)
+    pinned = replace(posed, pins=Pins(pp=2, micro_batches=4))
+    found = solve(pinned, BranchAndBound(), LIMITS)
+    assert found.best is not None
+    assert found.best.estimate.layout.pp == 2
+    large = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-175b", 16)
+    assert not fits_somehow(replace(large, pins=Pins(micro_batches=16)))
 
 
 def test_nothing_fits_is_said_and_memory_is_no_objective() -> None:
