@@ -27,6 +27,7 @@ FORMAT = "meshwright/samples"
 VERSION = 1
 LARGEST_BYTES = 256 * MiB
 _WHAT = "the file of samples"
+_HEADER = frozenset(("format", "version", "content_hash"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,13 @@ class _File:
 
 def content_hash(samples: Samples) -> str:
     """SHA-256 of all that the table holds; equal tables have equal hashes."""
+    return _digest(_members(samples))
+
+
+def _digest(members: Mapping[str, Any]) -> str:
     import msgspec
 
-    encoded = msgspec.json.encode(_members(samples))
-    return f"sha256:{hashlib.sha256(encoded).hexdigest()}"
+    return f"sha256:{hashlib.sha256(msgspec.json.encode(members)).hexdigest()}"
 
 
 def write_samples(samples: Samples, path: Path | str) -> str:
@@ -101,7 +105,9 @@ def read_samples(path: Path | str) -> Samples:
 
     Raises InvalidFile, naming the version, member or key, for anything else.
     """
-    file = _file(read_json(path, what=_WHAT, most_bytes=LARGEST_BYTES), shown(path))
+    document = read_json(path, what=_WHAT, most_bytes=LARGEST_BYTES)
+    file = _file(document, shown(path))
+    assert isinstance(document, dict), "checked by _file"
     try:
         operators = {OperatorKey.parse(row.key): _sample(row) for row in file.operators}
         collectives = {
@@ -115,7 +121,9 @@ def read_samples(path: Path | str) -> Samples:
         machine=file.machine,
         cluster=_cluster(file, shown(path)),
     )
-    if content_hash(samples) != file.content_hash:
+    # As stored: an older release may not have known a member that has a default today.
+    stored = {name: document[name] for name in document if name not in _HEADER}
+    if file.content_hash not in (_digest(stored), content_hash(samples)):
         raise InvalidFile(
             f"{_WHAT} {shown(path)} was changed after it was written: its content does "
             "not match its content_hash; measure again, or restore it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from profiles.catalog import cluster
 from profiles.curve import Curve
 from profiles.errors import InvalidFile, InvalidSpec, StaleProfile
 from profiles.sample_files import content_hash, read_samples, write_samples
@@ -251,6 +253,27 @@ def test_foreign_files_are_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidFile, match=named):
         read_samples(changed(file, **members))
+
+
+def test_files_of_an_older_release_are_read(tmp_path: Path) -> None:
+    """Written before a member with a default was known: hashed without it."""
+    path = tmp_path / "samples.json"
+    where = replace(cluster("dgx-a100-80gb"), name="local")
+    write_samples(Samples(operators={MATMUL: SAMPLE}, cluster=where), path)
+    document = json.loads(path.read_text())
+    for island in document["cluster"]["islands"]:
+        for level in island["levels"]:
+            del level["rails"]
+    header = ("format", "version", "content_hash")
+    stored = {name: one for name, one in document.items() if name not in header}
+    encoded = json.dumps(stored, separators=(",", ":"), ensure_ascii=False).encode()
+    document["content_hash"] = f"sha256:{sha256(encoded).hexdigest()}"
+    path.write_text(json.dumps(document))
+    assert read_samples(path).operators == {MATMUL: SAMPLE}
+    document["cluster"]["islands"][0]["nodes"] = 3
+    path.write_text(json.dumps(document))
+    with pytest.raises(InvalidFile, match="content_hash"):
+        read_samples(path)
 
 
 def test_damaged_files_are_refused(file: Path, tmp_path: Path) -> None:
