@@ -16,11 +16,15 @@ from costmodel.sharding import (
     natural,
 )
 from costmodel.uniform import Uniform
+from planner.branch_and_bound import BranchAndBound
+from planner.plan import solve
+from planner.search import Limits
 from profiles.catalog import cluster
 from profiles.graph import Block
 from profiles.operators import Kind, Operator, Tensor
 from profiles.precision import precision
 from tests.golden.priced import A100, job_of, machine_of, priced
+from tests.problems import problem
 
 TP, CP, S = 4, 2, 2048
 MODELS = ["gpt-13b", "llama3-8b"]
@@ -150,6 +154,15 @@ def test_tensor_parallelism_stays_inside_the_node(pp: int) -> None:
         item.step_time_s * item.layout.gpus for item in (inside, across)
     )
     assert across_s > 1.2 * inside_s
+
+
+def test_a_plan_of_530_billion_parameters_has_eight_ways_and_35_stages() -> None:
+    """Smith et al. (2022), section 3: a replica is t = 8, p = 35 on 280 A100s."""
+    posed = problem("mt-nlg-530b", 280, global_batch=240)  # of 1920 over 8 replicas
+    best = solve(posed, BranchAndBound(), Limits(runners_up=0)).best
+    assert best is not None
+    choice = best.choice
+    assert (choice.tp, choice.pp, choice.dp, choice.micro_batch) == (8, 35, 1, 1)
 
 
 @pytest.mark.parametrize("name", ["gpt-13b", "llama3-70b"])
