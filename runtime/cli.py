@@ -95,6 +95,12 @@ MOST_STEPS = 10**9
     is_flag=True,
     help="Measure probe-1.json … beside LAYOUT.json (plan --probe K), train the best.",
 )
+@click.option(
+    "--compile",
+    "compiled",
+    is_flag=True,
+    help="torch.compile of each layer; minutes before the first step.",
+)
 @training_options
 @click.option("--record", is_flag=True, help="Report the first step's actions.")
 def execute(
@@ -117,6 +123,7 @@ def execute(
     observe: Path | None,
     training: Training,
     probe: bool,
+    compiled: bool,
     record: bool,
     as_json: bool,
 ) -> None:
@@ -145,6 +152,7 @@ def execute(
         record=record,
         observe=observe,
         training=training,
+        compiled=compiled,
         progress=not as_json,
     )
     run = prepare(wish)  # what is wrong with it is said before anything is measured

@@ -1,7 +1,8 @@
 """The order of composition, on one screen: from a layout to the modules of one rank.
 
     plain modules → first values → context parallel → tensor parallel
-                  → expert parallel → recompute → precision → replicas → split backward
+                  → expert parallel → compiled → recompute → precision
+                  → replicas → split backward
 
 Parameters are made on the device, from the meta device, by the stage that holds them;
 those whose shards will be on the host wait there, a unit at a time on the device.
@@ -21,6 +22,7 @@ from costmodel.schedule import schedule_called
 from profiles.job import Job
 from runtime import expert_parallel, retention, tensor_parallel
 from runtime.collectives import Group
+from runtime.compiled import compile_layer
 from runtime.context_parallel import split as context_parallel
 from runtime.context_parallel.split import Context
 from runtime.data_parallel import AfterW, Buffered, DataParallel, Sharded, Sharding
@@ -63,6 +65,7 @@ def held_stages(
     *,
     seed: int,
     device: torch.device,
+    compiled: bool = False,
 ) -> list[HeldStage]:
     """The virtual stages that this rank holds, ready to train, in model order."""
     rank = meshes.weights["pp"].get_local_rank()
@@ -78,6 +81,7 @@ def held_stages(
             groups[index],
             seed=seed,
             device=device,
+            compiled=compiled,
         )
         for index, plan in enumerate(layout.stages)
         if rank in plan.held_by
@@ -95,6 +99,7 @@ def _held(
     *,
     seed: int,
     device: torch.device,
+    compiled: bool,
 ) -> HeldStage:
     spec, rules, mesh = decoder_of(job), policy(layout.precision_name), meshes.weights
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
@@ -110,6 +115,8 @@ def _held(
     context_parallel.split(stage, context)
     tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
     _spread_experts(stage, meshes, context, layout, sequence_parallel=split)
+    for layer in stage.layers.values() if compiled else ():
+        compile_layer(layer)
     numbered = zip(plan.layers, plan.plans, strict=True)
     treated = [one.retention for name, one in numbered if name.isdigit()]
     retention.apply(stage, treated, dropout=spec.dropout > 0, device=device)

@@ -31,6 +31,7 @@ class Request:
     training: Training = field(default_factory=Training)
     observe: bool = False  # listen to more steps, for samples of them
     record: bool = False  # the actions of the first step, with their collectives
+    compiled: bool = False  # torch.compile of each layer
     progress: bool = True
 
     def write(self, path: Path) -> None:

@@ -18,6 +18,7 @@ from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
 from runtime import checkpoint, sampling
+from runtime.compiled import require_compilable
 from runtime.data.names import absolute
 from runtime.data.source import Source, source
 from runtime.launcher import launch, require_startable
@@ -50,6 +51,7 @@ class Wish:
     record: bool
     observe: Path | None = None
     training: Training = field(default_factory=Training)
+    compiled: bool = False
     progress: bool
 
 
@@ -118,6 +120,7 @@ class Run:
             resume=self.wish.resume,
             record=self.wish.record,
             observe=self.wish.observe is not None,
+            compiled=self.wish.compiled,
             progress=self.wish.progress,
         )
 
@@ -137,6 +140,8 @@ def prepare(wish: Wish) -> Run:
     _require_checkpoints(wish, job)
     _require_observable(wish, device, layout)
     _require_training(wish, job)
+    if wish.compiled:
+        require_compilable(layout, job, device)
     return Run(
         wish=wish,
         file=file,

@@ -61,6 +61,7 @@ class Trainer:
         seed: int,
         device: torch.device,
         rate: LearningRate | None = None,
+        compiled: bool = False,
     ) -> None:
         self.rate = rate
         self.job, self.layout, self.source = job, layout, source
@@ -75,7 +76,13 @@ class Trainer:
             experts=expert_mesh(layout, device.type) if decoder_of(job).moe else None,
         )
         self.stages = held_stages(
-            job, layout, meshes, self.context, seed=seed, device=device
+            job,
+            layout,
+            meshes,
+            self.context,
+            seed=seed,
+            device=device,
+            compiled=compiled,
         )
         named = [pair for stage in self.stages for pair in stage.named_parameters()]
         self.optimizer = (

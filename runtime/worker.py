@@ -50,6 +50,7 @@ class Run:
             seed=request.seed,
             device=self.device,
             rate=learning_rate(request.settings, request.training, request.steps),
+            compiled=request.compiled,
         )
         asked = request.training
         untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)

@@ -339,7 +339,7 @@ def _gradient(parameter: Any) -> Any:
     return parameter.grad.clone()
 
 
-def trained(family: str, choice: Uniform) -> dict[str, Any]:
+def trained(family: str, choice: Uniform, *, compiled: bool = False) -> dict[str, Any]:
     """What this rank saw: losses, first gradients and final parameters, whole."""
     import torch
 
@@ -357,6 +357,7 @@ def trained(family: str, choice: Uniform) -> dict[str, Any]:
         settings=Settings(lr=RATE, clip=CLIP),
         seed=SEED,
         device=torch.device("cpu"),
+        compiled=compiled,
     )
     first = trainer.step(0, record=True)
     gradients = whole(trainer, trainer.gradients())
