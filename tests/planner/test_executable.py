@@ -132,6 +132,22 @@ def test_pins_that_are_carried_out_are_kept(pins: dict[str, Any]) -> None:
     assert refusals(best.choice, asked.job) == []
 
 
+@pytest.mark.parametrize("away", ["optimizer", "optimizer,parameters"])
+def test_states_that_leave_are_planned_as_they_are_carried_out(away: str) -> None:
+    asked = posed(precision="bf16", offload=away).problem
+    best = solved(asked).best
+    assert best is not None
+    assert best.choice.offload == asked.offload
+    assert refusals(best.estimate.layout, asked.job) == []
+
+
+def test_shards_that_leave_without_their_optimizer_are_refused() -> None:
+    with pytest.raises(Unsupported, match="add optimizer to --offload"):
+        posed(precision="bf16", offload="parameters")
+    with pytest.raises(Unsupported, match="choose --offload-to cpu"):
+        posed(precision="bf16", offload="optimizer", offload_to="nvme")
+
+
 def test_a_model_that_is_not_trained_is_refused() -> None:
     tiny = model("gpt-tiny")
     slanted = replace(tiny, spec=replace(tiny.spec, position="alibi"))  # type: ignore[arg-type]
