@@ -9,28 +9,17 @@ from math import prod
 
 from costmodel.machine import Machine
 from costmodel.mesh_axes import MeshAxis
+from costmodel.operator_sharding import ROWS
 from costmodel.redistribution import Placed
-from costmodel.sharding import ON_TP, element_bytes
+from costmodel.sharding import element_bytes
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.graph import ENDS, Block
 from profiles.operators import Kind, Tensor
 from profiles.precision import Precision
 
-# Widths that are so many attention heads: splitting one is splitting the heads.
-HEADS = ON_TP - {"ffn", "shared_ffn", "vocab"}
-ROWS = ("batch", "sequence")
 ENTRY = "(input)"  # by this name goes what comes into the block
 DIMENSIONS = frozenset({*ROWS, "heads", "ffn", "shared_ffn", "vocab", "hidden"})
 ROUTED = (Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE)
-
-
-def dimension(name: str) -> str:
-    """The name under which a dimension is split.
-
-    >>> dimension("query+key_value"), dimension("ffn")
-    ('heads', 'ffn')
-    """
-    return "heads" if name in HEADS else name
 
 
 @dataclass(frozen=True, kw_only=True)

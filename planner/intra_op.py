@@ -18,20 +18,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from costmodel.module_sharding import (
-    InputSharding,
-    ModuleSharding,
-    OutputSharding,
-    ParameterSharding,
-)
+from costmodel.module_sharding import ModuleSharding
+from costmodel.operator_sharding import module_sharding
 from costmodel.redistribution import Placed
-from planner.block_problem import ENTRY, BlockProblem, dimension
+from planner.block_problem import ENTRY, BlockProblem
 from planner.choice_cache import cached
 from planner.choice_graph import Choice, ChoiceGraph, Chosen, Status
 from planner.choice_ilp import solve_choice
 from planner.milp import TIME_LIMIT_S
 from planner.resharding import Traffic, edge_traffic, handover_traffic, own_traffic
-from planner.sharding_choices import OperatorChoice, entry_choices, made, wanted
+from planner.sharding_choices import entry_choices
 from planner.sharding_prices import (
     Measure,
     Options,
@@ -40,10 +36,9 @@ from planner.sharding_prices import (
     moments,
     operator_options,
     readings,
-    weight_of,
 )
 from profiles.errors import Infeasible
-from profiles.operators import Kind, Operator, Tensor
+from profiles.operators import Operator
 from profiles.units import format_bytes
 
 
@@ -127,7 +122,14 @@ def described(posed: Posed, found: Chosen) -> BlockSharding:
         value=found.value,
         lower=found.lower,
         shardings=tuple(
-            module_sharding(one, taken[one.name], given[one.name], problem)
+            module_sharding(
+                one,
+                taken[one.name].loops,
+                taken[one.name].handed,
+                given[one.name],
+                block=problem.block.name,
+                axes=tuple(axis.name for axis in problem.axes),
+            )
             for one in problem.block.operators
         ),
         loops={name: one.loops for name, one in taken.items()},
@@ -139,67 +141,12 @@ def described(posed: Posed, found: Chosen) -> BlockSharding:
     )
 
 
-def module_sharding(
-    operator: Operator,
-    choice: OperatorChoice,
-    given: list[Placed],
-    problem: BlockProblem,
-) -> ModuleSharding:
-    """The chosen sharding of *operator* in the words of contract 1."""
-    loops, output = choice.loops, operator.output
-    return ModuleSharding(
-        module=f"{problem.block.name}.{operator.name}",
-        axes=tuple(axis.name for axis in problem.axes),
-        parameters=_parameters(operator, loops),
-        inputs=tuple(
-            InputSharding(
-                tensor=tensor.name,
-                dims=tensor.dims,
-                given=_named(placed, tensor.dims),
-                wanted=_named(wanted(tensor, loops), tensor.dims),
-            )
-            for tensor, placed in zip(operator.inputs, given, strict=True)
-        ),
-        output=OutputSharding(
-            tensor=output.name,
-            dims=output.dims,
-            made=_named(made(operator, loops), output.dims),
-            handed=_named(choice.handed, output.dims),
-        ),
-        local=operator.kind in (Kind.ATTENTION, Kind.CROSS_ENTROPY),
-    )
-
-
 def peak_bytes(posed: Posed, choice: Choice) -> float:
     """The most that a rank holds while any operator runs."""
     return max(
         sum(float(uses[choice[name]]) for name, uses in one.uses.items())
         for one in moments(posed.problem, posed.options)
     )
-
-
-def _parameters(operator: Operator, loops: Placed) -> dict[str, ParameterSharding]:
-    found = {}
-    if operator.has_weight:
-        weight = weight_of(operator)
-        found["weight"] = _parameter(weight.dims, loops)
-        if operator.bias:
-            found["bias"] = _parameter(weight.dims[:1], loops)
-    for number in range(operator.vectors):
-        name = ("weight", "bias")[number] if operator.vectors <= 2 else f"{number}"
-        found[name] = _parameter((operator.vector_dim,), loops)
-    return found
-
-
-def _parameter(dims: tuple[str, ...], loops: Placed) -> ParameterSharding:
-    placed = wanted(Tensor(name="parameter", dims=dims), loops)
-    return ParameterSharding(dims=dims, placed=_named(placed, dims))
-
-
-def _named(placed: Placed, dims: tuple[str, ...]) -> Placed:
-    """A placement in the names of a tensor's own dimensions."""
-    own = {dimension(name): name for name in dims}
-    return tuple(own.get(word, word) for word in placed)
 
 
 def _entry_place(problem: BlockProblem, choice: Choice) -> Placed:

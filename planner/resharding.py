@@ -12,15 +12,10 @@ from dataclasses import dataclass
 
 from costmodel.data_parallel import reduced_bytes
 from costmodel.mesh_axes import joint
+from costmodel.operator_sharding import gradient_made, made, summed_loops, wanted
 from costmodel.redistribution import Placed, Step, redistribution, settled
 from planner.block_problem import BlockProblem
-from planner.sharding_choices import (
-    OperatorChoice,
-    gradient_made,
-    made,
-    summed_loops,
-    wanted,
-)
+from planner.sharding_choices import OperatorChoice
 from profiles.operators import Kind, Operator, Tensor
 from profiles.precision import Format
 

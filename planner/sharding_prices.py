@@ -18,17 +18,13 @@ import numpy as np
 from costmodel.degrees import Degrees
 from costmodel.mesh_axes import exchange_s
 from costmodel.operator_price import operator_price
+from costmodel.operator_sharding import wanted, weight_of
 from costmodel.redistribution import Placed, Step, local_bytes
 from costmodel.work import OperatorPrice
 from planner.block_problem import ENTRY, BlockProblem
 from planner.choice_graph import Apart, ChoiceGraph, Edge, Follow, Limit
 from planner.resharding import Traffic, edge_traffic, handover_traffic, own_traffic
-from planner.sharding_choices import (
-    OperatorChoice,
-    choices,
-    entry_choices,
-    wanted,
-)
+from planner.sharding_choices import OperatorChoice, choices, entry_choices
 from profiles.operators import Kind, Operator, Tensor
 
 
@@ -308,12 +304,6 @@ def _tied(problem: BlockProblem, options: Options) -> tuple[Apart, ...]:
 def weight_placed(operator: Operator, choice: OperatorChoice) -> Placed:
     """Where an operator's weight lies."""
     return wanted(weight_of(operator), choice.loops)
-
-
-def weight_of(operator: Operator) -> Tensor:
-    """An operator's weight, as a tensor."""
-    columns = "+".join(dict.fromkeys(operator.columns))
-    return Tensor(name="weight", dims=(columns, operator.contracted or ""))
 
 
 def _follows(problem: BlockProblem, options: Options) -> list[Follow]:

@@ -13,13 +13,14 @@ from typing import Any
 
 from costmodel.mesh_axes import mesh_axes
 from costmodel.module_sharding import sharding_documents
+from costmodel.operator_sharding import dimension, made, splittable
 from costmodel.redistribution import PARTIAL, WHOLE, Placed
 from costmodel.sharding import ON_TP
 from costmodel.uniform import Uniform
-from planner.block_problem import ENTRY, BlockProblem, dimension
+from planner.block_problem import ENTRY, BlockProblem
 from planner.intra_op import BlockSharding, Posed, peak_bytes, pose, solve
 from planner.problem import Problem
-from planner.sharding_choices import entry_choices, made, splittable
+from planner.sharding_choices import entry_choices
 from profiles.operators import Operator
 from profiles.precision import precision
 
