@@ -31,6 +31,7 @@ from costmodel.action import Action, Kind, Stream
 from costmodel.atoms import recomputed_operators
 from costmodel.context_exchange import messages
 from costmodel.expert_exchange import expert_messages
+from costmodel.explicit_price import explicit
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.retention import CORE, EVERYTHING
 from costmodel.schedule import schedule_called
@@ -134,16 +135,14 @@ class StageTraffic:
 
     def _forward(self, first: bool) -> Iterator[Entry]:
         for operator, block, degrees, _ in self._operators():
-            found = forward_collectives(operator, block, degrees, self._precision)
-            yield from self._over_tp(found)
+            yield from self._over_tp(self._there(operator, block, degrees))
             yield from self._beside("forward", operator, block, degrees)
         if self._zero == 3 or (self._zero and first):
             yield from self._gather
 
     def _backward(self, kind: Kind, last: bool) -> Iterator[Entry]:
         for operator, block, degrees, plan in self._operators():
-            rules = (operator, block, degrees, self._precision)
-            found = backward_collectives(*rules)
+            found = self._back(operator, block, degrees)
             # What hides behind the input's gradient is there for the weight's alone.
             absent = {Kind.I: True, Kind.W: False}.get(kind)
             yield from self._over_tp(one for one in found if one.hidden is not absent)
@@ -153,7 +152,7 @@ class StageTraffic:
             # Rows that came back are there once more: their weights' gradients.
             name = "dispatch" if operator.kind is COMBINE else operator.name
             if name in again and kind is not Kind.W:
-                yield from self._over_tp(forward_collectives(*rules))
+                yield from self._over_tp(self._there(operator, block, degrees))
                 yield from self._beside("forward", operator, block, degrees)
         if self._zero == 3:
             yield from self._gather
@@ -274,6 +273,9 @@ class StageTraffic:
 
     def _whole(self, operator: Operator, block: Block, degrees: Degrees) -> int:
         """Parameters of an operator that every tp rank has, and sees a part of."""
+        if degrees.modules:
+            of_rank = explicit(operator, block, degrees, self._precision)
+            return int(of_rank.summands)
         if operator.vector_dim == "head_dim":
             return self._count(operator, block, degrees)
         if not degrees.sequence_parallel:
@@ -292,7 +294,23 @@ class StageTraffic:
         degrees = self._degrees(self.stage.plans[0])
         return self._count(block.operator(operator_name), block, degrees)
 
+    def _there(
+        self, operator: Operator, block: Block, degrees: Degrees
+    ) -> Iterable[Collective]:
+        if degrees.modules:
+            return explicit(operator, block, degrees, self._precision).forward
+        return forward_collectives(operator, block, degrees, self._precision)
+
+    def _back(
+        self, operator: Operator, block: Block, degrees: Degrees
+    ) -> Iterable[Collective]:
+        if degrees.modules:
+            return explicit(operator, block, degrees, self._precision).backward
+        return backward_collectives(operator, block, degrees, self._precision)
+
     def _count(self, operator: Operator, block: Block, degrees: Degrees) -> int:
+        if degrees.modules:
+            block, degrees = explicit(operator, block, degrees, self._precision).local
         return int(parameters(operator, block, degrees))
 
     def _operators(self) -> Iterator[tuple[Operator, Block, Degrees, LayerPlan]]:
@@ -313,12 +331,14 @@ class StageTraffic:
             cp_kind=self.layout.cp_kind,
             ep=np.asarray(mesh.ep),
             etp=np.asarray(mesh.etp),
+            modules=plan.modules,
         )
 
     def _over_tp(self, found: Iterable[Collective]) -> Iterator[Entry]:
         if self.stage.mesh.tp > 1:
             for item in found:
-                yield ("tp", item.kind), Traffic(1, int(item.size_bytes))
+                of_rank = self.stage.mesh.tp if item.kind == "all_to_all" else 1
+                yield ("tp", item.kind), Traffic(1, int(item.size_bytes) // of_rank)
 
     def _beside(
         self, direction: str, operator: Operator, block: Block, degrees: Degrees

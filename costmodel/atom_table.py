@@ -19,6 +19,7 @@ from costmodel.compression import Packer
 from costmodel.known import Known
 from costmodel.machine import Machine
 from costmodel.mesh_parallel import Place
+from costmodel.module_sharding import ModuleSharding
 from costmodel.retention import Retention, require_priced
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.work import OperatorPrice
@@ -39,6 +40,7 @@ class Site:
     cp_kind: str
     flash_attention: bool
     imbalance: float
+    modules: tuple[ModuleSharding, ...] = ()
 
     @property
     def family(self) -> object:
@@ -46,7 +48,7 @@ class Site:
         block = self.block
         shape = (id(block.alike), block.entry, block.window, block.causal)
         rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
-        return (*shape, block.capacity, *rest)
+        return (*shape, block.capacity, *rest, self.modules)
 
     def degrees(self, places: Sequence[Place]) -> Degrees:
         """The places as arrays; one alone as numbers."""
@@ -63,6 +65,7 @@ class Site:
             ep=np.asarray(ep),
             etp=np.asarray(etp),
             imbalance=self.imbalance,
+            modules=self.modules,
         )
 
 

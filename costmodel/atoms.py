@@ -56,6 +56,7 @@ class Atom:
     parameters: Array  # that are trained, but for those of experts
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
+    summands: Array  # trained parameters of whose gradient each tp rank has a summand
     saved_bytes: Array
     away_bytes: Array
     dropped_bytes: Array
@@ -76,6 +77,10 @@ def block_prices(
     block: Block, degrees: Degrees, precision: Precision, machine: Machine
 ) -> dict[str, OperatorPrice]:
     """Every operator of *block*, priced once for all retentions."""
+    if degrees.modules:
+        from costmodel.explicit_price import explicit_prices
+
+        return explicit_prices(block, degrees, precision, machine)
     return {
         item.name: operator_price(item, block, degrees, precision, machine)
         for item in block.operators
@@ -162,6 +167,7 @@ def atom(
         "frozen_parameters": sum(
             (item.frozen_parameters for item in prices.values()), start=_ZERO
         ),
+        "summands": sum((item.summands for item in prices.values()), start=_ZERO),
         "saved_bytes": saved,
         "away_bytes": away,
         "dropped_bytes": dropped,

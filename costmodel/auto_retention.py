@@ -183,7 +183,7 @@ class _Stages:
             if self.job.graph.layer_blocks[name] is block
         )
         layout, where = self._layout, self.on.running(self._layout.gpus)
-        key = (block.name, plan.sharding)
+        key = (block.name, plan.sharding, plan.modules)
         if key not in self._menus:
             degrees = self._degrees(stage, plan)
             self._menus[key] = menu(
@@ -211,6 +211,7 @@ class _Stages:
             ep=ep,
             etp=etp,
             imbalance=self.on.imbalance,
+            modules=plan.modules,
         )
 
 

@@ -50,6 +50,7 @@ class Combination:
     gradient_format: str
     flash_attention: bool
     states: str  # on the device, or which of them are away, or on disk
+    by_modules: bool  # whether layers have explicit shardings
     stages: str  # alike, unlike, held elsewhere, gaps
 
     @classmethod
@@ -73,6 +74,7 @@ class Combination:
             gradient_format=choice.gradient_format,
             flash_attention=choice.flash_attention,
             states=_states(choice.offload),
+            by_modules=False,
             stages="alike",
         )
 
@@ -105,6 +107,7 @@ class Combination:
             gradient_format=layout.gradient_format,
             flash_attention=layout.flash_attention,
             states=_states(layout.offload),
+            by_modules=any(plan.modules for _, plan in plans),
             stages=_stages(layout),
         )
 

@@ -170,6 +170,16 @@ def exchanges(
     )
 
 
+def summed_s(
+    summands: Array, parallel: DataParallel, precision: Precision, machine: Machine
+) -> Array:
+    """Seconds of summing gradients of so many parameters over tp, once a step: one
+    all-reduce of a rank's shards (`runtime.step`)."""
+    size = summands * precision.gradient.bytes / parallel.shard_of(1)
+    near = near_members(np.asarray(1), parallel.tp, machine.island)
+    return machine.collective_s("all_reduce", size, ranks=parallel.tp, near=near)
+
+
 def exposed_s(
     communication_s: Array,
     compute_s: Array,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from costmodel.module_sharding import ModuleSharding
 
 Array = NDArray[Any]
 
@@ -19,7 +22,8 @@ def _one() -> Array:
 class Degrees:
     """How a block is split; the integer arrays broadcast against each other.
 
-    `imbalance` is how many times the mean the busiest expert's rows are.
+    `imbalance` is how many times the mean the busiest expert's rows are. Operators that
+    `modules` name are split over tp as those say, the others by `sharding`'s rules.
     """
 
     tp: Array
@@ -32,6 +36,7 @@ class Degrees:
     ep: Array = field(default_factory=_one)
     etp: Array = field(default_factory=_one)
     imbalance: float = 1.0
+    modules: tuple[ModuleSharding, ...] = ()
 
 
 def tokens(degrees: Degrees, *, split: bool) -> Array:

@@ -47,6 +47,7 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
         "zero": _plain(zero),
         "zero group": Fact("all" if whole else "part", str(used.zero_group)),
         "sequence parallel": _plain(split if used.tp > 1 else "no"),
+        "operators": _plain("by modules" if used.by_modules else "by a preset"),
         "seq_len": _divided(job.seq_len, used.tp * used.cp),
         "cp kind": _plain(used.cp_kind if used.cp > 1 else "none"),
         "chunks": _divided(job.seq_len, _chunks(used)),

@@ -7,16 +7,20 @@ for every layer. Nothing in it is a default that somebody else fills in later.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from costmodel.offload import NOTHING, Offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Retention
 from profiles.errors import InvalidSpec
 from profiles.precision import Precision, precision
+
+if TYPE_CHECKING:
+    from costmodel.module_sharding import ModuleSharding
 
 ENDS = ("embedding", "final_norm", "head")
 SHARDINGS = ("megatron", "megatron-sp")
@@ -65,11 +69,16 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """One layer's ZeRO level, sharding preset and retention."""
+    """One layer's ZeRO level, sharding and retention.
+
+    The preset `sharding` says how the layer is given its input and hands its output on,
+    and how its operators are split over tp, unless `modules` do, one for each.
+    """
 
     sharding: str = "megatron-sp"
     zero: int = 1
     retention: Retention = field(default_factory=Retention)
+    modules: tuple[ModuleSharding, ...] = ()
 
     def __post_init__(self) -> None:
         if self.sharding not in SHARDINGS:
@@ -142,6 +151,23 @@ class Layout:
                     f"global batch {self.global_batch} is not a multiple of "
                     f"{self.micro_batches} micro-batches × dp {stage.mesh.dp}"
                 )
+
+    def sharded(self, modules: Mapping[str, tuple[ModuleSharding, ...]]) -> Layout:
+        """The same, but that the layers named have these *modules*; equal plans are one
+        object."""
+        plans: dict[LayerPlan, LayerPlan] = {}
+
+        def told(name: str, plan: LayerPlan) -> LayerPlan:
+            found = replace(plan, modules=modules[name]) if name in modules else plan
+            return plans.setdefault(found, found)
+
+        return replace(
+            self,
+            stages=tuple(
+                replace(one, plans=tuple(map(told, one.layers, one.plans)))
+                for one in self.stages
+            ),
+        )
 
     @cached_property
     def precision(self) -> Precision:

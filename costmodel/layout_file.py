@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from costmodel.layout import ENDS, LayerPlan, Layout, Stage
+from costmodel.module_sharding import ModuleSharding, sharding_documents
 from costmodel.offload import Offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Retention
@@ -18,6 +19,7 @@ from profiles.errors import InvalidSpec
 
 FORMAT: Final = "meshwright/layout"
 VERSION: Final = 1
+Modules = tuple[ModuleSharding, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +35,7 @@ class LayoutFile:
 
 def layout_document(layout: Layout) -> dict[str, Any]:
     """The `layout` member, as commands print it."""
+    sets = _sharding_sets(layout)
     return {
         "schedule": layout.schedule,
         "virtual_stages": layout.virtual_stages,
@@ -43,7 +46,8 @@ def layout_document(layout: Layout) -> dict[str, Any]:
         "cp_kind": layout.cp_kind,
         **_offload_document(layout.offload),
         "summary": layout.summary,
-        "stages": [_stage_document(stage) for stage in layout.stages],
+        **({"shardings": [sharding_documents(one) for one in sets]} if sets else {}),
+        "stages": [_stage_document(stage, sets) for stage in layout.stages],
     }
 
 
@@ -67,7 +71,13 @@ def _offload_document(offload: Offload) -> dict[str, str]:
     return {"offload": str(offload), "offload_to": offload.tier}
 
 
-def _stage_document(stage: Stage) -> dict[str, Any]:
+def _sharding_sets(layout: Layout) -> list[Modules]:
+    """The explicit shardings of layers, each set once; plans name them by number."""
+    plans = (plan for stage in layout.stages for plan in stage.plans)
+    return list(dict.fromkeys(plan.modules for plan in plans if plan.modules))
+
+
+def _stage_document(stage: Stage, sets: list[Modules]) -> dict[str, Any]:
     mesh = stage.mesh
     return {
         "layers": layer_text(stage.layers),
@@ -86,6 +96,7 @@ def _stage_document(stage: Stage) -> dict[str, Any]:
                 "layers": layer_text(names),
                 "sharding": plan.sharding,
                 "zero": plan.zero,
+                **({"modules": sets.index(plan.modules)} if plan.modules else {}),
                 "retention": _retention_document(plan.retention),
             }
             for plan, names in _runs(stage)

@@ -105,7 +105,7 @@ class LayoutPricer:
         self, block: Block, plan: LayerPlan, stage: Stage
     ) -> dict[str, OperatorPrice]:
         place = place_of(stage.mesh, self.layout.micro_batch(stage))
-        key = (block.name, plan.sharding, place)
+        key = (block.name, plan.sharding, plan.modules, place)
         if key not in self._operators:
             self._operators[key] = block_prices(
                 block,
@@ -253,7 +253,7 @@ class _Batch:
     def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         layout = pricer.layout
         key = (
-            *(id(block), pricer.job.seq_len, plan.sharding),
+            *(id(block), pricer.job.seq_len, plan.sharding, plan.modules),
             *(layout.cp_kind, layout.flash_attention),
         )
         if key not in self._sites:
@@ -281,4 +281,5 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         cp_kind=pricer.layout.cp_kind,
         flash_attention=pricer.layout.flash_attention,
         imbalance=pricer.machine.imbalance,
+        modules=plan.modules,
     )

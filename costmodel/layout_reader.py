@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from costmodel.layout import ENDS, LayerPlan, Layout, Mesh, Stage
-from costmodel.layout_file import FORMAT, VERSION, LayoutFile, parse_layers
+from costmodel.layout_file import FORMAT, VERSION, LayoutFile, Modules, parse_layers
+from costmodel.module_sharding import read_shardings
 from costmodel.offload import parse_offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Action, Retention, Treatment
@@ -51,12 +52,15 @@ def _layout(data: dict[str, Any], global_batch: int) -> Layout:
     _keys(
         data,
         "schedule virtual_stages micro_batches precision gradient_format "
-        "flash_attention cp_kind offload offload_to summary stages",
+        "flash_attention cp_kind offload offload_to shardings summary stages",
         "layout",
-        "gradient_format flash_attention cp_kind offload offload_to summary",
+        "gradient_format flash_attention cp_kind offload offload_to shardings summary",
     )
+    sets = _sharding_sets(data.get("shardings", []))
     stages = [
-        _stage(_object(item, f"layout.stages[{index}]"), f"layout.stages[{index}]")
+        _stage(
+            _object(item, f"layout.stages[{index}]"), sets, f"layout.stages[{index}]"
+        )
         for index, item in enumerate(_list(data["stages"], "layout.stages"))
     ]
     layout = Layout(
@@ -124,7 +128,13 @@ def _extended(
     )
 
 
-def _stage(data: dict[str, Any], path: str) -> Stage:
+def _sharding_sets(data: object) -> list[Modules]:
+    """Explicit shardings of layers, by number."""
+    sets = enumerate(_list(data, "layout.shardings"))
+    return [read_shardings(one, what=f"layout.shardings[{n}]") for n, one in sets]
+
+
+def _stage(data: dict[str, Any], sets: list[Modules], path: str) -> Stage:
     _keys(data, "layers held_by mesh ep etp ranks layer_plans", path, "ep etp")
     mesh = _object(data["mesh"], f"{path}.mesh")
     _keys(mesh, "dp_replicate dp_shard cp tp", f"{path}.mesh", "")
@@ -137,7 +147,7 @@ def _stage(data: dict[str, Any], path: str) -> Stage:
         raise InvalidFile(f"{path}.held_by is empty: some pipeline rank must hold it")
     return Stage(
         layers=layers,
-        plans=_plans(data["layer_plans"], layers, f"{path}.layer_plans"),
+        plans=_plans(data["layer_plans"], layers, sets, f"{path}.layer_plans"),
         mesh=Mesh(
             ranks=ranks,
             ep=_whole(data.get("ep", 1), f"{path}.ep"),
@@ -148,16 +158,23 @@ def _stage(data: dict[str, Any], path: str) -> Stage:
     )
 
 
-def _plans(data: object, layers: tuple[str, ...], path: str) -> tuple[LayerPlan, ...]:
+def _plans(
+    data: object, layers: tuple[str, ...], sets: list[Modules], path: str
+) -> tuple[LayerPlan, ...]:
     plans: dict[str, LayerPlan] = {}
     for index, item in enumerate(_list(data, path)):
         here = f"{path}[{index}]"
         entry = _object(item, here)
-        _keys(entry, "layers sharding zero retention", here, "retention")
+        _keys(
+            entry, "layers sharding zero modules retention", here, "modules retention"
+        )
         plan = LayerPlan(
             sharding=_text(entry["sharding"], f"{here}.sharding"),
             zero=_whole(entry["zero"], f"{here}.zero", least=0),
             retention=_retention(entry.get("retention", {}), f"{here}.retention"),
+            modules=_modules(entry["modules"], sets, f"{here}.modules")
+            if "modules" in entry
+            else (),
         )
         for name in parse_layers(_text(entry["layers"], f"{here}.layers")):
             plans[name] = plan
@@ -168,6 +185,15 @@ def _plans(data: object, layers: tuple[str, ...], path: str) -> tuple[LayerPlan,
             + (f"; layer {missing[0]} has no plan" if missing else "")
         )
     return tuple(plans[name] for name in layers)
+
+
+def _modules(data: object, sets: list[Modules], path: str) -> Modules:
+    number = _whole(data, path, least=0)
+    if number >= len(sets):
+        raise InvalidFile(
+            f"{path} is {number}; layout.shardings has {len(sets)}, numbered from 0"
+        )
+    return sets[number]
 
 
 def _retention(data: object, path: str) -> Retention:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from costmodel.layout import Layout
 from costmodel.mesh_parallel import degrees_of
+from costmodel.module_legality import module_violations
 from costmodel.offload import offload_problems
 from costmodel.schedule import require_schedule
 from costmodel.software import shares_cores
@@ -50,6 +51,7 @@ def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
     Raises Contradiction with all violations.
     """
     found = list(dict.fromkeys(_of_stages(layout, job, cluster)))
+    found += module_violations(layout, job)
     found += offload_problems(
         layout.offload,
         zero=min(plan.zero for one in layout.stages for plan in one.plans),

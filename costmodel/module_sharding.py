@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from costmodel.redistribution import PARTIAL, Placed, split
+from costmodel.placements import PARTIAL, Placed, split
 from profiles.documents import decode
 from profiles.errors import InvalidSpec
 
@@ -59,6 +59,9 @@ class ModuleSharding:
     inputs: tuple[InputSharding, ...]
     output: OutputSharding
     local: bool = False
+
+    def __hash__(self) -> int:
+        return hash((self.module, self.axes, self.inputs, self.output))
 
     def __post_init__(self) -> None:
         for name, held in self.parameters.items():

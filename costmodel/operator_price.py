@@ -11,7 +11,7 @@ Each pass as it was measured, where the machine has samples of it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from costmodel.sharding import (
     splits_columns,
     tensor_bytes,
 )
-from costmodel.sourced import Sourced
+from costmodel.sourced import Sourced, zero
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import PRODUCTS, Kind, Operator
@@ -78,14 +78,29 @@ ALONG_SEQUENCE = ("all_gather", "reduce_scatter")
 _NOTHING = Sourced(seconds=_ZERO)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Exposed seconds of what the group of tp *ranks* exchanges in each pass, and the
+    parameters of whose gradients each of them has one of the *summands*."""
+
+    ranks: Array
+    forward: Sourced
+    backward: Sourced
+    summands: Array = field(default_factory=zero)
+
+
 def operator_price(
     operator: Operator,
     block: Block,
     degrees: Degrees,
     precision: Precision,
     machine: Machine,
+    sent: Sent | None = None,
 ) -> OperatorPrice:
-    """Price *operator*; arrays have the shape that *degrees* broadcasts to."""
+    """Price *operator*; arrays have the shape that *degrees* broadcasts to.
+
+    What the tp group sends follows from *degrees*, unless it is *sent*.
+    """
     price = _PRICES.get(operator.kind, _traffic)
     forward, backward = price(operator, block, degrees, precision, machine)
     host = machine.software
@@ -94,7 +109,8 @@ def operator_price(
     none = np.zeros_like(held)
     grouped = operator.kind is Kind.GROUPED_MATMUL
     trained = none if operator.frozen else held
-    launches = operator.launches * (1.0 + host.host_wait * np.log2(degrees.tp))
+    peers = degrees.tp if sent is None else sent.ranks
+    launches = operator.launches * (1.0 + host.host_wait * np.log2(peers))
     if operator.kind is Kind.ATTENTION:
         single = falls_back(block, degrees, precision, machine)
         launches = launches * (1.0 + SINGLE_KERNELS * single)
@@ -102,27 +118,16 @@ def operator_price(
         launches = launches + VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     more = grouped_launches(block, degrees, machine) if grouped else 1.0
     gap_s = np.asarray(host.gap_us * US * floor)
-    sized = partial(_quantised_first, operator, precision, machine)
+    if sent is None:
+        sent = _sent(operator, block, degrees, precision, machine, (forward, backward))
     forward += Work.of(
         Sourced(seconds=gap_s),
-        tensor_comm=_exchanged(
-            sized(forward_collectives(operator, block, degrees, precision)),
-            degrees,
-            machine,
-            _ZERO,
-            _beside_s(operator, forward, machine),
-        ),
+        tensor_comm=sent.forward,
         host_s=host.forward_host_s * floor * launches * more,
     )
     backward += Work.of(
         Sourced(seconds=2 * gap_s * operator.has_backward),
-        tensor_comm=_exchanged(
-            sized(backward_collectives(operator, block, degrees, precision)),
-            degrees,
-            machine,
-            machine.hides(backward.compute_s / 2),
-            _beside_s(operator, backward, machine) / 2,
-        ),
+        tensor_comm=sent.backward,
         host_s=host.backward_host_s * floor * operator.has_backward * launches * more,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
@@ -132,6 +137,7 @@ def operator_price(
         parameters=none if grouped else trained,
         expert_parameters=trained if grouped else none,
         frozen_parameters=held if operator.frozen else none,
+        summands=sent.summands,
         saved=handed_on(operator, block, degrees, precision, machine),
         internal=internal(operator, block, degrees, precision, machine),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
@@ -161,6 +167,36 @@ def _quantised_first(
         if item.kind == "all_gather"
         else item
         for item in collectives
+    )
+
+
+def _sent(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+    work: tuple[Work, Work],
+) -> Sent:
+    """What the rules of `sharding` send, beside that *work*."""
+    forward, backward = work
+    sized = partial(_quantised_first, operator, precision, machine)
+    return Sent(
+        ranks=degrees.tp,
+        forward=_exchanged(
+            sized(forward_collectives(operator, block, degrees, precision)),
+            degrees,
+            machine,
+            _ZERO,
+            _beside_s(operator, forward, machine),
+        ),
+        backward=_exchanged(
+            sized(backward_collectives(operator, block, degrees, precision)),
+            degrees,
+            machine,
+            machine.hides(backward.compute_s / 2),
+            _beside_s(operator, backward, machine) / 2,
+        ),
     )
 
 

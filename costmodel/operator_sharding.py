@@ -26,7 +26,7 @@ from costmodel.module_sharding import (
     OutputSharding,
     ParameterSharding,
 )
-from costmodel.redistribution import PARTIAL, WHOLE, Placed, split
+from costmodel.placements import PARTIAL, WHOLE, Placed, split
 from costmodel.sharding import ON_TP
 from profiles.errors import InvalidSpec
 from profiles.operators import Kind, Operator, Tensor

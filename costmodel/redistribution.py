@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from math import prod
 
 from costmodel.mesh_axes import MeshAxis
-from costmodel.sharding import Placement, redistribute
+from costmodel.placements import Placed, split
+from costmodel.sharding import redistribute
 
-Placed = tuple[str, ...]  # one word a mesh axis
-WHOLE, PARTIAL = Placement.WHOLE.value, Placement.PARTIAL.value
 _ORDER = (None, "reduce_scatter", "all_to_all", "all_reduce", "all_gather")
 
 
@@ -57,17 +56,6 @@ def redistribution(
             steps.append(Step(kind=kind, axis=axis, size_bytes=held))
         now[index] = want[index]
     return tuple(steps)
-
-
-def split(word: str) -> bool:
-    """Whether a placement's word names a dimension."""
-    return word not in (WHOLE, PARTIAL)
-
-
-def settled(placed: Placed) -> Placed:
-    """A placement whose sums are done: also where the gradient of a tensor lies that
-    is handed on so."""
-    return tuple(WHOLE if word == PARTIAL else word for word in placed)
 
 
 def local_bytes(placed: Placed, axes: tuple[MeshAxis, ...], size_bytes: float) -> float:

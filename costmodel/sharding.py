@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from costmodel.degrees import Degrees as Degrees
 from costmodel.degrees import tokens as tokens
 from costmodel.experts import held_experts, held_width, routed_rows
+from costmodel.placements import Placement as Placement
 from profiles.graph import Block
 from profiles.models.latent import TURNED
 from profiles.operators import Element, Kind, Operator, Tensor
@@ -37,16 +37,6 @@ ROWS = frozenset({"batch", "sequence", "routed"})
 ON_TP = frozenset(
     {"query", "key_value", "query+key_value", "heads", "ffn", "vocab"}
 ) | {*("shared_ffn", "latent_query", "latent_key", "latent_key_value", "value", TURNED)}
-
-
-class Placement(StrEnum):
-    """Where a tensor lies on the tensor-parallel axis."""
-
-    WHOLE = "whole"  # every rank has all of it
-    SEQUENCE = "sequence"  # split along the sequence
-    WIDTH = "width"  # split along heads, ffn or vocab
-    PARTIAL = "partial"  # every rank has a summand
-    ROUTED = "routed"  # with the expert that each row goes to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

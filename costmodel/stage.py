@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.atoms import Atom
 from costmodel.contents import Contents, weight_bytes
-from costmodel.data_parallel import DataParallel, exchanges, exposed_s
+from costmodel.data_parallel import DataParallel, exchanges, exposed_s, summed_s
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.offload_price import NO_WAITS, host_step, waits
@@ -92,6 +92,8 @@ def stage_price(
         parameters, parallel, precision, machine, units=layers, frozen=frozen
     )
     reduce_s = sync.step_reduce.seconds * machine.software.reduction
+    if np.any(total.summands):
+        reduce_s = reduce_s + summed_s(total.summands, parallel, precision, machine)
     accumulate_s = accumulated(
         parameters, parallel, precision, machine, frozen=frozen
     ).seconds

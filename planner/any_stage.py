@@ -27,6 +27,7 @@ from planner.stage_partition import partitions
 from planner.stage_places import is_unlike
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
+ISLANDS: Final = "islands"  # the search over them
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
 JUDGED: Final = 4  # partitions of a menu that are simulated
 HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
@@ -85,7 +86,7 @@ def over_islands(problem: Problem, limits: Limits) -> Solution:
     status = Status.OPTIMAL if proven else Status.FEASIBLE
     left_out = found.partitions - found.simulated
     return Solution(
-        search="islands",
+        search=ISLANDS,
         status=Status.INFEASIBLE if best is None else status,
         best=best,
         value=value,

@@ -10,7 +10,7 @@ from math import prod
 from costmodel.machine import Machine
 from costmodel.mesh_axes import MeshAxis
 from costmodel.operator_sharding import ROWS
-from costmodel.redistribution import Placed
+from costmodel.placements import Placed
 from costmodel.sharding import element_bytes
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.graph import ENDS, Block

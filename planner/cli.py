@@ -116,7 +116,8 @@ def plan(
     )
     from planner.any_stage import require_possible
     from planner.beside import beside, require_answerable
-    from planner.plan import refined
+    from planner.choice_cache import cache_folder
+    from planner.plan import refined, sharded
     from planner.retention.polish import without_auto
     from planner.robust import LOOKED_AT, recommended
     from planner.searches import search_called
@@ -133,7 +134,8 @@ def plan(
         better = refined(problem, found, pins, wanted, time_limit)
         if any_stage:
             better = _widened(problem, better, time_limit)
-        return recommended(problem, better, wanted_runners_up(top, around))
+        better = recommended(problem, better, wanted_runners_up(top, around))
+        return sharded(problem, better, cache_folder())
 
     def solved(problem: Problem) -> Solution:
         found = improved(problem, _solved(problem, search, wanted, time_limit))

@@ -9,7 +9,7 @@ from costmodel.layout_file import layout_document
 from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Candidate, Problem
 from planner.robust import why_chosen
-from planner.solution import Solution, Wider
+from planner.solution import Operators, Solution, Wider
 from profiles.errors import MeshwrightError
 from profiles.job import Job
 from profiles.models.catalog import model
@@ -96,7 +96,21 @@ def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
         "executable": problem.executable,
         "complete": solution.complete,
         "added": added_document(solution),
+        "operators": _operators(solution.operators),
         **({"alike_stages": _alike(solution.wider)} if solution.wider else {}),
+    }
+
+
+def _operators(found: Operators | None) -> dict[str, Any] | None:
+    """What is known of shardings other than presets; None where none were looked at."""
+    if found is None:
+        return None
+    return {
+        "replaced": found.preset_value is not None,
+        "preset": {"value": found.preset_value, "lower": found.preset_lower}
+        if found.preset_value is not None
+        else None,
+        "blocks": [{**asdict(one), "gap": one.gap} for one in found.proofs],
     }
 
 

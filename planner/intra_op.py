@@ -20,7 +20,7 @@ from pathlib import Path
 
 from costmodel.module_sharding import ModuleSharding
 from costmodel.operator_sharding import module_sharding
-from costmodel.redistribution import Placed
+from costmodel.placements import Placed
 from planner.block_problem import ENTRY, BlockProblem
 from planner.choice_cache import cached
 from planner.choice_graph import Choice, ChoiceGraph, Chosen, Status

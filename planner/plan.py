@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Final
 
 from costmodel.auto_retention import AUTO
@@ -16,7 +17,7 @@ from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
-from planner.any_stage import over_islands, widened
+from planner.any_stage import ISLANDS, over_islands, widened
 from planner.check import check
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
@@ -95,7 +96,24 @@ def plan(
     found = refined(problem, found, asked, wanted, time_limit_s)
     if any_stage:
         found = widen(problem, found, limits)
-    return recommended(problem, found, runners_up)
+    return sharded(problem, recommended(problem, found, runners_up))
+
+
+def sharded(
+    problem: Problem, solution: Solution, cache: Path | None = None
+) -> Solution:
+    """*solution* of the default search, its operators sharded as is best; checked.
+
+    *cache* as in `own_shardings.with_own_shardings`.
+    """
+    if solution.search not in (DEFAULT, ISLANDS):
+        return solution
+    from planner.own_shardings import with_own_shardings
+
+    found = with_own_shardings(problem, solution, cache)
+    if found.best is not solution.best:
+        check(problem, found)
+    return found
 
 
 def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:

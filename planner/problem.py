@@ -74,8 +74,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged(Candidate):
-    """One whose stages differ; `choice` is the layout of alike stages it was found
-    beside, and says nothing of it."""
+    """One that no `Uniform` spells out: stages differ, or operators have shardings of
+    their own. `choice` is the layout that it was found beside."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,7 @@ def plan_view(
         ("proof", proof_words(problem, alike)),
         *_beside(problem, alike),
         *_retentions(solution),
+        *_operators(solution),
         *wider_words(problem, solution),
     ]
     if assumed:
@@ -138,6 +139,25 @@ def _retentions(solution: Solution) -> list[tuple[str, str]]:
     if not isinstance(best, Staged) and best.choice.recompute != AUTO:
         return []
     return [("made again", retention_words(best.estimate.layout))]
+
+
+def _operators(solution: Solution) -> list[tuple[str, str]]:
+    """What is known of shardings other than the preset's."""
+    found = solution.operators
+    if found is None:
+        return []
+    blocks = ", ".join(
+        dict.fromkeys(f"{one.block!r} on tp {one.tp}" for one in found.proofs)
+    )
+    left = max(one.gap for one in found.proofs)
+    proof = f"to within {left:.1%}" if left else "proven"
+    if found.preset_value is None:
+        kept = "in as much memory no other sharding makes the step faster"
+        slower = any(one.best_s < one.own_s for one in found.proofs)
+        how = "simulated" if slower else proof
+        return [("operators", f"{blocks}: {kept} ({how})")]
+    gain = 1 - solution.value / found.preset_value
+    return [("operators", f"{blocks}: {gain:.1%} better than the preset ({proof})")]
 
 
 def _cost(problem: Problem, solution: Solution) -> list[tuple[str, str]]:

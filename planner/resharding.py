@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from costmodel.data_parallel import reduced_bytes
 from costmodel.mesh_axes import joint
 from costmodel.operator_sharding import gradient_made, made, summed_loops, wanted
-from costmodel.redistribution import Placed, Step, redistribution, settled
+from costmodel.placements import Placed, settled
+from costmodel.redistribution import Step, redistribution
 from planner.block_problem import BlockProblem
 from planner.sharding_choices import OperatorChoice
 from profiles.operators import Kind, Operator, Tensor

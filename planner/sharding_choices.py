@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from costmodel.operator_sharding import made, own_dims, splittable
-from costmodel.redistribution import PARTIAL, WHOLE, Placed
+from costmodel.placements import PARTIAL, WHOLE, Placed
 from planner.block_problem import ENTRY, BlockProblem
 from profiles.operators import Operator, Tensor
 

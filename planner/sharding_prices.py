@@ -19,7 +19,8 @@ from costmodel.degrees import Degrees
 from costmodel.mesh_axes import exchange_s
 from costmodel.operator_price import operator_price
 from costmodel.operator_sharding import wanted, weight_of
-from costmodel.redistribution import Placed, Step, local_bytes
+from costmodel.placements import Placed
+from costmodel.redistribution import Step, local_bytes
 from costmodel.work import OperatorPrice
 from planner.block_problem import ENTRY, BlockProblem
 from planner.choice_graph import Apart, ChoiceGraph, Edge, Follow, Limit

@@ -14,7 +14,7 @@ from typing import Any
 from costmodel.mesh_axes import mesh_axes
 from costmodel.module_sharding import sharding_documents
 from costmodel.operator_sharding import dimension, made, splittable
-from costmodel.redistribution import PARTIAL, WHOLE, Placed
+from costmodel.placements import PARTIAL, WHOLE, Placed
 from costmodel.sharding import ON_TP
 from costmodel.uniform import Uniform
 from planner.block_problem import ENTRY, BlockProblem
@@ -22,7 +22,7 @@ from planner.intra_op import BlockSharding, Posed, peak_bytes, pose, solve
 from planner.problem import Problem
 from planner.sharding_choices import entry_choices
 from profiles.operators import Operator
-from profiles.precision import precision
+from profiles.precision import Precision, precision
 
 MOST_AXES = 2  # a third axis takes the program from seconds to a minute
 _PLANES = frozenset(map(dimension, ON_TP))
@@ -71,6 +71,7 @@ def layout_block(problem: Problem, choice: Uniform) -> BlockProblem:
     if len(mesh) > MOST_AXES:
         del mesh["dp"]
     count = choice.micro_batches(problem.job.global_batch)
+    kept_in = precision(choice.precision, gradient=choice.gradient_format)
     kept = 1 if choice.recompute == "full" else min(choice.pp, count)
     return BlockProblem(
         block=problem.job.graph.runs[0][0],
@@ -78,10 +79,10 @@ def layout_block(problem: Problem, choice: Uniform) -> BlockProblem:
         sequences=choice.micro_batch * mesh.get("dp", 1),
         seq_len=problem.job.seq_len,
         machine=problem.machine,
-        precision=precision(choice.precision, gradient=choice.gradient_format),
+        precision=kept_in,
         micro_batches=count,
         flash_attention=choice.flash_attention,
-        state_bytes=_state_bytes(choice),
+        state_bytes=state_bytes(kept_in, choice.zero, choice.zero_group),
         in_flight=kept,
     )
 
@@ -143,15 +144,11 @@ def _settled(placed: Placed, between: str) -> Placed:
     return tuple(between if word == PARTIAL else word for word in placed)
 
 
-def _state_bytes(choice: Uniform) -> float:
+def state_bytes(kept: Precision, zero: int, shards: int) -> float:
     """Bytes a rank holds for each parameter of its own, ZeRO's shards taken off."""
-    kept = precision(choice.precision, gradient=choice.gradient_format)
     states = (
         (3, kept.parameter.bytes),
         (2, kept.gradient_bytes),
         (1, kept.state_bytes() - kept.parameter.bytes - kept.gradient_bytes),
     )
-    return sum(
-        size / (choice.zero_group if choice.zero >= level else 1)
-        for level, size in states
-    )
+    return sum(size / (shards if zero >= level else 1) for level, size in states)

@@ -65,6 +65,35 @@ class Wider:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """Of one block on *tp* ranks, *sequences* at a time: seconds of a micro-batch by
+    the layout's preset, by the best sharding found, and what none goes below."""
+
+    block: str
+    tp: int
+    sequences: int
+    status: str  # optimal, feasible (within the gap), failed
+    own_s: float
+    best_s: float
+    lower_s: float
+
+    @property
+    def gap(self) -> float:
+        """1 − lower / best: 0 is proven."""
+        return max(0.0, 1 - self.lower_s / self.best_s) if self.best_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """How the operators of the best candidate's blocks are best split. Where that made
+    it faster, the value and the lower bound of presets alone."""
+
+    proofs: tuple[Proof, ...]
+    preset_value: float | None = None
+    preset_lower: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """The best candidate with its certificate.
 
@@ -74,7 +103,8 @@ class Solution:
     the best first. `too_big` would be faster by 2 % or more, but does not fit; of those
     it needs the least memory. `added` says what else was tried; where that is better,
     `best` is of it, and `lower` still bounds the search's space. `instead_of` is faster
-    by its estimate, within the gap, but worse in its bad case (`robust`).
+    by its estimate, within the gap, but worse in its bad case (`robust`). `operators`
+    says what is known of shardings other than presets.
     """
 
     search: str
@@ -91,6 +121,7 @@ class Solution:
     added: Added | None = None
     wider: Wider | None = None
     instead_of: Candidate | None = None
+    operators: Operators | None = None
     unlike_islands: bool = False  # stages of any mesh, each inside one island
 
     @property

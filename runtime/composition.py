@@ -28,6 +28,7 @@ from runtime.context_parallel.split import Context
 from runtime.data_parallel import AfterW, Buffered, DataParallel, Sharded, Sharding
 from runtime.initialise import initialise
 from runtime.mesh import Meshes
+from runtime.module_shardings import split_layer_as
 from runtime.modules.decoder import Layer, Stage, decoder_of
 from runtime.modules.experts import ExpertMlp
 from runtime.precision import policy
@@ -113,7 +114,14 @@ def _held(
             unit.to("cpu")
     stage.tie()
     context_parallel.split(stage, context)
-    tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split)
+    told = {
+        name: one.modules for name, one in zip(plan.layers, plan.plans, strict=True)
+    }
+    explicit = {name: modules for name, modules in told.items() if modules}
+    tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split, apart=explicit)
+    for name, modules in explicit.items():
+        block = job.graph.layer_blocks[name]
+        split_layer_as(stage.layers[name], block, modules, mesh["tp"])  # type: ignore[arg-type]
     _spread_experts(stage, meshes, context, layout, sequence_parallel=split)
     for layer in stage.layers.values() if compiled else ():
         compile_layer(layer)

@@ -14,7 +14,7 @@ the weight gradient (Korthikanti et al., MLSys 2023, section 4.2.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,14 +42,21 @@ EXPERTS = ".experts."  # in the names of their parameters
 SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that is split
 
 
-def split(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Split every module of *stage* that is not split yet over the tp axis *mesh*."""
+def split(
+    stage: Stage,
+    mesh: DeviceMesh,
+    *,
+    sequence_parallel: bool,
+    apart: Collection[str] = (),
+) -> None:
+    """Split every module of *stage* over the tp axis *mesh*, but the layers *apart*."""
     if mesh.size() == 1:
         return
     if stage.embedding is not None:
         split_embedding(stage.embedding, mesh, sequence_parallel=sequence_parallel)
-    for layer in stage.layers.values():
-        split_layer(layer, mesh, sequence_parallel=sequence_parallel)
+    for name, layer in stage.layers.items():
+        if name not in apart:
+            split_layer(layer, mesh, sequence_parallel=sequence_parallel)
     split_head(stage, mesh, sequence_parallel=sequence_parallel)
 
 
@@ -91,14 +98,26 @@ def partial_parameters(
 
     Norms of heads always (a rank has some of the heads); the other norms, biases and
     positions under sequence parallelism, where a rank has some of the tokens. Experts
-    have ranks of their own.
+    have ranks of their own. Layers of explicit shardings say it themselves.
     """
+    told = dict(_explicit(module))
     for name, parameter in module.named_parameters():
+        if name in told:
+            if told[name]:
+                yield name, parameter
+            continue
         if EXPERTS in name:
             continue
         of_heads = ".query_norm." in name or ".key_norm." in name
         if of_heads or (sequence_parallel and not is_split(parameter)):
             yield name, parameter
+
+
+def _explicit(module: nn.Module) -> Iterator[tuple[str, bool]]:
+    """Parameters of layers that say of each whether its gradient is a summand."""
+    for prefix, part in module.named_modules():
+        for name, partial in getattr(part, "summands", {}).items():
+            yield f"{prefix}.{name}" if prefix else name, partial
 
 
 def is_split(parameter: Tensor) -> bool:

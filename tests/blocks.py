@@ -6,6 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.mesh_axes import MeshAxis, mesh_axes
+from costmodel.module_sharding import ModuleSharding
+from costmodel.operator_sharding import module_sharding
+from costmodel.placements import WHOLE
 from planner.block_problem import BlockProblem
 from profiles.graph import Block
 from profiles.models.catalog import model
@@ -56,3 +59,25 @@ def block_problem(
         precision=precision("bf16"),
         **settings,
     )
+
+
+def along_sequences(block: Block) -> tuple[ModuleSharding, ...]:
+    """Every operator of a layer on its rank's sequences, between layers that hand on
+    whole ones."""
+    handed = {block.entry.name: (WHOLE,)} if block.entry else {}
+    found = []
+    for operator in block.operators:
+        last = operator is block.operators[-1]
+        loops = (WHOLE,) if last else ("batch",)
+        found.append(
+            module_sharding(
+                operator,
+                loops,
+                loops,
+                [handed[one.name] for one in operator.inputs],
+                block=block.name,
+                axes=("tp",),
+            )
+        )
+        handed[operator.output.name] = loops
+    return tuple(found)

@@ -12,6 +12,11 @@ from costmodel.retention import Retention
 Edit = Callable[[Layout], Layout]
 
 
+def after(first: Edit, then: Edit) -> Edit:
+    """Both, one after the other."""
+    return lambda layout: then(first(layout))
+
+
 def unchanged(layout: Layout) -> Layout:
     return layout
 

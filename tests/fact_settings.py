@@ -13,7 +13,9 @@ from typing import Any
 from costmodel.offload import Offload
 from costmodel.retention import EVERYTHING, Action, Retention, Treatment, recompute
 from costmodel.schedule import SCHEDULES, least_chunks
+from profiles.models.decoder import decoder_graph
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
+from tests.blocks import along_sequences
 from tests.edits import (
     elsewhere,
     experts,
@@ -137,6 +139,16 @@ def _gradients(value: str) -> dict[str, Any]:
     }
 
 
+def _by_modules(value: str) -> dict[str, Any]:
+    """The layers' products along rows of sequences, the rest as it comes."""
+    if value == "by a preset":
+        return {}
+    block = decoder_graph(SPEC).block("layer")
+    modules = along_sequences(block)
+    edit = lambda layout: layout.sharded(dict.fromkeys("0123", modules))  # noqa: E731
+    return {"tp": 2, "micro_batch": 2, "edit": edit}
+
+
 SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "family": lambda _: {},
     "experts": _flag("moe", MOE, None),
@@ -177,6 +189,7 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "zero group": lambda _: {"dp": 4, "zero_group": 2},
     "schedule": _schedule,
     "sequence parallel": _split,
+    "operators": _by_modules,
     "stages": _stages,
     "recompute": _recompute,
     "saved tensors": _saved,

@@ -12,7 +12,7 @@ from costmodel.support import Answer, Mechanism, Row, rows
 from costmodel.uniform import Uniform, spell_out
 from profiles.job import Job
 from profiles.models.catalog import model
-from tests.edits import unchanged
+from tests.edits import Edit, after, unchanged
 from tests.fact_settings import GLOBAL_BATCH, SEQ_LEN, SETTINGS, SPEC, UNTRAINED
 
 
@@ -45,10 +45,10 @@ def example(mechanism: Mechanism, row: Row, values: Mapping[str, str]) -> Exampl
     spec: dict[str, Any] = {}
     choice: dict[str, Any] = {"precision": "fp32", "zero": 0}
     job: dict[str, Any] = {"seq_len": SEQ_LEN, "optimizer": "adamw"}
-    edit = unchanged
+    edit: Edit = unchanged
     for fact, value in values.items():
         setting = SETTINGS[fact](value)
-        edit = setting.pop("edit", edit)
+        edit = after(edit, setting.pop("edit", unchanged))
         for name, given in setting.items():
             where = spec if name in SPEC.__dataclass_fields__ else choice
             (job if name in job else where)[name] = given

@@ -9,6 +9,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
+from costmodel.layout import Layout
 from costmodel.offload import Offload
 from costmodel.uniform import Uniform
 from profiles.job import Job
@@ -340,16 +341,24 @@ def _gradient(parameter: Any) -> Any:
 
 
 def trained(family: str, choice: Uniform, *, compiled: bool = False) -> dict[str, Any]:
+    """What this rank saw of *choice*, as `trained_as`."""
+    from costmodel.uniform import spell_out
+
+    asked = job(family)
+    layout = spell_out(choice, asked.graph, BATCH)
+    return trained_as(asked, layout, compiled=compiled)
+
+
+def trained_as(
+    asked: Job, layout: Layout, *, compiled: bool = False
+) -> dict[str, Any]:
     """What this rank saw: losses, first gradients and final parameters, whole."""
     import torch
 
-    from costmodel.uniform import spell_out
     from runtime.data.source import source
     from runtime.optimizer import Settings
     from runtime.trainer import Trainer
 
-    asked = job(family)
-    layout = spell_out(choice, asked.graph, BATCH)
     trainer = Trainer(
         asked,
         layout,

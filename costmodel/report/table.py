@@ -64,6 +64,8 @@ def layout_words(layout: Layout) -> str:
         parts.append(f"ZeRO-{summary['zero']}{shared}")
     if plan.sharding == "megatron-sp":
         parts.append("sequence parallel")
+    if any(plan.modules for stage in layout.stages for plan in stage.plans):
+        parts.append("operators by shardings of their own")
     away = _away(layout)
     if away.anything:
         parts.append(f"offload {away} to {away.tier}")

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from costmodel.mesh_axes import mesh_axes
-from costmodel.redistribution import Placed
+from costmodel.placements import Placed
 from planner.block_problem import ENTRY, BlockProblem
 from planner.choice_graph import Choice, Chosen, Status
 from planner.elimination import eliminate

@@ -56,6 +56,20 @@ class Attention(nn.Module):
             query, key = turned(query, cosine, sine), turned(key, cosine, sine)
         return query, key, value
 
+    def turn(
+        self, query: Tensor, key: Tensor, *, first: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys, (batch, seq_len, heads, head_dim), turned by their places:
+        from *first* on in the sequence."""
+        length = query.shape[1]
+        places = torch.arange(first, first + length)
+        cosine, sine = angles(places, self.head_dim, query.device)
+        made = [
+            turned(one.transpose(1, 2), cosine, sine).transpose(1, 2)
+            for one in (query, key)
+        ]
+        return made[0], made[1]
+
     def _turns(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         length = packed.shape[1]
         known = self._angles

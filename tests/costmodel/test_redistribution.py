@@ -7,13 +7,8 @@ from itertools import product
 import pytest
 
 from costmodel.mesh_axes import MeshAxis, joint, mesh_axes
-from costmodel.redistribution import (
-    PARTIAL,
-    WHOLE,
-    local_bytes,
-    redistribution,
-    settled,
-)
+from costmodel.placements import PARTIAL, WHOLE, settled
+from costmodel.redistribution import local_bytes, redistribution
 from profiles.errors import InvalidSpec
 
 MESH = mesh_axes(dp=2, tp=4)
