@@ -124,6 +124,9 @@ def stages_of_any(
     lower, complete = inf, True
     for menu in _promising(problem):
         bound = float(problem.value_of(menu.lower_s, inf))
+        if bound < min(value, lower):
+            known_s = min(value, lower) / unit
+            bound = float(problem.value_of(menu.tighter_s(known_s), inf))
         lower = min(lower, bound)
         if bound >= value:
             continue

@@ -136,7 +136,7 @@ def added_document(solution: Solution) -> dict[str, Any] | None:
         "layouts_simulated": added.simulated,
         "lower": added.lower,
         "gap": max(0.0, 1 - added.lower / solution.value),
-        "gain": 1 - solution.value / added.uniform_value,
+        "gain": 1 - solution.preset_value / added.uniform_value,
         "uniform": {"value": added.uniform_value, "lower": added.uniform_lower},
     }
 

@@ -20,15 +20,18 @@ from typing import Final
 import numpy as np
 
 from costmodel.atoms import Whole, block_prices
+from costmodel.auto_retention import AUTO
 from costmodel.degrees import Degrees
 from costmodel.estimate import estimate
 from costmodel.layout import LayerPlan, Layout
 from costmodel.layout import Stage as StagePlan
+from costmodel.legality import violations
 from costmodel.mesh_axes import mesh_axes
 from costmodel.module_sharding import ModuleSharding
 from costmodel.placements import WHOLE
 from costmodel.retention import EVERYTHING
 from costmodel.support import refusals
+from costmodel.uniform import Uniform
 from planner.block_problem import ENTRY, BlockProblem
 from planner.choice_cache import cached
 from planner.choice_graph import Choice, Chosen, Status
@@ -38,13 +41,16 @@ from planner.intra_op import Posed, described, peak_bytes, pose
 from planner.problem import Candidate, Objective, Problem, Staged
 from planner.sharding_prices import moments
 from planner.shardings import preset, state_bytes
-from planner.solution import Operators, Proof, Solution
+from planner.solution import WORTHWHILE, Operators, Proof, Solution
+from planner.solution import Status as SolutionStatus
 from profiles.errors import MeshwrightError
 from profiles.graph import Block
 
 TIME_LIMIT_S: Final = 10.0  # for one block
 EXACT: Final = 1e-9
 WORTH: Final = 1e-4  # of a block's seconds: less is not tried
+MUCH: Final = 0.02  # of them: for more, smaller micro-batches are tried
+LEANER: Final = 3  # of those
 
 
 def with_own_shardings(
@@ -52,36 +58,80 @@ def with_own_shardings(
 ) -> Solution:
     """*solution* with the proof of its operators' shardings, or with better ones.
 
-    Blocks of routed experts and context parallelism keep their preset, and have no
+    Where only memory is in the way of much faster ones, smaller micro-batches are tried
+    too. Blocks of routed experts and context parallelism keep their preset, and have no
     proof. *cache* is a folder of solved programs (None: memory only).
     """
-    if solution.best is None or problem.objective is Objective.MEMORY:
+    best = solution.best
+    if best is None or problem.objective is Objective.MEMORY:
         return solution
-    layout, proofs = solution.best.estimate.layout, {}
-    better: dict[str, tuple[ModuleSharding, ...]] = {}
+    looked = _looked(problem, best, cache)
+    if not looked.proofs:
+        return solution
+    operators = Operators(proofs=looked.proofs)
+    found = _replaced(problem, replace(solution, operators=operators), best, looked)
+    for choice in _leaner(problem, best) if looked.free > MUCH else ():
+        candidate = problem.simulate(choice)
+        if problem.fits(candidate):
+            looked = _looked(problem, candidate, cache)
+            found = _replaced(problem, found, candidate, looked)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """What is known of a layout's blocks: their proofs, the modules of layers that gain
+    by them, and the share of a block's seconds that they gain if memory is no limit."""
+
+    proofs: tuple[Proof, ...]
+    modules: dict[str, tuple[ModuleSharding, ...]]
+    free: float
+
+
+def _looked(problem: Problem, candidate: Candidate, cache: Path | None) -> _Looked:
+    layout = candidate.estimate.layout
+    room = _room_bytes(problem, candidate)
     known: dict[object, _Answer | None] = {}
-    room = _room_bytes(problem, solution)
+    better: dict[str, tuple[ModuleSharding, ...]] = {}
     for name, block, stage, plan in _questions(problem, layout):
         key = (block.name, stage.mesh.tp, layout.micro_batch(stage), plan.sharding)
         if key not in known:
-            known[key] = _answer(
-                _posed(problem, layout, block, stage, plan), room, cache
-            )
+            posed = _posed(problem, layout, block, stage, plan)
+            known[key] = _answer(posed, room, cache)
         answer = known[key]
         if answer is not None:
-            proofs[key] = answer.proof
-            if answer.proof.best_s < answer.proof.own_s * (1 - WORTH):
+            proof = answer.proof
+            if proof.best_s < proof.own_s * (1 - WORTH):
                 better[name] = answer.modules
-    if not proofs:
-        return solution
-    found = replace(solution, operators=Operators(proofs=tuple(proofs.values())))
-    return _replaced(problem, found, better) if better else found
+    answers = [one for one in known.values() if one is not None]
+    return _Looked(
+        proofs=tuple(one.proof for one in answers),
+        modules=better,
+        free=max((one.free for one in answers), default=0.0),
+    )
+
+
+def _leaner(problem: Problem, best: Candidate) -> Iterator[Uniform]:
+    """The same layout with half as many sequences at a time, and so on."""
+    pins, choice = problem.pins, best.choice
+    if pins.micro_batch or pins.micro_batches or isinstance(best, Staged):
+        return
+    if choice.recompute == AUTO:
+        choice = replace(choice, recompute="none")
+    for halvings in range(1, LEANER + 1):
+        size, odd = divmod(choice.micro_batch, 2**halvings)
+        if odd:
+            return
+        smaller = replace(choice, micro_batch=size)
+        if not list(violations(smaller, problem.job, problem.machine.cluster)):
+            yield smaller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
     proof: Proof
     modules: tuple[ModuleSharding, ...]
+    free: float
 
 
 def _questions(
@@ -135,6 +185,7 @@ def _answer(posed: Posed | None, room: float, cache: Path | None) -> _Answer | N
     own_s = posed.graph.value(own)
     most = peak_bytes(posed, own) - _gathered_bytes(posed, own, split=split) + room
     found = eliminate(posed.graph)
+    free = max(0.0, 1 - found.value / own_s)
     if found.value < own_s * (1 - EXACT) and peak_bytes(posed, found.choice) > most:
         found = _by_program(posed, most, cache)
     if found.status is Status.INFEASIBLE or found.value >= own_s * (1 - EXACT):
@@ -157,6 +208,7 @@ def _answer(posed: Posed | None, room: float, cache: Path | None) -> _Answer | N
             lower_s=best.lower,
         ),
         modules=best.shardings,
+        free=free,
     )
 
 
@@ -186,39 +238,42 @@ def _by_program(posed: Posed, most_bytes: float, cache: Path | None) -> Chosen:
     )
 
 
-def _room_bytes(problem: Problem, solution: Solution) -> float:
+def _room_bytes(problem: Problem, candidate: Candidate) -> float:
     """What is left over on the fullest device, for each of a rank's layers."""
-    assert solution.best is not None
-    found = solution.best.estimate
+    found = candidate.estimate
     layers = max(problem.job.graph.body // found.layout.pp, 1)
     return max(problem.memory_limit_bytes - found.peak_memory_bytes, 0.0) / layers
 
 
 def _replaced(
-    problem: Problem,
-    solution: Solution,
-    modules: dict[str, tuple[ModuleSharding, ...]],
+    problem: Problem, solution: Solution, beside: Candidate, looked: _Looked
 ) -> Solution:
-    """*solution* with these *modules*, if the simulation says that it is faster."""
-    before, operators = solution.best, solution.operators
-    assert before is not None
-    assert operators is not None
-    layout = before.estimate.layout.sharded(modules)
-    candidate = _judged(problem, before, layout)
+    """*solution*, or *beside* with the modules of its layers that gain by them, if the
+    simulation says that it is faster."""
+    if not looked.modules:
+        return solution
+    layout = beside.estimate.layout.sharded(looked.modules)
+    candidate = _judged(problem, beside, layout)
     if candidate is None or problem.value(candidate) >= solution.value * (1 - EXACT):
         return solution
-    value = problem.value(candidate)
+    value, step_s = problem.value(candidate), candidate.estimate.step_time_s
+    too_big, before = solution.too_big, solution.operators
+    if too_big is not None and problem.value(too_big) >= value * WORTHWHILE:
+        too_big = None
+    if before is None or before.preset_value is None:
+        before = Operators(
+            proofs=(), preset_value=solution.value, preset_lower=solution.lower
+        )
     return replace(
         solution,
         best=candidate,
         value=value,
+        status=SolutionStatus.OPTIMAL if value <= solution.lower else solution.status,
         lower=min(solution.lower, value),
-        lower_step_time_s=min(
-            solution.lower_step_time_s, candidate.estimate.step_time_s
-        ),
-        operators=replace(
-            operators, preset_value=solution.value, preset_lower=solution.lower
-        ),
+        lower_step_time_s=min(solution.lower_step_time_s, step_s),
+        too_big=too_big,
+        instead_of=None,
+        operators=replace(before, proofs=looked.proofs),
     )
 
 

@@ -106,12 +106,15 @@ def sharded(
 
     *cache* as in `own_shardings.with_own_shardings`.
     """
-    if solution.search not in (DEFAULT, ISLANDS):
+    best = solution.best
+    if solution.search not in (DEFAULT, ISLANDS) or best is None:
+        return solution
+    if all(stage.mesh.tp == 1 for stage in best.estimate.layout.stages):
         return solution
     from planner.own_shardings import with_own_shardings
 
     found = with_own_shardings(problem, solution, cache)
-    if found.best is not solution.best:
+    if found.best is not best:
         check(problem, found)
     return found
 

@@ -84,7 +84,7 @@ def wider_words(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     wider = solution.wider
     if wider is None:
         return []
-    gain = 1 - solution.value / wider.alike.value
+    gain = 1 - solution.preset_value / wider.alike.value
     won = f"{gain:.1%} better than those" if gain else "no better than those"
     left = max(0.0, 1 - wider.lower / solution.value)
     tried = (
@@ -123,7 +123,7 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     added = solution.added
     if added is None or not added.considered:
         return []
-    gain = 1 - solution.value / added.uniform_value
+    gain = 1 - solution.preset_value / added.uniform_value
     found = f"{gain:.2%} better than" if gain else "no better than"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)

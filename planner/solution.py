@@ -131,6 +131,12 @@ class Solution:
         return "any-stage" if any_stage else "uniform"
 
     @property
+    def preset_value(self) -> float:
+        """The value before operators had shardings of their own."""
+        before = self.operators.preset_value if self.operators else None
+        return self.value if before is None else before
+
+    @property
     def gap(self) -> float:
         """1 − lower / value: 0 is proven best, 1 is nothing known."""
         if self.value == inf:

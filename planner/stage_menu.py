@@ -24,6 +24,7 @@ from costmodel.stage import StagePrice
 from costmodel.uniform import Uniform, spell_out
 from planner.axes import Axes
 from planner.problem import Problem
+from planner.stage_bound import cut_bound_s
 from planner.stage_partition import Array, Option, Partition
 from planner.stage_places import Place, orders
 from planner.table import divisors
@@ -59,6 +60,18 @@ class Menu:
         shares = [works[place] / works[place].sum() for place in places]
         work_s = float(np.min(shares, axis=0).sum()) / rate
         return max(self.micro_batches * work_s, through)
+
+    def tighter_s(self, at_most_s: float) -> float:
+        """The same, as far as *at_most_s*, of stages that are whole layers on whole
+        meshes and hold what they must."""
+        return cut_bound_s(
+            self.options,
+            self.busy_s,
+            devices=self.problem.gpus,
+            micro_batches=self.micro_batches,
+            at_least_s=self.lower_s,
+            at_most_s=at_most_s,
+        )
 
     def _work(self, place: Place) -> Array:
         """Device-seconds of each layer at *place*, by the option that needs least."""

@@ -50,11 +50,11 @@ class Option:
 
     def stages_s(self) -> Array:
         """[first, last] → seconds of a stage of those layers; infinite below."""
-        return _sums(self.seconds)
+        return stages_sums(self.seconds)
 
     def stages_bytes(self, in_flight: int) -> Array:
         """[first, last] → bytes with so many micro-batches in flight."""
-        alive = _sums(self.state_bytes + in_flight * self.saved_bytes)
+        alive = stages_sums(self.state_bytes + in_flight * self.saved_bytes)
         return alive + _largest(self.working_bytes) + self.base_bytes
 
 
@@ -285,7 +285,7 @@ def _seconds(part: Part, options: Sequence[Option]) -> float:
     return float(layers.sum())
 
 
-def _sums(values: Array) -> Array:
+def stages_sums(values: Array) -> Array:
     """[first, last] → the sum between; infinite where last is before first."""
     ends = np.cumsum(values)
     found = ends[None, :] - (ends - values)[:, None]

@@ -104,6 +104,12 @@ def clip_gradients(module: nn.Module, layout: Layout, most: float) -> Tensor:
 
 def require_carried_out(layout: Layout) -> None:
     """Raise Unsupported for what no module of one's own is trained with."""
+    if any(plan.modules for stage in layout.stages for plan in stage.plans):
+        raise Unsupported(
+            "a layout whose operators have shardings of their own is of the "
+            "catalogue's layers: train it with `execute`, or leave the modules of its "
+            "plans out and give styles"
+        )
     mesh = layout.stages[0].mesh
     cut = {"cp": mesh.cp, "ep": mesh.ep}
     found = [f"{name} {degree}" for name, degree in cut.items() if degree > 1]

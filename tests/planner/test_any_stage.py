@@ -29,6 +29,7 @@ from planner.sizes import Sized
 from planner.sizes_report import sizes_table
 from planner.solution import Solution
 from planner.spans import level_of
+from planner.stage_bound import least_bytes
 from planner.stage_menu import menus
 from planner.stage_partition import partitions
 from profiles.errors import Contradiction, Unsupported
@@ -79,6 +80,21 @@ def test_no_partition_is_simulated_below_its_menus_bound(
         run = estimate(asked.job, asked.machine.cluster, layout, on=asked.machine)
         assert layout.gpus == gpus
         assert run.step_time_s >= menu.lower_s * (1 - 1e-9)
+        assert run.step_time_s >= menu.tighter_s(run.step_time_s * 2) * (1 - 1e-9)
+        for part, held in zip(partition.parts, run.memory, strict=True):
+            least = least_bytes(menu.options[part.option], menu.micro_batches)
+            assert float(held.total) >= least[part.first, part.last]
+
+
+def test_whole_layers_on_whole_meshes_tighten_the_bound() -> None:
+    """On small devices the mean over all of them is far off."""
+    asked = problem("gpt-2.7b", 6, where=on("p3.16xlarge"), global_batch=48)
+    asked = replace(asked, precision="fp16", flash_attention=False)
+    found = both(asked)[1]
+    assert found.wider is not None
+    loose = min(menu.lower_s for menu in menus(asked) if menu.options)
+    assert found.wider.lower > loose * 1.1
+    assert found.gap < 0.2
 
 
 def test_a_case_where_unlike_stages_win_and_can_be_read_back(tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,45 +17,7 @@ from planner.stage_partition import (
     partitions,
     slowest,
 )
-
-
-def option(devices: int, seconds: Sequence[float], saved: Sequence[float]) -> Option:
-    return Option(
-        devices=devices,
-        seconds=np.array(seconds, dtype=float),
-        saved_bytes=np.array(saved, dtype=float),
-        state_bytes=np.full(len(seconds), 2.0 / devices),
-        working_bytes=np.array(saved, dtype=float) / 2,
-        base_bytes=1.0,
-    )
-
-
-@st.composite
-def menus(draw: st.DrawFn) -> tuple[list[Option], int]:
-    """Options of 1, 2 and 4 devices for some layers, and how many devices there are."""
-    layers = draw(st.integers(1, 6))
-    numbers = st.lists(st.integers(1, 9), min_size=layers, max_size=layers)
-    sizes = draw(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=1, max_size=4))
-    return [option(size, draw(numbers), draw(numbers)) for size in sizes], draw(
-        st.integers(1, 8)
-    )
-
-
-def everything(
-    options: Sequence[Option], first: int, left: int
-) -> Iterator[tuple[Part, ...]]:
-    """All ways to put the layers from *first* on *left* devices."""
-    layers = len(options[0].seconds)
-    if first == layers:
-        if left == 0:
-            yield ()
-        return
-    for last in range(first, layers):
-        for number, one in enumerate(options):
-            if one.devices <= left:
-                part = Part(first=first, last=last, option=number)
-                for rest in everything(options, last + 1, left - one.devices):
-                    yield (part, *rest)
+from tests.stage_menus import everything, menus, option
 
 
 def fits(
