@@ -349,9 +349,7 @@ def trained(family: str, choice: Uniform, *, compiled: bool = False) -> dict[str
     return trained_as(asked, layout, compiled=compiled)
 
 
-def trained_as(
-    asked: Job, layout: Layout, *, compiled: bool = False
-) -> dict[str, Any]:
+def trained_as(asked: Job, layout: Layout, *, compiled: bool = False) -> dict[str, Any]:
     """What this rank saw: losses, first gradients and final parameters, whole."""
     import torch
 

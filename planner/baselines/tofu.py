@@ -24,14 +24,14 @@ import numpy as np
 
 from costmodel.columns import Columns
 from costmodel.mesh_axes import mesh_axes
-from costmodel.redistribution import WHOLE, Placed
+from costmodel.operator_sharding import ROWS, weight_of
+from costmodel.placements import WHOLE, Placed
 from planner.baselines.recipe import Rung, follow, keeping, ordered, recomputes
 from planner.baselines.recursive import levelled, recursive
-from planner.block_problem import ROUTED, ROWS, BlockProblem
+from planner.block_problem import ROUTED, BlockProblem
 from planner.floors import leaf_bounds
 from planner.problem import Problem
 from planner.search import AbstractSearch, Limits
-from planner.sharding_prices import weight_of
 from planner.solution import Solution
 from planner.table import Array
 from profiles.graph import Block
