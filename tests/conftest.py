@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,9 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("steady")  # --hypothesis-profile=thorough looks further
+
+# A shell's background jobs ignore Ctrl-C, as would the commands that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 Completed = subprocess.CompletedProcess[str]

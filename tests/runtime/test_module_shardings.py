@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import pytest
@@ -66,8 +66,18 @@ CASES: dict[str, tuple[str, Uniform, Decided]] = {
 
 @pytest.mark.slow
 def test_shardings_of_the_program_train_like_one_process() -> None:
-    ranks = on_ranks(2, _trained)
-    for name, (family, _, _) in CASES.items():
+    _require_alike("sequence and heads")
+
+
+@pytest.mark.matrix
+def test_every_other_one_does_too() -> None:
+    _require_alike("sums scattered over the width", "sequences")
+
+
+def _require_alike(*names: str) -> None:
+    ranks = on_ranks(2, partial(_trained, names=names))
+    for name in names:
+        family, _, _ = CASES[name]
         seen, wanted = ranks[0][name], _reference(family)
         pairs = zip(seen["losses"], wanted["losses"], strict=True)
         assert max(abs(one - two) for one, two in pairs) < LOSS, name
@@ -134,6 +144,6 @@ def _reference(family: str) -> dict[str, Any]:
     return reference(family)
 
 
-def _trained(rank: int) -> dict[str, Any]:
+def _trained(rank: int, names: tuple[str, ...]) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
-    return {name: trained_as(*posed(name)) for name in CASES}
+    return {name: trained_as(*posed(name)) for name in names}
