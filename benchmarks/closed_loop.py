@@ -237,7 +237,7 @@ def _document(
         "model": loop.job.model,
         "ranks": loop.ranks,
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
-        "command": shlex.join(["python", "-m", "benchmarks.closed_loop", *sys.argv[1:]]),
+        "command": f"python -m benchmarks.closed_loop {shlex.join(sys.argv[1:])}",
         "machine": dict(samples.machine),
         "calibrations_s": found["calibrations_s"],
         "summary": table.summary(),

@@ -91,7 +91,7 @@ def main() -> None:
     wish = parser.parse_args()
     found = measured(wish)
     about = {
-        "command": shlex.join(["python", "-m", "benchmarks.overhead", *sys.argv[1:]]),
+        "command": f"python -m benchmarks.overhead {shlex.join(sys.argv[1:])}",
         "device": f"{cpu_name()}, torch {torch.__version__}",
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
     }
