@@ -14,7 +14,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.training import apart, cases_of, reference, seen_by_all  # noqa: E402
+from tests.training import apart, reference, seen_by_all  # noqa: E402
+from tests.training_cases import cases_of  # noqa: E402
 
 MARKED = re.compile(
     r"(?<=<!-- numerics -->\n).*?(?=<!-- end of the numerics -->)", re.S

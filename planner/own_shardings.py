@@ -59,8 +59,9 @@ def with_own_shardings(
     """*solution* with the proof of its operators' shardings, or with better ones.
 
     Where only memory is in the way of much faster ones, smaller micro-batches are tried
-    too. Blocks of routed experts and context parallelism keep their preset, and have no
-    proof. *cache* is a folder of solved programs (None: memory only).
+    too. Blocks of routed experts, context parallelism and gathers of 8 bits keep their
+    preset, and have no proof. *cache* is a folder of solved programs (None: memory
+    only).
     """
     best = solution.best
     if best is None or problem.objective is Objective.MEMORY:
@@ -150,7 +151,11 @@ def _posed(
     problem: Problem, layout: Layout, block: Block, stage: StagePlan, plan: LayerPlan
 ) -> Posed | None:
     """The block on the stage's tp axis, a replica's micro-batch at a time, between
-    neighbours that the preset suits; None for routed experts."""
+    neighbours that the preset suits; None for routed experts, and where the preset's
+    gathers travel in fewer bits than those of explicit shardings are priced in."""
+    fewer = layout.precision.matmul.bytes < layout.precision.activation.bytes
+    if fewer and problem.machine.software.gathers_quantised:
+        return None
     between = ("sequence" if plan.sharding == "megatron-sp" else WHOLE,)
     whole = EVERYTHING in plan.retention.recomputed
     last = block.operators[-1].name

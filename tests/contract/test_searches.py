@@ -59,7 +59,7 @@ def certified(posed: Problem, found: Solution) -> None:
 
 @each_baseline
 @given(posed=small_problems())
-@settings(max_examples=12)
+@settings(max_examples=15)
 def test_a_baseline_is_legal_and_never_beats_the_proof(
     search: AbstractSearch, posed: Problem
 ) -> None:

@@ -14,7 +14,8 @@ from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from runtime.compiled import require_compilable
 from tests.runtime.ranks import on_ranks
-from tests.training import BATCH, CASES, FP32, MOE, apart, job, reference, trained
+from tests.training import apart, reference, trained
+from tests.training_cases import BATCH, CASES, FP32, MOE, job
 
 ALONE = ("single", "full-recompute", "states-away")
 TOGETHER = ("fsdp2", "pp2-1f1b")

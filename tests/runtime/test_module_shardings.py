@@ -24,7 +24,8 @@ from profiles.job import Job
 from profiles.precision import precision
 from runtime.trainer import rank_stream
 from tests.runtime.ranks import on_ranks
-from tests.training import BATCH, FP32, apart, job, reference, trained_as
+from tests.training import apart, reference, trained_as
+from tests.training_cases import BATCH, FP32, job
 
 LOSS, TENSORS = 1e-5, 1e-4
 Decided = Mapping[str, tuple[str, str]]  # operator: its loop, what it hands on

@@ -10,17 +10,8 @@ import pytest
 
 from costmodel.action_traffic import Exchanged, stream_traffic
 from costmodel.uniform import Uniform, spell_out
-from tests.training import (
-    BATCH,
-    USUAL,
-    apart,
-    cases_of,
-    choice_of,
-    job,
-    reference,
-    seen_by_all,
-    usual,
-)
+from tests.training import apart, reference, seen_by_all
+from tests.training_cases import BATCH, USUAL, cases_of, choice_of, job, usual
 
 ROWS = "ep:all_to_all"
 LOSS, NORM, TENSORS = 1e-5, 1e-5, 1e-4

@@ -13,10 +13,10 @@ from profiles.sample_files import read_samples, write_samples
 from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
 from runtime import probing, sampling
 from runtime.missed import Missed, largest
-from runtime.optimizer import Settings
 from runtime.prediction import Prediction
 from runtime.probing import Probed, probe_files, words
 from runtime.run import Wish
+from tests.runtime.wishes import wish
 
 KEY = OperatorKey(
     device="cpu-x",
@@ -170,33 +170,14 @@ def test_probes_run_there_and_back_and_the_fastest_is_first(
             return {"step_time_s": {"median": next(times[self.name])}}
 
     monkeypatch.setattr(probing, "prepare", Measured)
-    first, second = probing.probed(wish(asked), order.append)
+    kept = replace(wish(asked), checkpoint_dir=Path("state"))
+    first, second = probing.probed(kept, order.append)
     assert [name for name in order if name in times] == [
         *times,
         *reversed(list(times)),
     ]
     assert (first.file.name, first.measured_s) == ("probe-2.json", 1.5)
     assert second.document(first)["slower"] == pytest.approx(3.5 / 1.5 - 1)
-
-
-def wish(layout: Path) -> Wish:
-    return Wish(
-        layout=layout,
-        steps=1,
-        data="synthetic",
-        seed=0,
-        device="cpu",
-        profiles=(),
-        settings=Settings(),
-        checkpoint_dir=Path("state"),
-        checkpoint_every=0,
-        resume=False,
-        max_restarts=0,
-        nnodes=1,
-        rdzv_endpoint=None,
-        record=False,
-        progress=False,
-    )
 
 
 @pytest.fixture

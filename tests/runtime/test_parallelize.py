@@ -18,7 +18,8 @@ from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, cut, shapes, without_storage
 from tests.runtime.ranks import on_ranks
-from tests.training import FP32, apart, job
+from tests.training import apart
+from tests.training_cases import FP32, job
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 3

@@ -7,21 +7,17 @@ from typing import Any
 
 import pytest
 
-from costmodel.uniform import Uniform
 from runtime.loss_scale import FIRST, INTERVAL, LossScale, loss_scale
 from tests.runtime.ranks import on_ranks
-from tests.training import FP32, apart, job, trained, whole
+from tests.training import apart, trained, whole
+from tests.training_cases import FP32, job
 
 NARROW = ("bf16", "amp-bf16", "fp16", "amp-fp16")
 # Of the first gradient, in relative L2: half the last bit of each, carried through.
 NEAR = {"bf16": 3e-2, "amp-bf16": 3e-2, "fp16": 4e-3, "amp-fp16": 4e-3}
 TP2 = replace(FP32, tp=2)
 ZERO1 = replace(FP32, dp=2, zero=1, zero_group=2)
-# A CPU without narrow products takes seconds a run: every format once, two twice.
-CASES: tuple[tuple[str, Uniform], ...] = (
-    *((precision, TP2) for precision in NARROW),
-    *((precision, ZERO1) for precision in ("amp-bf16", "fp16")),
-)
+CASES = [(precision, choice) for choice in (TP2, ZERO1) for precision in NARROW]
 
 
 def seen(rank: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from runtime.optimizer import Optimizer, Settings
 from runtime.parallelize import require_carried_out
 from runtime.states_away import StatesAway, level
 from tests.runtime.checkpoint_cases import Part, built, restored, same, stored
-from tests.training import BATCH, CASES, job
+from tests.training_cases import BATCH, CASES, job
 
 CPU = torch.device("cpu")
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

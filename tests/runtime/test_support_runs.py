@@ -21,6 +21,7 @@ from runtime import run
 from runtime.optimizer import Settings
 from tests.fact_settings import GLOBAL_BATCH
 from tests.runtime.ranks import on_ranks
+from tests.runtime.wishes import wish
 from tests.supported import Example, examples
 
 STEPS = 2
@@ -135,26 +136,6 @@ def trained(job: Job, layout: Layout) -> list[float]:
     )
     seen = [trainer.step(number) for number in range(STEPS)]
     return [*(one.loss for one in seen), seen[0].gradient_norm]
-
-
-def wish(file: Path) -> run.Wish:
-    return run.Wish(
-        layout=file,
-        steps=1,
-        data="synthetic",
-        seed=0,
-        device="cpu",
-        profiles=(),
-        settings=Settings(),
-        checkpoint_dir=None,
-        checkpoint_every=0,
-        resume=False,
-        max_restarts=0,
-        nnodes=1,
-        rdzv_endpoint=None,
-        record=False,
-        progress=False,
-    )
 
 
 def _never(*_: Any, **__: Any) -> Iterator[Any]:

@@ -23,7 +23,8 @@ from runtime.journal import JsonLines, TensorBoard
 from runtime.learning_rate import KINDS, LearningRate
 from runtime.training import Training
 from tests.runtime.ranks import on_ranks
-from tests.training import BATCH, CASES, DATA_SEED, SEED, job
+from tests.training import DATA_SEED, SEED
+from tests.training_cases import BATCH, CASES, job
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 EVALUATED = ("pp2-chimera", "pp2-zb-v", "fsdp2", "tp2-sp")

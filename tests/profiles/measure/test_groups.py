@@ -8,24 +8,10 @@ import pytest
 
 from profiles.measure.groups import groups
 from profiles.measure.plan import exchanges
-from profiles.measure.tasks import Request
 from profiles.units import KiB
+from tests.profiles.measure.asked import REQUEST
 
-REQUEST = Request(
-    device="cpu",
-    ranks=8,
-    nodes=2,
-    threads=1,
-    operations=(),
-    exchanges=(),
-    precisions=("fp32",),
-    arena_bytes=1e6,
-    cache_bytes=1e6,
-    rendezvous="",
-    budget_s=1.0,
-    most_repeats=9,
-    timeout_s=1.0,
-)
+CLUSTER = replace(REQUEST, ranks=8, nodes=2)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +27,11 @@ REQUEST = Request(
 def test_groups_are_even_over_nodes(
     ranks: int, nodes: int, found: list[list[int]]
 ) -> None:
-    assert list(groups(ranks, nodes, REQUEST)) == found
+    assert list(groups(ranks, nodes, CLUSTER)) == found
 
 
 def test_one_node_is_as_ever() -> None:
-    alone = replace(REQUEST, ranks=4, nodes=1)
+    alone = replace(CLUSTER, ranks=4, nodes=1)
     assert list(groups(2, 1, alone)) == [[0, 1], [2, 3]]
 
 
@@ -53,7 +39,7 @@ def test_every_exchange_has_its_groups() -> None:
     plan = exchanges(4, nodes=2, most_bytes=KiB)
     assert len(set(plan)) == len(plan)
     for one in plan:
-        made = list(groups(one.ranks, one.nodes, REQUEST))
+        made = list(groups(one.ranks, one.nodes, CLUSTER))
         first = made[: one.groups]
         assert len(first) == one.groups
         assert len({rank for peers in first for rank in peers}) == (

@@ -11,25 +11,19 @@ from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
 from profiles.measure.tasks import FORWARD, Exchange, Operation, Request, Timing
 from profiles.samples import ALONE
+from tests.profiles.measure.asked import REQUEST
 
 PRODUCT = Operation(kind="matmul", direction=FORWARD, shape=(4, 2, 8), variant="bias")
 MESSAGE = Exchange(collective="send", ranks=2, size_bytes=1024)
 
 
 def request(device: str = "cpu", ranks: int = 3) -> Request:
-    return Request(
+    return replace(
+        REQUEST,
         device=device,
         ranks=ranks,
-        threads=1,
         operations=(PRODUCT,),
         exchanges=(MESSAGE,),
-        precisions=("fp32",),
-        arena_bytes=1e6,
-        cache_bytes=1e6,
-        rendezvous="",
-        budget_s=1.0,
-        most_repeats=9,
-        timeout_s=1.0,
     )
 
 

@@ -1,0 +1,279 @@
+"""Which layouts tests train: each case is one, with the small models they are of.
+
+What every run trains is each mechanism once (`usual`); the rest is marked `matrix`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from costmodel.offload import Offload
+from costmodel.uniform import Uniform
+from profiles.job import Job
+from profiles.models.catalog import model
+from profiles.models.spec import DecoderSpec, MoeSpec
+
+BATCH = 8
+
+FP32 = Uniform(precision="fp32", micro_batch=2)
+OPTIMIZER = Offload(optimizer=True)
+STATES = Offload(optimizer=True, parameters=True)
+CASES: dict[str, Uniform] = {
+    "single": replace(FP32, micro_batch=8),
+    "accumulation": FP32,
+    "full-recompute": replace(FP32, recompute="full"),
+    "selective-recompute": replace(FP32, recompute="selective"),
+    "dp2": replace(FP32, dp=2, zero=0),
+    "zero1": replace(FP32, dp=2, zero=1, zero_group=2),
+    "zero2": replace(FP32, dp=2, zero=2, zero_group=2),
+    "fsdp2": replace(FP32, dp=2, zero=3, zero_group=2),
+    "tp2": replace(FP32, tp=2),
+    "tp2-sp": replace(FP32, tp=2, sequence_parallel=True),
+    "pp2-gpipe": replace(FP32, pp=2, schedule="gpipe"),
+    "pp2-1f1b": replace(FP32, pp=2),
+    "pp2-interleaved": replace(FP32, pp=2, virtual_stages=2, schedule="interleaved"),
+    "tp2-pp2": replace(FP32, tp=2, pp=2, sequence_parallel=True),
+    "dp2-tp2": replace(FP32, dp=2, tp=2, zero=0),
+    "dp2-pp2": replace(FP32, dp=2, pp=2, zero=0),
+    "dp2-pp2-interleaved-zero1": replace(
+        FP32,
+        dp=2,
+        pp=2,
+        zero=1,
+        zero_group=2,
+        schedule="interleaved",
+        virtual_stages=2,
+    ),
+    "fsdp2-tp2": replace(
+        FP32, dp=2, tp=2, zero=3, zero_group=2, sequence_parallel=True
+    ),
+    "fsdp2-pp2": replace(FP32, dp=2, pp=2, zero=3, zero_group=2, recompute="full"),
+    "zero2-pp2": replace(FP32, dp=2, pp=2, zero=2, zero_group=2, schedule="gpipe"),
+    "cp2-ring": replace(FP32, cp=2, zero=0),
+    "cp2-all-gather": replace(FP32, cp=2, zero=0, cp_kind="all-gather"),
+    "cp2-ulysses": replace(FP32, cp=2, zero=0, cp_kind="ulysses"),
+    "cp2-zero1-selective": replace(
+        FP32, cp=2, zero=1, cp_kind="ulysses", recompute="selective"
+    ),
+    "cp2-zero3-full": replace(FP32, cp=2, zero=3, recompute="full"),
+    "cp4-ring": replace(FP32, cp=4, zero=0, recompute="selective"),
+    "cp4-all-gather": replace(FP32, cp=4, zero=2, cp_kind="all-gather"),
+    "cp4-ulysses": replace(FP32, cp=4, zero=0, cp_kind="ulysses"),
+    "cp2-tp2": replace(FP32, cp=2, tp=2, zero=0),
+    "cp2-tp2-sp-zero1": replace(
+        FP32, cp=2, tp=2, sequence_parallel=True, cp_kind="all-gather"
+    ),
+    "cp2-pp2": replace(FP32, cp=2, pp=2, zero=0),
+    "dp2-cp2-zero2": replace(FP32, dp=2, cp=2, zero=2, zero_group=2),
+    "cheap-ops": replace(FP32, recompute="cheap-ops"),
+    "sqrt": replace(FP32, recompute="sqrt"),
+    "tp2-sp-by-name": replace(
+        FP32, tp=2, sequence_parallel=True, recompute="qkv,projection,mlp_up,mlp_down"
+    ),
+    "zero1-sqrt-offloaded": replace(
+        FP32,
+        dp=2,
+        zero=1,
+        zero_group=2,
+        recompute="sqrt",
+        offload=Offload(activations=1.0),
+    ),
+    "fsdp2-cheap-ops": replace(FP32, dp=2, zero=3, zero_group=2, recompute="cheap-ops"),
+    "pp2-zb-v-offloaded": replace(
+        FP32,
+        pp=2,
+        virtual_stages=2,
+        schedule="zb-v",
+        recompute="selective",
+        offload=Offload(activations=0.5),
+    ),
+    "cp2-zb-h1-zero1": replace(FP32, cp=2, pp=2, schedule="zb-h1"),
+    "cp2-chimera": replace(
+        FP32, cp=2, pp=2, zero=0, schedule="chimera", cp_kind="ulysses"
+    ),
+    "pp2-zb-h1": replace(FP32, pp=2, schedule="zb-h1"),
+    "pp2-zb-interleaved": replace(
+        FP32, pp=2, virtual_stages=3, schedule="zb-interleaved"
+    ),
+    "pp2-zb-v": replace(FP32, pp=2, virtual_stages=2, schedule="zb-v"),
+    "pp2-dualpipe-v": replace(FP32, pp=2, virtual_stages=2, schedule="dualpipe-v"),
+    "pp2-chimera": replace(FP32, pp=2, schedule="chimera"),
+    "zero1-zb-v": replace(
+        FP32, dp=2, pp=2, zero=1, zero_group=2, virtual_stages=2, schedule="zb-v"
+    ),
+    "tp2-zb-v": replace(
+        FP32, tp=2, pp=2, virtual_stages=2, schedule="zb-v", sequence_parallel=True
+    ),
+    "dp2-dualpipe-v": replace(
+        FP32,
+        dp=2,
+        pp=2,
+        zero=0,
+        micro_batch=1,
+        virtual_stages=2,
+        schedule="dualpipe-v",
+    ),
+    "dp2-zb-h1-full": replace(
+        FP32, dp=2, pp=2, zero=0, schedule="zb-h1", recompute="full"
+    ),
+    "pp4-zb-h1": replace(FP32, pp=4, schedule="zb-h1"),
+    "pp4-chimera": replace(FP32, pp=4, schedule="chimera"),
+    "dp2-chimera": replace(FP32, dp=2, pp=2, zero=0, schedule="chimera"),
+    "tp2-chimera": replace(
+        FP32, tp=2, pp=2, schedule="chimera", sequence_parallel=True
+    ),
+    "states-away": replace(FP32, zero=3, offload=STATES),
+    "dp2-optimizer-away": replace(FP32, dp=2, zero=0, offload=OPTIMIZER),
+    "zero1-optimizer-away": replace(
+        FP32, dp=2, zero=1, zero_group=2, offload=OPTIMIZER
+    ),
+    "zero2-optimizer-away": replace(
+        FP32, dp=2, zero=2, zero_group=2, offload=OPTIMIZER
+    ),
+    "fsdp2-optimizer-away": replace(
+        FP32, dp=2, zero=3, zero_group=2, offload=OPTIMIZER
+    ),
+    "fsdp2-states-away": replace(
+        FP32, dp=2, zero=3, zero_group=2, recompute="full", offload=STATES
+    ),
+    "tp2-sp-optimizer-away": replace(
+        FP32, tp=2, sequence_parallel=True, offload=OPTIMIZER
+    ),
+    "tp2-sp-states-away": replace(
+        FP32, tp=2, sequence_parallel=True, zero=3, offload=STATES
+    ),
+    "pp2-optimizer-away": replace(FP32, pp=2, offload=OPTIMIZER),
+    "pp2-states-away": replace(FP32, pp=2, zero=3, offload=STATES),
+    "cp2-zero2-optimizer-away": replace(FP32, cp=2, zero=2, offload=OPTIMIZER),
+    "zero1-zb-v-optimizer-away": replace(
+        FP32,
+        dp=2,
+        pp=2,
+        zero=1,
+        zero_group=2,
+        virtual_stages=2,
+        schedule="zb-v",
+        offload=OPTIMIZER,
+    ),
+    "dp2-chimera-optimizer-away": replace(
+        FP32, dp=2, pp=2, zero=0, schedule="chimera", offload=OPTIMIZER
+    ),
+    "fsdp2-tp2-optimizer-away": replace(
+        FP32,
+        dp=2,
+        tp=2,
+        zero=3,
+        zero_group=2,
+        sequence_parallel=True,
+        offload=OPTIMIZER,
+    ),
+    "fsdp2-pp2-states-away": replace(
+        FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES
+    ),
+}
+FAMILIES = ("gpt", "llama", "mixtral")
+# Where Llama differs: gated MLP, grouped heads, their norms, an untied head.
+OF_LLAMA = (
+    *("accumulation", "full-recompute", "zero1", "tp2", "tp2-sp"),
+    *("pp2-interleaved", "fsdp2-tp2", "tp2-zb-v", "zero1-zb-v"),
+    *("cheap-ops", "tp2-sp-by-name"),
+    *("cp2-ring", "cp2-ulysses", "cp4-ulysses", "cp2-tp2-sp-zero1"),
+)
+# Experts in every layer but the first, shared ones beside them.
+MOE = MoeSpec(
+    experts=4,
+    experts_per_token=2,
+    expert_ffn_hidden=64,
+    shared_experts=1,
+    shared_ffn_hidden=64,
+    first_layer=1,
+)
+OF_EXPERTS: dict[str, Uniform] = {
+    "accumulation": FP32,
+    "dp2": replace(FP32, dp=2, zero=0),
+    "dp2-ep2": replace(FP32, dp=2, ep=2, zero=0),
+    "dp2-ep2-zero1-full": replace(
+        FP32, dp=2, ep=2, zero=1, zero_group=2, recompute="full"
+    ),
+    "fsdp2": replace(FP32, dp=2, zero=3, zero_group=2),
+    "cp2-ep2": replace(FP32, cp=2, ep=2, zero=0),
+    "tp2-ep2": replace(FP32, tp=2, ep=2, sequence_parallel=True, zero=0),
+    "dp4-ep2-zero2": replace(FP32, dp=4, ep=2, zero=2, zero_group=4),
+    "dp4-ep4-zero3": replace(FP32, dp=4, ep=4, zero=3, zero_group=4),
+    "dp2-tp2-ep2": replace(FP32, dp=2, tp=2, ep=2, sequence_parallel=True, zero=0),
+    "cp2-tp2-ep4-zero1": replace(FP32, cp=2, tp=2, ep=4, sequence_parallel=True),
+    "dp2-pp2-ep2-interleaved": replace(
+        FP32, dp=2, pp=2, ep=2, zero=0, schedule="interleaved", virtual_stages=2
+    ),
+    "dp2-ep2-zero2-optimizer-away": replace(
+        FP32, dp=2, ep=2, zero=2, zero_group=2, offload=OPTIMIZER
+    ),
+    "dp4-ep2-zero3-states-away": replace(
+        FP32, dp=4, ep=2, zero=3, zero_group=4, offload=STATES
+    ),
+    "dp4-ep2-zero3-optimizer-away": replace(
+        FP32, dp=4, ep=2, zero=3, zero_group=4, offload=OPTIMIZER
+    ),
+}
+
+
+def job(family: str) -> Job:
+    """A small model: GPT (tied, learned positions) or Llama (grouped, gated)."""
+    if family == "gpt":
+        spec = model("gpt-tiny").spec
+        assert isinstance(spec, DecoderSpec)
+        spec = replace(
+            spec, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn_hidden=256
+        )
+    else:
+        spec = model("llama3.2-1b").spec
+        assert isinstance(spec, DecoderSpec)
+        spec = replace(
+            spec,
+            layers=4,
+            hidden=64,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            ffn_hidden=128,
+            vocab=512,
+            qk_norm=True,
+            tied_embeddings=False,
+        )
+    if family == "mixtral":
+        spec = replace(spec, moe=MOE, qk_norm=False)
+    return Job(model=family, spec=spec, seq_len=64, global_batch=BATCH)
+
+
+def choice_of(family: str, name: str) -> Uniform:
+    return (OF_EXPERTS if family == "mixtral" else CASES)[name]
+
+
+# Of 2 and 4 ranks, what every run of the tests trains: each mechanism once. The rest
+# are pairs of mechanisms and further models, marked `matrix`.
+USUAL = {
+    "gpt": """
+        dp2 zero1 fsdp2 tp2-sp pp2-1f1b pp2-interleaved cp2-ring cp2-all-gather
+        cp2-ulysses tp2-sp-by-name zero1-sqrt-offloaded pp2-zb-h1 pp2-zb-v
+        pp2-dualpipe-v pp2-chimera tp2-pp2 fsdp2-tp2 fsdp2-pp2 cp2-tp2-sp-zero1
+        dp2-chimera fsdp2-optimizer-away
+    """,
+    "llama": "tp2-sp tp2-zb-v",
+    "mixtral": "dp2-ep2 tp2-ep2 cp2-tp2-ep4-zero1 dp2-pp2-ep2-interleaved",
+}
+
+
+def cases_of(world: int) -> list[tuple[str, str]]:
+    """(family, case) of so many ranks."""
+    return [
+        (family, name)
+        for family in FAMILIES
+        for name, choice in (OF_EXPERTS if family == "mixtral" else CASES).items()
+        if choice.gpus == world and (family != "llama" or name in OF_LLAMA)
+    ]
+
+
+def usual(family: str, name: str) -> bool:
+    """Whether every run of the tests trains a case."""
+    alone = choice_of(family, name).gpus == 1
+    return alone or name in USUAL[family].split()
