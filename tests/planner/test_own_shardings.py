@@ -11,14 +11,18 @@ from costmodel.estimate import estimate
 from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
+from costmodel.machine import machine
 from costmodel.module_legality import module_violations
 from costmodel.operator_sharding import loops_of, summands
 from costmodel.pins import Pins
+from costmodel.software import software
 from costmodel.support import refusals
 from planner.choice_cache import forget
 from planner.own_shardings import with_own_shardings
-from planner.plan import plan
+from planner.plan import plan, solve
 from planner.problem import Staged
+from planner.search import Limits
+from planner.searches import SEARCHES
 from planner.solution import Operators, Solution
 from profiles.catalog import cluster
 from profiles.errors import Contradiction, InvalidSpec
@@ -138,6 +142,18 @@ def test_what_the_program_solved_is_read_again(tmp_path: Path) -> None:
     assert stored
     forget()
     assert with_own_shardings(asked, plain, tmp_path).operators == first.operators
+
+
+def test_nothing_is_proven_where_the_presets_gathers_travel_in_8_bits() -> None:
+    """Explicit shardings are priced with 16 bits: that would be no fair comparison."""
+    pins = Pins(tp=4, sequence_parallel=True)
+    for framework, proven in (("megatron-lm", True), ("megatron-core", False)):
+        where = machine(cluster("dgx-h100"), software(framework))
+        posed = replace(problem("gpt-1.3b", 4, where=where, pins=pins), precision="fp8")
+        found = solve(posed, SEARCHES["branch-and-bound"], Limits(runners_up=0))
+        assert found.best is not None
+        known = with_own_shardings(posed, found).operators
+        assert (known is not None) == proven, framework
 
 
 def test_modules_that_cannot_be_are_refused_in_words(small: Solution) -> None:
