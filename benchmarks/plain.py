@@ -5,7 +5,7 @@ are shared, so that both sides do the same work. Each way gives a function that 
 out one step and returns the mean loss of what this rank saw, or None where it saw none:
 
     ddp        DistributedDataParallel
-    fsdp       fully_shard, a layer at a time
+    fsdp       fully_shard: table, each layer, norm with head, as torchtitan has it
     tp         torch.distributed.tensor.parallel, vocabulary and loss split too
     pipeline   torch.distributed.pipelining, Schedule1F1B
 """
@@ -62,7 +62,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)))  # type: ignore[no-any-return]
+        return self.down(F.gelu(self.up(x), approximate="tanh"))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -135,8 +135,9 @@ def ddp(job: Job, seed: int) -> OneStep:
 
 def fsdp(job: Job, seed: int) -> OneStep:
     model = gpt(job, seed)
-    for layer in model.layers.values():
-        fully_shard(layer)
+    ends = [model.embedding], [model.final_norm, model.head]
+    for units in (ends[0], *([layer] for layer in model.layers.values()), ends[1]):
+        fully_shard(units)  # type: ignore[arg-type]
     fully_shard(model)
     return _whole(model, adamw([list(model.parameters())]))
 

@@ -222,11 +222,11 @@ class StageTraffic:
 
     @property
     def _units(self) -> int:
-        """What `fully_shard` gathers at a time: each layer alone; a table that is the
-        head too keeps embedding, final norm and head in one."""
-        ends = [name for name in self.stage.layers if not name.isdigit()]
-        together = self.job.graph.tied and {"embedding", "head"} <= {*ends}
-        return self.stage.body + (1 if together else len(ends))
+        """What `fully_shard` gathers at a time: each layer alone, the final norm with
+        the head; a table that is the head too keeps embedding and those in one."""
+        ends = {name for name in self.stage.layers if not name.isdigit()}
+        together = self.job.graph.tied and {"embedding", "head"} <= ends
+        return self.stage.body + (1 if together else len(ends - {"final_norm"}))
 
     @cached_property
     def _parameters(self) -> int:

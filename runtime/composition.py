@@ -25,7 +25,14 @@ from runtime.collectives import Group
 from runtime.compiled import compile_layer
 from runtime.context_parallel import split as context_parallel
 from runtime.context_parallel.split import Context
-from runtime.data_parallel import AfterW, Buffered, DataParallel, Sharded, Sharding
+from runtime.data_parallel import (
+    AfterW,
+    Buffered,
+    DataParallel,
+    Sharded,
+    Sharding,
+    Unit,
+)
 from runtime.initialise import initialise
 from runtime.mesh import Meshes
 from runtime.module_shardings import split_layer_as
@@ -193,16 +200,19 @@ def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:
             yield f"{name}.", unit
 
 
-def _apart(stage: Stage) -> list[nn.Module]:
-    """What is gathered by itself, in model order; the final norm goes with the stage.
+def _apart(stage: Stage) -> list[Unit]:
+    """What is gathered by itself, in model order; the final norm goes with the head.
 
-    A table that is the head too goes there as well: one parameter has one group.
+    Both go with the stage where the table is the head too: one parameter has one group.
     """
-    layers = [unit for layer in stage.layers.values() for unit in _of_layer(layer)]
+    layers: list[Unit] = [
+        unit for layer in stage.layers.values() for unit in _of_layer(layer)
+    ]
     if stage.spec.tied_embeddings and stage.embedding and stage.head:
         return layers
-    units = (stage.embedding, *layers, stage.head)
-    return [unit for unit in units if unit is not None]
+    last = [one for one in (stage.final_norm, stage.head) if one is not None]
+    units = (stage.embedding, *layers, last)
+    return [unit for unit in units if unit]
 
 
 def _of_layer(layer: nn.Module) -> Iterator[nn.Module]:

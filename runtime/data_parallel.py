@@ -35,6 +35,8 @@ from runtime.optimizer import local
 from runtime.precision import Policy
 from runtime.states_away import HERE, StatesAway
 
+Unit = nn.Module | list[nn.Module]  # what `fully_shard` gathers and scatters at once
+
 
 class DataParallel(Protocol):
     """What the step needs of a stage's data parallelism."""
@@ -113,7 +115,7 @@ class Sharded:
     def __init__(
         self,
         stage: nn.Module,
-        units: Sequence[nn.Module],
+        units: Sequence[Unit],
         mesh: DeviceMesh,
         how: Sharding,
         experts: DeviceMesh | None = None,
@@ -215,13 +217,14 @@ def _sent_down(name: str, parameter: nn.Parameter, down: HostGradients) -> None:
     parameter.register_post_accumulate_grad_hook(take)
 
 
-def _prefetch_in_order(units: Sequence[nn.Module]) -> None:
+def _prefetch_in_order(units: Sequence[Unit]) -> None:
     """While one of *units* (in backward order) computes, the next one is gathered.
 
     Said outright: by itself `fully_shard` goes by the order of all forwards before, and
     with several micro-batches in flight gathers for the wrong one.
     """
-    for unit, following in zip(units, (*units[1:], units[-1]), strict=True):
+    firsts = [unit[0] if isinstance(unit, list) else unit for unit in units]
+    for unit, following in zip(firsts, (*firsts[1:], firsts[-1]), strict=True):
         assert isinstance(unit, FSDPModule)
         assert isinstance(following, FSDPModule)
         unit.set_modules_to_backward_prefetch([following])

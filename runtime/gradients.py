@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from profiles.units import MB
 from runtime.collectives import Group, Pending, start_all_reduce
@@ -68,8 +70,8 @@ class GradientBuffer:
         # Backward makes the gradients of the latest layers first.
         order = list(reversed(self._names.values()))
         self._buckets, self._places = _laid_out(order)
-        for parameter in order:
-            parameter.register_post_accumulate_grad_hook(self._take)
+        for parameter, place in self._places.items():
+            parameter.register_post_accumulate_grad_hook(partial(self._take, place))
 
     def begin(self) -> None:
         """Forget the step before."""
@@ -104,16 +106,18 @@ class GradientBuffer:
         for name, parameter in self._names.items():
             yield name, self._places[parameter].view
 
-    @torch.no_grad()
-    def _take(self, parameter: nn.Parameter) -> None:
-        assert parameter.grad is not None
-        place, made = self._places[parameter], local(parameter.grad)
+    def _take(self, place: _Place, parameter: nn.Parameter) -> None:
+        """Called for each parameter and micro-batch, in backward: short."""
+        made = parameter.grad
+        assert made is not None
+        parameter.grad = None
+        if isinstance(made, DTensor):
+            made = made.to_local()
         if place.added:
             place.view.add_(made)
         else:
             place.view.copy_(made)
         place.added += 1
-        parameter.grad = None
         if place.added == self._micro_batches:
             for bucket in place.buckets:
                 bucket.missing -= 1

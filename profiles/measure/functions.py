@@ -44,12 +44,8 @@ def functions() -> dict[str, Callable[..., Any]]:
     def unpacked(packed: Tensor, queries: int, head_dim: int) -> tuple[Tensor, ...]:
         """Queries, keys and values of one packed product, by key-value head."""
         groups = packed.unflatten(-1, (-1, queries + 2, head_dim))
-        query = groups[:, :, :, :queries].flatten(2, 3).transpose(1, 2)
-        return (
-            query,
-            groups[:, :, :, -2].transpose(1, 2),
-            (groups[:, :, :, -1].transpose(1, 2)),
-        )
+        parts = groups.split((queries, 1, 1), dim=3)
+        return tuple(one.flatten(2, 3).transpose(1, 2) for one in parts)
 
     def mixed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
