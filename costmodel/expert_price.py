@@ -17,13 +17,17 @@ from numpy.typing import NDArray
 
 from costmodel.compute import grouped_matmul_s, matmul_flops, traffic_s
 from costmodel.degrees import Degrees
+from costmodel.expert_exchange import BALANCE_BYTES, COUNT_BYTES
 from costmodel.experts import held_experts, load, routed_rows, sent_rows
+from costmodel.local_shape import local_shape
 from costmodel.machine import Machine
 from costmodel.placement import near_members
 from costmodel.sharding import elements, product_shape
 from costmodel.sourced import Sourced
 from costmodel.work import Work
 from profiles.graph import Block
+from profiles.measurable import SORTED_AGAIN
+from profiles.models.experts import SORTED
 from profiles.operators import Kind, Operator
 from profiles.precision import Precision
 
@@ -40,7 +44,7 @@ def grouped_work(
     """Forward and backward of the experts' products, each expert with as many rows."""
     m, n, k = product_shape(operator, block, degrees)
     groups = held_experts(block, degrees)
-    seconds = partial(
+    product_s = partial(
         grouped_matmul_s,
         device=machine.device,
         rates=machine.rates,
@@ -49,11 +53,16 @@ def grouped_work(
     fused = machine.software.accumulation == "fused"
     made = precision.gradient.bytes if fused else precision.activation.bytes
     flops = matmul_flops(m, n, k, groups)
-    forward = Sourced(seconds=seconds(groups, m, n, k))
-    to_input = Sourced(seconds=seconds(groups, m, k, n))
+    local = partial(local_shape, operator, block, degrees)
+    timed = partial(machine.operator, local, number=precision.matmul)
+    forward = timed("forward", roofline=lambda: product_s(groups, m, n, k))
+    to_input = timed("backward-input", roofline=lambda: product_s(groups, m, k, n))
     if operator.frozen:
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
-    to_weight = Sourced(seconds=seconds(groups, k, n, m, output_bytes=made))
+    to_weight = timed(
+        "backward-weight",
+        roofline=lambda: product_s(groups, k, n, m, output_bytes=made),
+    )
     return (
         Work.of(forward, flops=flops),
         Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
@@ -78,25 +87,96 @@ def exchange_work(
 
     The gradient of a dispatch is a combine, and the other way round.
     """
+    works = []
+    for direction, gathers in (
+        ("forward", operator.kind is Kind.DISPATCH),
+        ("backward", operator.kind is Kind.COMBINE),
+    ):
+        moved = _sorted(direction, operator, block, degrees, precision, machine)
+        sent = exchanged(block, degrees, precision, machine, gathers=gathers)
+        if gathers and direction == "forward":
+            sent = sent + _counted(block, degrees, machine)
+        works.append(Work.of(moved, expert_comm=sent))
+    return works[0], works[1]
+
+
+def _sorted(
+    direction: str,
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Sourced:
+    """Seconds of sorting a rank's rows by expert, and what other ranks sent; or of
+    undoing both. Either as it was measured, else by the bytes that are moved."""
     size = precision.activation.bytes * machine.software.expert_traffic
     moved = elements(operator.output, block, degrees) * size
     combines = operator.kind is Kind.COMBINE
     if combines:  # elements are counted by tokens, of which a busy rank has more
         moved = moved * load(block, degrees)
-    works = []
-    for passes, gathers in (
-        (operator.forward_elements, not combines),
-        (operator.backward_elements, combines),
+    passes = operator.forward_elements
+    if direction == "backward":
+        passes = operator.backward_elements
+    traffic = partial(
+        traffic_s, device=machine.device, rates=machine.rates, kernels=operator.kernels
+    )
+    measured = machine.measured
+    number = precision.activation
+    if measured is None or not measured.table(
+        operator.function, direction, number.value
     ):
-        traffic = traffic_s(
-            moved * passes,
-            device=machine.device,
-            rates=machine.rates,
-            kernels=operator.kernels,
+        return Sourced(seconds=traffic(moved * passes))
+    copies = block.extents["routed"] if combines else 1
+    again = SORTED * copies
+    own = machine.operator(
+        partial(local_shape, operator, block, degrees),
+        direction,
+        number,
+        lambda: traffic(moved * (passes - again)),
+    )
+    shape = routed_rows(block, degrees), block.extents["hidden"]
+    others = machine.operator(
+        lambda: (SORTED_AGAIN[operator.function], shape),
+        direction,
+        number,
+        lambda: traffic(moved * again),
+    )
+    return own + others.where(degrees.ep > 1)
+
+
+def balance_sent(block: Block, degrees: Degrees, machine: Machine) -> Sourced:
+    """Seconds of summing who chose whom over the ranks that share a sequence, where
+    that was measured."""
+    if machine.measured is None:
+        return Sourced(seconds=np.zeros(()))
+    size = np.asarray(degrees.micro_batch * block.extents["experts"] * BALANCE_BYTES)
+    one, over_tp = np.asarray(1), degrees.tp if degrees.sequence_parallel else 1
+    groups = ((degrees.cp, degrees.tp), (np.asarray(over_tp), one))
+    over_cp, within = (
+        machine.collective(
+            "all_reduce",
+            size,
+            ranks=ranks,
+            near=near_members(apart, ranks, machine.island),
         )
-        sent = exchanged(block, degrees, precision, machine, gathers=gathers)
-        works.append(Work.of(Sourced(seconds=traffic), expert_comm=sent))
-    return works[0], works[1]
+        for ranks, apart in groups
+    )
+    return over_cp + within
+
+
+def _counted(block: Block, degrees: Degrees, machine: Machine) -> Sourced:
+    """Seconds of telling each rank how many rows will come, where that was measured:
+    fitted rates of an exchange have it in them."""
+    if machine.measured is None or block.capacity is not None:
+        return Sourced(seconds=np.zeros(()))
+    size = np.asarray(block.extents["experts"] * COUNT_BYTES)
+    return machine.collective(
+        "all_to_all",
+        size,
+        ranks=degrees.ep,
+        near=near_members(degrees.etp, degrees.ep, machine.island),
+    )
 
 
 def exchanged(

@@ -7,8 +7,16 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.experts import routed_rows
-from costmodel.sharding import Degrees, Placement, extent, made, natural, tokens
+from costmodel.experts import held_experts, routed_rows, sent_rows
+from costmodel.sharding import (
+    Degrees,
+    Placement,
+    extent,
+    has_whole_weight,
+    made,
+    natural,
+    tokens,
+)
 from profiles.graph import Block
 from profiles.measurable import operator_shape
 from profiles.operators import Kind, Operator, Tensor
@@ -29,10 +37,17 @@ def local_shape(
         batch=cast(int, degrees.micro_batch),
         rows=cast(int, _rows(operator, block, degrees)),
         extent=lambda name: cast(int, extent(name, block, degrees)),
+        held=cast(int, _held(block, degrees)),
     )
 
 
+def _held(block: Block, degrees: Degrees) -> Any:
+    return held_experts(block, degrees) if "experts" in block.extents else 1
+
+
 def _rows(operator: Operator, block: Block, degrees: Degrees) -> Array:
+    if operator.kind in (Kind.DISPATCH, Kind.COMBINE):
+        return sent_rows(block, degrees)
     if "routed" in worked_on(operator).dims:
         return routed_rows(block, degrees)
     return tokens(degrees, split=splits_rows(operator, degrees))
@@ -40,8 +55,8 @@ def _rows(operator: Operator, block: Block, degrees: Degrees) -> Array:
 
 def splits_rows(operator: Operator, degrees: Degrees) -> bool:
     """Whether it works on a tp rank's own rows, or on those of the whole group."""
-    if operator.kind is Kind.MATMUL:
-        return False  # a sequence that is split is gathered before, or scattered after
+    if operator.kind is Kind.MATMUL:  # gathered before, or scattered after, unless
+        return degrees.sequence_parallel and has_whole_weight(operator)
     if made(operator, degrees.sequence_parallel) is Placement.PARTIAL:
         return False
     placed = natural(worked_on(operator), sequence_parallel=degrees.sequence_parallel)

@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 
 from costmodel.attention_price import attention_work, falls_back
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
-from costmodel.expert_price import exchange_work, grouped_launches, grouped_work
+from costmodel.expert_price import (
+    balance_sent,
+    exchange_work,
+    grouped_launches,
+    grouped_work,
+)
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
 from costmodel.operator_keeps import beside, handed_on, internal
@@ -365,6 +370,10 @@ def _traffic(
         )
         for direction, count in zip(("forward", "backward"), passes, strict=True)
     )
+    if operator.function == "top-k":
+        forward += Work.of(
+            Sourced(seconds=_ZERO), expert_comm=balance_sent(block, degrees, machine)
+        )
     return forward, backward if operator.has_backward else Work()
 
 

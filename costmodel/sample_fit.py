@@ -42,6 +42,18 @@ def _lookup(rows: Array, table: Array, width: Array) -> Sequence[Any]:
     return rows * width, table * width  # the backward fills a dense gradient
 
 
+def _grouped(m: Array, experts: Array, n: Array, k: Array) -> Sequence[Any]:
+    return m * n * k, m * k + experts * n * k + m * n, experts
+
+
+def _top_k(rows: Array, experts: Array, chosen: Array) -> Sequence[Any]:
+    return rows * experts, rows * chosen
+
+
+def _by_token(rows: Array, chosen: Array, width: Array) -> Sequence[Any]:
+    return rows * width, rows, rows * width / chosen
+
+
 def _elements(*dims: Array) -> Sequence[Any]:
     whole: Array = np.prod(np.stack(dims), axis=0)
     return (whole, whole / dims[-1]) if len(dims) > 1 else (whole,)
@@ -51,6 +63,10 @@ _TERMS: Final[Mapping[str, Terms]] = {
     "matmul": _matmul,
     "attention": _attention,
     "lookup": _lookup,
+    "grouped-matmul": _grouped,
+    "top-k": _top_k,
+    "dispatch": _by_token,
+    "combine": _by_token,
 }
 
 

@@ -133,7 +133,7 @@ def product_shape(
         rows = routed_rows(block, degrees) / held_experts(block, degrees)
         return rows, n, extent(operator.contracted, block, degrees)
     # A weight that every tp rank has whole meets just the rank's part of the sequence.
-    whole = not ON_TP & {operator.contracted, *operator.columns}
+    whole = has_whole_weight(operator)
     m = tokens(degrees, split=whole and degrees.sequence_parallel)
     return m, n, extent(operator.contracted, block, degrees)
 
@@ -203,6 +203,11 @@ def backward_collectives(
         kind = redistribute(Placement.PARTIAL, have)
         if kind:
             yield _collective(kind, tensor, block, degrees, precision)
+
+
+def has_whole_weight(operator: Operator) -> bool:
+    """Whether every tp rank has the whole weight of a product: a router's."""
+    return not ON_TP & {operator.contracted, *operator.columns}
 
 
 def splits_columns(operator: Operator) -> bool:

@@ -10,6 +10,10 @@ measured is what is looked up:
     rotary                       (batch, seq_len, heads, head_dim)
     lookup                       (rows, table rows, width)
     cross-entropy                (rows, columns)
+    top-k                        (rows, experts, chosen)
+    dispatch, combine            (rows of experts, chosen of a token, width)
+    permute, unpermute           (rows of experts, width)
+    grouped-matmul               (rows of all experts, experts, columns, contracted)
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from profiles.operators import Operator
 Extent = Callable[[str], int]  # local length of a width dimension
 ROWS = ("batch", "sequence", "routed")
 
+# Of rows that came from other ranks, beside the operator's own: sorted, and back.
+SORTED_AGAIN = {"dispatch": "permute", "combine": "unpermute"}
 # One per step, over so many parameters of a rank.
 STEP_KINDS = ("accumulate", "gradient-norm", "zero-gradient")
 
@@ -34,11 +40,13 @@ def operator_shape(
     batch: int,
     rows: int,
     extent: Extent,
+    held: int = 1,
 ) -> tuple[str, tuple[int, ...]]:
     """The (kind, shape) of *operator* on one rank.
 
-    *batch* is in sequences, *rows* in tokens (those that this operator works on), and
-    *extent* says how long a width dimension is on the rank.
+    *batch* is in sequences, *rows* in tokens (those that this operator works on; a
+    token as often as it is routed), *extent* says how long a width dimension is on the
+    rank, and *held* how many experts it holds.
 
     >>> from profiles.models.catalog import model
     >>> from profiles.job import Job
@@ -58,6 +66,13 @@ def operator_shape(
     elif kind == "lookup":
         contracted = extent(operator.contracted or "")
         shape = (rows, contracted, _columns(operator, extent))
+    elif kind == "grouped-matmul":
+        product = _columns(operator, extent), extent(operator.contracted or "")
+        shape = (rows, held, *product)
+    elif kind == "top-k":
+        shape = (rows, extent("experts"), extent("routed"))
+    elif kind in SORTED_AGAIN:
+        shape = (rows, extent("routed"), extent("hidden"))
     elif kind == "cross-entropy":
         shape = (rows, _width(operator.inputs[0].dims, extent))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiles.job import Job
-from profiles.models.spec import DecoderSpec
+from profiles.models.spec import DecoderSpec, MoeSpec
 
 GPT = DecoderSpec(
     layers=2,
@@ -32,6 +32,19 @@ LLAMA = replace(
     tied_embeddings=False,
 )
 DROPPING = replace(GPT, dropout=0.1, activation="relu")
+MIXTURE = replace(
+    LLAMA,
+    qk_norm=False,
+    moe=MoeSpec(
+        experts=4,
+        experts_per_token=2,
+        expert_ffn_hidden=32,
+        shared_experts=1,
+        shared_ffn_hidden=32,
+        first_layer=1,
+    ),
+)
+BIASED = replace(GPT, moe=MoeSpec(experts=2, experts_per_token=1, expert_ffn_hidden=64))
 
 
 def job(spec: DecoderSpec = GPT, *, global_batch: int = 2) -> Job:

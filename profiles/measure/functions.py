@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from profiles.measure import routing
 from profiles.measure.tensors import Tensor
 
 EPSILON = 1e-5
@@ -32,6 +33,10 @@ KINDS = (
     "lookup",
     "positions",
     "cross-entropy",
+    "top-k",
+    "dispatch",
+    "combine",
+    "grouped-matmul",
 )
 
 
@@ -127,4 +132,5 @@ def functions() -> dict[str, Callable[..., Any]]:
         "lookup": F.embedding,
         "positions": positions,
         "cross-entropy": cross_entropy,
+        **routing.timed(),
     }

@@ -12,6 +12,7 @@ from profiles.measure.tasks import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
+    PRODUCTS,
     Operation,
 )
 from profiles.measure.tensors import DType, Tensor
@@ -89,7 +90,7 @@ def _passes(kind: str, operands: Operands) -> dict[str, tuple[int, ...]]:
     )
     if kind == "residual":
         return {}
-    if kind == "matmul":
+    if kind in PRODUCTS:
         return {BACKWARD_INPUT: wanted[:1], BACKWARD_WEIGHT: wanted[1:]}
     return {BACKWARD: wanted}
 

@@ -39,6 +39,51 @@ def _product(operation: Operation, arena: Arena) -> Make:
     )
 
 
+def _grouped(operation: Operation, arena: Arena) -> Make:
+    rows, experts, columns, contracted = operation.shape
+    bias = [(experts, columns)] if operation.variant == "bias" else []
+    return lambda: (
+        arena.leaf(rows, contracted),
+        arena.leaf(experts, columns, contracted),
+        *(arena.leaf(*shape) for shape in bias),
+    )
+
+
+def _top_k(operation: Operation, arena: Arena) -> Make:
+    rows, experts, chosen = operation.shape
+    return lambda: (arena.leaf(rows, experts), chosen)
+
+
+def _dispatch(operation: Operation, arena: Arena) -> Make:
+    """Tokens, and which of as many experts each goes to."""
+    rows, chosen, width = operation.shape
+    (experts,) = operation.pieces
+    return lambda: (
+        arena.leaf(rows // chosen, width),
+        arena.numbers(experts, rows),
+        experts,
+    )
+
+
+def _combine(operation: Operation, arena: Arena) -> Make:
+    rows, chosen, width = operation.shape
+    return lambda: (
+        arena.leaf(rows, width),
+        arena.numbers(rows, rows).argsort(),
+        arena.leaf(rows // chosen, chosen),
+    )
+
+
+def _permute(operation: Operation, arena: Arena) -> Make:
+    (rows, width), (experts,) = operation.shape, operation.pieces
+    return lambda: (arena.leaf(rows, width), arena.numbers(experts, rows))
+
+
+def _unpermute(operation: Operation, arena: Arena) -> Make:
+    rows, width = operation.shape
+    return lambda: (arena.leaf(rows, width), arena.numbers(rows, rows).argsort())
+
+
 def _attention(operation: Operation, arena: Arena) -> Make:
     batch, heads, kv_heads, seq_len, head_dim = operation.shape
     if operation.variant == "separate":
@@ -92,4 +137,10 @@ _SPECIAL: dict[str, Callable[[Operation, Arena], Make]] = {
     "lookup": _lookup,
     "positions": _positions,
     "cross-entropy": _loss,
+    "grouped-matmul": _grouped,
+    "top-k": _top_k,
+    "dispatch": _dispatch,
+    "combine": _combine,
+    "permute": _permute,
+    "unpermute": _unpermute,
 }

@@ -2,7 +2,8 @@
 
 Rows come from micro-batches (the divisors of the global batch), widths are whole or
 cut into equal parts, and operators that look at one token at a time also run on rows
-that are cut, since the sequence may be.
+that are cut, since the sequence may be. Experts' products are of all experts or of an
+equal part of them, on all rows or on a part.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from dataclasses import replace
 
 from profiles.graph import Block
 from profiles.job import Job
-from profiles.measurable import operator_shape
+from profiles.measurable import SORTED_AGAIN, operator_shape
 from profiles.measure.step_plan import of_step
 from profiles.measure.tasks import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
+    PRODUCTS,
     Exchange,
     Operation,
 )
@@ -35,8 +37,8 @@ COLLECTIVES = (
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
 MOST_SEQUENCES = 64
 NORMS = ("layernorm", "rmsnorm")
-_WHOLE = frozenset({"hidden", "positions"})  # widths that are never cut
-_NEVER_CUT_ROWS = ("matmul", "attention", "rotary", "qk-norm", "lookup")
+_WHOLE = frozenset({"hidden", "positions", "experts", "routed"})  # never cut
+_NEVER_CUT_ROWS = (*PRODUCTS, "attention", "rotary", "qk-norm", "lookup")
 
 
 def operations(
@@ -99,39 +101,84 @@ def _of_model(job: Job, parts: Sequence[int], most: int) -> Iterator[Operation]:
             for batch in micro_batches(job, most):
                 for cut in parts:
                     yield from _cut(operator, block, batch, job.seq_len, cut)
+                if operator.kind is Kind.GROUPED_MATMUL:
+                    yield from _spread(operator, block, batch * job.seq_len, parts)
 
 
 def _cut(
     operator: Operator, block: Block, batch: int, seq_len: int, cut: int
 ) -> Iterator[Operation]:
     """*operator* with its widths, and where it may be its rows, in *cut* parts."""
-    rows = batch * seq_len
+    rows = _rows(operator, block, batch * seq_len)
+    every = block.extents.get("experts", 1)
     if _cuts_widths(operator, block, cut):
-        yield from _passes(
+        shape = operator_shape(
             operator,
             block,
-            seq_len,
-            *operator_shape(
-                operator,
-                block,
-                batch=batch,
-                rows=rows,
-                extent=lambda name: _extent(block, name, cut),
-            ),
+            batch=batch,
+            rows=rows,
+            extent=lambda name: _extent(block, name, cut),
+            held=every,
         )
-    if cut > 1 and seq_len % cut == 0 and operator.function not in _NEVER_CUT_ROWS:
-        yield from _passes(
+        yield from _passes(operator, block, seq_len, *shape)
+    if cut > 1 and seq_len % cut == 0 and _cuts_rows(operator):
+        kind, local = operator_shape(
             operator,
             block,
-            seq_len // cut,
-            *operator_shape(
+            batch=batch,
+            rows=rows // cut,
+            extent=lambda name: _extent(block, name, 1),
+        )
+        yield from _passes(operator, block, seq_len // cut, kind, local)
+    if cut > 1 and operator.function in SORTED_AGAIN:
+        yield from _sorted_again(operator, block, rows, cut)
+
+
+def _spread(
+    operator: Operator, block: Block, tokens: int, parts: Sequence[int]
+) -> Iterator[Operation]:
+    """A product of experts where a rank holds a part of them, and has all rows or a
+    part."""
+    rows, every = _rows(operator, block, tokens), block.extents["experts"]
+    for held in (every // part for part in parts if every % part == 0):
+        for some in (rows // part for part in parts if tokens % part == 0):
+            kind, shape = operator_shape(
                 operator,
                 block,
-                batch=batch,
-                rows=rows // cut,
-                extent=lambda name: _extent(block, name, 1),
-            ),
-        )
+                batch=1,
+                rows=some,
+                extent=block.extents.__getitem__,
+                held=held,
+            )
+            yield from _passes(operator, block, tokens, kind, shape)
+
+
+def _sorted_again(
+    operator: Operator, block: Block, rows: int, cut: int
+) -> Iterator[Operation]:
+    """Sorting what other ranks sent, or undoing it, of all rows and of a part."""
+    experts = block.extents["experts"]
+    for some in (rows, rows // cut):
+        for direction in (FORWARD, BACKWARD):
+            yield Operation(
+                kind=SORTED_AGAIN[operator.function],
+                direction=direction,
+                shape=(some, block.extents["hidden"]),
+                pieces=(max(experts // cut, 1),),
+            )
+
+
+def _rows(operator: Operator, block: Block, tokens: int) -> int:
+    """Rows of *operator* for so many *tokens*: as often as they are routed."""
+    exchanged = operator.function in SORTED_AGAIN
+    routed = exchanged or "routed" in operator.output.dims
+    return tokens * block.extents["routed"] if routed else tokens
+
+
+def _cuts_rows(operator: Operator) -> bool:
+    """Whether it runs on a part of the rows; products with a width on tp do not."""
+    whole = {operator.contracted, *operator.columns} <= _WHOLE
+    return operator.function not in _NEVER_CUT_ROWS or whole
 
 
 def _extent(block: Block, name: str, cut: int) -> int:
@@ -159,7 +206,7 @@ def _passes(
     operator: Operator, block: Block, seq_len: int, kind: str, shape: tuple[int, ...]
 ) -> Iterator[Operation]:
     ways: tuple[str, ...] = (FORWARD, BACKWARD)
-    if operator.kind is Kind.MATMUL:
+    if operator.function in PRODUCTS:
         ways = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
     for direction in ways:
         yield Operation(
@@ -185,6 +232,8 @@ def _pieces(
 ) -> tuple[int, ...]:
     if operator.function == "positions":
         return seq_len, max(block.extents["positions"], seq_len)
+    if operator.function == "dispatch":
+        return (block.extents["experts"],)
     if operator.function == "rotary":  # how many of its heads are keys
         return (shape[2] * block.kv_heads // (block.heads + block.kv_heads),)
     return ()

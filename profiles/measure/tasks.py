@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 FORWARD, BACKWARD = "forward", "backward"
 BACKWARD_INPUT, BACKWARD_WEIGHT = "backward-input", "backward-weight"
+PRODUCTS = ("matmul", "grouped-matmul")  # whose backward is timed in two halves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +21,8 @@ class Operation:
     for a product that adds one, the norm of ``qk-norm``, ``separate`` for attention
     whose queries and keys are made after the packed product. `pieces`: the sizes of
     the parameter tensors that a step's kinds walk over, the sequence length and the
-    table's rows for ``positions``, the key-value heads for ``rotary``.
+    table's rows for ``positions``, the key-value heads for ``rotary``, how many experts
+    rows are sorted by for ``dispatch`` and ``permute``.
     """
 
     kind: str

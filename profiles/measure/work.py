@@ -29,6 +29,9 @@ def flops(operation: Operation) -> float:
     """FLOPs of one pass of a product or of attention; nothing for what moves bytes."""
     if operation.kind == "matmul":
         return 2.0 * prod(operation.shape)
+    if operation.kind == "grouped-matmul":
+        rows, _, columns, contracted = operation.shape
+        return 2.0 * rows * columns * contracted
     if operation.kind == "attention":
         batch, heads, _, seq_len, head_dim = operation.shape
         return 2.0 * batch * heads * seq_len**2 * head_dim  # half of them masked
@@ -50,6 +53,14 @@ def work(operation: Operation) -> float:
     if operation.kind == "matmul":
         rows, columns, contracted = shape
         return float(rows * columns + rows * contracted + columns * contracted)
+    if operation.kind == "grouped-matmul":
+        rows, experts, columns, contracted = shape
+        weights = experts * columns * contracted
+        return float(rows * columns + rows * contracted + weights)
+    if operation.kind == "top-k":
+        return 3.0 * shape[0] * shape[1]
+    if operation.kind in ("dispatch", "combine"):
+        return 3.0 * shape[0] * shape[2]
     if operation.kind == "attention":
         batch, heads, kv_heads, seq_len, head_dim = shape
         return 2.0 * batch * seq_len * (heads + kv_heads) * head_dim

@@ -13,7 +13,7 @@ from profiles.job import Job
 from profiles.measure.plan import operations
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec
-from tests.small_jobs import DROPPING, GPT, LLAMA, job
+from tests.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
 
 
 def of_catalogue(name: str) -> Job:
@@ -29,8 +29,11 @@ def of_catalogue(name: str) -> Job:
 
 @pytest.mark.parametrize(
     "trained",
-    [job(GPT), job(LLAMA), job(DROPPING), of_catalogue("gpt-mini")],
-    ids=["gpt", "llama", "dropping", "gpt-mini"],
+    [
+        *(job(one) for one in (GPT, LLAMA, DROPPING, MIXTURE, BIASED)),
+        of_catalogue("gpt-mini"),
+    ],
+    ids=["gpt", "llama", "dropping", "mixture", "biased", "gpt-mini"],
 )
 def test_every_shape_that_is_priced_on_two_ranks_is_measured(trained: Job) -> None:
     plan = operations(trained, parts=(1, 2), precisions=("fp32",), most_tokens=8192)
@@ -48,3 +51,25 @@ def test_every_shape_that_is_priced_on_two_ranks_is_measured(trained: Job) -> No
             for operator in block.operators:
                 kind, shape = local_shape(operator, block, degrees)
                 assert (kind, tuple(map(int, shape))) in measured, (operator.name, tp)
+
+
+@pytest.mark.parametrize("spec", [MIXTURE, BIASED], ids=["mixture", "biased"])
+def test_experts_are_measured_as_they_are_spread(spec: DecoderSpec) -> None:
+    """Over ep, over tp's parts of a sequence, and in width."""
+    trained = job(spec)
+    plan = operations(trained, parts=(1, 2), precisions=("fp32",), most_tokens=8192)
+    measured = {(one.kind, one.shape) for one in plan}
+    block = trained.graph.block("expert-layer")
+    for tp, cp, ep, etp in ((1, 1, 2, 1), (2, 1, 2, 1), (1, 2, 2, 1), (2, 1, 1, 2)):
+        degrees = Degrees(
+            tp=np.array(tp),
+            cp=np.array(cp),
+            micro_batch=np.array(2),
+            seq_len=trained.seq_len,
+            sequence_parallel=tp > 1,
+            ep=np.array(ep),
+            etp=np.array(etp),
+        )
+        for name in ("router", "top_k", "dispatch", "mlp_up", "mlp_down", "combine"):
+            kind, shape = local_shape(block.operator(name), block, degrees)
+            assert (kind, tuple(map(int, shape))) in measured, (name, tp, cp, ep, etp)

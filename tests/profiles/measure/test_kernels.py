@@ -16,7 +16,9 @@ from profiles.measure.saved import saved_bytes
 from profiles.measure.tasks import FORWARD, Operation
 from profiles.models.spec import DecoderSpec
 from profiles.units import MiB
-from tests.small_jobs import DROPPING, GPT, LLAMA, job
+from tests.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
+
+SPECS = {"g": GPT, "l": LLAMA, "d": DROPPING, "m": MIXTURE, "b": BIASED}
 
 
 class Alone:
@@ -40,7 +42,7 @@ def clock() -> Clock:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("spec", [GPT, LLAMA, DROPPING], ids=["g", "l", "d"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_every_operation_of_a_plan_can_be_timed(
     kernels: Kernels, clock: Clock, spec: DecoderSpec, precision: str
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.job import Job
-from profiles.measurable import STEP_KINDS, operator_shape
+from profiles.measurable import SORTED_AGAIN, STEP_KINDS, operator_shape
 from profiles.measure.functions import KINDS
 from profiles.measure.plan import (
     COLLECTIVES,
@@ -33,9 +33,12 @@ from profiles.models.parameters import parameters
 from profiles.models.spec import DecoderSpec
 from profiles.operators import Kind
 from profiles.units import KiB, MiB
-from tests.small_jobs import DROPPING, GPT, LLAMA, job
+from tests.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
 
-each_spec = pytest.mark.parametrize("spec", [GPT, LLAMA, DROPPING], ids=["g", "l", "d"])
+DENSE = {"g": GPT, "l": LLAMA, "d": DROPPING}
+SPECS = {**DENSE, "m": MIXTURE, "b": BIASED}
+each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+dense = pytest.mark.parametrize("spec", DENSE.values(), ids=DENSE)
 
 
 def planned(job: Job, *parts: int) -> tuple[Operation, ...]:
@@ -48,7 +51,7 @@ def found(plan: tuple[Operation, ...]) -> set[tuple[str, str, tuple[int, ...]]]:
     return {(one.kind, one.direction, one.shape) for one in plan}
 
 
-@each_spec
+@dense
 def test_every_operator_is_measured_whole_and_in_both_halves(spec: DecoderSpec) -> None:
     trained = job(spec)
     names = found(planned(trained))
@@ -71,7 +74,7 @@ def test_every_operator_is_measured_whole_and_in_both_halves(spec: DecoderSpec) 
                     assert {(kind, way, shape) for way in ways} <= names
 
 
-@each_spec
+@dense
 def test_rows_are_cut_where_an_operator_looks_at_one_token(spec: DecoderSpec) -> None:
     names = found(planned(job(spec)))
     assert (spec.norm, FORWARD, (8, spec.hidden)) in names
@@ -85,7 +88,7 @@ def test_each_operation_is_there_once_and_has_a_clock(spec: DecoderSpec) -> None
     keys = [(one.kind, one.direction, one.shape, one.precision) for one in plan]
     assert len(set(keys)) == len(keys)
     kinds = {one.kind for one in plan}
-    assert kinds <= {*KINDS, *STEP_KINDS, "adamw", "host-copy"}
+    assert kinds <= {*KINDS, *SORTED_AGAIN.values(), *STEP_KINDS, "adamw", "host-copy"}
     assert {"adamw", *STEP_KINDS, "host-copy"} <= kinds
 
 
