@@ -2,12 +2,13 @@
 
 top_k      the counts of who chose whom, which balance a sequence: summed over the ranks
            that share it (cp; tp with sequence parallelism), forward
-dispatch   how many rows each expert gets, then the rows: all-to-all over ep; backward,
-           their gradients
+dispatch   how many rows each expert gets (unless that is its capacity), then the rows:
+           all-to-all over ep; backward, their gradients
 combine    the rows, back; backward, their gradients
 
-Rows are as many as a rank's tokens have experts. What a rank sends *back* depends on
-the router: the mean is said here, and summed over ep it is exact.
+Rows are as many as a rank's tokens have experts, or as its experts' capacities. What a
+rank sends *back* depends on the router, without capacities: the mean is said here, and
+summed over ep it is exact.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def expert_messages(
         if degrees.sequence_parallel:
             yield "tp", "all_reduce", size
     if degrees.ep > 1 and operator.kind in (Kind.DISPATCH, Kind.COMBINE):
-        if forward and operator.kind is Kind.DISPATCH:
+        counted = operator.kind is Kind.DISPATCH and block.capacity is None
+        if forward and counted:
             yield "ep", "all_to_all", block.extents["experts"] * COUNT_BYTES
         width = block.extents["hidden"] * precision.activation.bytes
         yield "ep", "all_to_all", int(sent_rows(block, degrees) * width)

@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 from costmodel.compute import grouped_matmul_s, matmul_flops, traffic_s
 from costmodel.degrees import Degrees
 from costmodel.expert_exchange import BALANCE_BYTES, COUNT_BYTES
-from costmodel.experts import held_experts, load, routed_rows, sent_rows
+from costmodel.experts import (
+    held_experts,
+    load,
+    routed_rows,
+    rows_a_token,
+    sent_rows,
+)
 from costmodel.local_shape import local_shape
 from costmodel.machine import Machine
 from costmodel.placement import near_members
@@ -114,7 +120,7 @@ def _sorted(
     moved = elements(operator.output, block, degrees) * size
     combines = operator.kind is Kind.COMBINE
     if combines:  # elements are counted by tokens, of which a busy rank has more
-        moved = moved * load(block, degrees)
+        moved = moved * rows_a_token(block, degrees) / block.extents["routed"]
     passes = operator.forward_elements
     if direction == "backward":
         passes = operator.backward_elements

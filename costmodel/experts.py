@@ -20,9 +20,19 @@ Array = NDArray[Any]
 
 
 def sent_rows(block: Block, degrees: Degrees) -> Array:
-    """Rows that a rank sends to experts, on average as many as it gets from others."""
+    """Rows that a rank sends to experts, on average as many as it gets from others.
+
+    Experts of a fixed capacity get that much of each sequence, or of a rank's part of
+    it, whatever the router says.
+    """
     own = tokens(degrees, split=degrees.sequence_parallel)
-    return np.asarray(own * block.extents["routed"])
+    routed = np.asarray(own * block.extents["routed"])
+    if block.capacity is None:
+        return routed
+    part, every = own // degrees.micro_batch, block.extents["experts"]
+    mean = block.extents["routed"] * part / every
+    taken = np.minimum(np.ceil(block.capacity * mean), part)
+    return np.asarray(degrees.micro_batch * every * taken)
 
 
 def routed_rows(block: Block, degrees: Degrees) -> Array:
@@ -34,16 +44,22 @@ def routed_rows(block: Block, degrees: Degrees) -> Array:
     return sent_rows(block, degrees) * shared * load(block, degrees)
 
 
+def rows_a_token(block: Block, degrees: Degrees) -> Array:
+    """Rows of the busiest rank's experts for each of its own tokens."""
+    own = tokens(degrees, split=degrees.sequence_parallel)
+    return np.asarray(sent_rows(block, degrees) * load(block, degrees) / own)
+
+
 def load(block: Block, degrees: Degrees) -> Array:
     """Rows of the busiest rank over the mean.
 
     It holds the busiest expert, with `imbalance` times the mean; all other experts are
     alike: (x + (n - 1)(E - x) / (E - 1)) / n with n of E experts on the rank. One rank
-    with all experts has the mean. Experts of a fixed capacity all take that much.
+    with all experts has the mean. Experts of a fixed capacity all take as much.
     """
     held = held_experts(block, degrees)
     if block.capacity is not None:
-        return np.full(np.shape(held), block.capacity)
+        return np.ones(np.shape(held))
     every, busiest = block.extents["experts"], degrees.imbalance
     others = (every - busiest) / np.maximum(every - 1, 1)
     return np.asarray((busiest + (held - 1) * others) / held)

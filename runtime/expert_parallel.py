@@ -4,8 +4,9 @@
     combine    what the experts made of them, back
 
 Rows come sorted by source, then by expert; an expert's rows are brought together, so
-that each has one product. Nothing is dropped, so sizes vary from step to step (the
-all-to-all dispatcher of Megatron-Core; GShard, Lepikhin et al., 2020, section 3).
+that each has one product. Where nothing is dropped sizes vary from step to step (the
+all-to-all dispatcher of Megatron-Core); experts of a fixed capacity get as many from
+each rank, and nobody has to be told (GShard, Lepikhin et al., 2020, section 3).
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from profiles.measure.routing import copied, sorting
 from runtime.collectives import Group, all_reduce, all_to_all, uneven_all_to_all
-from runtime.modules.experts import ExpertMlp, Stack
+from runtime.modules.experts import ExpertMlp, Experts, Stack
 from runtime.tensor_parallel import EXPERTS, placed
 
 
@@ -61,17 +63,28 @@ class Dispatcher:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Experts) -> Tensor:
+        if counts is None:
+            return self._evenly(rows, experts)
         ranks = self.group.size()
         outward = counts.view(ranks, -1)  # by rank, and expert of that rank
         inward = all_to_all(outward, self.group)
         sent, came = outward.sum(1).tolist(), inward.sum(1).tolist()
         arrived = _carried(rows, came, sent, self.group)
         held = torch.arange(inward.shape[1], device=rows.device).repeat(ranks)
-        order = held.repeat_interleave(inward.flatten()).argsort(stable=True)
-        made = experts(arrived[order], inward.sum(0).tolist())
-        by_source = torch.empty_like(made).index_copy(0, order, made)
+        order, places = sorting(held.repeat_interleave(inward.flatten()))
+        made = experts(copied(arrived, order, places), inward.sum(0).tolist())
+        by_source = made.index_select(0, places)
         return _carried(by_source, sent, came, self.group)
+
+    def _evenly(self, rows: Tensor, experts: Experts) -> Tensor:
+        ranks, held = self.group.size(), experts.held
+        sizes, each = [len(rows) // ranks] * ranks, len(rows) // held
+        arrived = _carried(rows, sizes, sizes, self.group)
+        by_expert = arrived.unflatten(0, (ranks, held, -1)).transpose(0, 1)
+        made = experts(by_expert.flatten(0, 2), [each] * held)
+        by_source = made.unflatten(0, (held, ranks, -1)).transpose(0, 1)
+        return _carried(by_source.flatten(0, 2), sizes, sizes, self.group)
 
 
 def _carried(rows: Tensor, came: list[int], sent: list[int], group: Group) -> Tensor:

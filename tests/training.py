@@ -6,6 +6,7 @@ The ranks of a world take all cases of their number one after another.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 from costmodel.layout import Layout
@@ -18,8 +19,17 @@ STEPS = 10
 SEED, DATA_SEED, RATE, CLIP = 7, 3, 1e-3, 0.5
 
 
-def reference(family: str) -> dict[str, Any]:
-    """The same training in plain PyTorch: one process, no layout, no trainer."""
+WHOLE = ((0,),)  # one chunk, on one rank
+
+
+def reference(
+    family: str, parts: tuple[tuple[int, ...], ...] = WHOLE
+) -> dict[str, Any]:
+    """The same training in plain PyTorch: one process, no layout, no trainer.
+
+    Experts of a fixed capacity take as much of each of the *parts* of a sequence, as
+    `parts_of` says them.
+    """
     import torch
 
     from runtime.data.source import source
@@ -34,6 +44,7 @@ def reference(family: str) -> dict[str, Any]:
     where = torch.device("cpu")
     initialise(model_, prefix="", layers=spec.layers, seed=SEED, device=where)
     model_.tie()
+    drop_by_parts(model_, parts)
     named = dict(model_.named_parameters())
     groups: list[dict[str, Any]] = [
         {"params": [one for one in named.values() if one.dim() > 1]},
@@ -66,6 +77,37 @@ def reference(family: str) -> dict[str, Any]:
         "gradients": gradients,
         "parameters": {name: one.detach().clone() for name, one in named.items()},
     }
+
+
+def drop_by_parts(model_: Any, parts: tuple[tuple[int, ...], ...]) -> None:
+    """Let experts take of each part of a sequence as of a whole one."""
+    import torch
+
+    from runtime.modules.experts import ExpertMlp
+    from runtime.modules.sent_rows import Routed, Sent, within_capacity
+
+    def by_parts(mlp: ExpertMlp, stream: Any, routed: Routed) -> Sent:
+        batch, tokens, copies = routed.chosen.shape
+        chunks = torch.arange(tokens).view(sum(map(len, parts)), -1)
+        order = torch.cat([chunks[list(part)].flatten() for part in parts])
+
+        def cut(whole: Any) -> Any:
+            return whole[:, order].unflatten(1, (len(parts), -1)).flatten(0, 1)
+
+        given = Routed(
+            *(cut(getattr(routed, name)) for name in Routed.__dataclass_fields__)
+        )
+        most = mlp.capacity_of(tokens // len(parts))
+        assert most is not None
+        sent = within_capacity(cut(stream), given, most)
+        back = order.argsort()
+        places = sent.places.view(batch, tokens, copies)[:, back].flatten()
+        weights = sent.weights.view(batch, tokens, copies)[:, back].flatten(0, 1)
+        return Sent(sent.rows, None, places, weights)
+
+    for mlp in model_.modules() if len(parts) > 1 else ():
+        if isinstance(mlp, ExpertMlp):
+            mlp.sent = partial(by_parts, mlp)  # type: ignore[method-assign]
 
 
 def _gradient(parameter: Any) -> Any:

@@ -171,7 +171,8 @@ CASES: dict[str, Uniform] = {
         FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES
     ),
 }
-FAMILIES = ("gpt", "llama", "mixtral")
+FAMILIES = ("gpt", "llama", "mixtral", "switch")
+EXPERTS = ("mixtral", "switch")  # which has experts that drop tokens
 # Where Llama differs: gated MLP, grouped heads, their norms, an untied head.
 OF_LLAMA = (
     *("accumulation", "full-recompute", "zero1", "tp2", "tp2-sp"),
@@ -215,6 +216,12 @@ OF_EXPERTS: dict[str, Uniform] = {
         FP32, dp=4, ep=2, zero=3, zero_group=4, offload=OPTIMIZER
     ),
 }
+# Where experts of a fixed capacity differ: what is sent, dropped and made again.
+OF_SWITCH = (
+    *("dp2-ep2", "dp2-ep2-zero1-full", "fsdp2", "cp2-ep2", "tp2-ep2"),
+    *("dp4-ep4-zero3", "dp2-pp2-ep2-interleaved"),
+)
+SOME = {"llama": OF_LLAMA, "switch": OF_SWITCH}
 
 
 def job(family: str) -> Job:
@@ -240,13 +247,24 @@ def job(family: str) -> Job:
             qk_norm=True,
             tied_embeddings=False,
         )
-    if family == "mixtral":
-        spec = replace(spec, moe=MOE, qk_norm=False)
+    if family in EXPERTS:
+        fixed = 0.75 if family == "switch" else None
+        spec = replace(spec, moe=replace(MOE, capacity_factor=fixed), qk_norm=False)
     return Job(model=family, spec=spec, seq_len=64, global_batch=BATCH)
 
 
 def choice_of(family: str, name: str) -> Uniform:
-    return (OF_EXPERTS if family == "mixtral" else CASES)[name]
+    return (OF_EXPERTS if family in EXPERTS else CASES)[name]
+
+
+def parts_of(choice: Uniform) -> tuple[tuple[int, ...], ...]:
+    """The chunks of a sequence that each of the ranks that share it has, of as many
+    chunks as there are altogether: zig-zag over cp, one after another over tp."""
+    if choice.cp == 2 and choice.cp_kind == "ring" and choice.tp == 1:
+        return (0, 3), (1, 2)
+    assert choice.cp == 1, "only rings of two are spelled out here"
+    width = choice.tp if choice.sequence_parallel else 1
+    return tuple((part,) for part in range(width))
 
 
 # Of 2 and 4 ranks, what every run of the tests trains: each mechanism once. The rest
@@ -259,6 +277,7 @@ USUAL = {
         dp2-chimera fsdp2-optimizer-away
     """,
     "llama": "tp2-sp tp2-zb-v",
+    "switch": "dp2-ep2",
     "mixtral": "dp2-ep2 tp2-ep2 cp2-tp2-ep4-zero1 dp2-pp2-ep2-interleaved",
 }
 
@@ -268,8 +287,8 @@ def cases_of(world: int) -> list[tuple[str, str]]:
     return [
         (family, name)
         for family in FAMILIES
-        for name, choice in (OF_EXPERTS if family == "mixtral" else CASES).items()
-        if choice.gpus == world and (family != "llama" or name in OF_LLAMA)
+        for name, choice in (OF_EXPERTS if family in EXPERTS else CASES).items()
+        if choice.gpus == world and name in SOME.get(family, (name,))
     ]
 
 

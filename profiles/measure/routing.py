@@ -16,8 +16,9 @@ from profiles.measure.tensors import Tensor
 
 
 def choose(scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of *scores* (…, experts): weights of the *k* best, which sum to one, which they
-    are, and the softmax of all (Jiang et al., Mixtral of Experts, 2024, section 2.1)."""
+    """Of *scores* (…, experts): weights of the *k* best, whose sum is one, which they
+    are, and the softmax of all (Jiang et al., Mixtral of Experts, 2024, section 2.1).
+    """
     probabilities = scores.softmax(-1)
     largest, chosen = probabilities.topk(k, dim=-1)
     return largest / largest.sum(-1, keepdim=True), chosen, probabilities
@@ -43,12 +44,19 @@ def sorting(groups: Tensor) -> tuple[Tensor, Tensor]:
     return order, torch.empty_like(order).scatter_(0, order, places)
 
 
-def copied(rows: Tensor, source: Tensor, places: Tensor, copies: int = 1) -> Tensor:
-    """Row `source[i]` in place i; row r is in places `places[copies·r:copies·(r + 1)]`.
+def copied(
+    rows: Tensor,
+    source: Tensor,
+    places: Tensor,
+    copies: int = 1,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Row `source[i]` in place i; row r is in places `places[copies·r:copies·(r + 1)]`,
+    those that are *kept*.
 
     Its gradient is theirs, summed in that order; places that are not named have none.
     """
-    made: Tensor = _copied().apply(rows, source, places, copies)
+    made: Tensor = _copied().apply(rows, source, places, copies, kept)
     return made
 
 
@@ -67,19 +75,26 @@ def _copied() -> Any:
     class Copied(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: Any, rows: Tensor, source: Tensor, places: Tensor, copies: int
+            ctx: Any,
+            rows: Tensor,
+            source: Tensor,
+            places: Tensor,
+            copies: int,
+            kept: Tensor | None,
         ) -> Tensor:
-            ctx.save_for_backward(places)
+            ctx.save_for_backward(places, kept)
             ctx.copies = copies
             return rows.index_select(0, source)
 
         @staticmethod
         def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-            (places,) = ctx.saved_tensors
+            places, kept = ctx.saved_tensors
             gradient = made[0].index_select(0, places)
+            if kept is not None:
+                gradient = gradient.masked_fill_(~kept.unsqueeze(-1), 0.0)
             if ctx.copies > 1:
                 gradient = gradient.unflatten(0, (-1, ctx.copies)).sum(1)
-            return gradient, None, None, None
+            return gradient, None, None, None, None
 
     return Copied
 
@@ -111,7 +126,9 @@ def timed() -> dict[str, Any]:
     def grouped(rows: Tensor, weights: Tensor, *biases: Tensor) -> Tensor:
         """Each expert with as many rows, the first with one more where they are odd."""
         parts = rows.tensor_split(len(weights))
-        each = zip(parts, weights.unbind(0), *(b.unbind(0) for b in biases), strict=True)
+        each = zip(
+            parts, weights.unbind(0), *(b.unbind(0) for b in biases), strict=True
+        )
         return torch.cat([F.linear(*given) for given in each])
 
     return {

@@ -6,6 +6,7 @@ One dataclass a family; `family` in a spec file says which. Sizes are counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from profiles.errors import InvalidSpec
 
@@ -21,7 +22,8 @@ class MoeSpec:
     shared_ffn_hidden: int = 0
     first_layer: int = 0
     every: int = 1
-    capacity_factor: float | None = None  # None: no token is dropped
+    # Of an expert's mean rows, how many it takes of a sequence; None: whatever comes
+    capacity_factor: float | None = None
     router_groups: int = 1
     router_bias: bool = False
 
@@ -43,6 +45,19 @@ class MoeSpec:
                 f"experts_per_token={self.experts_per_token} is more than the "
                 f"{self.experts} experts"
             )
+
+    def capacity_of(self, tokens: int) -> int | None:
+        """Rows that each expert takes of a sequence's *tokens*: ⌈factor · k · T / E⌉,
+        of each token once (Switch Transformers, Fedus et al., 2022, section 2.2).
+
+        >>> MoeSpec(experts=8, experts_per_token=2, expert_ffn_hidden=64,
+        ...         capacity_factor=1.25).capacity_of(100)
+        32
+        """
+        if self.capacity_factor is None:
+            return None
+        mean = self.experts_per_token * tokens / self.experts
+        return min(ceil(self.capacity_factor * mean), tokens)
 
     def holds(self, layer: int) -> bool:
         """Whether the numbered *layer* has experts.

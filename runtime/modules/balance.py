@@ -16,6 +16,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from profiles.measure.routing import chosen_often
+
 ALPHA: Final = 0.01
 
 
@@ -44,10 +46,8 @@ class Balance(nn.Module):
 
     def loss(self, chosen: Tensor, probabilities: Tensor) -> Tensor:
         """This rank's summand, the mean over its sequences."""
-        batch, tokens, copies = chosen.shape
-        ones = torch.ones_like(chosen.flatten(1), dtype=torch.float32)
-        counts = torch.zeros(batch, self.experts, device=chosen.device)
-        counts.scatter_add_(1, chosen.flatten(1), ones)
+        _, tokens, copies = chosen.shape
+        counts = chosen_often(chosen, self.experts)
         if self.sharing is not None:
             counts = self.sharing(counts)
         often = counts * (self.experts / (copies * tokens * self.parts))

@@ -4,15 +4,14 @@
     y_t = Σ_chosen w_te · expert_e(x_t) + shared(x_t)
 
 (Jiang et al., Mixtral of Experts, 2024, section 2.1; shared experts: DeepSeekMoE, Dai
-et al., 2024.) Rows go to the experts sorted by expert, each token as often as it has
-experts, and no row is dropped. Who carries the rows is `exchange`: nobody, as long as
-all experts are here.
+et al., 2024.) Rows go to the experts sorted by expert (`sent_rows`), each token as
+often as it has experts. Who carries them is `exchange`: nobody, as long as all experts
+are here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,18 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from profiles.measure.routing import choose, combined
 from profiles.models.spec import DecoderSpec, MoeSpec
 from runtime.modules.balance import Balance
 from runtime.modules.mlp import Mlp, activation_of
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """The router's answer: (batch, tokens, k) twice, and (batch, tokens, experts)."""
-
-    weights: Tensor
-    chosen: Tensor
-    probabilities: Tensor
+from runtime.modules.sent_rows import Routed, Sent, every_row, within_capacity
 
 
 class Router(nn.Module):
@@ -47,9 +39,7 @@ class Router(nn.Module):
         bias = None if bias is None else bias.float()
         with torch.autocast(stream.device.type, enabled=False):
             scores = F.linear(stream.float(), self.linear.weight.float(), bias)
-        probabilities = scores.softmax(-1)
-        largest, chosen = probabilities.topk(self.chosen, dim=-1)
-        return Routed(largest / largest.sum(-1, keepdim=True), chosen, probabilities)
+        return Routed(*choose(scores, self.chosen))
 
 
 class Stack(nn.Module):
@@ -82,6 +72,11 @@ class Experts(nn.Module):
         self.up = Stack(count, spec.hidden, width, bias=spec.mlp_bias)
         self.down = Stack(count, width, spec.hidden, bias=spec.mlp_bias)
 
+    @property
+    def held(self) -> int:
+        """How many experts are here."""
+        return len(_here(self.up.weight))
+
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows sorted by expert, `counts[i]` for the i-th → what they make of them."""
         parts = rows.split(list(counts))
@@ -97,13 +92,17 @@ class Experts(nn.Module):
 class Exchange(Protocol):
     """Carries sorted rows to the experts and back."""
 
-    def __call__(self, rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
-        """`counts[e]` of *rows* are for expert e; what the experts make of them."""
+    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Experts) -> Tensor:
+        """`counts[e]` of *rows* are for expert e, as many for each without counts; what
+        the experts make of them."""
 
 
-def all_here(rows: Tensor, counts: Tensor, experts: nn.Module) -> Tensor:
+def all_here(rows: Tensor, counts: Tensor | None, experts: Experts) -> Tensor:
     """The exchange where this rank holds all experts."""
-    made: Tensor = experts(rows, counts.tolist())
+    each = len(rows) // experts.held
+    made: Tensor = experts(
+        rows, [each] * experts.held if counts is None else counts.tolist()
+    )
     return made
 
 
@@ -118,22 +117,23 @@ class ExpertMlp(nn.Module):
         self.shared: nn.Module | None = Mlp(spec, width) if width else None
         self.balance = Balance(moe.experts)
         self.exchange: Exchange = all_here
+        self.capacity_of = moe.capacity_of
 
     def forward(self, stream: Tensor) -> Tensor:
         routed = self.router(stream)
         stream = self.balance(stream, routed.chosen, routed.probabilities)
         beside = None if self.shared is None else self.shared(stream)
-        tokens, chosen = stream.flatten(0, 1), routed.chosen.flatten(0, 1)
-        copies = chosen.shape[1]
-        order = chosen.flatten().argsort(stable=True)
-        counts = chosen.flatten().bincount(minlength=self.balance.experts)
-        made = self.exchange(tokens[order // copies], counts, self.experts)
-        # Back to the order of tokens by a copy, not by sums, whose order could vary.
-        by_token = torch.empty_like(made).index_copy(0, order, made)
-        weights = routed.weights.flatten(0, 1).unsqueeze(-1).to(made.dtype)
-        weighted = by_token.view(-1, copies, made.shape[-1]) * weights
-        mixed: Tensor = weighted.sum(1).view(stream.shape)
+        sent = self.sent(stream, routed)
+        made = self.exchange(sent.rows, sent.counts, self.experts)
+        mixed = combined(made, sent.places, sent.weights).view(stream.shape)
         return mixed if beside is None else mixed + beside
+
+    def sent(self, stream: Tensor, routed: Routed) -> Sent:
+        """The rows that go to experts."""
+        capacity = self.capacity_of(stream.shape[1])
+        if capacity is None:
+            return every_row(stream, routed)
+        return within_capacity(stream, routed, capacity)
 
 
 def _here(parameter: Tensor) -> Tensor:

@@ -10,16 +10,25 @@ import pytest
 
 from costmodel.action_traffic import Exchanged, stream_traffic
 from costmodel.uniform import Uniform, spell_out
-from tests.training import apart, reference, seen_by_all
-from tests.training_cases import BATCH, USUAL, cases_of, choice_of, job, usual
+from tests.training import WHOLE, apart, reference, seen_by_all
+from tests.training_cases import (
+    BATCH,
+    EXPERTS,
+    USUAL,
+    cases_of,
+    choice_of,
+    job,
+    parts_of,
+    usual,
+)
 
 ROWS = "ep:all_to_all"
 LOSS, NORM, TENSORS = 1e-5, 1e-5, 1e-4
 
 
 @lru_cache(maxsize=2)
-def plain(family: str) -> dict[str, Any]:
-    return reference(family)
+def plain(family: str, parts: tuple[tuple[int, ...], ...]) -> dict[str, Any]:
+    return reference(family, parts)
 
 
 @pytest.mark.slow
@@ -46,7 +55,8 @@ def _require_alike(world: int, cases: list[tuple[str, str]]) -> None:
     """Losses of ten steps, the first gradients and the last parameters; and the
     executed stream, its collectives counted and weighed, is the priced one."""
     for (family, name), seen in seen_by_all(world, cases).items():
-        wanted = plain(family)
+        parts = parts_of(choice_of(family, name)) if family == "switch" else WHOLE
+        wanted = plain(family, parts)
         pairs = zip(seen["losses"], wanted["losses"], strict=True)
         assert max(abs(one - two) for one, two in pairs) < LOSS, (family, name)
         assert seen["norm"] == pytest.approx(wanted["norm"], rel=NORM), (family, name)
@@ -83,6 +93,7 @@ def _require_priced(family: str, name: str, recorded: list[Any]) -> None:
                 (count, size), (times, sent) = wanted.pop(ROWS), seen.pop(ROWS)
                 rows[stage, number] += sent - size
                 assert count == times, where
+                assert family != "switch" or sent == size, where
             assert seen == wanted, where
     assert not any(rows.values()), (family, name)
 
@@ -93,7 +104,7 @@ def _as_recorded(
     """Axes that span the job have the world's group in common, and the last's name."""
     whole = choice.dp * choice.cp * choice.tp
     degrees = {"pp": choice.pp, "dp": choice.dp * choice.cp, "tp": choice.tp}
-    if family == "mixtral":
+    if family in EXPERTS:
         degrees |= {"edp": whole // choice.ep, "ep": choice.ep}
     spanning = [axis for axis, n in degrees.items() if n == choice.gpus]
     known = dict.fromkeys([*spanning, "world"], (spanning or ["other"])[-1])
