@@ -152,7 +152,9 @@ def _by_modules(value: str) -> dict[str, Any]:
 SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "family": lambda _: {},
     "experts": _flag("moe", MOE, None),
-    "router groups": lambda _: {"moe": replace(MOE, router_groups=2)},
+    "router groups": lambda _: {
+        "moe": replace(MOE, experts=4, router_groups=2, groups_per_token=1)
+    },
     "capacity": lambda _: {"moe": replace(MOE, capacity_factor=1.0)},
     "experts of a rank": lambda _: {
         "moe": replace(MOE, experts=3),

@@ -15,12 +15,24 @@ from typing import Any
 from profiles.measure.tensors import Tensor
 
 
-def choose(scores: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def choose(
+    scores: Tensor, k: int, groups: int = 1, allowed: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Of *scores* (…, experts): weights of the *k* best, whose sum is one, which they
     are, and the softmax of all (Jiang et al., Mixtral of Experts, 2024, section 2.1).
+
+    They lie in *allowed* of the *groups* of experts (None: in any), those whose best
+    ⌈k / allowed⌉ experts have the largest sum (DeepSeek-V3, 2024, section 2.1.2).
     """
     probabilities = scores.softmax(-1)
-    largest, chosen = probabilities.topk(k, dim=-1)
+    among = probabilities
+    if allowed is not None and allowed < groups:
+        by_group = among.unflatten(-1, (groups, -1))
+        best = by_group.topk(min(-(-k // allowed), by_group.shape[-1]), dim=-1).values
+        taken = best.sum(-1).topk(allowed, dim=-1).indices
+        open_ = by_group.new_zeros(by_group.shape[:-1]).scatter_(-1, taken, 1.0)
+        among = (by_group * open_.unsqueeze(-1)).flatten(-2)
+    largest, chosen = among.topk(k, dim=-1)
     return largest / largest.sum(-1, keepdim=True), chosen, probabilities
 
 

@@ -80,6 +80,7 @@ def _deepseek_v3(config: Config) -> Read:
         nope_head_dim=config.count("qk_nope_head_dim"),
         value_head_dim=config.count("v_head_dim"),
     )
+    groups = config.count("n_group", 1)
     moe = MoeSpec(
         experts=config.count("n_routed_experts"),
         experts_per_token=config.count("num_experts_per_tok"),
@@ -88,7 +89,8 @@ def _deepseek_v3(config: Config) -> Read:
         shared_ffn_hidden=config.count("moe_intermediate_size"),
         first_layer=first,
         every=every,
-        router_groups=config.count("n_group", 1),
+        router_groups=groups,
+        groups_per_token=config.count("topk_group", None) if groups > 1 else None,
     )
     return rotary(
         config,

@@ -24,7 +24,8 @@ class MoeSpec:
     every: int = 1
     # Of an expert's mean rows, how many it takes of a sequence; None: whatever comes
     capacity_factor: float | None = None
-    router_groups: int = 1
+    router_groups: int = 1  # experts in a row, as many in each
+    groups_per_token: int | None = None  # that a token's experts lie in; None: any
     router_bias: bool = False
 
     def __post_init__(self) -> None:
@@ -44,6 +45,26 @@ class MoeSpec:
             raise InvalidSpec(
                 f"experts_per_token={self.experts_per_token} is more than the "
                 f"{self.experts} experts"
+            )
+
+        if self.groups_per_token is not None:
+            self._require_groups(self.groups_per_token)
+
+    def _require_groups(self, chosen: int) -> None:
+        groups, size = self.router_groups, self.experts // self.router_groups
+        if self.experts % groups:
+            raise InvalidSpec(
+                f"router_groups={groups} does not divide the {self.experts} experts"
+            )
+        if not 1 <= chosen <= groups:
+            raise InvalidSpec(
+                f"groups_per_token={chosen} must be between 1 and "
+                f"router_groups={groups}"
+            )
+        if self.experts_per_token > chosen * size:
+            raise InvalidSpec(
+                f"experts_per_token={self.experts_per_token} is more than the "
+                f"{chosen * size} experts of groups_per_token={chosen} groups"
             )
 
     def capacity_of(self, tokens: int) -> int | None:

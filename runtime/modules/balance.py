@@ -47,7 +47,7 @@ class Balance(nn.Module):
     def loss(self, chosen: Tensor, probabilities: Tensor) -> Tensor:
         """This rank's summand, the mean over its sequences."""
         _, tokens, copies = chosen.shape
-        counts = chosen_often(chosen, self.experts)
+        counts: Tensor = chosen_often(chosen, self.experts)
         if self.sharing is not None:
             counts = self.sharing(counts)
         often = counts * (self.experts / (copies * tokens * self.parts))

@@ -103,7 +103,6 @@ def decoder_of(job: Job) -> DecoderSpec:
 def require_trainable(spec: DecoderSpec) -> None:
     """Raise Unsupported for a decoder that these modules are not."""
     for part, what in (
-        (spec.moe and spec.moe.router_groups > 1, "routing to groups of experts"),
         (spec.attention_sinks, "attention sinks"),
         (spec.mla, "latent attention"),
         (spec.parallel_block, "attention and MLP side by side"),

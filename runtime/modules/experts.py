@@ -33,13 +33,14 @@ class Router(nn.Module):
         super().__init__()
         self.linear = nn.Linear(spec.hidden, moe.experts, bias=moe.router_bias)
         self.chosen = moe.experts_per_token
+        self.groups, self.allowed = moe.router_groups, moe.groups_per_token
 
     def forward(self, stream: Tensor) -> Routed:
         bias: Tensor | None = self.linear.bias
         bias = None if bias is None else bias.float()
         with torch.autocast(stream.device.type, enabled=False):
             scores = F.linear(stream.float(), self.linear.weight.float(), bias)
-        return Routed(*choose(scores, self.chosen))
+        return Routed(*choose(scores, self.chosen, self.groups, self.allowed))
 
 
 class Stack(nn.Module):
@@ -125,7 +126,7 @@ class ExpertMlp(nn.Module):
         beside = None if self.shared is None else self.shared(stream)
         sent = self.sent(stream, routed)
         made = self.exchange(sent.rows, sent.counts, self.experts)
-        mixed = combined(made, sent.places, sent.weights).view(stream.shape)
+        mixed: Tensor = combined(made, sent.places, sent.weights).view(stream.shape)
         return mixed if beside is None else mixed + beside
 
     def sent(self, stream: Tensor, routed: Routed) -> Sent:

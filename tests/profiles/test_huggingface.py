@@ -100,6 +100,7 @@ DEEPSEEK = config(
     first_k_dense_replace=3,
     moe_layer_freq=1,
     n_group=8,
+    topk_group=4,
     kv_lora_rank=512,
     q_lora_rank=1536,
     qk_rope_head_dim=64,

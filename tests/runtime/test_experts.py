@@ -48,6 +48,21 @@ def mixture(spec: DecoderSpec) -> ExpertMlp:
     return made
 
 
+def reachable(scores: Tensor, mlp: ExpertMlp) -> Tensor:
+    """Which experts lie in a group that a token may choose, token by token."""
+    allowed, size = mlp.router.allowed, mlp.balance.experts // mlp.router.groups
+    if allowed is None:
+        return torch.ones_like(scores)
+    open_ = torch.zeros_like(scores)
+    for place in torch.cartesian_prod(*map(torch.arange, scores.shape[:2])).tolist():
+        groups = scores[tuple(place)].split(size)
+        counted = -(-mlp.router.chosen // allowed)
+        sums = [float(one.sort().values[-counted:].sum()) for one in groups]
+        for group in sorted(range(len(sums)), key=sums.__getitem__)[-allowed:]:
+            open_[(*place, slice(group * size, (group + 1) * size))] = 1.0
+    return open_
+
+
 def kept(weights: Tensor, most: int | None) -> Tensor:
     """Which of *weights* (batch, tokens, experts) are not dropped: of each sequence and
     expert the *most* largest, or all."""
@@ -66,7 +81,9 @@ def by_formula(mlp: ExpertMlp, stream: Tensor) -> Tensor:
     """Every token through every expert, weighted; nothing sorted."""
     experts, linear = mlp.experts, mlp.router.linear
     scores = F.linear(stream, linear.weight, linear.bias).softmax(-1)
-    largest, chosen = scores.topk(mlp.router.chosen, -1)
+    largest, chosen = (scores * reachable(scores.detach(), mlp)).topk(
+        mlp.router.chosen, -1
+    )
     weights = torch.zeros_like(scores).scatter(-1, chosen, largest)
     weights = weights / weights.sum(-1, keepdim=True)
     weights = weights * kept(weights.detach(), mlp.capacity_of(stream.shape[1]))
@@ -92,6 +109,12 @@ SPECS = {
     "biased": BIASED,
     "dropping": dropping(GATED, 0.5),
     "dropping-biased": dropping(BIASED, 1.0),
+    "in-groups": replace(
+        GATED, moe=replace(MOE, experts=8, router_groups=4, groups_per_token=2)
+    ),
+    "in-one-group": replace(
+        GATED, moe=replace(MOE, experts=6, router_groups=2, groups_per_token=1)
+    ),
     "roomy": dropping(GATED, 9.0),
 }
 
@@ -194,11 +217,6 @@ def test_biases_of_experts_do_not_decay() -> None:
         "experts.up.bias",
         "experts.down.bias",
     }
-
-
-def test_other_mixtures_are_refused() -> None:
-    with pytest.raises(Unsupported, match="groups of experts"):
-        require_trainable(replace(SPEC, moe=replace(MOE, router_groups=2)))
 
 
 def test_gpt_oss_has_attention_sinks_that_are_not_trained() -> None:
