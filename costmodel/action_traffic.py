@@ -13,7 +13,8 @@ them. Bytes are those of the full tensor, as sample keys count them.
                   the tied table's gradient; one number for the gradient's norm
 
 A stage's gradients travel over dp (and between its holders) with its last B or W; the
-shards of a split backward in REDUCE_GRAD.
+shards of a split backward in REDUCE_GRAD. Where shards span a part of dp, they travel
+over dp_shard, and with the last ones over dp_replicate.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil
 from typing import Final
 
 import numpy as np
@@ -33,6 +33,7 @@ from costmodel.context_exchange import messages
 from costmodel.expert_exchange import expert_messages
 from costmodel.explicit_price import explicit
 from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.mesh_parallel import data_parallel
 from costmodel.retention import CORE, EVERYTHING
 from costmodel.schedule import schedule_called
 from costmodel.send_receive import apart, passes
@@ -45,6 +46,15 @@ from costmodel.sharding import (
     parameters,
 )
 from costmodel.software import DEFAULT, Software, software
+from costmodel.traffic import Entry, Exchanged, Traffic, merged
+from costmodel.weight_traffic import (
+    GRADIENT_BYTES,
+    Alike,
+    gathered,
+    reduced,
+    scattered,
+    summed_across,
+)
 from profiles.graph import Block
 from profiles.job import Job
 from profiles.operators import Kind as OperatorKind
@@ -52,25 +62,8 @@ from profiles.operators import Operator
 from profiles.precision import Precision
 
 NORM_BYTES: Final = 8  # the sum of squares of all gradients, in fp64
-GRADIENT_BYTES: Final = 4  # gradients are summed in fp32
 COMBINE, GROUPED = OperatorKind.COMBINE, OperatorKind.GROUPED_MATMUL
 BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
-Name = tuple[str, str]  # (axis, collective)
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """How many collectives, and the bytes of their full tensors together."""
-
-    count: int = 0
-    size_bytes: int = 0
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(self.count + other.count, self.size_bytes + other.size_bytes)
-
-
-Entry = tuple[Name, Traffic]
-Exchanged = Mapping[Name, Traffic]
 
 
 def stream_traffic(job: Job, layout: Layout, stream: Stream) -> list[Exchanged]:
@@ -84,7 +77,7 @@ def stream_traffic(job: Job, layout: Layout, stream: Stream) -> list[Exchanged]:
     for part in apart(stream):
         if part.kind in (Kind.F, *BACKWARDS):
             order[part.kind in BACKWARDS, part.stage].append(part)
-    return [_merged(_of_action(action, stages, order)) for action in stream]
+    return [merged(_of_action(action, stages, order)) for action in stream]
 
 
 def _of_action(
@@ -122,7 +115,8 @@ class StageTraffic:
             yield ("pp", "send"), Traffic(1, self._boundary_bytes)
         elif kind is Kind.REDUCE_GRAD and len(self.stage.held_by) == 1:
             if self._zero == 1 and schedule_called(self.layout.schedule).splits:
-                yield from self._scatter
+                yield from scattered(self._weights())
+                yield from summed_across(self._weights())
             yield from self.partial()
         elif kind is Kind.STEP:
             yield from self._step()
@@ -138,7 +132,7 @@ class StageTraffic:
             yield from self._over_tp(self._there(operator, block, degrees))
             yield from self._beside("forward", operator, block, degrees)
         if self._zero == 3 or (self._zero and first):
-            yield from self._gather
+            yield from gathered(self._weights(), self._weight_bytes)
 
     def _backward(self, kind: Kind, last: bool) -> Iterator[Entry]:
         for operator, block, degrees, plan in self._operators():
@@ -154,22 +148,19 @@ class StageTraffic:
             if name in again and kind is not Kind.W:
                 yield from self._over_tp(self._there(operator, block, degrees))
                 yield from self._beside("forward", operator, block, degrees)
-        if self._zero == 3:
-            yield from self._gather
-        whole = not schedule_called(self.layout.schedule).splits
-        if self._zero >= 2 or (self._zero == 1 and last and whole):
-            yield from self._scatter
-        if self._zero == 0 and last:
-            yield from self._reduced()
+        yield from self._of_weights(kind, last)
 
-    def _reduced(self) -> Iterator[Entry]:
-        """Whole gradients, in buckets."""
-        replicas = self._replicas * len(self.stage.held_by)
-        for axis, ranks, _, count in self._weights(replicas):
-            size = GRADIENT_BYTES * count
-            if ranks > 1:
-                buckets = max(1, ceil(size / self.by.bucket_bytes))
-                yield (axis, "all_reduce"), Traffic(buckets, size)
+    def _of_weights(self, kind: Kind, last: bool) -> Iterator[Entry]:
+        """What a backward, or the *last* one, sends of weights and their gradients."""
+        zero, split = self._zero, schedule_called(self.layout.schedule).splits
+        if zero == 3:
+            yield from gathered(self._weights(), self._weight_bytes)
+        if zero >= 2 or (zero == 1 and last and not split):
+            yield from scattered(self._weights())
+        if zero and last and not split:
+            yield from summed_across(self._weights())
+        if zero == 0 and last:
+            yield from reduced(self._weights(), self.by.bucket_bytes)
 
     def _step(self) -> Iterator[Entry]:
         ends = {self.layout.stages[place].held_by for place in (0, -1)}
@@ -186,6 +177,10 @@ class StageTraffic:
         return self.layout.precision
 
     @property
+    def _weight_bytes(self) -> float:
+        return self._precision.parameter.bytes
+
+    @property
     def _zero(self) -> int:
         return self.stage.plans[0].zero if self._replicas > 1 else 0
 
@@ -199,26 +194,28 @@ class StageTraffic:
         mesh = self.stage.mesh
         return mesh.dp_shard * mesh.cp if self._zero else 1
 
-    @property
-    def _gather(self) -> Iterator[Entry]:
-        for axis, ranks, units, count in self._weights(self._replicas):
-            if ranks > 1:
-                size = int(count * self._precision.parameter.bytes)
-                yield (axis, "all_gather"), Traffic(units, size)
-
-    @property
-    def _scatter(self) -> Iterator[Entry]:
-        for axis, ranks, units, count in self._weights(self._replicas):
-            if ranks > 1:
-                yield (axis, "reduce_scatter"), Traffic(units, GRADIENT_BYTES * count)
-
-    def _weights(self, replicas: int) -> Iterator[tuple[str, int, int, int]]:
-        """Axis, ranks that hold the same, units of `fully_shard` and parameters: of
-        the *replicas* and, where there are any, of experts."""
-        yield "dp", replicas, self._units, self._parameters
-        mesh, (layers, count) = self.stage.mesh, self._of_experts
+    def _weights(self) -> Iterator[Alike]:
+        """The stage's weights and, where there are any, those of its experts."""
+        mesh, copies = self.stage.mesh, len(self.stage.held_by)
+        parallel = data_parallel(mesh, self._zero)
+        yield Alike(
+            axis="dp",
+            ranks=self._replicas,
+            shards=int(parallel.shards),
+            copies=copies,
+            units=self._units,
+            count=self._parameters,
+        )
+        layers, count = self._of_experts
         if layers:
-            yield "edp", mesh.size // (mesh.ep * mesh.etp), layers, count
+            yield Alike(
+                axis="edp",
+                ranks=mesh.size // (mesh.ep * mesh.etp),
+                shards=int(parallel.of_experts.shards),
+                copies=copies,
+                units=layers,
+                count=count,
+            )
 
     @property
     def _units(self) -> int:
@@ -369,10 +366,3 @@ def _again(block: Block, wanted: frozenset[str], stops_early: bool) -> Collectio
                 if item.name in wanted or item.name not in saved:
                     asked |= {item.name}
     return again
-
-
-def _merged(entries: Iterable[Entry]) -> Exchanged:
-    total: dict[Name, Traffic] = {}
-    for name, traffic in entries:
-        total[name] = total.get(name, Traffic()) + traffic
-    return total

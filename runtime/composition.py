@@ -170,21 +170,21 @@ def _data_parallel(
     layout: Layout,
     copies: int,
 ) -> DataParallel:
-    mesh, rules = meshes.weights, sharding.policy
-    experts = None if meshes.experts is None else meshes.experts["edp"]
+    rules = sharding.policy
     if sharding.zero:
         split = schedule_called(layout.schedule).splits
         sharded = AfterW if split else Sharded
-        return sharded(stage, _apart(stage), mesh["dp"], sharding, experts)
+        apart = meshes.expert_shards
+        return sharded(stage, _apart(stage), meshes.shards, sharding, apart)
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()
     return Buffered(
         stage,
         replicas,
-        experts=None if experts is None else experts.get_group(),
+        experts=None if meshes.experts is None else meshes.experts["edp"].get_group(),
         micro_batches=layout.micro_batches // copies,
-        mean_over=mesh["dp"].size(),
+        mean_over=meshes.weights["dp"].size(),
     )
 
 

@@ -10,6 +10,9 @@ zero 1   parameters gathered once a step, gradients scattered after the last bac
 zero 2   parameters gathered once a step, gradients scattered every micro-batch
 zero 3   parameters gathered for every pass, gradients scattered every micro-batch
 
+Shards may span a part of the ranks (HSDP): what is scattered is then summed over the
+replicas of shards too, once a step.
+
 Where backward is split, `fully_shard` ends a backward after I, before W has added the
 gradients of weights: it is let reduce nothing until all W are done (`AfterW`, zero 1).
 """
@@ -107,10 +110,11 @@ class Sharding:
 
 
 class Sharded:
-    """Gradients and optimizer states (ZeRO-3: parameters too) cut over the ranks of
-    *mesh*; those of experts over the mesh *experts*, of ranks that hold the same ones.
-    Sums over either are means over *mesh*. Where ZeRO-2's or 3's optimizer has masters
-    of its own on the host, gradients go there as they are scattered."""
+    """Gradients and optimizer states (ZeRO-3: parameters too) cut over the last axis of
+    *mesh*, and alike over another before it; those of experts over the mesh *experts*,
+    of ranks that hold the same ones. Sums over either are means over *mesh*. Where
+    ZeRO-2's or 3's optimizer has masters of its own on the host, gradients go there as
+    they are scattered."""
 
     def __init__(
         self,
@@ -121,9 +125,12 @@ class Sharded:
         experts: DeviceMesh | None = None,
     ) -> None:
         self.zero = how.zero
-        # Of one rank `fully_shard` would divide by its factor twice (PyTorch 2.13).
-        alone = experts is not None and experts.size() == 1
-        self._left_to_divide = mesh.size() if alone else 1
+        # Of shards of one rank `fully_shard` would divide by its factor twice
+        # (PyTorch 2.13).
+        alone = experts is not None and experts.size(-1) == 1
+        self._left_to_divide = 1
+        if experts is not None and alone:
+            self._left_to_divide = mesh.size() // experts.size()
         for unit in (*units, stage):
             apart = isinstance(unit, Experts)
             fully_shard(
@@ -155,6 +162,7 @@ class Sharded:
     def backward(self, *, last: bool) -> None:
         self._root.set_is_last_backward(last)
         self._root.set_requires_gradient_sync(last or self.zero >= 2)
+        self._root.set_requires_all_reduce(last)
         self._root.set_reshard_after_backward(last or self.zero == 3)
 
     def finish(self) -> None:

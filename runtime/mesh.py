@@ -1,7 +1,8 @@
 """`DeviceMesh` from a layout: axes pp, dp and tp over the layout's own ranks.
 
 On dp lie all ranks that hold the same weights: replicas, and context-parallel ranks
-inside each replica, whose parts of the sequence are as good as further batches.
+inside each replica, whose parts of the sequence are as good as further batches. Where
+ZeRO's shards span a part of it, dp is folded once more: dp_replicate × dp_shard.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
+from costmodel.mesh_parallel import data_parallel, one_zero
 from profiles.errors import Unsupported
 
 AXES = ("pp", "dp", "tp")
@@ -27,6 +29,34 @@ class Meshes:
 
     weights: DeviceMesh
     experts: DeviceMesh | None = None
+    shards: DeviceMesh  # dp as ZeRO cuts it
+    expert_shards: DeviceMesh | None = None  # edp
+
+    @classmethod
+    def of(cls, layout: Layout, device_type: str, *, experts: bool) -> Meshes:
+        """All meshes of *layout*, of a model with *experts* or without; every rank
+        calls this at once. Raises Unsupported as `device_mesh` and `expert_mesh`."""
+        weights = device_mesh(layout, device_type)
+        shards = shard_mesh(layout, weights)
+        if not experts:
+            return cls(weights=weights, shards=shards)
+        over_experts = expert_mesh(layout, device_type)
+        return cls(
+            weights=weights,
+            experts=over_experts,
+            shards=shards,
+            expert_shards=shard_mesh(layout, over_experts),
+        )
+
+    def groups(self) -> dict[str, dist.ProcessGroup]:
+        """This rank's group of each axis that has more than one rank, by its name."""
+        found: dict[str, dist.ProcessGroup] = {}
+        for mesh in (self.weights, self.experts, self.shards, self.expert_shards):
+            for axis in mesh.mesh_dim_names or () if mesh is not None else ():
+                assert mesh is not None
+                if mesh[axis].size() > 1:
+                    found.setdefault(axis, mesh[axis].get_group())
+        return found
 
 
 def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
@@ -36,6 +66,25 @@ def device_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     """
     grid = torch.tensor(rank_grid(layout))
     return DeviceMesh(device_type, grid, mesh_dim_names=AXES)
+
+
+def shard_mesh(layout: Layout, mesh: DeviceMesh) -> DeviceMesh:
+    """The dp axis of *mesh* (edp of an expert mesh) as `fully_shard` takes it: one
+    axis, or where shards span a part of it, replicas of shards × shards.
+
+    Every rank calls this at once. A shard's ranks are neighbours, so that gathers stay
+    near (HSDP: Zhao et al., VLDB 2023, section 3.2.2).
+    """
+    stage = layout.stages[0]
+    parallel = data_parallel(stage.mesh, one_zero(stage))
+    axis = "dp"
+    if "edp" in (mesh.mesh_dim_names or ()):
+        axis, parallel = "edp", parallel.of_experts
+    whole, shards = mesh[axis], int(parallel.shards)
+    if not one_zero(stage) or shards == whole.size():
+        return whole
+    sizes = (whole.size() // shards, shards)
+    return whole._unflatten(axis, sizes, (f"{axis}_replicate", f"{axis}_shard"))
 
 
 def rank_grid(layout: Layout) -> list[list[list[int]]]:

@@ -31,7 +31,7 @@ from profiles.documents import read_json
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, without_storage
 from runtime.clip import Piece, clip, global_norm, parts
-from runtime.mesh import device_mesh
+from runtime.mesh import device_mesh, shard_mesh
 from runtime.optimizer import local
 from runtime.pipelined import Loss, Pipelined
 from runtime.placements import Styles, place
@@ -82,7 +82,8 @@ def parallelize(
         if loss is None:
             raise Contradiction("a pipeline needs loss=, of output and targets")
         return Pipelined(chain, layout, whole, loss, rules, bare=bare)
-    return _replicated(module, members, whole, plan[0].zero, rules)
+    shards = shard_mesh(layout, whole)
+    return _replicated(module, members, whole, shards, plan[0].zero, rules)
 
 
 def clip_gradients(module: nn.Module, layout: Layout, most: float) -> Tensor:
@@ -131,10 +132,11 @@ def _replicated(
     module: nn.Module,
     members: list[nn.Module],
     whole: DeviceMesh,
+    shards: DeviceMesh,
     zero: int,
     rules: Policy,
 ) -> nn.Module:
-    """*module* over the dp axis."""
+    """*module* over the dp axis, which ZeRO cuts as *shards*."""
     mesh = whole["dp"]
     if mesh.size() == 1 and not rules.master:
         return module
@@ -146,7 +148,7 @@ def _replicated(
     for unit in (*members, module):
         fully_shard(
             unit,
-            mesh=mesh,
+            mesh=shards,
             mp_policy=rules.fully_shard,
             reshard_after_forward=zero == 3,
         )

@@ -23,6 +23,7 @@ from profiles.errors import Contradiction, Unsupported
 from runtime.chain import cut, shapes
 from runtime.collectives import all_reduce
 from runtime.data_parallel import Sharded, Sharding
+from runtime.mesh import shard_mesh
 from runtime.optimizer import local
 from runtime.pipeline import Executor
 from runtime.pipeline_stage import PipelineStage
@@ -101,6 +102,7 @@ class Pipelined(nn.Module):
             )
         self.layout, self._mesh, self._rules = layout, mesh, rules
         self._rank = mesh["pp"].get_local_rank()
+        self._shards = shard_mesh(layout, mesh)
         self._bare = list(bare)
         self._cut = cut(units, layout)
         last = len(layout.stages) - 1
@@ -152,7 +154,7 @@ class Pipelined(nn.Module):
         if zero and across.size() > 1:
             device = next(part.parameters()).device
             how = Sharding(zero=zero, policy=self._rules, device=device)
-            return Sharded(part, list(part.chain), across, how)
+            return Sharded(part, list(part.chain), self._shards, how)
         if self._rules.master:
             raise Unsupported(
                 f"precision {self.layout.precision_name} without ZeRO keeps masters in "

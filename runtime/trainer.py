@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.action import Action, Stream
 from costmodel.layout import Layout
@@ -26,7 +25,7 @@ from runtime.evaluation import Evaluation
 from runtime.host_optimizer import HostOptimizer
 from runtime.learning_rate import LearningRate
 from runtime.loss_scale import LossScale
-from runtime.mesh import Meshes, context_group, device_mesh, expert_mesh
+from runtime.mesh import Meshes, context_group
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Optimizer, Settings
 from runtime.pipeline import Executor
@@ -66,15 +65,13 @@ class Trainer:
         self.rate = rate
         self.job, self.layout, self.source = job, layout, source
         self.seed, self.device = seed, device
-        self.mesh = device_mesh(layout, device.type)
         self.context = Context(
             group=context_group(layout), kind=layout.cp_kind, seq_len=job.seq_len
         )
         self.rules = policy(layout.precision_name)
-        meshes = Meshes(
-            weights=self.mesh,
-            experts=expert_mesh(layout, device.type) if decoder_of(job).moe else None,
-        )
+        experts = decoder_of(job).moe is not None
+        meshes = Meshes.of(layout, device.type, experts=experts)
+        self.mesh = meshes.weights
         self.stages = held_stages(
             job,
             layout,
@@ -91,12 +88,9 @@ class Trainer:
             else Optimizer(named, settings)
         )
         tied = TiedTable(job, layout, self.mesh)
-        self.recorder = Recorder(axis_groups(self.mesh))
+        self.recorder = Recorder(meshes.groups())
         if tied.group is not None:
             self.recorder.know("tied", [tied.group])
-        if meshes.experts is not None:
-            for axis in ("edp", "ep"):
-                self.recorder.know(axis, [meshes.experts[axis].get_group()])
         if self.context.group is not None:
             self.recorder.know("cp", [self.context.group])
         replicas = [stage.replicas for stage in self.stages if stage.copies > 1]
@@ -242,9 +236,3 @@ def rank_stream(layout: Layout, rank: int) -> Stream:
 def _holders(layout: Layout) -> tuple[tuple[int, ...], ...]:
     """The pipeline rank of each stage, once for each copy of the model."""
     return tuple(zip(*(stage.held_by for stage in layout.stages), strict=True))
-
-
-def axis_groups(mesh: DeviceMesh) -> dict[str, dist.ProcessGroup]:
-    """The process group of each axis that has more than one rank."""
-    names = mesh.mesh_dim_names or ()
-    return {name: mesh[name].get_group() for name in names if mesh[name].size() > 1}

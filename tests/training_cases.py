@@ -12,6 +12,7 @@ from costmodel.uniform import Uniform
 from profiles.job import Job
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec, MoeSpec
+from tests import sharded_cases
 
 BATCH = 8
 
@@ -170,6 +171,7 @@ CASES: dict[str, Uniform] = {
     "fsdp2-pp2-states-away": replace(
         FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES
     ),
+    **sharded_cases.CASES,
 }
 FAMILIES = ("gpt", "llama", "mixtral", "switch")
 EXPERTS = ("mixtral", "switch")  # which has experts that drop tokens
@@ -215,6 +217,7 @@ OF_EXPERTS: dict[str, Uniform] = {
     "dp4-ep2-zero3-optimizer-away": replace(
         FP32, dp=4, ep=2, zero=3, zero_group=4, offload=OPTIMIZER
     ),
+    **sharded_cases.OF_EXPERTS,
 }
 # Where experts of a fixed capacity differ: what is sent, dropped and made again.
 OF_SWITCH = (
@@ -274,7 +277,7 @@ USUAL = {
         dp2 zero1 fsdp2 tp2-sp pp2-1f1b pp2-interleaved cp2-ring cp2-all-gather
         cp2-ulysses tp2-sp-by-name zero1-sqrt-offloaded pp2-zb-h1 pp2-zb-v
         pp2-dualpipe-v pp2-chimera tp2-pp2 fsdp2-tp2 fsdp2-pp2 cp2-tp2-sp-zero1
-        dp2-chimera fsdp2-optimizer-away
+        dp2-chimera fsdp2-optimizer-away hybrid-fsdp
     """,
     "llama": "tp2-sp tp2-zb-v",
     "switch": "dp2-ep2",

@@ -12,6 +12,7 @@ import pytest
 from costmodel.combination import Combination
 from costmodel.facts import facts
 from costmodel.legality import fuses_attention
+from costmodel.offload import Offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, resolve
 from costmodel.report.support import support_table
@@ -143,14 +144,17 @@ def test_mechanisms_that_are_not_used_have_no_verdict() -> None:
 
 
 def test_every_reason_is_given_with_the_numbers_asked_about() -> None:
-    bad = Uniform(tp=4, dp=4, cp=3, zero_group=2, recompute="mlp_up=0.5")
+    away = Offload(optimizer=True)
+    bad = Uniform(
+        tp=4, dp=4, cp=3, zero=2, zero_group=2, recompute="mlp_up=0.5", offload=away
+    )
     found = refusals(bad, job(kv_heads=2, dropout=0.1))
     assert [one.split(":")[0] for one in found] == [
         "dropout (0.1, tp 4)",
         "tensor parallelism (tp 4, kv_heads 2)",
-        "data parallelism (dp 4, zero 1, zero group 2)",
         "context parallelism (cp 3, cp kind ring, chunks 16)",
         "recompute (in part)",
+        "states (optimizer, zero 2, zero group 2)",
     ]
 
 

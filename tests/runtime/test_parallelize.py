@@ -39,6 +39,8 @@ CASES: dict[str, Uniform] = {
     ),
     "dp2-tp2": replace(FP32, dp=2, tp=2, zero=0, micro_batch=4),
     "fsdp2-tp2": replace(FP32, dp=2, tp=2, zero=3, zero_group=2, micro_batch=4),
+    "hybrid": replace(FP32, dp=4, zero=3, zero_group=2, micro_batch=2),
+    "hybrid-pp2": replace(FP32, dp=2, pp=2, zero=2, zero_group=1, micro_batch=2),
 }
 
 

@@ -1,0 +1,30 @@
+"""Layouts whose shards are not those of one dp axis and a whole backward, for tests.
+
+Shards over a part of dp (HSDP). They join the cases of `training_cases`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from costmodel.offload import Offload
+from costmodel.uniform import Uniform
+
+FP32 = Uniform(precision="fp32", micro_batch=2)
+HYBRID = replace(FP32, dp=4, zero_group=2, micro_batch=1)
+CASES: dict[str, Uniform] = {
+    "hybrid-zero1": replace(HYBRID, zero=1),
+    "hybrid-zero2": replace(HYBRID, zero=2),
+    "hybrid-fsdp": replace(HYBRID, zero=3, recompute="full"),
+    "hybrid-cp2-zero2": replace(FP32, dp=2, cp=2, zero=2, zero_group=1),
+    "hybrid-tp2-zero1": replace(
+        FP32, dp=2, tp=2, zero=1, zero_group=1, sequence_parallel=True
+    ),
+    "hybrid-zero1-optimizer-away": replace(
+        HYBRID, zero=1, offload=Offload(optimizer=True)
+    ),
+}
+OF_EXPERTS: dict[str, Uniform] = {
+    "hybrid-fsdp": replace(HYBRID, zero=3),
+    "hybrid-ep2-zero2": replace(HYBRID, ep=2, zero=2),
+}
