@@ -54,6 +54,7 @@ from costmodel.weight_traffic import (
     reduced,
     scattered,
     summed_across,
+    summed_over_copies,
 )
 from profiles.graph import Block
 from profiles.job import Job
@@ -89,7 +90,7 @@ def _of_action(
     if action.kind is Kind.STEP:
         for stage in sorted({stage for _, stage in order}):
             if len(stages[stage].stage.held_by) > 1:
-                yield from stages[stage].partial()
+                yield from stages[stage].held_twice()
     for part in passes(action):
         alike = order.get((part.kind in BACKWARDS, part.stage), (part,))
         ends = (alike[0] is part, alike[-1] is part)
@@ -120,6 +121,12 @@ class StageTraffic:
             yield from self.partial()
         elif kind is Kind.STEP:
             yield from self._step()
+
+    def held_twice(self) -> Iterator[Entry]:
+        """What the holders of a stage that has several do together, in STEP."""
+        if self._zero:
+            yield from summed_over_copies(self._weights())
+        yield from self.partial()
 
     def partial(self) -> Iterator[Entry]:
         """The sum over tp of what is a summand on each of its ranks."""
@@ -182,7 +189,8 @@ class StageTraffic:
 
     @property
     def _zero(self) -> int:
-        return self.stage.plans[0].zero if self._replicas > 1 else 0
+        shared = self._replicas > 1 or self.layout.offload.parameters
+        return self.stage.plans[0].zero if shared else 0
 
     @property
     def _replicas(self) -> int:

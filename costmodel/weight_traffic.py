@@ -4,6 +4,7 @@
     ZeRO-1 to 3   weights, gathered unit by unit                   → gathered
                   gradients, scattered unit by unit                → scattered
                   and shards summed over their replicas            → summed_across
+                  and over the holders of a stage                  → summed_over_copies
 
 The same rules as `data_parallel.exchanges`, which prices them.
 """
@@ -69,3 +70,11 @@ def summed_across(weights: Iterable[Alike]) -> Iterator[Entry]:
         if one.shards < one.ranks:
             size = GRADIENT_BYTES * one.count // one.shards
             yield (one.over("replicate"), "all_reduce"), Traffic(one.units, size)
+
+
+def summed_over_copies(weights: Iterable[Alike]) -> Iterator[Entry]:
+    """Shards of gradients over the holders of a stage, where it has several."""
+    for one in weights:
+        if one.copies > 1:
+            size = GRADIENT_BYTES * one.count // one.shards
+            yield ("copies", "all_reduce"), Traffic(one.units, size)

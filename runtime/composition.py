@@ -21,7 +21,6 @@ from costmodel.layout import Stage as StagePlan
 from costmodel.schedule import schedule_called
 from profiles.job import Job
 from runtime import expert_parallel, retention, tensor_parallel
-from runtime.collectives import Group
 from runtime.compiled import compile_layer
 from runtime.context_parallel import split as context_parallel
 from runtime.context_parallel.split import Context
@@ -29,6 +28,7 @@ from runtime.data_parallel import (
     AfterW,
     Buffered,
     DataParallel,
+    OfHolders,
     Sharded,
     Sharding,
     Unit,
@@ -39,7 +39,7 @@ from runtime.module_shardings import split_layer_as
 from runtime.modules.decoder import Layer, Stage, decoder_of
 from runtime.modules.experts import ExpertMlp
 from runtime.precision import policy
-from runtime.replicas import replica_groups
+from runtime.replicas import Replicas, replicas
 from runtime.split_backward import Later, put_off
 from runtime.states_away import StatesAway, level
 
@@ -55,7 +55,7 @@ class HeldStage:
     stage: Stage
     parallel: DataParallel
     sequence_parallel: bool
-    replicas: Group
+    replicas: Replicas
     copy: int
     copies: int
     later: Later | None
@@ -77,7 +77,8 @@ def held_stages(
 ) -> list[HeldStage]:
     """The virtual stages that this rank holds, ready to train, in model order."""
     rank = meshes.weights["pp"].get_local_rank()
-    groups = replica_groups(layout, meshes.weights)
+    zero = _level(layout.stages[0], layout, meshes)
+    groups = replicas(layout, meshes, sharded=zero > 0)
     return [
         _held(
             index,
@@ -103,7 +104,7 @@ def _held(
     layout: Layout,
     meshes: Meshes,
     context: Context,
-    replicas: Group,
+    alike: Replicas,
     *,
     seed: int,
     device: torch.device,
@@ -111,7 +112,7 @@ def _held(
 ) -> HeldStage:
     spec, rules, mesh = decoder_of(job), policy(layout.precision_name), meshes.weights
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
-    zero = level(plan.plans[0].zero, layout.offload, ranks=mesh["dp"].size())
+    zero = _level(plan, layout, meshes)
     away = StatesAway.of(layout.offload, zero)
     with torch.device("meta"):
         stage = Stage(spec, plan.layers)
@@ -137,9 +138,14 @@ def _held(
     retention.apply(stage, treated, dropout=spec.dropout > 0, device=device)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     sharding = Sharding(zero=zero, policy=rules, away=away, device=device)
-    parallel = _data_parallel(stage, sharding, meshes, replicas, layout, copies)
+    parallel = _data_parallel(stage, sharding, meshes, alike, layout, copies)
     later = put_off(stage) if schedule_called(layout.schedule).splits else None
-    return HeldStage(index, stage, parallel, split, replicas, copy, copies, later, away)
+    return HeldStage(index, stage, parallel, split, alike, copy, copies, later, away)
+
+
+def _level(plan: StagePlan, layout: Layout, meshes: Meshes) -> int:
+    ranks = meshes.weights["dp"].size()
+    return level(plan.plans[0].zero, layout.offload, ranks=ranks)
 
 
 def _spread_experts(
@@ -166,7 +172,7 @@ def _data_parallel(
     stage: Stage,
     sharding: Sharding,
     meshes: Meshes,
-    replicas: Group,
+    alike: Replicas,
     layout: Layout,
     copies: int,
 ) -> DataParallel:
@@ -175,14 +181,16 @@ def _data_parallel(
         split = schedule_called(layout.schedule).splits
         sharded = AfterW if split else Sharded
         apart = meshes.expert_shards
-        return sharded(stage, _apart(stage), meshes.shards, sharding, apart)
+        parallel = sharded(stage, _apart(stage), meshes.shards, sharding, apart)
+        return OfHolders(parallel, alike.holders) if alike.holders else parallel
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()
+    assert alike.weights is not None
     return Buffered(
         stage,
-        replicas,
-        experts=None if meshes.experts is None else meshes.experts["edp"].get_group(),
+        alike.weights,
+        experts=alike.experts,
         micro_batches=layout.micro_batches // copies,
         mean_over=meshes.weights["dp"].size(),
     )

@@ -5,6 +5,7 @@ Ddp         the same by PyTorch's DistributedDataParallel, where that is right:
             without tensor or pipeline parallelism (its reducer counts on one
             forward, then one backward, of plain parameters)
 Sharded     `fully_shard`: ZeRO-1, 2 and 3 by when it gathers and scatters
+OfHolders   the same, of a stage with a holder for each copy of the model
 
 zero 1   parameters gathered once a step, gradients scattered after the last backward
 zero 2   parameters gathered once a step, gradients scattered every micro-batch
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from runtime.collectives import Group
+from runtime.collectives import Group, all_reduce_from
 from runtime.expert_parallel import of_experts
 from runtime.gradients import GradientBuffer
 from runtime.host import Host
@@ -124,7 +125,7 @@ class Sharded:
         how: Sharding,
         experts: DeviceMesh | None = None,
     ) -> None:
-        self.zero = how.zero
+        self.zero, self.device = how.zero, how.device
         # Of shards of one rank `fully_shard` would divide by its factor twice
         # (PyTorch 2.13).
         alone = experts is not None and experts.size(-1) == 1
@@ -180,6 +181,45 @@ class Sharded:
             assert parameter.grad is not None, f"{name} took no part in the loss"
             yield name, local(parameter.grad)
 
+    def units(self) -> Iterator[list[str]]:
+        """The names of parameters that travel together, the latest layers' first."""
+        for group in self._groups():
+            yield [one._param_fqn for one in group.fsdp_params]
+
+    def _groups(self) -> Iterator[Any]:
+        """`fully_shard`'s groups of parameters, the latest layers' first."""
+        states = self._root._get_fsdp_state()._state_ctx.all_states
+        for state in reversed(states):
+            yield from state._fsdp_param_groups
+
+
+class OfHolders:
+    """*sharded* of a stage that several pipeline ranks hold, each with shards of its
+    own: *holders* have the same shards, and sum them when all are in."""
+
+    def __init__(self, sharded: Sharded, holders: Group) -> None:
+        self._sharded, self._holders = sharded, holders
+
+    def begin(self) -> None:
+        self._sharded.begin()
+
+    def backward(self, *, last: bool) -> None:
+        self._sharded.backward(last=last)
+
+    def finish(self) -> None:
+        self._sharded.finish()
+        made = dict(self._sharded.gradients())
+        for names in self._sharded.units():
+            parts = [made[name] for name in names]
+            flat = torch.cat([part.flatten() for part in parts])
+            flat = all_reduce_from(flat, self._holders, self._sharded.device)
+            sizes = [part.numel() for part in parts]
+            for part, whole in zip(parts, flat.split(sizes), strict=True):
+                part.copy_(whole.view_as(part))
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._sharded.gradients()
+
 
 class AfterW(Sharded):
     """ZeRO-1 of a stage whose backward is split: gradients scattered when all are in.
@@ -206,12 +246,6 @@ class AfterW(Sharded):
         self._root.set_is_last_backward(yes)
         self._root.set_requires_gradient_sync(yes)
         self._root.set_reshard_after_backward(yes)
-
-    def _groups(self) -> Iterator[Any]:
-        """`fully_shard`'s groups of parameters, the latest layers' first."""
-        states = self._root._get_fsdp_state()._state_ctx.all_states
-        for state in reversed(states):
-            yield from state._fsdp_param_groups
 
 
 def _sent_down(name: str, parameter: nn.Parameter, down: HostGradients) -> None:

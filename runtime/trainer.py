@@ -93,8 +93,10 @@ class Trainer:
             self.recorder.know("tied", [tied.group])
         if self.context.group is not None:
             self.recorder.know("cp", [self.context.group])
-        replicas = [stage.replicas for stage in self.stages if stage.copies > 1]
-        self.recorder.know("dp", replicas)
+        for held in self.stages:
+            if held.copies > 1:
+                for axis, group in held.replicas.named().items():
+                    self.recorder.know(axis, [group])
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._places = self.context.places()
         self._step = Step(

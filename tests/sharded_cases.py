@@ -1,6 +1,7 @@
 """Layouts whose shards are not those of one dp axis and a whole backward, for tests.
 
-Shards over a part of dp (HSDP). They join the cases of `training_cases`.
+Shards over a part of dp (HSDP), and of one holder of a stage that has two (Chimera).
+They join the cases of `training_cases`.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from dataclasses import replace
 from costmodel.offload import Offload
 from costmodel.uniform import Uniform
 
+OPTIMIZER = Offload(optimizer=True)
+STATES = Offload(optimizer=True, parameters=True)
 FP32 = Uniform(precision="fp32", micro_batch=2)
 HYBRID = replace(FP32, dp=4, zero_group=2, micro_batch=1)
+CHIMERA = replace(FP32, dp=2, pp=2, schedule="chimera", zero_group=2)
 CASES: dict[str, Uniform] = {
     "hybrid-zero1": replace(HYBRID, zero=1),
     "hybrid-zero2": replace(HYBRID, zero=2),
@@ -20,11 +24,22 @@ CASES: dict[str, Uniform] = {
     "hybrid-tp2-zero1": replace(
         FP32, dp=2, tp=2, zero=1, zero_group=1, sequence_parallel=True
     ),
-    "hybrid-zero1-optimizer-away": replace(
-        HYBRID, zero=1, offload=Offload(optimizer=True)
+    "hybrid-zero1-optimizer-away": replace(HYBRID, zero=1, offload=OPTIMIZER),
+    "zero1-chimera": replace(CHIMERA, zero=1),
+    "zero2-chimera": replace(CHIMERA, zero=2, recompute="full"),
+    "fsdp-chimera": replace(CHIMERA, zero=3),
+    "cp2-chimera-zero1": replace(FP32, cp=2, pp=2, schedule="chimera", zero=1),
+    "zero1-chimera-optimizer-away": replace(CHIMERA, zero=1, offload=OPTIMIZER),
+    "fsdp-chimera-optimizer-away": replace(CHIMERA, zero=3, offload=OPTIMIZER),
+    "chimera-states-away": replace(
+        FP32, pp=2, schedule="chimera", zero=3, offload=STATES
     ),
+    "fsdp-chimera-states-away": replace(CHIMERA, zero=3, offload=STATES),
 }
 OF_EXPERTS: dict[str, Uniform] = {
     "hybrid-fsdp": replace(HYBRID, zero=3),
     "hybrid-ep2-zero2": replace(HYBRID, ep=2, zero=2),
+    "dp2-ep2-chimera": replace(CHIMERA, zero=0, zero_group=1, ep=2),
+    "dp2-chimera": replace(CHIMERA, zero=0, zero_group=1),
+    "zero1-ep2-chimera": replace(CHIMERA, zero=1, ep=2),
 }

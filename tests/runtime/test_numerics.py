@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from costmodel.action_traffic import Exchanged, stream_traffic
+from costmodel.action_traffic import stream_traffic
+from costmodel.traffic import Exchanged
 from costmodel.uniform import Uniform, spell_out
 from tests.training import WHOLE, apart, reference, seen_by_all
 from tests.training_cases import (
