@@ -1,10 +1,10 @@
 """The ranks of a closed loop: one set of processes takes all layouts in turn.
 
 `python -m benchmarks.loop_worker request.json`, under the launcher. Every layout is
-built once (on a GPU anew in each round, where several do not fit) and visited in every
-round, every other round from the last to the first, so that a machine that slows down
-meets all alike. A visit warms up and is then timed; the first also
-sees the peak of memory and where the step's time goes.
+visited in every round, every other round from the last to the first, so that a machine
+that slows down meets all alike. A visit builds it anew, since the threads of others'
+process groups would take time from it, warms up and is then timed; the first also sees
+the peak of memory and where the step's time goes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.memory import alive_bytes
 from runtime.modules.decoder import decoder_of
 from runtime.observe import WARM_UP_STEPS
 from runtime.optimizer import Settings
-from runtime.processes import Worker, process_group
+from runtime.processes import Worker, leave_groups, process_group
 from runtime.told import told
 from runtime.trainer import Trainer
 from runtime.watch import Watch, everyone
@@ -63,31 +63,28 @@ class Visited:
         self.losses: list[float] = []
         self.peak_bytes = 0
         self.seen: dict[str, Any] = {}
-        self._watch: Watch | None = None
         self._steps = 0
 
     def visit(self, steps: int) -> None:
         """Warm up, then time *steps* of them."""
-        if self._watch is None:
-            self._watch = self._built()
-        first = not self.rounds_s
-        self._warm_up(self._watch, first=first)
-        self.rounds_s.append(
-            [self._step(self._watch, WARM_UP_STEPS) for _ in range(steps)]
-        )
-        if first:
-            self.seen = self._told(self._watch)
-        if self.device.type == "cuda":
-            self._watch = None
-            gc.collect()
+        before = self._alive()
+        watch = self._built()
+        for since in range(WARM_UP_STEPS):
+            self._step(watch, since)
+        if not self.rounds_s:
+            self.peak_bytes = watch.peak.allocated - before
+        self.rounds_s.append([self._step(watch, WARM_UP_STEPS) for _ in range(steps)])
+        if len(self.rounds_s) == 1:
+            self.seen = self._told(watch)
+        del watch
+        gc.collect()
+        leave_groups()
 
     def _built(self) -> Watch:
         spec = decoder_of(self.job)
         data = source(
             "synthetic", vocab=spec.vocab, seq_len=self.job.seq_len, seed=SEED
         )
-        gc.collect()
-        self._before = self._alive()
         trainer = Trainer(
             self.job,
             self.layout,
@@ -99,18 +96,10 @@ class Visited:
         return Watch(trainer, record=False, untimed=WARM_UP_STEPS, trace=None)
 
     def _alive(self) -> int:
-        """Bytes that other layouts hold."""
+        """Bytes that are there before anything is built."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         return alive_bytes()
-
-    def _warm_up(self, watch: Watch, *, first: bool) -> None:
-        rebuilt = self.device.type == "cuda"
-        again = (0,) * (WARM_UP_STEPS if rebuilt else 1)
-        for since in range(WARM_UP_STEPS) if first else again:
-            self._step(watch, since)
-        if first:
-            self.peak_bytes = watch.peak.allocated - self._before
 
     def _step(self, watch: Watch, since: int) -> float:
         result = watch.step(self._steps, since=since)

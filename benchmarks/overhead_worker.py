@@ -28,7 +28,7 @@ from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec
 from runtime.data.source import Source, source
 from runtime.optimizer import Settings
-from runtime.processes import process_group
+from runtime.processes import leave_groups, process_group
 from runtime.trainer import Trainer
 
 SEED, WARM_UP, AGREE = 0, 3, 1e-4
@@ -165,6 +165,7 @@ def main(path: str) -> None:
         for name in request.ways:
             found[name] = pairs_of(name, job, request.pairs)
             gc.collect()
+            leave_groups()
         if worker.rank == 0:
             write_text(Path(request.result), json.dumps(found))
 

@@ -201,6 +201,8 @@ class Accounts:
         return ends
 
     def _by_rank(self, values: Array) -> Array:
+        if len(self.layout.stages) == 1:
+            return np.atleast_1d(np.asarray(values, dtype=float))
         holders, each = self._holders, np.broadcast_to(values, self._holders.shape)
         return np.bincount(
             holders.ravel(), weights=each.ravel(), minlength=self.layout.pp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,7 @@ def attention_work(
     # A window shorter than the sequence is a band: no half of it is masked.
     causal = block.causal and window == degrees.seq_len
     number = _format(precision)
+    of_sequence, share = _whole_sequence(degrees)
     works = []
     for direction, scale in (("forward", 1.0), ("backward", 2.5)):
 
@@ -86,11 +88,12 @@ def attention_work(
             return np.where(slow, kernel_s("materialised"), found)
 
         taken = machine.operator(
-            partial(local_shape, operator, block, degrees),
+            partial(local_shape, operator, block, of_sequence),
             direction,
             number,
             roofline,
             where=is_whole(block, degrees),
+            share=share,
         )
         works.append(
             Work.of(
@@ -102,6 +105,16 @@ def attention_work(
             )
         )
     return works[0], works[1]
+
+
+def _whole_sequence(degrees: Degrees) -> tuple[Degrees, Array]:
+    """Degrees under which a rank attends in whole sequences, and how much of that a
+    rank of cp does: all of its heads (Ulysses), or as much of the triangle as every
+    other rank (zig-zag)."""
+    one = np.ones_like(degrees.cp)
+    if degrees.cp_kind == "ulysses":
+        return replace(degrees, tp=degrees.tp * degrees.cp, cp=one), np.ones(())
+    return replace(degrees, cp=one), 1.0 / degrees.cp
 
 
 def _format(precision: Precision) -> Format:
@@ -129,9 +142,11 @@ def _exchanged(
     if degrees.cp_kind == "ring":
         (keys,) = sent
         rounds = np.maximum(cp - 1, 1)
-        step = machine.send(
-            keys.size_bytes * (keys.times // rounds),
-            far=near < cp,
+        step = machine.shift(
+            keys.size_bytes,
+            keys.times // rounds,
+            ranks=cp,
+            near=near,
             changes_rail=changes_rail(degrees.tp, machine.island),
         )
         return step.behind(machine.hides(attention / cp)) * (cp - 1.0)

@@ -185,13 +185,20 @@ class Layout:
         return sum(len(ranks) for ranks in held)
 
     @cached_property
+    def plans(self) -> tuple[LayerPlan, ...]:
+        """The layers' plans, one that several layers share once."""
+        found: dict[int, LayerPlan] = {}
+        for stage in self.stages:
+            found.update(zip(map(id, stage.plans), stage.plans, strict=True))
+        return tuple(found.values())
+
+    @cached_property
     def away(self) -> Offload:
         """States that are offloaded, and the tier of all that is, activations too.
 
         Raises InvalidSpec if there is more than one.
         """
-        plans = {id(plan): plan for stage in self.stages for plan in stage.plans}
-        tiers = {tier for plan in plans.values() for tier in plan.retention.tiers}
+        tiers = {tier for plan in self.plans for tier in plan.retention.tiers}
         tiers |= {self.offload.tier} if self.offload.states else set()
         if len(tiers) > 1:
             raise InvalidSpec(
@@ -208,14 +215,13 @@ class Layout:
     def summary(self) -> dict[str, int | str | None]:
         """One number a dimension, None where stages or layers differ."""
         meshes = [stage.mesh for stage in self.stages]
-        plans = {id(plan): plan for stage in self.stages for plan in stage.plans}
         return {
             "tp": _common(mesh.tp for mesh in meshes),
             "pp": self.pp,
             "dp": _common(mesh.dp for mesh in meshes),
             "cp": _common(mesh.cp for mesh in meshes),
             "ep": _common(mesh.ep for mesh in meshes),
-            "zero": _common(plan.zero for plan in plans.values()),
+            "zero": _common(plan.zero for plan in self.plans),
             "zero_group": _common(mesh.dp_shard for mesh in meshes),
             "micro_batch": _common(self.micro_batch(stage) for stage in self.stages),
         }

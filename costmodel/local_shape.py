@@ -70,7 +70,7 @@ def worked_on(operator: Operator) -> Tensor:
 
 
 def is_whole(block: Block, degrees: Degrees) -> Any:
-    """Where attention is that of its sample: the whole sequence, causal, no window."""
+    """Where attention is that of its sample, or a share of it: causal, no window."""
     window = min(block.window or degrees.seq_len, degrees.seq_len)
     alike = block.causal and window == degrees.seq_len and degrees.flash_attention
-    return np.asarray(degrees.cp == 1) & alike
+    return np.asarray(alike)

@@ -127,11 +127,12 @@ class Machine:
         number: Format,
         roofline: Callable[[], Array],
         where: Any = True,
+        share: Any = 1.0,
     ) -> Sourced:
         """A pass of an operator as it was measured, else *roofline*.
 
         *local* gives its kind and its dimensions on a rank; samples are asked only
-        *where* the operator is what was measured.
+        *where* the operator is what was measured, or a *share* of it.
         """
         if self.measured is None:
             return Sourced(seconds=roofline())
@@ -141,7 +142,8 @@ class Machine:
             return Sourced(seconds=roofline())
         if not np.all(where):
             found = found.known_where(where)
-        return found.or_else(roofline)
+        whole: Sourced = found * share
+        return whole.or_else(roofline)
 
     def step(self, kind: str, parameters: Array) -> Sourced | None:
         """A part of a step over *parameters* as it was measured; None if it was not."""
@@ -225,6 +227,33 @@ class Machine:
         if outside is None or not far.any():
             return _farther(inside, far, roofline)
         return inside.where(~far | changes_rail) + outside.where(far)
+
+    def shift(
+        self,
+        size_bytes: Array,
+        times: Array,
+        *,
+        ranks: Array,
+        near: Array,
+        changes_rail: Any = False,
+    ) -> Sourced:
+        """A step of a ring over groups with *near* members in a fast domain: everybody
+        sends to the next, so many *times*.
+
+        CPU ranks that send and receive at once wait for each other, as in a collective;
+        where that was not measured, and on GPUs, which do both at once, a transfer.
+        """
+        sent = self.send(
+            size_bytes * times, far=near < ranks, changes_rail=changes_rail
+        )
+        if self.measured is None or not self.shares_cores:
+            return sent
+        found = self.measured.exchange(
+            "shift", size_bytes, ranks=ranks, near=near, island=self.island
+        )
+        if found is None:
+            return sent
+        return (found * times).or_else(lambda: sent.seconds)
 
     def send_s(self, size_bytes: Array, *, far: Array) -> Array:
         """Seconds of a point-to-point transfer, between fast domains where *far*."""

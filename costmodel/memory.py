@@ -64,7 +64,16 @@ class Memory:
     @property
     def total(self) -> Array:
         """What the device would show."""
-        return np.asarray(sum(getattr(self, item.name) for item in fields(self)))
+        return np.asarray(
+            self.parameters
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.transient
+            + self.communication
+            + self.reserve
+            + self.context
+        )
 
     @property
     def allocated(self) -> Array:

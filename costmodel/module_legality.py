@@ -24,7 +24,7 @@ EXPERTS = (Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE)
 
 def module_violations(layout: Layout, job: Job) -> Iterator[str]:
     """Why the layers' modules cannot be; nothing if they can."""
-    if not any(plan.modules for stage in layout.stages for plan in stage.plans):
+    if not any(plan.modules for plan in layout.plans):
         return
     blocks = job.graph.layer_blocks
     seen = set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 from profiles.errors import InvalidSpec, UnknownName, Unsupported
 from profiles.graph import Block, ModelGraph
@@ -45,7 +46,7 @@ class Treatment:
             raise InvalidSpec(f"bits={self.bits} is not one of 1, 2, 4, 8, 16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Retention:
     """Treatments by tensor name; an empty mapping keeps everything."""
 
@@ -54,7 +55,7 @@ class Retention:
     def __hash__(self) -> int:
         return hash(tuple(sorted(self.tensors)))
 
-    @property
+    @cached_property
     def recomputed(self) -> frozenset[str]:
         """Names of tensors that are made again; `*` is all of them."""
         return frozenset(

@@ -58,7 +58,6 @@ def _guesses(layout: Layout) -> Iterator[Uniform]:
 
 def _away(layout: Layout) -> Offload:
     """What is offloaded, of activations the largest share of any tensor."""
-    plans = {id(plan): plan for stage in layout.stages for plan in stage.plans}
-    treated = [one for p in plans.values() for one in p.retention.tensors.values()]
+    treated = [one for p in layout.plans for one in p.retention.tensors.values()]
     shares = [one.ratio for one in treated if one.action is Action.OFFLOAD]
     return replace(layout.away, activations=max(shares, default=0.0))

@@ -83,8 +83,7 @@ def _stages(layout: Layout) -> Iterator[str]:
 
 def _away(layout: Layout) -> Offload:
     """What is offloaded, with the largest share of any layer's activations."""
-    plans = {id(plan): plan for stage in layout.stages for plan in stage.plans}
-    treated = [one for p in plans.values() for one in p.retention.tensors.values()]
+    treated = [one for p in layout.plans for one in p.retention.tensors.values()]
     shares = [one.ratio for one in treated if one.action is Action.OFFLOAD]
     return replace(layout.away, activations=max(shares, default=0.0))
 

@@ -45,6 +45,11 @@ class Clock:
         self.start_s = time.perf_counter()
         self.end_s = self.start_s + budget_s
 
+    @property
+    def wakes(self) -> bool:
+        """Whether a rank sleeps until its message comes: on a CPU."""
+        return self.device == "cpu"
+
     def spent_s(self) -> float:
         """Seconds since the clock was made, as this rank sees it."""
         return time.perf_counter() - self.start_s
@@ -72,11 +77,11 @@ class Clock:
         """Seconds a call of communication, each call after *between*: as in training.
 
         On a CPU whoever waits for a message sleeps until it is woken, and ranks come to
-        it one after the other. One message right after another finds everybody awake:
-        short ones then take half as long. Where ranks share cores, or on a GPU's
-        stream, nothing comes between.
+        it one after the other, the later the more they share cores. One message right
+        after another finds everybody awake: short ones then take half as long. On a
+        GPU's stream nothing comes between.
         """
-        if self.device == "cuda" or not self.own:
+        if not self.wakes:
             return self.wall(lambda: [work() for _ in range(calls)]) / calls
         self.ranks.barrier()
         seconds = 0.0

@@ -38,6 +38,9 @@ def call(
     def send() -> None:
         _ping_pong(arena.deal(whole), arena.deal(whole), peers, rank, group)
 
+    def shift() -> None:
+        _shift(arena.deal(whole), arena.deal(whole), peers, rank, group)
+
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(arena.deal(whole), group=group),
         "broadcast": lambda: dist.broadcast(arena.deal(whole), peers[0], group=group),
@@ -45,6 +48,7 @@ def call(
         "reduce_scatter": reduce_scatter,
         "all_to_all": all_to_all,
         "send": send,
+        "shift": shift,
     }
     return calls[exchange.collective]
 
@@ -85,6 +89,22 @@ def _ping_pong(
     _wait(going)
     if rank == first:
         _wait(coming)
+
+
+def _shift(came: Tensor, sent: Tensor, peers: list[int], rank: int, group: Any) -> None:
+    """To the next rank and from the one before, all at once: a step of a ring."""
+    import torch.distributed as dist
+
+    place = peers.index(rank)
+    after, before = peers[(place + 1) % len(peers)], peers[place - 1]
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, after, group),
+            dist.P2POp(dist.irecv, came, before, group),
+        ]
+    )
+    for work in works:
+        _wait(work)
 
 
 def _wait(work: Any) -> None:

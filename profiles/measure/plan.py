@@ -33,6 +33,7 @@ COLLECTIVES = (
     "reduce_scatter",
     "all_to_all",
     "broadcast",
+    "shift",
 )
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
 MOST_SEQUENCES = 64

@@ -17,6 +17,7 @@ from profiles.measure.work import work
 from profiles.units import MS
 
 MOST_CALLS = 64
+MOST_AMID = 8  # of messages that each come after some milliseconds of products
 IN_A_ROW = 5  # repeats of a visit, where that is of use
 MESSAGES_IN_A_ROW = 10
 SHORT_S = 20 * MS
@@ -42,7 +43,7 @@ class Subject(ABC):
         """Seconds a call of each pass."""
 
     @abstractmethod
-    def most_calls(self) -> int: ...
+    def most_calls(self, clock: Clock) -> int: ...
 
     @abstractmethod
     def timings(self) -> Iterator[tuple[Task, Timing]]: ...
@@ -67,7 +68,7 @@ class Subject(ABC):
             seconds = self.once(clock, 1)
         (shortest_s,) = clock.ranks.largest(min(seconds.values(), default=0.0))
         calls = int(clock.shortest_s / max(shortest_s, 1e-9))
-        self.calls = min(max(calls, 1), max(self.most_calls(), 1))
+        self.calls = min(max(calls, 1), max(self.most_calls(clock), 1))
         if self.calls > 1 and clock.left_s() > 0:
             seconds = self.once(clock, self.calls)
         self._keep(seconds)
@@ -104,7 +105,7 @@ class Operated(Subject):
                 super().visit(clock)
             self._kernel = None  # its operands are as large as the model
 
-    def most_calls(self) -> int:
+    def most_calls(self, clock: Clock) -> int:
         room = self.kernels.arena_bytes / (4 * work(self.operations[0])) / 2
         return min(int(room), MOST_CALLS)
 
@@ -159,8 +160,8 @@ class Exchanged(Subject):
         seconds = clock.amid(self.function or _nothing, self.between, calls)
         return {FORWARD: seconds / ways(self.exchange.collective)}
 
-    def most_calls(self) -> int:
-        return MOST_CALLS
+    def most_calls(self, clock: Clock) -> int:
+        return MOST_AMID if clock.wakes else MOST_CALLS
 
     def _foreseen_s(self, clock: Clock) -> float:
         """By the rate of the smaller message, as all ranks agree."""
