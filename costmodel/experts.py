@@ -38,9 +38,11 @@ def sent_rows(block: Block, degrees: Degrees) -> Array:
 def routed_rows(block: Block, degrees: Degrees) -> Array:
     """Rows that the experts of the busiest rank work on.
 
-    The etp ranks that share experts work on the rows of all of them.
+    The etp ranks that share experts work on the rows of all of them; tp ranks have the
+    same ones, unless the sequence is split over them.
     """
-    shared = degrees.etp if degrees.sequence_parallel else 1
+    alike = 1 if degrees.sequence_parallel else degrees.tp
+    shared = np.maximum(degrees.etp // alike, 1)
     return sent_rows(block, degrees) * shared * load(block, degrees)
 
 

@@ -10,6 +10,7 @@ import pytest
 from costmodel.degrees import Degrees
 from costmodel.estimate import estimate
 from costmodel.expert_price import distinct
+from costmodel.experts import routed_rows, sent_rows
 from costmodel.flops import convention, model_flops
 from costmodel.layer_runs import stage_runs
 from costmodel.layout_file import LayoutFile, file_document
@@ -80,6 +81,25 @@ def test_flops_are_those_of_the_parameters_that_a_token_meets() -> None:
 @pytest.mark.parametrize(("ep", "k", "rows"), [(1, 8, 1.0), (8, 1, 1.0), (64, 8, 7.57)])
 def test_a_token_goes_to_so_many_ranks(ep: int, k: int, rows: float) -> None:
     assert float(distinct(np.array(ep), k)) == pytest.approx(rows, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("tp", "split", "etp", "shared"),
+    [(1, False, 2, 2), (2, False, 2, 1), (2, True, 2, 2), (2, False, 4, 2)],
+)
+def test_ranks_that_cut_experts_in_width_work_on_the_rows_of_all(
+    tp: int, split: bool, etp: int, shared: int
+) -> None:
+    block = job("mixtral-8x7b").graph.block("expert-layer")
+    degrees = Degrees(
+        tp=np.asarray(tp),
+        cp=np.asarray(1),
+        micro_batch=np.asarray(1),
+        seq_len=4096,
+        sequence_parallel=split,
+        etp=np.asarray(etp),
+    )
+    assert routed_rows(block, degrees) == shared * sent_rows(block, degrees)
 
 
 def test_a_heavy_head_takes_the_place_of_layers() -> None:
