@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from typing import Any
 from benchmarks.loop_layouts import RANKS, named_layouts
 from benchmarks.loop_report import Table, drawing, row_of
 from benchmarks.loop_worker import Request
+from benchmarks.pages import put
 from costmodel.estimate import Estimate, estimate
 from costmodel.layout import Layout
 from costmodel.machine import Machine, machine
@@ -49,7 +49,6 @@ from runtime.missed import missed
 from runtime.run import threads
 
 MODELS = Path(__file__).parent / "models"
-MARKED = re.compile(r"(?<=<!-- loop -->\n).*?(?=<!-- end of the loop -->)", re.S)
 PLANNED = "the plan"
 
 
@@ -292,8 +291,7 @@ def _write(
         (wish.keep / "loop.md").write_text(text)
         (wish.keep / "loop.svg").write_text(drawing(tables))
     if wish.page is not None:
-        page = wish.page.read_text()
-        wish.page.write_text(MARKED.sub(lambda _: text, page))
+        put(wish.page, "loop", text)
 
 
 def _say(text: str) -> None:

@@ -37,10 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.namespaces import GBIT, MBIT, Network, NotAllowed, network  # noqa: E402
+from benchmarks.pages import put  # noqa: E402
 
-MARKED = re.compile(
-    r"(?<=<!-- networks -->\n).*?(?=<!-- end of the networks -->)", re.S
-)
 PACKAGES = {
     "profile": "profiles",
     "simulate": "costmodel",
@@ -382,8 +380,7 @@ def main() -> None:
     )
     print(text)
     if wish.page is not None:
-        page = wish.page.read_text()
-        wish.page.write_text(MARKED.sub(lambda _: text, page))
+        put(wish.page, "networks", text)
 
 
 if __name__ == "__main__":

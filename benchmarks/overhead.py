@@ -6,7 +6,8 @@ Two ranks hold both sides and train with them step by step in turn (`overhead_wo
 by hand it is torch's DDP, fully_shard, tensor.parallel and pipelining (`plain`). A pair
 gives the throughput of ours over the other's; of all pairs the median and its interval
 at 95 % by the sign test. On a machine that others use, the same of CPU seconds tells
-more: what a step computes, without what it waits. --keep FILE writes every pair.
+more: what a step computes, without what it waits. --keep FILE writes every pair,
+--page docs/execute.md puts the table between the page's markers.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import torch
 from benchmarks.closed_loop import MODELS
 from benchmarks.intervals import median_interval
 from benchmarks.overhead_worker import RANKS, Request
+from benchmarks.pages import put
 from profiles.documents import read_json
 from profiles.measure.machine import cpu_name
 from runtime.launcher import launch
@@ -88,6 +90,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--model", default=str(MODELS / "gpt.json"))
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--page", type=Path)
     wish = parser.parse_args()
     found = measured(wish)
     about = {
@@ -95,7 +98,10 @@ def main() -> None:
         "device": f"{cpu_name()}, torch {torch.__version__}",
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
     }
-    print(f"{about['device']}, {about['date']}\n\n{table(found)}")
+    text = f"`{about['command']}`: {about['device']}, {about['date']}\n\n{table(found)}"
+    print(text)
+    if wish.page is not None:
+        put(wish.page, "overhead", f"\n{text}\n\n")
     if wish.keep is not None:
         wish.keep.write_text(json.dumps({**about, "pairs_s": found}, indent=1) + "\n")
 
