@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -160,10 +160,10 @@ class StageTraffic:
     def _of_weights(self, kind: Kind, last: bool) -> Iterator[Entry]:
         """What a backward, or the *last* one, sends of weights and their gradients."""
         zero, split = self._zero, schedule_called(self.layout.schedule).splits
-        if zero == 3:
+        if zero == 3 and kind is not Kind.W:
             yield from gathered(self._weights(), self._weight_bytes)
         if zero >= 2 or (zero == 1 and last and not split):
-            yield from scattered(self._weights())
+            yield from scattered(self._made_in(kind))
         if zero and last and not split:
             yield from summed_across(self._weights())
         if zero == 0 and last:
@@ -201,6 +201,25 @@ class StageTraffic:
     def _shards(self) -> int:
         mesh = self.stage.mesh
         return mesh.dp_shard * mesh.cp if self._zero else 1
+
+    def _made_in(self, kind: Kind) -> Iterator[Alike]:
+        """The units whose gradients are whole after a backward of *kind*: the
+        embedding, which has no product, after I, the others after W."""
+        weights, *of_experts = self._weights()
+        ends = [
+            self._count(operator, block, degrees)
+            for operator, block, degrees, _ in self._operators()
+            if block.name == "embedding"
+        ]
+        units, count = int(bool(ends)), sum(ends)
+        if kind is Kind.I:
+            yield replace(weights, units=units, count=count)
+            return
+        if kind is Kind.W:
+            units, count = weights.units - units, weights.count - count
+            weights = replace(weights, units=units, count=count)
+        yield weights
+        yield from of_experts
 
     def _weights(self) -> Iterator[Alike]:
         """The stage's weights and, where there are any, those of its experts."""

@@ -59,7 +59,7 @@ def gathered(weights: Iterable[Alike], weight_bytes: float) -> Iterator[Entry]:
 def scattered(weights: Iterable[Alike]) -> Iterator[Entry]:
     """Gradients, a unit at a time."""
     for one in weights:
-        if one.shards > 1:
+        if one.shards > 1 and one.units:
             size = GRADIENT_BYTES * one.count
             yield (one.over("shard"), "reduce_scatter"), Traffic(one.units, size)
 

@@ -2,7 +2,7 @@
 
     plain modules → first values → context parallel → tensor parallel
                   → expert parallel → compiled → recompute → precision
-                  → replicas → split backward
+                  → split backward → replicas
 
 Parameters are made on the device, from the meta device, by the stage that holds them;
 those whose shards will be on the host wait there, a unit at a time on the device.
@@ -25,7 +25,6 @@ from runtime.compiled import compile_layer
 from runtime.context_parallel import split as context_parallel
 from runtime.context_parallel.split import Context
 from runtime.data_parallel import (
-    AfterW,
     Buffered,
     DataParallel,
     OfHolders,
@@ -41,6 +40,7 @@ from runtime.modules.experts import ExpertMlp
 from runtime.precision import policy
 from runtime.replicas import Replicas, replicas
 from runtime.split_backward import Later, put_off
+from runtime.split_sharding import AfterEachW, AfterW
 from runtime.states_away import StatesAway, level
 
 
@@ -138,8 +138,8 @@ def _held(
     retention.apply(stage, treated, dropout=spec.dropout > 0, device=device)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     sharding = Sharding(zero=zero, policy=rules, away=away, device=device)
-    parallel = _data_parallel(stage, sharding, meshes, alike, layout, copies)
     later = put_off(stage) if schedule_called(layout.schedule).splits else None
+    parallel = _data_parallel(stage, sharding, meshes, alike, later, layout, copies)
     return HeldStage(index, stage, parallel, split, alike, copy, copies, later, away)
 
 
@@ -173,15 +173,17 @@ def _data_parallel(
     sharding: Sharding,
     meshes: Meshes,
     alike: Replicas,
+    later: Later | None,
     layout: Layout,
     copies: int,
 ) -> DataParallel:
     rules = sharding.policy
     if sharding.zero:
-        split = schedule_called(layout.schedule).splits
-        sharded = AfterW if split else Sharded
-        apart = meshes.expert_shards
-        parallel = sharded(stage, _apart(stage), meshes.shards, sharding, apart)
+        units, mesh, apart = _apart(stage), meshes.shards, meshes.expert_shards
+        if later is not None and sharding.zero >= 2:
+            return AfterEachW(stage, units, mesh, sharding, apart, later=later)
+        sharded = Sharded if later is None else AfterW
+        parallel = sharded(stage, units, mesh, sharding, apart)
         return OfHolders(parallel, alike.holders) if alike.holders else parallel
     if rules.master:
         stage.to(rules.parameter)

@@ -14,13 +14,13 @@ zero 3   parameters gathered for every pass, gradients scattered every micro-bat
 Shards may span a part of the ranks (HSDP): what is scattered is then summed over the
 replicas of shards too, once a step.
 
-Where backward is split, `fully_shard` ends a backward after I, before W has added the
-gradients of weights: it is let reduce nothing until all W are done (`AfterW`, zero 1).
+Where backward is split, `runtime.split_sharding` says when gradients are whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from costmodel.action import Kind
 from runtime.collectives import Group, all_reduce_from
 from runtime.expert_parallel import of_experts
 from runtime.gradients import GradientBuffer
@@ -48,8 +49,8 @@ class DataParallel(Protocol):
     def begin(self) -> None:
         """Before the first forward of a step."""
 
-    def backward(self, *, last: bool) -> None:
-        """Before a backward; *last* if it is the stage's last of the step."""
+    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
+        """Around a B, I or W; *last* if it is the stage's last of the step."""
 
     def finish(self) -> None:
         """After the last backward: wait for what still travels."""
@@ -86,10 +87,11 @@ class Buffered:
         for buffer in self._buffers:
             buffer.begin()
 
-    def backward(self, *, last: bool) -> None:
+    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
         if last:
             for buffer in self._buffers:
                 buffer.last()
+        return nullcontext()
 
     def finish(self) -> None:
         for buffer in self._buffers:
@@ -160,11 +162,12 @@ class Sharded:
         for parameter in self._stage.parameters():
             parameter.grad = None
 
-    def backward(self, *, last: bool) -> None:
+    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
         self._root.set_is_last_backward(last)
         self._root.set_requires_gradient_sync(last or self.zero >= 2)
         self._root.set_requires_all_reduce(last)
         self._root.set_reshard_after_backward(last or self.zero == 3)
+        return nullcontext()
 
     def finish(self) -> None:
         """`fully_shard` waits as the last backward ends."""
@@ -183,10 +186,10 @@ class Sharded:
 
     def units(self) -> Iterator[list[str]]:
         """The names of parameters that travel together, the latest layers' first."""
-        for group in self._groups():
+        for group in self.groups():
             yield [one._param_fqn for one in group.fsdp_params]
 
-    def _groups(self) -> Iterator[Any]:
+    def groups(self) -> Iterator[Any]:
         """`fully_shard`'s groups of parameters, the latest layers' first."""
         states = self._root._get_fsdp_state()._state_ctx.all_states
         for state in reversed(states):
@@ -203,8 +206,8 @@ class OfHolders:
     def begin(self) -> None:
         self._sharded.begin()
 
-    def backward(self, *, last: bool) -> None:
-        self._sharded.backward(last=last)
+    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
+        return self._sharded.backward(kind, last=last)
 
     def finish(self) -> None:
         self._sharded.finish()
@@ -219,33 +222,6 @@ class OfHolders:
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._sharded.gradients()
-
-
-class AfterW(Sharded):
-    """ZeRO-1 of a stage whose backward is split: gradients scattered when all are in.
-
-    As PyTorch's own pipelines do it (`torch.distributed.pipelining.stage`), who run
-    `fully_shard`'s end of a backward by hand.
-    """
-
-    def backward(self, *, last: bool) -> None:
-        self._ends_here(False)
-        for group in self._groups():  # what the pass before left, to 32 bits
-            for parameter in group.fsdp_params:
-                if hasattr(parameter, "_unsharded_param"):
-                    parameter.accumulate_unsharded_grad_if_needed()
-                    parameter.to_accumulated_grad_if_needed()
-
-    def finish(self) -> None:
-        self._ends_here(True)
-        for group in self._groups():
-            group.post_backward()
-        self._root._get_fsdp_state()._root_post_backward_final_callback()
-
-    def _ends_here(self, yes: bool) -> None:
-        self._root.set_is_last_backward(yes)
-        self._root.set_requires_gradient_sync(yes)
-        self._root.set_reshard_after_backward(yes)
 
 
 def _sent_down(name: str, parameter: nn.Parameter, down: HostGradients) -> None:

@@ -178,7 +178,7 @@ class Executor:
 
     def _of_backward(self, action: Action) -> AbstractContextManager[object]:
         last = action == self._last[action.stage]
-        return self._hooks.backward(action.stage, last)
+        return self._hooks.backward(action.stage, action.kind, last)
 
     def _splitting(
         self, stage: PipelineStage, number: int

@@ -49,7 +49,9 @@ class Hooks(Protocol):
     def forward(self, stage: int) -> AbstractContextManager[object]:
         """Around a forward."""
 
-    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
+    def backward(
+        self, stage: int, kind: Kind, last: bool
+    ) -> AbstractContextManager[object]:
         """Around B, I or W; *last* if it is the stage's last of the step."""
 
     def reduce(self, stage: int) -> None:

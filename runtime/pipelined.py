@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from costmodel.action import Kind
 from costmodel.layout import Layout
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import cut, shapes
@@ -61,8 +62,9 @@ class Replicated:
         """Forget the step before."""
         self._part.zero_grad()
 
-    def backward(self, *, last: bool) -> None:
+    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
         """Autograd adds each micro-batch's to `.grad`."""
+        return nullcontext()
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -204,9 +206,10 @@ class _Hooks:
     def forward(self, stage: int) -> AbstractContextManager[object]:
         return self._model._rules.computing(self._model._mesh.device_type)
 
-    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
-        self._model._parallel[stage].backward(last=last)
-        return nullcontext()
+    def backward(
+        self, stage: int, kind: Kind, last: bool
+    ) -> AbstractContextManager[object]:
+        return self._model._parallel[stage].backward(kind, last=last)
 
     def reduce(self, stage: int) -> None:
         self._model._parallel[stage].finish()

@@ -114,6 +114,21 @@ def linear(
     return _Linear.apply(anchor, stream, given)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def stacked(
+    rows: Sequence[Tensor], weight: Tensor, bias: Tensor | None, later: Later | None
+) -> list[Tensor]:
+    """`F.linear` of `rows[e]` with `weight[e]` (experts, out, in), for each expert;
+    *later* may put the gradients of the whole stack off."""
+    if later is None or not later.on:
+        weights = weight.unbind(0)
+        biases = [None] * len(rows) if bias is None else bias.unbind(0)
+        return [F.linear(*given) for given in zip(rows, weights, biases, strict=True)]
+    weight, bias, *rows = autocast(weight, bias, *rows)
+    given = PutOff(later, (weight, bias))
+    anchor = torch.empty(0, requires_grad=True)  # as in `linear`
+    return list(_Stacked.apply(anchor, given, *rows))  # type: ignore[no-untyped-call]
+
+
 def linear_gradients(made: Tensor, rows: Tensor) -> Tensor:
     """The weight's gradient from the output's (…, out) and the input (…, in)."""
     return made.flatten(0, -2).t() @ rows.flatten(0, -2)
@@ -150,3 +165,30 @@ class _Linear(torch.autograd.Function):
 
         ctx.given.until_w(make)
         return None, made @ weight if ctx.needs_input_grad[1] else None, None
+
+
+class _Stacked(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, given: PutOff, *rows: Tensor
+    ) -> tuple[Tensor, ...]:
+        weight, bias = given.values
+        assert weight is not None
+        ctx.save_for_backward(weight, *rows)
+        ctx.given, ctx.biased = given, bias is not None
+        return tuple(stacked(rows, weight, bias, None))
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+        weight, *rows = ctx.saved_tensors
+        biased = ctx.biased
+
+        def make() -> Sequence[Tensor | None]:
+            pairs = zip(made, rows, strict=True)
+            of_weight = torch.stack([linear_gradients(*pair) for pair in pairs])
+            of_bias = torch.stack([one.sum(0) for one in made]) if biased else None
+            return of_weight, of_bias
+
+        ctx.given.until_w(make)
+        to_rows = [one @ part for one, part in zip(made, weight.unbind(0), strict=True)]
+        return None, None, *to_rows

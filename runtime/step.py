@@ -13,13 +13,14 @@ with their other passes: they wait for each other in STEP.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from math import isfinite
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from costmodel.action import Kind
 from runtime.clip import Piece, clip, global_norm, parts
 from runtime.collectives import all_reduce_from
 from runtime.composition import HeldStage
@@ -60,10 +61,11 @@ class Step:
         """Around a stage's forward."""
         return self.rules.computing(self.mesh.device_type)
 
-    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
+    def backward(
+        self, stage: int, kind: Kind, last: bool
+    ) -> AbstractContextManager[object]:
         """Around a stage's backward."""
-        self.stages[stage].parallel.backward(last=last)
-        return nullcontext()
+        return self.stages[stage].parallel.backward(kind, last=last)
 
     def reduce(self, stage: int) -> None:
         """REDUCE_GRAD: the gradients of a stage with one holder are whole."""

@@ -277,7 +277,7 @@ USUAL = {
         dp2 zero1 fsdp2 tp2-sp pp2-1f1b pp2-interleaved cp2-ring cp2-all-gather
         cp2-ulysses tp2-sp-by-name zero1-sqrt-offloaded pp2-zb-h1 pp2-zb-v
         pp2-dualpipe-v pp2-chimera tp2-pp2 fsdp2-tp2 fsdp2-pp2 cp2-tp2-sp-zero1
-        dp2-chimera fsdp2-optimizer-away hybrid-fsdp
+        dp2-chimera fsdp2-optimizer-away hybrid-fsdp fsdp-zb-h1
     """,
     "llama": "tp2-sp tp2-zb-v",
     "switch": "dp2-ep2",

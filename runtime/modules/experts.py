@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -24,6 +23,7 @@ from profiles.models.spec import DecoderSpec, MoeSpec
 from runtime.modules.balance import Balance
 from runtime.modules.mlp import Mlp, activation_of
 from runtime.modules.sent_rows import Routed, Sent, every_row, within_capacity
+from runtime.split_backward import Later, linear, stacked
 
 
 class Router(nn.Module):
@@ -34,12 +34,14 @@ class Router(nn.Module):
         self.linear = nn.Linear(spec.hidden, moe.experts, bias=moe.router_bias)
         self.chosen = moe.experts_per_token
         self.groups, self.allowed = moe.router_groups, moe.groups_per_token
+        self.later: Later | None = None
 
     def forward(self, stream: Tensor) -> Routed:
         bias: Tensor | None = self.linear.bias
         bias = None if bias is None else bias.float()
         with torch.autocast(stream.device.type, enabled=False):
-            scores = F.linear(stream.float(), self.linear.weight.float(), bias)
+            weight = self.linear.weight.float()
+            scores = linear(stream.float(), weight, bias, self.later)
         return Routed(*choose(scores, self.chosen, self.groups, self.allowed))
 
 
@@ -50,12 +52,12 @@ class Stack(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outward, inward))
         self.bias = nn.Parameter(torch.empty(experts, outward)) if bias else None
+        self.later: Later | None = None
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Expert i's product with `rows[i]`; those without rows have gradients too."""
-        weights = _here(self.weight).unbind(0)
-        biases = [None] * len(rows) if self.bias is None else _here(self.bias).unbind(0)
-        return [F.linear(*given) for given in zip(rows, weights, biases, strict=True)]
+        bias = None if self.bias is None else _here(self.bias)
+        return stacked(rows, _here(self.weight), bias, self.later)
 
 
 class Experts(nn.Module):

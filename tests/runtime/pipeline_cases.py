@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage as TorchStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from costmodel.action import Action, Stream
+from costmodel.action import Action, Kind, Stream
 from costmodel.schedule import SCHEDULES
 from runtime.pipeline import Executor, PipelineStage
 from runtime.record import Recorder
@@ -45,7 +45,9 @@ class Watching:
     def forward(self, stage: int) -> AbstractContextManager[object]:
         return self._counted()
 
-    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
+    def backward(
+        self, stage: int, kind: Kind, last: bool
+    ) -> AbstractContextManager[object]:
         if last:
             self.called.append(f"last {stage}")
         return nullcontext()

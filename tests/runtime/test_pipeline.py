@@ -198,9 +198,11 @@ class Dropped(Watching):
         self.outputs = outputs
         self.alive: list[bool] = []
 
-    def backward(self, stage: int, last: bool) -> AbstractContextManager[object]:
+    def backward(
+        self, stage: int, kind: Kind, last: bool
+    ) -> AbstractContextManager[object]:
         self.alive.append(self.outputs[-1]() is not None)
-        return super().backward(stage, last)
+        return super().backward(stage, kind, last)
 
 
 class Referring(Part):
