@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from runtime.split_backward import Later, linear, put_off
+from runtime.split_backward import Later, linear, put_off, stacked
 
 WIDTH = 8
 
@@ -143,6 +143,30 @@ def test_a_frozen_weight_gets_none() -> None:
     work()
     assert module.weight.grad is None
     torch.testing.assert_close(module.bias.grad, torch.full((2,), 6.0))
+
+
+def test_a_stack_of_experts_puts_all_of_its_gradients_off() -> None:
+    """Also of an expert that has no rows."""
+
+    def made(*, splitting: bool) -> Iterator[list[Tensor | None]]:
+        torch.manual_seed(2)
+        weight = torch.randn(3, 4, WIDTH, requires_grad=True)
+        bias = torch.randn(3, 4, requires_grad=True)
+        every = torch.randn(5, WIDTH, requires_grad=True)
+        later = Later()
+        with later.splitting(splitting):
+            outputs = stacked(every.split([2, 0, 3]), weight, bias, later)
+            torch.cat(outputs).square().sum().backward()
+        yield [every.grad, weight.grad, bias.grad]
+        for work in later.taken():
+            work()
+        yield [every.grad, weight.grad, bias.grad]
+
+    after_i, after_w = made(splitting=True)
+    wanted = list(made(splitting=False))[-1]
+    assert [one is None for one in after_i] == [False, True, True]
+    for one, two in zip(after_w, wanted, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
 
 def test_autocasts_products_and_their_gradients_are_those_of_a_whole_backward() -> None:
