@@ -116,6 +116,7 @@ def step_time_s(rows: Rows) -> Array:
         tp=columns.tp,
         pp=columns.pp,
         stride=rows.stride,
+        inside=rows.stride * (columns.pp - 1) < rows.on.island.domain,
     )
     apart = ~columns.in_v  # in a V one rank holds both ends
     end = np.maximum(*ends) + apart * tied.seconds + rows.on.step_s

@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data_parallel import DataParallel
+from costmodel.islands import spans_of
 from costmodel.layout import Layout
 from costmodel.mesh_parallel import parallel_of
 from costmodel.offload import Offload
 from costmodel.peaks import Peak
-from profiles.cluster import Cluster
+from profiles.cluster import Cluster, Island
 from profiles.precision import Format, Precision
 from profiles.units import format_bytes
 
@@ -33,7 +34,8 @@ TIER_WORDS: Final = {"cpu": "host memory", "nvme": "drives"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Away:
     """Bytes that the fullest node has of what is offloaded, and what it offers: None
-    where the cluster does not say, or joins unlike islands."""
+    where the cluster does not say. Of unlike islands, the node that has most of what
+    it offers; None if no island says."""
 
     tier: str
     node_bytes: float
@@ -42,6 +44,11 @@ class Away:
     @property
     def fits(self) -> bool:
         return self.capacity_bytes is None or self.node_bytes <= self.capacity_bytes
+
+    @property
+    def share(self) -> float:
+        """Of what it offers; 0 where that is not known."""
+        return self.node_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
 
     @property
     def words(self) -> str:
@@ -56,10 +63,14 @@ class Away:
 
 
 def capacity_bytes(cluster: Cluster, tier: str) -> float | None:
-    """What a node of *cluster* offers to all of its ranks; None if nobody says."""
+    """What a node of *cluster* offers to all of its ranks; None if nobody says, or its
+    islands are unlike."""
     if len(cluster.islands) > 1:
         return None
-    node = cluster.island
+    return _offered_bytes(cluster.island, tier)
+
+
+def _offered_bytes(node: Island, tier: str) -> float | None:
     offered = node.nvme if tier == "nvme" else node.host_memory
     return None if offered is None else offered.si
 
@@ -78,12 +89,35 @@ def away_of(peak: Peak, layout: Layout, cluster: Cluster) -> Away | None:
         peak.moments,
         offload,
     )
-    on_node = min(island.devices_per_node for island in cluster.islands)
+    if len(cluster.islands) > 1:
+        return _over_islands(each, layout, cluster, offload.tier)
+    on_node = cluster.island.devices_per_node
     return Away(
         tier=offload.tier,
         node_bytes=fullest_node_bytes(each, _sizes(layout), on_node),
         capacity_bytes=capacity_bytes(cluster, offload.tier),
     )
+
+
+def _over_islands(each: Array, layout: Layout, cluster: Cluster, tier: str) -> Away:
+    """The fullest node of each island, and of those the one with least room."""
+    meshes = {stage.held_by[0]: stage.mesh for stage in layout.stages}
+    held = sorted(
+        (mesh.ranks.spans[0][0], mesh.size, rank) for rank, mesh in meshes.items()
+    )
+    bytes_of = np.repeat(
+        [float(each[rank]) for _, _, rank in held], [size for _, size, _ in held]
+    )
+    nodes = []
+    for span in spans_of(cluster):
+        here = bytes_of[span.first : None if span.last is None else span.last + 1]
+        if len(here):
+            on_node = span.island.devices_per_node
+            starts = np.arange(0, len(here), on_node)
+            fullest = float(np.add.reduceat(here, starts).max())
+            offered = _offered_bytes(span.island, tier)
+            nodes.append(Away(tier=tier, node_bytes=fullest, capacity_bytes=offered))
+    return max(nodes, key=lambda node: (node.share, node.node_bytes))
 
 
 def states_bytes(

@@ -45,11 +45,14 @@ def tied_sync(
     tp: Array,
     pp: Array,
     stride: Array,
+    inside: Array,
 ) -> Sourced:
     """Summing the tied gradient between the first and the last pipeline rank.
 
-    *stride* is the number of ranks of a stage. Zero where nothing is tied or trained,
-    or one stage has both holders. It travels in the format of any other gradient.
+    *stride* is the number of ranks of a stage, each of which sums what it holds;
+    *inside* says whether the two lie in one fast domain. Zero where nothing is tied or
+    trained, or one stage has both holders. It travels in the format of any other
+    gradient.
     """
     graph = job.graph
     block, name = tied_holder(graph)
@@ -57,7 +60,6 @@ def tied_sync(
         return Sourced(seconds=np.zeros(np.shape(pp)))
     extents = graph.block("head").extents
     size = extents["vocab"] / tp * extents["hidden"] * reduced_bytes(precision, on)
-    inside = stride * (pp - 1) < on.island.domain
     two = np.where(pp > 1, 2, 1)
     return on.collective(
         "all_reduce",
@@ -74,12 +76,14 @@ def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:
         return Sourced(seconds=np.zeros(()))
     first, last = (layout.stages[place].mesh for place in (0, -1))
     on, *_ = machines_of(on, [first.ranks, last.ranks])
-    apart = last.ranks.spans[0][0] - first.ranks.spans[0][0]
+    domain = on.island.domain
+    places = {one.ranks.spans[0][0] // domain for one in (first, last)}
     return tied_sync(
         job,
         on,
         layout.precision,
         tp=np.asarray(min(first.tp, last.tp)),  # the larger slice sets the time
         pp=np.asarray(layout.pp),
-        stride=np.asarray(apart / (layout.pp - 1)),
+        stride=np.asarray(max(first.size, last.size)),  # and the wider stage
+        inside=np.asarray(len(places) == 1),
     )

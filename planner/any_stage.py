@@ -12,6 +12,7 @@ over, and the least bound of all is the certificate of the wider space.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -23,7 +24,6 @@ from planner.problem import Objective, Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
 from planner.stage_menu import Menu, menus
-from planner.stage_partition import partitions
 from planner.stage_places import is_unlike
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
@@ -38,7 +38,7 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     as it is where no layout of alike stages fits.
 
     Raises Unsupported where stages cannot differ: what `execute` carries out, the
-    objective memory, another schedule than 1F1B, context parallelism.
+    objective memory, another schedule than 1F1B.
     """
     require_possible(problem)
     clock = Clock(limits=limits)
@@ -57,7 +57,7 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         value=value,
         status=Status.OPTIMAL if proven else Status.FEASIBLE,
         lower=min(known, value),
-        lower_step_time_s=min(solution.lower_step_time_s, found.lower),
+        lower_step_time_s=min(solution.lower_step_time_s, found.lower_s),
         complete=solution.complete and found.complete,
         seconds=solution.seconds + clock.seconds,
         wider=Wider(
@@ -91,7 +91,7 @@ def over_islands(problem: Problem, limits: Limits) -> Solution:
         best=best,
         value=value,
         lower=min(found.lower, value),
-        lower_step_time_s=found.lower,
+        lower_step_time_s=found.lower_s,
         complete=found.complete,
         counters=Counters(
             considered=found.partitions, simulated=found.simulated, by_value=left_out
@@ -105,12 +105,14 @@ def over_islands(problem: Problem, limits: Limits) -> Solution:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """Candidates better than a value, the best first; how many partitions were weighed
-    and simulated, what none goes below, and whether all was looked at."""
+    and simulated, what none goes below (the value and the seconds), and whether all was
+    looked at."""
 
     candidates: tuple[Staged, ...]
     partitions: int
     simulated: int
     lower: float
+    lower_s: float
     complete: bool
 
 
@@ -121,26 +123,14 @@ def stages_of_any(
     unit = float(problem.value_of(1.0, 1.0))
     found: list[Staged] = []
     tried = simulated = 0
-    lower, complete = inf, True
-    for menu in _promising(problem):
-        bound = float(problem.value_of(menu.lower_s, inf))
-        if bound < min(value, lower):
-            known_s = min(value, lower) / unit
-            bound = float(problem.value_of(menu.tighter_s(known_s), inf))
-        lower = min(lower, bound)
-        if bound >= value:
-            continue
+    complete, open_menus = True, _promising(problem)
+    for menu in open_menus:
         if clock.over:
             complete = False
+            break
+        if not menu.may_beat(value / unit):
             continue
-        parts = partitions(
-            menu.options,
-            devices=problem.gpus,
-            micro_batches=menu.micro_batches,
-            stages=problem.pins.pp,
-            tolerance=TOLERANCE,
-            below_s=value / unit * (1 + HIDDEN),
-        )
+        parts = menu.best(tolerance=TOLERANCE, below_s=value / unit * (1 + HIDDEN))
         tried += len(parts)
         for partition in parts[:JUDGED]:
             simulated += 1
@@ -148,13 +138,26 @@ def stages_of_any(
             if candidate is not None and problem.value(candidate) < value:
                 found.append(candidate)
                 value = problem.value(candidate)
+    lower_s = _lower_s(open_menus, value / unit)
     return Found(
         candidates=tuple(reversed(found)),
         partitions=tried,
         simulated=simulated,
-        lower=lower,
+        lower=lower_s * unit,
+        lower_s=lower_s,
         complete=complete,
     )
+
+
+def _lower_s(every: Sequence[Menu], best_s: float) -> float:
+    """What no partition of *every* menu takes less than, of what is below *best_s*."""
+    lower_s = best_s
+    for menu in every:
+        if menu.lower_s < lower_s:
+            known = lower_s < inf
+            found_s = menu.tighter_s(lower_s) if known else menu.lower_s
+            lower_s = min(lower_s, found_s)
+    return lower_s
 
 
 def require_possible(problem: Problem) -> None:
@@ -168,8 +171,9 @@ def require_possible(problem: Problem) -> None:
     what = "a cluster of unlike islands" if is_unlike(problem) else "--any-stage"
     if problem.objective is Objective.MEMORY:
         raise Unsupported(f"{what} is searched for speed: leave --objective memory out")
-    fixed = {"--cp": pins.cp, "--virtual-stages": pins.virtual_stages}
-    wrong = [f"{name} {size}" for name, size in fixed.items() if size not in (None, 1)]
+    wrong = []
+    if pins.virtual_stages not in (None, 1):
+        wrong.append(f"--virtual-stages {pins.virtual_stages}")
     if pins.schedule not in (None, "1f1b"):
         wrong.append(f"--schedule {pins.schedule}")
     wrong += [
@@ -182,8 +186,8 @@ def require_possible(problem: Problem) -> None:
     ]
     if wrong:
         raise Contradiction(
-            f"{what} with {', '.join(wrong)}: its stages run 1F1B, of any size, "
-            "without context parallelism; leave one of them out"
+            f"{what} with {', '.join(wrong)}: its stages run 1F1B, of any size; "
+            "leave one of them out"
         )
 
 
@@ -197,13 +201,7 @@ def any_fits(problem: Problem) -> bool:
     alone = Uniform(precision=problem.precision, offload=problem.offload)
     found = (menu for menu in menus(problem) if menu.options)
     for menu in sorted(found, key=lambda menu: -menu.micro_batches):
-        parts = partitions(
-            menu.options,
-            devices=problem.gpus,
-            micro_batches=menu.micro_batches,
-            stages=problem.pins.pp,
-            tolerance=TOLERANCE,
-        )
+        parts = menu.best(tolerance=TOLERANCE)
         layouts = map(menu.layout, parts[:JUDGED])
         if any(_judged(problem, alone, layout) is not None for layout in layouts):
             return True

@@ -9,14 +9,14 @@ forward through the stages before it, and after its last, one backward:
 Of all cuts of the layers into stages on the meshes of a menu, the least that this can
 be: G(k, d), the least Σ t over stages that hold the first k layers on the first d
 devices and none of which breaks T, grows from layer to layer, and T is possible if the
-last layer is reached. T is then found by halving. A stage has two micro-batches in
-flight, the last one has one: of their memory no more is asked (1F1B holds as many as
-stages follow).
+last layer is reached on the last device. T is then found by halving. A stage has two
+micro-batches in flight, the last one has one: of their memory no more is asked
+(`trip_bound` asks for as many as stages follow).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd, inf
 from typing import Any
 
@@ -48,8 +48,15 @@ def cut_bound_s(
     def possible(most_s: float) -> bool:
         return _reaches(kinds, devices // unit, micro_batches, most_s)
 
-    low, high = at_least_s, at_most_s
-    if not kinds or not possible(high):
+    if not kinds:
+        return at_most_s
+    return halved(possible, at_least_s, at_most_s)
+
+
+def halved(possible: Callable[[float], bool], low: float, high: float) -> float:
+    """The largest number up to *high* known to be impossible, within `CLOSE`: *low* is
+    one, and what is more than a possible one is possible."""
+    if not possible(high):
         return high
     while high - low > CLOSE * high:
         middle = (low + high) / 2
@@ -77,7 +84,7 @@ def _kinds(
         first, last = option.span or (0, devices)
         kind = (option.devices // unit, first // unit, last // unit)
         fits = least_bytes(option, micro_batches) <= option.capacity_bytes
-        taken_s = np.where(fits, stages_sums(busy), inf)
+        taken_s = np.where(fits, option.sums(busy), inf)
         known = found.get(kind)
         found[kind] = taken_s if known is None else np.minimum(known, taken_s)
     return unit, found
@@ -97,9 +104,9 @@ def _reaches(
     """Whether some partition has Σ_{i<s} t_i + m · t_s ≤ *most_s* for all stages."""
     layers = len(next(iter(kinds.values())))
     least = np.full((layers + 1, devices + 1), inf)
-    least[0] = 0.0
+    least[0, 0] = 0.0
     for first in range(layers):
-        before = np.minimum.accumulate(least[first])  # devices may be left out
+        before = least[first]
         for (size, start, end), taken in kinds.items():
             if end - start < size:
                 continue
@@ -109,4 +116,4 @@ def _reaches(
             reached = np.where(fits, prefix_s + stage_s, inf)
             there = least[first + 1 :, start + size : end + 1]
             np.minimum(there, reached, out=there)
-    return bool(np.isfinite(least[layers]).any())
+    return bool(np.isfinite(least[layers, devices]))

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
+from typing import Final
 
 import numpy as np
 
 from costmodel.columns import RECOMPUTES
 from costmodel.data_parallel import DataParallel
-from costmodel.layout import Layout, Stage
+from costmodel.layout import CP_KINDS, Layout, Stage
 from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.memory import memory, pipeline_buffers
 from costmodel.mesh_parallel import data_parallel
@@ -24,17 +27,23 @@ from costmodel.stage import StagePrice
 from costmodel.uniform import Uniform, spell_out
 from planner.axes import Axes
 from planner.problem import Problem
-from planner.stage_bound import cut_bound_s
-from planner.stage_partition import Array, Option, Partition
+from planner.stage_bound import CLOSE, cut_bound_s
+from planner.stage_links import ends_s, with_links
+from planner.stage_partition import Array, Option, Partition, partitions
 from planner.stage_places import Place, orders
 from planner.table import divisors
+from planner.trip_bound import trip_bound_s
 from profiles.errors import MeshwrightError
 from profiles.units import GB
+
+ALIKE: Final = 0.25  # ends that cost so nearly the same are one choice
+_Priced = tuple[Layout, Option, Array, Place]  # with passes alone, by layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Menu:
-    """The options of stages for one number of micro-batches."""
+    """The options of stages for one number of micro-batches; their step ends with
+    `end_s` that are no stage's own."""
 
     problem: Problem
     micro_batches: int
@@ -42,6 +51,7 @@ class Menu:
     options: tuple[Option, ...]
     busy_s: tuple[Array, ...]  # of each option, passes alone, by layer
     places: tuple[Place, ...]  # of each option
+    end_s: float = 0.0
 
     @property
     def lower_s(self) -> float:
@@ -59,18 +69,43 @@ class Menu:
         rate = sum(place.devices / float(works[place].sum()) for place in places)
         shares = [works[place] / works[place].sum() for place in places]
         work_s = float(np.min(shares, axis=0).sum()) / rate
-        return max(self.micro_batches * work_s, through)
+        return max(self.micro_batches * work_s, through) + self.end_s
 
     def tighter_s(self, at_most_s: float) -> float:
-        """The same, as far as *at_most_s*, of stages that are whole layers on whole
-        meshes and hold what they must."""
-        return cut_bound_s(
+        """The same, as far as *at_most_s* (which is finite), of stages that are whole
+        layers on whole meshes and hold what they must."""
+        least_s = self.lower_s
+        if least_s >= at_most_s:
+            return least_s
+        return self._bound_s(least_s, at_most_s)
+
+    def may_beat(self, seconds: float) -> bool:
+        """Whether `tighter_s` is below *seconds*, without saying by how much."""
+        if self.lower_s >= seconds or seconds == inf:
+            return self.lower_s < seconds
+        return self._bound_s(seconds * (1 - CLOSE), seconds) < seconds
+
+    def _bound_s(self, from_s: float, at_most_s: float) -> float:
+        bound_s = cut_bound_s if len(set(self.places)) == 1 else trip_bound_s
+        found = bound_s(
             self.options,
             self.busy_s,
             devices=self.problem.gpus,
             micro_batches=self.micro_batches,
-            at_least_s=self.lower_s,
-            at_most_s=at_most_s,
+            at_least_s=max(from_s - self.end_s, 0.0),
+            at_most_s=at_most_s - self.end_s,
+        )
+        return found + self.end_s
+
+    def best(self, *, below_s: float = inf, tolerance: float = 0.0) -> list[Partition]:
+        """Partitions whose steps the programme puts below *below_s*, the best first."""
+        return partitions(
+            self.options,
+            devices=self.problem.gpus,
+            micro_batches=self.micro_batches,
+            stages=self.problem.pins.pp,
+            tolerance=tolerance,
+            below_s=below_s - self.end_s,
         )
 
     def _work(self, place: Place) -> Array:
@@ -109,17 +144,25 @@ class Menu:
 
 
 def menus(problem: Problem) -> Iterator[Menu]:
-    """A menu for each number of micro-batches and order of places, priced when it is
-    asked for."""
+    """Menus for each number of micro-batches and order of places, priced when they are
+    asked for: of several places, one for each cost of ends that are apart."""
     batch, pinned = problem.job.global_batch, problem.pins.micro_batches
     for m in divisors(batch):
         if pinned in (None, m):
-            yield from (_menu(problem, m, places) for places in orders(problem))
+            for places in orders(problem):
+                yield from _by_ends(_menu(problem, m, places))
 
 
 def _menu(problem: Problem, m: int, places: Sequence[Place]) -> Menu:
-    parts = [_of_place(place.problem(problem), m, place) for place in places]
-    every = [one for part in parts for one in part]
+    every = [
+        one
+        for number, place in enumerate(places)
+        for one in _linked(
+            _of_place(place.problem(problem), m, place),
+            problem,
+            [None, *places, None][number : number + 3],
+        )
+    ]
     return Menu(
         problem=problem,
         micro_batches=m,
@@ -130,9 +173,69 @@ def _menu(problem: Problem, m: int, places: Sequence[Place]) -> Menu:
     )
 
 
-def _of_place(
-    problem: Problem, m: int, place: Place
-) -> list[tuple[Layout, Option, Array, Place]]:
+def _linked(
+    priced: list[_Priced], problem: Problem, places: Sequence[Place | None]
+) -> list[_Priced]:
+    """*priced* at the middle one of *places* with what is sent from there; on one
+    island the programme asks for no transfers."""
+    before, here, after = places
+    if here is None or here.span is None:
+        return priced
+    options = with_links(
+        [option for _, option, _, _ in priced],
+        [layout for layout, _, _, _ in priced],
+        problem,
+        here,
+        before=before,
+        after=after,
+    )
+    return [
+        (layout, option, busy_s, place)
+        for option, (layout, _, busy_s, place) in zip(options, priced, strict=True)
+    ]
+
+
+def _by_ends(menu: Menu) -> Iterator[Menu]:
+    """*menu*, or as many as there are costs of summing the tied gradient between the
+    pipeline's two ends: with the options that have those there, or less."""
+    places = sorted(set(menu.places), key=lambda place: place.span or (0, 0))
+    if len(places) < 2:
+        yield menu
+        return
+    first, last = places[0], places[-1]
+    each_s = ends_s(menu.layouts, menu.problem, first, last)
+    at_ends = [
+        cost
+        for cost, place in zip(each_s, menu.places, strict=True)
+        if place in (first, last)
+    ]
+    for least_s, most_s in _groups(at_ends):
+        options = tuple(
+            replace(
+                option,
+                starts=place is first and cost <= most_s,
+                ends=place is last and cost <= most_s,
+            )
+            for option, place, cost in zip(
+                menu.options, menu.places, each_s, strict=True
+            )
+        )
+        if any(one.starts for one in options) and any(one.ends for one in options):
+            yield replace(menu, end_s=least_s, options=options)
+
+
+def _groups(costs: Sequence[float]) -> Iterator[tuple[float, float]]:
+    """The least and the most of *costs* that are nearly alike."""
+    least = most = -1.0
+    for cost in sorted(costs):
+        if least >= 0 and cost > least * (1 + ALIKE):
+            yield least, most
+            least = cost
+        least, most = (cost if least < 0 else least), cost
+    yield least, most
+
+
+def _of_place(problem: Problem, m: int, place: Place) -> list[_Priced]:
     """Every option that a stage at *place* has, as *problem* asks there."""
     layouts = tuple(_layouts(problem, m))
     pricers = [
@@ -167,25 +270,29 @@ def _layouts(problem: Problem, m: int) -> Iterator[Layout]:
 def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
     """Every mesh with its treatments, for a stage of a layer."""
     axes, pins, graph = Axes(problem=problem), problem.pins, problem.job.graph
-    share = problem.job.global_batch // m
+    share, cp = problem.job.global_batch // m, pins.cp or 1
     widths = set(axes.tp())
     for devices in _sizes(problem):
-        for tp in divisors(devices):
-            dp = devices // tp
+        if devices % cp:
+            continue
+        for tp in divisors(devices // cp):
+            dp = devices // (tp * cp)
             fits = tp in widths and share % dp == 0 and pins.dp in (None, dp)
             if not fits or pins.micro_batch not in (None, share // dp):
                 continue
             split = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel
             zero = 1 if pins.zero is None else pins.zero
-            for (ep, etp), (code,) in (
-                (spread, code)
-                for spread in axes.experts(tp, 1, dp)
-                for code in axes.recomputes()
+            for (ep, etp), (code,), (kind,) in product(
+                axes.experts(tp, cp, dp),
+                axes.recomputes(),
+                axes.cp_kinds(tp, cp)[:1],  # one for the whole pipeline
             ):
                 yield Uniform(
                     tp=tp,
                     pp=graph.body,
                     dp=dp,
+                    cp=cp,
+                    cp_kind=CP_KINDS[kind],
                     ep=ep,
                     etp=etp,
                     micro_batch=share // dp,

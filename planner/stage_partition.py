@@ -9,24 +9,32 @@ that hold the layers from k on and use d devices, none slower than t_max:
     F(s, k, d) = min over j, mesh of  t(k…j, mesh, s) + F(s − 1, j + 1, d − devices)
 
 A stage with s stages from it to the end holds min(s, m) micro-batches in flight (1F1B),
-so what fits depends on s. Devices are handed out in model order, so that d says where a
-stage lies: an option with a span may lie only there (on its island, say). With m = 1 it
-is the shortest path through the model; with the sum left out it is PipeDream's
-recurrence (min-max), which `slowest` asks for.
+so what fits depends on s. Where they are on the way for some time x, that adds to the
+sum, and a stage waits for one to come back after each s:
+
+    T = Σ (t_i + x_i) + (m − 1) · max over stages of  max(t_i, R_i / s if s < m)
+
+with R the sum from the stage to the end. Devices are handed out in model order, so
+that d says where a stage lies: an option with a span may lie only there (on its island,
+say). With m = 1 it is the shortest path through the model; with the sum left out it is
+PipeDream's recurrence (min-max), which `slowest` asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import gcd, inf
+from math import gcd, inf, isfinite, log
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.stage_kinds import Growing, Kind, Sums
+
 Array = NDArray[Any]
 EXACT = 1e-9  # sums in another order
+STEP = 1.05  # from one t_max to the next between those of stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +44,9 @@ class Option:
     Seconds are of a forward and backward of a micro-batch; `saved_bytes` are alive for
     each micro-batch in flight, of `working_bytes` a stage has its largest layer's. A
     stage may lie on the devices from `span[0]` to before `span[1]`, of all that there
-    are if None, each of which has `capacity_bytes`.
+    are if None, each of which has `capacity_bytes`. What is sent takes the seconds that
+    a `Kind` says, alike for options of one size and span. Only an option that `starts`
+    may hold the first layer, one that `ends` the last.
     """
 
     devices: int
@@ -47,10 +57,36 @@ class Option:
     base_bytes: float = 0.0
     capacity_bytes: float = inf
     span: tuple[int, int] | None = None
+    sent_s: float = 0.0
+    crossed_s: float = 0.0
+    arrived_s: float = 0.0
+    starts: bool = True
+    ends: bool = True
 
     def stages_s(self) -> Array:
         """[first, last] → seconds of a stage of those layers; infinite below."""
-        return stages_sums(self.seconds)
+        return self.sums(self.seconds)
+
+    def kind(self, devices: int, unit: int) -> Kind:
+        """Where it may lie on so many *devices*, in units of so many."""
+        first, end = self.span or (0, devices)
+        return Kind(
+            self.devices // unit,
+            (devices - end + self.devices) // unit,
+            (devices - first) // unit,
+            self.sent_s,
+            self.crossed_s,
+            self.arrived_s,
+        )
+
+    def sums(self, values: Array) -> Array:
+        """[first, last] → the sum of *values* between, where a stage may be."""
+        found = stages_sums(values)
+        if not self.starts:
+            found[0] = inf
+        if not self.ends:
+            found[:, -1] = inf
+        return found
 
     def stages_bytes(self, in_flight: int) -> Array:
         """[first, last] → bytes with so many micro-batches in flight."""
@@ -121,25 +157,23 @@ def latency_s(
     parts: Sequence[Part], options: Sequence[Option], micro_batches: int
 ) -> float:
     """T of *parts*."""
-    seconds = [_seconds(part, options) for part in parts]
-    return sum(seconds) + (micro_batches - 1) * max(seconds)
+    returned = slowest_s = 0.0
+    after: Option | None = None
+    for behind, part in enumerate(reversed(parts), start=1):
+        option, taken_s = options[part.option], _seconds(part, options)
+        returned += taken_s + (_way_s(option, after) if after else 0.0)
+        slowest_s = max(slowest_s, taken_s)
+        if behind < micro_batches:  # else all are sent before one is back
+            slowest_s = max(slowest_s, returned / behind)
+        after = option
+    return returned + (micro_batches - 1) * slowest_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A mesh of *size* devices, which a stage may have while from *fewest* to *most*
-    devices are left, its own among them."""
-
-    size: int
-    fewest: int
-    most: int
-
-    @classmethod
-    def of(cls, option: Option, devices: int, unit: int) -> _Kind:
-        """The kind of an option where *devices* are there in all."""
-        first, end = option.span or (0, devices)
-        fewest = devices - end + option.devices
-        return cls(option.devices // unit, fewest // unit, (devices - first) // unit)
+def _way_s(option: Option, after: Option) -> float:
+    """Of a micro-batch between two stages, there and back."""
+    if option.span == after.span:
+        return option.sent_s
+    return max(option.crossed_s, after.arrived_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -150,7 +184,7 @@ class _Tables:
     """
 
     options: Sequence[Option]
-    kinds: tuple[_Kind, ...]
+    kinds: tuple[Kind, ...]
     devices: int
     total: int
     micro_batches: int
@@ -167,8 +201,15 @@ class _Tables:
 
     @property
     def candidates(self) -> list[float]:
-        """What the slowest stage may take, ascending."""
+        """What the slowest stage may take, ascending; and, where stages wait for what
+        is on its way, what is between."""
         finite = np.unique(self.seconds[np.isfinite(self.seconds)])
+        most_s = max(one.longest_s for one in self.kinds)
+        if most_s and len(finite):
+            most_s += finite[-1]
+            steps = int(log(most_s / max(self.mean_s, finite[0])) / log(STEP)) + 2
+            between = max(self.mean_s, finite[0]) * STEP ** np.arange(steps)
+            finite = np.unique([*finite, *between])
         return [float(one) for one in finite if one >= self.mean_s * (1 - EXACT)]
 
     @property
@@ -179,6 +220,11 @@ class _Tables:
         each = np.array([option.seconds for option in self.options]) * sizes[:, None]
         used = each[sizes <= self.total].min(axis=0)
         return float(used.sum()) / self.total
+
+    def trip_s(self, stages: int, t_max: float) -> float:
+        """How long a micro-batch may be on its way through the last *stages* and back:
+        a stage waits for it after as many, unless it has sent all before."""
+        return inf if stages >= self.micro_batches else stages * t_max * (1 + EXACT)
 
     @property
     def least_s(self) -> float:
@@ -199,7 +245,7 @@ def _tables(
         return None
     spans = [end for option in fitting for end in option.span or ()]
     unit = gcd(devices, *spans, *(option.devices for option in fitting))
-    kinds = {_Kind.of(option, devices, unit) for option in fitting}
+    kinds = {option.kind(devices, unit) for option in fitting}
     order = sorted(kinds, key=lambda kind: (kind.size, kind.fewest))
     layers = len(options[0].seconds)
     most = min(layers, devices // (unit * order[0].size), most_stages or layers)
@@ -208,7 +254,7 @@ def _tables(
     for number, option in enumerate(options):
         if option.devices > devices:
             continue
-        place = order.index(_Kind.of(option, devices, unit))
+        place = order.index(option.kind(devices, unit))
         taken_s = option.stages_s()
         fits = [
             option.stages_bytes(in_flight) <= min(capacity_bytes, option.capacity_bytes)
@@ -234,50 +280,52 @@ def _for_slowest(tables: _Tables, t_max: float) -> Iterator[Partition]:
     """For each number of stages the partition of least sum with none above *t_max*."""
     layers, devices = tables.layers, tables.devices
     allowed = np.where(tables.seconds <= t_max, tables.seconds, inf)
-    sums = [np.full((layers + 1, devices + 1), inf)]
-    sums[0][layers, 0] = 0.0
+    sums = [Sums.of_none(layers, devices)]
     for stages in range(1, tables.most_stages + 1):
-        before, here = sums[-1], np.full((layers + 1, devices + 1), inf)
+        growing = Growing(sums[-1])
         for place, kind in enumerate(tables.kinds):
             one = allowed[stages - 1, place]
-            if kind.fewest > kind.most or not np.isfinite(one).any():
+            if not kind.possible or not np.isfinite(one).any():
                 continue
-            there = slice(kind.fewest, kind.most + 1)
-            rest = before[1:, kind.fewest - kind.size : kind.most + 1 - kind.size]
+            rest = growing.before.behind(kind)
             reached = np.flatnonzero(np.isfinite(rest).any(axis=1))
-            if not len(reached):
-                continue
-            total = one[:, reached, None] + rest[None, reached, :]
-            np.minimum(
-                here[:layers, there], total.min(axis=1), out=here[:layers, there]
-            )
-        sums.append(here)
-        if np.isfinite(here[0, devices]):
-            parts = tuple(_walk(tables, allowed, sums, stages))
+            if len(reached):
+                total = one[:, reached, None] + rest[None, reached, :]
+                growing.add(kind, total.min(axis=1))
+        most_s = np.full_like(growing.least, tables.trip_s(stages, t_max))
+        sums.append(growing.within(most_s))
+        if np.isfinite(sums[-1].least[0, devices]):
+            parts = tuple(_walk(tables, allowed, sums, t_max))
             seconds = latency_s(parts, tables.options, tables.micro_batches)
             yield Partition(parts=parts, seconds=seconds)
 
 
 def _walk(
-    tables: _Tables, allowed: Array, sums: Sequence[Array], stages: int
+    tables: _Tables, allowed: Array, sums: Sequence[Sums], t_max: float
 ) -> Iterator[Part]:
     """The stages that make the least sum, first to last."""
-    first, left = 0, tables.devices
-    for number in range(stages, 0, -1):
+    first, left, before = 0, tables.devices, None
+    for number in range(len(sums) - 1, 0, -1):
         rest, found = sums[number - 1], None
+        most_s = tables.trip_s(number, t_max)
         for place, kind in enumerate(tables.kinds):
             if not kind.fewest <= left <= kind.most:
                 continue
-            totals = allowed[number - 1, place, first] + rest[1:, left - kind.size]
+            behind = rest.behind(kind)[:, left - kind.fewest]
+            totals = allowed[number - 1, place, first] + behind
+            totals[totals > most_s] = inf
+            if before is not None and left == before.fewest - before.size:
+                totals += max(before.crossed_s, kind.arrived_s)  # of another island
             last = int(np.argmin(totals))
             if found is None or totals[last] < found[0]:
-                found = (totals[last], place, kind.size, last)
+                found = (totals[last], place, last)
         assert found is not None, "the sum came from somewhere"
-        total_s, place, size, last = found
-        assert total_s <= sums[number][first, left]
+        total_s, place, last = found
+        assert isfinite(total_s)
         option = int(tables.chosen[number - 1, place, first, last])
         yield Part(first=first, last=last, option=option)
-        first, left = last + 1, left - size
+        before = tables.kinds[place]
+        first, left = last + 1, left - before.size
 
 
 def _seconds(part: Part, options: Sequence[Option]) -> float:

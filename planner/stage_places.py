@@ -34,6 +34,11 @@ class Place:
     first_rank: int = 0
     span: tuple[int, int] | None = None
 
+    @property
+    def ranks(self) -> Ranges:
+        """All of them."""
+        return Ranges(((self.first_rank, self.first_rank + self.devices - 1),))
+
     def problem(self, whole: Problem) -> Problem:
         """What the stages here are asked: *whole* on these devices alone."""
         if self.span is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -30,6 +31,50 @@ def menus(draw: st.DrawFn) -> tuple[list[Option], int]:
     return [option(size, draw(numbers), draw(numbers)) for size in sizes], draw(
         st.integers(1, 8)
     )
+
+
+@st.composite
+def two_islands(draw: st.DrawFn) -> tuple[list[Option], int]:
+    """The same, at home on one of two islands: what is sent takes some time, that of
+    one size and island alike."""
+    options, devices = draw(menus())
+    border = draw(st.integers(0, devices))
+    seconds = st.tuples(*[st.integers(0, 9).map(float)] * 3)
+    ways = {
+        (size, place): draw(seconds)
+        for size in sorted({one.devices for one in options})
+        for place in (0, 1)
+    }
+    placed = []
+    for one in options:
+        place = draw(st.sampled_from((0, 1)))
+        sent_s, crossed_s, arrived_s = ways[one.devices, place]
+        span = ((0, border), (border, devices))[place]
+        placed.append(
+            replace(
+                one,
+                span=span,
+                sent_s=sent_s,
+                crossed_s=crossed_s,
+                arrived_s=arrived_s,
+                starts=draw(st.booleans()),
+                ends=draw(st.booleans()),
+            )
+        )
+    return placed, devices
+
+
+def at_home(options: Sequence[Option], parts: Sequence[Part], devices: int) -> bool:
+    """Whether each stage lies where its option may, and so do the model's ends."""
+    first = 0
+    for part in parts:
+        one = options[part.option]
+        low, high = one.span or (0, devices)
+        if not low <= first <= first + one.devices <= high:
+            return False
+        first += one.devices
+    ends = options[parts[-1].option].ends if parts else False
+    return ends and options[parts[0].option].starts
 
 
 def everything(

@@ -102,3 +102,19 @@ def test_each_rank_is_held_to_its_own_device() -> None:
     assert found.fits is (last <= small.device.capacity_bytes)
     assert priced(choice, small_first).fits is (first <= small.device.capacity_bytes)
     assert found.device == f"{FAST.device.name} + {small.device.name}"
+
+
+@pytest.mark.parametrize("tp", [1, 8])
+def test_no_matter_which_end_has_the_lower_ranks(tp: int) -> None:
+    """A tied gradient crosses the network in either direction."""
+    choice = Uniform(tp=tp, pp=2, dp=16 // tp, zero=1, zero_group=16 // tp)
+    layout = spell_out(choice, JOB.graph, JOB.global_batch)
+    one, two = layout.stages
+    turned = replace(
+        layout, stages=(replace(one, mesh=two.mesh), replace(two, mesh=one.mesh))
+    )
+    where = machine(ALL_FAST)
+    there, back = (
+        estimate(JOB, ALL_FAST, one, on=where).step_time_s for one in (layout, turned)
+    )
+    assert back == pytest.approx(there, rel=1e-12)

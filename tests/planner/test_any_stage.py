@@ -138,7 +138,7 @@ def test_no_time_says_that_not_all_was_looked_at() -> None:
 @pytest.mark.parametrize(
     ("pins", "named"),
     [
-        (Pins(cp=2), "--cp 2"),
+        (Pins(virtual_stages=2), "--virtual-stages 2"),
         (Pins(schedule="gpipe"), "--schedule gpipe"),
         (Pins(zero_group=2), "--zero-group"),
     ],

@@ -91,6 +91,29 @@ def test_no_partition_is_simulated_below_its_menus_bound(
         run = estimate(posed.job, posed.machine.cluster, layout, on=posed.machine)
         assert layout.gpus == posed.gpus
         assert run.step_time_s >= menu.lower_s * (1 - EXACT)
+        bound_s = menu.tighter_s(2 * run.step_time_s)
+        assert run.step_time_s >= bound_s * (1 - EXACT)
+
+
+def test_the_wider_ends_sum_a_tied_table_in_slices() -> None:
+    """Over a slow network a stage at either end is split, so that each of its ranks
+    sends a part of the embedding's gradient; and nothing proven is far below."""
+    posed = asked(joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-1.3b", 64)
+    posed = replace(posed, pins=Pins(micro_batches=8))
+    found = solve(posed, BranchAndBound(), LIMITS)
+    assert found.best is not None
+    first, *middle, last = found.best.estimate.layout.stages
+    assert min(first.mesh.tp, last.mesh.tp) > 1
+    assert found.gap < 0.25
+    assert any(stage.mesh.tp == 1 for stage in middle)
+
+
+def test_context_parallelism_is_the_same_in_every_stage() -> None:
+    posed = asked(joined("dgx-a100-80gb", "dgx-h100"), batch=4)
+    posed = replace(posed, pins=Pins(cp=2, micro_batches=2))
+    found = solve(posed, BranchAndBound(), LIMITS)
+    assert found.best is not None
+    assert {one.mesh.cp for one in found.best.estimate.layout.stages} == {2}
 
 
 def test_islands_are_gone_through_in_every_order_that_differs() -> None:

@@ -36,11 +36,7 @@ def test_no_cut_is_below_and_one_is_near(
 ) -> None:
     options, devices = menu
     options = [_with_room(one, room) for one in options]
-    cuts = [
-        parts
-        for used in range(1, devices + 1)
-        for parts in everything(options, 0, used)
-    ]
+    cuts = everything(options, 0, devices)
     least = min((filled_s(parts, options, m) for parts in cuts), default=inf)
     found = cut_bound_s(
         options,

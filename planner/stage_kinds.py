@@ -1,0 +1,104 @@
+"""Stages of one size that may lie in one place, and the sums behind them.
+
+A programme over stages from the last to the first knows, for each layer and number of
+devices to the end, the least sum over the stages from there on. Where a stage is the
+last on its island, what it sends goes at the pace of the slower of the two sides, so
+that the sums there are kept by the kind that receives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A mesh of *size* devices, which a stage may have while from *fewest* to *most*
+    devices are left, its own among them.
+
+    A micro-batch is on its way to the next stage and back for `sent_s`; for `crossed_s`
+    where that one lies on another island, `arrived_s` where the one before does.
+    """
+
+    size: int
+    fewest: int
+    most: int
+    sent_s: float = 0.0
+    crossed_s: float = 0.0
+    arrived_s: float = 0.0
+
+    @property
+    def possible(self) -> bool:
+        """Whether it lies anywhere."""
+        return self.fewest <= self.most
+
+    @property
+    def longest_s(self) -> float:
+        """The longest of its ways."""
+        return max(self.sent_s, self.crossed_s, self.arrived_s)
+
+    @property
+    def left(self) -> slice:
+        """The numbers of devices that may be left, its own among them."""
+        return slice(self.fewest, self.most + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """[first layer, devices to the end] → the least sum over some number of stages;
+    the same by the kind of the first of them, where that begins an island."""
+
+    least: Array
+    gates: dict[Kind, Array]  # [first layer]
+
+    @classmethod
+    def of_none(cls, layers: int, devices: int) -> Sums:
+        """Of no stages: no layers on no devices."""
+        least = np.full((layers + 1, devices + 1), inf)
+        least[layers, 0] = 0.0
+        return cls(least, {})
+
+    def behind(self, kind: Kind) -> Array:
+        """[last layer, number of `kind.left`] → the sum behind a stage of *kind*, with
+        the way there and back if there is a stage."""
+        found = self.least[1:, kind.fewest - kind.size : kind.most + 1 - kind.size]
+        if not self.gates:  # one place, or the last stage
+            return found
+        found = found + kind.sent_s
+        found[:, 0] = inf
+        for one, sums in self.gates.items():
+            if one.most == kind.fewest - kind.size:
+                sent_s = max(kind.crossed_s, one.arrived_s)
+                found[:, 0] = np.minimum(found[:, 0], sums[1:] + sent_s)
+        return found
+
+
+class Growing:
+    """The sums over one more stage, as they are found kind by kind."""
+
+    def __init__(self, before: Sums) -> None:
+        self.before = before
+        self.least = np.full_like(before.least, inf)
+        self.gates: dict[Kind, Array] = {}
+
+    def add(self, kind: Kind, sums: Array) -> None:
+        """*sums* [first layer, number of `kind.left`] with a first stage of *kind*."""
+        there = self.least[:-1, kind.left]
+        np.minimum(there, sums, out=there)
+        if kind.most < self.least.shape[1] - 1:
+            self.gates[kind] = np.append(sums[:, -1], inf)
+
+    def within(self, most: Array) -> Sums:
+        """What was found and is at *most* so much [first layer, devices to the end]."""
+        gates = {
+            kind: np.where(sums > most[:, kind.most], inf, sums)
+            for kind, sums in self.gates.items()
+        }
+        return Sums(np.where(self.least > most, inf, self.least), gates)

@@ -1,0 +1,121 @@
+"""What is sent between the stages of a menu: activations on the way, tied gradients.
+
+    to the next stage and back   a micro-batch's activations        → with_links
+    between the pipeline's ends  the gradient of a tied parameter   → ends_s
+
+Either is the least for what is known of a stage alone: the other side may be slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from costmodel.islands import machines_of
+from costmodel.layout import Layout
+from costmodel.machine import Machine
+from costmodel.tied import tied_sync
+from costmodel.transfers import boundary_s, sends
+from planner.problem import Problem
+from planner.stage_partition import Option
+from planner.stage_places import Place
+
+
+class _Ways(NamedTuple):
+    """Seconds of what a stage sends, as `Kind` has them."""
+
+    sent_s: float
+    crossed_s: float
+    arrived_s: float
+
+
+def with_links(
+    options: Sequence[Option],
+    layouts: Sequence[Layout],
+    problem: Problem,
+    here: Place,
+    *,
+    before: Place | None,
+    after: Place | None,
+) -> list[Option]:
+    """*options* of stages at a place with what their sends take there, to the place
+    after it and from the one before; for options of one size the least of all."""
+    ways = [_ways_s(one, problem, here, before, after) for one in layouts]
+    least: dict[int, _Ways] = {}
+    for option, way in zip(options, ways, strict=True):
+        known = least.setdefault(option.devices, way)
+        pairs = zip(known, way, strict=True)
+        least[option.devices] = _Ways(*(min(pair) for pair in pairs))
+    return [_sending(option, least[option.devices]) for option in options]
+
+
+def _sending(option: Option, ways: _Ways) -> Option:
+    return replace(
+        option,
+        sent_s=ways.sent_s,
+        crossed_s=ways.crossed_s,
+        arrived_s=ways.arrived_s,
+    )
+
+
+def _ways_s(
+    layout: Layout,
+    problem: Problem,
+    here: Place,
+    before: Place | None,
+    after: Place | None,
+) -> _Ways:
+    """There and back: inside the place, to the one after it, from the one before."""
+    far = layout.stages[0].mesh.size >= here.machine.island.domain
+    beyond = [
+        _sent_s(layout, problem, _meeting(problem, here, one), far=True) if one else 0.0
+        for one in (after, before)
+    ]
+    return _Ways(_sent_s(layout, problem, here.machine, far=far), *beyond)
+
+
+def ends_s(
+    layouts: Sequence[Layout], problem: Problem, first: Place, last: Place
+) -> list[float]:
+    """Seconds in which the tied gradient is summed between *first* and *last*, where a
+    stage of each of *layouts* is at either end."""
+    where = _meeting(problem, first, last)
+    meshes = [layout.stages[0].mesh for layout in layouts]
+    found = [
+        tied_sync(
+            problem.job,
+            where,
+            layout.precision,
+            tp=np.asarray(mesh.tp),
+            pp=np.asarray(2),
+            stride=np.asarray(mesh.size),
+            inside=np.asarray(False),
+        )
+        for layout, mesh in zip(layouts, meshes, strict=True)
+    ]
+    return [float(one.seconds) for one in found]
+
+
+def _meeting(problem: Problem, one: Place, two: Place) -> Machine:
+    """What stages at two places have in common, as `costmodel.transfers` sees it."""
+    return machines_of(problem.machine, [one.ranks, two.ranks])[0]
+
+
+def _sent_s(layout: Layout, problem: Problem, where: Machine, *, far: bool) -> float:
+    stage = layout.stages[0]
+    mesh = stage.mesh
+    once_s = boundary_s(
+        problem.job,
+        where,
+        layout.precision,
+        tp=np.asarray(mesh.tp),
+        cp=np.asarray(mesh.cp),
+        micro_batch=np.asarray(layout.micro_batch(stage)),
+        sequence_parallel=np.asarray(stage.plans[0].sharding == "megatron-sp"),
+        far=np.asarray(far),
+        stride=np.asarray(mesh.size),
+    )
+    return 2 * float(sends(once_s, where).beside_s)
