@@ -24,6 +24,7 @@ from planner.diagnosis import diagnose
 from planner.plan import solve
 from planner.problem import Problem
 from planner.search import Limits
+from profiles.cluster import Cluster
 from profiles.figure import Figure
 from profiles.models.parameters import parameters
 from profiles.units import GB
@@ -162,3 +163,27 @@ def test_a_plan_is_refused_by_its_hosts_and_says_what_they_lack() -> None:
     assert said.constraint.startswith("host memory: ")
     assert "of a node's host memory, which has" in said.constraint
     assert any(one["option"].endswith("--offload-to nvme") for one in said.changes)
+
+
+@pytest.mark.parametrize("smaller", [0, 1])
+def test_each_island_has_hosts_of_its_own(smaller: int) -> None:
+    """The node with least room for what is away is named; its size is the limit."""
+    posed = problem("gpt-1.3b", 16)
+    island = posed.machine.cluster.island
+    rooms = [Figure(value=size, unit="GiB", source="a test") for size in (1, 2048)]
+    islands = tuple(
+        replace(island, nodes=1, host_memory=rooms[place != smaller])
+        for place in (0, 1)
+    )
+    where = Cluster(
+        name="joined", islands=islands, between=island.levels[-1], source="a test"
+    )
+    choice = Uniform(pp=2, dp=8, offload=Offload(optimizer=True))
+    layout = spell_out(choice, posed.job.graph, posed.job.global_batch)
+    found = estimate(posed.job, where, layout).away
+    assert found is not None
+    assert found.capacity_bytes == rooms[0].si
+    assert not found.fits
+    alone = estimate(posed.job, posed.machine.cluster, layout).away
+    assert alone is not None
+    assert alone.node_bytes >= found.node_bytes > alone.node_bytes / 2
