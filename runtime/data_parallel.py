@@ -22,12 +22,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import Shard
 
 from costmodel.action import Kind
 from runtime.collectives import Group, all_reduce_from
@@ -136,9 +138,11 @@ class Sharded:
             self._left_to_divide = mesh.size() // experts.size()
         for unit in (*units, stage):
             apart = isinstance(unit, Experts)
+            over = experts if apart and experts is not None else mesh
             fully_shard(
                 unit,
-                mesh=experts if apart else mesh,
+                mesh=over,
+                shard_placement_fn=partial(evenly, ranks=over.size(over.ndim - 1)),
                 mp_policy=how.policy.fully_shard,
                 reshard_after_forward=how.zero == 3,
                 offload_policy=how.away.policy(how.device),
@@ -222,6 +226,16 @@ class OfHolders:
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._sharded.gradients()
+
+
+def evenly(parameter: nn.Parameter, *, ranks: int) -> Shard:
+    """The cut of *parameter*: along its first dimension that *ranks* divide.
+
+    `fully_shard` pads what does not divide: of one expert on two ranks twice as much
+    would travel, and one rank would keep all of it. Where nothing divides, so be it.
+    """
+    sizes = local(parameter).shape
+    return Shard(next((dim for dim, size in enumerate(sizes) if not size % ranks), 0))
 
 
 def _sent_down(name: str, parameter: nn.Parameter, down: HostGradients) -> None:

@@ -1,37 +1,37 @@
-"""Training by layouts, for tests: the cases of `training_cases` on gloo ranks.
-
-The ranks of a world take all cases of their number one after another.
-"""
+"""Training for tests: by a layout on this rank, and by one process in plain PyTorch."""
 
 from __future__ import annotations
 
-import logging
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
+from math import inf
 from typing import Any
+
+import torch
 
 from costmodel.layout import Layout
 from costmodel.uniform import Uniform, spell_out
 from profiles.job import Job
-from tests.runtime.ranks import on_ranks
-from tests.training_cases import BATCH, choice_of, job
+from runtime.optimizer import Settings
+from tests.training_cases import BATCH, WHOLE, Parts, job
 
-STEPS = 10
-SEED, DATA_SEED, RATE, CLIP = 7, 3, 1e-3, 0.5
+SEED, DATA_SEED = 7, 3
+ADAMW = Settings(lr=1e-3, clip=0.5)
+# AdamW, and a norm that is clipped, hide a gradient of the right direction and the
+# wrong size; SGD shows it in each tensor, from the first step on.
+SGD = Settings(name="sgd", lr=0.5, clip=0.0)
+STEPS = {ADAMW.name: 10, SGD.name: 4}
 
 
-WHOLE = ((0,),)  # one chunk, on one rank
-
-
+@cache
 def reference(
-    family: str, parts: tuple[tuple[int, ...], ...] = WHOLE
+    family: str, settings: Settings = ADAMW, parts: Parts = WHOLE
 ) -> dict[str, Any]:
     """The same training in plain PyTorch: one process, no layout, no trainer.
 
     Experts of a fixed capacity take as much of each of the *parts* of a sequence, as
     `parts_of` says them.
     """
-    import torch
-
     from runtime.data.source import source
     from runtime.initialise import initialise
     from runtime.modules.decoder import Stage, decoder_of
@@ -46,27 +46,17 @@ def reference(
     model_.tie()
     drop_by_parts(model_, parts)
     named = dict(model_.named_parameters())
-    groups: list[dict[str, Any]] = [
-        {"params": [one for one in named.values() if one.dim() > 1]},
-        {
-            "params": [one for one in named.values() if one.dim() <= 1],
-            "weight_decay": 0.0,
-        },
-    ]
-    optimizer = torch.optim.AdamW(
-        groups,
-        lr=RATE,
-        betas=(0.9, 0.95),
-        weight_decay=0.1,
-    )
+    start = {name: one.detach().clone() for name, one in named.items()}
+    optimizer = _plain_optimizer(list(named.values()), settings)
     data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED)
     losses, gradients, norms = [], {}, []
-    for step in range(STEPS):
+    for step in range(STEPS[settings.name]):
         batch = data.sequences(step * BATCH, BATCH)
         loss = model_(batch[:, :-1], batch[:, 1:])
         optimizer.zero_grad()
         loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), CLIP)))
+        most = settings.clip or inf
+        norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), most)))
         if not step:
             gradients = {name: _gradient(one) for name, one in named.items()}
         optimizer.step()
@@ -76,13 +66,33 @@ def reference(
         "norm": norms[0],
         "gradients": gradients,
         "parameters": {name: one.detach().clone() for name, one in named.items()},
+        "start": start,
     }
 
 
-def drop_by_parts(model_: Any, parts: tuple[tuple[int, ...], ...]) -> None:
-    """Let experts take of each part of a sequence as of a whole one."""
-    import torch
+def _plain_optimizer(
+    parameters: Sequence[torch.nn.Parameter], settings: Settings
+) -> torch.optim.Optimizer:
+    """Matrices decay, vectors do not."""
+    groups: list[dict[str, Any]] = [
+        {"params": [one for one in parameters if one.dim() > 1]},
+        {
+            "params": [one for one in parameters if one.dim() <= 1],
+            "weight_decay": 0.0,
+        },
+    ]
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, settings.lr, weight_decay=settings.weight_decay)
+    return torch.optim.AdamW(
+        groups,
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        weight_decay=settings.weight_decay,
+    )
 
+
+def drop_by_parts(model_: Any, parts: Parts) -> None:
+    """Let experts take of each part of a sequence as of a whole one."""
     from runtime.modules.experts import ExpertMlp
     from runtime.modules.sent_rows import Routed, Sent, within_capacity
 
@@ -115,33 +125,39 @@ def _gradient(parameter: Any) -> Any:
     return parameter.grad.clone()
 
 
-def trained(family: str, choice: Uniform, *, compiled: bool = False) -> dict[str, Any]:
+def trained(
+    family: str,
+    choice: Uniform,
+    settings: Settings = ADAMW,
+    *,
+    compiled: bool = False,
+) -> dict[str, Any]:
     """What this rank saw of *choice*, as `trained_as`."""
     asked = job(family)
     layout = spell_out(choice, asked.graph, BATCH)
-    return trained_as(asked, layout, compiled=compiled)
+    return trained_as(asked, layout, settings, compiled=compiled)
 
 
-def trained_as(asked: Job, layout: Layout, *, compiled: bool = False) -> dict[str, Any]:
+def trained_as(
+    asked: Job, layout: Layout, settings: Settings = ADAMW, *, compiled: bool = False
+) -> dict[str, Any]:
     """What this rank saw: losses, first gradients and final parameters, whole."""
-    import torch
-
     from runtime.data.source import source
-    from runtime.optimizer import Settings
     from runtime.trainer import Trainer
 
     trainer = Trainer(
         asked,
         layout,
         source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED),
-        settings=Settings(lr=RATE, clip=CLIP),
+        settings=settings,
         seed=SEED,
         device=torch.device("cpu"),
         compiled=compiled,
     )
     first = trainer.step(0, record=True)
     gradients = whole(trainer, trainer.gradients())
-    losses = [first.loss] + [trainer.step(number).loss for number in range(1, STEPS)]
+    others = range(1, STEPS[settings.name])
+    losses = [first.loss, *(trainer.step(number).loss for number in others)]
     own = {
         name: parameter
         for stage in trainer.stages
@@ -182,35 +198,3 @@ def _full(tensor: Any) -> Any:
 
     plain = tensor.detach()
     return (plain.full_tensor() if isinstance(plain, DTensor) else plain).clone()
-
-
-def seen_by_all(
-    world: int, cases: list[tuple[str, str]]
-) -> dict[tuple[str, str], dict[str, Any]]:
-    """What the ranks of each case saw, the pipeline's parts put together."""
-    ranks = on_ranks(world, _every_case, cases)
-    found = {}
-    for case in cases:
-        seen = [rank["-".join(case)] for rank in ranks]
-        together = dict(seen[0])
-        for part in ("gradients", "parameters"):
-            together[part] = {k: one for rank in seen for k, one in rank[part].items()}
-        together["recorded"] = [rank["recorded"] for rank in seen]
-        found[case] = together
-    return found
-
-
-def _every_case(rank: int, cases: list[tuple[str, str]]) -> dict[str, Any]:
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
-    return {
-        f"{family}-{name}": trained(family, choice_of(family, name))
-        for family, name in cases
-    }
-
-
-def apart(found: dict[str, Any], wanted: dict[str, Any]) -> float:
-    """Relative L2 distance over all tensors together."""
-    assert wanted.keys() <= found.keys()
-    away = sum(float(((found[name] - one) ** 2).sum()) for name, one in wanted.items())
-    size = sum(float((one**2).sum()) for one in wanted.values())
-    return float((away / size) ** 0.5)

@@ -5,6 +5,7 @@ What every run trains is each mechanism once (`usual`); the rest is marked `matr
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from costmodel.offload import Offload
@@ -13,8 +14,11 @@ from profiles.job import Job
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec, MoeSpec
 from tests import sharded_cases
+from tests.composed_cases import COMPOSED, composed
 
 BATCH = 8
+Parts = tuple[tuple[int, ...], ...]
+WHOLE: Parts = ((0,),)  # one chunk, on one rank
 
 FP32 = Uniform(precision="fp32", micro_batch=2)
 OPTIMIZER = Offload(optimizer=True)
@@ -257,10 +261,16 @@ def job(family: str) -> Job:
 
 
 def choice_of(family: str, name: str) -> Uniform:
-    return (OF_EXPERTS if family in EXPERTS else CASES)[name]
+    known = OF_EXPERTS if family in EXPERTS else CASES
+    return known[name] if name in known else composed(name)
 
 
-def parts_of(choice: Uniform) -> tuple[tuple[int, ...], ...]:
+def parts_known(family: str, name: str) -> Parts:
+    """Of what parts of a sequence the experts of a case drop tokens by themselves."""
+    return parts_of(choice_of(family, name)) if family == "switch" else WHOLE
+
+
+def parts_of(choice: Uniform) -> Parts:
     """The chunks of a sequence that each of the ranks that share it has, of as many
     chunks as there are altogether: zig-zag over cp, one after another over tp."""
     if choice.cp == 2 and choice.cp_kind == "ring" and choice.tp == 1:
@@ -285,14 +295,21 @@ USUAL = {
 }
 
 
+WORLDS = (1, 2, 4, 8, 16)
+
+
 def cases_of(world: int) -> list[tuple[str, str]]:
     """(family, case) of so many ranks."""
     return [
         (family, name)
         for family in FAMILIES
-        for name, choice in (OF_EXPERTS if family in EXPERTS else CASES).items()
-        if choice.gpus == world and name in SOME.get(family, (name,))
+        for name in (*_named(family), *COMPOSED.get(family, ()))
+        if choice_of(family, name).gpus == world
     ]
+
+
+def _named(family: str) -> Collection[str]:
+    return SOME.get(family, OF_EXPERTS if family in EXPERTS else CASES)
 
 
 def usual(family: str, name: str) -> bool:

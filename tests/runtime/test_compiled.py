@@ -13,8 +13,9 @@ from profiles.errors import Unsupported
 from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from runtime.compiled import require_compilable
+from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.training import apart, reference, trained
+from tests.training import reference, trained
 from tests.training_cases import BATCH, CASES, FP32, MOE, job
 
 ALONE = ("single", "full-recompute", "states-away")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,8 +23,9 @@ from profiles.catalog import cluster
 from profiles.job import Job
 from profiles.precision import precision
 from runtime.trainer import rank_stream
+from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.training import apart, reference, trained_as
+from tests.training import reference, trained_as
 from tests.training_cases import BATCH, FP32, job
 
 LOSS, TENSORS = 1e-5, 1e-4
@@ -79,7 +80,7 @@ def _require_alike(*names: str) -> None:
     ranks = on_ranks(2, partial(_trained, names=names))
     for name in names:
         family, _, _ = CASES[name]
-        seen, wanted = ranks[0][name], _reference(family)
+        seen, wanted = ranks[0][name], reference(family)
         pairs = zip(seen["losses"], wanted["losses"], strict=True)
         assert max(abs(one - two) for one, two in pairs) < LOSS, name
         assert seen["norm"] == pytest.approx(wanted["norm"], rel=LOSS), name
@@ -138,11 +139,6 @@ def sharded(
         },
     )
     return solve(problem).shardings
-
-
-@lru_cache
-def _reference(family: str) -> dict[str, Any]:
-    return reference(family)
 
 
 def _trained(rank: int, names: tuple[str, ...]) -> dict[str, Any]:

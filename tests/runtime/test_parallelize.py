@@ -17,8 +17,8 @@ from costmodel.layout import Layout
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, cut, shapes, without_storage
+from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.training import apart
 from tests.training_cases import FP32, job
 
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from runtime.loss_scale import FIRST, INTERVAL, LossScale, loss_scale
+from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.training import apart, trained, whole
+from tests.training import trained, whole
 from tests.training_cases import FP32, job
 
 NARROW = ("bf16", "amp-bf16", "fp16", "amp-fp16")
