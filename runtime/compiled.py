@@ -4,14 +4,20 @@ The layer's `forward` is compiled, not the module: `fully_shard`'s hooks stay ou
 (from PyTorch 2.12 on they would break the graph), and full recompute runs the compiled
 layer again. Layers alike share one graph.
 
+What exchanges tensors stays out of the graphs and runs as it is, between them, since
+the compiler knows neither our collectives nor when they are waited for:
+
+    tp               products with their gathers, reductions and scatters (`_SEAMS`)
+    cp               the core of attention
+    experts          the MLP of experts, whose rows no graph knows the number of
+    split backwards  products, which put work off to a later action
+
 Left out, and refused:
 
-    exchanges inside a layer   of tp, cp and experts: the compiler knows neither our
-                               collectives nor when they are waited for
-    split backwards            put work off to a later action
-    treatment by operator      made again or moved inside a layer: the compiler fuses
-                               the operators that its plan speaks of
-    dropout                    compiled draws are others than PyTorch's own
+    operators' shardings   run one by one, with what lies between them
+    treatment by operator  made again or moved inside a layer: the compiler fuses the
+                           operators that its plan speaks of
+    dropout                compiled draws are others than PyTorch's own
 
 A step that is recorded or listened to runs as it is: the compiler would pass a layer
 that it first meets under a dispatch mode over for good.
@@ -22,7 +28,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.util import find_spec
+from types import MethodType
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +39,39 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from costmodel.combination import Combination
 from costmodel.layout import Layout
-from costmodel.schedule import schedule_called
 from profiles.errors import Unsupported
 from profiles.job import Job
+from runtime.context_parallel.gathered import GatheredCore
+from runtime.context_parallel.ring import RingCore
+from runtime.context_parallel.ulysses import UlyssesCore
 from runtime.modules.decoder import decoder_of
+from runtime.modules.experts import ExpertMlp
+from runtime.tensor_parallel import ColumnLinear, RowLinear, SplitMlp
 
+# The method of each module that runs between graphs; an MLP's activation is in one.
+_SEAMS: Final[dict[type[nn.Module], str]] = {
+    ColumnLinear: "forward",
+    RowLinear: "forward",
+    SplitMlp: "inner",
+    RingCore: "forward",
+    GatheredCore: "forward",
+    UlyssesCore: "forward",
+    ExpertMlp: "forward",
+}
 Forward = Callable[[Tensor], Tensor]
 
 
 def compile_layer(layer: nn.Module) -> None:
-    """Let *layer* run compiled from now on; its parameters keep their names."""
+    """Let *layer* run compiled from now on; its parameters keep their names.
+
+    Called when it is split and its products know whether to put work off.
+    """
+    for part in layer.modules():
+        seam = _SEAMS.get(type(part))
+        if seam is not None:
+            setattr(part, seam, MethodType(_apart(getattr(type(part), seam)), part))
+        elif isinstance(part, nn.Linear) and "forward" in vars(part):  # puts it off
+            part.forward = torch.compiler.disable(part.forward)  # type: ignore[method-assign]
     layer.forward = _either(layer.forward)
 
 
@@ -49,6 +81,13 @@ def require_compilable(layout: Layout, job: Job, device: str) -> None:
     found = [*_reasons(layout, job), *_missing(device)]
     if found:
         raise Unsupported(f"--compile: {'; '.join(found)}; or leave --compile out")
+
+
+@cache
+def _apart(method: Callable[..., Any]) -> Callable[..., Any]:
+    """*method* outside of graphs: one function for all layers, which share graphs."""
+    outside: Callable[..., Any] = torch.compiler.disable(method)
+    return outside
 
 
 def _either(plain: Forward) -> Forward:
@@ -63,16 +102,10 @@ def _either(plain: Forward) -> Forward:
 
 def _reasons(layout: Layout, job: Job) -> Iterator[str]:
     used, spec = Combination.of_layout(layout), decoder_of(job)
-    for name in ("tp", "cp"):
-        degree = getattr(used, name)
-        if degree > 1:
-            yield f"layers with {name} {degree} exchange tensors: plan with --{name} 1"
-    if spec.moe is not None:
-        yield f"{job.model} has layers of experts: choose a dense model"
-    if schedule_called(layout.schedule).splits:
+    if used.by_modules:
         yield (
-            f"schedule {layout.schedule} splits backwards: choose 1f1b, gpipe, "
-            "interleaved or chimera"
+            "layers whose operators have shardings of their own: leave the modules of "
+            "their plans out"
         )
     other = sorted(used.retentions - {"none", "full", "segments"})
     if other:

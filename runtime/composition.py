@@ -131,6 +131,7 @@ def _held(
         block = job.graph.layer_blocks[name]
         split_layer_as(stage.layers[name], block, modules, mesh["tp"])  # type: ignore[arg-type]
     _spread_experts(stage, meshes, context, layout, sequence_parallel=split)
+    later = put_off(stage) if schedule_called(layout.schedule).splits else None
     for layer in stage.layers.values() if compiled else ():
         compile_layer(layer)
     numbered = zip(plan.layers, plan.plans, strict=True)
@@ -138,7 +139,6 @@ def _held(
     retention.apply(stage, treated, dropout=spec.dropout > 0, device=device)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     sharding = Sharding(zero=zero, policy=rules, away=away, device=device)
-    later = put_off(stage) if schedule_called(layout.schedule).splits else None
     parallel = _data_parallel(stage, sharding, meshes, alike, later, layout, copies)
     return HeldStage(index, stage, parallel, split, alike, copy, copies, later, away)
 

@@ -7,13 +7,14 @@
     model(batch).backward()      # gradients are averaged over the ranks
 
 Tensor parallelism makes DTensors of linear layers (`placements`), data parallelism and
-ZeRO ask nothing of a module. A pipeline cuts a chain of units (`chain`) and trains by
-`model.step(inputs, targets)` (`pipelined`).
+ZeRO ask nothing of a module; what is offloaded is updated by `optimizer`. A pipeline
+cuts a chain of units (`chain`) and trains by `model.step(inputs, targets)`
+(`pipelined`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -26,13 +27,19 @@ from torch.utils.checkpoint import checkpoint
 
 from costmodel.layout import Layout
 from costmodel.layout_reader import parse_file
-from costmodel.retention import EVERYTHING
 from profiles.documents import read_json
-from profiles.errors import Contradiction, Unsupported
+from profiles.errors import Contradiction
 from runtime.chain import chain_of, without_storage
 from runtime.clip import Piece, clip, global_norm, parts
 from runtime.mesh import device_mesh, shard_mesh
 from runtime.optimizer import local
+from runtime.own_layout import (
+    made_again,
+    require_carried_out,
+    sharded_as,
+    states_away,
+)
+from runtime.own_optimizer import HostUpdate, Make
 from runtime.pipelined import Loss, Pipelined
 from runtime.placements import Styles, place
 from runtime.precision import Policy, policy
@@ -73,59 +80,58 @@ def parallelize(
     bare = without_storage(chain)  # as they are, before anything is done to them
     members = chain or (list(units) if units is not None else list(repeated(module)))
     place(module, whole["tp"], styles or {})
-    plan = layout.stages[0].plans
-    if any(EVERYTHING in one.retention.recomputed for one in plan):
-        for unit in members[1:-1] if chain else members:
-            _redo(unit)
+    for unit in _redone(members, made_again(layout)):
+        _redo(unit)
     rules = policy(layout.precision_name)
     if chain:
         if loss is None:
             raise Contradiction("a pipeline needs loss=, of output and targets")
         return Pipelined(chain, layout, whole, loss, rules, bare=bare)
     shards = shard_mesh(layout, whole)
-    return _replicated(module, members, whole, shards, plan[0].zero, rules)
+    return _replicated(module, members, whole, shards, layout, rules)
 
 
-def clip_gradients(module: nn.Module, layout: Layout, most: float) -> Tensor:
+def optimizer(
+    model: nn.Module, layout: Layout, make: Make
+) -> torch.optim.Optimizer | HostUpdate:
+    """*make*'s optimizer of the parameters of *model*, updating where *layout* says.
+
+    On the device, or where an offloaded optimizer's shards are in the host's memory,
+    that is `make(list(model.parameters()))`; else a `HostUpdate`, of copies there.
+    """
+    away = states_away(layout)
+    if not away.masters:
+        return make(list(model.parameters()))
+    return HostUpdate(model.parameters(), make, scattered=sharded_as(layout) >= 2)
+
+
+def clip_gradients(
+    module: nn.Module,
+    layout: Layout,
+    most: float,
+    *,
+    updated: torch.optim.Optimizer | HostUpdate | None = None,
+) -> Tensor:
     """Scale the gradients so that the whole model's norm is at most *most*.
 
     Every rank calls this at once, between backward and the update; the norm, before it
-    was scaled, is over all ranks, each parameter counted once.
+    was scaled, is over all ranks, each parameter counted once. *updated* is the
+    optimizer, which has the gradients where they have gone to the host.
     """
     mesh = layout.stages[0].mesh
-    trained = [one for one in module.parameters() if one.grad is not None]
-    gradients = [local(one.grad) for one in trained if one.grad is not None]
+    if isinstance(updated, HostUpdate):
+        made = list(updated.gradients())
+    else:
+        made = [
+            (one, local(one.grad))
+            for one in module.parameters()
+            if one.grad is not None
+        ]
     norm = global_norm(
-        Piece(gradient, mesh.dp * mesh.tp // parts(one))
-        for gradient, one in zip(gradients, trained, strict=True)
+        Piece(gradient, mesh.dp * mesh.tp // parts(one)) for one, gradient in made
     )
-    clip(gradients, norm, most)
+    clip([gradient for _, gradient in made], norm, most)
     return norm
-
-
-def require_carried_out(layout: Layout) -> None:
-    """Raise Unsupported for what no module of one's own is trained with."""
-    if any(plan.modules for stage in layout.stages for plan in stage.plans):
-        raise Unsupported(
-            "a layout whose operators have shardings of their own is of the "
-            "catalogue's layers: train it with `execute`, or leave the modules of its "
-            "plans out and give styles"
-        )
-    mesh = layout.stages[0].mesh
-    cut = {"cp": mesh.cp, "ep": mesh.ep}
-    found = [f"{name} {degree}" for name, degree in cut.items() if degree > 1]
-    if found:
-        raise Unsupported(
-            f"a layout with {', '.join(found)} changes what a module computes, which "
-            "needs a model of the catalogue: train it with `execute`, or plan with "
-            "--cp 1 --ep 1"
-        )
-    if layout.offload.states:
-        raise Unsupported(
-            f"a layout that offloads {layout.offload} updates on the host, and here "
-            "the update is the loop's own: train it with `execute`, or plan without "
-            "--offload"
-        )
 
 
 def _replicated(
@@ -133,27 +139,50 @@ def _replicated(
     members: list[nn.Module],
     whole: DeviceMesh,
     shards: DeviceMesh,
-    zero: int,
+    layout: Layout,
     rules: Policy,
 ) -> nn.Module:
     """*module* over the dp axis, which ZeRO cuts as *shards*."""
-    mesh = whole["dp"]
-    if mesh.size() == 1 and not rules.master:
+    mesh, zero = whole["dp"], sharded_as(layout)
+    if zero == 0 and mesh.size() == 1:
         return module
-    if zero == 0 and not rules.master:
+    if zero == 0:
         if whole["tp"].size() > 1:  # PyTorch's DDP does not hold DTensors
             replicate(module, mesh=mesh)
             return module
         return DistributedDataParallel(module, process_group=mesh.get_group())
+    away = states_away(layout).policy(next(module.parameters()).device)
     for unit in (*members, module):
         fully_shard(
             unit,
             mesh=shards,
             mp_policy=rules.fully_shard,
             reshard_after_forward=zero == 3,
+            offload_policy=away,
         )
     assert isinstance(module, FSDPModule)
     return module
+
+
+def _redone(members: list[nn.Module], again: list[bool]) -> Iterator[nn.Module]:
+    """Of *members*, the layers that *again* says are run again in backward.
+
+    Raises Contradiction where only some are and it cannot be told which.
+    """
+    if not any(again):
+        return
+    beside = len(members) - len(again)  # embedding and head, perhaps the norm
+    if beside in (0, 2, 3):
+        layers = members[bool(beside) :]
+        yield from (one for one, redo in zip(layers, again, strict=False) if redo)
+    elif all(again):
+        yield from members
+    else:
+        raise Contradiction(
+            f"the layout makes {sum(again)} of {len(again)} layers again, and the "
+            f"module has {len(members)} units; give units, one a layer, or recompute "
+            "full in all"
+        )
 
 
 def repeated(module: nn.Module) -> Iterable[nn.Module]:

@@ -26,14 +26,15 @@ from runtime.collectives import all_reduce
 from runtime.data_parallel import Sharded, Sharding
 from runtime.mesh import shard_mesh
 from runtime.optimizer import local
+from runtime.own_layout import sharded_as, states_away
 from runtime.pipeline import Executor
 from runtime.pipeline_stage import PipelineStage
 from runtime.precision import Policy
+from runtime.states_away import StatesAway
 from runtime.trainer import rank_stream
 from runtime.transfer import Links
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 class Part(nn.Module):
@@ -97,11 +98,6 @@ class Pipelined(nn.Module):
         bare: Sequence[nn.Module],
     ) -> None:
         super().__init__()
-        if layout.schedule not in SCHEDULES:
-            raise Unsupported(
-                f"schedule {layout.schedule} is not carried out for modules of one's "
-                f"own; choose {', '.join(SCHEDULES)}"
-            )
         self.layout, self._mesh, self._rules = layout, mesh, rules
         self._rank = mesh["pp"].get_local_rank()
         self._shards = shard_mesh(layout, mesh)
@@ -152,17 +148,17 @@ class Pipelined(nn.Module):
         raise Unsupported("a pipelined module is trained by step(inputs, targets)")
 
     def _replicas(self, part: Part) -> Sharded | Replicated:
-        across, zero = self._mesh["dp"], self.layout.stages[0].plans[0].zero
-        if zero and across.size() > 1:
-            device = next(part.parameters()).device
-            how = Sharding(zero=zero, policy=self._rules, device=device)
-            return Sharded(part, list(part.chain), self._shards, how)
-        if self._rules.master:
-            raise Unsupported(
-                f"precision {self.layout.precision_name} without ZeRO keeps masters in "
-                "execute's own optimizer; plan with --zero 1 or --precision fp32"
-            )
-        return Replicated(part, across)
+        across, zero = self._mesh["dp"], sharded_as(self.layout)
+        if not zero:
+            return Replicated(part, across)
+        device, away = next(part.parameters()).device, states_away(self.layout)
+        how = Sharding(
+            zero=zero,
+            policy=self._rules,
+            device=device,
+            away=StatesAway(shards=away.shards),  # masters are the loop's optimizer's
+        )
+        return Sharded(part, list(part.chain), self._shards, how)
 
     def _built(self, micro_batch: Tensor) -> Executor:
         made = shapes(self._bare, micro_batch)

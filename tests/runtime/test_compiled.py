@@ -14,21 +14,30 @@ from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from runtime.compiled import require_compilable
 from tests.apart import apart
+from tests.blocks import along_sequences
 from tests.runtime.ranks import on_ranks
 from tests.training import reference, trained
-from tests.training_cases import BATCH, CASES, FP32, MOE, job
+from tests.training_cases import BATCH, FP32, choice_of, job
 
 ALONE = ("single", "full-recompute", "states-away")
-TOGETHER = ("fsdp2", "pp2-1f1b")
+TOGETHER = (
+    *("fsdp2", "pp2-1f1b", "tp2", "tp2-sp", "cp2-ring", "cp2-all-gather"),
+    *("cp2-ulysses", "pp2-zb-h1", "pp2-zb-v", "pp2-dualpipe-v"),
+)
+OF_EXPERTS = ("dp2-ep2", "fsdp2")
+WHOLE = {*ALONE, "fsdp2", "pp2-1f1b"}  # of a dense model one graph a layer
 LOSS, TENSORS = 1e-5, 1e-4
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("world", "names"), [(1, ALONE), (2, TOGETHER)])
+@pytest.mark.parametrize(
+    ("family", "world", "names"),
+    [("gpt", 1, ALONE), ("gpt", 2, TOGETHER), ("mixtral", 2, OF_EXPERTS)],
+)
 def test_compiled_layers_train_like_plain_ones(
-    world: int, names: tuple[str, ...]
+    family: str, world: int, names: tuple[str, ...]
 ) -> None:
-    wanted, ranks = reference("gpt"), on_ranks(world, runs, names)
+    wanted, ranks = reference(family), on_ranks(world, runs, family, names)
     for name in names:
         seen = [rank[name] for rank in ranks]
         pairs = zip(seen[0]["losses"], wanted["losses"], strict=True)
@@ -36,9 +45,13 @@ def test_compiled_layers_train_like_plain_ones(
         parts = {key: one for rank in seen for key, one in rank["parameters"].items()}
         assert apart(parts, wanted["parameters"]) < TENSORS, name
         assert all(rank["compiled"] for rank in seen), name
+        whole = family == "gpt" and name in WHOLE
+        assert all(rank["breaks"] == [] for rank in seen) == whole, name
+        for cause in (cause for rank in seen for cause in rank["breaks"]):
+            assert "torch.compiler.disable" in cause, name
 
 
-def runs(rank: int, names: tuple[str, ...]) -> dict[str, Any]:
+def runs(rank: int, family: str, names: tuple[str, ...]) -> dict[str, Any]:
     """Ten steps each, the first of them recorded and so not compiled."""
     import torch._dynamo
     from torch._dynamo.utils import counters
@@ -47,10 +60,13 @@ def runs(rank: int, names: tuple[str, ...]) -> dict[str, Any]:
     for name in names:
         torch._dynamo.reset()
         counters.clear()
-        run = trained("gpt", CASES[name], compiled=True)
+        run = trained(family, choice_of(family, name), compiled=True)
         frames = counters["frames"]
-        whole = frames["total"] == frames["ok"] > 0 and not counters["graph_break"]
-        found[name] = {**run, "compiled": whole}
+        found[name] = {
+            **run,
+            "compiled": frames["total"] == frames["ok"] > 0,
+            "breaks": list(counters["graph_break"]),
+        }
     return found
 
 
@@ -69,6 +85,9 @@ def asked(choice: Uniform, **spec: Any) -> tuple[Any, Job]:
         replace(FP32, pp=2, schedule="gpipe"),
         replace(FP32, recompute="sqrt"),
         replace(FP32, offload=Offload(optimizer=True)),
+        replace(FP32, tp=2, sequence_parallel=True),
+        replace(FP32, cp=2),
+        replace(FP32, pp=2, schedule="zb-h1"),
     ],
 )
 def test_layouts_that_compile(choice: Uniform) -> None:
@@ -78,10 +97,6 @@ def test_layouts_that_compile(choice: Uniform) -> None:
 @pytest.mark.parametrize(
     ("choice", "spec", "reason"),
     [
-        (replace(FP32, tp=2), {}, "plan with --tp 1"),
-        (replace(FP32, cp=2), {}, "plan with --cp 1"),
-        (replace(FP32, dp=2, ep=2), {"moe": MOE}, "choose a dense model"),
-        (replace(FP32, pp=2, schedule="zb-h1"), {}, "schedule zb-h1 splits backwards"),
         (replace(FP32, recompute="selective"), {}, r"inside \(selective\)"),
         (replace(FP32, recompute="cheap-ops"), {}, r"inside \(by name\)"),
         (
@@ -99,6 +114,14 @@ def test_layouts_that_do_not_are_refused(
         require_compilable(*asked(choice, **spec), "cpu")
     assert raised.value.exit_code == 2
     assert "leave --compile out" in str(raised.value)
+
+
+def test_operators_with_shardings_of_their_own_are_refused() -> None:
+    layout, trained_on = asked(replace(FP32, tp=2))
+    modules = along_sequences(trained_on.graph.block("layer"))
+    layout = layout.sharded({"0": modules})
+    with pytest.raises(Unsupported, match="leave the modules of their plans out"):
+        require_compilable(layout, trained_on, "cpu")
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from costmodel.layout import Layout
+from costmodel.offload import Offload
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, cut, shapes, without_storage
+from runtime.own_layout import require_carried_out
+from runtime.own_optimizer import HostUpdate
+from runtime.parallelize import _redone
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.training_cases import FP32, job
+from tests.training_cases import FP32, OPTIMIZER, STATES, job
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 3
@@ -41,6 +47,26 @@ CASES: dict[str, Uniform] = {
     "fsdp2-tp2": replace(FP32, dp=2, tp=2, zero=3, zero_group=2, micro_batch=4),
     "hybrid": replace(FP32, dp=4, zero=3, zero_group=2, micro_batch=2),
     "hybrid-pp2": replace(FP32, dp=2, pp=2, zero=2, zero_group=1, micro_batch=2),
+    "some-again": replace(FP32, dp=4, zero=0, recompute="full", recompute_layers=2),
+    "dp2-tp2-optimizer-away": replace(
+        FP32, dp=2, tp=2, zero=0, micro_batch=4, offload=OPTIMIZER
+    ),
+    "zero2-optimizer-away": replace(
+        FP32, dp=4, zero=2, zero_group=4, offload=OPTIMIZER
+    ),
+    "fsdp4-optimizer-away": replace(
+        FP32, dp=4, zero=3, zero_group=4, offload=OPTIMIZER
+    ),
+    "fsdp4-states-away": replace(FP32, dp=4, zero=3, zero_group=4, offload=STATES),
+    "dp2-pp2-optimizer-away": replace(
+        FP32, dp=2, pp=2, zero=0, micro_batch=1, offload=OPTIMIZER
+    ),
+    "fsdp2-pp2-optimizer-away": replace(
+        FP32, dp=2, pp=2, zero=3, zero_group=2, micro_batch=2, offload=OPTIMIZER
+    ),
+    "tp2-pp2-states-away": replace(
+        FP32, tp=2, pp=2, zero=3, micro_batch=2, offload=STATES
+    ),
 }
 
 
@@ -93,7 +119,7 @@ def layout(choice: Uniform) -> Layout:
 
 def plain() -> dict[str, Any]:
     model = Plain()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     losses, norms = [], []
     for step in range(STEPS):
         inputs, targets = batch(step)
@@ -120,7 +146,7 @@ def _trained(name: str) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
-    from runtime.parallelize import clip_gradients, parallelize
+    from runtime.parallelize import clip_gradients, optimizer, parallelize
 
     module = Plain()
     asked = layout(CASES[name])
@@ -128,7 +154,8 @@ def _trained(name: str) -> dict[str, Any]:
     model: Any = parallelize(
         module, asked, units=module.units, styles=styles, loss=loss_of
     )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    make = partial(torch.optim.SGD, lr=0.1, momentum=0.5, foreach=False)
+    updated = optimizer(model, asked, make)
     dp, tp = CASES[name].dp, CASES[name].tp
     place = dist.get_rank() // tp % dp
     losses, norms = [], []
@@ -137,14 +164,14 @@ def _trained(name: str) -> dict[str, Any]:
         if asked.pp > 1:
             loss = model.step(inputs, targets)
         else:
-            optimizer.zero_grad()
+            updated.zero_grad()
             loss = loss_of(model(inputs), targets)
             loss.backward()
             loss = loss.detach()
             dist.all_reduce(loss)
             loss /= dist.get_world_size()
-        norms.append(float(clip_gradients(model, asked, 0.5)))
-        optimizer.step()
+        norms.append(float(clip_gradients(model, asked, 0.5, updated=updated)))
+        updated.step()
         losses.append(float(loss))
     if asked.pp > 1:
         own = {n.removeprefix("units."): p for n, p in model.named_parameters()}
@@ -152,7 +179,20 @@ def _trained(name: str) -> dict[str, Any]:
         own = _by_place(module)
     whole = {n: _whole(p.detach()).clone() for n, p in own.items()}
     split = sum(isinstance(p, DTensor) for p in own.values())
-    return {"losses": losses, "norms": norms, "parameters": whole, "split": split}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "parameters": whole,
+        "split": split,
+        "copies": isinstance(updated, HostUpdate),
+        "redone": ["forward" in vars(layer) for layer in module.layers],
+    }
+
+
+def expected_redone(choice: Uniform) -> list[bool]:
+    """Of the four layers, those whose backward runs them again."""
+    every = 4 if choice.recompute_layers is None else choice.recompute_layers
+    return [choice.recompute == "full" and number < every for number in range(4)]
 
 
 def _whole(value: Any) -> Tensor:
@@ -172,6 +212,9 @@ def test_a_plain_module_trains_like_one_process() -> None:
             assert rank[name]["losses"] == pytest.approx(wanted["losses"], abs=1e-5)
             assert rank[name]["norms"] == pytest.approx(wanted["norms"], rel=1e-4)
             assert bool(rank[name]["split"]) == (choice.tp > 1 or choice.zero > 0)
+            masters = choice.offload.optimizer and choice.zero in (0, 3)
+            assert rank[name]["copies"] == (masters and not choice.offload.parameters)
+            assert rank[name]["redone"] == expected_redone(choice)
         if choice.pp > 1:
             held = [set(rank[name]["parameters"]) for rank in ranks]
             assert held[0] != held[-1], "each rank has its own stages"
@@ -190,6 +233,80 @@ def test_the_script_of_the_page_trains(run: Run, root: Path, tmp_path: Path) -> 
 
 
 PP2 = replace(FP32, pp=2, micro_batch=2)
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        (replace(FP32, cp=2), "cp 2 changes what a module computes"),
+        (replace(FP32, tp=2, sequence_parallel=True), "--no-sequence-parallel"),
+        (replace(PP2, schedule="zb-h1"), "choose gpipe, 1f1b, interleaved"),
+        (replace(FP32, recompute="selective"), r"otherwise \(selective\)"),
+        (replace(FP32, recompute="cheap-ops"), r"otherwise \(by name\)"),
+        (replace(FP32, recompute="sqrt"), "choose recompute none or full"),
+        (
+            replace(FP32, offload=Offload(activations=0.5)),
+            r"otherwise \(offloaded\).*without --offload activations",
+        ),
+        (replace(FP32, zero=3, offload=Offload(parameters=True)), "add optimizer to"),
+        (replace(FP32, dp=2, zero=0, offload=STATES), "choose zero 3"),
+        (
+            replace(FP32, offload=replace(OPTIMIZER, tier="nvme")),
+            "choose --offload-to cpu",
+        ),
+        (
+            replace(FP32, precision="bf16", gradient_format="bf16"),
+            "gradients in bf16: .* leave --grad-dtype out",
+        ),
+    ],
+)
+def test_what_needs_execute_is_refused(choice: Uniform, reason: str) -> None:
+    with pytest.raises(Unsupported, match=reason) as raised:
+        require_carried_out(layout(choice))
+    assert raised.value.exit_code == 2
+
+
+def test_every_reason_is_said_at_once() -> None:
+    asked = replace(FP32, cp=2, recompute="selective")
+    with pytest.raises(Unsupported, match=r"cp 2 .*; layers that are treated"):
+        require_carried_out(layout(asked))
+
+
+def test_layers_made_again_are_told_by_their_number() -> None:
+    units, again = Plain().units, [True, True, False, False]
+    wanted = units[1:3]
+    assert list(_redone(units, again)) == wanted
+    assert list(_redone(units[1:-1], again)) == wanted
+    assert list(_redone([*units, nn.Identity()], again)) == wanted
+    assert list(_redone(units[1:4], [True] * 4)) == units[1:4]
+    with pytest.raises(Contradiction, match="give units, one a layer"):
+        list(_redone(units[1:4], again))
+
+
+def test_states_of_a_loops_own_update_go_on_after_a_load() -> None:
+    first, second = (nn.Linear(3, 2) for _ in range(2))
+    made = [
+        HostUpdate(
+            one.parameters(), partial(torch.optim.AdamW, lr=0.1), scattered=early
+        )
+        for one, early in ((first, False), (second, True))
+    ]
+    stepped(first, made[0], 1)
+    second.load_state_dict(first.state_dict())
+    made[1].load_state_dict(deepcopy(made[0].state_dict()))
+    for model, update in zip((first, second), made, strict=True):
+        stepped(model, update, 2)
+        assert update.param_groups[0]["lr"] == 0.1
+        assert all(one.grad is None for one in model.parameters())
+    assert torch.equal(first.weight, second.weight)
+
+
+def stepped(model: nn.Module, update: HostUpdate, seed: int) -> None:
+    """Two backwards and an update."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(2):
+        model(torch.randn(4, 3, generator=generator)).square().sum().backward()
+    update.step()
 
 
 def test_units_are_cut_where_the_plan_says() -> None:

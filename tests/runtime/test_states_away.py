@@ -9,16 +9,12 @@ import torch
 from torch import nn
 
 from costmodel.offload import Offload
-from costmodel.uniform import spell_out
-from profiles.errors import Unsupported
 from runtime.host import Host
 from runtime.host_gradients import ON_THEIR_WAY, HostGradients
 from runtime.host_optimizer import HostOptimizer
 from runtime.optimizer import Optimizer, Settings
-from runtime.parallelize import require_carried_out
 from runtime.states_away import StatesAway, level
 from tests.runtime.checkpoint_cases import Part, built, restored, same, stored
-from tests.training_cases import BATCH, CASES, job
 
 CPU = torch.device("cpu")
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -120,9 +116,3 @@ def test_who_keeps_what_where() -> None:
     assert levels == [0, 0, 0, 0]
     assert level(3, both, ranks=1) == 3
     assert level(2, optimizer, ranks=4) == 2
-
-
-def test_a_loop_of_ones_own_updates_where_it_likes() -> None:
-    layout = spell_out(CASES["fsdp2-optimizer-away"], job("gpt").graph, BATCH)
-    with pytest.raises(Unsupported, match="offloads optimizer updates on the host"):
-        require_carried_out(layout)
