@@ -175,8 +175,18 @@ class Axes:
             and self.carried(recompute=name, recompute_layers=first)
         ]
 
-    def zeros(self, dp: int, cp: int) -> list[tuple[int, int]]:
-        """(level, group). A level that shards over one rank is level 0."""
+    def zeros(
+        self,
+        dp: int,
+        cp: int,
+        pp: int = 1,
+        schedule: int = ONE_F_ONE_B,
+        virtual_stages: int = 1,
+    ) -> list[tuple[int, int]]:
+        """(level, group). A level that shards over one rank is level 0.
+
+        What of them `execute` carries out hangs on the pipeline too.
+        """
         level, group = self.pins.zero, self.pins.zero_group
         groups = [one for one in divisors(dp) if group in (None, one)]
         sharding = [one for one in groups if one * cp > 1]
@@ -190,7 +200,15 @@ class Axes:
             (one, size)
             for one, size in found
             if level in (None, one)
-            and self.carried(dp=dp, cp=cp, zero=one, zero_group=size)
+            and self.carried(
+                dp=dp,
+                cp=cp,
+                pp=pp,
+                schedule=SCHEDULES[schedule],
+                virtual_stages=virtual_stages,
+                zero=one,
+                zero_group=size,
+            )
         ]
 
     def _cuts(self, pp: int) -> bool:

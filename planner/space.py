@@ -105,12 +105,18 @@ class Space:
         stages = table["pp"] * table["virtual_stages"]
         table = take(table, 2 * stages * table["micro_batches"] <= MOST_PASSES)
         table = widen(table, ["recompute"], [], axes.recomputes)
-        table["leaves"] = counts(table, ["dp", "cp"], axes.zeros)
+        table["leaves"] = counts(table, self.sharded_by, axes.zeros)
         return take(table, table["leaves"] > 0)
 
     def leaves(self, branches: Table) -> Columns:
         """The candidates of *branches*."""
-        return self.columns(widen(branches, ZERO, ["dp", "cp"], self.axes.zeros))
+        return self.columns(widen(branches, ZERO, self.sharded_by, self.axes.zeros))
+
+    @property
+    def sharded_by(self) -> list[str]:
+        """What the levels of ZeRO hang on."""
+        pipeline = ["pp", "schedule", "virtual_stages"]
+        return ["dp", "cp", *(pipeline if self.problem.executable else ())]
 
     def leanest(self, branches: Table) -> tuple[Columns, Array]:
         """Candidates of which one needs the least memory of its branch; whose each is.
@@ -120,12 +126,12 @@ class Space:
         scattered come in.
         """
 
-        def options(dp: int, cp: int) -> list[tuple[int, int]]:
-            by_level = groupby(self.axes.zeros(dp, cp), key=lambda one: one[0])
+        def options(*where: int) -> list[tuple[int, int]]:
+            by_level = groupby(self.axes.zeros(*where), key=lambda one: one[0])
             return [max(group) for _, group in by_level]
 
         rows = {**branches, "branch": np.arange(length(branches))}
-        table = widen(rows, ZERO, ["dp", "cp"], options)
+        table = widen(rows, ZERO, self.sharded_by, options)
         return self.columns(table), table["branch"]
 
     def choice(self, columns: Columns, row: int) -> Uniform:

@@ -91,7 +91,7 @@ class Edits:
         if names == ("recompute",):
             return axes.recomputes()
         if names == ("zero", "zero_group"):
-            return axes.zeros(dp, cp)
+            return axes.zeros(*(row[name] for name in self.space.sharded_by))
         return axes.schedules(pp, self._micro_batches(row))
 
     def _micro_batches(self, row: Row) -> int:

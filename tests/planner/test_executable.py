@@ -51,6 +51,13 @@ def posed(
     return pose(found, where.cluster, wish, Pins(**pins), executable=executable)
 
 
+def dropping() -> Model:
+    """Dropout is not carried out with tp."""
+    known = model("gpt-tiny")
+    assert isinstance(known.spec, DecoderSpec)
+    return replace(known, spec=replace(known.spec, dropout=0.1))
+
+
 def solved(asked: Problem) -> Any:
     return solve(asked, search_called("branch-and-bound"), Limits(runners_up=5))
 
@@ -73,7 +80,7 @@ def test_what_was_asked_for_is_not_assumed() -> None:
 
 
 def test_what_is_recommended_is_carried_out_and_the_certificate_says_so() -> None:
-    asked = posed().problem
+    asked = posed(asked=dropping()).problem
     found = solved(asked)
     assert found.status is Status.OPTIMAL
     for candidate in (found.best, *found.runners_up):
@@ -91,8 +98,6 @@ def test_what_is_recommended_is_carried_out_and_the_certificate_says_so() -> Non
 @pytest.mark.parametrize(
     ("pins", "reason"),
     [
-        ({"zero": 1, "dp": 4, "zero_group": 2}, "zero group 2"),
-        ({"dp": 4, "zero_group": 2}, "zero group 2"),
         ({"flash_attention": False}, "attention kernel (unfused)"),
         ({"optimizer": "lamb"}, "optimizer (lamb)"),
         ({"precision": "bf16", "grad_dtype": "bf16"}, "gradients (bf16)"),
@@ -110,12 +115,23 @@ def test_a_pin_that_is_not_carried_out_is_refused_with_the_reason(
     assert "`simulate` prices it" in str(raised.value)
 
 
+def test_pins_that_are_carried_out_but_not_together_leave_nothing() -> None:
+    pins: dict[str, Any] = {"pp": 2, "dp": 4, "zero": 2, "zero_group": 2}
+    posed(executable=False, gpus=8, **pins, schedule="zb-h1")
+    with pytest.raises(Contradiction, match=r"carries out keeps all of .*--zero-group"):
+        posed(gpus=8, **pins, schedule="zb-h1")
+    best = solved(posed(gpus=8, **pins, schedule="1f1b").problem).best
+    assert best.choice.zero_group == 2
+
+
 @pytest.mark.parametrize(
     "pins",
     [
         {"tp": 2, "zero": 3},
         {"zero": 2},
         {"zero": 1, "dp": 4},
+        {"zero": 1, "dp": 4, "zero_group": 2},
+        {"dp": 4, "zero_group": 2},
         {"zero_group": 2},
         {"dp": 2, "zero_group": 2},
         {"dp": 4, "zero": 0},
