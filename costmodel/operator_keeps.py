@@ -106,6 +106,12 @@ def internal(
     if operator.vectors and not machine.software.fused_norm:
         count = elements(operator.output, block, degrees)
         kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
+    if operator.function == "rmsnorm" and machine.shares_cores:
+        # PyTorch has no kernel of it for CPUs: it keeps the scaled input as well, for
+        # the gradient of the weight (twice a LayerNorm's bytes, as `profile` sees).
+        kept[f"{operator.name}_scaled"] = tensor_bytes(
+            operator.output, block, degrees, precision
+        )
     if operator.kind is Kind.ATTENTION:
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
         kernel = attention_kernel(degrees, machine)
