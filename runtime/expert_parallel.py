@@ -34,6 +34,7 @@ def split(mlp: ExpertMlp, mesh: DeviceMesh) -> None:
             stack.weight = placed(stack.weight, mesh, 0)
             if stack.bias is not None:
                 stack.bias = placed(stack.bias, mesh, 0)
+    mlp.experts.held //= mesh.size()
     mlp.exchange = Dispatcher(mesh.get_group())
 
 

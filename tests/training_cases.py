@@ -290,7 +290,7 @@ USUAL = {
         dp2-chimera fsdp2-optimizer-away hybrid-fsdp fsdp-zb-h1
     """,
     "llama": "tp2-sp tp2-zb-v",
-    "switch": "dp2-ep2",
+    "switch": "dp2-ep2 fsdp2",
     "mixtral": "dp2-ep2 tp2-ep2 cp2-tp2-ep4-zero1 dp2-pp2-ep2-interleaved",
 }
 

@@ -61,11 +61,15 @@ class Stack(nn.Module):
 
 
 class Experts(nn.Module):
-    """The experts that a rank holds, each an MLP of the model's kind."""
+    """The experts that a rank holds, each an MLP of the model's kind.
+
+    *held* says how many; their weights do not where other ranks keep shards of them.
+    """
 
     def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
         super().__init__()
         count, width = moe.experts, moe.expert_ffn_hidden
+        self.held = count
         self.activation = activation_of(spec)
         self.gate = (
             Stack(count, spec.hidden, width, bias=spec.mlp_bias)
@@ -74,11 +78,6 @@ class Experts(nn.Module):
         )
         self.up = Stack(count, spec.hidden, width, bias=spec.mlp_bias)
         self.down = Stack(count, width, spec.hidden, bias=spec.mlp_bias)
-
-    @property
-    def held(self) -> int:
-        """How many experts are here."""
-        return len(_here(self.up.weight))
 
     def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows sorted by expert, `counts[i]` for the i-th → what they make of them."""
