@@ -3,8 +3,9 @@
 top_k      the counts of who chose whom, which balance a sequence: summed over the ranks
            that share it (cp; tp with sequence parallelism), forward
 dispatch   how many rows each expert gets (unless that is its capacity), then the rows:
-           all-to-all over ep; backward, their gradients
-combine    the rows, back; backward, their gradients
+           all-to-all over ep; where experts are cut in width both to all who share
+           them, over etp; backward, their gradients
+combine    the rows, back, of those who share experts summed; backward, their gradients
 
 Rows are as many as a rank's tokens have experts, or as its experts' capacities. What a
 rank sends *back* depends on the router, without capacities: the mean is said here, and
@@ -42,9 +43,18 @@ def expert_messages(
             yield "cp", "all_reduce", size
         if degrees.sequence_parallel:
             yield "tp", "all_reduce", size
-    if degrees.ep > 1 and operator.kind in (Kind.DISPATCH, Kind.COMBINE):
-        counted = operator.kind is Kind.DISPATCH and block.capacity is None
-        if forward and counted:
-            yield "ep", "all_to_all", block.extents["experts"] * COUNT_BYTES
-        width = block.extents["hidden"] * precision.activation.bytes
-        yield "ep", "all_to_all", int(sent_rows(block, degrees) * width)
+    if operator.kind not in (Kind.DISPATCH, Kind.COMBINE):
+        return
+    counted = forward and operator.kind is Kind.DISPATCH and block.capacity is None
+    counts = block.extents["experts"] * COUNT_BYTES
+    width = block.extents["hidden"] * precision.activation.bytes
+    rows = int(sent_rows(block, degrees) * width)
+    if degrees.ep > 1:
+        if counted:
+            yield "ep", "all_to_all", counts
+        yield "ep", "all_to_all", rows
+    sharers = int(degrees.etp)
+    if sharers > 1:
+        if counted:
+            yield "etp", "all_gather", sharers * counts
+        yield "etp", "all_to_all", sharers * rows

@@ -2,7 +2,8 @@
 
     product    one grouped launch over the rank's experts, three in all      → grouped
     dispatch   rows sorted in memory, an all-to-all over ep, and where experts are cut
-    combine    in width, an all-gather (reduce-scatter) of rows over etp     → exchanged
+    combine    in width, an all-gather (reduce-scatter) of rows over etp,
+               or all-to-all exchanges of as much                            → exchanged
 
 (GShard, Lepikhin et al., 2020, section 3; Megatron-Core's all-to-all dispatcher.)
 """
@@ -148,7 +149,7 @@ def _sorted(
         number,
         lambda: traffic(moved * again),
     )
-    return own + others.where(degrees.ep > 1)
+    return own + others.where(degrees.ep * degrees.etp > 1)
 
 
 def balance_sent(block: Block, degrees: Degrees, machine: Machine) -> Sourced:
@@ -177,12 +178,19 @@ def _counted(block: Block, degrees: Degrees, machine: Machine) -> Sourced:
     if machine.measured is None or block.capacity is not None:
         return Sourced(seconds=np.zeros(()))
     size = np.asarray(block.extents["experts"] * COUNT_BYTES)
-    return machine.collective(
+    to_experts = machine.collective(
         "all_to_all",
         size,
         ranks=degrees.ep,
         near=near_members(degrees.etp, degrees.ep, machine.island),
     )
+    to_sharers = machine.collective(
+        "all_gather",
+        size * degrees.etp,
+        ranks=degrees.etp,
+        near=near_members(np.asarray(1), degrees.etp, machine.island),
+    )
+    return to_experts + to_sharers
 
 
 def exchanged(
@@ -196,15 +204,17 @@ def exchanged(
     """Seconds of sending rows to their experts (*gathers*), or back to their tokens."""
     width = block.extents["hidden"] * precision.activation.bytes
     size = sent_rows(block, degrees) * load(block, degrees) * width
+    by = machine.software
+    kind = "all_gather" if gathers else "reduce_scatter"
     over_width = machine.collective(
-        "all_gather" if gathers else "reduce_scatter",
+        kind if by.gathers_rows else "all_to_all",
         routed_rows(block, degrees) * width,
         ranks=degrees.etp,
         near=near_members(np.asarray(1), degrees.etp, machine.island),
     )
-    send = _once if machine.software.sends_once else _all_to_all
+    send = _once if by.sends_once else _all_to_all
     sent = send(size, block, degrees, machine)
-    return (sent + over_width) * machine.software.exposed_expert
+    return (sent + over_width) * by.exposed_expert
 
 
 def _all_to_all(

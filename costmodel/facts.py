@@ -103,12 +103,14 @@ def _experts(spec: DecoderSpec, used: Combination) -> dict[str, Fact]:
             "router groups": Fact("1", "1"),
             "capacity": _plain("any"),
             "experts of a rank": _plain("even"),
+            "width of an expert": _plain("even"),
         }
     capacity = moe.capacity_factor
     return {
         "router groups": _degree(moe.router_groups),
         "capacity": _plain("any") if capacity is None else Fact("fixed", str(capacity)),
         "experts of a rank": _divided(moe.experts, used.ep),
+        "width of an expert": _divided(moe.expert_ffn_hidden, used.etp),
     }
 
 

@@ -60,6 +60,8 @@ class Software:
     Of experts: `expert_traffic` multiplies the bytes that sorting rows moves over those
     of fused kernels, `exposed_expert` is the share of exchanging rows that nothing
     hides, and `sends_once` that a token goes but once to a rank (DeepEP);
+    `gathers_rows`: ranks that share experts gather rows and scatter sums, which takes
+    collectives for unlike ranks, as NCCL's are; else all-to-all exchanges carry both;
     `expert_launch` is what the host needs to issue one more expert's part of a grouped
     product, over an operator: 0 where all are one kernel.
     `batch_first`: activations are (batch, sequence, hidden), so what is gathered or
@@ -100,6 +102,7 @@ class Software:
     expert_traffic: float = 1.0
     exposed_expert: float = 1.0
     sends_once: bool = False
+    gathers_rows: bool = True
     expert_launch: float = 0.0
     stops_early: bool = False
     fully_shard: bool = False

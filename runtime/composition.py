@@ -159,7 +159,7 @@ def _spread_experts(
     """Each layer's experts over their ranks, balanced for whole sequences."""
     for mlp in stage.modules():
         if isinstance(mlp, ExpertMlp) and meshes.experts is not None:
-            expert_parallel.split(mlp, meshes.experts["ep"])
+            expert_parallel.split(mlp, meshes.experts)
             expert_parallel.balanced(
                 mlp,
                 context=context.group,

@@ -19,7 +19,7 @@ from costmodel.mesh_parallel import data_parallel, one_zero
 from profiles.errors import Unsupported
 
 AXES = ("pp", "dp", "tp")
-EXPERT_AXES = ("pp", "edp", "ep")
+EXPERT_AXES = ("pp", "edp", "ep", "etp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Meshes:
     @classmethod
     def of(cls, layout: Layout, device_type: str, *, experts: bool) -> Meshes:
         """All meshes of *layout*, of a model with *experts* or without; every rank
-        calls this at once. Raises Unsupported as `device_mesh` and `expert_mesh`."""
+        calls this at once. Raises Unsupported as `device_mesh`."""
         weights = device_mesh(layout, device_type)
         shards = shard_mesh(layout, weights)
         if not experts:
@@ -128,19 +128,15 @@ def context_group(layout: Layout) -> dist.ProcessGroup | None:
 
 
 def expert_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """The same ranks once more, for experts: axes pp, edp and ep.
+    """The same ranks once more, for experts: axes pp, edp, ep and etp.
 
-    Of a stage's ranks, in their order, each ep in a row hold all experts, and edp of
-    such rows the same ones (Liu et al., MoE Parallel Folding, 2025; as
-    `costmodel.experts` prices it). Every rank calls this at once.
-
-    Raises Unsupported where experts are cut in width.
+    Of a stage's ranks, in their order, each etp in a row share experts, ep of such rows
+    hold all experts, and edp of those the same ones (Liu et al., MoE Parallel Folding,
+    2025; as `costmodel.experts` prices it). Every rank calls this at once.
     """
     mesh = layout.stages[0].mesh
-    if mesh.etp > 1:
-        raise Unsupported("experts are not cut in width: choose etp 1")
     stages = [[rank for row in stage for rank in row] for stage in rank_grid(layout)]
-    grid = torch.tensor(stages).unflatten(1, (-1, mesh.ep))
+    grid = torch.tensor(stages).unflatten(1, (-1, mesh.ep, mesh.etp))
     return DeviceMesh(device_type, grid, mesh_dim_names=EXPERT_AXES)
 
 

@@ -57,7 +57,7 @@ def _groups(
     """By stage, who has the same as this rank: along the second axis of *mesh* and
     over the holders; not *together*, over the holders alone."""
     rank = mesh["pp"].get_local_rank()
-    _, axis, _ = mesh.mesh_dim_names or ()
+    axis = (mesh.mesh_dim_names or ())[1]
     found: dict[int, Group | None] = {}
     for index, stage in enumerate(layout.stages):
         if len(stage.held_by) > 1:
@@ -72,7 +72,7 @@ def _groups(
 def _across(mesh: DeviceMesh, holders: list[int], *, together: bool) -> Group | None:
     """Those of *holders* with this rank's part of a tensor; None if it is of none."""
     own: Group | None = None
-    held = mesh.mesh[holders]  # (holders, dp, tp)
+    held = mesh.mesh[holders].flatten(2)  # (holders, dp, tp); of experts edp, ep × etp
     alike = held.flatten(0, 1) if together else held.flatten(1)
     for part in alike.t().tolist():
         group = dist.new_group(part)

@@ -31,6 +31,7 @@ OF_AXIS: Final = {
     "tp": "tensor_comm",
     "cp": "context_comm",
     "ep": "expert_comm",
+    "etp": "expert_comm",
     "pp": "pipeline_comm",
 }  # what else is sent is of data parallelism
 Spans = tuple[Span, ...]

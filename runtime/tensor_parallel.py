@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from runtime.collectives import (
     Group,
@@ -128,15 +128,20 @@ def is_split(parameter: Tensor) -> bool:
     return "tp" in axes and not parameter.placements[axes.index("tp")].is_replicate()
 
 
-def placed(full: Tensor, mesh: DeviceMesh, dim: int) -> nn.Parameter:
-    """This rank's slice of a parameter, as a DTensor that knows the whole."""
-    if full.shape[dim] % mesh.size():
-        raise ValueError(f"{tuple(full.shape)} does not split {mesh.size()} ways")
-    local = full.detach().chunk(mesh.size(), dim)[mesh.get_local_rank()]
+def placed(full: Tensor, mesh: DeviceMesh, *dims: int | None) -> nn.Parameter:
+    """This rank's slice of a parameter, as a DTensor that knows the whole: of each
+    axis of *mesh* the dimension that it cuts, or None."""
+    local = full.detach()
+    for axis, dim in enumerate(dims):
+        if dim is not None:
+            ranks = mesh.size(axis)
+            if full.shape[dim] % ranks:
+                raise ValueError(f"{tuple(full.shape)} does not split {ranks} ways")
+            local = local.chunk(ranks, dim)[mesh.get_local_rank(axis)]
     whole = DTensor.from_local(
         local.clone(memory_format=torch.contiguous_format),
         mesh,
-        [Shard(dim)],
+        [Replicate() if dim is None else Shard(dim) for dim in dims],
         run_check=False,
     )
     return nn.Parameter(whole)

@@ -15,7 +15,7 @@ from costmodel.offload import Offload
 from costmodel.schedule import SCHEDULES, least_chunks
 from costmodel.uniform import Uniform
 
-DEGREE = re.compile(r"(tp|pp|dp|cp|ep|micro_batch)(\d+)")
+DEGREE = re.compile(r"(tp|pp|dp|cp|ep|etp|micro_batch)(\d+)")
 CP_KINDS = ("ring", "all-gather", "ulysses")
 RECOMPUTE = ("selective", "full", "cheap-ops", "sqrt")
 AWAY = {
@@ -66,6 +66,8 @@ COMPOSED = {
         "dp8 ep4 zero3 micro_batch1 states-away",
         "tp2 sp pp2 dp2 ep2 zero3 interleaved optimizer-away",
         "tp2 sp cp2 pp2 dp2 ep4 zero2 all-gather",
+        "tp2 sp dp4 ep2 etp2 zero2 full",
+        "tp2 sp pp2 dp2 ep2 etp2 zero1 zb-h1",
     ),
 }
 

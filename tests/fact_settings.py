@@ -161,6 +161,11 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
         "dp": 2,
         "edit": experts,
     },
+    "width of an expert": lambda _: {
+        "moe": replace(MOE, expert_ffn_hidden=63),
+        "dp": 2,
+        "edit": wide_experts,
+    },
     "attention sinks": _flag("attention_sinks", on=True, off=False),
     "latent attention": _flag("mla", MLA, None),
     "multi-token heads": _flag("multi_token_heads", 1, 0),

@@ -12,7 +12,7 @@ from costmodel.uniform import Uniform, spell_out
 from runtime.trainer import rank_stream
 from tests.training_cases import BATCH, EXPERTS, choice_of, job
 
-ROWS = "ep:all_to_all"
+ROWS = "ep:all_to_all", "etp:all_to_all"
 Counted = dict[str, list[int]]  # by "axis:collective", count and bytes
 
 
@@ -24,7 +24,7 @@ def unlike_priced(family: str, name: str, recorded: Sequence[Any]) -> list[str]:
     """
     choice, asked = choice_of(family, name), job(family)
     layout = spell_out(choice, asked.graph, BATCH)
-    rows: Counter[tuple[int, int]] = Counter()
+    rows: Counter[tuple[int, int, str]] = Counter()
     found = []
     for rank, records in enumerate(recorded):
         stage = rank // (choice.gpus // choice.pp)
@@ -35,7 +35,8 @@ def unlike_priced(family: str, name: str, recorded: Sequence[Any]) -> list[str]:
         priced = stream_traffic(asked, layout, stream)
         for number, (one, exchanged) in enumerate(zip(records, priced, strict=True)):
             wanted = _as_recorded(family, choice, exchanged)
-            rows[stage, number] += _returned(wanted, one["collectives"])
+            for key, more in _returned(wanted, one["collectives"]):
+                rows[stage, number, key] += more
             found += [
                 f"rank {rank}, {one['action']}: {difference}"
                 for difference in _differences(
@@ -44,13 +45,18 @@ def unlike_priced(family: str, name: str, recorded: Sequence[Any]) -> list[str]:
             ]
     lost = [key for key, balance in rows.items() if balance]
     return found + [
-        f"stage {stage}, action {number}: rows lost" for stage, number in lost
+        f"stage {stage}, action {number}, {axis}: rows lost"
+        for stage, number, axis in lost
     ]
 
 
-def _returned(wanted: Counted, seen: Mapping[str, list[int]]) -> int:
-    """How many bytes of experts' rows this rank sent beyond its share."""
-    return seen[ROWS][1] - wanted[ROWS][1] if {ROWS} <= wanted.keys() & seen else 0
+def _returned(
+    wanted: Counted, seen: Mapping[str, list[int]]
+) -> Iterator[tuple[str, int]]:
+    """How many bytes of experts' rows this rank sent beyond its share, by axis."""
+    for key in ROWS:
+        if key in wanted and key in seen:
+            yield key, seen[key][1] - wanted[key][1]
 
 
 def _differences(
@@ -60,7 +66,7 @@ def _differences(
     number of exchanges counts."""
     for key in sorted(wanted.keys() | seen.keys()):
         pair = wanted.get(key), seen.get(key)
-        if key == ROWS and all(pair) and not fixed:
+        if key in ROWS and all(pair) and not fixed:
             pair = wanted[key][:1], seen[key][:1]
         if pair[0] != pair[1]:
             yield f"{key} {pair[1]} and not {pair[0]}"
@@ -71,7 +77,8 @@ def _as_recorded(family: str, choice: Uniform, exchanged: Exchanged) -> Counted:
     whole = choice.dp * choice.cp * choice.tp
     degrees = {"pp": choice.pp, "dp": choice.dp * choice.cp, "tp": choice.tp}
     if family in EXPERTS:
-        degrees |= {"edp": whole // choice.ep, "ep": choice.ep}
+        spread = {"ep": choice.ep, "etp": choice.etp}
+        degrees |= {"edp": whole // (choice.ep * choice.etp), **spread}
     spanning = [axis for axis, n in degrees.items() if n == choice.gpus]
     known = dict.fromkeys([*spanning, "world"], (spanning or ["other"])[-1])
     found: Counted = {}

@@ -207,6 +207,14 @@ OF_EXPERTS: dict[str, Uniform] = {
     "tp2-ep2": replace(FP32, tp=2, ep=2, sequence_parallel=True, zero=0),
     "dp4-ep2-zero2": replace(FP32, dp=4, ep=2, zero=2, zero_group=4),
     "dp4-ep4-zero3": replace(FP32, dp=4, ep=4, zero=3, zero_group=4),
+    "tp2-etp2": replace(FP32, tp=2, etp=2, sequence_parallel=True, zero=0),
+    "dp2-etp2-full": replace(FP32, dp=2, etp=2, zero=0, recompute="full"),
+    "dp4-etp2-zero3": replace(FP32, dp=4, etp=2, zero=3, zero_group=4),
+    "dp4-ep2-etp2-zero1": replace(FP32, dp=4, ep=2, etp=2, zero=1, zero_group=4),
+    "dp2-pp2-etp2-zb-h1": replace(FP32, dp=2, pp=2, etp=2, zero=0, schedule="zb-h1"),
+    "dp2-pp2-etp2-chimera": replace(
+        FP32, dp=2, pp=2, etp=2, zero=0, schedule="chimera"
+    ),
     "dp2-tp2-ep2": replace(FP32, dp=2, tp=2, ep=2, sequence_parallel=True, zero=0),
     "cp2-tp2-ep4-zero1": replace(FP32, cp=2, tp=2, ep=4, sequence_parallel=True),
     "dp2-pp2-ep2-interleaved": replace(
@@ -227,6 +235,7 @@ OF_EXPERTS: dict[str, Uniform] = {
 OF_SWITCH = (
     *("dp2-ep2", "dp2-ep2-zero1-full", "fsdp2", "cp2-ep2", "tp2-ep2"),
     *("dp4-ep4-zero3", "dp2-pp2-ep2-interleaved"),
+    *("tp2-etp2", "dp4-ep2-etp2-zero1"),
 )
 SOME = {"llama": OF_LLAMA, "switch": OF_SWITCH}
 
@@ -291,7 +300,7 @@ USUAL = {
     """,
     "llama": "tp2-sp tp2-zb-v",
     "switch": "dp2-ep2 fsdp2",
-    "mixtral": "dp2-ep2 tp2-ep2 cp2-tp2-ep4-zero1 dp2-pp2-ep2-interleaved",
+    "mixtral": "dp2-ep2 tp2-ep2 tp2-etp2 cp2-tp2-ep4-zero1 dp2-pp2-ep2-interleaved",
 }
 
 

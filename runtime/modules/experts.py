@@ -56,14 +56,15 @@ class Stack(nn.Module):
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Expert i's product with `rows[i]`; those without rows have gradients too."""
-        bias = None if self.bias is None else _here(self.bias)
-        return stacked(rows, _here(self.weight), bias, self.later)
+        bias = None if self.bias is None else here(self.bias)
+        return stacked(rows, here(self.weight), bias, self.later)
 
 
 class Experts(nn.Module):
     """The experts that a rank holds, each an MLP of the model's kind.
 
     *held* says how many; their weights do not where other ranks keep shards of them.
+    Ranks that share experts have a part of the width of each.
     """
 
     def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
@@ -138,5 +139,6 @@ class ExpertMlp(nn.Module):
         return within_capacity(stream, routed, capacity)
 
 
-def _here(parameter: Tensor) -> Tensor:
+def here(parameter: Tensor) -> Tensor:
+    """This rank's part of *parameter*."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
