@@ -38,7 +38,6 @@ from profiles.documents import read_json
 from profiles.job import Job
 from profiles.local import LOCAL, local_cluster
 from profiles.measure.calibration import CALIBRATION
-from profiles.measure.machine import cores
 from profiles.measure.question import Question, Wish, resolved
 from profiles.measure.session import measure
 from profiles.models.catalog import Model, model
@@ -261,8 +260,6 @@ def _speed(seen: Mapping[str, Any]) -> str:
     """How fast the machine was while it trained, against while it was profiled."""
     about = seen["machine"]
     said = f"The profile's machine was {about['noise']}."
-    if seen["ranks"] > cores():
-        return said  # ranks that share cores are timed by another clock
     before = float(about[CALIBRATION])
     rounds = " ".join(f"{one / before:.2f}" for one in seen["calibrations_s"])
     return f"{said} A fixed product took, round by round, {rounds} of its time then."

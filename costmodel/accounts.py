@@ -74,6 +74,7 @@ class Accounts:
             static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
             buckets=self._buckets,
             overlap_reduce="grad" in self.on.software.overlap,
+            turns=self.on.turns,
         )
 
     def breakdown(self, timeline: Timeline) -> dict[str, float]:
@@ -81,7 +82,7 @@ class Accounts:
         rank = int(np.argmax(timeline.rank_end_s))
         account = timeline.account(rank)
         here = (self._holders == rank).sum(axis=0)  # how often it holds each stage
-        each = self.layout.micro_batches / len(self._holders)
+        each = self.layout.micro_batches / len(self._holders) * timeline.pace(rank)
 
         def passes(name: str) -> float:
             return each * float(getattr(self.stages, name) @ here)
@@ -90,7 +91,8 @@ class Accounts:
         parts = {
             "tensor_comm": passes("tensor_comm_s"),
             "context_comm": passes("context_comm_s"),
-            "expert_comm": passes("expert_comm_s") - timeline.hidden_s(rank),
+            "expert_comm": passes("expert_comm_s")
+            - timeline.pace(rank) * timeline.hidden_s(rank),
             "recompute": passes("recompute_s") - passes("recompute_comm_s"),
         }
         exposed, copied = passes("data_comm_s"), passes("offload_s")

@@ -24,6 +24,7 @@ from costmodel.schedule import schedule_called
 from costmodel.stage import StagePrice
 from costmodel.tied import layout_tied_sync
 from costmodel.transfers import boundary_s, sends
+from costmodel.turns import shared_bound_s
 from profiles.job import Job
 
 
@@ -31,11 +32,18 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
     """At least the seconds of a step of *layout*, in closed form."""
     on = on.running(layout.gpus)
     stages = LayoutPricer(job=job, layout=layout, machine=on).stages()
+    runs = _runs(layout, stages, _transfer_s(job, layout, on, _far(layout, on)), on)
     makespan = makespan_bound_s(
         layout.schedule,
-        _runs(layout, stages, _transfer_s(job, layout, on, _far(layout, on)), on),
+        runs,
         virtual_stages=np.array([layout.virtual_stages]),
         micro_batches=np.array([layout.micro_batches]),
+    )
+    makespan = shared_bound_s(
+        makespan,
+        layout.micro_batches * runs.work_s / layout.pp,
+        turns=on.turns,
+        pp=np.asarray(layout.pp),
     )
     makespan = np.maximum(makespan, _crossing_s(job, layout, stages, on))
     tied = float(layout_tied_sync(layout, job, on).seconds)

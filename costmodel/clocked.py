@@ -15,12 +15,13 @@ from functools import partial
 import numpy as np
 
 from costmodel.action import Action, Kind, Stream
-from costmodel.events import Clock, Resource, Span
+from costmodel.events import Clock, Resource, Shared, Span
 from costmodel.program import Program, program_of
 from costmodel.schedule import copies_held, streams
 from costmodel.send_receive import RECEIVED, apart, with_transfers
 from costmodel.stage_costs import FloatArray, StageCosts, require_costs
 from costmodel.timeline import Timeline
+from costmodel.turns import speed
 
 
 def simulate_on_clock(
@@ -55,6 +56,7 @@ class _Run:
         at_once: set[Action],
     ) -> None:
         self.clock = Clock()
+        self.cores = Shared(self.clock, partial(speed, costs.turns, len(full)))
         self.costs = costs
         self.held_by = held_by
         self.at_once = at_once  # backwards, with a forward
@@ -182,7 +184,12 @@ class _Rank:
             for number in range(1, buckets + 1):
                 ready = partial(self.reduce_bucket, action.stage)
                 self.clock.after(number * duration_s / buckets, ready)
-        self.compute.serve(str(action), duration_s, partial(self.end_pass, action))
+        self.compute.serve(
+            str(action),
+            duration_s,
+            partial(self.end_pass, action),
+            using=self.run.cores,
+        )
 
     def end_pass(self, action: Action) -> None:
         self.computing = False

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.columns import SCHEDULES
 from costmodel.makespan import Runs, makespan_bound_s
+from costmodel.turns import shared_bound_s
 
 Array = NDArray[Any]
 
@@ -34,10 +35,13 @@ def makespan_s(
     virtual_stages: Array,
     micro_batches: Array,
     transfer_s: Array,
+    turns: float,
+    pp: Array,
 ) -> Array:
     """At least the seconds from the first forward to the last backward of each row.
 
-    *schedule* holds indices into `columns.SCHEDULES`; `makespan` has the paths.
+    *schedule* holds indices into `columns.SCHEDULES`; `makespan` has the paths. *turns*
+    ranks share a core (`costmodel.turns`).
     """
     groups = (passes.counts, passes.forward_s, passes.backward_s)
     flat = [item for group in groups for item in group]
@@ -61,4 +65,10 @@ def makespan_s(
             virtual_stages=chunks[rows],
             micro_batches=batches[rows],
         )
-    return found.reshape(wide[0].shape)
+    alone = found.reshape(wide[0].shape)
+    if turns == 1.0:
+        return alone
+    each = zip(*groups, strict=True)
+    work_s = sum(count * (forward + back) for count, forward, back in each)
+    busy_s = micro_batches * work_s / pp
+    return shared_bound_s(alone, busy_s, turns=turns, pp=pp)

@@ -1,4 +1,5 @@
-"""Simulated time: a clock, and resources that serve one thing at a time.
+"""Simulated time: a clock, resources that serve one thing at a time, and what several
+of them share.
 
 It knows nothing of training. After SimPy's core: the whole state is one heap of things
 to do, with ties broken by order of arrival, so that runs repeat exactly.
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
@@ -59,6 +61,58 @@ class Clock:
             act()
 
 
+class Shared:
+    """What several things use at once, each at the `speed` of so many.
+
+    >>> clock = Clock()
+    >>> core = Shared(clock, lambda at_work: 1 / at_work)
+    >>> core.after(1.0, lambda: print("one", clock.now_s))
+    >>> core.after(2.0, lambda: print("two", clock.now_s))
+    >>> clock.run()
+    one 2.0
+    two 3.0
+    """
+
+    def __init__(self, clock: Clock, speed: Callable[[int], float]) -> None:
+        self._clock, self._speed = clock, speed
+        self._left: dict[int, tuple[float, Act]] = {}
+        self._since_s = 0.0
+        self._plan = 0  # of the last one alone something comes
+        self._arrival = count()
+
+    def after(self, duration_s: float, act: Act) -> None:
+        """Do *act* after *duration_s* seconds at speed 1."""
+        self._pass()
+        self._left[next(self._arrival)] = (duration_s, act)
+        self._foresee()
+
+    def _pass(self) -> None:
+        passed_s = self._clock.now_s - self._since_s
+        self._since_s = self._clock.now_s
+        if self._left:
+            done_s = passed_s * self._speed(len(self._left))
+            self._left = {
+                number: (left_s - done_s, act)
+                for number, (left_s, act) in self._left.items()
+            }
+
+    def _foresee(self) -> None:
+        self._plan += 1
+        if self._left:
+            least_s = min(left_s for left_s, _ in self._left.values())
+            delay_s = max(least_s, 0.0) / self._speed(len(self._left))
+            self._clock.after(delay_s, partial(self._end, self._plan))
+
+    def _end(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._pass()
+        first = min(self._left, key=lambda number: self._left[number][0])
+        _, act = self._left.pop(first)
+        self._foresee()
+        act()
+
+
 class Resource:
     """Serves one request at a time, in the order in which they were made.
 
@@ -76,18 +130,26 @@ class Resource:
         self.spans: list[Span] = []
         self._clock = clock
         self._busy = False
-        self._waiting: deque[tuple[str, float, Act | None]] = deque()
+        self._waiting: deque[tuple[str, float, Act | None, Clock | Shared]] = deque()
 
-    def serve(self, label: str, duration_s: float, done: Act | None = None) -> None:
-        """Ask for *duration_s* seconds; call *done* when they are over."""
-        self._waiting.append((label, duration_s, done))
+    def serve(
+        self,
+        label: str,
+        duration_s: float,
+        done: Act | None = None,
+        *,
+        using: Shared | None = None,
+    ) -> None:
+        """Ask for *duration_s* seconds, of what it is *using* with others if so; call
+        *done* when they are over."""
+        self._waiting.append((label, duration_s, done, using or self._clock))
         self._start_next()
 
     def _start_next(self) -> None:
         if self._busy or not self._waiting:
             return
         self._busy = True
-        label, duration_s, done = self._waiting.popleft()
+        label, duration_s, done, using = self._waiting.popleft()
         start_s = self._clock.now_s
 
         def finish() -> None:
@@ -103,4 +165,4 @@ class Resource:
             if done is not None:
                 done()
 
-        self._clock.after(duration_s, finish)
+        using.after(duration_s, finish)

@@ -93,6 +93,8 @@ def step_time_s(rows: Rows) -> Array:
         virtual_stages=columns.virtual_stages,
         micro_batches=rows.micro_batches,
         transfer_s=sent.beside_s,
+        turns=rows.on.turns,
+        pp=columns.pp,
     )
     makespan = np.maximum(makespan, _crossing_s(rows))
     # The first rank's last backward is the pipeline's last action, if none is put off.

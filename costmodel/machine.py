@@ -91,6 +91,11 @@ class Machine:
         return self.shares_cores and several
 
     @property
+    def turns(self) -> float:
+        """How many ranks share a core of the profiled machine (`costmodel.turns`)."""
+        return 1.0 if self.measured is None else self.measured.turns
+
+    @property
     def has_host_floor(self) -> bool:
         """Whether a host issues kernels beside the device. On a CPU it is the device,
         and its samples contain it."""

@@ -56,6 +56,13 @@ class Runs:
         return (*self.counts, *self.forward_s, *self.backward_s, self.transfer_s)
 
     @property
+    def work_s(self) -> Array:
+        """One micro-batch through all stages and back."""
+        return np.asarray(
+            sum(n * both for n, both in zip(self.counts, self.both_s, strict=True))
+        )
+
+    @property
     def both_s(self) -> tuple[Array, ...]:
         pairs = zip(self.forward_s, self.backward_s, strict=True)
         return tuple(forward + backward for forward, backward in pairs)

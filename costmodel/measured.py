@@ -120,6 +120,19 @@ class Measured:
         return min(apart, default=(0.0, 0))[1]
 
     @property
+    def turns(self) -> float:
+        """How many ranks share a core: 1 unless they are more than the cores.
+
+        The samples' machine says how many cores it has, and threads a rank.
+        """
+        if not self.shares_cores:
+            return 1.0
+        about = self.samples.machine
+        cores = _count(about.get("cores", ""))
+        threads = _count(about.get("threads", "")) or 1
+        return max(self.ranks * threads / cores, 1.0) if cores else 1.0
+
+    @property
     def _keys(self) -> Iterator[OperatorKey]:
         for key in self.samples.operators:
             if key.device == self.device and _crowd(key) and not key.strides:
@@ -168,9 +181,14 @@ def _crowd(key: OperatorKey) -> int:
     """How many ranks computed the same at once; 0 where something else ran beside."""
     if key.co_running == ALONE:
         return 1
-    count = key.co_running.removeprefix(RANKS)
-    whole = key.co_running.startswith(RANKS) and count.isascii() and count.isdigit()
-    return int(count) if whole else 0
+    if not key.co_running.startswith(RANKS):
+        return 0
+    return _count(key.co_running.removeprefix(RANKS))
+
+
+def _count(text: str) -> int:
+    """The number that *text* is; 0 where it is none."""
+    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _pairs(k: Array, r: Array) -> list[tuple[int, int]]:

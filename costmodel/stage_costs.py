@@ -12,6 +12,7 @@ from profiles.errors import InvalidSpec
 
 FloatArray = NDArray[np.float64]
 _BY_RANK: Final = ("step_s", "gather_s", "static_bytes")
+_OF_ALL: Final = ("buckets", "overlap_reduce", "synchronised_step", "turns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -27,6 +28,9 @@ class StageCosts:
     forward. Left out, these are 0. `reduce_s` is the gradient
     reduction of a stage, done in `buckets` equal pieces as the last backward makes
     them, or after the rank's last backward unless `overlap_reduce`.
+
+    `turns` ranks share a core (`costmodel.turns`); where they do, nothing is hidden, so
+    that `overlap_reduce` does not go with it.
 
     By pipeline rank: the optimizer's `step_s`, the `gather_s` of updated parameters
     after it (ZeRO-1), and `static_bytes` that are always alive. With
@@ -52,6 +56,7 @@ class StageCosts:
     buckets: NDArray[np.int64] | int = 1  # of each stage, or of all
     overlap_reduce: bool = True
     synchronised_step: bool = True
+    turns: float = 1.0
 
     def optional(self, name: str) -> FloatArray:
         """One that may be left out, by virtual stage."""
@@ -60,9 +65,7 @@ class StageCosts:
 
 
 _BY_STAGE: Final = tuple(
-    item.name
-    for item in fields(StageCosts)
-    if item.name not in (*_BY_RANK, "buckets", "overlap_reduce", "synchronised_step")
+    item.name for item in fields(StageCosts) if item.name not in (*_BY_RANK, *_OF_ALL)
 )
 
 
@@ -72,6 +75,11 @@ def require_costs(costs: StageCosts, pp: int, stages: int) -> None:
     _require_length(costs, _BY_RANK, pp, "pipeline ranks")
     if np.min(costs.buckets) < 1:
         raise InvalidSpec(f"buckets={costs.buckets}; a reduction has at least one")
+    if costs.turns < 1 or (costs.turns > 1 and costs.overlap_reduce):
+        raise InvalidSpec(
+            f"turns={costs.turns}, overlap_reduce={costs.overlap_reduce}; at least one "
+            "rank has a core, and where more share it nothing is hidden"
+        )
 
 
 def _require_length(

@@ -3,7 +3,8 @@
 Nothing contends here: each rank's compute serves its stream in order, each directed
 pair of ranks has a link that serves sends in the order they are issued, and sends do
 not occupy compute. So one pass in a static order, without a heap, gives every time;
-`costmodel.clocked` gives the same ones on a clock, action by action.
+`costmodel.clocked` gives the same ones on a clock, action by action. (Ranks that are
+more than their cores contend for those: `costmodel.turns`.)
 
     start(a) = max(end of the action before a on its rank, arrival of what a awaits)
     arrival  = max(end of the sender, the link is free) + the transfer's seconds
@@ -26,6 +27,7 @@ from costmodel.pass_tables import (
 from costmodel.program import Program, program_of
 from costmodel.shape import COMPUTE, IntArray
 from costmodel.stage_costs import FloatArray, StageCosts, require_costs
+from costmodel.turns import run_in_turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +92,15 @@ class Timeline:
         kind, slot = np.divmod(self.program.rows[rank], shape.slots)
         overlapped = slot[kind == COMPUTE.index(Kind.OVERLAP_F_B)] % shape.stages
         return float(self.costs.optional("hidden_s")[overlapped].sum())
+
+    def pace(self, rank: int) -> float:
+        """What the passes of *rank* take, over their price: less where it takes turns
+        with ranks that wait."""
+        if self.costs.turns == 1:
+            return 1.0
+        priced_s = durations_of(self.program, self.costs)[rank].sum()
+        took_s = (self.end_s[rank] - self.start_s[rank]).sum()
+        return float(took_s / priced_s) if priced_s else 1.0
 
     def account(self, rank: int) -> Account:
         """Where the seconds of *rank* go."""
@@ -219,6 +230,9 @@ def run(
     if program.shape.pp == 1:
         end = durations.cumsum(axis=1)
         return _before(end), end
+    if costs.turns > 1:
+        sends = sends_of(costs, program.shape.copies)
+        return run_in_turns(program, sends, durations, costs.turns)
     if contends(program, costs, durations):
         return _queued(program, sends_of(costs, program.shape.copies), durations)
     arrivals = arrivals_of(program, costs)

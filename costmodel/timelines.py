@@ -59,7 +59,8 @@ def simulate_together(
     for number, (program, costs) in enumerate(asked):
         durations = durations_of(program, costs)
         waves = None
-        if program.shape.pp > 1 and not contends(program, costs, durations):
+        alike = program.shape.pp > 1 and costs.turns == 1
+        if alike and not contends(program, costs, durations):
             if program not in known:
                 known[program] = waves_of(program)
             waves = known[program]

@@ -160,6 +160,8 @@ class _Floor:
             virtual_stages=table["virtual_stages"],
             micro_batches=table["micro_batches"],
             transfer_s=np.zeros(()),
+            turns=self.problem.machine.turns,
+            pp=table["pp"],
         )
 
     def body(self, name: str) -> tuple[Array, Array]:

@@ -78,8 +78,8 @@ def values(length: int, most: float = 4.0) -> st.SearchStrategy[FloatArray]:
 
 
 @st.composite
-def costs_of(draw: st.DrawFn, pipeline: Pipeline) -> StageCosts:
-    """Any costs of *pipeline*, slow links and all."""
+def costs_of(draw: st.DrawFn, pipeline: Pipeline, *, turns: float = 1.0) -> StageCosts:
+    """Any costs of *pipeline*, slow links and all; of ranks that take *turns*."""
     by_stage, by_rank = values(pipeline.stages), values(pipeline.pp)
     extra = st.none() | by_stage
     backward_s, share = draw(by_stage), draw(st.sampled_from([0.0, 0.4, 1.0]))
@@ -101,8 +101,9 @@ def costs_of(draw: st.DrawFn, pipeline: Pipeline) -> StageCosts:
         first_forward_extra_s=draw(extra),
         last_backward_extra_s=draw(extra),
         buckets=draw(st.integers(1, 5)),
-        overlap_reduce=draw(st.booleans()),
+        overlap_reduce=turns == 1.0 and draw(st.booleans()),
         synchronised_step=draw(st.booleans()),
+        turns=turns,
     )
 
 

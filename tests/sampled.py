@@ -96,7 +96,7 @@ def collective_key(
     )
 
 
-def samples(asked: Job, ranks: int = 4, share: float = 1.0) -> Samples:
+def samples(asked: Job, ranks: int = 4, share: float = 1.0, cores: int = 4) -> Samples:
     """Samples of what *asked* needs on up to *ranks* ranks, or of a *share* of it."""
     operators = {
         key: sample(_seconds(key) * _off(key))
@@ -110,15 +110,17 @@ def samples(asked: Job, ranks: int = 4, share: float = 1.0) -> Samples:
     return Samples(
         operators=operators,
         collectives=collectives,
-        machine={"device": DEVICE, "noise": "quiet: made up"},
+        machine={"device": DEVICE, "noise": "quiet: made up", "cores": str(cores)},
         cluster=local(ranks),
     )
 
 
 @cache
-def on(name: str = "gpt-tiny", ranks: int = 4, share: float = 1.0) -> Machine:
+def on(
+    name: str = "gpt-tiny", ranks: int = 4, share: float = 1.0, cores: int = 4
+) -> Machine:
     """The made-up machine with samples for a model of the catalogue."""
-    return machine(local(ranks), samples=samples(job(name), ranks, share))
+    return machine(local(ranks), samples=samples(job(name), ranks, share, cores))
 
 
 def _of_model(asked: Job, ranks: int) -> Iterator[OperatorKey]:

@@ -1,4 +1,10 @@
-"""`Clock`: how long a thing takes on this device, with all ranks starting together."""
+"""`Clock`: how long a thing takes on this device, with all ranks starting together.
+
+Ranks that are more than the cores take turns on them, some milliseconds each. On the
+wall, a short piece of work is either done in one turn or put off for several. What a
+rank computes is therefore timed by its CPU time, while the others compute too, times
+the ranks that share a core.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +15,9 @@ from typing import Any, Protocol
 from profiles.units import MS
 
 SHORTEST_S = 2 * MS
-# Ranks that share a core take turns of some milliseconds; a repeat outlasts several.
-SHORTEST_SHARED_S = 20 * MS
+# Ranks that share a core take turns of some milliseconds; a repeat outlasts one.
+SHORTEST_SHARED_S = 6 * MS
+LEAST_S = 1e-6  # of a message, where it cannot be told from what lies before it
 
 
 class Ranks(Protocol):
@@ -26,9 +33,9 @@ class Ranks(Protocol):
 class Clock:
     """Times by the device's own clock, and knows when the budget is spent.
 
-    *own* says that a rank computes on one thread and has a core for it: its work is
-    then timed by its CPU time, which is the wall's unless others take the core.
-    *shortest_s* is how long a repeat should be at least.
+    *own* says that a rank computes on one thread: its work is then timed by its CPU
+    time, which is the wall's unless others take the core. *turns* is how many ranks
+    share one. A repeat should take *shortest_s* at least.
     """
 
     def __init__(
@@ -38,10 +45,11 @@ class Clock:
         *,
         own: bool,
         budget_s: float,
-        shortest_s: float = SHORTEST_S,
+        turns: float = 1.0,
     ) -> None:
         self.ranks, self.device, self.own = ranks, device, own
-        self.shortest_s = shortest_s
+        self.turns = turns if own and device == "cpu" else 1.0
+        self.shortest_s = SHORTEST_SHARED_S if turns > 1 else SHORTEST_S
         self.start_s = time.perf_counter()
         self.end_s = self.start_s + budget_s
 
@@ -60,7 +68,11 @@ class Clock:
         return -over_s
 
     def timed(self, work: Callable[[], object]) -> float:
-        """Seconds of *work*, begun when every rank is ready, ended when it is done."""
+        """Seconds of *work* while every rank is at it."""
+        return self.turns * self.alone(work)
+
+    def alone(self, work: Callable[[], object]) -> float:
+        """Seconds of *work*, begun when every rank is ready, on a core of its own."""
         if self.device == "cuda":
             return self._by_events(work)
         return self._by(time.process_time if self.own else time.perf_counter, work)
@@ -83,6 +95,8 @@ class Clock:
         """
         if not self.wakes:
             return self.wall(lambda: [work() for _ in range(calls)]) / calls
+        if self.turns > 1:
+            return self._beside(work, between, calls)
         self.ranks.barrier()
         seconds = 0.0
         for _ in range(calls):
@@ -91,6 +105,25 @@ class Clock:
             work()
             seconds += time.perf_counter() - started_s
         return seconds / calls
+
+    def _beside(
+        self, work: Callable[[], object], between: Callable[[], object], calls: int
+    ) -> float:
+        """What a call adds to what lies between, where ranks take turns.
+
+        Whoever waits for a message waits for ranks that have yet to compute what lies
+        between, and the price of that contains it.
+        """
+        self.ranks.barrier()
+        own_s = 0.0
+        started_s = time.perf_counter()
+        for _ in range(calls):
+            before_s = time.process_time()
+            between()
+            own_s += time.process_time() - before_s
+            work()
+        seconds = time.perf_counter() - started_s - self.turns * own_s
+        return max(seconds / calls, LEAST_S)
 
     def _by(self, now: Callable[[], float], work: Callable[[], object]) -> float:
         self.ranks.barrier()

@@ -64,11 +64,11 @@ def simulated(choice: Uniform, where: Machine) -> Estimate:
     return estimate(job(), where.cluster, layout, on=where)
 
 
-@given(choice=choices(), share=shares)
+@given(choice=choices(), share=shares, cores=st.sampled_from((4, 2, 1)))
 def test_columns_equal_the_closed_form_and_bound_the_simulation(
-    choice: Uniform, share: float
+    choice: Uniform, share: float, cores: int
 ) -> None:
-    where = on("gpt-tiny", RANKS, share)
+    where = on("gpt-tiny", RANKS, share, cores)
     column_s = float(price(Columns.of([choice]), job(), where).step_time_s[0])
     layout = spell_out(choice, job().graph, job().global_batch)
     assert column_s == pytest.approx(step_time_bound_s(job(), layout, where), rel=1e-12)
@@ -104,11 +104,11 @@ def test_a_row_does_not_depend_on_its_neighbours(
     assert together == pytest.approx(alone, rel=1e-12)
 
 
-@given(choice=choices(), share=shares)
+@given(choice=choices(), share=shares, cores=st.sampled_from((4, 2)))
 def test_shares_and_breakdown_account_for_everything(
-    choice: Uniform, share: float
+    choice: Uniform, share: float, cores: int
 ) -> None:
-    found = simulated(choice, on("gpt-tiny", RANKS, share))
+    found = simulated(choice, on("gpt-tiny", RANKS, share, cores))
     assert found.price_sources is not None
     parts = found.price_sources.document()
     assert sum(parts.values()) == pytest.approx(1.0, abs=1e-9)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from costmodel.clocked import simulate_on_clock
 from costmodel.stage_costs import StageCosts
-from costmodel.timeline import simulate
+from costmodel.timeline import durations_of, simulate
 from tests.pipelines import WHOLE, Pipeline, costs_of, pipelines, plain_costs, values
 
 SECONDS = (
@@ -37,7 +37,8 @@ any_pipeline = pipelines()
 
 @given(st.data(), any_pipeline)
 def test_the_fast_pass_is_the_clock(data: st.DataObject, pipeline: Pipeline) -> None:
-    costs = data.draw(costs_of(pipeline))
+    turns = data.draw(st.sampled_from([1.0, 1.5, 4.0]))
+    costs = data.draw(costs_of(pipeline, turns=turns))
     fast, (clocked, _) = simulate(*pipeline, costs), simulate_on_clock(*pipeline, costs)
     for name in (*SECONDS, "peak_bytes"):
         found, wanted = getattr(fast, name), getattr(clocked, name)
@@ -48,13 +49,32 @@ def test_the_fast_pass_is_the_clock(data: st.DataObject, pipeline: Pipeline) -> 
 def test_every_instant_is_accounted_for_once(
     data: st.DataObject, pipeline: Pipeline
 ) -> None:
-    found = simulate(*pipeline, data.draw(costs_of(pipeline)))
+    turns = data.draw(st.sampled_from([1.0, 2.0]))
+    found = simulate(*pipeline, data.draw(costs_of(pipeline, turns=turns)))
     for rank in range(pipeline.pp):
         account = found.account(rank)
         parts = [getattr(account, name) for name in account.__slots__]
         assert min(parts) >= -1e-12 * found.makespan_s
         assert sum(parts) == pytest.approx(account.total_s)
         assert account.total_s == pytest.approx(found.makespan_s, rel=1e-12)
+
+
+@given(st.data(), any_pipeline, st.sampled_from([1.2, 2.0, 8.0]))
+def test_ranks_that_take_turns_fill_bubbles_and_no_more(
+    data: st.DataObject, pipeline: Pipeline, turns: float
+) -> None:
+    """Between what all are busy with together, and each with a core to itself."""
+    costs = data.draw(costs_of(pipeline, turns=turns))
+    free = np.zeros(pipeline.stages)
+    costs = replace(costs, send_forward_s=free, send_backward_s=free)
+    alone = simulate(*pipeline, replace(costs, turns=1.0))
+    found = simulate(*pipeline, costs)
+    priced_s = durations_of(found.program, costs).sum()
+    margin = 1e-9 * alone.makespan_s
+    assert (found.end_s <= alone.end_s + margin).all()
+    assert found.end_s.max() >= priced_s / pipeline.pp - margin
+    fastest = min(turns, pipeline.pp)
+    assert (found.end_s >= alone.end_s / fastest - margin).all()
 
 
 @given(st.data(), any_pipeline)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import profiles.measure.clock
 from profiles.measure.clock import Clock
 
 CALLS = 4
@@ -37,3 +38,55 @@ def test_every_call_comes_after_work_that_is_not_counted(own: bool) -> None:
     order, seconds = seen(own=own)
     assert order == ["between", "work"] * CALLS
     assert seconds < PAUSE_S / 2
+
+
+class Time:
+    """Two clocks as a process sees them: its own, and the wall's."""
+
+    def __init__(self) -> None:
+        self.own_s = self.wall_s = 0.0
+
+    def process_time(self) -> float:
+        return self.own_s
+
+    def perf_counter(self) -> float:
+        return self.wall_s
+
+    def compute(self, seconds: float, others_s: float = 0.0) -> None:
+        self.own_s += seconds
+        self.wall_s += seconds + others_s
+
+    def wait(self, seconds: float) -> None:
+        self.wall_s += seconds
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> Time:
+    time_ = Time()
+    monkeypatch.setattr(profiles.measure.clock, "time", time_)
+    return time_
+
+
+def in_turns(device: str = "cpu") -> Clock:
+    return Clock(Alone(), device, own=True, budget_s=10.0, turns=2.0)
+
+
+@pytest.mark.parametrize("others_s", [0.0, 1.0, 5.0])
+def test_what_ranks_compute_that_take_turns_is_their_cpu_time(
+    passing: Time, others_s: float
+) -> None:
+    """However often another rank had the core meanwhile."""
+    found = in_turns().timed(lambda: passing.compute(1.0, others_s))
+    assert found == pytest.approx(2.0)
+
+
+def test_a_message_is_not_charged_for_the_others_turns(passing: Time) -> None:
+    """It is waited for while another rank computes what this one just has."""
+    found = in_turns().amid(
+        lambda: passing.wait(1.0 + 0.25), lambda: passing.compute(1.0), CALLS
+    )
+    assert found == pytest.approx(0.25)
+
+
+def test_a_gpus_ranks_do_not_take_turns() -> None:
+    assert in_turns("cuda").turns == 1.0
