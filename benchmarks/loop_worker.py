@@ -5,6 +5,11 @@ visited in every round, every other round from the last to the first, so that a 
 that slows down meets all alike. A visit builds it anew, since the threads of others'
 process groups would take time from it, warms up and is then timed; the first also sees
 the peak of memory and where the step's time goes.
+
+A virtual machine's neighbours take up to half of its speed for minutes. A fixed product
+is timed before and after each visit: as long as it takes much longer, or less, than in
+the profile nothing is begun, and a visit that ended so is made again, while patience
+lasts. What is left out stays in the result, as `disturbed_s`.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ import gc
 import json
 import os
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -36,6 +42,8 @@ from runtime.trainer import Trainer
 from runtime.watch import Watch, everyone
 
 SEED = 0
+ALIKE = 1.15  # a fixed product's time over that in the profile, or the other way
+PAUSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,8 @@ class Request:
     threads: int
     rounds: int
     steps: int  # timed in a visit
+    calm_s: float  # the fixed product's seconds in the profile
+    patience_s: float
     result: str
 
     def write(self, path: Path) -> None:
@@ -60,6 +70,7 @@ class Visited:
         file = parse_file(document)
         self.job, self.layout, self.device = job_of(file), file.layout, device
         self.rounds_s: list[list[float]] = []
+        self.disturbed_s: list[list[float]] = []
         self.losses: list[float] = []
         self.peak_bytes = 0
         self.seen: dict[str, Any] = {}
@@ -71,7 +82,7 @@ class Visited:
         watch = self._built()
         for since in range(WARM_UP_STEPS):
             self._step(watch, since)
-        if not self.rounds_s:
+        if not self.seen:
             self.peak_bytes = watch.peak.allocated - before
         self.rounds_s.append([self._step(watch, WARM_UP_STEPS) for _ in range(steps)])
         if len(self.rounds_s) == 1:
@@ -79,6 +90,10 @@ class Visited:
         del watch
         gc.collect()
         leave_groups()
+
+    def disturbed(self) -> None:
+        """The last visit does not count."""
+        self.disturbed_s.append(self.rounds_s.pop())
 
     def _built(self) -> Watch:
         spec = decoder_of(self.job)
@@ -119,6 +134,7 @@ class Visited:
         return {
             "step_time_s": {"median": median(every)},
             "rounds_s": self.rounds_s,
+            "disturbed_s": self.disturbed_s,
             "losses": self.losses,
             "peak_allocated_bytes": peaks,
             **{name: self.seen[name] for name in ("parts_s", "exchanges")},
@@ -131,13 +147,13 @@ def run(request: Request, worker: Worker) -> None:
         name: Visited(document, worker.device)
         for name, document in request.layouts.items()
     }
-    speeds = []
+    speeds, patience = [], Patience(request)
     for number in range(request.rounds):
         dist.barrier()
         speeds.append(calibration_s(request.device))
         order = list(visited.items())
         for name, one in order if number % 2 == 0 else reversed(order):
-            one.visit(request.steps)
+            patience.visit(one)
             if worker.rank == 0:
                 seconds = " ".join(f"{step:.3f}" for step in one.rounds_s[-1])
                 print(f"round {number + 1}  {name}: {seconds} s", flush=True)
@@ -145,6 +161,39 @@ def run(request: Request, worker: Worker) -> None:
     if worker.rank == 0:
         found = {"calibrations_s": speeds, "runs": documents}
         write_text(Path(request.result), json.dumps(found))
+
+
+class Patience:
+    """Visits while the machine is as fast as it was for the profile, as long as the
+    seconds for waiting and for visits that are made again last."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.left_s = request, request.patience_s
+
+    def visit(self, one: Visited) -> None:
+        """Visit *one* until that was undisturbed."""
+        while True:
+            self._wait()
+            started_s = time.monotonic()
+            one.visit(self.request.steps)
+            if not self._unlike():
+                return
+            one.disturbed()
+            self.left_s -= time.monotonic() - started_s
+
+    def _wait(self) -> None:
+        while self._unlike():
+            time.sleep(PAUSE_S)
+            self.left_s -= PAUSE_S
+
+    def _unlike(self) -> bool:
+        """Whether any rank is slower or faster than the profile's were, and there is
+        patience left: as the first of them sees it."""
+        told: list[Any] = [None] * dist.get_world_size()
+        pace = calibration_s(self.request.device) / self.request.calm_s
+        dist.all_gather_object(told, (pace, self.left_s > 0))
+        unlike = max(max(pace, 1 / pace) for pace, _ in told) > ALIKE
+        return unlike and bool(told[0][1])
 
 
 def main(path: str) -> None:
