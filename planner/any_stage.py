@@ -169,6 +169,12 @@ def require_possible(problem: Problem) -> None:
             "alone; add --any-mechanism, or leave --any-stage out"
         )
     what = "a cluster of unlike islands" if is_unlike(problem) else "--any-stage"
+    if problem.machine.turns > 1:
+        raise Unsupported(
+            f"{what} on more ranks than the profiled machine has cores: the price of a "
+            "stage hangs on who else computes; ask for as many as it has, or leave "
+            "--any-stage out"
+        )
     if problem.objective is Objective.MEMORY:
         raise Unsupported(f"{what} is searched for speed: leave --objective memory out")
     wrong = []

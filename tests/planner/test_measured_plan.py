@@ -10,12 +10,13 @@ import pytest
 from costmodel.machine import machine
 from costmodel.pins import Pins
 from planner.__main__ import main
+from planner.any_stage import require_possible
 from planner.baselines.exhaustive import Exhaustive
 from planner.branch_and_bound import BranchAndBound
 from planner.plan import plan, solve
 from planner.search import Limits
 from planner.solution import EXACT
-from profiles.errors import StaleProfile
+from profiles.errors import StaleProfile, Unsupported
 from profiles.sample_files import content_hash, write_samples
 from tests.problems import on as catalogue
 from tests.problems import problem
@@ -25,15 +26,25 @@ ASKED = ("--model", "gpt-tiny", "--gpus", "2", "--cluster", "local")
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_the_search_agrees_with_the_oracle(ranks: int, share: float) -> None:
+@pytest.mark.parametrize(("ranks", "cores"), [(2, 4), (4, 4), (4, 2), (4, 1)])
+def test_the_search_agrees_with_the_oracle(
+    ranks: int, cores: int, share: float
+) -> None:
+    """Also where ranks that wait leave their core to others."""
     few = Pins(recompute="none", zero=1, schedule="1f1b", cp=1)
-    posed = problem("gpt-tiny", ranks, where=on("gpt-tiny", 4, share), pins=few)
+    where = on("gpt-tiny", 4, share, cores)
+    posed = problem("gpt-tiny", ranks, where=where, pins=few)
     found = solve(posed, BranchAndBound(), Limits())
     oracle = solve(posed, Exhaustive(), Limits(runners_up=0))
     assert found.value == pytest.approx(oracle.value, rel=2 * EXACT)
     assert found.best is not None
     assert found.best.estimate.price_sources is not None
+
+
+def test_unlike_stages_need_a_core_each() -> None:
+    posed = problem("gpt-tiny", 4, where=on("gpt-tiny", 4, 1.0, 2))
+    with pytest.raises(Unsupported, match="more ranks than"):
+        require_possible(posed)
 
 
 def test_samples_change_the_choice() -> None:
