@@ -238,7 +238,7 @@ class StageTraffic:
             yield Alike(
                 axis="edp",
                 ranks=mesh.size // (mesh.ep * mesh.etp),
-                shards=int(parallel.of_experts.shards),
+                shards=int(parallel.of_experts().shards),
                 copies=copies,
                 units=layers,
                 count=count,

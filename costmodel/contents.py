@@ -25,7 +25,11 @@ class Contents:
     """Blocks of a stage: `total` is their sum, but of working bytes the largest.
 
     `layers` counts them; `away_bytes`, `weight_bytes`, `parameters` and
-    `trained_parameters` are those of the block that has most. Arrays, or numbers.
+    `trained_parameters` are those of the block that has most. `fully_shard` takes
+    experts apart from their layer: `unit_parameters` is the most of either, and
+    `pair_bytes` are the weights that are there while a pass goes from one to the next.
+    `early_parameters` are of blocks without products (the table), whose gradients come
+    with those of inputs where backward is split. Arrays, or numbers.
     """
 
     total: Atom
@@ -34,6 +38,9 @@ class Contents:
     weight_bytes: Array
     parameters: Array
     trained_parameters: Array
+    unit_parameters: Array
+    pair_bytes: Array
+    early_parameters: Array
 
     def take(self, index: Array) -> Contents:
         """The stages at *index*, for every field."""
@@ -68,12 +75,34 @@ def contents_of(
         ),
         parameters=_most(parts, "parameters"),
         trained_parameters=_largest(parts, [_trained(price) for _, price in parts]),
+        unit_parameters=_largest(
+            parts,
+            [
+                np.maximum(price.parameters, price.expert_parameters)
+                for _, price in parts
+            ],
+        ),
+        pair_bytes=_largest(
+            parts, [_pair_bytes(price, precision) for _, price in parts]
+        ),
+        early_parameters=np.asarray(
+            sum(
+                count * np.where(np.asarray(price.weight_s) > 0, 0, price.parameters)
+                for count, price in parts
+            )
+        ),
     )
 
 
 def weight_bytes(parameters: Array, frozen: Array, precision: Precision) -> Array:
     """Of so many trained and *frozen* parameters, as passes read them."""
     return parameters * precision.parameter.bytes + frozen * precision.frozen_bytes
+
+
+def _pair_bytes(price: Atom, precision: Precision) -> Array:
+    """A layer and the next one, and the experts of one."""
+    layer = weight_bytes(price.parameters, price.frozen_parameters, precision)
+    return 2 * layer + weight_bytes(price.expert_parameters, np.zeros(()), precision)
 
 
 def _trained(price: Atom) -> Array:

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.machine import Machine
+from costmodel.offload import NOTHING, Offload
 from costmodel.placement import near_members
+from costmodel.software import Software
 from costmodel.sourced import Sourced
 from profiles.precision import Format, Precision
 
@@ -49,18 +51,27 @@ class DataParallel:
         """Ranks of the whole job."""
         return np.asarray(self.tp * self.cp * self.dp * self.pp)
 
-    @property
-    def of_experts(self) -> DataParallel:
+    def of_experts(self, *, as_layers: bool = False) -> DataParallel:
         """The same for the parameters of experts, of which each rank holds its own.
 
         They are alike on tp · cp · dp / (ep · etp) ranks, ep · etp apart, and shard
         over those; replicas of shards (HSDP) are as many as the layer's, if they can.
+        *as_layers*: they are sharded where their layers are, not where those have one
+        rank, as `fully_shard` is begun for data parallelism.
         """
+        zero = self.zero
+        if as_layers:
+            zero = np.where(self.dp * self.cp > 1, zero, 0)
         apart = self.ep * self.etp
         alike = np.maximum(self.tp * self.cp * self.dp // apart, 1)
         group = np.gcd(alike, np.maximum(alike // self.replicas, 1))
         return replace(
-            self, tp=apart, cp=np.ones_like(alike), dp=alike, zero_group=group
+            self,
+            tp=apart,
+            cp=np.ones_like(alike),
+            dp=alike,
+            zero=zero,
+            zero_group=group,
         )
 
     @property
@@ -75,6 +86,15 @@ class DataParallel:
     def shard_of(self, level: int) -> Array:
         """The divisor of what ZeRO *level* shards: 1 below that level."""
         return np.where(self.zero >= level, self.shards, 1)
+
+
+def sharded_experts(
+    parallel: DataParallel, software: Software, offload: Offload = NOTHING
+) -> DataParallel:
+    """The data-parallel side of experts, as *software* shards them; shards that
+    *offload* keeps on the host are there however many ranks share them."""
+    lone = software.fully_shard and not offload.parameters
+    return parallel.of_experts(as_layers=lone)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ def states_bytes(
     """Bytes of states that a rank has away; parameters before sharding."""
     found: Array = np.zeros(np.shape(parameters))
     stepped = precision.master_bytes + moments * Format.FP32.bytes
-    sides = ((parameters, parallel), (expert_parameters, parallel.of_experts))
+    sides = ((parameters, parallel), (expert_parameters, parallel.of_experts()))
     for held, side in sides:
         if offload.optimizer:
             each = stepped + precision.gradient.bytes

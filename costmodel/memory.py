@@ -131,17 +131,18 @@ def memory(
     torchtitan reserves 16.4 bytes a parameter less, gradients and all). *footprint*
     says what else the framework keeps.
     """
+    twice = fully_shard & (parallel.shards > 1)  # of experts too, on one rank or more
     weight, gradient, optimizer, copies = _states(
-        parameters, parallel, precision, moments, footprint, fully_shard=fully_shard
+        parameters, parallel, precision, moments, footprint, twice=twice
     )
     if np.any(expert_parameters):
         of_experts = _states(
             expert_parameters,
-            parallel.of_experts,
+            parallel.of_experts(as_layers=fully_shard and not offload.parameters),
             precision,
             moments,
             footprint,
-            fully_shard=fully_shard,
+            twice=twice,
         )
         dense = (weight, gradient, optimizer, copies)
         weight, gradient, optimizer, copies = (
@@ -194,17 +195,17 @@ def _weight_bytes(
     parameters: Array,
     parallel: DataParallel,
     precision: Precision,
-    fully_shard: bool,
     footprint: Footprint,
+    twice: Array,
 ) -> Array:
-    """Of trained parameters, as they are kept; masters of their own not included."""
+    """Of trained parameters, as they are kept, shards beside whole ones where *twice*;
+    masters of their own not included."""
     each = precision.parameter.bytes
     weight = np.asarray(parameters * each / parallel.shard_of(3))
     if footprint.shards_are_masters and precision.master:
         weight = np.where(parallel.zero == 3, 0.0, weight)
-    if fully_shard and not precision.master:  # the shards are its masters
-        level = (parallel.zero == 1) | (parallel.zero == 2)
-        both = level & (parallel.shards > 1)
+    if not precision.master:  # the shards are its masters
+        both = twice & ((parallel.zero == 1) | (parallel.zero == 2))
         weight = weight + np.where(both, parameters * each / parallel.shards, 0.0)
     return weight
 
@@ -221,10 +222,10 @@ def _states(
     moments: int,
     footprint: Footprint,
     *,
-    fully_shard: bool,
+    twice: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """Bytes of weights, gradients and optimizer states, and of what the step makes."""
-    weight = _weight_bytes(parameters, parallel, precision, fully_shard, footprint)
+    weight = _weight_bytes(parameters, parallel, precision, footprint, twice)
     every, copied = footprint.gradient_bytes(precision)
     gradient = parameters * every / parallel.shard_of(2)
     shard = parameters / parallel.shard_of(1)

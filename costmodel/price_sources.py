@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from costmodel.data_parallel import exchanges
+from costmodel.data_parallel import exchanges, sharded_experts
 from costmodel.layout import Stage
 from costmodel.layout_price import LayoutPricer
 from costmodel.mesh_parallel import degrees_of_stage, parallel_of
@@ -83,7 +83,7 @@ def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     step = updated(parameters, parallel, precision, on, optimizer)
     experts = np.asarray(priced.expert_parameters)
     if np.any(experts):
-        apart = parallel.of_experts
+        apart = sharded_experts(parallel, on.software, pricer.layout.offload)
         sync = sync + exchanges(experts, apart, precision, on, units=units)
         passes = passes + accumulated(experts, apart, precision, on)
         step = step + updated(experts, apart, precision, on, optimizer)

@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from costmodel.atoms import Atom
 from costmodel.contents import Contents, weight_bytes
-from costmodel.data_parallel import DataParallel, exchanges, exposed_s, summed_s
+from costmodel.data_parallel import (
+    DataParallel,
+    exchanges,
+    exposed_s,
+    sharded_experts,
+    summed_s,
+)
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.offload_price import NO_WAITS, host_step, waits
@@ -98,7 +104,8 @@ def stage_price(
         parameters, parallel, precision, machine, frozen=frozen
     ).seconds
     step_s = updated(parameters, parallel, precision, machine, optimizer).seconds
-    experts, apart = total.expert_parameters, parallel.of_experts
+    experts = total.expert_parameters
+    apart = sharded_experts(parallel, machine.software, offload)
     mixed = bool(np.any(experts))
     if mixed:
         held = experts > 0  # a stage without experts has nothing to launch for them
@@ -164,13 +171,14 @@ def stage_price(
             overlapped=True,
             contention=machine.software.contention,
         )
+    sent = _reduced(sync.backward_reduce, sync.backward_gather)
+    trained = np.maximum(parameters + experts, 1)
+    late = 1 - contents.early_parameters / trained
     holds = stage_bytes(contents, parallel, precision, machine, offload)
     return StagePrice(
         forward_s=forward_s + copies.forward_s,
         backward_s=backward_s + copies.backward_s,
-        weight_s=total.weight_s
-        + accumulate_s
-        + backward_exposed * _reduced(sync.backward_reduce, sync.backward_gather),
+        weight_s=total.weight_s + late * (accumulate_s + backward_exposed * sent),
         recompute_s=total.recompute_s,
         recompute_comm_s=total.recompute_tensor_s
         + total.recompute_context_s

@@ -68,18 +68,19 @@ def _gathered(
     """What is whole of layers that are sharded: ZeRO-3's parameters, of the layer in
     use and the one prefetched; and, as `fully_shard` does it and where the optimizer is
     offloaded, from ZeRO-2 on the gradient of a layer, as made and as it is sent."""
-    weights = contents.weight_bytes
+    weights, by_units = contents.weight_bytes, machine.software.fully_shard
     habits = machine.software.footprint
-    whole = 2 * weights
+    whole = contents.pair_bytes if by_units else 2 * weights
     if habits.live_parameters is not None:  # the widest weight of a layer, and those
         live = habits.live_parameters * precision.parameter.bytes
         whole = np.minimum(whole, live + weights / WIDEST_WEIGHT)
     whole = np.where(parallel.zero == 3, whole, 0.0)
     if habits.dummy_gradients:
         whole = whole + contents.parameters * precision.activation.bytes
-    if not machine.software.fully_shard and not offload.optimizer:
+    if not by_units and not offload.optimizer:
         return whole
-    gradients = 2 * contents.trained_parameters * precision.gradient_bytes
+    made = contents.unit_parameters if by_units else contents.trained_parameters
+    gradients = 2 * made * precision.gradient_bytes
     shards = np.where(offload.optimizer, 2, parallel.shards)  # the host is one more
     sharded = (parallel.zero >= 2) & (shards > 1)
     return whole + np.where(sharded, gradients, 0.0)

@@ -79,7 +79,7 @@ def shard_mesh(layout: Layout, mesh: DeviceMesh) -> DeviceMesh:
     parallel = data_parallel(stage.mesh, one_zero(stage))
     axis = "dp"
     if "edp" in (mesh.mesh_dim_names or ()):
-        axis, parallel = "edp", parallel.of_experts
+        axis, parallel = "edp", parallel.of_experts()
     whole, shards = mesh[axis], int(parallel.shards)
     if not one_zero(stage) or shards == whole.size():
         return whole
