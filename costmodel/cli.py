@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from profiles.command import command, warn
 from profiles.errors import Contradiction, Unsupported
 from profiles.job_options import JobOptions, job_options
 from profiles.options import given
-from profiles.parameters import path, text
+from profiles.parameters import path, real, text
 from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--tokens",
-    type=click.FloatRange(min=1, max=1e18),
+    type=real(1, 1e18),
     metavar="N",
     help="Also: days (and dollars, where the device has a price) to train N tokens.",
 )
@@ -76,10 +77,17 @@ def simulate(
         raise Unsupported("--inference is not part of this version; leave it out")
     if report is not None and runs is None:
         raise Contradiction("--report is the page of a table of runs; give --runs too")
-    if convention is not None and (runs is not None or sweep):
-        raise Contradiction(
-            "--flops-convention counts the FLOPs of one layout; leave it out of "
-            "--runs and --sweep"
+    several = "--runs" if runs is not None else "--sweep" if sweep else None
+    if several is not None:
+        _require_of_one(
+            several,
+            {
+                "--trace": trace,
+                "--out": out,
+                "--tokens": tokens,
+                "--flops-convention": convention,
+                "--sweep": (sweep or None) if runs is not None else None,
+            },
         )
     if runs is not None:
         _runs(runs, file, job, pins, report, as_json=as_json)
@@ -97,6 +105,18 @@ def simulate(
         found = _counted(found, convention)
         _write(found, trace, out, where, profile)
         _show(found, tokens, as_json=as_json)
+
+
+def _require_of_one(several: str, options: Mapping[str, object]) -> None:
+    """Raise Contradiction for *options* that were given and say something of one
+    layout, where *several* are priced."""
+    wrong = [name for name, value in options.items() if value is not None]
+    if wrong:
+        be = "is" if len(wrong) == 1 else "are"
+        raise Contradiction(
+            f"{', '.join(wrong)} {be} about one layout, and {several} prices several; "
+            "leave one or the other out"
+        )
 
 
 def _counted(found: Estimate, name: str | None) -> Estimate:
@@ -250,8 +270,11 @@ def _sweep(
     where = cluster_called(named, profile.samples if profile else None)
     rows = list(sweep(model(job.model or ""), where, job, pins, axes, profile))
     if not as_json:
-        from costmodel.report.table import sweep_table
+        from costmodel.report.table import point_words, sweep_table
 
+        for point, found in rows:
+            for line in () if isinstance(found, str) else found.warnings:
+                warn(f"{point_words(point)}: {line}")
         console().print(sweep_table(rows))
         return
     points = [

@@ -19,7 +19,7 @@ ranks have more links).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
@@ -306,6 +306,18 @@ def _rate_of(level: Level, architecture: str) -> LinkRate:
         if wanted == kind and architecture.startswith(generation):
             return table.rates[name]
     return table.rates[table.default]
+
+
+def unknown_kinds(levels: Iterable[Level]) -> Iterator[str]:
+    """Levels of a kind that has no rates: what they are priced as, in words."""
+    table = link_file()
+    known = sorted({key.partition("/")[0] for key in table.kinds})
+    for level in levels:
+        if level.kind.lower() not in known:
+            yield (
+                f"level {level.name!r} is a link of kind {level.kind!r}, which has no "
+                f"rates: priced like {table.default}; known: {', '.join(known)}"
+            )
 
 
 @lru_cache(maxsize=1)

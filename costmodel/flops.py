@@ -37,6 +37,7 @@ class Convention:
 
     name: str
     words: str
+    brief: str
     causal: bool = False
     by_parameters: bool = False
 
@@ -45,7 +46,9 @@ class Convention:
 
 
 MEGATRON: Final = Convention(
-    name="megatron", words="matrix products, attention in full, without recompute"
+    name="megatron",
+    words="matrix products, attention in full, without recompute",
+    brief="attention in full",
 )
 CONVENTIONS: Final = {
     item.name: item
@@ -54,11 +57,13 @@ CONVENTIONS: Final = {
         Convention(
             name="causal",
             words="matrix products, half of causal attention, without recompute",
+            brief="half of causal attention",
             causal=True,
         ),
         Convention(
             name="palm",
             words="6N + 12LHQT a token, N all parameters, without recompute",
+            brief="6 FLOPs a parameter, attention in full",
             by_parameters=True,
         ),
     )

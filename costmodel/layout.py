@@ -132,7 +132,9 @@ class Layout:
         if self.micro_batches < 1 or self.virtual_stages < 1:
             raise InvalidSpec("micro_batches and virtual_stages must be at least 1")
         if self.cp_kind not in CP_KINDS:
-            raise InvalidSpec(f"cp_kind {self.cp_kind!r} is not one of {CP_KINDS}")
+            raise InvalidSpec(
+                f"cp_kind {self.cp_kind!r} is not one of {', '.join(CP_KINDS)}"
+            )
         if self.offload.activations:
             raise InvalidSpec(
                 "a layout offloads activations layer by layer, by their retention; its "

@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.coefficients import Coefficients, coefficients
-from costmodel.collectives import LinkRates, collective_s, link_rates, send_s
+from costmodel.collectives import (
+    LinkRates,
+    collective_s,
+    link_rates,
+    send_s,
+    unknown_kinds,
+)
 from costmodel.in_training import (
     links_in_training,
     rates_in_training,
@@ -122,8 +128,9 @@ class Machine:
         return replace(self, measured=self.measured.crowded(on_node))
 
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of a price should know of the samples behind it."""
-        return () if self.measured is None else tuple(self.measured.remarks())
+        """What a reader of a price should know of the samples and rates behind it."""
+        measured = () if self.measured is None else tuple(self.measured.remarks())
+        return (*measured, *unknown_kinds(self.cluster.levels))
 
     def operator(
         self,

@@ -77,7 +77,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         type=whole(0, 3),
         metavar="0|1|2|3",
         help="What data parallelism shards: nothing, optimizer states, gradients "
-        "too, parameters too.  [default: 1]",
+        "too, parameters too.  [default in simulate: 1]",
     ),
     _degree("--zero-group", help="Ranks that a shard spans.  [default: all of dp]"),
     _option(
@@ -96,9 +96,9 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--recompute",
         type=text,
         metavar="NAME|OP,OP,…",
-        help="none, selective, cheap-ops, full, sqrt (√n layers together), or "
-        "operators by name.  "
-        "[default: none]",
+        help="none, selective, cheap-ops, full, sqrt (√n layers together), auto (what "
+        "each stage's memory asks for) or, in simulate, operators by name.  "
+        "[default in simulate: none]",
     ),
     _option(
         "--recompute-layers",

@@ -264,6 +264,11 @@ def _rest(
     zero = _take(pins.zero, 1, "zero", assumed)
     if zero == 0 and (pins.zero_group or 1) > 1:
         raise Contradiction("--zero-group needs --zero 1, 2 or 3")
+    if pins.recompute is None and pins.recompute_layers:
+        raise Contradiction(
+            f"--recompute-layers {pins.recompute_layers} says in how many layers of a "
+            "stage, and nothing is made again; add --recompute full, or another"
+        )
     precision = _take(
         wish.precision, default_precision(where.cluster), "precision", assumed
     )

@@ -155,7 +155,9 @@ def _listed(name: str, block: Block, known: Set[str]) -> Retention:
     for part in wanted:
         if part not in known:
             raise UnknownName(
-                "recompute preset or operator", part, [*PRESETS, *sorted(known)]
+                "recompute preset or operator",
+                part,
+                [*PRESETS, *LATER, *sorted(known)],
             )
     shares = {
         _remade(block, operator): _share(operator, text)

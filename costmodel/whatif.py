@@ -23,10 +23,10 @@ MOST_POINTS = 10_000
 _JOB_AXES = ("gpus", "seq_len", "global_batch")
 _WHOLE = (
     *_JOB_AXES,
-    *("tp", "pp", "dp", "cp", "micro_batch", "micro_batches", "virtual_stages"),
-    *("zero", "zero_group", "recompute_layers"),
+    *("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch", "micro_batches"),
+    *("virtual_stages", "zero", "zero_group", "recompute_layers"),
 )
-_NAMES = ("schedule", "cp_kind", "recompute")
+_NAMES = ("schedule", "cp_kind", "recompute", "precision")
 _FLAGS = ("sequence_parallel", "flash_attention")
 AXES = tuple(name.replace("_", "-") for name in (*_WHOLE, *_NAMES, *_FLAGS))
 

@@ -166,8 +166,10 @@ class Axes:
         ]
 
     def recomputes(self) -> list[Option]:
-        """`sqrt` just where it is asked for."""
+        """`sqrt` just where it is asked for; one name where no layer is to have any."""
         pinned, first = self.pins.recompute, self.pins.recompute_layers
+        if pinned is None and first == 0:
+            pinned = "none"
         return [
             (code,)
             for code, name in enumerate(RECOMPUTES)

@@ -264,14 +264,13 @@ def leanest(problem: Problem) -> Candidate | None:
     `NEAR_LEAST` at most whose bounds leave it open.
 
     Micro-batches of one sequence hold the least: where they are free, others need not
-    be looked at.
+    be looked at, unless a step has more of those than can be simulated.
     """
     pins = problem.pins
+    lean = replace(problem, objective=Objective.MEMORY, memory_limit_bytes=inf)
     if pins.micro_batch is None and pins.micro_batches is None:
-        pins = replace(pins, micro_batch=1)
-    lean = replace(
-        problem, objective=Objective.MEMORY, memory_limit_bytes=inf, pins=pins
-    )
+        single = lean.repinned(replace(pins, micro_batch=1))
+        lean = single if length(Space.of(single).branches) else lean
     return min(_nearly_least(lean), key=lean.value, default=None)
 
 

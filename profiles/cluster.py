@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from profiles.device import Device
 from profiles.errors import InvalidSpec, Unsupported
@@ -30,6 +32,8 @@ class Level:
     rails: bool = False
 
     def __post_init__(self) -> None:
+        self.bandwidth.require("bytes a second", f"bandwidth of level {self.name!r}")
+        self.latency.require("seconds", f"latency of level {self.name!r}")
         if not self.bandwidth.value or (self.devices is not None and self.devices < 1):
             raise InvalidSpec(f"level {self.name!r} needs bandwidth and devices >= 1")
         if self.ports is not None and self.ports < 1:
@@ -68,9 +72,30 @@ class Island:
         sizes = [level.devices for level in self.levels]
         if not self.levels or sizes[-1] is not None or None in sizes[:-1]:
             raise InvalidSpec("an island's last level, and no other, has devices=null")
+        if self.devices_per_node < 1 or (self.nodes is not None and self.nodes < 1):
+            raise InvalidSpec(
+                f"an island needs devices_per_node >= 1 and nodes >= 1 (null: as many "
+                f"as asked), got {self.devices_per_node} and {self.nodes}"
+            )
         inner = [size for size in sizes if size is not None]
-        if inner != sorted(inner) or self.devices_per_node < 1:
+        if inner != sorted(inner):
             raise InvalidSpec("levels go from the innermost domain to the outermost")
+        self._require_nested(inner)
+        for name in ("host_memory", "nvme"):
+            figure = getattr(self, name)
+            if figure is not None:
+                figure.require("bytes", f"{name} of a node")
+
+    def _require_nested(self, sizes: Sequence[int]) -> None:
+        """Raise InvalidSpec for domains, or nodes, that cut each other."""
+        whole = [*sizes, self.devices_per_node]
+        for size, other in combinations(sorted(whole), 2):
+            if other % size:
+                raise InvalidSpec(
+                    f"domains of {size} and {other} devices cut each other (levels "
+                    f"{sizes or 'without a size'}, devices_per_node "
+                    f"{self.devices_per_node}); each has to divide the larger one"
+                )
 
     @property
     def gpus(self) -> int | None:
@@ -119,6 +144,12 @@ class Cluster:
         counts = [island.gpus for island in self.islands]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The links of every island, and the one between them."""
+        inside = [level for island in self.islands for level in island.levels]
+        return (*inside, *(() if self.between is None else (self.between,)))
 
     def with_bandwidth(
         self, *, intra: Figure | None = None, inter: Figure | None = None

@@ -9,6 +9,8 @@ from profiles.errors import InvalidSpec, Unsupported
 from profiles.figure import Figure
 from profiles.precision import Format
 
+MEMORIES = ("memory", "usable_memory")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -42,6 +44,23 @@ class Device:
             raise InvalidSpec(f"{self.name}: unknown number formats {sorted(unknown)}")
         if not 1 <= self.multiprocessors <= 10**6 or not self.memory_bandwidth.value:
             raise InvalidSpec(f"{self.name}: a device needs cores and memory bandwidth")
+        self._require_units()
+
+    def _require_units(self) -> None:
+        rates = ("memory_bandwidth", "host_link")
+        figures = [
+            *((name, getattr(self, name), "bytes") for name in MEMORIES),
+            *((name, getattr(self, name), "bytes a second") for name in rates),
+            *(
+                (f"peak.{name}", one, "FLOP a second")
+                for name, one in self.peak.items()
+            ),
+            ("power", self.power, "watts"),
+            ("cost", self.cost, "dollars an hour"),
+        ]
+        for name, figure, dimension in figures:
+            if figure is not None:
+                figure.require(dimension, f"{self.name}: {name}")
 
     @property
     def capacity_bytes(self) -> float:

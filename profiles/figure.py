@@ -7,22 +7,16 @@ from dataclasses import dataclass
 from profiles.errors import InvalidSpec
 from profiles.units import GB, GBIT_BYTES, GFLOPS, TB, TFLOPS, US, GiB
 
-_SCALES = {
-    "B": 1.0,
-    "GB": float(GB),
-    "TB": float(TB),
-    "GiB": float(GiB),
-    "GB/s": float(GB),
-    "TB/s": 1e3 * GB,
-    "Gbit/s": GBIT_BYTES,
-    "TFLOP/s": TFLOPS,
-    "GFLOP/s": GFLOPS,
-    "us": US,
-    "s": 1.0,
-    "W": 1.0,
-    "USD/h": 1.0,
-    "": 1.0,
+_DIMENSIONS = {
+    "bytes": {"B": 1.0, "GB": float(GB), "TB": float(TB), "GiB": float(GiB)},
+    "bytes a second": {"GB/s": float(GB), "TB/s": 1e3 * GB, "Gbit/s": GBIT_BYTES},
+    "FLOP a second": {"TFLOP/s": TFLOPS, "GFLOP/s": GFLOPS},
+    "seconds": {"us": US, "s": 1.0},
+    "watts": {"W": 1.0},
+    "dollars an hour": {"USD/h": 1.0},
+    "a number": {"": 1.0},
 }
+_SCALES = {unit: scale for kin in _DIMENSIONS.values() for unit, scale in kin.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +31,21 @@ class Figure:
         if self.unit not in _SCALES:
             known = ", ".join(repr(unit) for unit in _SCALES)
             raise InvalidSpec(f"unit {self.unit!r} is unknown; write one of {known}")
-        if not self.value >= 0 or self.value == float("inf"):
-            raise InvalidSpec(f"a figure must be finite and >= 0, got {self.value}")
+        if not self.value >= 0 or self.si == float("inf"):
+            raise InvalidSpec(
+                f"a figure must be finite and >= 0, got {self.value:g} {self.unit}"
+            )
 
     @property
     def si(self) -> float:
         """The number in bytes, bytes/s, FLOP/s, seconds, watts or dollars an hour."""
         return self.value * _SCALES[self.unit]
+
+    def require(self, dimension: str, what: str) -> None:
+        """Raise InvalidSpec, naming *what* it is, unless it measures *dimension*."""
+        units = _DIMENSIONS[dimension]
+        if self.unit not in units:
+            raise InvalidSpec(
+                f"{what} is {self.value:g} {self.unit}; it is measured in {dimension}: "
+                f"write one of {', '.join(units)}"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from costmodel.host_memory import Away
 from costmodel.layout import Layout
 from costmodel.memory import Memory
 from costmodel.offload import Offload
-from costmodel.retention import Action
+from costmodel.retention import CORE, EVERYTHING, Action, Retention
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ def layout_words(layout: Layout) -> str:
         for name in ("tp", "pp", "dp", "cp", "ep")
         if summary[name] != 1
     ]
+    widths = {stage.mesh.etp for stage in layout.stages}
+    if widths != {1}:
+        degrees.append(f"etp {widths.pop() if len(widths) == 1 else 'mixed'}")
     plan = layout.stages[len(layout.stages) // 2].plans[-1]
     parts = [" · ".join(degrees) or "one device"]
     if layout.pp > 1:
@@ -66,6 +70,7 @@ def layout_words(layout: Layout) -> str:
         parts.append("sequence parallel")
     if any(plan.modules for stage in layout.stages for plan in stage.plans):
         parts.append("operators by shardings of their own")
+    parts += _again(layout)
     away = _away(layout)
     if away.anything:
         parts.append(f"offload {away} to {away.tier}")
@@ -79,6 +84,43 @@ def _stages(layout: Layout) -> Iterator[str]:
         degrees = [f"{name} {size}" for name, size in sizes.items() if size > 1]
         many = f"{stage.body} layer{'' if stage.body == 1 else 's'}"
         yield f"{many} on {' · '.join(degrees) or 'one device'}"
+
+
+def _again(layout: Layout) -> Iterator[str]:
+    """What numbered layers make again: in all of them, in some, or by layer."""
+    plans = [
+        plan
+        for stage in layout.stages
+        for name, plan in zip(stage.layers, stage.plans, strict=True)
+        if name.isdigit()
+    ]
+    made = Counter(_made(plan.retention) for plan in plans)
+    kept = made.pop((), 0)
+    if len(made) == 1:
+        names, count = made.popitem()
+        some = f" in {count} of {len(plans)} layers" if kept else ""
+        yield f"recompute {_preset(names)}{some}"
+    elif made and all((EVERYTHING, 1.0) in names for names in made):
+        yield "recompute full, in segments"
+    elif made:
+        yield "recompute layer by layer"
+
+
+def _made(retention: Retention) -> tuple[tuple[str, float], ...]:
+    """What is made again, each with its share."""
+    return tuple((name, retention.share(name)) for name in sorted(retention.recomputed))
+
+
+def _preset(made: tuple[tuple[str, float], ...]) -> str:
+    """The preset that makes so much again, or the operators that do."""
+    if (EVERYTHING, 1.0) in made:
+        return "full"
+    if made == ((CORE, 1.0),):
+        return "selective"
+    return ", ".join(
+        name.removesuffix("_out") + ("" if share == 1 else f"={share:g}")
+        for name, share in made
+    )
 
 
 def _away(layout: Layout) -> Offload:
@@ -112,7 +154,7 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
             "throughput",
             f"{tokens:,.0f} tokens/s per GPU   {sequences:,.1f} sequences/s",
         ),
-        ("utilisation", f"{utilisation} of {peak} {number} (attention in full)"),
+        ("utilisation", f"{utilisation} of {peak} {number} ({estimate.counted.brief})"),
         ("peak memory", f"{used}, {verdict} {capacity} (probability {chance:.0%})"),
         *([] if estimate.away is None else [("offloaded", _away_words(estimate.away))]),
         *([] if sources is None else [("price", str(sources))]),
@@ -243,6 +285,17 @@ def training_words(training: Mapping[str, float | None]) -> str:
     if training["energy_kwh"] is not None:
         parts.append(f"{training['energy_kwh']:,.0f} kWh at the devices' rated power")
     return ", ".join(parts)
+
+
+def point_words(point: Mapping[str, Any]) -> str:
+    """A combination of a sweep, as it is written.
+
+    >>> point_words({"tp": 2, "micro_batch": 5})
+    'tp=2 micro-batch=5'
+    """
+    return " ".join(
+        f"{name.replace('_', '-')}={value}" for name, value in point.items()
+    )
 
 
 def sweep_table(rows: Sequence[tuple[Mapping[str, Any], Estimate | str]]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,11 @@ from hypothesis import strategies as st
 
 from costmodel.__main__ import main
 from costmodel.estimate import BREAKDOWN
+from costmodel.flops import CONVENTIONS
+from costmodel.pins import Pins
+from costmodel.report.table import layout_words
+from costmodel.stored import read_layout_file
+from costmodel.whatif import AXES
 from tests.unlike import cluster_file
 
 ASKED = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--pp", "2")
@@ -182,6 +187,55 @@ def test_a_sweep_prices_what_is_legal_and_says_what_is_not(
     assert "tp=3 does not divide" in rows[-1]["error"]
 
 
+def test_a_sweep_says_whose_batch_was_raised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4")
+    assert simulate(*argv, "--sweep", "micro-batch=4,5") == 0
+    said = capsys.readouterr().err
+    assert "micro-batch=5: global batch raised from 1536 to 1600" in said
+    assert "micro-batch=4" not in said
+
+
+def test_every_whole_number_of_a_layout_is_an_axis() -> None:
+    hints = get_type_hints(Pins)
+    whole = {
+        name.replace("_", "-") for name, hint in hints.items() if hint == int | None
+    }
+    assert {"tp", "ep", "etp", "zero-group"} <= whole <= set(AXES)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--recompute", "none"), None),
+        (("--recompute", "full"), "recompute full"),
+        (("--recompute", "selective"), "recompute selective"),
+        (("--recompute", "qkv,mlp_up=0.5"), "recompute mlp_up=0.5, qkv"),
+        (("--recompute", "sqrt"), "recompute full, in segments"),
+        (
+            ("--recompute", "full", "--recompute-layers", "5"),
+            "recompute full in 10 of 40 layers",
+        ),
+    ],
+)
+def test_the_layout_in_words_says_what_is_made_again(
+    option: tuple[str, ...], said: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "layout.json"
+    assert simulate(*ASKED, *option, "--out", str(file)) == 0
+    words = layout_words(read_layout_file(file).layout)
+    assert words.partition("sequence parallel")[2] == (f", {said}" if said else "")
+
+
+def test_the_convention_of_the_flops_is_named_where_they_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for item in CONVENTIONS.values():
+        assert simulate(*ASKED, "--flops-convention", item.name) == 0
+        assert f"({item.brief})" in capsys.readouterr().out
+
+
 def test_a_trace_holds_every_pass(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -230,6 +284,11 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
         ((*ASKED, "--zero", "0", "--zero-group", "2"), "--zero-group"),
         ((*ASKED, "--sweep", "tp"), "AXIS"),
         ((*ASKED, "--sweep", "colour=1"), "sweep axis"),
+        ((*ASKED, "--sweep", "tp=1", "--out", "x.json"), "--out is about one layout"),
+        (("--runs", "x.csv", "--trace", "t", "--tokens", "9"), "--trace, --tokens are"),
+        (("--runs", "x.csv", "--sweep", "tp=1"), "--sweep is about one layout"),
+        ((*ASKED, "--tokens", "0"), "must be a number >= 1"),
+        ((*ASKED, "--recompute-layers", "2"), "add --recompute full"),
         (("--model", "resnet-50", "--gpus", "8"), "resnet"),
         (("--model", "mixtral-8x7b", "--gpus", "8", "--ep", "3"), "the 8 experts"),
         (("--model", "mixtral-8x7b", "--gpus", "4", "--ep", "8"), "= 4 ranks"),

@@ -18,8 +18,10 @@ from costmodel.collectives import (
     collective_s,
     link_rates,
     send_s,
+    unknown_kinds,
 )
 from costmodel.rates import Residual
+from profiles.catalog import cluster, cluster_names
 from profiles.cluster import Island, Level
 from profiles.device import Device
 from profiles.errors import InvalidFile, UnknownName
@@ -285,6 +287,21 @@ def test_a_level_slower_than_the_fit_keeps_its_latency() -> None:
     assert found.outer.launch_s == found.outer.hop_s == pytest.approx(0.01)
     assert found.inner == link_rates(here).inner
     assert link_rates(here).outer.hop_s > far.latency_s, "the fit is slower"
+
+
+def test_a_kind_of_link_without_rates_is_told() -> None:
+    known = island("nvlink", "ethernet")
+    typed = island("nvlnik", "Ethernet")
+    assert list(unknown_kinds(known.levels)) == []
+    (said,) = unknown_kinds(typed.levels)
+    assert "level 'node'" in said
+    assert "'nvlnik'" in said
+    assert "priced like ethernet; known: " in said
+
+
+def test_the_catalogue_has_rates_for_its_links() -> None:
+    for name in cluster_names():
+        assert list(unknown_kinds(cluster(name).levels)) == []
 
 
 def test_every_link_is_sound() -> None:

@@ -139,6 +139,17 @@ def test_a_step_too_long_to_simulate_says_so() -> None:
     assert said.constraint.startswith("size: ")
 
 
+@pytest.mark.parametrize("batch", [999_999_999, 999_999_937])
+def test_a_batch_too_large_for_micro_batches_of_one_is_diagnosed(batch: int) -> None:
+    """Whose larger ones can be simulated, and do not fit."""
+    posed = problem("gpt-1.3b", 8, global_batch=batch)
+    assert leanest(posed) is not None
+    said = diagnose(posed)
+    assert said.constraint.startswith("memory: ")
+    assert said.nearest is not None
+    assert said.nearest.startswith("a batch of ")
+
+
 @pytest.mark.parametrize("gpus", [2, 8])
 def test_the_leanest_candidate_holds_the_least(gpus: int) -> None:
     posed = problem("gpt-mini", gpus)

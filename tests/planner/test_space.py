@@ -255,3 +255,8 @@ def test_codes_are_those_of_the_columns() -> None:
     codes = [RECOMPUTES[code] for (code,) in axes.recomputes()]
     assert [*codes, "sqrt"] == list(RECOMPUTES)  # searched just where it is pinned
     assert on().island.domain == 8
+
+
+def test_where_no_layer_is_made_again_one_name_stands_for_all() -> None:
+    posed = problem(pins=Pins(recompute_layers=0))
+    assert {one.recompute for one in candidates(posed)} == {"none"}

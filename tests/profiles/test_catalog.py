@@ -228,6 +228,27 @@ def written(**changes: Any) -> dict[str, Any]:
     return {"name": "mine", "source": "ours", "islands": [{**island, **changes}]}
 
 
+def figure_in(unit: str, value: float = 25) -> dict[str, Any]:
+    return {"value": value, "unit": unit, "source": "measured here"}
+
+
+def link_with(**changes: Any) -> dict[str, Any]:
+    """The same file, its innermost link changed."""
+    levels = written()["islands"][0]["levels"]
+    return written(levels=[{**levels[0], **changes}, levels[1]])
+
+
+@pytest.mark.parametrize(
+    "field", ["memory", "usable_memory", "memory_bandwidth", "host_link", "power"]
+)
+def test_a_device_is_measured_in_its_units(field: str) -> None:
+    spelled = asdict(device("a100-40gb"))
+    unlike = "GB" if field == "power" else "W"
+    wrong = written(device={**spelled, field: figure_in(unlike)})
+    with pytest.raises(InvalidSpec, match=f"{field} is 25 {unlike}; it is measured in"):
+        parse_cluster(wrong, what="file")
+
+
 def test_a_users_file_names_its_device_or_spells_it_out(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(written()))
@@ -248,7 +269,14 @@ def test_a_users_file_names_its_device_or_spells_it_out(tmp_path: Path) -> None:
         (written(device="a100-81gb"), UnknownName, "did you mean a100-80gb"),
         (written(device=4), InvalidFile, "islands[0].device: expected object"),
         (written(levels=[]), InvalidSpec, "last level"),
-        (written(devices_per_node=0), InvalidSpec, "innermost"),
+        (written(devices_per_node=0), InvalidSpec, "devices_per_node >= 1"),
+        (written(devices_per_node=6), InvalidSpec, "domains of 4 and 6 devices cut"),
+        (written(nodes=0), InvalidSpec, "nodes >= 1"),
+        (written(nodes=-3), InvalidSpec, "nodes >= 1"),
+        (written(host_memory=figure_in("us")), InvalidSpec, "measured in bytes"),
+        (link_with(bandwidth=figure_in("us")), InvalidSpec, "bytes a second"),
+        (link_with(latency=figure_in("GB/s")), InvalidSpec, "one of us, s"),
+        (link_with(bandwidth=figure_in("GB/s", 1e308)), InvalidSpec, "finite"),
         (written(devices_per_node=1.5), InvalidFile, "expected int"),
         ({**written(), "name": "two\nlines"}, InvalidSpec, "printable"),
         ({"name": "x", "islands": []}, InvalidSpec, "no islands"),
