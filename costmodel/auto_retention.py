@@ -11,15 +11,17 @@ takes does not change what others may; a shorter pass never makes a step longer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.atoms import block_prices
+from costmodel.combination import TREATMENTS, Combination
 from costmodel.estimate import Estimate, estimate
 from costmodel.known import Known
 from costmodel.layout import LayerPlan, Layout, Stage
@@ -27,10 +29,11 @@ from costmodel.machine import Machine
 from costmodel.memory import FRAGMENTATION, pipeline_buffers
 from costmodel.mesh_parallel import place_of
 from costmodel.offload import Offload
+from costmodel.retention import Retention
 from costmodel.retention_fit import Group, fit
 from costmodel.retention_menu import Option, menu
 from costmodel.sharding import Degrees, entry_bytes
-from costmodel.support import Answer, mechanisms
+from costmodel.support import refusals
 from costmodel.uncertainty import spread_of
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction
@@ -78,7 +81,7 @@ def fitted(
     found = estimate(job, on.cluster, plain, on=on, known=known)
     if found.peak_memory_bytes <= limit_bytes:
         return found
-    words = executed() if executable else None
+    words = executed(plain, job) if executable else None
     stages = _Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
     rooms = stages.rooms(limit_bytes)
     seen = []
@@ -93,15 +96,13 @@ def fitted(
     return min(seen, key=lambda one: one.peak_memory_bytes)
 
 
-def executed() -> frozenset[str]:
-    """The treatments that the runtime carries out in every combination."""
+def executed(plain: Layout, job: Job) -> frozenset[str]:
+    """The treatments that the runtime carries out in *plain*, where it keeps all."""
+    used = Combination.of_layout(plain)
+    known = set(refusals(used, job))
+    asked = {word: replace(used, retentions=frozenset((word,))) for word in TREATMENTS}
     return frozenset(
-        word
-        for one in mechanisms()
-        if one.name == "recompute"
-        for row in one.rows
-        if row.answer is Answer.YES and set(row.when) == {"recompute"}
-        for word in row.when["recompute"]
+        word for word, one in asked.items() if known.issuperset(refusals(one, job))
     )
 
 
@@ -131,12 +132,24 @@ class _Stages:
             names = [name for name in stage.layers if name.isdigit()]
             kinds = Counter(blocks[name].name for name in names)
             for kind, count in kinds.items():
-                options = self._menu(stage, self.job.graph.block(kind))
+                together = count if len(kinds) == 1 else 1
+                options = self._menu(stage, self.job.graph.block(kind), together)
                 for rank in stage.held_by:
                     weight = copies * float(flying[rank, number])
                     group = Group(count=count, weight=weight, options=options)
                     found[rank].append((number, kind, group))
         return found
+
+    @cached_property
+    def _working(self) -> Array:
+        """The working set of each rank at its peak: a layer's, or what else it has."""
+        timeline = self.kept.timeline
+        at_peak = timeline.peak_bytes - timeline.held_at_peak()
+        least = [
+            max((group.options[0].working_bytes for _, _, group in groups), default=0.0)
+            for groups in self._groups
+        ]
+        return np.maximum(at_peak, least)
 
     def rooms(self, limit_bytes: float) -> Array:
         """Bytes for kept tensors and the working set of each rank's layers."""
@@ -146,18 +159,18 @@ class _Stages:
                 group.weight * group.count * group.options[0].saved_bytes
                 for _, _, group in groups
             )
-            working = [group.options[0].working_bytes for _, _, group in groups]
             over = (float(memory.total) - limit_bytes) / (1 + FRAGMENTATION)
-            rooms.append(here + max(working, default=0.0) - over)
-        return np.array(rooms)
+            rooms.append(here - over)
+        return np.array(rooms) + self._working
 
     def layout(self, rooms: Array) -> Layout:
         """The layout whose ranks take what fits in *rooms*."""
         chosen: dict[tuple[int, str], tuple[Option, ...]] = {}
-        for room, groups in zip(rooms, self._groups, strict=True):
+        ranks = zip(rooms.tolist(), self._working.tolist(), self._groups, strict=True)
+        for room, working, groups in ranks:
             if not groups:
                 continue
-            options = fit([group for _, _, group in groups], float(room))
+            options = fit([group for _, _, group in groups], room, working)
             for (number, kind, _), own in zip(groups, options, strict=True):
                 # A stage with two holders fits on both: by the leaner choice.
                 chosen[number, kind] = min(
@@ -176,14 +189,16 @@ class _Stages:
         )
         return replace(self._layout, stages=stages)
 
-    def _menu(self, stage: Stage, block: Block) -> tuple[Option, ...]:
+    def _menu(self, stage: Stage, block: Block, neighbours: int) -> tuple[Option, ...]:
         plan = next(
             plan
             for name, plan in zip(stage.layers, stage.plans, strict=True)
             if self.job.graph.layer_blocks[name] is block
         )
         layout, where = self._layout, self.on.running(self._layout.gpus)
-        key = (block.name, plan.sharding, plan.modules)
+        if plan.zero == 3:  # whose parameters each run would gather once more
+            neighbours = 1
+        key = (block.name, plan.sharding, plan.modules, neighbours)
         if key not in self._menus:
             degrees = self._degrees(stage, plan)
             self._menus[key] = menu(
@@ -193,6 +208,7 @@ class _Stages:
                 where,
                 offload=self.offload,
                 words=self.words,
+                neighbours=neighbours,
             )
         return self._menus[key]
 
@@ -219,6 +235,14 @@ def _kept_bytes(options: Sequence[Option]) -> float:
     return sum(one.saved_bytes for one in options)
 
 
+def _retentions(chosen: Sequence[Option]) -> Iterator[Retention]:
+    """What each layer does; of joined neighbours the first keeps its input."""
+    for option, group in groupby(chosen):
+        for place, _ in enumerate(group):
+            inside = option.inside if place % option.joined else None
+            yield inside or option.retention
+
+
 def _replanned(
     stage: Stage,
     chosen: dict[str, Sequence[Option]],
@@ -227,12 +251,11 @@ def _replanned(
 ) -> Stage:
     """*stage* with the options *chosen* for each kind of its numbered layers, in order;
     equal plans are one object."""
-    left = {kind: iter(own) for kind, own in chosen.items()}
+    left = {kind: iter(_retentions(own)) for kind, own in chosen.items()}
     found = []
     for name, plan in zip(stage.layers, stage.plans, strict=True):
         if name.isdigit():
-            option = next(left[kinds[name]])
-            plan = replace(plan, retention=option.retention)
+            plan = replace(plan, retention=next(left[kinds[name]]))
             plan = plans.setdefault(plan, plan)
         found.append(plan)
     return replace(stage, plans=tuple(found))

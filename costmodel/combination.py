@@ -27,6 +27,9 @@ SEGMENTS = "segments"
 NOWHERE = frozenset(("none",))
 AWAY = {"cpu": "offloaded", "nvme": "on disk"}  # by tier
 IN_PART = "in part"
+BY_NAME = "by name"
+# Of a layer, but for parts and bits that nobody chooses unasked.
+TREATMENTS = ("none", "selective", BY_NAME, "full", SEGMENTS, *AWAY.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +136,7 @@ def treatment(retention: Retention) -> str:
     if EVERYTHING in again and again - {CORE, EVERYTHING}:
         return SEGMENTS
     if again - {CORE, EVERYTHING}:
-        return "by name"
+        return BY_NAME
     return "full" if EVERYTHING in again else "selective"
 
 
@@ -150,7 +153,7 @@ def _chosen(choice: Uniform, job: Job) -> str:
     if name == "sqrt":
         return SEGMENTS if _redone(choice, job) > 1 else "full"
     found = {treatment(again) for again in body_presets(name, job.graph).values()}
-    return min(found, key=(IN_PART, "by name", "full", "selective", "none").index)
+    return min(found, key=(IN_PART, BY_NAME, "full", "selective", "none").index)
 
 
 def _redone(choice: Uniform, job: Job) -> int:

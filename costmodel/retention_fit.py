@@ -5,7 +5,9 @@
 
 Layers of a group are alike, so that a choice is how many take which option. One group
 alone takes two options at most, and all pairs and counts are looked at: so no preset,
-in all layers or in the first K, is faster in the same room. Several groups (kinds of
+in all layers or in the first K, is faster in the same room. Its layers may be joined,
+too: made again together, from one kept input (rotor's chain, in a layout's words). Of
+several groups none are. Several groups (kinds of
 layers, chunks of an interleaved rank) go by the best ratio: layer by layer the step of
 a convex hull that frees the most bytes a second, under each cap on the working set;
 what that leaves is at most one layer's step.
@@ -14,6 +16,7 @@ what that leaves is at most one layer's step.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,8 +40,12 @@ class Group:
     options: tuple[Option, ...]  # as `menu` gives them
 
 
-def fit(groups: Sequence[Group], room_bytes: float) -> list[Chosen]:
+def fit(
+    groups: Sequence[Group], room_bytes: float, floor_bytes: float = 0.0
+) -> list[Chosen]:
     """The options of every group's layers; the leanest ones where nothing fits.
+
+    *floor_bytes* are the working set of what else the rank has (its head, say).
 
     >>> from costmodel.retention import KEEP_ALL, recompute
     >>> keep = Option(retention=KEEP_ALL, recompute_s=0, saved_bytes=9, working_bytes=1)
@@ -49,10 +56,10 @@ def fit(groups: Sequence[Group], room_bytes: float) -> list[Chosen]:
     [3, 3, 0, 0]
     """
     if len(groups) == 1:
-        return [_alone(groups[0], room_bytes)]
+        return [_alone(groups[0], room_bytes, floor_bytes)]
     stack = _Stack.of(groups)
     caps = sorted({one.working_bytes for menu in stack.menus for one in menu})
-    tried = (_together(stack, room_bytes, cap) for cap in caps)
+    tried = (_together(stack, room_bytes, cap, floor_bytes) for cap in caps)
     found = [one for one in tried if one is not None]
     fitting = [one for one in found if one.needed_bytes <= room_bytes]
     if fitting:
@@ -62,30 +69,50 @@ def fit(groups: Sequence[Group], room_bytes: float) -> list[Chosen]:
 
 def needed_bytes(groups: Sequence[Group], chosen: Sequence[Chosen]) -> float:
     """What *chosen* keeps at the peak, with the largest working set."""
+    runs = [Counter(options).items() for options in chosen]
     held = sum(
-        group.weight * sum(one.saved_bytes for one in options)
-        for group, options in zip(groups, chosen, strict=True)
+        group.weight * sum(one.held_bytes(layers) for one, layers in own)
+        for group, own in zip(groups, runs, strict=True)
     )
-    return held + max(one.working_bytes for options in chosen for one in options)
+    return held + max(one.needs_bytes(layers) for own in runs for one, layers in own)
 
 
-def _alone(group: Group, room_bytes: float) -> Chosen:
-    lean, rich, count, seconds, held, working = _mixes(group.count, group.options)
-    needed = group.weight * held + working
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixes:
+    """All pairs of options with all counts, a row each: `count` layers take option
+    `lean`, the others `rich`; seconds, bytes kept, the working set, and the most that
+    one layer keeps."""
+
+    lean: Array
+    rich: Array
+    count: Array
+    seconds: Array
+    held_bytes: Array
+    working_bytes: Array
+    widest_bytes: Array
+
+    def chosen(self, row: int, group: Group) -> Chosen:
+        """The options of *group*'s layers in a row."""
+        taken = int(self.count[row])
+        first = group.options[self.lean[row]]
+        rest = group.options[self.rich[row]]
+        return (first,) * taken + (rest,) * (group.count - taken)
+
+
+def _alone(group: Group, room_bytes: float, floor_bytes: float) -> Chosen:
+    ways = mixes(group.count, group.options)
+    working = np.maximum(ways.working_bytes, floor_bytes)
+    needed = group.weight * ways.held_bytes + working
     fits = needed <= room_bytes
-    row = int(np.lexsort((needed, np.where(fits, seconds, np.inf)))[0])
+    row = int(np.lexsort((needed, np.where(fits, ways.seconds, np.inf)))[0])
     if not fits.any():
         row = int(np.argmin(needed))
-    first, rest = group.options[lean[row]], group.options[rich[row]]
-    taken = int(count[row])
-    return (first,) * taken + (rest,) * (group.count - taken)
+    return ways.chosen(row, group)
 
 
 @lru_cache(maxsize=256)
-def _mixes(layers: int, options: tuple[Option, ...]) -> tuple[Array, ...]:
-    """All pairs of options with all counts: the two, how many layers take the first,
-    seconds, bytes kept, and the working set."""
-    seconds, held, working = _columns(options)
+def mixes(layers: int, options: tuple[Option, ...]) -> Mixes:
+    """What so many layers alike may do with two of *options* at most."""
     each = np.arange(len(options))
     lean, rich, count = (
         axis.ravel()
@@ -93,13 +120,21 @@ def _mixes(layers: int, options: tuple[Option, ...]) -> tuple[Array, ...]:
     )
     wanted = (lean > rich) | ((lean == rich) & (count == layers))
     lean, rich, count = lean[wanted], rich[wanted], count[wanted]
+    counts = np.arange(layers + 1)
+    seconds, held, working = (
+        np.array([[of(one, n) for n in counts] for one in options], dtype=float)
+        for of in (Option.seconds, Option.held_bytes, Option.needs_bytes)
+    )
+    saved = np.array([one.saved_bytes for one in options], dtype=float)
     others = layers - count
-    both = np.maximum(working[lean], np.where(others > 0, working[rich], 0.0))
-    return (
-        *(lean, rich, count),
-        count * seconds[lean] + others * seconds[rich],
-        count * held[lean] + others * held[rich],
-        both,
+    return Mixes(
+        lean=lean,
+        rich=rich,
+        count=count,
+        seconds=seconds[lean, count] + seconds[rich, others],
+        held_bytes=held[lean, count] + held[rich, others],
+        working_bytes=np.maximum(working[lean, count], working[rich, others]),
+        widest_bytes=np.maximum(saved[lean], np.where(others > 0, saved[rich], 0.0)),
     )
 
 
@@ -148,7 +183,9 @@ class _Mix:
         return found
 
 
-def _together(stack: _Stack, room_bytes: float, cap: float) -> _Mix | None:
+def _together(
+    stack: _Stack, room_bytes: float, cap: float, floor_bytes: float
+) -> _Mix | None:
     """By the best ratio, with no working set above *cap*; None where some layer's
     smallest one is."""
     hulls = tuple(_hull(menu, _own_cap(menu, cap)) for menu in stack.menus)
@@ -164,7 +201,8 @@ def _together(stack: _Stack, room_bytes: float, cap: float) -> _Mix | None:
     ratio = (seconds[kind, step + 1] - seconds[kind, step]) / bytes_each
     order = np.lexsort((step, place, ratio / np.maximum(weight[place], 1e-9)))
     place, freed = place[order], (weight[place] * bytes_each)[order]
-    over = float((weight * count * held[menu, 0]).sum()) + cap - room_bytes
+    over = float((weight * count * held[menu, 0]).sum())
+    over += max(cap, floor_bytes) - room_bytes
     sums = np.cumsum(freed * count[place])
     whole = int(np.searchsorted(sums, over)) if over > 0 else 0
     level = np.bincount(place[:whole], minlength=len(menu))
@@ -188,7 +226,7 @@ def _together(stack: _Stack, room_bytes: float, cap: float) -> _Mix | None:
         last=last,
         moved=moved,
         seconds=float(taken.sum()),
-        needed_bytes=float(needed.sum() + largest.max()),
+        needed_bytes=float(needed.sum() + max(largest.max(), floor_bytes)),
     )
 
 
@@ -204,12 +242,12 @@ def _padded(hulls: tuple[tuple[Option, ...], ...]) -> tuple[Array, Array, Array]
 
 @lru_cache(maxsize=1024)
 def _hull(options: tuple[Option, ...], cap: float) -> tuple[Option, ...]:
-    """Options on the lower convex hull of seconds over bytes, the fastest first, of
-    those whose working set is not above *cap*."""
+    """Options of single layers on the lower convex hull of seconds over bytes, the
+    fastest first, of those whose working set is not above *cap*."""
     hull: list[Option] = []
     ratios: list[float] = []  # seconds for each byte that is freed on the way to each
     for one in options:
-        if one.working_bytes > cap:
+        if one.working_bytes > cap or one.joined > 1:
             continue
         ratio = _ratio(hull[-1], one) if hull else 0.0
         while len(hull) > 1 and ratios[-1] >= ratio:

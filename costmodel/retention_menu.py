@@ -4,6 +4,8 @@
     a set is closed      when each input is kept, made again, or the layer's own input
     a menu               the closed sets, and the presets, of which none is better in
                          seconds and in bytes
+    joined               neighbours made again together, from one kept input (rotor's
+                         checkpoint, as far as a layout can say it: `segments`)
 
 The cheap-op rule of Yuan et al. (ATC 2024, section 3.1) is what comes out of it for a
 gated decoder: norms and the activation function free the most bytes a second.
@@ -12,17 +14,19 @@ gated decoder: norms and the activation function free the most bytes a second.
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import isqrt
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.atoms import Whole, kept_bytes, run_again
-from costmodel.combination import treatment
+from costmodel.combination import SEGMENTS, treatment
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload, offloaded
 from costmodel.retention import CORE, PRESETS, Retention, preset, recompute
+from costmodel.segments import inner
 from costmodel.software import Software
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
@@ -37,13 +41,37 @@ class Option:
     """One layer's retention, and its price for one micro-batch; equal to itself alone.
 
     `saved_bytes` stay from forward to backward, `working_bytes` live inside the
-    backward pass, what is made again among them.
+    backward pass, what is made again among them. Of `joined` neighbours one has all of
+    that; the others have the retention `inside`, run again in `inside_s`, keep nothing
+    and add `inside_bytes` to what lives inside the backward pass.
     """
 
     retention: Retention
     recompute_s: float
     saved_bytes: float
     working_bytes: float
+    joined: int = 1
+    inside: Retention | None = None
+    inside_s: float = 0.0
+    inside_bytes: float = 0.0
+
+    def runs(self, layers: int) -> int:
+        """How many of so many neighbours keep what one keeps."""
+        return -(-layers // self.joined)
+
+    def seconds(self, layers: int) -> float:
+        """Of so many neighbours with this option."""
+        first = self.runs(layers)
+        return first * self.recompute_s + (layers - first) * self.inside_s
+
+    def held_bytes(self, layers: int) -> float:
+        """What so many neighbours keep from forward to backward."""
+        return self.runs(layers) * self.saved_bytes
+
+    def needs_bytes(self, layers: int) -> float:
+        """The working set of the backward of so many neighbours."""
+        more = min(self.joined, layers) - 1
+        return self.working_bytes + more * self.inside_bytes if layers else 0.0
 
 
 def menu(
@@ -54,12 +82,13 @@ def menu(
     *,
     offload: Offload = NOTHING,
     words: Set[str] | None = None,
+    neighbours: int = 1,
 ) -> tuple[Option, ...]:
     """Options for a layer, the fastest first; the first keeps everything.
 
     *words* are the treatments (`costmodel.combination.treatment`) that are allowed,
     all of them if None. An option that another one beats in seconds and in bytes kept
-    is left out.
+    is left out. Of so many *neighbours* alike, some may be joined: those come last.
     """
     found: dict[frozenset[str], Retention] = {}
     for name in PRESETS:
@@ -74,7 +103,22 @@ def menu(
         for one in found.values()
         if words is None or treatment(one) in words
     ]
-    return _undominated(options)
+    alone = _undominated(options)
+    if words is not None and SEGMENTS not in words:
+        return alone
+    full = offloaded(preset("full", block), block, offload)
+    return (*alone, *layer.joined(full, neighbours))
+
+
+def lengths(neighbours: int) -> list[int]:
+    """How many of so many *neighbours* to join: the shortest runs that leave as many
+    inputs kept, and all up to √n.
+
+    >>> lengths(10)
+    [2, 3, 4, 5, 10]
+    """
+    whole = {-(-neighbours // runs) for runs in range(1, neighbours)}
+    return sorted(whole.union(range(2, min(isqrt(neighbours) + 2, neighbours + 1))))
 
 
 def remade(operator: Operator) -> frozenset[str]:
@@ -182,6 +226,21 @@ class _Layer:
             saved_bytes=_number(saved),
             working_bytes=self.widest_bytes + _number(dropped),
         )
+
+    def joined(self, full: Retention, neighbours: int) -> Iterator[Option]:
+        """Runs of layers made again together, the first of each by *full*."""
+        if self.block.entry is None or neighbours < 2:
+            return
+        first, rest = self.option(full), inner(self.block)
+        after = self.option(rest)
+        for layers in lengths(neighbours):
+            yield replace(
+                first,
+                joined=layers,
+                inside=rest,
+                inside_s=after.recompute_s,
+                inside_bytes=after.working_bytes - self.widest_bytes,
+            )
 
 
 def _undominated(options: list[Option]) -> tuple[Option, ...]:

@@ -28,6 +28,7 @@ from profiles.job import Job
 
 TABLE = Path(__file__).parent / "data" / "support.json"
 LOCAL = "local"  # the cluster that a profile was taken on
+Asked = Uniform | Layout | Combination
 Values = Mapping[str, tuple[str, ...]]  # fact → the values that it may have
 
 
@@ -92,7 +93,7 @@ def rows() -> tuple[tuple[Mechanism, Row], ...]:
     return tuple((one, row) for one in mechanisms() for row in one.rows)
 
 
-def support(asked: Uniform | Layout, job: Job) -> list[Verdict]:
+def support(asked: Asked, job: Job) -> list[Verdict]:
     """One verdict for each mechanism that *asked* uses.
 
     Raises UnknownName or InvalidSpec for names that no catalogue holds.
@@ -101,7 +102,7 @@ def support(asked: Uniform | Layout, job: Job) -> list[Verdict]:
     return [_verdict(one, found) for one in mechanisms() if not _unused(one, found)]
 
 
-def refusals(asked: Uniform | Layout, job: Job) -> list[str]:
+def refusals(asked: Asked, job: Job) -> list[str]:
     """Why `execute` would refuse *asked*, a sentence each; nothing if it would not.
 
     >>> from profiles.models.catalog import model
@@ -147,7 +148,9 @@ def default_precisions(cluster: Cluster) -> tuple[str, ...]:
     return tuple(name for name in known if name != "fp16" or not is_local(cluster))
 
 
-def _combination(asked: Uniform | Layout, job: Job) -> Combination:
+def _combination(asked: Asked, job: Job) -> Combination:
+    if isinstance(asked, Combination):
+        return asked
     if isinstance(asked, Layout):
         return Combination.of_layout(asked)
     return Combination.of_choice(asked, job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
 from hypothesis import given
@@ -36,6 +38,20 @@ def menus(draw: st.DrawFn) -> tuple[Option, ...]:
 
 
 @st.composite
+def joining_menus(draw: st.DrawFn) -> tuple[Option, ...]:
+    """Menus whose leanest option may be joined."""
+    single = draw(menus())
+    last = single[-1]
+    joined = replace(
+        last,
+        inside=recompute("*"),
+        inside_s=last.recompute_s + draw(st.integers(0, 2)),
+        inside_bytes=draw(st.integers(0, 10)),
+    )
+    return (*single, replace(joined, joined=2), replace(joined, joined=3))
+
+
+@st.composite
 def groups(draw: st.DrawFn, most: int) -> list[Group]:
     return [
         Group(
@@ -45,6 +61,53 @@ def groups(draw: st.DrawFn, most: int) -> list[Group]:
         )
         for _ in range(draw(st.integers(1, most)))
     ]
+
+
+def all_runs(group: Group) -> list[Chosen]:
+    """Every way in which layers take two options at most, the leaner ones first."""
+    places = range(len(group.options))
+    return [
+        (group.options[lean],) * count + (group.options[rich],) * (group.count - count)
+        for lean in places
+        for rich in places[: lean + 1]
+        for count in range(1, group.count + 1)
+    ]
+
+
+@given(joining_menus(), st.integers(1, 7), st.integers(1, 4), st.integers(0, 300))
+def test_layers_alike_are_joined_where_that_is_best(
+    options: tuple[Option, ...], count: int, weight: int, room: int
+) -> None:
+    asked = Group(count=count, weight=weight, options=options)
+    found, ways = fit([asked], room), all_runs(asked)
+    fitting = [way for way in ways if needed_bytes([asked], [way]) <= room]
+    if not fitting:
+        least = min(needed_bytes([asked], [way]) for way in ways)
+        assert needed_bytes([asked], found) == least
+        return
+    assert needed_bytes([asked], found) <= room
+    assert in_all(found[0]) == min(map(in_all, fitting))
+
+
+def test_joined_layers_keep_one_input_and_are_there_at_once() -> None:
+    one = Option(
+        retention=recompute("*"),
+        recompute_s=3.0,
+        saved_bytes=2.0,
+        working_bytes=10.0,
+        joined=3,
+        inside=recompute("*", "in"),
+        inside_s=4.0,
+        inside_bytes=7.0,
+    )
+    assert [one.runs(layers) for layers in (1, 3, 4, 7)] == [1, 1, 2, 3]
+    assert one.seconds(7) == 3 * 3.0 + 4 * 4.0
+    assert one.held_bytes(7) == 6.0
+    assert [one.needs_bytes(layers) for layers in (0, 1, 2, 7)] == [0, 10, 17, 24]
+
+
+def in_all(options: Chosen) -> float:
+    return sum(one.seconds(layers) for one, layers in Counter(options).items())
 
 
 def seconds(chosen: list[Chosen]) -> float:

@@ -11,7 +11,7 @@ from costmodel.atoms import block_prices
 from costmodel.machine import machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.retention import CORE, EVERYTHING, PRESETS, preset
-from costmodel.retention_menu import Option, menu, remade
+from costmodel.retention_menu import Option, lengths, menu, remade
 from costmodel.sharding import Degrees, entry_bytes
 from profiles.catalog import cluster
 from profiles.graph import Block
@@ -25,7 +25,10 @@ POLICY = precision("bf16")
 
 @cache
 def options(
-    name: str, offload: Offload = NOTHING, words: frozenset[str] | None = None
+    name: str,
+    offload: Offload = NOTHING,
+    words: frozenset[str] | None = None,
+    neighbours: int = 1,
 ) -> tuple[Block, tuple[Option, ...]]:
     found = model(name)
     job = Job(model=name, spec=found.spec, seq_len=found.seq_len, global_batch=64)
@@ -44,6 +47,7 @@ def options(
         ON,
         offload=offload,
         words=words,
+        neighbours=neighbours,
     )
 
 
@@ -117,3 +121,32 @@ def test_what_is_offloaded_is_not_kept() -> None:
     _, away = options("gpt-13b", Offload(activations=0.5))
     assert away[0].saved_bytes == pytest.approx(here[0].saved_bytes / 2)
     assert away[-1].saved_bytes == pytest.approx(here[-1].saved_bytes / 2)
+
+
+def test_neighbours_may_be_joined_where_that_is_allowed() -> None:
+    block, alone = options("gpt-13b")
+    _, found = options("gpt-13b", neighbours=10)
+    runs = found[len(alone) :]
+    assert [one.joined for one in runs] == lengths(10) == [2, 3, 4, 5, 10]
+    full = alone[-1]
+    assert block.entry is not None
+    for one in runs:
+        assert (one.recompute_s, one.saved_bytes) == (
+            full.recompute_s,
+            full.saved_bytes,
+        )
+        assert one.inside is not None
+        assert one.inside.recomputed == {EVERYTHING, block.entry.name}
+        assert one.inside_s >= one.recompute_s
+        assert one.inside_bytes == pytest.approx(alone[0].saved_bytes)
+    words = frozenset(("none", "full"))
+    assert all(one.joined == 1 for one in options("gpt-13b", NOTHING, words, 10)[1])
+
+
+@pytest.mark.parametrize("layers", [2, 7, 10, 40, 126])
+def test_the_shortest_run_for_each_number_of_inputs_is_there(layers: int) -> None:
+    runs = lengths(layers)
+    assert {-(-layers // one) for one in runs} == {
+        -(-layers // one) for one in range(2, layers + 1)
+    }
+    assert len(runs) <= 2 * layers**0.5 + 2

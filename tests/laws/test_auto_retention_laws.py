@@ -19,7 +19,7 @@ from profiles.models.catalog import model
 CLUSTER = cluster("dgx-a100-80gb")
 JOB = Job(model="gpt-13b", spec=model("gpt-13b").spec, seq_len=2048, global_batch=64)
 ON = machine(CLUSTER)
-BY_LAYER = ("none", "selective", "cheap-ops", "full")  # sqrt joins layers
+PRESETS = ("none", "selective", "cheap-ops", "full", "sqrt")
 NEARLY = 1 + 1e-9
 
 
@@ -49,13 +49,14 @@ def priced(choice: Uniform) -> Estimate:
 @settings(max_examples=25)
 @given(
     choice=choices(),
-    name=st.sampled_from(BY_LAYER),
+    name=st.sampled_from(PRESETS),
     layers=st.sampled_from((None, 1, 3)),
     share=st.floats(0, 1),
 )
 def test_auto_is_never_slower_than_a_preset_that_fits(
     choice: Uniform, name: str, layers: int | None, share: float
 ) -> None:
+    assume(name != "sqrt" or choice.zero < 3)  # joined layers would gather once more
     kept = priced(choice)
     other = priced(replace(choice, recompute=name, recompute_layers=layers))
     spare = max(kept.peak_memory_bytes - other.peak_memory_bytes, 0.0)

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from costmodel.auto_retention import AUTO
+from costmodel.auto_retention import AUTO, executed
 from costmodel.combination import treatment
 from costmodel.pins import Pins
 from costmodel.support import refusals
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, spell_out
 from planner.branch_and_bound import BranchAndBound
 from planner.document import bound_document
 from planner.plan import refined, solve
@@ -113,9 +113,21 @@ def test_on_this_machine_only_what_is_executed_is_chosen() -> None:
         for stage in found.estimate.layout.stages
         for plan in stage.plans
     }
-    assert words <= {"none", "selective", "full", "by name"}
+    assert words <= {"none", "selective", "full", "by name", "segments"}
     assert len(words) > 1
     assert not refusals(found.estimate.layout, posed.job)
+
+
+def test_what_is_carried_out_hangs_on_the_model_and_on_zero() -> None:
+    words = {}
+    for name, zero in [("gpt-13b", 1), ("gpt-13b", 3), ("mixtral-8x7b", 1)]:
+        posed = problem(name, 2, global_batch=2)
+        choice = Uniform(dp=2, zero=zero, zero_group=2)
+        plain = spell_out(choice, posed.job.graph, posed.job.global_batch)
+        words[name, zero] = executed(plain, posed.job)
+    assert words["gpt-13b", 1] >= {"none", "full", "by name", "segments"}
+    assert words["gpt-13b", 1] - words["gpt-13b", 3] == {"segments"}
+    assert words["mixtral-8x7b", 1] == {"none", "selective", "full"}
 
 
 def test_auto_frees_the_search_of_presets() -> None:
