@@ -1,7 +1,7 @@
 """`--recompute auto`: on every stage as little is made again as its memory asks for.
 
     the layout that keeps everything is simulated: in flight at the peak, bytes over
-    each pipeline rank's layers take the cheapest options that fit   → retention_fit
+    each pipeline rank's layers take the cheapest options that fit   → stage_retention
     the result is simulated; where a peak has moved the room is narrowed, and again
 
 Stages differ: the first of 1F1B holds pp micro-batches, the last one. What a stage
@@ -10,37 +10,29 @@ takes does not change what others may; a shorter pass never makes a step longer.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import groupby
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import block_prices
-from costmodel.combination import TREATMENTS, Combination
+from costmodel.combination import AWAY, TREATMENTS, Combination
 from costmodel.estimate import Estimate, estimate
 from costmodel.known import Known
-from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.layout import Layout
 from costmodel.machine import Machine
-from costmodel.memory import FRAGMENTATION, pipeline_buffers
-from costmodel.mesh_parallel import place_of
-from costmodel.offload import Offload
-from costmodel.retention import Retention
-from costmodel.retention_fit import Group, fit
-from costmodel.retention_menu import Option, menu
-from costmodel.sharding import Degrees, entry_bytes
+from costmodel.memory import FRAGMENTATION
+from costmodel.stage_retention import Stages
 from costmodel.support import refusals
 from costmodel.uncertainty import spread_of
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction
-from profiles.graph import Block
 from profiles.job import Job
 
 Array = NDArray[Any]
+Way = Callable[[Array], Layout]  # from the room of each rank
 AUTO: Final = "auto"
 PROBABILITY: Final = 0.95  # with which it is to fit, unless a limit is given
 ROUNDS: Final = 8  # how often the room is narrowed
@@ -62,13 +54,20 @@ def spelled_out(
 
 
 def fitted(
-    choice: Uniform, job: Job, on: Machine, limit_bytes: float, *, executable: bool
+    choice: Uniform,
+    job: Job,
+    on: Machine,
+    limit_bytes: float,
+    *,
+    executable: bool,
+    leaves_to: str | None = None,
 ) -> Estimate:
     """*choice* with the cheapest retention by stage that stays under *limit_bytes*,
     as simulated; with the leanest one where none does.
 
     *executable* leaves out what the runtime does not carry out. *choice*'s offloading
-    of activations stays as it is.
+    of activations stays as it is, unless they are free to leave to the tier
+    *leaves_to*: then each stage has a share of its own away, if that is faster.
     """
     if choice.recompute_layers is not None:
         raise Contradiction(
@@ -82,11 +81,25 @@ def fitted(
     if found.peak_memory_bytes <= limit_bytes:
         return found
     words = executed(plain, job) if executable else None
-    stages = _Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
+    stages = Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
+    ways: list[Way] = [stages.made_again]
+    if leaves_to is not None and (words is None or AWAY[leaves_to] in words):
+        ways.append(partial(stages.made_again_or_away, tier=leaves_to))
+    results = [_narrowed(stages, way, limit_bytes, known) for way in ways]
+    fits = [one for one in results if one.peak_memory_bytes <= limit_bytes]
+    if fits:
+        return min(fits, key=lambda one: one.step_time_s)
+    return min(results, key=lambda one: one.peak_memory_bytes)
+
+
+def _narrowed(stages: Stages, way: Way, limit_bytes: float, known: Known) -> Estimate:
+    """The layout that *way* makes of the room of each rank, narrowed until it fits."""
     rooms = stages.rooms(limit_bytes)
     seen = []
     for turn in range(ROUNDS):
-        found = estimate(job, on.cluster, stages.layout(rooms), on=on, known=known)
+        found = estimate(
+            stages.job, stages.on.cluster, way(rooms), on=stages.on, known=known
+        )
         seen.append(found)
         over = np.array([float(item.total) for item in found.memory]) - limit_bytes
         if over.max() <= 0:
@@ -104,158 +117,3 @@ def executed(plain: Layout, job: Job) -> frozenset[str]:
     return frozenset(
         word for word, one in asked.items() if known.issuperset(refusals(one, job))
     )
-
-
-@dataclass(kw_only=True)
-class _Stages:
-    """A layout that keeps everything, as simulated, and what its layers may do."""
-
-    kept: Estimate
-    job: Job
-    on: Machine
-    offload: Offload
-    words: Set[str] | None
-    _menus: dict[object, tuple[Option, ...]] = field(default_factory=dict)
-
-    @property
-    def _layout(self) -> Layout:
-        return self.kept.layout
-
-    @cached_property
-    def _groups(self) -> list[list[tuple[int, str, Group]]]:
-        """By pipeline rank: the stage and the kind of its layers, and the group."""
-        layout, blocks = self._layout, self.job.graph.layer_blocks
-        flying = self.kept.timeline.in_flight_at_peak()
-        copies = float(pipeline_buffers(self.on, layout.pp))
-        found: list[list[tuple[int, str, Group]]] = [[] for _ in range(layout.pp)]
-        for number, stage in enumerate(layout.stages):
-            names = [name for name in stage.layers if name.isdigit()]
-            kinds = Counter(blocks[name].name for name in names)
-            for kind, count in kinds.items():
-                together = count if len(kinds) == 1 else 1
-                options = self._menu(stage, self.job.graph.block(kind), together)
-                for rank in stage.held_by:
-                    weight = copies * float(flying[rank, number])
-                    group = Group(count=count, weight=weight, options=options)
-                    found[rank].append((number, kind, group))
-        return found
-
-    @cached_property
-    def _working(self) -> Array:
-        """The working set of each rank at its peak: a layer's, or what else it has."""
-        timeline = self.kept.timeline
-        at_peak = timeline.peak_bytes - timeline.held_at_peak()
-        least = [
-            max((group.options[0].working_bytes for _, _, group in groups), default=0.0)
-            for groups in self._groups
-        ]
-        return np.maximum(at_peak, least)
-
-    def rooms(self, limit_bytes: float) -> Array:
-        """Bytes for kept tensors and the working set of each rank's layers."""
-        rooms = []
-        for memory, groups in zip(self.kept.memory, self._groups, strict=True):
-            here = sum(
-                group.weight * group.count * group.options[0].saved_bytes
-                for _, _, group in groups
-            )
-            over = (float(memory.total) - limit_bytes) / (1 + FRAGMENTATION)
-            rooms.append(here - over)
-        return np.array(rooms) + self._working
-
-    def layout(self, rooms: Array) -> Layout:
-        """The layout whose ranks take what fits in *rooms*."""
-        chosen: dict[tuple[int, str], tuple[Option, ...]] = {}
-        ranks = zip(rooms.tolist(), self._working.tolist(), self._groups, strict=True)
-        for room, working, groups in ranks:
-            if not groups:
-                continue
-            options = fit([group for _, _, group in groups], room, working)
-            for (number, kind, _), own in zip(groups, options, strict=True):
-                # A stage with two holders fits on both: by the leaner choice.
-                chosen[number, kind] = min(
-                    (own, chosen.get((number, kind), own)), key=_kept_bytes
-                )
-        blocks = self.job.graph.layer_blocks
-        plans: dict[LayerPlan, LayerPlan] = {}
-        stages = tuple(
-            _replanned(
-                stage,
-                {kind: own for (at, kind), own in chosen.items() if at == number},
-                {name: blocks[name].name for name in stage.layers},
-                plans,
-            )
-            for number, stage in enumerate(self._layout.stages)
-        )
-        return replace(self._layout, stages=stages)
-
-    def _menu(self, stage: Stage, block: Block, neighbours: int) -> tuple[Option, ...]:
-        plan = next(
-            plan
-            for name, plan in zip(stage.layers, stage.plans, strict=True)
-            if self.job.graph.layer_blocks[name] is block
-        )
-        layout, where = self._layout, self.on.running(self._layout.gpus)
-        if plan.zero == 3:  # whose parameters each run would gather once more
-            neighbours = 1
-        key = (block.name, plan.sharding, plan.modules, neighbours)
-        if key not in self._menus:
-            degrees = self._degrees(stage, plan)
-            self._menus[key] = menu(
-                block,
-                block_prices(block, degrees, layout.precision, where),
-                entry_bytes(block, degrees, layout.precision),
-                where,
-                offload=self.offload,
-                words=self.words,
-                neighbours=neighbours,
-            )
-        return self._menus[key]
-
-    def _degrees(self, stage: Stage, plan: LayerPlan) -> Degrees:
-        layout, mesh = self._layout, stage.mesh
-        place = place_of(mesh, layout.micro_batch(stage))
-        tp, cp, micro_batch, ep, etp = map(np.asarray, place)
-        return Degrees(
-            tp=tp,
-            cp=cp,
-            micro_batch=micro_batch,
-            seq_len=self.job.seq_len,
-            sequence_parallel=plan.sharding == "megatron-sp",
-            cp_kind=layout.cp_kind,
-            flash_attention=layout.flash_attention,
-            ep=ep,
-            etp=etp,
-            imbalance=self.on.imbalance,
-            modules=plan.modules,
-        )
-
-
-def _kept_bytes(options: Sequence[Option]) -> float:
-    return sum(one.saved_bytes for one in options)
-
-
-def _retentions(chosen: Sequence[Option]) -> Iterator[Retention]:
-    """What each layer does; of joined neighbours the first keeps its input."""
-    for option, group in groupby(chosen):
-        for place, _ in enumerate(group):
-            inside = option.inside if place % option.joined else None
-            yield inside or option.retention
-
-
-def _replanned(
-    stage: Stage,
-    chosen: dict[str, Sequence[Option]],
-    kinds: dict[str, str],
-    plans: dict[LayerPlan, LayerPlan],
-) -> Stage:
-    """*stage* with the options *chosen* for each kind of its numbered layers, in order;
-    equal plans are one object."""
-    left = {kind: iter(_retentions(own)) for kind, own in chosen.items()}
-    found = []
-    for name, plan in zip(stage.layers, stage.plans, strict=True):
-        if name.isdigit():
-            plan = replace(plan, retention=next(left[kinds[name]]))
-            plan = plans.setdefault(plan, plan)
-        found.append(plan)
-    return replace(stage, plans=tuple(found))

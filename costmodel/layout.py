@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from costmodel.offload import NOTHING, Offload
 from costmodel.ranges import Ranges
-from costmodel.retention import Retention
+from costmodel.retention import Action, Retention
 from profiles.errors import InvalidSpec
 from profiles.precision import Precision, precision
 
@@ -208,6 +208,13 @@ class Layout:
                 "priced; choose one of them"
             )
         return replace(self.offload, tier=tiers.pop()) if tiers else self.offload
+
+    @cached_property
+    def away_share(self) -> float:
+        """The largest share of any saved tensor that is offloaded."""
+        treated = (one for p in self.plans for one in p.retention.tensors.values())
+        shares = (one.ratio for one in treated if one.action is Action.OFFLOAD)
+        return max(shares, default=0.0)
 
     def micro_batch(self, stage: Stage) -> int:
         """Sequences that one data-parallel rank of *stage* has in a micro-batch."""

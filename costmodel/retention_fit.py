@@ -120,12 +120,11 @@ def mixes(layers: int, options: tuple[Option, ...]) -> Mixes:
     )
     wanted = (lean > rich) | ((lean == rich) & (count == layers))
     lean, rich, count = lean[wanted], rich[wanted], count[wanted]
-    counts = np.arange(layers + 1)
     seconds, held, working = (
-        np.array([[of(one, n) for n in counts] for one in options], dtype=float)
+        np.array([[of(one, taken) for taken in range(layers + 1)] for one in options])
         for of in (Option.seconds, Option.held_bytes, Option.needs_bytes)
     )
-    saved = np.array([one.saved_bytes for one in options], dtype=float)
+    saved = np.array([one.saved_bytes for one in options])
     others = layers - count
     return Mixes(
         lean=lean,

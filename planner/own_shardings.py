@@ -118,7 +118,7 @@ def _leaner(problem: Problem, best: Candidate) -> Iterator[Uniform]:
     if pins.micro_batch or pins.micro_batches or isinstance(best, Staged):
         return
     if choice.recompute == AUTO:
-        choice = replace(choice, recompute="none")
+        choice = replace(choice, recompute="none", offload=choice.offload.of_states)
     for halvings in range(1, LEANER + 1):
         size, odd = divmod(choice.micro_batch, 2**halvings)
         if odd:

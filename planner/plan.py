@@ -170,17 +170,7 @@ def refined(
     limit = inf if time_limit_s is None else time_limit_s
     left = max(limit - solution.seconds, 0.0)
     found = polished(
-        _as_found(problem, solution),
-        solution,
-        Limits(time_limit_s=left, runners_up=runners_up),
+        problem, solution, Limits(time_limit_s=left, runners_up=runners_up)
     )
     check(problem, found)
     return found
-
-
-def _as_found(problem: Problem, solution: Solution) -> Problem:
-    """*problem* with what the best candidate offloads, where that was free."""
-    if problem.offloads_to is None or solution.best is None:
-        return problem
-    away = solution.best.choice.offload
-    return replace(problem, offload=away, offloads_to=None)

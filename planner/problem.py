@@ -84,7 +84,9 @@ class Problem:
 
     `executable` leaves out what the runtime does not carry out. `probability` is that
     of fitting which `memory_limit_bytes` stands for (`memory_limit`). Where
-    `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`).
+    `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`);
+    where `leaves_to` does, activations may leave to it where retention is chosen by
+    stage.
     """
 
     job: Job
@@ -97,6 +99,7 @@ class Problem:
     memory_limit_bytes: float
     offload: Offload = NOTHING
     offloads_to: str | None = None
+    leaves_to: str | None = None
     objective: Objective = Objective.THROUGHPUT
     executable: bool = False
     probability: float = 0.5
@@ -159,21 +162,31 @@ class Problem:
         """*choice* judged by the event simulation, from prices as far as *known*; its
         retention, where that is `auto`, is the cheapest by stage that fits."""
         if choice.recompute == AUTO:
-            return Candidate(choice=choice, estimate=self._fitted(choice))
+            return self._fitted(choice)
         layout = spell_out(choice, self.job.graph, self.job.global_batch)
         found = estimate(
             self.job, self.machine.cluster, layout, on=self.machine, known=known
         )
         return Candidate(choice=choice, estimate=found)
 
-    def _fitted(self, choice: Uniform) -> Estimate:
-        return fitted(
+    def _fitted(self, choice: Uniform) -> Candidate:
+        """Where activations left, the choice tells the largest share."""
+        found = fitted(
             choice,
             self.job,
             self.machine,
             self.memory_limit_bytes,
             executable=self.executable,
+            leaves_to=self.leaves_to,
         )
+        if self.leaves_to is not None:
+            away = replace(
+                choice.offload,
+                activations=found.layout.away_share,
+                tier=self.leaves_to,
+            )
+            choice = replace(choice, offload=away)
+        return Candidate(choice=choice, estimate=found)
 
     def with_hosts_of_any_size(self) -> Problem:
         """The same on nodes that do not say what their hosts and drives hold."""

@@ -17,7 +17,12 @@ from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Objective, Problem, Staged
 from planner.robust import why_chosen
 from planner.solution import Solution, Status
-from planner.words import candidate_words, retention_words, short_candidate_words
+from planner.words import (
+    away_words,
+    candidate_words,
+    retention_words,
+    short_candidate_words,
+)
 from profiles.units import MB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -132,13 +137,15 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
 
 
 def _retentions(solution: Solution) -> list[tuple[str, str]]:
-    """What each stage makes again, where it was chosen stage by stage."""
+    """What each stage makes again and has away, where it was chosen stage by stage."""
     best = solution.best
     if best is None:
         return []
     if not isinstance(best, Staged) and best.choice.recompute != AUTO:
         return []
-    return [("made again", retention_words(best.estimate.layout))]
+    layout = best.estimate.layout
+    rows = [("made again", retention_words(layout))]
+    return rows + ([("away", away_words(layout))] if layout.away_share else [])
 
 
 def _operators(solution: Solution) -> list[tuple[str, str]]:

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from costmodel.columns import RECOMPUTES
 from costmodel.layout import Layout
-from costmodel.offload import Offload
-from costmodel.retention import Action
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import MeshwrightError
 from profiles.graph import ModelGraph
@@ -46,7 +44,7 @@ def _guesses(layout: Layout) -> Iterator[Uniform]:
         flash_attention=layout.flash_attention,
         precision=layout.precision_name,
         gradient_format=layout.gradient_format,
-        offload=_away(layout),
+        offload=replace(layout.away, activations=layout.away_share),
     )
     for name in RECOMPUTES:
         yield replace(plain, recompute=name)
@@ -54,10 +52,3 @@ def _guesses(layout: Layout) -> Iterator[Uniform]:
     for name in RECOMPUTES[1:]:
         for first in range(most):
             yield replace(plain, recompute=name, recompute_layers=first)
-
-
-def _away(layout: Layout) -> Offload:
-    """What is offloaded, of activations the largest share of any tensor."""
-    treated = [one for p in layout.plans for one in p.retention.tensors.values()]
-    shares = [one.ratio for one in treated if one.action is Action.OFFLOAD]
-    return replace(layout.away, activations=max(shares, default=0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import groupby
 
 from costmodel.layout import Layout, Stage
@@ -93,7 +94,16 @@ def short_candidate_words(candidate: Candidate, global_batch: int) -> str:
 
 def retention_words(layout: Layout) -> str:
     """What the stages of *layout* make again, like neighbours together."""
-    told = [(place, _again(stage)) for place, stage in enumerate(layout.stages)]
+    return _by_stage(layout, _again)
+
+
+def away_words(layout: Layout) -> str:
+    """How much of what the stages of *layout* keep is on the host, likewise."""
+    return _by_stage(layout, _away)
+
+
+def _by_stage(layout: Layout, words_of: Callable[[Stage], str]) -> str:
+    told = [(place, words_of(stage)) for place, stage in enumerate(layout.stages)]
     parts = []
     for words, group in groupby(told, key=lambda one: one[1]):
         first, *rest = [place for place, _ in group]
@@ -118,6 +128,22 @@ def _again(stage: Stage) -> str:
         if names
     ]
     return " and ".join(parts) or "nothing"
+
+
+def _away(stage: Stage) -> str:
+    """The largest share of any layer's, and in how many layers it is that."""
+    treated = [
+        max(
+            (one.ratio for one in plan.retention.tensors.values() if one.tier),
+            default=0,
+        )
+        for name, plan in zip(stage.layers, stage.plans, strict=True)
+        if name.isdigit()
+    ]
+    most = max(treated, default=0)
+    return (
+        f"{most:.1%} in {treated.count(most)} of {len(treated)}" if most else "nothing"
+    )
 
 
 def _short(name: str) -> str:

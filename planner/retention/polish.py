@@ -13,6 +13,7 @@ that: keeping everything is never slower than not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -25,6 +26,7 @@ from costmodel.pins import Pins
 from costmodel.uniform import Uniform
 from planner.branch_queue import BranchQueue
 from planner.floors import floor_s, leaf_bytes, leaf_s, rough_s
+from planner.offloading import ways
 from planner.problem import Candidate, Objective, Problem
 from planner.search import Clock, Limits
 from planner.solution import EXACT, WORTHWHILE, Added, Solution
@@ -70,34 +72,43 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     if pins.recompute is not None or pins.recompute_layers is not None:
         return solution
     clock = Clock(limits=limits)
-    field = _Field(problem, solution.value)
+    fields = [_Field(one, solution.value) for one in _free(problem)]
+    listed = [one for field in fields for one in field.promising()]
     best, simulated, misses = solution.best, 0, 0
-    for choice, least in field.promising():
+    for one in sorted(listed, key=lambda one: one.guess)[:LISTED]:
         if clock.over or simulated == MOST or misses == MISSES:
             break
-        if least >= problem.value(best) * (1 - EXACT):
+        if one.least >= problem.value(best) * (1 - EXACT):
             continue
-        found = problem.simulate(choice)
+        found = one.problem.simulate(one.choice)
         simulated, misses = simulated + 1, misses + 1
-        if problem.fits(found) and problem.value(found) < problem.value(best):
+        if one.problem.fits(found) and problem.value(found) < problem.value(best):
             best, misses = found, 0
-    return _with(problem, solution, best, field, simulated, limits)
+    return _with(problem, solution, best, fields, simulated, limits)
+
+
+def _free(problem: Problem) -> list[Problem]:
+    """*problem*; where what is offloaded is free, with each set of states that may be
+    away, and activations that may leave by stage."""
+    if problem.offloads_to is None:
+        return [problem]
+    return [replace(way, leaves_to=problem.offloads_to) for way in ways(problem)]
 
 
 def _with(
     problem: Problem,
     solution: Solution,
     best: Candidate,
-    field: _Field,
+    fields: Sequence[_Field],
     simulated: int,
     limits: Limits,
 ) -> Solution:
     value = problem.value(best)
     assert solution.best is not None, "there is something to polish"
     added = Added(
-        considered=field.considered,
+        considered=sum(field.considered for field in fields),
         simulated=simulated,
-        lower=min(field.lower, solution.lower, value),
+        lower=min(solution.lower, value, *(field.lower for field in fields)),
         uniform_value=solution.value,
         uniform_lower=solution.lower,
     )
@@ -126,6 +137,17 @@ class _Rows:
     guesses: Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Promise:
+    """A choice whose retention is to be fitted: what its value does not go below, and
+    what it may come to."""
+
+    problem: Problem
+    choice: Uniform
+    least: float
+    guess: float
+
+
 class _Field:
     """The candidates whose retention is worth choosing; *value* is to be beaten."""
 
@@ -135,20 +157,19 @@ class _Field:
         self.lower, self.considered = inf, 0
         self._rows = self._found(value)
 
-    def promising(self) -> list[tuple[Uniform, float]]:
-        """Up to `LISTED` choices with what their values do not go below, best first."""
+    def promising(self) -> Iterator[_Promise]:
+        """Up to `LISTED` choices, best first."""
         if self._rows is None:
-            return []
-        order = np.argsort(self._rows.guesses, kind="stable")[:LISTED]
-        return [
-            (
-                replace(
-                    self.space.choice(self._rows.columns, int(row)), recompute=AUTO
-                ),
-                float(self._rows.bounds[row]),
+            return
+        rows = self._rows
+        for row in np.argsort(rows.guesses, kind="stable")[:LISTED].tolist():
+            choice = self.space.choice(rows.columns, row)
+            yield _Promise(
+                problem=self.problem,
+                choice=replace(choice, recompute=AUTO),
+                least=float(rows.bounds[row]),
+                guess=float(rows.guesses[row]),
             )
-            for row in order
-        ]
 
     def _found(self, value: float) -> _Rows | None:
         problem, branches = self.problem, self.space.branches
@@ -166,18 +187,28 @@ class _Field:
         if not len(rows):
             return None
         columns, bounds, over = columns.take(rows), bounds[rows], over[rows]
-        again = replace(columns, recompute=np.full_like(columns.recompute, _FULL))
-        made = leaf_bytes(self.space.problem, again)
+        leanest, again = self._leanest(columns)
+        made = leaf_bytes(leanest, again)
         fits = made <= limit
         if not fits.any():
             return None
         bounds, over, made = bounds[fits], over[fits], made[fits]
         share = (over - limit) / np.maximum(over - made, 1.0)
-        full = self._values(again.take(fits), made)
+        full = self._values(again.take(fits), made, leanest)
         guesses = bounds + np.clip(share, 0, 1) ** CONVEX * (full - bounds)
         self.considered = len(bounds)
         self.lower = min(self.lower, float(bounds.min()))
         return _Rows(columns.take(fits), bounds, guesses)
+
+    def _leanest(self, columns: Columns) -> tuple[Problem, Columns]:
+        """*columns* that make everything again, and have away all that may leave; with
+        the problem whose prices theirs are."""
+        again = replace(columns, recompute=np.full_like(columns.recompute, _FULL))
+        problem = self.space.problem
+        if problem.leaves_to is None:
+            return problem, again
+        away = replace(problem.offload, activations=1.0, tier=problem.leaves_to)
+        return replace(problem, offload=away), replace(again, offload=away)
 
     def _may_beat(self, value: float, branches: Table) -> Table:
         """Of *branches* those whose floors are below *value*, as many as are priced."""
@@ -193,7 +224,9 @@ class _Field:
             self.lower = min(self.lower, queue.least)
         return take(table, found < value)
 
-    def _values(self, columns: Columns, peak_bytes: Array) -> Array:
+    def _values(
+        self, columns: Columns, peak_bytes: Array, problem: Problem | None = None
+    ) -> Array:
         """What the values of *columns* do not go below."""
-        seconds = leaf_s(self.space.problem, columns)
+        seconds = leaf_s(problem or self.space.problem, columns)
         return np.asarray(self.problem.value_of(seconds, peak_bytes))

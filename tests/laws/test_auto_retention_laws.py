@@ -11,6 +11,7 @@ from costmodel.auto_retention import AUTO, fitted
 from costmodel.estimate import Estimate, estimate
 from costmodel.legality import violations
 from costmodel.machine import machine
+from costmodel.offload import Offload
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.job import Job
@@ -66,6 +67,31 @@ def test_auto_is_never_slower_than_a_preset_that_fits(
     assert found.peak_memory_bytes <= limit
     assert kept.step_time_s <= found.step_time_s * NEARLY
     assert found.step_time_s <= other.step_time_s * NEARLY
+
+
+@settings(max_examples=25)
+@given(
+    choice=choices(),
+    name=st.sampled_from(PRESETS),
+    away=st.sampled_from((0.0, 0.05, 0.25, 0.6, 1.0)),
+    share=st.floats(0, 1),
+)
+def test_where_activations_may_leave_no_preset_with_a_share_away_is_faster(
+    choice: Uniform, name: str, away: float, share: float
+) -> None:
+    assume(name != "sqrt" or choice.zero < 3)
+    kept = priced(choice)
+    other = priced(replace(choice, recompute=name, offload=Offload(activations=away)))
+    spare = max(kept.peak_memory_bytes - other.peak_memory_bytes, 0.0)
+    limit = other.peak_memory_bytes * NEARLY + share * spare
+    auto = replace(choice, recompute=AUTO)
+    found = fitted(auto, JOB, ON, limit, executable=False, leaves_to="cpu")
+    here = fitted(auto, JOB, ON, limit, executable=False)
+    assert found.peak_memory_bytes <= limit
+    assert kept.step_time_s <= found.step_time_s * NEARLY
+    assert found.step_time_s <= other.step_time_s * NEARLY
+    if here.peak_memory_bytes <= limit:
+        assert found.step_time_s <= here.step_time_s
 
 
 @settings(max_examples=10)

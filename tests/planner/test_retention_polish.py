@@ -9,6 +9,8 @@ import pytest
 
 from costmodel.auto_retention import AUTO, executed
 from costmodel.combination import treatment
+from costmodel.layout import Layout
+from costmodel.offload import NOTHING
 from costmodel.pins import Pins
 from costmodel.support import refusals
 from costmodel.uniform import Uniform, spell_out
@@ -19,7 +21,7 @@ from planner.problem import Objective, Problem
 from planner.retention.polish import polished, without_auto
 from planner.search import Limits
 from planner.solution import Solution
-from planner.words import retention_words
+from planner.words import away_words, retention_words
 from profiles.errors import Contradiction
 from tests.problems import local, problem
 
@@ -128,6 +130,34 @@ def test_what_is_carried_out_hangs_on_the_model_and_on_zero() -> None:
     assert words["gpt-13b", 1] >= {"none", "full", "by name", "segments"}
     assert words["gpt-13b", 1] - words["gpt-13b", 3] == {"segments"}
     assert words["mixtral-8x7b", 1] == {"none", "selective", "full"}
+
+
+def test_where_offloading_is_free_stages_make_again_and_have_away() -> None:
+    posed, _ = tight()
+    free = replace(posed, offloads_to="cpu")
+    found = solve(free, BranchAndBound(), LIMITS)
+    better = refine(free, found, LIMITS)
+    assert better.best is not None
+    assert found.best is not None
+    assert better.value <= min(found.value, refine(posed, *tight()[1:], LIMITS).value)
+    leaves = replace(posed, leaves_to="cpu")
+    kept = replace(posed.simulate(found.best.choice).choice, offload=NOTHING)
+    both, again = (
+        one.simulate(replace(kept, recompute=AUTO)) for one in (leaves, posed)
+    )
+    layout = both.estimate.layout
+    assert leaves.fits(both)
+    assert both.estimate.step_time_s <= again.estimate.step_time_s
+    assert both.choice.offload.activations == layout.away_share > 0
+    assert away_words(layout).startswith("stage 0: ")
+    assert len(set(shares_away(layout))) == len(layout.stages), "each has its own"
+
+
+def shares_away(layout: Layout) -> list[float]:
+    """The largest share away of each stage."""
+    return [
+        max(plan.retention.away("*") for plan in stage.plans) for stage in layout.stages
+    ]
 
 
 def test_auto_frees_the_search_of_presets() -> None:

@@ -1,0 +1,266 @@
+"""What the layers of each stage do with what they save, in the room that is left.
+
+a simulated layout that keeps everything     → groups of layers, room by rank
+what does not fit is made again              → retention_fit
+or it is away in part, if that is faster     → retention_away
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.atoms import block_prices
+from costmodel.copy_links import links_of
+from costmodel.estimate import Estimate
+from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.machine import Machine
+from costmodel.memory import FRAGMENTATION, pipeline_buffers
+from costmodel.mesh_parallel import place_of
+from costmodel.offload import Offload, offloaded
+from costmodel.retention import Retention
+from costmodel.retention_away import Leaving, fit_away
+from costmodel.retention_fit import Chosen, Group, fit
+from costmodel.retention_menu import Option, menu
+from costmodel.sharding import Degrees, entry_bytes
+from profiles.graph import Block
+from profiles.job import Job
+
+Array = NDArray[Any]
+
+
+class _Own(Protocol):
+    """What the layers that a rank holds do in its room, beside a working set."""
+
+    def __call__(
+        self, held: Sequence[_Held], room: float, working: float
+    ) -> list[_Done]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """Layers of one kind that a rank holds: of which stage, and what they may do."""
+
+    stage: int
+    kind: str
+    group: Group
+    part: float  # of the stage's numbered layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """What such layers do, one after another, and the bytes that they then keep."""
+
+    retentions: tuple[Retention, ...]
+    kept_bytes: float
+
+
+@dataclass(kw_only=True)
+class Stages:
+    """A layout that keeps everything, as simulated, and what its layers may do."""
+
+    kept: Estimate
+    job: Job
+    on: Machine
+    offload: Offload
+    words: Set[str] | None
+    _menus: dict[object, tuple[Option, ...]] = field(default_factory=dict)
+
+    @property
+    def _layout(self) -> Layout:
+        return self.kept.layout
+
+    @cached_property
+    def _held(self) -> list[list[_Held]]:
+        """By pipeline rank."""
+        layout, blocks = self._layout, self.job.graph.layer_blocks
+        flying = self.kept.timeline.in_flight_at_peak()
+        copies = float(pipeline_buffers(self.on, layout.pp))
+        found: list[list[_Held]] = [[] for _ in range(layout.pp)]
+        for number, stage in enumerate(layout.stages):
+            names = [name for name in stage.layers if name.isdigit()]
+            kinds = Counter(blocks[name].name for name in names)
+            for kind, count in kinds.items():
+                together = count if len(kinds) == 1 else 1
+                options = self._menu(stage, self.job.graph.block(kind), together)
+                for rank in stage.held_by:
+                    weight = copies * float(flying[rank, number])
+                    group = Group(count=count, weight=weight, options=options)
+                    part = count / len(names)
+                    held = _Held(stage=number, kind=kind, group=group, part=part)
+                    found[rank].append(held)
+        return found
+
+    @cached_property
+    def _working(self) -> Array:
+        """The working set of each rank at its peak: a layer's, or what else it has."""
+        timeline = self.kept.timeline
+        at_peak = timeline.peak_bytes - timeline.held_at_peak()
+        least = [
+            max((one.group.options[0].working_bytes for one in held), default=0.0)
+            for held in self._held
+        ]
+        return np.maximum(at_peak, least)
+
+    def rooms(self, limit_bytes: float) -> Array:
+        """Bytes for kept tensors and the working set of each rank's layers."""
+        rooms = []
+        for memory, held in zip(self.kept.memory, self._held, strict=True):
+            groups = [one.group for one in held]
+            here = sum(
+                group.weight * group.count * group.options[0].saved_bytes
+                for group in groups
+            )
+            over = (float(memory.total) - limit_bytes) / (1 + FRAGMENTATION)
+            rooms.append(here - over)
+        return np.array(rooms) + self._working
+
+    def made_again(self, rooms: Array) -> Layout:
+        """The layout whose ranks make again what does not fit in *rooms*."""
+
+        def own(held: Sequence[_Held], room: float, working: float) -> list[_Done]:
+            found = fit([one.group for one in held], room, working)
+            return [_done(options) for options in found]
+
+        return self._with(rooms, own)
+
+    def made_again_or_away(self, rooms: Array, tier: str) -> Layout:
+        """The same, but that a share of what a stage keeps may be on the *tier*."""
+        links = links_of(self.kept, self.job, self.on, tier)
+
+        def own(held: Sequence[_Held], room: float, working: float) -> list[_Done]:
+            asked = [
+                Leaving(group=one.group, link=links[one.stage].shared(one.part))
+                for one in held
+            ]
+            found = fit_away(asked, room, working)
+            return [
+                _away(
+                    _done(did.options), self.job.graph.block(one.kind), did.share, tier
+                )
+                for one, did in zip(held, found, strict=True)
+            ]
+
+        return self._with(rooms, own)
+
+    def _with(self, rooms: Array, own: _Own) -> Layout:
+        """The layout whose ranks' layers do what *own* says."""
+        done: dict[tuple[int, str], _Done] = {}
+        for room, working, held in zip(
+            rooms.tolist(), self._working.tolist(), self._held, strict=True
+        ):
+            for one, did in zip(
+                held, own(held, room, working) if held else (), strict=True
+            ):
+                # A stage with two holders fits on both: by the leaner choice.
+                other = done.get((one.stage, one.kind), did)
+                done[one.stage, one.kind] = min(did, other, key=lambda d: d.kept_bytes)
+        blocks = self.job.graph.layer_blocks
+        plans: dict[LayerPlan, LayerPlan] = {}
+        stages = tuple(
+            _replanned(
+                stage,
+                {
+                    kind: did.retentions
+                    for (at, kind), did in done.items()
+                    if at == number
+                },
+                {name: blocks[name].name for name in stage.layers},
+                plans,
+            )
+            for number, stage in enumerate(self._layout.stages)
+        )
+        return replace(self._layout, stages=stages)
+
+    def _menu(self, stage: Stage, block: Block, neighbours: int) -> tuple[Option, ...]:
+        plan = next(
+            plan
+            for name, plan in zip(stage.layers, stage.plans, strict=True)
+            if self.job.graph.layer_blocks[name] is block
+        )
+        layout, where = self._layout, self.on.running(self._layout.gpus)
+        if plan.zero == 3:  # whose parameters each run would gather once more
+            neighbours = 1
+        key = (block.name, plan.sharding, plan.modules, neighbours)
+        if key not in self._menus:
+            degrees = self._degrees(stage, plan)
+            self._menus[key] = menu(
+                block,
+                block_prices(block, degrees, layout.precision, where),
+                entry_bytes(block, degrees, layout.precision),
+                where,
+                offload=self.offload,
+                words=self.words,
+                neighbours=neighbours,
+            )
+        return self._menus[key]
+
+    def _degrees(self, stage: Stage, plan: LayerPlan) -> Degrees:
+        layout, mesh = self._layout, stage.mesh
+        place = place_of(mesh, layout.micro_batch(stage))
+        tp, cp, micro_batch, ep, etp = map(np.asarray, place)
+        return Degrees(
+            tp=tp,
+            cp=cp,
+            micro_batch=micro_batch,
+            seq_len=self.job.seq_len,
+            sequence_parallel=plan.sharding == "megatron-sp",
+            cp_kind=layout.cp_kind,
+            flash_attention=layout.flash_attention,
+            ep=ep,
+            etp=etp,
+            imbalance=self.on.imbalance,
+            modules=plan.modules,
+        )
+
+
+def _done(options: Chosen) -> _Done:
+    counts = Counter(options).items()
+    return _Done(
+        retentions=tuple(_retentions(options)),
+        kept_bytes=sum(one.held_bytes(layers) for one, layers in counts),
+    )
+
+
+def _away(done: _Done, block: Block, share: float, tier: str) -> _Done:
+    """The same with a *share* of what is kept on the *tier*."""
+    if not share:
+        return done
+    away = Offload(activations=share, tier=tier)
+    return _Done(
+        retentions=tuple(offloaded(one, block, away) for one in done.retentions),
+        kept_bytes=(1 - share) * done.kept_bytes,
+    )
+
+
+def _retentions(chosen: Sequence[Option]) -> Iterator[Retention]:
+    """What each layer does; of joined neighbours the first keeps its input."""
+    for option, group in groupby(chosen):
+        for place, _ in enumerate(group):
+            inside = option.inside if place % option.joined else None
+            yield inside or option.retention
+
+
+def _replanned(
+    stage: Stage,
+    done: dict[str, tuple[Retention, ...]],
+    kinds: dict[str, str],
+    plans: dict[LayerPlan, LayerPlan],
+) -> Stage:
+    """*stage* with what each kind of its numbered layers does, in order; equal plans
+    are one object."""
+    left = {kind: iter(own) for kind, own in done.items()}
+    found = []
+    for name, plan in zip(stage.layers, stage.plans, strict=True):
+        if name.isdigit():
+            plan = replace(plan, retention=next(left[kinds[name]]))
+            plan = plans.setdefault(plan, plan)
+        found.append(plan)
+    return replace(stage, plans=tuple(found))
