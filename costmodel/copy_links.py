@@ -56,4 +56,4 @@ def _fetched(found: Estimate, job: Job, on: Machine, parallel: DataParallel) -> 
     held = Placed(pricer=pricer).columns()
     dense = weight_bytes(held.parameters, held.frozen_parameters, layout.precision)
     experts = held.expert_parameters * layout.precision.parameter.bytes
-    return np.asarray(dense / parallel.shards + experts / parallel.of_experts.shards)
+    return np.asarray(dense / parallel.shards + experts / parallel.of_experts().shards)
