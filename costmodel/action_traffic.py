@@ -20,7 +20,7 @@ over dp_shard, and with the last ones over dp_replicate.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
@@ -28,14 +28,14 @@ from typing import Final
 import numpy as np
 
 from costmodel.action import Action, Kind, Stream
-from costmodel.atoms import recomputed_operators
 from costmodel.context_exchange import messages
 from costmodel.expert_exchange import expert_messages
 from costmodel.explicit_price import explicit
 from costmodel.layout import LayerPlan, Layout, Stage
+from costmodel.made_again import made_again
 from costmodel.mesh_parallel import data_parallel
-from costmodel.retention import CORE, EVERYTHING
 from costmodel.schedule import schedule_called
+from costmodel.segments import remakes_input
 from costmodel.send_receive import apart, passes
 from costmodel.sharding import (
     ON_TP,
@@ -142,19 +142,23 @@ class StageTraffic:
             yield from gathered(self._weights(), self._weight_bytes)
 
     def _backward(self, kind: Kind, last: bool) -> Iterator[Entry]:
-        for operator, block, degrees, plan in self._operators():
-            found = self._back(operator, block, degrees)
-            # What hides behind the input's gradient is there for the weight's alone.
-            absent = {Kind.I: True, Kind.W: False}.get(kind)
-            yield from self._over_tp(one for one in found if one.hidden is not absent)
-            if kind is not Kind.W:
+        for block, degrees, plan, goes_on in self._layers():
+            early = self.by.stops_early and not goes_on
+            again = made_again(block, plan.retention.recomputed, early)
+            for operator in block.operators:
+                found = self._back(operator, block, degrees)
+                # What hides behind the input's gradient is for the weight's alone.
+                absent = {Kind.I: True, Kind.W: False}.get(kind)
+                sent = (one for one in found if one.hidden is not absent)
+                yield from self._over_tp(sent)
+                if kind is Kind.W:
+                    continue
                 yield from self._beside("backward", operator, block, degrees)
-            again = _again(block, plan.retention.recomputed, self.by.stops_early)
-            # Rows that came back are there once more: their weights' gradients.
-            name = "dispatch" if operator.kind is COMBINE else operator.name
-            if name in again and kind is not Kind.W:
-                yield from self._over_tp(self._there(operator, block, degrees))
-                yield from self._beside("forward", operator, block, degrees)
+                # Rows that came back are there once more: their weights' gradients.
+                name = "dispatch" if operator.kind is COMBINE else operator.name
+                if name in again:
+                    yield from self._over_tp(self._there(operator, block, degrees))
+                    yield from self._beside("forward", operator, block, degrees)
         yield from self._of_weights(kind, last)
 
     def _of_weights(self, kind: Kind, last: bool) -> Iterator[Entry]:
@@ -338,11 +342,22 @@ class StageTraffic:
         return int(parameters(operator, block, degrees))
 
     def _operators(self) -> Iterator[tuple[Operator, Block, Degrees, LayerPlan]]:
+        for block, degrees, plan, _ in self._layers():
+            for operator in block.operators:
+                yield operator, block, degrees, plan
+
+    def _layers(self) -> Iterator[tuple[Block, Degrees, LayerPlan, bool]]:
+        """Every layer, and whether the next one is made again from what it makes."""
         graph = self.job.graph
         blocks = dict(zip(graph.layer_names, graph.layers, strict=True))
-        for name, plan in zip(self.stage.layers, self.stage.plans, strict=True):
-            for operator in blocks[name].operators:
-                yield operator, blocks[name], self._degrees(plan), plan
+        layers = [
+            (blocks[name], plan)
+            for name, plan in zip(self.stage.layers, self.stage.plans, strict=True)
+        ]
+        inside = [remakes_input(plan.retention, block) for block, plan in layers]
+        goes_on = (*inside[1:], False)
+        for (block, plan), more in zip(layers, goes_on, strict=True):
+            yield block, self._degrees(plan), plan, more
 
     def _degrees(self, plan: LayerPlan) -> Degrees:
         mesh = self.stage.mesh
@@ -376,20 +391,3 @@ class StageTraffic:
         for item in messages(direction, block, degrees, self._precision):
             times, size = int(item.times), int(item.size_bytes)
             yield ("cp", item.kind), Traffic(times, times * size)
-
-
-def _again(block: Block, wanted: frozenset[str], stops_early: bool) -> Collection[str]:
-    """Operators that run again: of tensors by name, those that backward asks for, and
-    what those are made of and nobody saves."""
-    if EVERYTHING in wanted:
-        return recomputed_operators(block, wanted, stops_early=stops_early)
-    saved = {item.name for one in block.operators for item in one.saves}
-    asked, again = wanted & saved, set()
-    for one in reversed(block.operators):
-        core = one.kind is OperatorKind.ATTENTION and CORE in wanted
-        if one.output.name in asked or core:
-            again.add(one.name)
-            for item in one.inputs:
-                if item.name in wanted or item.name not in saved:
-                    asked |= {item.name}
-    return again

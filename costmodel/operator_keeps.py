@@ -112,6 +112,10 @@ def internal(
         kept[f"{operator.name}_scaled"] = tensor_bytes(
             operator.output, block, degrees, precision
         )
+    if operator.kind is Kind.COMBINE and machine.software.weighs_rows:
+        own = tokens(degrees, split=degrees.sequence_parallel)
+        width = block.extents["routed"] * block.extents["hidden"]
+        kept[f"{operator.name}_rows"] = own * width * precision.activation.bytes
     if operator.kind is Kind.ATTENTION:
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
         kernel = attention_kernel(degrees, machine)

@@ -62,6 +62,7 @@ class Software:
     hides, and `sends_once` that a token goes but once to a rank (DeepEP);
     `gathers_rows`: ranks that share experts gather rows and scatter sums, which takes
     collectives for unlike ranks, as NCCL's are; else all-to-all exchanges carry both;
+    `weighs_rows`: rows are weighed when they have come back, and kept for that;
     `expert_launch` is what the host needs to issue one more expert's part of a grouped
     product, over an operator: 0 where all are one kernel.
     `batch_first`: activations are (batch, sequence, hidden), so what is gathered or
@@ -103,6 +104,7 @@ class Software:
     exposed_expert: float = 1.0
     sends_once: bool = False
     gathers_rows: bool = True
+    weighs_rows: bool = False
     expert_launch: float = 0.0
     stops_early: bool = False
     fully_shard: bool = False

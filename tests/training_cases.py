@@ -202,6 +202,10 @@ OF_EXPERTS: dict[str, Uniform] = {
     "dp2-ep2-zero1-full": replace(
         FP32, dp=2, ep=2, zero=1, zero_group=2, recompute="full"
     ),
+    "dp2-ep2-sqrt": replace(FP32, dp=2, ep=2, zero=0, recompute="sqrt"),
+    "tp2-etp2-sqrt": replace(
+        FP32, tp=2, etp=2, sequence_parallel=True, zero=0, recompute="sqrt"
+    ),
     "fsdp2": replace(FP32, dp=2, zero=3, zero_group=2),
     "cp2-ep2": replace(FP32, cp=2, ep=2, zero=0),
     "tp2-ep2": replace(FP32, tp=2, ep=2, sequence_parallel=True, zero=0),
