@@ -168,7 +168,7 @@ class StageTraffic:
             yield from gathered(self._weights(), self._weight_bytes)
         if zero >= 2 or (zero == 1 and last and not split):
             yield from scattered(self._made_in(kind))
-        if zero and last and not split:
+        if zero and last and (zero >= 2 or not split):
             yield from summed_across(self._weights())
         if zero == 0 and last:
             yield from reduced(self._weights(), self.by.bucket_bytes)
@@ -207,9 +207,13 @@ class StageTraffic:
         return mesh.dp_shard * mesh.cp if self._zero else 1
 
     def _made_in(self, kind: Kind) -> Iterator[Alike]:
-        """The units whose gradients are whole after a backward of *kind*: the
-        embedding, which has no product, after I, the others after W."""
+        """The units whose gradients are sent after a backward of *kind*: the
+        embedding, which has no product, after I, the others after W; all after W where
+        shards have replicas."""
         weights, *of_experts = self._weights()
+        if kind is not Kind.B and weights.shards < weights.ranks:
+            yield from (weights, *of_experts) if kind is Kind.W else ()
+            return
         ends = [
             self._count(operator, block, degrees)
             for operator, block, degrees, _ in self._operators()

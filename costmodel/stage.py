@@ -174,6 +174,8 @@ def stage_price(
     sent = _reduced(sync.backward_reduce, sync.backward_gather)
     trained = np.maximum(parameters + experts, 1)
     late = 1 - contents.early_parameters / trained
+    # Where shards have replicas, the table's gradient waits for W.
+    late = np.where((parallel.zero >= 2) & (parallel.replicas > 1), 1.0, late)
     holds = stage_bytes(contents, parallel, precision, machine, offload)
     return StagePrice(
         forward_s=forward_s + copies.forward_s,

@@ -4,7 +4,9 @@
 
 AfterW        zero 1: it is let reduce nothing until all W are done
 AfterEachW    zero 2, 3: it is let reduce nothing in an I but what has no product (the
-              table); each W scatters the others, unit by unit as they become whole
+              table); each W scatters the others, unit by unit as they become whole.
+              Where shards have replicas, W scatters the table too: the last W is known,
+              which sums over them
 
 What I makes of a unit's gradients (norms) waits for W, in which the unit is scattered
 with as many bytes as in a whole backward. I gathers the weights (zero 3); W has no use
@@ -71,6 +73,7 @@ class AfterEachW(Sharded):
     ) -> None:
         super().__init__(stage, units, mesh, how, experts)
         self._later = later
+        self._replicated = mesh.ndim > 1
         self._scattered: list[Any] = []  # groups, in this W
         for unit in units:
             first = unit[0] if isinstance(unit, list) else unit
@@ -80,17 +83,22 @@ class AfterEachW(Sharded):
     def backward(self, kind: Kind, *, last: bool) -> Iterator[None]:
         self._root.set_is_last_backward(last)
         self._root.set_requires_gradient_sync(kind is not Kind.I)
+        self._root.set_requires_all_reduce(last)
         self._root.set_reshard_after_backward(last or self.zero == 3)
         if kind is Kind.I:
             for group in self.groups():
-                group.reduce_grads = not _has_products(group)
+                group.reduce_grads = not self._waits(group)
         self._scattered = []
         yield
         if kind is Kind.W:
             for group in self.groups():
-                if _has_products(group) and group not in self._scattered:
+                if self._waits(group) and group not in self._scattered:
                     self._scatter(group)
             self._root._get_fsdp_state()._root_post_backward_final_callback()
+
+    def _waits(self, group: Any) -> bool:
+        """Whether it is W that scatters the group."""
+        return self._replicated or _has_products(group)
 
     def _marked(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         """The input of a unit, whose gradient tells that the unit's are made."""

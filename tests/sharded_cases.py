@@ -34,6 +34,21 @@ CASES: dict[str, Uniform] = {
     "zero1-chimera-optimizer-away": replace(CHIMERA, zero=1, offload=OPTIMIZER),
     "fsdp-chimera-optimizer-away": replace(CHIMERA, zero=3, offload=OPTIMIZER),
     "hybrid-zero1-zb-h1": replace(SPLIT, zero=1, zero_group=1, schedule="zb-h1"),
+    "hybrid-zero2-zb-h1": replace(SPLIT, zero=2, zero_group=1, schedule="zb-h1"),
+    "hybrid-fsdp-zb-v": replace(
+        HYBRID, pp=2, zero=3, virtual_stages=2, schedule="zb-v"
+    ),
+    "hybrid-zero2-dualpipe-v": replace(
+        FP32,
+        dp=2,
+        cp=2,
+        pp=2,
+        zero=2,
+        zero_group=1,
+        micro_batch=1,
+        virtual_stages=2,
+        schedule="dualpipe-v",
+    ),
     "zero2-zb-h1-sqrt": replace(SPLIT, zero=2, schedule="zb-h1", recompute="sqrt"),
     "tp2-fsdp-zb-v": replace(
         FP32,
@@ -74,6 +89,7 @@ CASES: dict[str, Uniform] = {
 }
 OF_EXPERTS: dict[str, Uniform] = {
     "hybrid-fsdp": replace(HYBRID, zero=3),
+    "hybrid-fsdp-ep2-zb-h1": replace(HYBRID, pp=2, ep=2, zero=3, schedule="zb-h1"),
     "hybrid-ep2-zero2": replace(HYBRID, ep=2, zero=2),
     "dp2-ep2-chimera": replace(CHIMERA, zero=0, zero_group=1, ep=2),
     "dp2-chimera": replace(CHIMERA, zero=0, zero_group=1),

@@ -117,9 +117,9 @@ def test_a_pin_that_is_not_carried_out_is_refused_with_the_reason(
 
 def test_pins_that_are_carried_out_but_not_together_leave_nothing() -> None:
     pins: dict[str, Any] = {"pp": 2, "dp": 4, "zero": 2, "zero_group": 2}
-    posed(executable=False, gpus=8, **pins, schedule="zb-h1")
+    posed(executable=False, gpus=8, **pins, schedule="chimera")
     with pytest.raises(Contradiction, match=r"carries out keeps all of .*--zero-group"):
-        posed(gpus=8, **pins, schedule="zb-h1")
+        posed(gpus=8, **pins, schedule="chimera")
     best = solved(posed(gpus=8, **pins, schedule="1f1b").problem).best
     assert best.choice.zero_group == 2
 
