@@ -23,9 +23,11 @@ from costmodel.atoms import Whole, block_prices
 from costmodel.auto_retention import AUTO
 from costmodel.degrees import Degrees
 from costmodel.estimate import estimate
+from costmodel.islands import machines_of
 from costmodel.layout import LayerPlan, Layout
 from costmodel.layout import Stage as StagePlan
 from costmodel.legality import violations
+from costmodel.machine import Machine
 from costmodel.mesh_axes import mesh_axes
 from costmodel.module_sharding import ModuleSharding
 from costmodel.placements import WHOLE
@@ -45,6 +47,7 @@ from planner.solution import WORTHWHILE, Operators, Proof, Solution
 from planner.solution import Status as SolutionStatus
 from profiles.errors import MeshwrightError
 from profiles.graph import Block
+from profiles.job import Job
 
 TIME_LIMIT_S: Final = 10.0  # for one block
 EXACT: Final = 1e-9
@@ -95,9 +98,11 @@ def _looked(problem: Problem, candidate: Candidate, cache: Path | None) -> _Look
     known: dict[object, _Answer | None] = {}
     better: dict[str, tuple[ModuleSharding, ...]] = {}
     for name, block, stage, plan in _questions(problem, layout):
-        key = (block.name, stage.mesh.tp, layout.micro_batch(stage), plan.sharding)
+        (on,) = machines_of(problem.machine, [stage.mesh.ranks])
+        sequences = layout.micro_batch(stage)
+        key = (id(on), block.name, stage.mesh.tp, sequences, plan.sharding)
         if key not in known:
-            posed = _posed(problem, layout, block, stage, plan)
+            posed = _posed(problem.job, on, layout, block, stage, plan)
             known[key] = _answer(posed, room, cache)
         answer = known[key]
         if answer is not None:
@@ -148,13 +153,18 @@ def _questions(
 
 
 def _posed(
-    problem: Problem, layout: Layout, block: Block, stage: StagePlan, plan: LayerPlan
+    job: Job,
+    on: Machine,
+    layout: Layout,
+    block: Block,
+    stage: StagePlan,
+    plan: LayerPlan,
 ) -> Posed | None:
     """The block on the stage's tp axis, a replica's micro-batch at a time, between
     neighbours that the preset suits; None for routed experts, and where the preset's
     gathers travel in fewer bits than those of explicit shardings are priced in."""
     fewer = layout.precision.matmul.bytes < layout.precision.activation.bytes
-    if fewer and problem.machine.software.gathers_quantised:
+    if fewer and on.software.gathers_quantised:
         return None
     between = ("sequence" if plan.sharding == "megatron-sp" else WHOLE,)
     whole = EVERYTHING in plan.retention.recomputed
@@ -164,8 +174,8 @@ def _posed(
             block=block,
             axes=mesh_axes(tp=stage.mesh.tp),
             sequences=layout.micro_batch(stage),
-            seq_len=problem.job.seq_len,
-            machine=problem.machine,
+            seq_len=job.seq_len,
+            machine=on,
             precision=layout.precision,
             micro_batches=layout.micro_batches,
             flash_attention=layout.flash_attention,
@@ -247,7 +257,10 @@ def _room_bytes(problem: Problem, candidate: Candidate) -> float:
     """What is left over on the fullest device, for each of a rank's layers."""
     found = candidate.estimate
     layers = max(problem.job.graph.body // found.layout.pp, 1)
-    return max(problem.memory_limit_bytes - found.peak_memory_bytes, 0.0) / layers
+    share = problem.memory_limit_bytes / problem.machine.device.capacity_bytes
+    ranks = zip(found.memory, found.capacities_bytes, strict=True)
+    left = min(share * most - float(item.total) for item, most in ranks)
+    return max(left, 0.0) / layers
 
 
 def _replaced(

@@ -57,19 +57,20 @@ class Sums:
 
     least: Array
     gates: dict[Kind, Array]  # [first layer]
+    ends: bool = False  # over no stages: nothing is sent there
 
     @classmethod
     def of_none(cls, layers: int, devices: int) -> Sums:
         """Of no stages: no layers on no devices."""
         least = np.full((layers + 1, devices + 1), inf)
         least[layers, 0] = 0.0
-        return cls(least, {})
+        return cls(least, {}, ends=True)
 
     def behind(self, kind: Kind) -> Array:
         """[last layer, number of `kind.left`] → the sum behind a stage of *kind*, with
         the way there and back if there is a stage."""
         found = self.least[1:, kind.fewest - kind.size : kind.most + 1 - kind.size]
-        if not self.gates:  # one place, or the last stage
+        if self.ends:
             return found
         found = found + kind.sent_s
         found[:, 0] = inf

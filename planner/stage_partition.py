@@ -2,9 +2,10 @@
 
     T = min over stages of  Σ t_i + (m − 1) · max t_i
 
-(Zheng et al., OSDI 2022, section 5: Alpa's inter-operator pass.) For each candidate of
-the slowest stage's seconds t_max, ascending, F(s, k, d) is the least sum over s stages
-that hold the layers from k on and use d devices, none slower than t_max:
+(Zheng et al., OSDI 2022, section 5: Alpa's inter-operator pass.) For a bound t_max of
+the slowest stage's seconds, F(s, k, d) is the least sum over s stages that hold the
+layers from k on and use d devices, none slower than t_max; it falls as t_max rises,
+so that few have to be tried (`threshold`):
 
     F(s, k, d) = min over j, mesh of  t(k…j, mesh, s) + F(s − 1, j + 1, d − devices)
 
@@ -24,17 +25,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import gcd, inf, isfinite, log
+from functools import cached_property
+from math import gcd, inf, isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.stage_kinds import Growing, Kind, Sums
+from planner.threshold import Reached, halve
 
 Array = NDArray[Any]
 EXACT = 1e-9  # sums in another order
-STEP = 1.05  # from one t_max to the next between those of stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,30 +123,36 @@ def partitions(
     tolerance: float = 0.0,
     below_s: float = inf,
 ) -> list[Partition]:
-    """The best partition for each t_max that was worth a try, best first; of so many
+    """The best partitions for each t_max that was worth a try, best first; of so many
     *stages*, if they are given.
 
-    The first is optimal up to *tolerance*, a fraction: t_max closer than that to one
-    that was tried are passed over. Empty where nothing fits, or nothing takes less
-    than *below_s*.
+    The first is optimal up to *tolerance*, a fraction. Empty where nothing fits, or
+    nothing takes less than *below_s*.
     """
     tables = _tables(options, devices, micro_batches, capacity_bytes, stages)
     if tables is None:
         return []
     found: dict[tuple[Part, ...], Partition] = {}
-    best_s, last_s = below_s, 0.0
-    least_s = tables.least_s
-    for t_max in tables.candidates:
-        if (micro_batches - 1) * t_max + least_s >= best_s:
-            break
-        if t_max < last_s * (1 + tolerance):
-            continue
-        last_s = t_max
-        for partition in _for_slowest(tables, t_max):
-            many = len(partition.parts)
-            if partition.seconds < below_s and stages in (None, many):
+
+    def least_sum(t_max: float) -> Reached:
+        """Of all partitions with no stage above *t_max*; and what its slowest takes."""
+        least = (inf, inf)
+        for partition in _for_slowest(tables, t_max, below_s):
+            if stages not in (None, len(partition.parts)):
+                continue
+            sum_s, slowest_s = _sum_and_slowest(partition.parts, options, micro_batches)
+            least = min(least, (sum_s, slowest_s))
+            if partition.seconds < below_s:
                 found[partition.parts] = partition
-                best_s = min(best_s, partition.seconds)
+        return least
+
+    halve(
+        least_sum,
+        low=tables.mean_s,
+        weight=micro_batches - 1,
+        tolerance=tolerance,
+        below=below_s,
+    )
     return sorted(found.values(), key=lambda one: one.seconds)
 
 
@@ -157,6 +165,14 @@ def latency_s(
     parts: Sequence[Part], options: Sequence[Option], micro_batches: int
 ) -> float:
     """T of *parts*."""
+    sum_s, slowest_s = _sum_and_slowest(parts, options, micro_batches)
+    return sum_s + (micro_batches - 1) * slowest_s
+
+
+def _sum_and_slowest(
+    parts: Sequence[Part], options: Sequence[Option], micro_batches: int
+) -> Reached:
+    """The two terms of T: a micro-batch there and back, and what the others wait."""
     returned = slowest_s = 0.0
     after: Option | None = None
     for behind, part in enumerate(reversed(parts), start=1):
@@ -166,7 +182,7 @@ def latency_s(
         if behind < micro_batches:  # else all are sent before one is back
             slowest_s = max(slowest_s, returned / behind)
         after = option
-    return returned + (micro_batches - 1) * slowest_s
+    return returned, slowest_s
 
 
 def _way_s(option: Option, after: Option) -> float:
@@ -176,7 +192,7 @@ def _way_s(option: Option, after: Option) -> float:
     return max(option.crossed_s, after.arrived_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Tables:
     """[stages to the end][kind][first, last] → seconds of the best option, and which.
 
@@ -199,20 +215,7 @@ class _Tables:
     def layers(self) -> int:
         return int(self.seconds.shape[-1])
 
-    @property
-    def candidates(self) -> list[float]:
-        """What the slowest stage may take, ascending; and, where stages wait for what
-        is on its way, what is between."""
-        finite = np.unique(self.seconds[np.isfinite(self.seconds)])
-        most_s = max(one.longest_s for one in self.kinds)
-        if most_s and len(finite):
-            most_s += finite[-1]
-            steps = int(log(most_s / max(self.mean_s, finite[0])) / log(STEP)) + 2
-            between = max(self.mean_s, finite[0]) * STEP ** np.arange(steps)
-            finite = np.unique([*finite, *between])
-        return [float(one) for one in finite if one >= self.mean_s * (1 - EXACT)]
-
-    @property
+    @cached_property
     def mean_s(self) -> float:
         """The slowest stage takes at least what devices do on average, each layer on
         the mesh that asks least of them."""
@@ -226,11 +229,11 @@ class _Tables:
         a stage waits for it after as many, unless it has sent all before."""
         return inf if stages >= self.micro_batches else stages * t_max * (1 + EXACT)
 
-    @property
-    def least_s(self) -> float:
-        """No sum over stages is less."""
+    @cached_property
+    def before_s(self) -> Array:
+        """[layers, 1] → no sum over stages that hold the first layers is less."""
         alone = np.array([option.seconds for option in self.options])
-        return float(alone.min(axis=0).sum())
+        return np.append(0.0, np.cumsum(alone.min(axis=0)))[:, None]
 
 
 def _tables(
@@ -276,11 +279,13 @@ def _tables(
     )
 
 
-def _for_slowest(tables: _Tables, t_max: float) -> Iterator[Partition]:
-    """For each number of stages the partition of least sum with none above *t_max*."""
+def _for_slowest(tables: _Tables, t_max: float, below_s: float) -> Iterator[Partition]:
+    """For each number of stages the partition of least sum with none above *t_max*, if
+    it may take less than *below_s*."""
     layers, devices = tables.layers, tables.devices
     allowed = np.where(tables.seconds <= t_max, tables.seconds, inf)
     sums = [Sums.of_none(layers, devices)]
+    rest_s = below_s - (tables.micro_batches - 1) * tables.mean_s
     for stages in range(1, tables.most_stages + 1):
         growing = Growing(sums[-1])
         for place, kind in enumerate(tables.kinds):
@@ -292,12 +297,15 @@ def _for_slowest(tables: _Tables, t_max: float) -> Iterator[Partition]:
             if len(reached):
                 total = one[:, reached, None] + rest[None, reached, :]
                 growing.add(kind, total.min(axis=1))
-        most_s = np.full_like(growing.least, tables.trip_s(stages, t_max))
-        sums.append(growing.within(most_s))
+        trip_s = tables.trip_s(stages, t_max)
+        most_s = np.minimum(trip_s, rest_s - tables.before_s)
+        sums.append(growing.within(np.broadcast_to(most_s, growing.least.shape)))
         if np.isfinite(sums[-1].least[0, devices]):
             parts = tuple(_walk(tables, allowed, sums, t_max))
             seconds = latency_s(parts, tables.options, tables.micro_batches)
             yield Partition(parts=parts, seconds=seconds)
+        elif not np.isfinite(sums[-1].least).any():
+            return
 
 
 def _walk(

@@ -8,10 +8,11 @@ m as many as n = ceil(m / w) go there and back one after another:
     T ≥ Σ_{i<s} (t_i + x_i) + m · t_s
     T ≥ Σ_{i<s} (t_i + x_i) + n · Σ_{i≥s} (t_i + x_i)    for every stage s
 
-where x is the way to the next place and back (inside a place: nothing is asked), and
-stage s holds min(w, m) micro-batches. F(w, k, d), the least Σ (t + x) over w stages
-that hold the layers from k on, on the last d devices, grows from the end; for the sum
-before them stands the least of any cut of the first k layers on the other devices.
+where x is the way to the next stage and back (in the sum before s, between places
+alone), and stage s holds min(w, m) micro-batches. F(w, k, d), the least Σ (t + x) over
+w stages that hold the layers from k on, on the last d devices, grows from the end; for
+the sum before them stands the least of any cut of the first k layers on the other
+devices.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from planner.branch_and_bound import BranchAndBound
 from planner.check import check
 from planner.diagnosis import diagnose
 from planner.largest import fits_somehow
-from planner.plan import solve
+from planner.plan import sharded, solve
 from planner.problem import Problem, Staged
 from planner.search import Limits
 from planner.solution import EXACT
@@ -76,6 +76,10 @@ def test_stages_lie_inside_islands_and_the_faster_one_has_more_layers() -> None:
     first, *middle, last = found.best.estimate.layout.stages
     assert min(first.mesh.tp, last.mesh.tp) > 1, "slices of the tied table are summed"
     assert any(stage.mesh.tp == 1 for stage in middle)
+    proven = sharded(posed, found)  # each block on its island's devices and links
+    assert proven.operators is not None
+    assert {one.tp for one in proven.operators.proofs} >= {first.mesh.tp}
+    assert proven.value <= found.value
 
 
 @settings(max_examples=6, deadline=None)

@@ -24,7 +24,7 @@ def run_s(parts: tuple[Part, ...], options: list[Option], m: int) -> float:
         for one, each in zip(parts, chosen, strict=True)
     ]
     ways = [
-        max(here.crossed_s, there.arrived_s) if here.span != there.span else 0.0
+        max(here.crossed_s, there.arrived_s) if here.span != there.span else here.sent_s
         for here, there in pairwise(chosen)
     ]
     each = [s + x for s, x in zip(seconds, [*ways, 0.0], strict=True)]
