@@ -114,9 +114,7 @@ def plan(
         wanted_runners_up,
         write,
     )
-    from planner.any_stage import require_possible
     from planner.beside import beside, require_answerable
-    from planner.choice_cache import cache_folder
     from planner.plan import refined, sharded
     from planner.retention.polish import without_auto
     from planner.robust import LOOKED_AT, recommended
@@ -135,7 +133,7 @@ def plan(
         if any_stage:
             better = _widened(problem, better, time_limit)
         better = recommended(problem, better, wanted_runners_up(top, around))
-        return sharded(problem, better, cache_folder())
+        return sharded(problem, better, on_disk=True)
 
     def solved(problem: Problem) -> Solution:
         found = improved(problem, _solved(problem, search, wanted, time_limit))
@@ -145,7 +143,7 @@ def plan(
     def posed_on(gpus: int) -> Posed:
         found = asked.pose(gpus=gpus)
         if any_stage:
-            require_possible(found.problem)
+            _require_any_stage(found.problem)
         return found
 
     if sizes:
@@ -158,7 +156,7 @@ def plan(
     posed = _posed(asked, largest)
     require_answerable(posed.problem, around, any_stage=any_stage)
     if any_stage:
-        require_possible(posed.problem)
+        _require_any_stage(posed.problem)
     solution = _solved(posed.problem, search, wanted, time_limit)
     _require_found(posed.problem, solution, asked.where)
     compared = [solution]
@@ -172,6 +170,13 @@ def plan(
     found += probe(posed.problem, solution, around, out, asked)
     solution = replace(solution, runners_up=solution.runners_up[:top])
     _show(posed, solution, compared, asked.where, found, as_json=as_json)
+
+
+def _require_any_stage(problem: Problem) -> None:
+    """Raise where stages cannot differ."""
+    from planner.any_stage import require_possible
+
+    require_possible(problem)
 
 
 def _asked(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from math import inf
-from pathlib import Path
 from typing import Final
 
 from costmodel.auto_retention import AUTO
@@ -17,7 +16,6 @@ from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
-from planner.any_stage import ISLANDS, over_islands, widened
 from planner.check import check
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
@@ -99,20 +97,22 @@ def plan(
     return sharded(problem, recommended(problem, found, runners_up))
 
 
-def sharded(
-    problem: Problem, solution: Solution, cache: Path | None = None
-) -> Solution:
+def sharded(problem: Problem, solution: Solution, *, on_disk: bool = False) -> Solution:
     """*solution* of the default search, its operators sharded as is best; checked.
 
-    *cache* as in `own_shardings.with_own_shardings`.
+    Solved programs are kept *on_disk* for the next time, or in memory alone.
     """
     best = solution.best
-    if solution.search not in (DEFAULT, ISLANDS) or best is None:
+    if solution.search != DEFAULT and not solution.unlike_islands:
+        return solution
+    if best is None:
         return solution
     if all(stage.mesh.tp == 1 for stage in best.estimate.layout.stages):
         return solution
+    from planner.choice_cache import cache_folder
     from planner.own_shardings import with_own_shardings
 
+    cache = cache_folder() if on_disk else None
     found = with_own_shardings(problem, solution, cache)
     if found.best is not best:
         check(problem, found)
@@ -124,6 +124,8 @@ def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     islands they were searched already."""
     if is_unlike(problem):
         return solution
+    from planner.any_stage import widened
+
     left = replace(limits, time_limit_s=max(limits.time_limit_s - solution.seconds, 0))
     found = widened(problem, solution, left)
     check(problem, found)
@@ -140,6 +142,8 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
                 f"--search {search.name} knows one island, the cluster joins "
                 f"{len(problem.machine.cluster.islands)}; leave it out, or name one"
             )
+        from planner.any_stage import over_islands  # of use to few
+
         solution = over_islands(problem, limits)
     elif problem.offloads_to is not None:
         again = partial(_solve, search=search)

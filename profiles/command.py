@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -156,6 +155,8 @@ def _flag(parameter: click.Parameter) -> str:
 def _like(error: click.NoSuchOption) -> str | None:
     if error.ctx is None:
         return None
+    from difflib import get_close_matches
+
     parameters = error.ctx.command.get_params(error.ctx)
     flags = [flag for item in parameters for flag in (*item.opts, *item.secondary_opts)]
     known = [flag for flag in flags if flag.startswith("--")]

@@ -11,7 +11,6 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -109,6 +108,8 @@ def decode(data: object, kind: type[T], *, what: str) -> T:
     import msgspec
 
     for place, key, allowed in _unknown_keys(data, kind, ""):
+        from difflib import get_close_matches
+
         near = get_close_matches(key.lower(), allowed, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(allowed)}"
         where = f" in {place}" if place else ""

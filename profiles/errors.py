@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 
@@ -42,6 +41,8 @@ class UnknownName(InvalidQuestion):
         super().__init__(what, name, sorted(known))
 
     def __str__(self) -> str:
+        from difflib import get_close_matches  # of use to errors alone
+
         what, name, names = self.args
         near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 
 import click
@@ -104,6 +103,8 @@ def some_of(*names: str) -> Callable[[str], str]:
 
 def nearest(given: str, names: tuple[str, ...]) -> str:
     """The rule and, where something like *given* is among *names*, a suggestion."""
+    from difflib import get_close_matches
+
     near = get_close_matches(given.lower()[:60], names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"must be one of {', '.join(names)}{hint}"

@@ -6,12 +6,10 @@ without one is as good as ever.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from profiles.catalog import parse_cluster
@@ -64,6 +62,8 @@ def content_hash(samples: Samples) -> str:
 
 
 def _digest(members: Mapping[str, Any]) -> str:
+    import hashlib
+
     import msgspec
 
     return f"sha256:{hashlib.sha256(msgspec.json.encode(members)).hexdigest()}"
@@ -86,6 +86,8 @@ def write_samples(samples: Samples, path: Path | str) -> str:
 
 def require_writable(path: Path | str) -> None:
     """Raise InvalidFile where `write_samples` could not write: measuring takes long."""
+    from tempfile import TemporaryFile
+
     target = Path(os.path.realpath(path))
     try:
         if target.exists() and not target.is_file():
