@@ -61,13 +61,15 @@ def fitted(
     *,
     executable: bool,
     leaves_to: str | None = None,
+    known: Known | None = None,
 ) -> Estimate:
     """*choice* with the cheapest retention by stage that stays under *limit_bytes*,
     as simulated; with the leanest one where none does.
 
     *executable* leaves out what the runtime does not carry out. *choice*'s offloading
     of activations stays as it is, unless they are free to leave to the tier
-    *leaves_to*: then each stage has a share of its own away, if that is faster.
+    *leaves_to*: then each stage has a share of its own away, if that is faster. What is
+    *known* of the job on the machine is not priced again.
     """
     if choice.recompute_layers is not None:
         raise Contradiction(
@@ -76,7 +78,7 @@ def fitted(
         )
     kept = replace(choice, recompute="none")
     plain = spell_out(kept, job.graph, job.global_batch)
-    known = Known()
+    known = Known() if known is None else known
     found = estimate(job, on.cluster, plain, on=on, known=known)
     if found.peak_memory_bytes <= limit_bytes:
         return found

@@ -162,14 +162,14 @@ class Problem:
         """*choice* judged by the event simulation, from prices as far as *known*; its
         retention, where that is `auto`, is the cheapest by stage that fits."""
         if choice.recompute == AUTO:
-            return self._fitted(choice)
+            return self._fitted(choice, known)
         layout = spell_out(choice, self.job.graph, self.job.global_batch)
         found = estimate(
             self.job, self.machine.cluster, layout, on=self.machine, known=known
         )
         return Candidate(choice=choice, estimate=found)
 
-    def _fitted(self, choice: Uniform) -> Candidate:
+    def _fitted(self, choice: Uniform, known: Known | None) -> Candidate:
         """Where activations left, the choice tells the largest share."""
         found = fitted(
             choice,
@@ -178,6 +178,7 @@ class Problem:
             self.memory_limit_bytes,
             executable=self.executable,
             leaves_to=self.leaves_to,
+            known=known,
         )
         if self.leaves_to is not None:
             away = replace(

@@ -22,6 +22,7 @@ import numpy as np
 
 from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, Columns
+from costmodel.known import Known
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform
 from planner.branch_queue import BranchQueue
@@ -74,13 +75,13 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     clock = Clock(limits=limits)
     fields = [_Field(one, solution.value) for one in _free(problem)]
     listed = [one for field in fields for one in field.promising()]
-    best, simulated, misses = solution.best, 0, 0
+    best, simulated, misses, known = solution.best, 0, 0, Known()
     for one in sorted(listed, key=lambda one: one.guess)[:LISTED]:
         if clock.over or simulated == MOST or misses == MISSES:
             break
         if one.least >= problem.value(best) * (1 - EXACT):
             continue
-        found = one.problem.simulate(one.choice)
+        found = one.problem.simulate(one.choice, known)
         simulated, misses = simulated + 1, misses + 1
         if one.problem.fits(found) and problem.value(found) < problem.value(best):
             best, misses = found, 0
