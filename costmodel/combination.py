@@ -52,7 +52,8 @@ class Combination:
     precision: str
     gradient_format: str
     flash_attention: bool
-    states: str  # on the device, or which of them are away, or on disk
+    states: str  # on the device, or which of them are away
+    states_on: str  # what keeps those that are away: device (none is), host, drive
     by_modules: bool  # whether layers have explicit shardings
     stages: str  # alike, unlike, held elsewhere, gaps
 
@@ -77,6 +78,7 @@ class Combination:
             gradient_format=choice.gradient_format,
             flash_attention=choice.flash_attention,
             states=_states(choice.offload),
+            states_on=_kept_on(choice.offload),
             by_modules=False,
             stages="alike",
         )
@@ -110,6 +112,7 @@ class Combination:
             gradient_format=layout.gradient_format,
             flash_attention=layout.flash_attention,
             states=_states(layout.offload),
+            states_on=_kept_on(layout.offload),
             by_modules=any(plan.modules for _, plan in plans),
             stages=_stages(layout),
         )
@@ -168,9 +171,13 @@ def _redone(choice: Uniform, job: Job) -> int:
 def _states(offload: Offload) -> str:
     if not offload.states:
         return "on the device"
-    if offload.tier != "cpu":
-        return AWAY[offload.tier]
     return " and ".join(name for name in STATES if getattr(offload, name))
+
+
+def _kept_on(offload: Offload) -> str:
+    if not offload.states:
+        return "device"
+    return "drive" if offload.tier == "nvme" else "host"
 
 
 def _treatments(retentions: Iterable[Retention]) -> frozenset[str]:

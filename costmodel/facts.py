@@ -56,6 +56,7 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
         "recompute": _plain(_recompute(used)),
         "saved tensors": _plain(_elsewhere(used)),
         "states": _plain(used.states),
+        "states on": _plain(used.states_on),
         "attention kernel": _plain("fused" if used.flash_attention else "unfused"),
         "precision": _plain(used.precision),
         "gradients": _plain(_gradients(used)),

@@ -154,17 +154,24 @@ def fresh_state(
 ) -> dict[str, Tensor]:
     """Storage for a parameter's optimizer state, of the *kinds* that were saved.
 
-    It replaces what the optimizer has, which may be nothing before its first step.
+    What the optimizer has of them (on a drive, say) takes the saved values itself;
+    it may have nothing before its first step.
     """
     assert one.key is not None
     flags = torchs.param_groups[0]  # as torch.optim: groups differ in numbers only
     on_device = flags.get("fused") or flags.get("capturable")
     device = local(one.key).device if on_device else torch.device("cpu")
-    state = {
-        kind: torch.zeros_like(one.key.detach(), dtype=dtype)
-        if size == one.parameter.shape and size
-        else torch.zeros(size, dtype=dtype, device=device)
-        for kind, (size, dtype) in kinds.items()
-    }
+    had = torchs.state.get(one.key, {})
+    state = {}
+    for kind, (size, dtype) in kinds.items():
+        if size == one.parameter.shape and size:
+            like = one.key.detach()
+            fits = kind in had and (had[kind].shape, had[kind].dtype) == (
+                like.shape,
+                dtype,
+            )
+            state[kind] = had[kind] if fits else torch.zeros_like(like, dtype=dtype)
+        else:
+            state[kind] = torch.zeros(size, dtype=dtype, device=device)
     torchs.state[one.key] = state
     return {kind: as_part(value, one.parameter) for kind, value in state.items()}

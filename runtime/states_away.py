@@ -1,4 +1,4 @@
-"""`StatesAway`: what of a stage's states is in the host's memory, and who copies it.
+"""`StatesAway`: what of a stage's states is away from the device, and who copies it.
 
 optimizer, ZeRO-0      masters, moments and update (`HostOptimizer`); gradients go
                        down at the update
@@ -7,6 +7,9 @@ optimizer, ZeRO-1, 2   the shards: they are the masters. `fully_shard` fetches t
 optimizer, ZeRO-3      masters, moments and update; shards stay on the device for
                        the passes, gradients go down as they are scattered
 and parameters         ZeRO-3's shards: fetched for each pass, a layer ahead
+
+On the host's memory, or on its drive: then masters (or shards) and moments are in a
+file and take the host's memory bucket by bucket (`DiskOptimizer`), gradients wait there.
 """
 
 from __future__ import annotations
@@ -22,22 +25,27 @@ from costmodel.offload import Offload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesAway:
-    """`shards` with all that is made of them, or `masters` of the optimizer's own."""
+    """`shards` with all that is made of them, or `masters` of the optimizer's own;
+    in a file where `on_drive`."""
 
     shards: bool = False
     masters: bool = False
+    on_drive: bool = False
 
     @classmethod
     def of(cls, offload: Offload, zero: int) -> StatesAway:
         """What *offload* means where parameters are sharded as *zero* says."""
         shards = offload.parameters or (offload.optimizer and zero in (1, 2))
-        return cls(shards=shards, masters=offload.optimizer and not shards)
+        masters = offload.optimizer and not shards
+        on_drive = offload.states and offload.tier == "nvme"
+        return cls(shards=shards, masters=masters, on_drive=on_drive)
 
     def policy(self, device: torch.device) -> OffloadPolicy:
         """The same for `fully_shard`."""
         if not self.shards:
             return OffloadPolicy()
-        return CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        pinned = device.type == "cuda" and not self.on_drive
+        return CPUOffloadPolicy(pin_memory=pinned)
 
 
 HERE: Final = StatesAway()  # all on the device

@@ -6,8 +6,9 @@ batch → the stream's actions (passes, transfers, reduction, update) → mean l
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -17,10 +18,12 @@ from costmodel.action import Action, Stream
 from costmodel.layout import Layout
 from costmodel.schedule import streams
 from costmodel.send_receive import with_transfers
+from profiles.drive import default_folder
 from profiles.job import Job
 from runtime.composition import HeldStage, held_stages
 from runtime.context_parallel.split import Context
 from runtime.data.source import Source
+from runtime.disk_optimizer import DiskOptimizer
 from runtime.evaluation import Evaluation
 from runtime.host_optimizer import HostOptimizer
 from runtime.learning_rate import LearningRate
@@ -61,6 +64,7 @@ class Trainer:
         device: torch.device,
         rate: LearningRate | None = None,
         compiled: bool = False,
+        offload_dir: Path | None = None,
     ) -> None:
         self.rate = rate
         self.job, self.layout, self.source = job, layout, source
@@ -81,12 +85,7 @@ class Trainer:
             device=device,
             compiled=compiled,
         )
-        named = [pair for stage in self.stages for pair in stage.named_parameters()]
-        self.optimizer = (
-            HostOptimizer(named, settings, device)
-            if any(stage.away.masters for stage in self.stages)
-            else Optimizer(named, settings)
-        )
+        self.optimizer = optimizer(self.stages, settings, device, offload_dir)
         tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:
@@ -225,6 +224,24 @@ class Trainer:
             torch.cuda.synchronize(self.device)
         if dist.get_world_size() > 1:
             dist.barrier()
+
+
+def optimizer(
+    stages: Sequence[HeldStage],
+    settings: Settings,
+    device: torch.device,
+    folder: Path | None = None,
+) -> Optimizer:
+    """The one optimizer of all *stages*, where their states are; on a drive in a file
+    of *folder* (or of the default one)."""
+    named = [pair for stage in stages for pair in stage.named_parameters()]
+    away = stages[0].away
+    if away.on_drive:
+        where = folder or default_folder()
+        return DiskOptimizer(named, settings, device, where, shards=away.shards)
+    if away.masters:
+        return HostOptimizer(named, settings, device)
+    return Optimizer(named, settings)
 
 
 def rank_stream(layout: Layout, rank: int) -> Stream:

@@ -124,9 +124,15 @@ def _saved(value: str) -> dict[str, Any]:
 
 
 def _away(value: str) -> Offload:
-    if value == "on disk":
-        return Offload(optimizer=True, tier="nvme")
     return Offload(optimizer="optimizer" in value, parameters="parameters" in value)
+
+
+def _kept_on(value: str) -> dict[str, Any]:
+    tier = "nvme" if value == "drive" else "cpu"
+    edit = lambda layout: replace(  # noqa: E731
+        layout, offload=replace(layout.offload, tier=tier)
+    )
+    return {"edit": edit}
 
 
 def _gradients(value: str) -> dict[str, Any]:
@@ -201,6 +207,7 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "recompute": _recompute,
     "saved tensors": _saved,
     "states": lambda value: {"offload": _away(value)},
+    "states on": _kept_on,
     "replicas": lambda _: {"dp": 2},
     "precision": lambda value: {"precision": value},
     "gradients": _gradients,

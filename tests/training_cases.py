@@ -23,6 +23,8 @@ WHOLE: Parts = ((0,),)  # one chunk, on one rank
 FP32 = Uniform(precision="fp32", micro_batch=2)
 OPTIMIZER = Offload(optimizer=True)
 STATES = Offload(optimizer=True, parameters=True)
+ON_DRIVE = Offload(optimizer=True, tier="nvme")
+STATES_ON_DRIVE = Offload(optimizer=True, parameters=True, tier="nvme")
 CASES: dict[str, Uniform] = {
     "single": replace(FP32, micro_batch=8),
     "accumulation": FP32,
@@ -175,6 +177,41 @@ CASES: dict[str, Uniform] = {
     "fsdp2-pp2-states-away": replace(
         FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES
     ),
+    "drive": replace(FP32, offload=ON_DRIVE),
+    "states-drive": replace(FP32, zero=3, offload=STATES_ON_DRIVE),
+    "dp2-drive": replace(FP32, dp=2, zero=0, offload=ON_DRIVE),
+    "zero1-drive": replace(FP32, dp=2, zero=1, zero_group=2, offload=ON_DRIVE),
+    "zero2-drive": replace(FP32, dp=2, zero=2, zero_group=2, offload=ON_DRIVE),
+    "fsdp2-drive": replace(FP32, dp=2, zero=3, zero_group=2, offload=ON_DRIVE),
+    "fsdp2-states-drive": replace(
+        FP32, dp=2, zero=3, zero_group=2, recompute="full", offload=STATES_ON_DRIVE
+    ),
+    "tp2-sp-drive": replace(FP32, tp=2, sequence_parallel=True, offload=ON_DRIVE),
+    "pp2-interleaved-drive": replace(
+        FP32, pp=2, virtual_stages=2, schedule="interleaved", offload=ON_DRIVE
+    ),
+    "zero1-zb-v-drive": replace(
+        FP32,
+        dp=2,
+        pp=2,
+        zero=1,
+        zero_group=2,
+        virtual_stages=2,
+        schedule="zb-v",
+        offload=ON_DRIVE,
+    ),
+    "dp2-chimera-drive": replace(
+        FP32, dp=2, pp=2, zero=0, schedule="chimera", offload=ON_DRIVE
+    ),
+    "fsdp2-tp2-states-drive": replace(
+        FP32,
+        dp=2,
+        tp=2,
+        zero=3,
+        zero_group=2,
+        sequence_parallel=True,
+        offload=STATES_ON_DRIVE,
+    ),
     **sharded_cases.CASES,
 }
 FAMILIES = ("gpt", "llama", "mixtral", "switch")
@@ -229,6 +266,9 @@ OF_EXPERTS: dict[str, Uniform] = {
     ),
     "dp4-ep2-zero3-states-away": replace(
         FP32, dp=4, ep=2, zero=3, zero_group=4, offload=STATES
+    ),
+    "dp4-ep2-zero2-drive": replace(
+        FP32, dp=4, ep=2, zero=2, zero_group=4, offload=ON_DRIVE
     ),
     "dp4-ep2-zero3-optimizer-away": replace(
         FP32, dp=4, ep=2, zero=3, zero_group=4, offload=OPTIMIZER
@@ -300,7 +340,7 @@ USUAL = {
         dp2 zero1 fsdp2 tp2-sp pp2-1f1b pp2-interleaved cp2-ring cp2-all-gather
         cp2-ulysses tp2-sp-by-name zero1-sqrt-offloaded pp2-zb-h1 pp2-zb-v
         pp2-dualpipe-v pp2-chimera tp2-pp2 fsdp2-tp2 fsdp2-pp2 cp2-tp2-sp-zero1
-        dp2-chimera fsdp2-optimizer-away hybrid-fsdp fsdp-zb-h1
+        dp2-chimera fsdp2-optimizer-away hybrid-fsdp fsdp-zb-h1 zero2-drive
     """,
     "llama": "tp2-sp tp2-zb-v",
     "switch": "dp2-ep2 fsdp2",

@@ -1,0 +1,94 @@
+"""`StateFile`: this rank's optimizer states in a file, bucket by bucket.
+
+A bucket holds some parameters' values and, after them, their moments. While one is
+updated the next is read ahead and the one before is written back: three buckets are in
+memory at once, whatever the model's size (the buffers of ZeRO-Infinity: Rajbhandari et
+al., SC 2021, section 5.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from profiles.drive import DriveFile, Part, whole_pages
+from profiles.units import MB
+
+BUCKET_BYTES: Final = 64 * MB  # of all states of its parameters
+FP32_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Members by number, the part of the file that has their values, and the part that
+    has their values and moments."""
+
+    members: tuple[int, ...]
+    values: Part
+    states: Part
+
+
+class StateFile(DriveFile):
+    """For each of *shapes*, in order, a value and *moments* more tensors of fp32, zeros
+    at first."""
+
+    def __init__(self, folder: Path, shapes: Sequence[torch.Size], moments: int) -> None:
+        sizes = [prod(shape) * FP32_BYTES for shape in shapes]
+        self.buckets = list(_buckets(sizes, 1 + moments))
+        end = self.buckets[-1].states if self.buckets else Part(0, 0)
+        super().__init__(folder, end.first + end.size_bytes)
+        self._tensors: dict[int, list[Tensor]] = {}
+        for bucket in self.buckets:
+            self._place(bucket, shapes, moments)
+
+    def states(self, member: int) -> list[Tensor]:
+        """A member's value and moments; what is written to them is in the file."""
+        return self._tensors[member]
+
+    def _place(self, bucket: Bucket, shapes: Sequence[torch.Size], moments: int) -> None:
+        value, moment = bucket.values.first, bucket.values.first
+        moment += bucket.values.size_bytes
+        for member in bucket.members:
+            size = prod(shapes[member]) * FP32_BYTES
+            places = (value, *(moment + kind * size for kind in range(moments)))
+            self._tensors[member] = [self._at(one, shapes[member]) for one in places]
+            value, moment = value + size, moment + moments * size
+
+    def _at(self, place: int, shape: torch.Size) -> Tensor:
+        if not prod(shape):
+            return torch.zeros(shape)
+        flat = torch.frombuffer(
+            self.map, dtype=torch.float32, count=prod(shape), offset=place
+        )
+        return flat.view(shape)
+
+
+def _buckets(sizes: Sequence[int], kinds: int) -> Iterator[Bucket]:
+    """Neighbours together, as many as a bucket takes, and at least one; a page belongs
+    to one bucket, and to its values or its moments."""
+    first = 0
+    for members in _neighbours(sizes, BUCKET_BYTES // kinds):
+        value_bytes = sum(sizes[member] for member in members)
+        values = Part(first, whole_pages(value_bytes))
+        moments = whole_pages((kinds - 1) * value_bytes)
+        yield Bucket(members, values, Part(first, values.size_bytes + moments))
+        first += values.size_bytes + moments
+
+
+def _neighbours(sizes: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    members: list[int] = []
+    held = 0
+    for number, size in enumerate(sizes):
+        if members and held + size > most:
+            yield tuple(members)
+            members, held = [], 0
+        members.append(number)
+        held += size
+    if members:
+        yield tuple(members)
