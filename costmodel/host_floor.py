@@ -55,6 +55,7 @@ def _states(rows: Rows, held: Callable[[str], Array]) -> Array:
         rows.policy,
         rows.job.moments,
         rows.columns.offload,
+        shards_are_masters=rows.on.software.fully_shard,
     )
 
 

@@ -5,13 +5,13 @@
     a node        all of its ranks together; nodes are filled in the order of ranks
 
 An optimizer on the host has the gradients of its shard beside it, from which it steps
-(Ren et al., ATC 2021, section 4.1).
+(Ren et al., ATC 2021, section 4.1); those of one on drives wait in the hosts' memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -22,9 +22,11 @@ from costmodel.islands import spans_of
 from costmodel.layout import Layout
 from costmodel.mesh_parallel import parallel_of
 from costmodel.offload import Offload
+from costmodel.offload_price import state_bytes
 from costmodel.peaks import Peak
+from costmodel.software import shares_cores
 from profiles.cluster import Cluster, Island
-from profiles.precision import Format, Precision
+from profiles.precision import Precision
 from profiles.units import format_bytes
 
 Array = NDArray[Any]
@@ -35,15 +37,25 @@ TIER_WORDS: Final = {"cpu": "host memory", "nvme": "drives"}
 class Away:
     """Bytes that the fullest node has of what is offloaded, and what it offers: None
     where the cluster does not say. Of unlike islands, the node that has most of what
-    it offers; None if no island says."""
+    it offers; None if no island says. `waiting` are the gradients of what is on drives,
+    in the hosts' memory."""
 
     tier: str
     node_bytes: float
     capacity_bytes: float | None
+    waiting: Away | None = None
 
     @property
     def fits(self) -> bool:
-        return self.capacity_bytes is None or self.node_bytes <= self.capacity_bytes
+        room = self.capacity_bytes is None or self.node_bytes <= self.capacity_bytes
+        return room and (self.waiting is None or self.waiting.fits)
+
+    @property
+    def fullest(self) -> Away:
+        """Of what is away and what waits, the one that takes more of its room."""
+        if self.waiting is None or self.share >= self.waiting.share:
+            return self
+        return self.waiting
 
     @property
     def share(self) -> float:
@@ -55,11 +67,14 @@ class Away:
         return f"{format_bytes(self.node_bytes)} of a node's {TIER_WORDS[self.tier]}"
 
     def document(self) -> dict[str, Any]:
-        return {
+        found: dict[str, Any] = {
             "tier": self.tier,
             "node_bytes": self.node_bytes,
             "node_capacity_bytes": self.capacity_bytes,
         }
+        if self.waiting is not None:
+            found["gradients"] = self.waiting.document()
+        return found
 
 
 def capacity_bytes(cluster: Cluster, tier: str) -> float | None:
@@ -88,14 +103,30 @@ def away_of(peak: Peak, layout: Layout, cluster: Cluster) -> Away | None:
         peak.precision,
         peak.moments,
         offload,
+        shards_are_masters=peak.on.software.fully_shard,
     )
+    found = _fullest_node(each, layout, cluster, offload.tier)
+    waits = offload.optimizer and offload.tier == "nvme"
+    if not waits or shares_cores(peak.on.device):
+        return found
+    gradients = _stepped(
+        peak.parameters,
+        peak.expert_parameters,
+        parallel_of(np.array(peak.degrees).T),
+        peak.precision.gradient.bytes,
+    )
+    return replace(found, waiting=_fullest_node(gradients, layout, cluster, "cpu"))
+
+
+def _fullest_node(each: Array, layout: Layout, cluster: Cluster, tier: str) -> Away:
+    """Of *each* bytes of every pipeline rank's ranks."""
     if len(cluster.islands) > 1:
-        return _over_islands(each, layout, cluster, offload.tier)
+        return _over_islands(each, layout, cluster, tier)
     on_node = cluster.island.devices_per_node
     return Away(
-        tier=offload.tier,
+        tier=tier,
         node_bytes=fullest_node_bytes(each, _sizes(layout), on_node),
-        capacity_bytes=capacity_bytes(cluster, offload.tier),
+        capacity_bytes=capacity_bytes(cluster, tier),
     )
 
 
@@ -128,21 +159,42 @@ def states_bytes(
     precision: Precision,
     moments: int,
     offload: Offload,
+    *,
+    shards_are_masters: bool,
 ) -> Array:
-    """Bytes of states that a rank has away; parameters before sharding."""
+    """Bytes of states that a rank has away; parameters before sharding.
+
+    Shards that are away beside what is updated are counted once where they are the
+    same: in 32 bits, or where *shards_are_masters* (`fully_shard`).
+    """
     found: Array = np.zeros(np.shape(parameters))
-    stepped = precision.master_bytes + moments * Format.FP32.bytes
-    sides = ((parameters, parallel), (expert_parameters, parallel.of_experts()))
-    for held, side in sides:
-        if offload.optimizer:
-            each = stepped + precision.gradient.bytes
-            found = found + held / side.shard_of(1) * each
-        if offload.parameters:
+    if offload.optimizer:
+        each = state_bytes(precision, moments)
+        if offload.tier == "cpu":
+            each += precision.gradient.bytes
+        found = found + _stepped(parameters, expert_parameters, parallel, each)
+    same = offload.optimizer and (shards_are_masters or not precision.master)
+    if offload.parameters and not same:
+        for held, side in _sides(parameters, expert_parameters, parallel):
             found = found + held * precision.parameter.bytes / side.shard_of(3)
     if offload.parameters:
         frozen = frozen_parameters * precision.frozen_bytes
         found = found + frozen / parallel.shard_of(3)
     return found
+
+
+def _stepped(
+    parameters: Array, expert_parameters: Array, parallel: DataParallel, each: float
+) -> Array:
+    """*each* byte of every parameter of a rank's optimizer shard."""
+    sides = _sides(parameters, expert_parameters, parallel)
+    return np.asarray(sum(held / side.shard_of(1) * each for held, side in sides))
+
+
+def _sides(
+    parameters: Array, expert_parameters: Array, parallel: DataParallel
+) -> tuple[tuple[Array, DataParallel], ...]:
+    return (parameters, parallel), (expert_parameters, parallel.of_experts())
 
 
 def fullest_node_bytes(each: Array, sizes: Sequence[int], on_node: int) -> float:

@@ -22,6 +22,7 @@ from costmodel.data_parallel import DataParallel
 from costmodel.footprint import PLAIN, Footprint
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
+from costmodel.software import shares_cores
 from profiles.device import Device
 from profiles.precision import Format, Precision
 from profiles.units import GiB
@@ -119,7 +120,7 @@ def memory(
     *frozen_parameters* beside them have neither gradient nor optimizer state;
     *expert_parameters* shard over the ranks that hold the same experts, often one.
     States that *offload* names are on the host, and with an optimizer the gradients
-    that ZeRO has reduced (level 2 and up).
+    that ZeRO has reduced (level 2 and up); on a CPU these are the rank's own.
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
@@ -152,10 +153,14 @@ def memory(
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
     if offload.parameters:
         weight = np.zeros_like(weight)
+    trained = parameters + expert_parameters
     if offload.optimizer:
         optimizer, copies = np.zeros_like(optimizer), np.zeros_like(copies)
-        gradient = np.where(parallel.zero >= 2, 0.0, gradient)
-    trained = parameters + expert_parameters
+        away = (parallel.zero >= 2) & (not shares_cores(device))
+        gradient = np.where(away, 0.0, gradient)
+        if fully_shard and not precision.master:  # the shards are what is updated there
+            here = trained * precision.parameter.bytes
+            weight = np.where(parallel.zero < 3, np.minimum(weight, here), weight)
     every, _ = footprint.gradient_bytes(precision)
     transient = transient_bytes + trained * cache + gathered_bytes
     buckets = np.minimum(footprint.bucket_elements, trained) * (

@@ -119,10 +119,10 @@ def offload_problems(offload: Offload, *, zero: int, on_host: bool) -> Iterator[
     """Why a layout cannot offload so; *on_host* where the device is a CPU."""
     if not offload.anything:
         return
-    if on_host:
+    if on_host and offload.tier == "cpu":
         yield (
             f"--offload {offload}: the device is a CPU, whose memory is the host's; "
-            "leave it out"
+            "leave it out, or put optimizer states on its drive: --offload-to nvme"
         )
     if offload.parameters and zero != 3:
         yield (

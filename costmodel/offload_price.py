@@ -8,8 +8,15 @@ buffers), so that a pass waits for
 
     forward    out: the offloaded share of what is saved; in: offloaded parameters
     backward   in: both again; out, from ZeRO-2 on: gradients of an offloaded optimizer
-    step       out, below ZeRO-2: the gradients, once; the update on the host; in: the
-               updated weights, unless they stay there
+    step       out, below ZeRO-2: the gradients, once (ZeRO-1's behind the last
+               backward, as they are scattered; whole ones when they are summed and
+               clipped); the update on the host; in: the updated weights, unless they
+               stay there
+
+On drives are states, activations and parameters: they are read and written at the rates
+of a node's drives, which its ranks share, states once each a step, one after the other.
+Gradients wait in the host's memory. Of a device that is a CPU the host's memory is its
+own: nothing takes a link.
 
 (Yuan et al., ATC 2024, section 3.3; Ren et al., ATC 2021, section 4; Rajbhandari et
 al., SC 2021, section 5.)
@@ -18,6 +25,7 @@ al., SC 2021, section 5.)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +34,8 @@ from numpy.typing import NDArray
 from costmodel.data_parallel import DataParallel
 from costmodel.machine import Machine
 from costmodel.offload import Offload
-from costmodel.step_work import optimizer_bytes
+from costmodel.software import shares_cores
+from costmodel.step_work import optimizer_bytes, updated
 from profiles.job import OPTIMIZERS
 from profiles.precision import Format, Precision
 from profiles.units import GB
@@ -78,13 +87,16 @@ def waits(
 ) -> Waits:
     """What one micro-batch's passes through a stage, of *forward_s* and *backward_s*,
     wait for. *weight_bytes* and *gradient_bytes* are those of a rank's shard."""
-    rate = copy_rate(parallel, offload, machine)
+    link, to = host_link(machine), tier_rates(parallel, offload, machine)
     fetched = weight_bytes if offload.parameters else np.zeros(())
     sent = np.where(parallel.zero >= 2, gradient_bytes, 0.0) * offload.optimizer
     hides = "offload" in machine.software.overlap
+    leave_s, fetch_s = saved_away_bytes / to.write, fetched / to.read
     return Waits(
-        forward_s=_beyond(forward_s * hides, saved_away_bytes, fetched, rate),
-        backward_s=_beyond(backward_s * hides, sent, saved_away_bytes + fetched, rate),
+        forward_s=_beyond(forward_s * hides, leave_s, fetch_s),
+        backward_s=_beyond(
+            backward_s * hides, sent / link, saved_away_bytes / to.read + fetch_s
+        ),
     )
 
 
@@ -100,24 +112,63 @@ def host_step(
 ) -> HostStep:
     """The step of an optimizer on the host, over a rank's shard of *parameters*.
 
-    *backward_s* is the last pass, behind which gradients start to leave (below ZeRO-2;
-    from there on they are already gone).
+    *backward_s* is the last pass, behind which ZeRO-1's gradients leave; from ZeRO-2 on
+    they are already gone.
     """
+    zero, link = _level(parallel), host_link(machine)
     shard = parameters / parallel.shard_of(1)
-    rate = copy_rate(parallel, offload, machine)
-    hides = "offload" in machine.software.overlap
-    leaving = np.where(parallel.zero < 2, shard * precision.gradient.bytes, 0.0)
-    out_s = _beyond(backward_s * hides, leaving, np.zeros(()), rate)
-    back = 0.0 if offload.parameters else precision.parameter.bytes
-    back_s = shard * back / rate
+    hidden_s = backward_s * ("offload" in machine.software.overlap) * (zero == 1)
+    leaving = np.where(zero < 2, shard * precision.gradient.bytes, 0.0)
+    out_s = _beyond(hidden_s, leaving / link, np.zeros(()))
+    back_s = _weights_back_s(shard, parallel, precision, machine, offload)
     update_s = update_on_host_s(parameters, parallel, precision, machine, optimizer)
     if offload.tier == "nvme":
-        moments = OPTIMIZERS[optimizer]
-        state = precision.master_bytes + moments * Format.FP32.bytes
-        streamed = 2 * shard * state / copy_rate(parallel, offload, machine)
-        update_s = np.maximum(update_s, streamed)
+        states = shard * state_bytes(precision, OPTIMIZERS[optimizer])
+        to = tier_rates(parallel, offload, machine)
+        update_s = np.maximum(update_s, states / to.read + states / to.write)
     copies = np.asarray(out_s + back_s)
     return HostStep(seconds=np.asarray(update_s + copies), copies_s=copies)
+
+
+def state_bytes(precision: Precision, moments: int) -> float:
+    """Of a parameter whose optimizer is away: the value that is updated, in fp32, and
+    the moments."""
+    value = precision.master_bytes or precision.parameter.bytes
+    return float(value + moments * Format.FP32.bytes)
+
+
+def shard_bytes(precision: Precision, machine: Machine) -> float:
+    """Of a parameter of a shard that is away: `fully_shard`'s are the masters, and are
+    cast when they have come."""
+    master = precision.master_bytes if machine.software.fully_shard else 0.0
+    return float(master or precision.parameter.bytes)
+
+
+def _weights_back_s(
+    shard: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    machine: Machine,
+    offload: Offload,
+) -> Array:
+    """Updated weights: `fully_shard`'s shards of ZeRO-1 and 2 are fetched from where
+    they lie, others come from the update."""
+    if offload.parameters:
+        return np.zeros(())
+    zero = _level(parallel)
+    each = np.where(
+        zero == 0,
+        precision.parameter.bytes,
+        shard_bytes(precision, machine),
+    )
+    fetched = ((zero == 1) | (zero == 2)) & machine.software.fully_shard
+    rate = tier_rates(parallel, offload, machine).read
+    return np.asarray(shard * each / np.where(fetched, rate, host_link(machine)))
+
+
+def _level(parallel: DataParallel) -> Array:
+    """ZeRO's, of ranks that have somebody to share with."""
+    return np.where(parallel.shards * parallel.replicas > 1, parallel.zero, 0)
 
 
 def update_on_host_s(
@@ -127,17 +178,40 @@ def update_on_host_s(
     machine: Machine,
     optimizer: str,
 ) -> Array:
-    """The update itself: bytes at what the ranks of a node share of its memory."""
+    """The update itself: bytes at what the ranks of a node share of its memory; on a
+    CPU as everywhere there."""
+    if shares_cores(machine.device):
+        return updated(parameters, parallel, precision, machine, optimizer).seconds
     moved = optimizer_bytes(parameters, parallel, precision, OPTIMIZERS[optimizer])
     return moved / (HOST_UPDATE_BYTES_PER_S / on_node(parallel, machine))
 
 
-def copy_rate(parallel: DataParallel, offload: Offload, machine: Machine) -> Array:
-    """Bytes a second of one rank to the tier, one way."""
-    link = machine.device.host_link.si * HOST_LINK_FRACTION
-    if offload.tier == "nvme":
-        return np.minimum(link, NVME_BYTES_PER_S / on_node(parallel, machine))
-    return np.asarray(link)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierRates:
+    """Bytes a second between one rank and the tier."""
+
+    read: Array
+    write: Array
+
+
+def host_link(machine: Machine) -> float:
+    """Bytes a second between a device and its host, one way; no limit on a CPU."""
+    if shares_cores(machine.device):
+        return inf
+    return machine.device.host_link.si * HOST_LINK_FRACTION
+
+
+def tier_rates(parallel: DataParallel, offload: Offload, machine: Machine) -> TierRates:
+    """Those of the link, or where it is slower of a share of the node's drives."""
+    link = np.asarray(host_link(machine))
+    if offload.tier != "nvme":
+        return TierRates(read=link, write=link)
+    ranks, island = on_node(parallel, machine), machine.cluster.islands[0]
+    read, write = (
+        np.minimum(link, (known.si if known else NVME_BYTES_PER_S) / ranks)
+        for known in (island.drive_read, island.drive_write)
+    )
+    return TierRates(read=read, write=write)
 
 
 def on_node(parallel: DataParallel, machine: Machine) -> Array:
@@ -145,6 +219,5 @@ def on_node(parallel: DataParallel, machine: Machine) -> Array:
     return np.minimum(parallel.ranks, machine.island.devices_per_node)
 
 
-def _beyond(pass_s: Array, out_bytes: Array, in_bytes: Array, rate: Array) -> Array:
-    busiest = np.maximum(out_bytes, in_bytes) / rate
-    return np.asarray(np.maximum(busiest - pass_s, 0.0))
+def _beyond(pass_s: Array, out_s: Array, in_s: Array) -> Array:
+    return np.asarray(np.maximum(np.maximum(out_s, in_s) - pass_s, 0.0))

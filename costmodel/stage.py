@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.atoms import Atom
-from costmodel.contents import Contents, weight_bytes
+from costmodel.contents import Contents
 from costmodel.data_parallel import (
     DataParallel,
     exchanges,
@@ -23,7 +23,7 @@ from costmodel.data_parallel import (
 )
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
-from costmodel.offload_price import NO_WAITS, host_step, waits
+from costmodel.offload_price import NO_WAITS, host_step, shard_bytes, waits
 from costmodel.sourced import Sourced
 from costmodel.stage_bytes import stage_bytes
 from costmodel.step_work import accumulated, updated
@@ -134,10 +134,12 @@ def stage_price(
     backward_s = backward_compute + backward_exposed
     copies = NO_WAITS
     if offload.states or np.any(total.away_bytes):
+        each = shard_bytes(precision, machine)
         copies = waits(
             saved_away_bytes=total.away_bytes,
-            weight_bytes=weight_bytes(parameters, frozen, precision) / parallel.shards
-            + experts * precision.parameter.bytes / apart.shards,
+            weight_bytes=(parameters * each + frozen * precision.frozen_bytes)
+            / parallel.shards
+            + experts * each / apart.shards,
             gradient_bytes=precision.gradient.bytes
             * (parameters / parallel.shards + experts / apart.shards),
             forward_s=forward_s,

@@ -229,10 +229,12 @@ def _too_little_memory(problem: Problem) -> str:
 def _too_little_on_hosts(problem: Problem, found: Candidate) -> str:
     away = found.estimate.away
     assert away is not None, "nothing else is limited"
+    tight = away.fullest
+    assert tight.capacity_bytes is not None, "else it would fit"
     return (
         f"host memory: {choice_words(found.choice, problem.job.global_batch)} fits on "
-        f"the devices, and needs {away.words}, which has "
-        f"{format_bytes(problem.host_limit_bytes)}"
+        f"the devices, and needs {tight.words}, which has "
+        f"{format_bytes(tight.capacity_bytes)}"
     )
 
 

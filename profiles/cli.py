@@ -79,6 +79,13 @@ MOST_RANKS = 64
     metavar="HOST:PORT",
     help="Where the machines of a cluster meet; give the same command on each.",
 )
+@click.option(
+    "--offload-dir",
+    type=path,
+    metavar="DIR",
+    help="Folder of the drive that execute would keep states on.  [default: that of "
+    "temporary files]",
+)
 def profile(
     out: Path | None,
     show: Path | None,
@@ -92,6 +99,7 @@ def profile(
     precisions: tuple[str, ...],
     nnodes: int,
     rdzv_endpoint: str | None,
+    offload_dir: Path | None,
     as_json: bool,
 ) -> None:
     """What can this machine do? Measures its operators and links.
@@ -125,6 +133,7 @@ def profile(
             precisions=precisions,
             nodes=nnodes,
             rdzv_endpoint=rdzv_endpoint,
+            offload_dir=offload_dir,
         )
     )
     with _meter() as advance:

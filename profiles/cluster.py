@@ -58,7 +58,8 @@ class Island:
     """Like nodes on one fabric. `nodes` is None where as many as asked are there.
 
     `host_memory` and `nvme` are what a node's processors and drives hold, None where
-    nobody says: what is offloaded to them is then not limited.
+    nobody says: what is offloaded to them is then not limited. `drive_read` and
+    `drive_write` are what its drives read and write together, bytes a second.
     """
 
     device: Device
@@ -67,6 +68,8 @@ class Island:
     levels: tuple[Level, ...]  # innermost first
     host_memory: Figure | None = None
     nvme: Figure | None = None
+    drive_read: Figure | None = None
+    drive_write: Figure | None = None
 
     def __post_init__(self) -> None:
         sizes = [level.devices for level in self.levels]
@@ -85,6 +88,12 @@ class Island:
             figure = getattr(self, name)
             if figure is not None:
                 figure.require("bytes", f"{name} of a node")
+        for name in ("drive_read", "drive_write"):
+            figure = getattr(self, name)
+            if figure is not None:
+                figure.require("bytes/s", f"{name} of a node")
+                if not figure.value:
+                    raise InvalidSpec(f"{name} of a node is 0: leave it out")
 
     def _require_nested(self, sizes: Sequence[int]) -> None:
         """Raise InvalidSpec for domains, or nodes, that cut each other."""

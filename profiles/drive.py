@@ -27,9 +27,10 @@ from typing import Any, Final
 
 from profiles.documents import shown
 from profiles.errors import Unsupported
-from profiles.units import format_bytes
+from profiles.units import MB, format_bytes
 
 PAGE_BYTES: Final = mmap.PAGESIZE
+BUCKET_BYTES: Final = 64 * MB  # that a run's optimizer takes at a time
 UNSETTLED: Final = 1  # parts that may still be on their way when another one is left
 PREFIX: Final = "meshwright-states-"
 # linux/fs.h: begin to write what is dirty; wait for what is under way.

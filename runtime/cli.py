@@ -101,6 +101,13 @@ MOST_STEPS = 10**9
     is_flag=True,
     help="torch.compile of each layer; minutes before the first step.",
 )
+@click.option(
+    "--offload-dir",
+    type=path,
+    metavar="DIR",
+    help="Folder of a drive for the states of a layout with --offload-to nvme.  "
+    "[default: that of temporary files]",
+)
 @training_options
 @click.option("--record", is_flag=True, help="Report the first step's actions.")
 def execute(
@@ -124,6 +131,7 @@ def execute(
     training: Training,
     probe: bool,
     compiled: bool,
+    offload_dir: Path | None,
     record: bool,
     as_json: bool,
 ) -> None:
@@ -153,6 +161,7 @@ def execute(
         observe=observe,
         training=training,
         compiled=compiled,
+        offload_dir=offload_dir,
         progress=not as_json,
     )
     run = prepare(wish)  # what is wrong with it is said before anything is measured

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from runtime.disk_states import Bucket, StateFile
+from runtime.drive_shards import ShardReads
 from runtime.host import Host
 from runtime.host_gradients import HostGradients
 from runtime.optimizer import Leaf, Optimizer, Settings, local
@@ -48,6 +49,7 @@ class DiskOptimizer(Optimizer):
     ) -> None:
         named = list(parameters)
         self._host, self._shards = Host(device), shards
+        self.reads: list[ShardReads] = []
         self._down = HostGradients(self._host)
         kinds = MOMENTS.get(settings.name, ())
         shapes = [local(parameter).shape for _, parameter in named]
@@ -77,6 +79,15 @@ class DiskOptimizer(Optimizer):
             self._update(bucket, sums)
             self.file.leave(bucket.states)
         self._down.begin()
+        for one in self.reads:
+            one.again()
+
+    def read_for(self, stage: nn.Module, *, passes: bool) -> None:
+        """Bring the shards of *stage* from the file before they are gathered, for all
+        *passes* or the first one of a step."""
+        leaves = enumerate(self.leaves)
+        members = {id(leaf.parameter): number for number, leaf in leaves}
+        self.reads.append(ShardReads(stage, self.file, members, passes=passes))
 
     def _ahead(self, bucket: Bucket | None) -> None:
         if bucket is not None:

@@ -8,7 +8,7 @@ al., SC 2021, section 5.2.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,10 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from profiles.drive import DriveFile, Part, whole_pages
-from profiles.units import MB
+from profiles.drive import BUCKET_BYTES, PAGE_BYTES, DriveFile, Part, whole_pages
 
-BUCKET_BYTES: Final = 64 * MB  # of all states of its parameters
 FP32_BYTES: Final = 4
 
 
@@ -38,12 +36,15 @@ class StateFile(DriveFile):
     """For each of *shapes*, in order, a value and *moments* more tensors of fp32, zeros
     at first."""
 
-    def __init__(self, folder: Path, shapes: Sequence[torch.Size], moments: int) -> None:
+    def __init__(
+        self, folder: Path, shapes: Sequence[torch.Size], moments: int
+    ) -> None:
         sizes = [prod(shape) * FP32_BYTES for shape in shapes]
         self.buckets = list(_buckets(sizes, 1 + moments))
         end = self.buckets[-1].states if self.buckets else Part(0, 0)
         super().__init__(folder, end.first + end.size_bytes)
         self._tensors: dict[int, list[Tensor]] = {}
+        self._values: dict[int, Part] = {}  # where each value is, to the byte
         for bucket in self.buckets:
             self._place(bucket, shapes, moments)
 
@@ -51,11 +52,27 @@ class StateFile(DriveFile):
         """A member's value and moments; what is written to them is in the file."""
         return self._tensors[member]
 
-    def _place(self, bucket: Bucket, shapes: Sequence[torch.Size], moments: int) -> None:
+    def parts_of(self, members: Iterable[int]) -> Iterator[Part]:
+        """Whole pages that have the values of *members*, neighbours in one part."""
+        first = end = 0
+        for place in (self._values[one] for one in sorted(members)):
+            begins = place.first // PAGE_BYTES * PAGE_BYTES
+            if begins > end and end:
+                yield Part(first, end - first)
+                end = 0
+            first = begins if not end else first
+            end = begins + whole_pages(place.first + place.size_bytes - begins)
+        if end:
+            yield Part(first, end - first)
+
+    def _place(
+        self, bucket: Bucket, shapes: Sequence[torch.Size], moments: int
+    ) -> None:
         value, moment = bucket.values.first, bucket.values.first
         moment += bucket.values.size_bytes
         for member in bucket.members:
             size = prod(shapes[member]) * FP32_BYTES
+            self._values[member] = Part(value, size)
             places = (value, *(moment + kind * size for kind in range(moments)))
             self._tensors[member] = [self._at(one, shapes[member]) for one in places]
             value, moment = value + size, moment + moments * size

@@ -32,6 +32,7 @@ class Request:
     observe: bool = False  # listen to more steps, for samples of them
     record: bool = False  # the actions of the first step, with their collectives
     compiled: bool = False  # torch.compile of each layer
+    offload_dir: str | None = None  # of a drive; None: that of temporary files
     progress: bool = True
 
     def write(self, path: Path) -> None:

@@ -21,6 +21,7 @@ from runtime import checkpoint, sampling
 from runtime.compiled import require_compilable
 from runtime.data.names import absolute
 from runtime.data.source import Source, source
+from runtime.drive_room import require_drive
 from runtime.launcher import launch, require_startable
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Settings
@@ -52,6 +53,7 @@ class Wish:
     observe: Path | None = None
     training: Training = field(default_factory=Training)
     compiled: bool = False
+    offload_dir: Path | None = None
     progress: bool
 
 
@@ -65,6 +67,7 @@ class Run:
     device: str
     data: Source
     prediction: Prediction
+    remarks: tuple[str, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -76,7 +79,7 @@ class Run:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self.prediction.warnings
+        return (*self.remarks, *self.prediction.warnings)
 
     def carried_out(self) -> dict[str, Any]:
         """Launch it, wait for it; what `execute --json` prints.
@@ -104,7 +107,7 @@ class Run:
         return document
 
     def _request(self, result: Path) -> Request:
-        folder = self.wish.checkpoint_dir
+        folder, drive = self.wish.checkpoint_dir, self.wish.offload_dir
         return Request(
             layout=file_document(self.file),
             device=self.device,
@@ -121,6 +124,7 @@ class Run:
             record=self.wish.record,
             observe=self.wish.observe is not None,
             compiled=self.wish.compiled,
+            offload_dir=None if drive is None else str(drive.absolute()),
             progress=self.wish.progress,
         )
 
@@ -138,6 +142,8 @@ def prepare(wish: Wish) -> Run:
         )
     require_startable(layout.gpus // wish.nnodes, device=device)
     _require_checkpoints(wish, job)
+    ranks = layout.gpus // wish.nnodes
+    remarks = require_drive(job, layout, wish.offload_dir, local_ranks=ranks)
     _require_observable(wish, device, layout)
     _require_training(wish, job)
     if wish.compiled:
@@ -149,6 +155,7 @@ def prepare(wish: Wish) -> Run:
         device=device,
         data=_source(wish, job, wish.data),
         prediction=predict(file, job, wish.profiles),
+        remarks=remarks,
     )
 
 

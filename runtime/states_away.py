@@ -8,8 +8,8 @@ optimizer, ZeRO-3      masters, moments and update; shards stay on the device fo
                        the passes, gradients go down as they are scattered
 and parameters         ZeRO-3's shards: fetched for each pass, a layer ahead
 
-On the host's memory, or on its drive: then masters (or shards) and moments are in a
-file and take the host's memory bucket by bucket (`DiskOptimizer`), gradients wait there.
+In the host's memory, or on its drive: then masters (or shards) and moments are in a
+file and take memory bucket by bucket (`DiskOptimizer`); gradients wait in memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from costmodel.offload import Offload
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesAway:
     """`shards` with all that is made of them, or `masters` of the optimizer's own;
-    in a file where `on_drive`."""
+    in a file where `on_drive`. `passes` fetch shards each time, not once a step."""
 
     shards: bool = False
     masters: bool = False
     on_drive: bool = False
+    passes: bool = False
 
     @classmethod
     def of(cls, offload: Offload, zero: int) -> StatesAway:
@@ -38,7 +39,8 @@ class StatesAway:
         shards = offload.parameters or (offload.optimizer and zero in (1, 2))
         masters = offload.optimizer and not shards
         on_drive = offload.states and offload.tier == "nvme"
-        return cls(shards=shards, masters=masters, on_drive=on_drive)
+        passes = offload.parameters
+        return cls(shards=shards, masters=masters, on_drive=on_drive, passes=passes)
 
     def policy(self, device: torch.device) -> OffloadPolicy:
         """The same for `fully_shard`."""

@@ -238,7 +238,10 @@ def optimizer(
     away = stages[0].away
     if away.on_drive:
         where = folder or default_folder()
-        return DiskOptimizer(named, settings, device, where, shards=away.shards)
+        found = DiskOptimizer(named, settings, device, where, shards=away.shards)
+        for stage in stages if away.shards else ():
+            found.read_for(stage.stage, passes=stage.away.passes)
+        return found
     if away.masters:
         return HostOptimizer(named, settings, device)
     return Optimizer(named, settings)

@@ -51,6 +51,7 @@ class Run:
             device=self.device,
             rate=learning_rate(request.settings, request.training, request.steps),
             compiled=request.compiled,
+            offload_dir=Path(request.offload_dir) if request.offload_dir else None,
         )
         asked = request.training
         untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)

@@ -11,6 +11,7 @@ from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device
 from profiles.figure import Figure
 from profiles.local import LOCAL
+from profiles.measure.drives import DriveRates, with_drives
 from profiles.measure.survey import Result
 from profiles.measure.tasks import FORWARD, Request
 from profiles.samples import CollectiveKey, OperatorKey, Sample
@@ -29,9 +30,10 @@ def cluster_of(
     device: str,
     links: tuple[str, str],
     memory_bytes: float,
+    drives: DriveRates = DriveRates(),
 ) -> Cluster:
     """Nodes of as many devices as they had ranks, *memory_bytes* each; *links* are the
-    kinds of what joins the ranks of a node, and nodes."""
+    kinds of what joins the ranks of a node, and nodes; *drives* are a node's."""
     copy = median(result.copy_bytes_per_s for result in results)
     near, far = links
     own = _level("node", near, (2,), collectives, copy)
@@ -46,6 +48,7 @@ def cluster_of(
         nodes=request.nodes,
         levels=levels,
     )
+    island = with_drives(island, drives, f"{SOURCE}: states bucket by bucket")
     nodes = "One node" if request.nodes == 1 else f"{request.nodes} nodes"
     each = "" if request.nodes == 1 else " each"
     return Cluster(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from profiles.drive import default_folder, require_room
 from profiles.errors import Contradiction, InvalidQuestion, Unsupported
 from profiles.job import Job
 from profiles.measure import machine
 from profiles.measure.default_jobs import default_jobs
+from profiles.measure.drives import SIZE_BYTES
 from profiles.measure.functions import KINDS
 from profiles.models.catalog import Model
 from profiles.models.catalog import model as known_model
@@ -33,13 +36,15 @@ class Wish:
     precisions: tuple[str, ...] = ()
     nodes: int = 1
     rdzv_endpoint: str | None = None
+    offload_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """Ranks on a device, the precisions, and the jobs whose shapes are measured.
 
-    `ranks` are those of each of the `nodes`.
+    `ranks` are those of each of the `nodes`; `offload_dir` is on the drive that is
+    measured.
     """
 
     device: str
@@ -49,6 +54,7 @@ class Question:
     quick: bool
     nodes: int = 1
     endpoint: Endpoint | None = None
+    offload_dir: Path = field(default_factory=default_folder)
 
 
 def resolved(wish: Wish) -> Question:
@@ -58,6 +64,8 @@ def resolved(wish: Wish) -> Question:
     room for so many ranks, and UnknownName, InvalidSpec or Unsupported for the model.
     """
     jobs = _jobs(wish)
+    if wish.offload_dir is not None:
+        require_room(wish.offload_dir, SIZE_BYTES, "measuring the drive")
     endpoint = meeting_point(wish.nodes, wish.rdzv_endpoint)
     gpus = machine.gpus() if wish.device != "cpu" else ()
     device = wish.device or ("cuda" if gpus else "cpu")
@@ -78,6 +86,7 @@ def resolved(wish: Wish) -> Question:
         quick=wish.quick,
         nodes=wish.nodes,
         endpoint=endpoint,
+        offload_dir=wish.offload_dir or default_folder(),
     )
 
 

@@ -12,6 +12,9 @@ from tempfile import TemporaryDirectory
 from profiles.measure import machine
 from profiles.measure.calibration import CALIBRATION
 from profiles.measure.cluster import cluster_of
+from profiles.measure.drives import QUICK_BYTES as DRIVE_QUICK_BYTES
+from profiles.measure.drives import SIZE_BYTES as DRIVE_BYTES
+from profiles.measure.drives import DriveRates, drive_rates, slowest
 from profiles.measure.gpu_names import device_name
 from profiles.measure.meeting import meeting
 from profiles.measure.node import Node, described, rank_memory_bytes, require_alike
@@ -58,6 +61,8 @@ def measure(
 
     Raises RunFailed where a measuring process dies.
     """
+    size = DRIVE_QUICK_BYTES if question.quick else DRIVE_BYTES
+    drive = drive_rates(question.offload_dir, size)
     before = Busy.now()
     with (
         TemporaryDirectory(prefix="meshwright-") as folder,
@@ -75,9 +80,11 @@ def measure(
             request, progress, node=met.node, interface=interface(question.endpoint)
         )
         everyone = met.share("results", Results(ranks=own))
+        drives = slowest(met.share("drives", drive))
         quiet = max(met.share("noise", _noise(before, nodes, met.node, everyone)))
     results = [result for one in everyone for result in one.ranks]
-    return Measured(samples=_samples(request, results, quiet, nodes), noise=quiet)
+    samples = _samples(request, results, quiet, nodes, drives)
+    return Measured(samples=samples, noise=quiet)
 
 
 def _noise(
@@ -151,7 +158,11 @@ def _calibration_s(results: Sequence[Result]) -> float:
 
 
 def _samples(
-    request: Request, results: Sequence[Result], quiet: Noise, nodes: Sequence[Node]
+    request: Request,
+    results: Sequence[Result],
+    quiet: Noise,
+    nodes: Sequence[Node],
+    drives: DriveRates,
 ) -> Samples:
     """The same on every node; of the machine, what node 0 says of itself."""
     facts = results[0].facts
@@ -186,5 +197,6 @@ def _samples(
             device=device,
             links=(fabric, network),
             memory_bytes=rank_memory_bytes(nodes, request.device),
+            drives=drives,
         ),
     )

@@ -110,7 +110,10 @@ def test_who_keeps_what_where() -> None:
     kept = {zero: StatesAway.of(optimizer, zero) for zero in range(4)}
     assert [one.masters for one in kept.values()] == [True, False, False, True]
     assert [one.shards for one in kept.values()] == [False, True, True, False]
-    assert StatesAway.of(both, 3) == StatesAway(shards=True)
+    assert StatesAway.of(both, 3) == StatesAway(shards=True, passes=True)
+    on_drive = Offload(optimizer=True, tier="nvme")
+    assert StatesAway.of(on_drive, 1) == StatesAway(shards=True, on_drive=True)
+    assert StatesAway.of(on_drive, 3) == StatesAway(masters=True, on_drive=True)
     assert StatesAway.of(Offload(), 3) == StatesAway()
     levels = [level(zero, Offload(), ranks=1) for zero in range(4)]
     assert levels == [0, 0, 0, 0]

@@ -18,6 +18,7 @@ from profiles.local import local_cluster
 from profiles.measure import session
 from profiles.measure.calibration import CALIBRATION, calibration_s
 from profiles.measure.cluster import cluster_of
+from profiles.measure.drives import DriveRates
 from profiles.measure.processes import run
 from profiles.measure.question import Question
 from profiles.measure.session import measure, request_of
@@ -137,9 +138,18 @@ def test_one_rank_needs_no_group() -> None:
 def test_ceilings_are_those_that_were_seen() -> None:
     request = request_of(replace(QUESTION, ranks=1), "", 1.0)
     cluster = cluster_of(
-        request, (RESULT,), SEEN, {}, device="x", links=LINKS, memory_bytes=2**30
+        request,
+        (RESULT,),
+        SEEN,
+        {},
+        device="x",
+        links=LINKS,
+        memory_bytes=2**30,
+        drives=DriveRates(read=2e9, write=1e9),
     )
     assert (cluster.gpus, cluster.device.name) == (1, "x")
+    read, write = cluster.island.drive_read, cluster.island.drive_write
+    assert [one and one.si for one in (read, write)] == pytest.approx([2e9, 1e9])
     assert cluster.device.peak["fp32"].si == pytest.approx(2000)
     assert cluster.device.host_link.si == pytest.approx(2000)
     assert cluster.device.memory_bytes_per_s == pytest.approx(5e9)
