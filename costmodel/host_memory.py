@@ -51,13 +51,6 @@ class Away:
         return room and (self.waiting is None or self.waiting.fits)
 
     @property
-    def fullest(self) -> Away:
-        """Of what is away and what waits, the one that takes more of its room."""
-        if self.waiting is None or self.share >= self.waiting.share:
-            return self
-        return self.waiting
-
-    @property
     def share(self) -> float:
         """Of what it offers; 0 where that is not known."""
         return self.node_bytes / self.capacity_bytes if self.capacity_bytes else 0.0

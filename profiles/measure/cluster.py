@@ -11,7 +11,7 @@ from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device
 from profiles.figure import Figure
 from profiles.local import LOCAL
-from profiles.measure.drives import DriveRates, with_drives
+from profiles.measure.drives import UNMEASURED, DriveRates, with_drives
 from profiles.measure.survey import Result
 from profiles.measure.tasks import FORWARD, Request
 from profiles.samples import CollectiveKey, OperatorKey, Sample
@@ -30,7 +30,7 @@ def cluster_of(
     device: str,
     links: tuple[str, str],
     memory_bytes: float,
-    drives: DriveRates = DriveRates(),
+    drives: DriveRates = UNMEASURED,
 ) -> Cluster:
     """Nodes of as many devices as they had ranks, *memory_bytes* each; *links* are the
     kinds of what joins the ranks of a node, and nodes; *drives* are a node's."""

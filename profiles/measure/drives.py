@@ -36,12 +36,15 @@ class DriveRates:
     write: float = 0.0
 
 
+UNMEASURED: Final = DriveRates()
+
+
 def drive_rates(folder: Path, size_bytes: int = SIZE_BYTES) -> DriveRates:
     """What a drive does while this machine does nothing else; no file is left."""
     try:
         file = DriveFile(folder, size_bytes)
     except OSError:
-        return DriveRates()
+        return UNMEASURED
     step = BUCKET_BYTES // PAGE_BYTES * PAGE_BYTES
     parts = [
         Part(first, min(step, size_bytes - first))
