@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.contents import weight_bytes
 from costmodel.data_parallel import DataParallel
 from costmodel.estimate import Estimate
 from costmodel.island_price import Placed
@@ -19,7 +18,7 @@ from costmodel.layout_price import LayoutPricer
 from costmodel.machine import Machine
 from costmodel.mesh_parallel import degrees_of_stage, parallel_of
 from costmodel.offload import Offload
-from costmodel.offload_price import copy_rate
+from costmodel.offload_price import shard_bytes, tier_rates
 from costmodel.retention_away import Link
 from profiles.job import Job
 
@@ -31,9 +30,8 @@ def links_of(found: Estimate, job: Job, on: Machine, tier: str) -> tuple[Link, .
     layout, where = found.layout, on.running(found.layout.gpus)
     rows = np.array([degrees_of_stage(one, layout.pp) for one in layout.stages]).T
     parallel, costs = parallel_of(rows), found.timeline.costs
-    rate = np.broadcast_to(
-        copy_rate(parallel, Offload(tier=tier), where), len(layout.stages)
-    )
+    to = tier_rates(parallel, Offload(tier=tier), where)
+    rate = np.broadcast_to(np.minimum(to.read, to.write), len(layout.stages))
     hides = "offload" in where.software.overlap
     backward_s = costs.backward_s - _fetched(found, job, where, parallel) / rate
     return tuple(
@@ -54,6 +52,7 @@ def _fetched(found: Estimate, job: Job, on: Machine, parallel: DataParallel) -> 
         return np.zeros(len(layout.stages))
     pricer = LayoutPricer(job=job, layout=layout, machine=on)
     held = Placed(pricer=pricer).columns()
-    dense = weight_bytes(held.parameters, held.frozen_parameters, layout.precision)
-    experts = held.expert_parameters * layout.precision.parameter.bytes
+    each = shard_bytes(layout.precision, on)
+    frozen = held.frozen_parameters * layout.precision.frozen_bytes
+    dense, experts = held.parameters * each + frozen, held.expert_parameters * each
     return np.asarray(dense / parallel.shards + experts / parallel.of_experts().shards)

@@ -91,7 +91,7 @@ class Island:
         for name in ("drive_read", "drive_write"):
             figure = getattr(self, name)
             if figure is not None:
-                figure.require("bytes/s", f"{name} of a node")
+                figure.require("bytes a second", f"{name} of a node")
                 if not figure.value:
                     raise InvalidSpec(f"{name} of a node is 0: leave it out")
 

@@ -50,7 +50,8 @@ def drive_rates(folder: Path, size_bytes: int = SIZE_BYTES) -> DriveRates:
         Part(first, min(step, size_bytes - first))
         for first in range(0, size_bytes, step)
     ]
-    began, rounds = time.perf_counter(), []
+    rounds: list[tuple[float, float]] = []
+    began = time.perf_counter()
     while len(rounds) < 2 or (
         len(rounds) <= ROUNDS and time.perf_counter() - began < LONGEST_S
     ):
