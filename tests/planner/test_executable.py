@@ -161,7 +161,7 @@ def test_shards_that_leave_without_their_optimizer_are_refused() -> None:
     with pytest.raises(Unsupported, match="add optimizer to --offload"):
         posed(precision="bf16", offload="parameters")
     with pytest.raises(Unsupported, match="choose --offload-to cpu"):
-        posed(precision="bf16", offload="optimizer", offload_to="nvme")
+        posed(precision="bf16", offload="activations=0.5", offload_to="nvme")
 
 
 def test_a_model_that_is_not_trained_is_refused() -> None:
