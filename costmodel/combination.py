@@ -28,8 +28,18 @@ NOWHERE = frozenset(("none",))
 AWAY = {"cpu": "offloaded", "nvme": "on disk"}  # by tier
 IN_PART = "in part"
 BY_NAME = "by name"
+OF_ROUTING = "of routing"
+ROUTED = frozenset(("top_k_out", "dispatch_out"))  # who goes where, and what came
 # Of a layer, but for parts and bits that nobody chooses unasked.
-TREATMENTS = ("none", "selective", BY_NAME, "full", SEGMENTS, *AWAY.values())
+TREATMENTS = (
+    "none",
+    "selective",
+    BY_NAME,
+    OF_ROUTING,
+    "full",
+    SEGMENTS,
+    *AWAY.values(),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +129,9 @@ class Combination:
 
 
 def treatment(retention: Retention) -> str:
-    """none, selective, full, segments, by name, in part, offloaded, on disk or
-    compressed: of several the last that fits, but that a part comes first.
+    """none, selective, full, segments, by name (of routing: of who goes to which
+    expert), in part, offloaded, on disk or compressed: of several the last that fits,
+    but that a part comes first.
 
     >>> from costmodel.retention import recompute
     >>> treatment(recompute("attention_core")), treatment(recompute("norm_output"))
@@ -138,6 +149,8 @@ def treatment(retention: Retention) -> str:
         return "none"
     if EVERYTHING in again and again - {CORE, EVERYTHING}:
         return SEGMENTS
+    if again & ROUTED:
+        return OF_ROUTING
     if again - {CORE, EVERYTHING}:
         return BY_NAME
     return "full" if EVERYTHING in again else "selective"
@@ -156,7 +169,9 @@ def _chosen(choice: Uniform, job: Job) -> str:
     if name == "sqrt":
         return SEGMENTS if _redone(choice, job) > 1 else "full"
     found = {treatment(again) for again in body_presets(name, job.graph).values()}
-    return min(found, key=(IN_PART, BY_NAME, "full", "selective", "none").index)
+    return min(
+        found, key=(IN_PART, OF_ROUTING, BY_NAME, "full", "selective", "none").index
+    )
 
 
 def _redone(choice: Uniform, job: Job) -> int:

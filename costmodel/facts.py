@@ -8,14 +8,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from costmodel.combination import AWAY, IN_PART, SEGMENTS, Combination
+from costmodel.combination import (
+    AWAY,
+    BY_NAME,
+    IN_PART,
+    OF_ROUTING,
+    SEGMENTS,
+    Combination,
+)
 from profiles.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.precision import precision
 
 ACTIVATIONS = ("gelu", "relu", "silu")  # that the runtime's MLP has
 DEGREES = ("tp", "pp", "dp", "cp")
-AGAIN = frozenset(("selective", "full", SEGMENTS, "by name", IN_PART))
+AGAIN = frozenset(("selective", "full", SEGMENTS, BY_NAME, OF_ROUTING, IN_PART))
 MOVED = frozenset((*AWAY.values(), "compressed"))
 
 
@@ -133,7 +140,7 @@ def _recompute(used: Combination) -> str:
     again = used.retentions & AGAIN
     if used.of_ends & AGAIN:
         return "of ends"
-    for word in (IN_PART, SEGMENTS, "by name"):
+    for word in (IN_PART, SEGMENTS, OF_ROUTING, BY_NAME):
         if word in again:
             return word
     return "selective and full" if len(again) > 1 else min(again, default="none")

@@ -32,7 +32,7 @@ from runtime.collectives import (
     start_all_gather,
     uneven_all_to_all,
 )
-from runtime.modules.experts import ExpertMlp, Experts, Stack, here
+from runtime.modules.experts import ExpertMlp, Held, Stack, here
 from runtime.split_backward import Later, stacked
 from runtime.tensor_parallel import EXPERTS, placed
 
@@ -121,7 +121,7 @@ class Dispatcher:
     def __init__(self, group: Group | None, sharers: Group | None) -> None:
         self.group, self.sharers = group, sharers
 
-    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Experts) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
         if counts is None:
             return self._evenly(rows, experts)
         outward = counts.view(_size(self.group), -1)  # by rank, and expert of that rank
@@ -138,7 +138,7 @@ class Dispatcher:
         by_source = _summed(made.index_select(0, places), shared, self.sharers)
         return _carried(by_source, sent, came, self.group)
 
-    def _evenly(self, rows: Tensor, experts: Experts) -> Tensor:
+    def _evenly(self, rows: Tensor, experts: Held) -> Tensor:
         ranks, sharers = _size(self.group), _size(self.sharers)
         sources, held = ranks * sharers, experts.held
         sizes, shared = [len(rows) // ranks] * ranks, [len(rows)] * sharers

@@ -68,7 +68,8 @@ class Kept:
         if self._make is not None and (how is Action.RECOMPUTE or not self.needed):
             return
         flat = [_flat(value.detach()) for value in values]
-        if treatment is None or how in (Action.KEEP, Action.RECOMPUTE):
+        as_it_is = how in (Action.KEEP, Action.RECOMPUTE) or not self.needed
+        if treatment is None or as_it_is:
             self._flat = flat
         else:
             self._stored = [_stored(one, treatment, host) for one in flat]
@@ -240,7 +241,22 @@ class _Partly:
         return here if self._rest is None else torch.cat((here, self._rest))
 
 
+class _Nothing:
+    """A tensor without elements, as of an expert that has no rows."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self._flat = flat
+
+    def start(self) -> None:
+        """There is nothing to bring."""
+
+    def back(self) -> Tensor:
+        return self._flat
+
+
 def _stored(flat: Tensor, treatment: Treatment, host: Host) -> Stored:
+    if not flat.numel():
+        return _Nothing(flat)
     count = round(treatment.ratio * flat.numel())
     some = flat[:count]
     moved: Away | Packed

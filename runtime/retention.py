@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from costmodel.combination import ROUTED
 from costmodel.retention import CORE, EVERYTHING, Action, Retention
 from profiles.errors import Unsupported
 from runtime import steps
@@ -76,6 +77,11 @@ def require_carried_out(retention: Retention) -> None:
             raise Unsupported(
                 f"{name} is recomputed in part ({treatment.ratio:g}), which is priced "
                 "but not carried out; recompute it whole"
+            )
+        if treatment.action is Action.RECOMPUTE and name in ROUTED:
+            raise Unsupported(
+                f"{name} is recomputed by itself, which is priced but not carried out; "
+                "recompute its layer whole"
             )
         if treatment.tier == "nvme":
             raise Unsupported(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from costmodel.retention import CORE, Action
+from runtime.expert_steps import mixture
 from runtime.kept import Kept, Pass
 from runtime.modules.decoder import Layer
+from runtime.modules.experts import ExpertMlp
 from runtime.modules.mlp import Mlp
 from runtime.precision import autocast
 from runtime.tensor_parallel import SplitMlp
@@ -27,14 +29,20 @@ def run(layer: Layer, stream: Tensor, taken: Pass) -> Tensor:
     entry = taken.enter(ENTRY, stream)
     projected = _attention(layer, entry, taken)
     middle = _residual(layer, "attention_residual_out", entry, projected, taken)
-    mlp = layer.mlp
-    assert isinstance(mlp, Mlp | SplitMlp), "the support table refuses experts"
     normed = taken.do("mlp_norm_out", _cast(layer.mlp_norm), middle)
-    up = taken.do("mlp_up_out", mlp.inner, normed)
-    active = taken.do("activation_out", mlp.activation, up)
-    down = taken.do("mlp_down_out", mlp.down, active)
+    if isinstance(layer.mlp, ExpertMlp):
+        down = mixture(layer.mlp, normed, taken)
+    else:
+        down = _mlp(layer.mlp, normed, taken)
     (made,) = _residual(layer, "mlp_residual_out", middle, down, taken).values
     return made
+
+
+def _mlp(mlp: nn.Module, normed: Kept, taken: Pass) -> Kept:
+    assert isinstance(mlp, Mlp | SplitMlp), "a layer has an MLP or experts"
+    up = taken.do("mlp_up_out", mlp.inner, normed)
+    active = taken.do("activation_out", mlp.activation, up)
+    return taken.do("mlp_down_out", mlp.down, active)
 
 
 def _attention(layer: Layer, entry: Kept, taken: Pass) -> Kept:

@@ -98,6 +98,9 @@ def _recompute(value: str) -> dict[str, Any]:
         return {"recompute": "sqrt"}
     if value == "by name":
         return {"recompute": "cheap-ops"}
+    if value == "of routing":
+        rows = recompute("dispatch_out")
+        return {"moe": MOE, "edit": lambda layout: replanned(layout, "1", rows)}
     if value == "in part":
         return {"recompute": "mlp_up=0.5"}
     if value == "of ends":

@@ -239,6 +239,21 @@ OF_EXPERTS: dict[str, Uniform] = {
     "dp2-ep2-zero1-full": replace(
         FP32, dp=2, ep=2, zero=1, zero_group=2, recompute="full"
     ),
+    "dp2-ep2-cheap-ops": replace(FP32, dp=2, ep=2, zero=0, recompute="cheap-ops"),
+    "tp2-etp2-by-name": replace(
+        FP32,
+        tp=2,
+        etp=2,
+        sequence_parallel=True,
+        zero=0,
+        recompute="qkv,mlp_up,shared_up,router,activation",
+    ),
+    "fsdp2-offloaded": replace(
+        FP32, dp=2, zero=3, zero_group=2, offload=Offload(activations=0.5)
+    ),
+    "pp2-zb-h1-offloaded": replace(
+        FP32, pp=2, schedule="zb-h1", offload=Offload(activations=1.0)
+    ),
     "dp2-ep2-sqrt": replace(FP32, dp=2, ep=2, zero=0, recompute="sqrt"),
     "tp2-etp2-sqrt": replace(
         FP32, tp=2, etp=2, sequence_parallel=True, zero=0, recompute="sqrt"
@@ -279,7 +294,7 @@ OF_EXPERTS: dict[str, Uniform] = {
 OF_SWITCH = (
     *("dp2-ep2", "dp2-ep2-zero1-full", "fsdp2", "cp2-ep2", "tp2-ep2"),
     *("dp4-ep4-zero3", "dp2-pp2-ep2-interleaved"),
-    *("tp2-etp2", "dp4-ep2-etp2-zero1"),
+    *("tp2-etp2", "dp4-ep2-etp2-zero1", "dp2-ep2-cheap-ops", "fsdp2-offloaded"),
 )
 SOME = {"llama": OF_LLAMA, "switch": OF_SWITCH}
 

@@ -75,7 +75,12 @@ def copied(
 def combined(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     """Σ_j weights[t, j] · rows[places[k·t + j]] for each token t, of *weights* (tokens,
     k)."""
-    of_token = rows.index_select(0, places).unflatten(0, weights.shape)
+    return weighed(rows.index_select(0, places), weights)
+
+
+def weighed(rows: Tensor, weights: Tensor) -> Tensor:
+    """The same of *rows* that lie token by token."""
+    of_token = rows.unflatten(0, weights.shape)
     mixed: Tensor = (of_token * weights.unsqueeze(-1).to(rows.dtype)).sum(1)
     return mixed
 

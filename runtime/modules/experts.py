@@ -11,7 +11,7 @@ are here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -37,11 +37,18 @@ class Router(nn.Module):
         self.later: Later | None = None
 
     def forward(self, stream: Tensor) -> Routed:
+        return self.choose(self.scores(stream))
+
+    def scores(self, stream: Tensor) -> Tensor:
+        """Of all experts for each token."""
         bias: Tensor | None = self.linear.bias
         bias = None if bias is None else bias.float()
         with torch.autocast(stream.device.type, enabled=False):
             weight = self.linear.weight.float()
-            scores = linear(stream.float(), weight, bias, self.later)
+            return linear(stream.float(), weight, bias, self.later)
+
+    def choose(self, scores: Tensor) -> Routed:
+        """The experts of each token."""
         return Routed(*choose(scores, self.chosen, self.groups, self.allowed))
 
 
@@ -80,27 +87,54 @@ class Experts(nn.Module):
         self.up = Stack(count, spec.hidden, width, bias=spec.mlp_bias)
         self.down = Stack(count, width, spec.hidden, bias=spec.mlp_bias)
 
-    def forward(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Rows sorted by expert, `counts[i]` for the i-th → what they make of them."""
+    def forward(
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        by: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """Rows sorted by expert, `counts[i]` for the i-th → what they make of them;
+        *by* carries the products out, of rows and counts, where they are named."""
+        if by is not None:
+            return by(rows, counts)
+        return self.outer(*self.between(*self.inner(rows, counts)))
+
+    def inner(self, rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """The first products: of each expert, and before them those of the gate."""
         parts = rows.split(list(counts))
-        up = self.up(parts)
+        gate = [] if self.gate is None else self.gate(parts)
+        return *gate, *self.up(parts)
+
+    def between(self, *inner: Tensor) -> tuple[Tensor, ...]:
+        """What the function between the products makes of each expert's."""
         if self.gate is None:
-            inner = [self.activation(one) for one in up]
-        else:
-            pairs = zip(self.gate(parts), up, strict=True)
-            inner = [self.activation(gate, one) for gate, one in pairs]
-        return torch.cat(self.down(inner))
+            return tuple(self.activation(one) for one in inner)
+        gate, up = inner[: self.held], inner[self.held :]
+        pairs = zip(gate, up, strict=True)
+        return tuple(self.activation(*pair) for pair in pairs)
+
+    def outer(self, *active: Tensor) -> Tensor:
+        """The last products, rows sorted by expert."""
+        return torch.cat(self.down(active))
+
+
+class Held(Protocol):
+    """Experts as `Experts` are, or what calls them."""
+
+    held: int
+
+    def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor: ...
 
 
 class Exchange(Protocol):
     """Carries sorted rows to the experts and back."""
 
-    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Experts) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
         """`counts[e]` of *rows* are for expert e, as many for each without counts; what
         the experts make of them."""
 
 
-def all_here(rows: Tensor, counts: Tensor | None, experts: Experts) -> Tensor:
+def all_here(rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
     """The exchange where this rank holds all experts."""
     each = len(rows) // experts.held
     made: Tensor = experts(
