@@ -45,7 +45,9 @@ def priced(choice: Uniform, job: Job, on: Machine) -> Estimate:
 
 
 def main() -> None:
-    print("model         GiB    none  preset                auto   faster  offload")
+    print(
+        "model         GiB    none  preset                auto   faster  offload    both"
+    )
     for name, choice in QUESTIONS.items():
         found = model(name)
         job = Job(model=name, spec=found.spec, seq_len=found.seq_len, global_batch=256)
@@ -63,11 +65,20 @@ def _table(name: str, choice: Uniform, job: Job, on: Machine) -> None:
         seconds, best = min(fits, key=lambda one: one[0])
         auto = fitted(replace(choice, recompute=AUTO), job, on, limit, executable=False)
         away = with_offload(choice, job, on, limit)
+        both = fitted(
+            replace(choice, recompute=AUTO),
+            job,
+            on,
+            limit,
+            executable=False,
+            leaves_to="cpu",
+        )
         how = f"{best.recompute} in {best.recompute_layers}"
         print(
             f"{name:12}{limit / GiB:6.1f}{kept.step_time_s:8.2f}{seconds:8.2f} {how:15}"
             f"{auto.step_time_s:6.2f}{1 - auto.step_time_s / seconds:8.1%}"
             + ("     none" if away is None else f"{away.step_time_s:9.2f}")
+            + f"{both.step_time_s:8.2f}"
         )
 
 
