@@ -46,7 +46,7 @@ def priced(choice: Uniform, job: Job, on: Machine) -> Estimate:
 
 def main() -> None:
     print(
-        "model         GiB    none  preset                auto   faster  offload    both"
+        f"model{'GiB':>12}{'none':>8}  preset{'auto':>20}{'faster':>9}  offload    both"
     )
     for name, choice in QUESTIONS.items():
         found = model(name)
