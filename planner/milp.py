@@ -99,8 +99,11 @@ class Milp:
 
     def solve(self, *, time_limit_s: float = TIME_LIMIT_S) -> MilpSolution:
         """Minimise; never raises for what a solver does."""
-        import pulp
-
+        try:
+            import pulp
+        except ImportError as error:
+            what = f"{error}; pip install pulp highspy brings the solver"
+            return _nothing(MilpStatus.FAILED, what)
         try:
             with warnings.catch_warnings():  # 3.3 announces the words of 4.0
                 warnings.simplefilter("ignore", DeprecationWarning)

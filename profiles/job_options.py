@@ -45,8 +45,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--model",
         type=text,
         metavar="NAME|FILE",
-        help="Catalogue name, model file, Hugging Face config.json or its folder, "
-        "or package.module:factory.",
+        help="Catalogue name, model file, or Hugging Face config.json or its folder.",
     ),
     _option(
         "--cluster",

@@ -74,7 +74,8 @@ def require_fresh(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidFile(
-            f"{shown(folder)} cannot be made: {error.strerror}"
+            f"the folder {shown(folder)} cannot be made: {error.strerror}; name "
+            "another with --checkpoint-dir"
         ) from error
     write_text(folder / _PROBE, "")
     (folder / _PROBE).unlink()

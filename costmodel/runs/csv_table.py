@@ -51,7 +51,8 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise InvalidFile(f"{shown(path)} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidFile(f"{shown(path)} cannot be read: {why}") from error
     if len(content) > LARGEST_BYTES:
         raise InvalidFile(
             f"{shown(path)} is larger than {format_bytes(LARGEST_BYTES)}; split it up"

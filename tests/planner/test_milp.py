@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import inf
 from typing import Any
 
@@ -51,6 +52,15 @@ def test_a_solver_that_breaks_is_a_status(monkeypatch: pytest.MonkeyPatch) -> No
     found = knapsack().solve()
     assert found.status is MilpStatus.FAILED
     assert found.reason == "RuntimeError: out of memory"
+
+
+def test_a_solver_that_is_not_there_is_a_status(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pulp", None)
+    found = knapsack().solve()
+    assert found.status is MilpStatus.FAILED
+    assert "pip install pulp highspy" in found.reason
 
 
 def test_a_wrong_answer_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
