@@ -43,13 +43,24 @@ def with_links(
 ) -> list[Option]:
     """*options* of stages at a place with what their sends take there, to the place
     after it and from the one before; for options of one size the least of all."""
-    ways = [_ways_s(one, problem, here, before, after) for one in layouts]
+    each: dict[object, _Ways] = {}  # layouts that differ in recompute send alike
+    for one in layouts:
+        if _sending_key(one) not in each:
+            each[_sending_key(one)] = _ways_s(one, problem, here, before, after)
+    ways = [each[_sending_key(one)] for one in layouts]
     least: dict[int, _Ways] = {}
     for option, way in zip(options, ways, strict=True):
         known = least.setdefault(option.devices, way)
         pairs = zip(known, way, strict=True)
         least[option.devices] = _Ways(*(min(pair) for pair in pairs))
     return [_sending(option, least[option.devices]) for option in options]
+
+
+def _sending_key(layout: Layout) -> tuple[object, ...]:
+    """What `_sent_s` asks of a layout, a layer a stage."""
+    stage = layout.stages[0]
+    mesh, split = stage.mesh, stage.plans[0].sharding
+    return mesh.tp, mesh.cp, mesh.size, layout.micro_batch(stage), split
 
 
 def _sending(option: Option, ways: _Ways) -> Option:

@@ -149,16 +149,28 @@ def menus(problem: Problem) -> Iterator[Menu]:
     batch, pinned = problem.job.global_batch, problem.pins.micro_batches
     for m in divisors(batch):
         if pinned in (None, m):
+            known: dict[int, list[_Priced]] = {}
             for places in orders(problem):
-                yield from _by_ends(_menu(problem, m, places))
+                yield from _by_ends(_menu(problem, m, places, known))
 
 
-def _menu(problem: Problem, m: int, places: Sequence[Place]) -> Menu:
+def _menu(
+    problem: Problem, m: int, places: Sequence[Place], known: dict[int, list[_Priced]]
+) -> Menu:
+    """The menu of *places* in that order; what stages cost at each of them is *known*
+    by its first rank, and the same in every order."""
+    for place in places:
+        if place.first_rank not in known:
+            here = place.problem(problem)
+            known[place.first_rank] = _of_place(here, m, place)
     every = [
         one
         for number, place in enumerate(places)
         for one in _linked(
-            _of_place(place.problem(problem), m, place),
+            [
+                (layout, replace(option, span=place.span), busy_s, place)
+                for layout, option, busy_s, _ in known[place.first_rank]
+            ],
             problem,
             [None, *places, None][number : number + 3],
         )
