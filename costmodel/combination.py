@@ -131,7 +131,7 @@ class Combination:
 def treatment(retention: Retention) -> str:
     """none, selective, full, segments, by name (of routing: of who goes to which
     expert), in part, offloaded, on disk or compressed: of several the last that fits,
-    but that a part comes first.
+    but that a part comes first, and routing after it.
 
     >>> from costmodel.retention import recompute
     >>> treatment(recompute("attention_core")), treatment(recompute("norm_output"))
@@ -140,6 +140,8 @@ def treatment(retention: Retention) -> str:
     treated = retention.tensors.values()
     if any(one.ratio < 1 for one in treated if one.action is Action.RECOMPUTE):
         return IN_PART
+    if retention.recomputed & ROUTED:
+        return OF_ROUTING
     if retention.tiers:
         return max(AWAY[tier] for tier in retention.tiers)
     if retention.compresses:
@@ -149,8 +151,6 @@ def treatment(retention: Retention) -> str:
         return "none"
     if EVERYTHING in again and again - {CORE, EVERYTHING}:
         return SEGMENTS
-    if again & ROUTED:
-        return OF_ROUTING
     if again - {CORE, EVERYTHING}:
         return BY_NAME
     return "full" if EVERYTHING in again else "selective"
