@@ -53,44 +53,72 @@ def run_in_turns(
 ) -> tuple[FloatArray, FloatArray]:
     """Start and end of each action, [pp, actions], of *durations* as priced; *sends*
     are seconds of what each row sends, which waits for its link."""
-    pp = program.shape.pp
-    left_s = durations.ravel()[program.order].tolist()
-    sends_s, links = sends[program.ordered_rows].tolist(), program.links.tolist()
-    link_free_s = [0.0] * (program.no_link + 1)
-    streams: list[deque[int]] = [deque() for _ in range(pp)]
-    for number, rank in enumerate(program.ranks):
-        streams[rank].append(number)
-    start_s, end_s = ([inf] * len(left_s) for _ in range(2))
-    arrived_s = [0.0, *end_s]  # for actions that await nothing, at once
-    going: list[int] = []  # the actions at work, one of a rank
-    now_s = 0.0
+    run, pp = _Run(program, sends, durations), program.shape.pp
     while True:
-        idle = [s for s in streams if s and start_s[s[0]] == inf]
-        ready = {s[0]: arrived_s[program.awaits[s[0]]] for s in idle}
-        for number, ready_s in ready.items():
-            if ready_s <= now_s:
-                start_s[number] = now_s
-                going.append(number)
-        later_s = min((at_s for at_s in ready.values() if at_s > now_s), default=inf)
-        if not going and later_s == inf:
-            break
-        pace = speed(turns, pp, len(going)) if going else 1.0
-        first = min(going, key=left_s.__getitem__, default=None)
-        done_s = inf if first is None else now_s + left_s[first] / pace
-        passed_s = min(done_s, later_s) - now_s
-        for number in going:
-            left_s[number] -= passed_s * pace
-        now_s += passed_s
-        if first is not None and done_s <= later_s:
-            end_s[first] = now_s
-            sent_s = max(now_s, link_free_s[links[first]]) + sends_s[first]
-            arrived_s[first + 1] = link_free_s[links[first]] = sent_s
-            going.remove(first)
-            streams[program.ranks[first]].popleft()
-    return _in_streams(program, start_s), _in_streams(program, end_s)
+        comes_s = run.begin()
+        if not run.going:
+            if comes_s == inf:
+                return run.in_streams(run.start_s), run.in_streams(run.end_s)
+            run.now_s = comes_s
+            continue
+        pace = speed(turns, pp, len(run.going))
+        first = min(run.going, key=run.left_s.__getitem__)
+        ends_s = run.now_s + run.left_s[first] / pace
+        run.compute(min(ends_s, comes_s), pace)
+        if ends_s <= comes_s:
+            run.end(first)
 
 
-def _in_streams(program: Program, ordered_s: list[float]) -> FloatArray:
-    found: FloatArray = np.empty(program.rows.shape)
-    found.ravel()[program.order] = ordered_s
-    return found
+class _Run:
+    """Where all ranks are at `now_s`; actions by their numbers in the program's order,
+    those at work in `going`."""
+
+    def __init__(
+        self, program: Program, sends: FloatArray, durations: FloatArray
+    ) -> None:
+        self.program, self.now_s = program, 0.0
+        self.left_s: list[float] = durations.ravel()[program.order].tolist()
+        self.start_s, self.end_s = ([inf] * len(self.left_s) for _ in range(2))
+        self.going: list[int] = []
+        self._arrived_s = [0.0, *self.end_s]  # for actions that await nothing, at once
+        self._sends_s = sends[program.ordered_rows].tolist()
+        self._links = program.links.tolist()
+        self._link_free_s = [0.0] * (program.no_link + 1)
+        self._streams: list[deque[int]] = [deque() for _ in range(program.shape.pp)]
+        for number, rank in enumerate(program.ranks):
+            self._streams[rank].append(number)
+
+    def begin(self) -> float:
+        """Begin what is ready; the next time at which what is on its way arrives."""
+        comes_s = inf
+        for stream in self._streams:
+            if not stream or self.start_s[stream[0]] < inf:
+                continue
+            ready_s = self._arrived_s[self.program.awaits[stream[0]]]
+            if ready_s <= self.now_s:
+                self.start_s[stream[0]] = self.now_s
+                self.going.append(stream[0])
+            else:
+                comes_s = min(comes_s, ready_s)
+        return comes_s
+
+    def compute(self, until_s: float, pace: float) -> None:
+        """Go on with everything that is at work."""
+        for number in self.going:
+            self.left_s[number] -= (until_s - self.now_s) * pace
+        self.now_s = until_s
+
+    def end(self, number: int) -> None:
+        """That was its last; what it sends is on its way."""
+        link = self._links[number]
+        sent_s = max(self.now_s, self._link_free_s[link]) + self._sends_s[number]
+        self._arrived_s[number + 1] = self._link_free_s[link] = sent_s
+        self.end_s[number] = self.now_s
+        self.going.remove(number)
+        self._streams[self.program.ranks[number]].popleft()
+
+    def in_streams(self, ordered_s: list[float]) -> FloatArray:
+        """By rank and place in its stream."""
+        found: FloatArray = np.empty(self.program.rows.shape)
+        found.ravel()[self.program.order] = ordered_s
+        return found
