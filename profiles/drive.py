@@ -59,6 +59,8 @@ class DriveFile:
             self.map = mmap.mmap(file.fileno(), size_bytes)
             self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        _OPEN.add(self)
         self._left: deque[Part] = deque()
 
     def ahead(self, part: Part) -> None:
@@ -79,6 +81,10 @@ class DriveFile:
         self.map.madvise(mmap.MADV_DONTNEED, part.first, part.size_bytes)
         self._drop(part)
 
+    def has(self, address: int) -> bool:
+        """Whether what is at *address* of this process is in the file."""
+        return 0 <= address - self._address < self.size_bytes
+
     def settle(self) -> None:
         """Wait until all that was left is on the drive; raises OSError if it failed."""
         self._settle(0)
@@ -94,6 +100,14 @@ class DriveFile:
         os.posix_fadvise(
             self._file, part.first, part.size_bytes, os.POSIX_FADV_DONTNEED
         )
+
+
+_OPEN: Final[weakref.WeakSet[DriveFile]] = weakref.WeakSet()
+
+
+def is_on_drive(address: int) -> bool:
+    """Whether what is at *address* of this process is in any file on a drive."""
+    return any(file.has(address) for file in _OPEN)
 
 
 def whole_pages(size_bytes: int) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from profiles.drive import is_on_drive
 from profiles.units import KiB
 
 
@@ -39,13 +40,14 @@ def watched(device: torch.device) -> Iterator[Peak]:
 
 
 def alive_bytes() -> int:
-    """Bytes of all distinct tensor storages that Python reaches."""
+    """Bytes of all distinct tensor storages that Python reaches, but for those that are
+    in files on drives."""
     storages = {}
     for item in gc.get_objects():
         if type(item) in (Tensor, torch.nn.Parameter):
             storage = item.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    return sum(size for at, size in storages.items() if not is_on_drive(at))
 
 
 def resident_bytes() -> int:

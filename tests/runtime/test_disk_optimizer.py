@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from profiles.drive import PAGE_BYTES
 from runtime import disk_states
 from runtime.disk_optimizer import DiskOptimizer
 from runtime.disk_states import StateFile
+from runtime.memory import alive_bytes
 from runtime.optimizer import Optimizer, Settings
 from tests.runtime.checkpoint_cases import Part, built, restored, same, stored
 
@@ -87,6 +89,14 @@ def test_a_step_reads_and_writes_every_state_once(
     assert moved == (file.size_bytes, file.size_bytes)
     held = sum(4 * states * one.numel() for _, one in found.named())
     assert held <= file.size_bytes < held + 2 * PAGE_BYTES * len(file.buckets)
+
+
+def test_what_is_in_the_file_takes_no_memory(tmp_path: Path) -> None:
+    gc.collect()
+    before = alive_bytes()
+    file = StateFile(tmp_path, [torch.Size((1000, 1000))], 2)
+    assert alive_bytes() - before < 4 * 1000 * 1000
+    assert file.size_bytes >= 3 * 4 * 1000 * 1000
 
 
 def test_what_was_left_is_read_back(
