@@ -123,15 +123,15 @@ class Timeline:
 
         Of I's pass at the peak too, whose end would free what only I needs.
         """
-        forward, whole, inputs, _, overlapped = self._done_at_peak()
-        return np.asarray(forward - whole - inputs - overlapped)
+        return _in_flight(self._done_at_peak())
 
     def held_at_peak(self) -> FloatArray:
         """Bytes that are alive at each rank's peak beside its pass's working set."""
-        _, _, inputs, weights, _ = self._done_at_peak()
+        done = self._done_at_peak()
+        _, _, inputs, weights, _ = done
         costs, shape = self.costs, self.program.shape
         kept = costs.optional("weight_bytes")
-        held = self.in_flight_at_peak() @ costs.saved_bytes + (inputs - weights) @ kept
+        held = _in_flight(done) @ costs.saved_bytes + (inputs - weights) @ kept
         more: FloatArray = np.maximum(kept - costs.saved_bytes, 0)
         kind, slot = np.divmod(self.peak_rows(), shape.slots)
         at_inputs = kind == COMPUTE.index(Kind.I)
@@ -165,6 +165,12 @@ class Timeline:
         return np.asarray(
             self.program.rows[np.arange(len(self.peak_action)), self.peak_action]
         )
+
+
+def _in_flight(done: IntArray) -> IntArray:
+    """Micro-batches whose activations are saved, of passes *done* by kind."""
+    forward, whole, inputs, _, overlapped = done
+    return np.asarray(forward - whole - inputs - overlapped)
 
 
 def simulate(
