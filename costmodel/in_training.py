@@ -1,6 +1,7 @@
 """Rates of kernels and links alone → as they are inside training.
 
 product      seconds of matrix products over those alone             per device
+fill, wave   what small and partly filled products lose over alone   per device, all
 attention    the same of flash kernels                               kernel, device
 scores       bytes a score over those counted, of other kernels      kernel
 link         seconds of a link's transfers over those inside training  per link
@@ -85,6 +86,7 @@ def _products(
         sustained=sustained,
         fill_k=rate.fill_k * smaller,
         edge=rate.edge * smaller,
+        wave=min(rate.wave * fitted.of("wave", *owners), 1.0),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -11,10 +13,12 @@ from costmodel.coefficients import (
     coefficients,
     encoded,
 )
+from costmodel.compute import matmul_s
 from costmodel.in_training import device_owners
 from costmodel.machine import machine
 from profiles.catalog import cluster
 from profiles.errors import UnknownName
+from profiles.precision import Format
 
 MOST = 60  # that may be fitted in all
 
@@ -85,6 +89,32 @@ def test_slower_products_make_slower_rates(name: str) -> None:
     number = next(iter(plain.rates.matmul.sustained))
     ratio = plain.rates.matmul.sustained[number] / slow.rates.matmul.sustained[number]
     assert ratio == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("name", ["dgx-a100-80gb", "dgx-h100"])
+def test_a_partly_filled_wave_costs_between_its_share_and_a_whole_one(
+    name: str,
+) -> None:
+    """109 tiles on 108 multiprocessors: from 1.01 waves to 2, whatever was fitted."""
+    where = cluster(name)
+    tiles = where.device.multiprocessors + 1.0
+    seconds = []
+    for value in (1e-6, 0.5, 1.0, 100.0):
+        rates = machine(where, fitted=Coefficients(entries=(one("wave", value),))).rates
+        rates = replace(rates, matmul=replace(rates.matmul, overhead_s=0.0))
+        seconds.append(
+            float(
+                matmul_s(
+                    *(256 * tiles, 128, 65536),
+                    device=where.device,
+                    rates=rates,
+                    number=Format.BF16,
+                )
+            )
+        )
+    assert seconds == sorted(seconds)
+    assert seconds[-1] < 2.01 * seconds[0]
+    assert seconds[0] < seconds[1] < seconds[2]
 
 
 def test_a_machine_can_be_fitted_anew() -> None:
