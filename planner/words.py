@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from costmodel.layout import Layout, Stage
@@ -12,7 +12,8 @@ from costmodel.retention import EVERYTHING
 from costmodel.uniform import Uniform
 from planner.problem import Candidate, Staged
 
-MOST_STAGES = 4  # that are told one by one
+MOST_STAGES = 3  # that are told one by one
+MOST_NAMES = 2  # of tensors in a list
 
 
 def choice_words(choice: Uniform, global_batch: int) -> str:
@@ -123,11 +124,20 @@ def _again(stage: Stage) -> str:
     ]
     counts = Counter(tuple(sorted(plan.retention.recomputed)) for plan in plans)
     parts = [
-        f"{', '.join(_short(name) for name in names)} in {count} of {len(plans)}"
+        f"{_listed(names)} in {count} of {len(plans)}"
         for names, count in counts.items()
         if names
     ]
     return " and ".join(parts) or "nothing"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The first of *names*; of long lists, how many there are beside."""
+    shown = [_short(name) for name in names]
+    more = len(shown) - MOST_NAMES
+    if more > 1:
+        shown[MOST_NAMES:] = [f"{more} more"]
+    return ", ".join(shown)
 
 
 def _away(stage: Stage) -> str:

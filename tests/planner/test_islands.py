@@ -123,7 +123,7 @@ def test_islands_are_gone_through_in_every_order_that_differs() -> None:
 def test_each_rank_is_held_to_its_own_device() -> None:
     """What fits on the first island's devices need not on the second's."""
     posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-1.3b", 16)
-    posed = replace(posed, pins=Pins(micro_batches=4))
+    posed = replace(posed, pins=Pins(micro_batches=8))
     found = solve(posed, BranchAndBound(), LIMITS)
     assert found.best is not None
     run = found.best.estimate
