@@ -64,7 +64,7 @@ def test_other_layouts_need_no_drive(tmp_path: Path) -> None:
         require_drive(job("gpt"), layout_of("drive"), missing, local_ranks=1)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_resumed_run_is_the_whole_one(run: Run, tmp_path: Path) -> None:
     small = (
         "--model gpt-tiny --seq-len 32 --global-batch 4 --gpus 2 --precision bf16 "
