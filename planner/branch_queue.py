@@ -39,10 +39,10 @@ class BranchQueue:
         return float(self._floors[0]) if len(self._floors) else inf
 
     def take(self, most: int, below: float = inf) -> tuple[Table, Array]:
-        """Up to *most* branches of the least floors, in order, with their floors; of
-        branches that are not *below* a floor it may give any or none."""
+        """Up to *most* branches of the least floors, in order, with their floors, all
+        of them *below* a floor."""
         self._look_closely(most, below)
-        end = min(most, len(self._rows))
+        end = min(most, int(np.searchsorted(self._floors, below)))
         rows, floors = self._rows[:end], self._floors[:end]
         self._rows, self._floors = self._rows[end:], self._floors[end:]
         return take(self.table, rows), floors

@@ -1,10 +1,10 @@
 """`Frontier`: candidates in the order of their lower bounds, as few priced as can be.
 
 Branches wait in the order of their floors (`branch_queue`). Only where the least floor
-is below the least bound of the leaves at hand is the next batch of branches opened:
-what cannot fit is dropped, the rest is spelled out as leaves, and of those that may
-fit the seconds are priced. So `least` bounds every candidate that has not been taken,
-at any time.
+is below the least bound of the leaves at hand is the next batch of branches opened, of
+those below that bound: what cannot fit is dropped, the rest is spelled out as leaves,
+and of those that may fit the seconds are priced. So `least` bounds every candidate that
+has not been taken, at any time.
 """
 
 from __future__ import annotations
@@ -76,6 +76,7 @@ class Frontier:
         self.dropped_for_memory = 0
         self._lost: list[Lost] = []
         self._by_bytes = problem.objective is Objective.MEMORY
+        self._unit = float(problem.value_of(1.0, 1.0))  # of a second, or of a byte
         self._queue = self._of_bytes() if self._by_bytes else self._of_seconds()
         self._first_floor = self._queue.least
         self.opened, self._batch = 0, FIRST_BATCH
@@ -85,16 +86,17 @@ class Frontier:
     @property
     def least(self) -> float:
         """No candidate left has a smaller value; infinite if none is left."""
-        return min(self._next_leaf, self._next_floor)
+        return min(self._next_leaf, self._queue.least)
 
     @property
     def lower_step_time_s(self) -> float:
         """No candidate of the problem has a shorter step."""
-        return self._of_seconds().least if self._by_bytes else self._first_floor
+        least = self._of_seconds().least if self._by_bytes else self._first_floor
+        return least / self._unit
 
     def take(self) -> Uniform | None:
         """The candidate with the least bound, None if none is left."""
-        while self._next_floor < self._next_leaf:
+        while self._queue.least < self._next_leaf:
             self._open()
         if self._leaves is None or self._next_leaf == inf:
             return None
@@ -142,10 +144,10 @@ class Frontier:
         return None
 
     def _of_seconds(self) -> BranchQueue:
-        """All branches by the floors of their seconds."""
-        problem, branches = self.problem, self.space.branches
-        rough = rough_s(problem, branches)
-        return BranchQueue(branches, rough, lambda some: floor_s(problem, some))
+        """All branches by the floors of what their seconds are worth."""
+        problem, branches, unit = self.problem, self.space.branches, self._unit
+        rough = unit * rough_s(problem, branches)
+        return BranchQueue(branches, rough, lambda some: unit * floor_s(problem, some))
 
     def _of_bytes(self) -> BranchQueue:
         """All branches by the floors of their bytes, of which no glance tells."""
@@ -163,13 +165,9 @@ class Frontier:
             return inf
         return float(self._leaves.bounds[self._taken])
 
-    @property
-    def _next_floor(self) -> float:
-        return float(self.problem.value_of(self._queue.least, self._queue.least))
-
     def _open(self) -> None:
-        """Open the next batch of branches."""
-        batch, floors = self._queue.take(self._batch)
+        """Open the next batch of the branches that may hold a better leaf."""
+        batch, floors = self._queue.take(self._batch, below=self._next_leaf)
         self.opened += length(batch)
         self._batch = min(GROWTH * self._batch, LARGEST_BATCH)
         columns, branch = self.space.leanest(batch)
@@ -185,7 +183,7 @@ class Frontier:
 
     def _seconds_of(self, floors: Array) -> Array:
         """Of floors of the value those of the step; nothing is known of memory's."""
-        return np.zeros_like(floors) if self._by_bytes else floors
+        return np.zeros_like(floors) if self._by_bytes else floors / self._unit
 
     def _lose(
         self, columns: Columns, peaks: Array, floors_s: Array, lost: Array

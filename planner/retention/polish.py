@@ -32,7 +32,7 @@ from planner.problem import Candidate, Objective, Problem
 from planner.search import Clock, Limits
 from planner.solution import EXACT, WORTHWHILE, Added, Solution
 from planner.space import Space
-from planner.table import Array, Table, length, take
+from planner.table import Array, Table, length
 from profiles.errors import Contradiction
 
 MOST: Final = 8  # candidates that are fitted
@@ -220,10 +220,10 @@ class _Field:
 
         rough = np.asarray(problem.value_of(rough_s(problem, branches), 0.0))
         queue = BranchQueue(branches, rough, floors)
-        table, found = queue.take(MOST_BRANCHES, below=value)
+        table, _ = queue.take(MOST_BRANCHES, below=value)
         if length(table) == MOST_BRANCHES:
             self.lower = min(self.lower, queue.least)
-        return take(table, found < value)
+        return table
 
     def _values(
         self, columns: Columns, peak_bytes: Array, problem: Problem | None = None
