@@ -1,6 +1,7 @@
 """`ActionClock`: when each action of a step began and ended, on this rank.
 
-A CPU's clock is read; on CUDA events are left in the stream, so that nothing waits.
+A CPU's clocks are read, the wall's and this thread's own; on CUDA events are left in
+the stream, so that nothing waits.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from costmodel.action import Action
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """An action carried out; seconds of this machine's monotonic clock on a CPU, since
-    the step's first action on CUDA."""
+    the step's first action on CUDA. `busy_s` of them a CPU's thread was at work, not
+    waiting."""
 
     action: Action
     began_s: float
     ended_s: float
+    busy_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -36,7 +39,7 @@ class ActionClock:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._marks: list[tuple[Action, Any, Any]] = []
+        self._marks: list[tuple[Action, Any, Any, float]] = []
 
     def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
         """Actions are timed whole, whichever groups they speak in."""
@@ -48,17 +51,23 @@ class ActionClock:
     @contextmanager
     def during(self, action: Action) -> Iterator[None]:
         """Time *action*."""
-        began = self._now()
+        began, busy_s = self._now(), time.thread_time()
         yield
-        self._marks.append((action, began, self._now()))
+        busy_s = time.thread_time() - busy_s
+        self._marks.append((action, began, self._now(), busy_s))
 
     def spans(self) -> tuple[Span, ...]:
         """The last step's actions, in order; waits for a CUDA device."""
         if self._cuda and self._marks:
             torch.cuda.synchronize()
         return tuple(
-            Span(action=action, began_s=self._read(began), ended_s=self._read(ended))
-            for action, began, ended in self._marks
+            Span(
+                action=action,
+                began_s=self._read(began),
+                ended_s=self._read(ended),
+                busy_s=busy_s,
+            )
+            for action, began, ended, busy_s in self._marks
         )
 
     def _now(self) -> Any:

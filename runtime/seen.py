@@ -2,8 +2,9 @@
 each collective took by itself.
 
     parts       as `breakdown_s` of an estimate: of the rank that ends last, every
-                second of the measured step once; compute by the steps that were
-                listened to, in which nothing is hidden behind it
+                second of the measured step once; compute by what its thread was busy
+                where it has a core of its own, else by the steps that were listened
+                to, in which nothing is hidden behind it
     exchanges   of each call the seconds of the rank that came last: the others'
                 include their waiting for it
     sends       from the later of SEND and RECV to the end of RECV, on one clock
@@ -116,15 +117,21 @@ def sends(reports: Sequence[Report], local_ranks: int) -> Exchanged | None:
 
 
 def parts(
-    reports: Sequence[Report], step_s: float, send_s: float | None, *, hides: bool
+    reports: Sequence[Report],
+    step_s: float,
+    send_s: float | None,
+    *,
+    hides: bool,
+    own_core: bool = False,
 ) -> dict[str, float]:
     """Seconds of the measured step by kind; they sum to *step_s*, or to a bit more
     where a step's parts varied.
 
     *send_s* is what a message between stages takes; None where that is not known, and
     all waiting for one is bubble. Where the device *hides* communication, what a pass
-    takes beyond its compute alone is communication; else the passes are split as in
-    the steps that were listened to.
+    takes beyond its compute alone is communication; so it is where CPU ranks each have
+    their *own_core*, beyond what their threads were busy. Else the passes are split as
+    in the steps that were listened to.
     """
     report = max(reports, key=lambda one: _ends_s(one.timed))
     found = dict.fromkeys(BREAKDOWN, 0.0)
@@ -134,6 +141,8 @@ def parts(
     alone = _middle(report.listened, PASSES) - sum(inside.values())
     if hides:
         found["compute"] = min(passing, max(alone, 0.0))
+    elif own_core:
+        found["compute"] = min(passing, _middle(report.timed, PASSES, busy=True))
     else:
         found["compute"] = passing * alone / (alone + sum(inside.values()) or 1.0)
     # What was sent in a pass, less what was hidden behind its compute.
@@ -211,10 +220,16 @@ def _calls_s(report: Report) -> Mapping[tuple[str, str], float]:
     return found
 
 
-def _middle(steps: Iterable[Spans], kinds: Sequence[Kind]) -> float:
-    """Seconds a step in actions of *kinds*: the median step's."""
+def _middle(
+    steps: Iterable[Spans], kinds: Sequence[Kind], *, busy: bool = False
+) -> float:
+    """Seconds a step in actions of *kinds*, or *busy* in them: the median step's."""
     totals = [
-        sum(span.seconds for span in spans if span.action.kind in kinds)
+        sum(
+            span.busy_s if busy else span.seconds
+            for span in spans
+            if span.action.kind in kinds
+        )
         for spans in steps
     ]
     return median(totals) if totals else 0.0

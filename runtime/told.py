@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from profiles.job import Job
 from runtime.heard import operators
 from runtime.sampling import document, summary
@@ -26,8 +28,15 @@ def told(
     rows = document([*found, *([message] if message else [])])
     sent = next((row["median_s"] for row in rows if row["collective"] == "send"), None)
     heard = operators(reports[0], job.optimizer)
+    on_cpu = device == "cpu"
     return {
-        "parts_s": parts(reports, step_s, sent, hides=device != "cpu"),
+        "parts_s": parts(
+            reports,
+            step_s,
+            sent,
+            hides=not on_cpu,
+            own_core=on_cpu and _has_own_core(local),
+        ),
         "exchanges": rows,
         "operators": [
             {
@@ -41,3 +50,9 @@ def told(
             for one, seconds in heard.items()
         ],
     }
+
+
+def _has_own_core(local_ranks: int) -> bool:
+    """Whether each of so many ranks, with its threads, has cores for itself."""
+    cores = len(os.sched_getaffinity(0))
+    return local_ranks * torch.get_num_threads() <= cores

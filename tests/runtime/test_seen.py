@@ -83,6 +83,17 @@ def test_what_a_pass_sends_is_no_compute(hides: bool) -> None:
     assert found["compute"] == pytest.approx(4.5)
 
 
+def test_where_ranks_have_cores_compute_is_what_they_were_busy() -> None:
+    told = spans(("0F0", 0.0, 2.0), ("0B0", 2.0, 6.0), ("0STEP", 6.0, 6.5))
+    timed = tuple(replace(one, busy_s=0.5 * one.seconds) for one in told)
+    sent = replace(NORM, action="B", axis="cp", seconds=0.1)
+    seen = replace(report(told, 0.0), calls=(sent,), timed=(timed,))
+    found = parts([seen], 6.5, None, hides=False, own_core=True)
+    assert found["compute"] == pytest.approx(3.0)
+    assert found["context_comm"] == pytest.approx(3.0)  # and waiting for the others
+    assert sum(found.values()) == pytest.approx(6.5)
+
+
 def test_hidden_communication_costs_nothing() -> None:
     timed = spans(("0F0", 0.0, 2.0), ("0B0", 2.0, 4.5), ("0STEP", 4.5, 5.0))
     apart = spans(("0F0", 0.0, 2.0), ("0B0", 2.0, 6.0), ("0STEP", 6.0, 6.5))
