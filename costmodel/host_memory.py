@@ -5,26 +5,25 @@
     a node        all of its ranks together; nodes are filled in the order of ranks
 
 An optimizer on the host has the gradients of its shard beside it, from which it steps
-(Ren et al., ATC 2021, section 4.1); those of one on drives wait in the hosts' memory.
+(Ren et al., ATC 2021, section 4.1); one on drives those that ZeRO scatters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data_parallel import DataParallel
+from costmodel.data_parallel import DataParallel, level_away
 from costmodel.islands import spans_of
 from costmodel.layout import Layout
 from costmodel.mesh_parallel import parallel_of
 from costmodel.offload import Offload
 from costmodel.offload_price import state_bytes
 from costmodel.peaks import Peak
-from costmodel.software import shares_cores
 from profiles.cluster import Cluster, Island
 from profiles.precision import Precision
 from profiles.units import format_bytes
@@ -37,18 +36,15 @@ TIER_WORDS: Final = {"cpu": "host memory", "nvme": "drives"}
 class Away:
     """Bytes that the fullest node has of what is offloaded, and what it offers: None
     where the cluster does not say. Of unlike islands, the node that has most of what
-    it offers; None if no island says. `waiting` are the gradients of what is on drives,
-    in the hosts' memory."""
+    it offers; None if no island says."""
 
     tier: str
     node_bytes: float
     capacity_bytes: float | None
-    waiting: Away | None = None
 
     @property
     def fits(self) -> bool:
-        room = self.capacity_bytes is None or self.node_bytes <= self.capacity_bytes
-        return room and (self.waiting is None or self.waiting.fits)
+        return self.capacity_bytes is None or self.node_bytes <= self.capacity_bytes
 
     @property
     def share(self) -> float:
@@ -60,14 +56,11 @@ class Away:
         return f"{format_bytes(self.node_bytes)} of a node's {TIER_WORDS[self.tier]}"
 
     def document(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        return {
             "tier": self.tier,
             "node_bytes": self.node_bytes,
             "node_capacity_bytes": self.capacity_bytes,
         }
-        if self.waiting is not None:
-            found["gradients"] = self.waiting.document()
-        return found
 
 
 def capacity_bytes(cluster: Cluster, tier: str) -> float | None:
@@ -98,28 +91,13 @@ def away_of(peak: Peak, layout: Layout, cluster: Cluster) -> Away | None:
         offload,
         shards_are_masters=peak.on.software.fully_shard,
     )
-    found = _fullest_node(each, layout, cluster, offload.tier)
-    waits = offload.optimizer and offload.tier == "nvme"
-    if not waits or shares_cores(peak.on.device):
-        return found
-    gradients = _stepped(
-        peak.parameters,
-        peak.expert_parameters,
-        parallel_of(np.array(peak.degrees).T),
-        peak.precision.gradient.bytes,
-    )
-    return replace(found, waiting=_fullest_node(gradients, layout, cluster, "cpu"))
-
-
-def _fullest_node(each: Array, layout: Layout, cluster: Cluster, tier: str) -> Away:
-    """Of *each* bytes of every pipeline rank's ranks."""
     if len(cluster.islands) > 1:
-        return _over_islands(each, layout, cluster, tier)
+        return _over_islands(each, layout, cluster, offload.tier)
     on_node = cluster.island.devices_per_node
     return Away(
-        tier=tier,
+        tier=offload.tier,
         node_bytes=fullest_node_bytes(each, _sizes(layout), on_node),
-        capacity_bytes=capacity_bytes(cluster, tier),
+        capacity_bytes=capacity_bytes(cluster, offload.tier),
     )
 
 
@@ -162,9 +140,9 @@ def states_bytes(
     """
     found: Array = np.zeros(np.shape(parameters))
     if offload.optimizer:
-        each = state_bytes(precision, moments)
-        if offload.tier == "cpu":
-            each += precision.gradient.bytes
+        level = level_away(parallel, offload, fully_shard=shards_are_masters)
+        beside = (level >= 1) | (offload.tier == "cpu")
+        each = state_bytes(precision, moments) + beside * precision.gradient.bytes
         found = found + _stepped(parameters, expert_parameters, parallel, each)
     same = offload.optimizer and (shards_are_masters or not precision.master)
     if offload.parameters and not same:
@@ -177,7 +155,7 @@ def states_bytes(
 
 
 def _stepped(
-    parameters: Array, expert_parameters: Array, parallel: DataParallel, each: float
+    parameters: Array, expert_parameters: Array, parallel: DataParallel, each: Array
 ) -> Array:
     """*each* byte of every parameter of a rank's optimizer shard."""
     sides = _sides(parameters, expert_parameters, parallel)

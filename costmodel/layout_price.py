@@ -50,6 +50,7 @@ class _Kind:
     parts: Held[Wanted]
     segments: tuple[Held[Wanted], ...]  # those that are made again together
     mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp, apart
+    micro_batches: int
 
 
 @dataclass(kw_only=True)
@@ -164,6 +165,10 @@ class _Batch:
     def _shares_hosts(self) -> bool:
         return self.offload.states or self.offload.tier == "nvme"
 
+    @property
+    def _adds_up_on_drives(self) -> bool:
+        return self.offload.optimizer and self.offload.tier == "nvme"
+
     def ask(self, pricer: LayoutPricer) -> list[int]:
         """The number of the kind of each of a layout's stages.
 
@@ -205,6 +210,7 @@ class _Batch:
             self.machine,
             self.optimizer,
             self.offload,
+            np.array([kind.micro_batches for kind in kinds]),
         )
         columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
         return StagePrice(
@@ -248,7 +254,9 @@ class _Batch:
         pp = pricer.layout.pp if self._shares_hosts else 1  # just where they are used
         together = pricer.layout.gpus <= pricer.machine.island.domain
         mesh = degrees_of_stage(stage, pp, together=together)
-        return _Kind(held(parts), tuple(dict.fromkeys(segments)), mesh)
+        m = pricer.layout.micro_batches // len(stage.held_by)
+        m = m if self._adds_up_on_drives else 1
+        return _Kind(held(parts), tuple(dict.fromkeys(segments)), mesh, m)
 
     def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         layout = pricer.layout

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data_parallel import DataParallel
+from costmodel.data_parallel import DataParallel, leave_early
 from costmodel.footprint import PLAIN, Footprint
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
@@ -120,7 +120,7 @@ def memory(
     *frozen_parameters* beside them have neither gradient nor optimizer state;
     *expert_parameters* shard over the ranks that hold the same experts, often one.
     States that *offload* names are on the host, and with an optimizer the gradients
-    that ZeRO has reduced (level 2 and up); on a CPU these are the rank's own.
+    that ZeRO has reduced (level 2 and up); a CPU has these itself, but on drives.
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
@@ -156,7 +156,8 @@ def memory(
     trained = parameters + expert_parameters
     if offload.optimizer:
         optimizer, copies = np.zeros_like(optimizer), np.zeros_like(copies)
-        away = (parallel.zero >= 2) & (not shares_cores(device))
+        leaves = offload.tier == "nvme" or not shares_cores(device)
+        away = leaves & leave_early(parallel, offload, fully_shard=fully_shard)
         gradient = np.where(away, 0.0, gradient)
         if fully_shard and not precision.master:  # the shards are what is updated there
             here = trained * precision.parameter.bytes

@@ -8,15 +8,16 @@ buffers), so that a pass waits for
 
     forward    out: the offloaded share of what is saved; in: offloaded parameters
     backward   in: both again; out, from ZeRO-2 on: gradients of an offloaded optimizer
-    step       out, below ZeRO-2: the gradients, once (ZeRO-1's behind the last
-               backward, as they are scattered; whole ones when they are summed and
-               clipped); the update on the host; in: the updated weights, unless they
-               stay there
+    step       out, where they have not left yet: the gradients, once (scattered ones
+               behind the last backward; whole ones when they are summed and clipped);
+               the update on the host; in: the updated weights, unless they stay there
 
-On drives are states, activations and parameters: they are read and written at the rates
-of a node's drives, which its ranks share, states once each a step, one after the other.
-Gradients wait in the host's memory. Of a device that is a CPU the host's memory is its
-own: nothing takes a link.
+On drives are states, activations, parameters and scattered gradients: they are read and
+written at the rates of a node's drives, which its ranks share, one after the other.
+States are read and written once a step. Gradients are written by every micro-batch that
+scatters them, and read by each but the first, which has nothing to add to; once more
+for the norm, and once for the update. Of a device that is a CPU the host's memory is
+its own: nothing takes a link.
 
 (Yuan et al., ATC 2024, section 3.3; Ren et al., ATC 2021, section 4; Rajbhandari et
 al., SC 2021, section 5.)
@@ -31,7 +32,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data_parallel import DataParallel
+from costmodel.data_parallel import DataParallel, leave_early, level_away
 from costmodel.machine import Machine
 from costmodel.offload import Offload
 from costmodel.software import shares_cores
@@ -84,18 +85,25 @@ def waits(
     parallel: DataParallel,
     offload: Offload,
     machine: Machine,
+    micro_batches: Array,
 ) -> Waits:
-    """What one micro-batch's passes through a stage, of *forward_s* and *backward_s*,
-    wait for. *weight_bytes* and *gradient_bytes* are those of a rank's shard."""
+    """What one of *micro_batches*' passes through a stage, of *forward_s* and
+    *backward_s*, waits for, on average. *weight_bytes* and *gradient_bytes* are those
+    of a rank's shard."""
     link, to = host_link(machine), tier_rates(parallel, offload, machine)
     fetched = weight_bytes if offload.parameters else np.zeros(())
-    sent = np.where(parallel.zero >= 2, gradient_bytes, 0.0) * offload.optimizer
+    early = leave_early(parallel, offload, fully_shard=machine.software.fully_shard)
+    sent = np.where(early, gradient_bytes, 0.0) * offload.optimizer
+    added_to = 1 - 1 / np.maximum(micro_batches, 1)
+    sent_s = sent / link
+    if offload.tier == "nvme":
+        sent_s = sent / to.write + sent * added_to / to.read
     hides = "offload" in machine.software.overlap
     leave_s, fetch_s = saved_away_bytes / to.write, fetched / to.read
     return Waits(
         forward_s=_beyond(forward_s * hides, leave_s, fetch_s),
         backward_s=_beyond(
-            backward_s * hides, sent / link, saved_away_bytes / to.read + fetch_s
+            backward_s * hides, sent_s, saved_away_bytes / to.read + fetch_s
         ),
     )
 
@@ -109,24 +117,34 @@ def host_step(
     *,
     offload: Offload,
     backward_s: Array,
+    layers: DataParallel,
 ) -> HostStep:
     """The step of an optimizer on the host, over a rank's shard of *parameters*.
 
-    *backward_s* is the last pass, behind which ZeRO-1's gradients leave; from ZeRO-2 on
-    they are already gone.
+    *backward_s* is the last pass, behind which scattered gradients leave that have not
+    left yet. *layers* is the data parallelism of the stage's layers, whose level holds
+    for experts too.
     """
-    zero, link = _level(parallel), host_link(machine)
+    ours = machine.software.fully_shard
+    zero = level_away(layers, offload, fully_shard=ours)
+    early = leave_early(layers, offload, fully_shard=ours)
     shard = parameters / parallel.shard_of(1)
-    hidden_s = backward_s * ("offload" in machine.software.overlap) * (zero == 1)
-    leaving = np.where(zero < 2, shard * precision.gradient.bytes, 0.0)
-    out_s = _beyond(hidden_s, leaving / link, np.zeros(()))
-    back_s = _weights_back_s(shard, parallel, precision, machine, offload)
+    to = tier_rates(parallel, offload, machine)
+    gradients = shard * precision.gradient.bytes
+    leaving = np.where(early, 0.0, gradients)
+    hidden_s = backward_s * ("offload" in machine.software.overlap) * (zero >= 1)
+    there = (zero >= 1) & (offload.tier == "nvme")  # on the drives
+    rate = np.where(there, to.write, host_link(machine))
+    out_s = _beyond(hidden_s, leaving / rate, np.zeros(()))
+    back_s = _weights_back_s(shard, zero, precision, machine, offload, to)
     update_s = update_on_host_s(parameters, parallel, precision, machine, optimizer)
+    norm_s: Array = np.zeros(())
     if offload.tier == "nvme":
         states = shard * state_bytes(precision, OPTIMIZERS[optimizer])
-        to = tier_rates(parallel, offload, machine)
-        update_s = np.maximum(update_s, states / to.read + states / to.write)
-    copies = np.asarray(out_s + back_s)
+        norm_s = np.where(there, gradients / to.read, 0.0)
+        moved_s = states / to.read + states / to.write + norm_s
+        update_s = np.maximum(update_s, moved_s)
+    copies = np.asarray(out_s + back_s + norm_s)
     return HostStep(seconds=np.asarray(update_s + copies), copies_s=copies)
 
 
@@ -146,29 +164,23 @@ def shard_bytes(precision: Precision, machine: Machine) -> float:
 
 def _weights_back_s(
     shard: Array,
-    parallel: DataParallel,
+    zero: Array,
     precision: Precision,
     machine: Machine,
     offload: Offload,
+    to: TierRates,
 ) -> Array:
     """Updated weights: `fully_shard`'s shards of ZeRO-1 and 2 are fetched from where
     they lie, others come from the update."""
     if offload.parameters:
         return np.zeros(())
-    zero = _level(parallel)
     each = np.where(
         zero == 0,
         precision.parameter.bytes,
         shard_bytes(precision, machine),
     )
     fetched = ((zero == 1) | (zero == 2)) & machine.software.fully_shard
-    rate = tier_rates(parallel, offload, machine).read
-    return np.asarray(shard * each / np.where(fetched, rate, host_link(machine)))
-
-
-def _level(parallel: DataParallel) -> Array:
-    """ZeRO's, of ranks that have somebody to share with."""
-    return np.where(parallel.shards * parallel.replicas > 1, parallel.zero, 0)
+    return np.asarray(shard * each / np.where(fetched, to.read, host_link(machine)))
 
 
 def update_on_host_s(

@@ -98,6 +98,7 @@ class Rows:
                 self.on,
                 self.job.optimizer,
                 offload,
+                self.micro_batches // self.columns.copies,
             )
             for one in self.contents
         )

@@ -86,10 +86,12 @@ def stage_price(
     machine: Machine,
     optimizer: str,
     offload: Offload = NOTHING,
+    micro_batches: Any = 1,
 ) -> StagePrice:
     """Price a stage that holds *contents*, for one rank of it; *optimizer* by name.
 
-    *offload* says where states are; what leaves of the activations is in the atoms.
+    *offload* says where states are; what leaves of the activations is in the atoms. Of
+    gradients on drives it counts how many *micro_batches* a rank of the stage has.
     """
     total, layers = contents.total, contents.layers
     parameters, frozen = total.parameters, total.frozen_parameters
@@ -147,6 +149,7 @@ def stage_price(
             parallel=parallel,
             offload=offload,
             machine=machine,
+            micro_batches=np.asarray(micro_batches),
         )
     step_copies_s: Array = np.zeros(())
     if offload.optimizer:
@@ -161,6 +164,7 @@ def stage_price(
                 optimizer,
                 offload=offload,
                 backward_s=backward_s,
+                layers=parallel,
             )
             step_s = step_s + np.where(states > 0, on_host.seconds, 0.0)
             step_copies_s = step_copies_s + np.where(states > 0, on_host.copies_s, 0.0)

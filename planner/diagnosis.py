@@ -21,7 +21,6 @@ from math import inf
 from typing import Any, Final
 
 from costmodel.estimate import Estimate
-from costmodel.host_memory import capacity_bytes
 from costmodel.legality import MOST_PASSES
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
@@ -230,13 +229,10 @@ def _too_little_memory(problem: Problem) -> str:
 def _too_little_on_hosts(problem: Problem, found: Candidate) -> str:
     away = found.estimate.away
     assert away is not None, "nothing else is limited"
-    words, room = away.words, problem.host_limit_bytes
-    if away.waiting is not None and away.node_bytes <= room:
-        words = away.waiting.words
-        room = capacity_bytes(problem.machine.cluster, away.waiting.tier) or 0.0
     return (
         f"host memory: {choice_words(found.choice, problem.job.global_batch)} fits on "
-        f"the devices, and needs {words}, which has {format_bytes(room)}"
+        f"the devices, and needs {away.words}, which has "
+        f"{format_bytes(problem.host_limit_bytes)}"
     )
 
 

@@ -76,6 +76,14 @@ class DriveFile:
         self._left.append(part)
         self._settle(UNSETTLED)
 
+    def write(self, first: int, data: Any) -> None:
+        """Put the bytes of *data* at *first*; pages that they fill are not read for
+        it, as they would be if they were written to in memory."""
+        left = memoryview(data).cast("B")
+        while left:
+            done = os.pwrite(self._file, left, first)
+            left, first = left[done:], first + done
+
     def forget(self, part: Part) -> None:
         """*part* was read only and is not wanted for now."""
         self.map.madvise(mmap.MADV_DONTNEED, part.first, part.size_bytes)

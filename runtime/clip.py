@@ -1,4 +1,4 @@
-"""The norm of the whole gradient, over every rank, and clipping by it."""
+"""The norm of the whole gradient, over every rank, and what clipping makes of it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,45 @@ class Piece:
     copies: int
 
 
-def global_norm(pieces: Iterable[Piece]) -> Tensor:
+def global_norm(turns: Iterable[Iterable[Piece]]) -> Tensor:
     """L2 norm over all parameters of the model, each counted once; a 0-d fp32 tensor.
 
-    One all-reduce of one number over all ranks.
+    Pieces come in *turns*, of which each may be let go before the next one. One
+    all-reduce of one number over all ranks.
     """
-    by_copies: dict[int, list[Tensor]] = defaultdict(list)
-    for piece in pieces:
-        by_copies[piece.copies].append(piece.gradient)
-    device = next(iter(by_copies.values()))[0].device
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for copies, gradients in by_copies.items():
-        norms = torch.stack(torch._foreach_norm(gradients)).double()
-        total += (norms**2).sum() / copies
+    total = torch.stack([_squares(pieces) for pieces in turns]).sum()
     if dist.get_world_size() > 1:
         dist.all_reduce(total)
     return total.sqrt().float()
 
 
-def clip(gradients: list[Tensor], norm: Tensor, most: float) -> None:
-    """Scale *gradients* in place so that their global norm is at most *most*."""
-    if most > 0:
-        factor = (most / (norm + 1e-6)).clamp(max=1.0)
-        if float(factor) < 1.0:
-            torch._foreach_mul_(gradients, factor)
+def clip_factor(norm: float, most: float) -> float:
+    """What gradients of *norm* are multiplied by so that it is at most *most*; 1 where
+    it is, or where *most* is 0.
+
+    >>> clip_factor(0.5, 1.0), round(clip_factor(2.0, 1.0), 3), clip_factor(2.0, 0.0)
+    (1.0, 0.5, 1.0)
+    """
+    factor = most / (norm + 1e-6) if most > 0 else 1.0
+    return factor if factor < 1.0 else 1.0
+
+
+def scale(gradients: Iterable[Tensor], factor: float) -> None:
+    """Multiply *gradients* in place."""
+    if factor != 1:
+        torch._foreach_mul_(list(gradients), factor)
+
+
+def _squares(pieces: Iterable[Piece]) -> Tensor:
+    """The sum of their squares, each piece's by the ranks that hold the same."""
+    by_copies: dict[int, list[Tensor]] = defaultdict(list)
+    for piece in pieces:
+        by_copies[piece.copies].append(piece.gradient)
+    sums = [
+        (torch.stack(torch._foreach_norm(gradients)).double() ** 2).sum() / copies
+        for copies, gradients in by_copies.items()
+    ]
+    return torch.stack(sums).sum()
 
 
 def parts(parameter: Tensor) -> int:

@@ -19,7 +19,7 @@ Where backward is split, `runtime.split_sharding` says when gradients are whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +59,9 @@ class DataParallel(Protocol):
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter's name and this rank's part of its gradient."""
+
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        """Around a change, in place, of the gradients called *names*."""
 
 
 class Buffered:
@@ -103,6 +106,9 @@ class Buffered:
         for buffer in self._buffers:
             yield from buffer.gradients()
 
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
@@ -118,8 +124,8 @@ class Sharded:
     """Gradients and optimizer states (ZeRO-3: parameters too) cut over the last axis of
     *mesh*, and alike over another before it; those of experts over the mesh *experts*,
     of ranks that hold the same ones. Sums over either are means over *mesh*. Where
-    ZeRO-2's or 3's optimizer has masters of its own on the host, gradients go there as
-    they are scattered."""
+    ZeRO-3's optimizer has masters of its own in the host's memory, gradients go there
+    as they are scattered."""
 
     def __init__(
         self,
@@ -155,10 +161,15 @@ class Sharded:
         self._stage: nn.Module = stage
         self._root: FSDPModule = stage
         self._down: HostGradients | None = None
-        if how.away.masters and how.zero >= 2:
-            self._down = HostGradients(Host(how.device))
-            for name, parameter in stage.named_parameters():
-                _sent_down(name, parameter, self._down)
+        if how.away.masters and not how.away.on_drive:
+            self.send_to(HostGradients(Host(how.device)))
+
+    def send_to(self, down: HostGradients) -> None:
+        """Send gradients to *down* as they are scattered."""
+        self._down = down
+        for name, parameter in self._stage.named_parameters():
+            over = self._left_to_divide if of_experts(name) else 1
+            _sent_down(name, parameter, down, over)
 
     def begin(self) -> None:
         if self._down is not None:
@@ -175,7 +186,7 @@ class Sharded:
 
     def finish(self) -> None:
         """`fully_shard` waits as the last backward ends."""
-        if self._left_to_divide > 1:
+        if self._left_to_divide > 1 and self._down is None:
             for name, gradient in self.gradients():
                 if of_experts(name):
                     gradient.div_(self._left_to_divide)
@@ -187,6 +198,9 @@ class Sharded:
         for name, parameter in self._stage.named_parameters():
             assert parameter.grad is not None, f"{name} took no part in the loss"
             yield name, local(parameter.grad)
+
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext() if self._down is None else self._down.changing(names)
 
     def units(self) -> Iterator[list[str]]:
         """The names of parameters that travel together, the latest layers' first."""
@@ -217,15 +231,26 @@ class OfHolders:
         self._sharded.finish()
         made = dict(self._sharded.gradients())
         for names in self._sharded.units():
-            parts = [made[name] for name in names]
-            flat = torch.cat([part.flatten() for part in parts])
-            flat = all_reduce_from(flat, self._holders, self._sharded.device)
-            sizes = [part.numel() for part in parts]
-            for part, whole in zip(parts, flat.split(sizes), strict=True):
-                part.copy_(whole.view_as(part))
+            with self.changing(names):
+                self._sum([made[name] for name in names])
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         yield from self._sharded.gradients()
+
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        return self._sharded.changing(names)
+
+    def send_to(self, down: HostGradients) -> None:
+        """As `Sharded.send_to`."""
+        self._sharded.send_to(down)
+
+    def _sum(self, parts: Sequence[Tensor]) -> None:
+        """Those that travel together, over the holders, in place."""
+        flat = torch.cat([part.flatten() for part in parts])
+        flat = all_reduce_from(flat, self._holders, self._sharded.device)
+        sizes = [part.numel() for part in parts]
+        for part, whole in zip(parts, flat.split(sizes), strict=True):
+            part.copy_(whole.view_as(part))
 
 
 def evenly(parameter: nn.Parameter, *, ranks: int) -> Shard:
@@ -238,12 +263,16 @@ def evenly(parameter: nn.Parameter, *, ranks: int) -> Shard:
     return Shard(next((dim for dim, size in enumerate(sizes) if not size % ranks), 0))
 
 
-def _sent_down(name: str, parameter: nn.Parameter, down: HostGradients) -> None:
-    """Send the gradients of *parameter*'s shard down as soon as they are scattered."""
+def _sent_down(
+    name: str, parameter: nn.Parameter, down: HostGradients, over: int
+) -> None:
+    """Send the gradients of *parameter*'s shard, divided by *over*, down as soon as
+    they are scattered."""
 
     def take(sharded: Tensor) -> None:
         assert sharded.grad is not None
-        down.take(name, local(sharded.grad))
+        made = local(sharded.grad)
+        down.take(name, made.div_(over) if over > 1 else made)
         sharded.grad = None
 
     parameter.register_post_accumulate_grad_hook(take)

@@ -1,25 +1,29 @@
 """`DiskOptimizer`: masters and moments in a file, updated bucket by bucket.
 
-    gradients go down → each bucket: read, updated by the host's cores, written back
-    → working weights come back
+    each bucket: its gradients go down, its states are read → updated by the host's
+    cores, states written back → working weights come back
 
 (ZeRO-Infinity: Rajbhandari et al., SC 2021, section 5.) Each step reads and writes
-every state once; gradients stay in the host's memory until their bucket's turn. Where
+every state once. Gradients that are scattered are in the file before it
+(`DriveGradients`), others on the device until their bucket's turn. Where
 `fully_shard`'s shards are the masters they lie in the file themselves, and the next
 gather reads them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from runtime.disk_states import Bucket, StateFile
+from runtime.drive_gradients import DriveGradients
 from runtime.drive_shards import ShardReads
 from runtime.host import Host
 from runtime.host_gradients import HostGradients
@@ -32,11 +36,17 @@ MOMENTS: Final[dict[str, tuple[str, ...]]] = {
     "sgd": (),
 }
 COUNTED: Final = ("adamw", "adam")  # that keep the number of their steps
+ON_THEIR_WAY: Final = 16  # gradients: about a layer's
+
+Begun = TypeVar("Begun")
 
 
 class DiskOptimizer(Optimizer):
     """As `Optimizer`, of parameters on *device*, its states in a file of *folder*;
-    *shards* are masters themselves, which the file takes in."""
+    *shards* are masters themselves, which the file takes in, *gradients* wait in it
+    too."""
+
+    scales = False  # what a file holds is scaled where it is used, not there
 
     def __init__(
         self,
@@ -46,14 +56,15 @@ class DiskOptimizer(Optimizer):
         folder: Path,
         *,
         shards: bool = False,
+        gradients: bool = False,
     ) -> None:
         named = list(parameters)
         self._host, self._shards = Host(device), shards
+        self._gradients = gradients
         self.reads: list[ShardReads] = []
-        self._down = HostGradients(self._host)
         kinds = MOMENTS.get(settings.name, ())
         shapes = [local(parameter).shape for _, parameter in named]
-        self.file = StateFile(folder, shapes, len(kinds))
+        self.file = StateFile(folder, shapes, len(kinds), gradients=gradients)
         self._numbers = {name: number for number, (name, _) in enumerate(named)}
         super().__init__(named, settings)
         for number, leaf in enumerate(self.leaves):
@@ -67,20 +78,31 @@ class DiskOptimizer(Optimizer):
         self.file.settle()
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor]) -> None:
+    def step(self, gradients: Mapping[str, Tensor], factor: float = 1.0) -> None:
         """One update; returns when the weights are on their way back."""
-        self._down.begin()
-        for name, gradient in gradients.items():
-            self._down.take(name, gradient)
-        sums, following = self._down.sums(), iter(self.file.buckets)
-        self._ahead(next(following, None))
-        for bucket in self.file.buckets:
-            self._ahead(next(following, None))
-            self._update(bucket, sums)
+        begin = partial(self._begin, gradients)
+        for bucket, down in _one_ahead(self.file.buckets, begin):
+            self._update(bucket, down.sums(), factor)
             self.file.leave(bucket.states)
-        self._down.begin()
+            if self._gradients:
+                self.file.forget(bucket.gradients)
         for one in self.reads:
             one.again()
+
+    def turns(self, gradients: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+        if not self._gradients:
+            yield gradients
+            return
+        for bucket, _ in _one_ahead(self.file.buckets, self._read_gradients):
+            yield {name: gradients[name] for name in self._names(bucket)}
+            self.file.forget(bucket.gradients)
+
+    def take_scattered(self) -> HostGradients:
+        """Takes a stage's gradients as they are scattered, and adds them up in the
+        file."""
+        assert self._gradients, "the file has places for them"
+        sums = DriveGradients(self.file, self._numbers)
+        return HostGradients(self._host, sums, most=ON_THEIR_WAY)
 
     def read_for(self, stage: nn.Module, *, passes: bool) -> None:
         """Bring the shards of *stage* from the file before they are gathered, for all
@@ -89,14 +111,27 @@ class DiskOptimizer(Optimizer):
         members = {id(leaf.parameter): number for number, leaf in leaves}
         self.reads.append(ShardReads(stage, self.file, members, passes=passes))
 
-    def _ahead(self, bucket: Bucket | None) -> None:
-        if bucket is not None:
-            self.file.ahead(bucket.states)
+    def _begin(self, gradients: Mapping[str, Tensor], bucket: Bucket) -> HostGradients:
+        """Read *bucket* ahead, and send its gradients down."""
+        self.file.ahead(bucket.whole)
+        down = HostGradients(self._host)
+        for name in self._names(bucket):
+            down.take(name, gradients[name])
+        return down
 
-    def _update(self, bucket: Bucket, sums: Mapping[str, Tensor]) -> None:
+    def _read_gradients(self, bucket: Bucket) -> None:
+        self.file.ahead(bucket.gradients)
+
+    def _names(self, bucket: Bucket) -> Sequence[str]:
+        return [self.leaves[member].name for member in bucket.members]
+
+    def _update(
+        self, bucket: Bucket, made: Mapping[str, Tensor], factor: float
+    ) -> None:
         leaves = [self.leaves[member] for member in bucket.members]
         for leaf in leaves:
-            leaf.attach(sums[leaf.name])
+            gradient = made[leaf.name]
+            leaf.attach(gradient if factor == 1 else gradient * factor)
         self.inner.step()  # those without a gradient are passed over
         for leaf in leaves:
             leaf.value.grad = None
@@ -112,3 +147,15 @@ class DiskOptimizer(Optimizer):
             # `fully_shard` asks for its shards anew before the first gather.
             parameter._local_tensor = place
         return Leaf(name, parameter, value, master=not self._shards)
+
+
+def _one_ahead(
+    buckets: Iterable[Bucket], begin: Callable[[Bucket], Begun]
+) -> Iterator[tuple[Bucket, Begun]]:
+    """Each bucket, and what *begin* gave for it while the one before had its turn."""
+    begun: deque[tuple[Bucket, Begun]] = deque()
+    for bucket in buckets:
+        begun.append((bucket, begin(bucket)))
+        if len(begun) > 1:
+            yield begun.popleft()
+    yield from begun

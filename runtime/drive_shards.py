@@ -39,7 +39,7 @@ class ShardReads:
         self._done: set[int] = set()  # since `again`
         units = [one for one in stage.modules() if isinstance(one, FSDPModule)]
         self._parts = [
-            list(file.parts_of(members[id(one)] for one in _own(unit)))
+            list(file.value_parts(members[id(one)] for one in _own(unit)))
             for unit in units
         ]
         for number, unit in enumerate(units):

@@ -1,15 +1,17 @@
-"""Gradients in the host's memory: sent down one by one, added up there.
+"""Gradients on their way to the host: sent down one by one, added up there.
 
 On CUDA a gradient goes through pinned memory beside what the device computes; those of
 further micro-batches are added to it on the host when they have come. On a CPU, whose
-memory is the host's, they are there as they are made.
+memory is the host's, they are there as they are made. They are added up in memory
+(`InMemory`), or on a drive (`runtime.drive_gradients`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -19,43 +21,84 @@ from runtime.host import Host
 ON_THEIR_WAY: Final = 64  # copies; the oldest is waited for before another one begins
 
 
-class HostGradients:
-    """This rank's gradients of a step, by the parameter's name; `begin` before it."""
+class Sums(Protocol):
+    """What adds gradients up that have come."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def begin(self) -> None:
+        """Forget the step before."""
+
+    def add(self, name: str, made: Tensor) -> None:
+        """One more of the parameter *name*."""
+
+    def all(self) -> Mapping[str, Tensor]:
+        """What was added up, by name."""
+
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        """Around a change, in place, of some of `all`."""
+
+
+class InMemory:
+    """Sums in the host's memory."""
+
+    def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        self._sums = {}
+
+    def add(self, name: str, made: Tensor) -> None:
+        known = self._sums.setdefault(name, made)
+        if known is not made:
+            known.add_(made)
+
+    def all(self) -> Mapping[str, Tensor]:
+        return self._sums
+
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class HostGradients:
+    """This rank's gradients of a step, by the parameter's name; `begin` before it.
+
+    *sums* adds them up, while at most *most* are on their way.
+    """
+
+    def __init__(
+        self, host: Host, sums: Sums | None = None, *, most: int = ON_THEIR_WAY
+    ) -> None:
+        self._host, self._most = host, most
+        self._sums = InMemory() if sums is None else sums
         self._coming: deque[tuple[str, Tensor, Any]] = deque()
 
     def begin(self) -> None:
         """Forget the step before."""
         self._settle(0)
-        self._sums = {}
+        self._sums.begin()
 
     @torch.no_grad()
     def take(self, name: str, gradient: Tensor) -> None:
         """Send a micro-batch's *gradient* down; the device may go on."""
         if not gradient.is_cuda:
-            self._add(name, gradient)
+            self._sums.add(name, gradient)
             return
         there = self._host.down(gradient)
         self._coming.append((name, there, self._host.stream.record_event()))
-        self._settle(ON_THEIR_WAY)
+        self._settle(self._most)
 
     @torch.no_grad()
     def sums(self) -> Mapping[str, Tensor]:
         """All that was taken, added up; waits for what is on its way."""
         self._settle(0)
-        return self._sums
+        return self._sums.all()
+
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        """Around a change, in place, of those of `sums` that are called *names*."""
+        return self._sums.changing(names)
 
     def _settle(self, most: int) -> None:
         """Wait until at most so many are on their way."""
         while len(self._coming) > most:
             name, there, event = self._coming.popleft()
             event.synchronize()
-            self._add(name, there)
-
-    def _add(self, name: str, there: Tensor) -> None:
-        known = self._sums.setdefault(name, there)
-        if known is not there:
-            known.add_(there)
+            self._sums.add(name, there)

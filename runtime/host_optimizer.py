@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from runtime.clip import scale
 from runtime.host import Host
 from runtime.host_gradients import HostGradients
 from runtime.optimizer import Leaf, Optimizer, Settings, local
@@ -33,8 +34,9 @@ class HostOptimizer(Optimizer):
         super().__init__(parameters, settings)
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor]) -> None:
+    def step(self, gradients: Mapping[str, Tensor], factor: float = 1.0) -> None:
         """One update; returns when the weights are on their way back."""
+        scale(gradients.values(), factor)
         self._down.begin()
         for name, gradient in gradients.items():
             self._down.take(name, gradient)

@@ -7,7 +7,7 @@ fp32 master. Matrices decay, vectors do not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from profiles.errors import Unsupported
+from runtime.clip import scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,10 @@ class Leaf:
 
 
 class Optimizer:
-    """`step` updates every parameter from gradients given by name."""
+    """`step` updates every parameter from gradients given by name; where it *scales*
+    them, it does so in place."""
+
+    scales = True
 
     def __init__(
         self, parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings
@@ -75,14 +79,20 @@ class Optimizer:
         self.inner = _optimizer(settings)(groups)
 
     @torch.no_grad()
-    def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """One update; *gradients* are local shards like the parameters', by name."""
+    def step(self, gradients: Mapping[str, Tensor], factor: float = 1.0) -> None:
+        """One update; *gradients* are local shards like the parameters', by name, and
+        count *factor* times."""
+        scale(gradients.values(), factor)
         for leaf in self.leaves:
             leaf.attach(gradients[leaf.name])
         self.inner.step()
         for leaf in self.leaves:
             leaf.value.grad = None
         self._publish()
+
+    def turns(self, gradients: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
+        """*gradients*, in parts that may be in memory at once, one after another."""
+        yield gradients
 
     @property
     def learning_rate(self) -> float:

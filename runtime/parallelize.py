@@ -30,7 +30,7 @@ from costmodel.layout_reader import parse_file
 from profiles.documents import read_json
 from profiles.errors import Contradiction
 from runtime.chain import chain_of, without_storage
-from runtime.clip import Piece, clip, global_norm, parts
+from runtime.clip import Piece, clip_factor, global_norm, parts, scale
 from runtime.mesh import device_mesh, shard_mesh
 from runtime.optimizer import local
 from runtime.own_layout import (
@@ -127,10 +127,11 @@ def clip_gradients(
             for one in module.parameters()
             if one.grad is not None
         ]
-    norm = global_norm(
+    pieces = [
         Piece(gradient, mesh.dp * mesh.tp // parts(one)) for one, gradient in made
-    )
-    clip([gradient for _, gradient in made], norm, most)
+    ]
+    norm = global_norm([pieces])
+    scale([gradient for _, gradient in made], clip_factor(float(norm), most))
     return norm
 
 

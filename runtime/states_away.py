@@ -9,7 +9,8 @@ optimizer, ZeRO-3      masters, moments and update; shards stay on the device fo
 and parameters         ZeRO-3's shards: fetched for each pass, a layer ahead
 
 In the host's memory, or on its drive: then masters (or shards) and moments are in a
-file and take memory bucket by bucket (`DiskOptimizer`); gradients wait in memory.
+file and take memory bucket by bucket (`DiskOptimizer`), and gradients with them from
+where they are scattered, from ZeRO-1 on.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from costmodel.offload import Offload
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatesAway:
     """`shards` with all that is made of them, or `masters` of the optimizer's own;
-    in a file where `on_drive`. `passes` fetch shards each time, not once a step."""
+    in a file where `on_drive`, with `gradients` once they are scattered. `passes` fetch
+    shards each time, not once a step."""
 
     shards: bool = False
     masters: bool = False
     on_drive: bool = False
+    gradients: bool = False
     passes: bool = False
 
     @classmethod
@@ -39,8 +42,13 @@ class StatesAway:
         shards = offload.parameters or (offload.optimizer and zero in (1, 2))
         masters = offload.optimizer and not shards
         on_drive = offload.states and offload.tier == "nvme"
-        passes = offload.parameters
-        return cls(shards=shards, masters=masters, on_drive=on_drive, passes=passes)
+        return cls(
+            shards=shards,
+            masters=masters,
+            on_drive=on_drive,
+            gradients=on_drive and zero > 0,
+            passes=offload.parameters,
+        )
 
     def policy(self, device: torch.device) -> OffloadPolicy:
         """The same for `fully_shard`."""

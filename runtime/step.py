@@ -12,8 +12,8 @@ with their other passes: they wait for each other in STEP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from math import isfinite
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.action import Kind
-from runtime.clip import Piece, clip, global_norm, parts
+from runtime.clip import Piece, clip_factor, global_norm, parts
 from runtime.collectives import all_reduce_from
 from runtime.composition import HeldStage
 from runtime.loss_scale import loss_scale
@@ -46,10 +46,16 @@ class Step:
         self.optimizer, self.tied, self.mesh = optimizer, tied, mesh
         self.rules, self.scale = rules, loss_scale(rules.scaled)
         self.norm = 0.0
+        self._factor = 1.0  # what the update multiplies gradients by
         self._ranks = mesh["dp"].size() * mesh["tp"].size()  # slicing a mesh is slow
         self._device = torch.device(mesh.device_type)
         self._gradients: dict[int, dict[str, Tensor]] = {}
         self._partial = {stage.index: self._partial_of(stage) for stage in stages}
+        self._copies = {
+            name: self._copies_of(name, parameter, stage)
+            for stage in stages
+            for name, parameter in stage.named_parameters()
+        }
 
     def begin(self) -> None:
         """Forget the step before."""
@@ -76,7 +82,9 @@ class Step:
         held = self.stages[stage]
         held.parallel.finish()
         gradients = dict(held.parallel.gradients())
-        self._sum_partial([gradients[name] for name in self._partial[stage]])
+        partial = self._partial[stage]
+        with held.parallel.changing(partial):
+            self._sum_partial([gradients[name] for name in partial])
         self._gradients[stage] = gradients
 
     def step(self) -> None:
@@ -84,36 +92,45 @@ class Step:
         for stage in self.stages:
             if stage not in self._gradients:
                 self._finish(stage)
-        self.tied.sum(self._gradients.values())
-        norm = global_norm(self._pieces()) / self.scale.value
-        named = self.gradients()
-        if self.scale.value != 1:
-            torch._foreach_mul_(list(named.values()), 1 / self.scale.value)
-        self.norm = float(norm)
+        self._sum_tied()
+        made = self._made()
+        norm = global_norm(map(self._pieces, self.optimizer.turns(made)))
+        self.norm = float(norm) / self.scale.value
+        clipped = clip_factor(self.norm, self.optimizer.settings.clip)
+        self._factor = clipped / self.scale.value
         if self.scale.judge(finite=isfinite(self.norm)):
-            clip(list(named.values()), norm, self.optimizer.settings.clip)
-            self.optimizer.step(named)
+            self.optimizer.step(made, self._factor)
 
     def gradients(self) -> dict[str, Tensor]:
-        """This rank's part of every gradient, by the parameter's name."""
+        """This rank's part of every gradient, by the parameter's name, as the update
+        took it."""
+        made = self._made()
+        if self.optimizer.scales:
+            return made
+        return {name: gradient * self._factor for name, gradient in made.items()}
+
+    def _made(self) -> dict[str, Tensor]:
         return {
             name: gradient
             for gradients in self._gradients.values()
             for name, gradient in gradients.items()
         }
 
-    def _pieces(self) -> Iterator[Piece]:
-        for stage, gradients in self._gradients.items():
-            parameters = dict(self.stages[stage].named_parameters())
-            for name, gradient in gradients.items():
-                copies = self._copies(parameters[name]) * self.stages[stage].copies
-                if name in (TABLE, HEAD):
-                    copies *= self.tied.copies
-                yield Piece(gradient, copies)
+    def _pieces(self, some: Mapping[str, Tensor]) -> Iterator[Piece]:
+        for name, gradient in some.items():
+            yield Piece(gradient, self._copies[name])
 
-    def _copies(self, parameter: Tensor) -> int:
-        """Ranks of the stage that hold the same part of a parameter."""
-        return self._ranks // parts(parameter)
+    def _copies_of(self, name: str, parameter: Tensor, held: HeldStage) -> int:
+        """Ranks of the job that hold the same part of a parameter."""
+        copies = self._ranks // parts(parameter) * held.copies
+        return copies * self.tied.copies if name in (TABLE, HEAD) else copies
+
+    def _sum_tied(self) -> None:
+        with ExitStack() as changed:
+            for stage, made in self._gradients.items():
+                names = [name for name in self.tied.names if name in made]
+                changed.enter_context(self.stages[stage].parallel.changing(names))
+            self.tied.sum(self._gradients.values())
 
     def _partial_of(self, held: HeldStage) -> list[str]:
         if self.mesh["tp"].size() == 1:

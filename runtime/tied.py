@@ -41,6 +41,11 @@ class TiedTable:
         if not self._together:
             self.group = _joined(mesh, ends[0][0], ends[1][0])
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of gradients that `sum` changes."""
+        return (TABLE, HEAD) if self.copies > 1 else ()
+
     def sum(self, stages: Collection[Mapping[str, Tensor]]) -> None:
         """Add the other copy's gradient to this one's, in place; *stages* are the
         gradients of this rank's, by name."""

@@ -23,6 +23,7 @@ from profiles.job import Job
 from runtime.composition import HeldStage, held_stages
 from runtime.context_parallel.split import Context
 from runtime.data.source import Source
+from runtime.data_parallel import OfHolders, Sharded
 from runtime.disk_optimizer import DiskOptimizer
 from runtime.evaluation import Evaluation
 from runtime.host_optimizer import HostOptimizer
@@ -238,9 +239,20 @@ def optimizer(
     away = stages[0].away
     if away.on_drive:
         where = folder or default_folder()
-        found = DiskOptimizer(named, settings, device, where, shards=away.shards)
-        for stage in stages if away.shards else ():
-            found.read_for(stage.stage, passes=stage.away.passes)
+        found = DiskOptimizer(
+            named,
+            settings,
+            device,
+            where,
+            shards=away.shards,
+            gradients=away.gradients,
+        )
+        for stage in stages:
+            if away.shards:
+                found.read_for(stage.stage, passes=stage.away.passes)
+            if away.gradients:
+                assert isinstance(stage.parallel, Sharded | OfHolders)
+                stage.parallel.send_to(found.take_scattered())
         return found
     if away.masters:
         return HostOptimizer(named, settings, device)

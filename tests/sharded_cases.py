@@ -13,6 +13,7 @@ from costmodel.offload import Offload
 from costmodel.uniform import Uniform
 
 OPTIMIZER = Offload(optimizer=True)
+ON_DRIVE = Offload(optimizer=True, tier="nvme")
 STATES = Offload(optimizer=True, parameters=True)
 FP32 = Uniform(precision="fp32", micro_batch=2)
 HYBRID = replace(FP32, dp=4, zero_group=2, micro_batch=1)
@@ -33,6 +34,9 @@ CASES: dict[str, Uniform] = {
     "cp2-chimera-zero1": replace(FP32, cp=2, pp=2, schedule="chimera", zero=1),
     "zero1-chimera-optimizer-away": replace(CHIMERA, zero=1, offload=OPTIMIZER),
     "fsdp-chimera-optimizer-away": replace(CHIMERA, zero=3, offload=OPTIMIZER),
+    "hybrid-zero2-drive": replace(HYBRID, zero=2, offload=ON_DRIVE),
+    "zero2-chimera-drive": replace(CHIMERA, zero=2, offload=ON_DRIVE),
+    "zero2-zb-h1-drive": replace(SPLIT, zero=2, schedule="zb-h1", offload=ON_DRIVE),
     "hybrid-zero1-zb-h1": replace(SPLIT, zero=1, zero_group=1, schedule="zb-h1"),
     "hybrid-zero2-zb-h1": replace(SPLIT, zero=2, zero_group=1, schedule="zb-h1"),
     "hybrid-fsdp-zb-v": replace(

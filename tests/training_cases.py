@@ -190,6 +190,9 @@ CASES: dict[str, Uniform] = {
     "pp2-interleaved-drive": replace(
         FP32, pp=2, virtual_stages=2, schedule="interleaved", offload=ON_DRIVE
     ),
+    "fsdp2-pp2-states-drive": replace(
+        FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES_ON_DRIVE
+    ),
     "zero1-zb-v-drive": replace(
         FP32,
         dp=2,
@@ -284,6 +287,9 @@ OF_EXPERTS: dict[str, Uniform] = {
     ),
     "dp4-ep2-zero2-drive": replace(
         FP32, dp=4, ep=2, zero=2, zero_group=4, offload=ON_DRIVE
+    ),
+    "dp2-ep2-zero2-drive": replace(
+        FP32, dp=2, ep=2, zero=2, zero_group=2, offload=ON_DRIVE
     ),
     "dp4-ep2-zero3-optimizer-away": replace(
         FP32, dp=4, ep=2, zero=3, zero_group=4, offload=OPTIMIZER

@@ -163,9 +163,6 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
 
 def _away_words(away: Away) -> str:
     """What is on the hosts of a node, or on its drives."""
-    if away.waiting is not None:
-        more = f", gradients {_away_words(away.waiting)}"
-        return _away_words(replace(away, waiting=None)) + more
     if away.capacity_bytes is None:
         return f"{away.words}, of unknown size"
     verdict = "fits in" if away.fits else "DOES NOT FIT in"

@@ -20,8 +20,11 @@ from costmodel.software import software, with_overlap
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.cluster import Cluster
+from profiles.figure import Figure
 from profiles.job import Job
 from profiles.models.catalog import model
+from profiles.models.parameters import parameters
+from profiles.units import GB
 
 CLUSTER = cluster("dgx-a100-80gb")
 SPEC = model("gpt-13b").spec
@@ -147,6 +150,52 @@ def test_columns_equal_the_closed_form_with_offload_too(choice: Uniform) -> None
     assert column_s <= found.step_time_s * (1 + 1e-12)
     column_bytes = float(prices.peak_memory_bytes[0])
     assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
+
+
+def with_drives(read_gb_per_s: float, write_gb_per_s: float) -> Machine:
+    """Whose traffic nothing hides."""
+    read, write = (
+        Figure(value=rate, unit="GB/s", source="a test")
+        for rate in (read_gb_per_s, write_gb_per_s)
+    )
+    island = replace(CLUSTER.island, drive_read=read, drive_write=write)
+    base = software("meshwright")
+    on = replace(CLUSTER, islands=(island,))
+    return machine(on, with_overlap(base, base.overlap - {"offload"}))
+
+
+@pytest.mark.parametrize(
+    ("zero", "group", "parameters_away"),
+    [
+        *((0, 1, False), (1, 1, False), (1, 2, False), (2, 1, False), (2, 2, False)),
+        *((3, 1, False), (3, 2, False), (3, 1, True), (3, 2, True)),
+    ],
+)
+def test_drives_take_what_a_step_reads_and_writes(
+    zero: int, group: int, *, parameters_away: bool
+) -> None:
+    """States once; gradients that are scattered: written by every micro-batch from
+    ZeRO-2 on, read by all but the first one, for their norm and for the update."""
+    away = Offload(optimizer=True, parameters=parameters_away, tier="nvme")
+    choice = Uniform(dp=2, zero=zero, zero_group=group, micro_batch=4, offload=away)
+    m, ranks, rate = choice.micro_batches(JOB.global_batch), choice.dp, 0.02
+    slow_s = priced(choice, with_drives(rate, rate)).step_time_s
+    saved_s = [
+        slow_s - priced(choice, with_drives(*rates)).step_time_s
+        for rates in ((2 * rate, rate), (rate, 2 * rate))
+    ]
+    read, written = (one * 2 * rate * GB / ranks for one in saved_s)
+    shard = parameters(JOB.spec).total / (group if zero else 1)
+    early = zero >= 2 and group == choice.dp  # else kept for the sum over replicas
+    sent = (m if early else 1) if zero else 0
+    shards = {1: 1, 2: 1, 3: 2 * m * parameters_away}.get(zero, 0)  # fetched
+    assert written == pytest.approx((sent * 4 + 12) * shard, rel=1e-6)
+    reads = (sent + (zero > 0)) * 4 + 12 + shards * 4
+    assert read == pytest.approx(reads * shard, rel=1e-6)
+    found = priced(choice).away
+    assert found is not None
+    held = (16 if zero else 12) * shard * ranks
+    assert found.node_bytes == pytest.approx(held, rel=1e-6)
 
 
 def test_copies_hide_until_they_are_longer_than_a_pass() -> None:

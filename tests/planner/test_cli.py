@@ -173,7 +173,7 @@ def test_nothing_fits_is_exit_1_with_the_reason(ask: Ask) -> None:
     assert code == 1
     assert found["layout"] is found["estimate"] is None
     assert found["infeasible"]["constraint"].startswith("memory: ")
-    assert "(--gpus " in found["infeasible"]["nearest"]
+    assert "--offload optimizer" in found["infeasible"]["nearest"]
     options = [one["option"] for one in found["infeasible"]["changes"]]
     assert any("--gpus" in option for option in options)
     assert found["search"]["status"] == "infeasible"

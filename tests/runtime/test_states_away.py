@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,8 +113,10 @@ def test_who_keeps_what_where() -> None:
     assert [one.shards for one in kept.values()] == [False, True, True, False]
     assert StatesAway.of(both, 3) == StatesAway(shards=True, passes=True)
     on_drive = Offload(optimizer=True, tier="nvme")
-    assert StatesAway.of(on_drive, 1) == StatesAway(shards=True, on_drive=True)
-    assert StatesAway.of(on_drive, 3) == StatesAway(masters=True, on_drive=True)
+    in_file = StatesAway(on_drive=True, gradients=True)
+    assert StatesAway.of(on_drive, 0) == StatesAway(masters=True, on_drive=True)
+    assert StatesAway.of(on_drive, 1) == replace(in_file, shards=True)
+    assert StatesAway.of(on_drive, 3) == replace(in_file, masters=True)
     assert StatesAway.of(Offload(), 3) == StatesAway()
     levels = [level(zero, Offload(), ranks=1) for zero in range(4)]
     assert levels == [0, 0, 0, 0]

@@ -1,0 +1,173 @@
+"""Gradients added up in the file: the same sums, a bucket of them in memory at most."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from profiles.drive import PAGE_BYTES
+from runtime import disk_states, drive_gradients
+from runtime.disk_optimizer import DiskOptimizer
+from runtime.memory import alive_bytes, watched
+from runtime.optimizer import Optimizer, Settings
+from tests.runtime.ranks import on_ranks
+from tests.training import SEED
+from tests.training_cases import BATCH, choice_of, job
+
+CPU = torch.device("cpu")
+ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DEVICES = [CPU, pytest.param(torch.device("cuda"), marks=ON_CUDA)]
+SHAPES = ((40, 60), (7,), (), (60, 40), (0, 3), (1500,))
+SMALL = 4096  # bytes of a bucket
+FACTOR = 0.25
+
+
+def weights(device: torch.device = CPU) -> list[tuple[str, nn.Parameter]]:
+    torch.manual_seed(1)
+    return [
+        (f"weight {number}", nn.Parameter(torch.randn(shape).to(device)))
+        for number, shape in enumerate(SHAPES)
+    ]
+
+
+def made(micro_batch: int) -> dict[str, Tensor]:
+    torch.manual_seed(10 + micro_batch)
+    return {name: torch.randn(one.shape) for name, one in weights()}
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in (disk_states, drive_gradients):
+        monkeypatch.setattr(room, "BUCKET_BYTES", SMALL)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_the_update_is_that_of_sums_in_memory(
+    micro_batches: int, device: torch.device, tmp_path: Path
+) -> None:
+    settings = Settings(lr=0.01)
+    here, there = weights(), weights(device)
+    ours = Optimizer(here, settings)
+    theirs = DiskOptimizer(there, settings, device, tmp_path, gradients=True)
+    assert len(theirs.file.buckets) > 2
+    down = theirs.take_scattered()
+    for step in range(2):
+        sums: dict[str, Tensor] = {}
+        down.begin()
+        for number in range(micro_batches):
+            for name, one in reversed(made(step * micro_batches + number).items()):
+                down.take(name, one.to(device))
+                sums[name] = sums[name] + one if name in sums else one
+        found = down.sums()
+        for turn in theirs.turns(found):
+            for name, one in turn.items():
+                assert torch.equal(one, sums[name]), name
+        assert [name for turn in theirs.turns(found) for name in turn] == list(found)
+        ours.step(sums, FACTOR)
+        theirs.step(found, FACTOR)
+        for (name, one), (_, two) in zip(here, there, strict=True):
+            assert torch.equal(one, two.cpu()), name
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("small")
+def test_a_change_in_place_stays(tmp_path: Path) -> None:
+    held = DiskOptimizer(weights(), Settings(), CPU, tmp_path, gradients=True)
+    down, one = held.take_scattered(), made(0)
+    for name, gradient in one.items():
+        down.take(name, gradient)
+    found, names = down.sums(), ["weight 0", "weight 5"]
+    moved = (held.file.read_bytes, held.file.written_bytes)
+    with down.changing(names):
+        for name in names:
+            found[name].mul_(2)
+    sizes = 4 * sum(one[name].numel() for name in names)
+    for before, after in zip(
+        moved, (held.file.read_bytes, held.file.written_bytes), strict=True
+    ):
+        assert sizes <= after - before <= sizes + 4 * PAGE_BYTES
+    for turn in held.turns(found):
+        for name, gradient in turn.items():
+            times = 2 if name in names else 1
+            assert torch.equal(gradient, one[name] * times), name
+
+
+@pytest.mark.usefixtures("small")
+def test_what_waits_to_be_written_is_a_bucket_at_most(tmp_path: Path) -> None:
+    named = [  # a kilobyte each
+        (str(number), nn.Parameter(torch.zeros(16, 16))) for number in range(64)
+    ]
+    gc.collect()
+    held = DiskOptimizer(named, Settings(), CPU, tmp_path, gradients=True)
+    down, before = held.take_scattered(), alive_bytes()
+    for _ in range(2):
+        for name, one in named:
+            down.take(name, torch.ones_like(one))
+            assert alive_bytes() - before <= SMALL
+    assert all(bool((one == 2).all()) for one in down.sums().values())
+    assert alive_bytes() == before
+
+
+@pytest.mark.usefixtures("small")
+def test_a_step_forgets_the_gradients_of_the_one_before(tmp_path: Path) -> None:
+    held = DiskOptimizer(weights(), Settings(), CPU, tmp_path, gradients=True)
+    down = held.take_scattered()
+    for number in range(2):
+        down.begin()
+        for name, one in made(number).items():
+            down.take(name, one)
+        for name, one in down.sums().items():
+            assert torch.equal(one, made(number)[name]), name
+
+
+def test_the_peak_of_a_rank_lacks_its_states_and_gradients() -> None:
+    """Against the same layout with all of them in memory: 16 bytes a parameter."""
+    (host,) = on_ranks(1, peak_of, "states-away")
+    (drive,) = on_ranks(1, peak_of, "states-drive")
+    away = 16 * host["elements"]
+    assert host["elements"] == drive["elements"]
+    assert host["allocated"] - drive["allocated"] >= 0.95 * away
+    assert host["stepping"] - drive["stepping"] >= 0.95 * away
+
+
+def peak_of(rank: int, name: str) -> dict[str, int]:
+    """The most bytes alive in a step, and those as its update begins."""
+    from costmodel.uniform import spell_out
+    from runtime.data.source import source
+    from runtime.trainer import Trainer
+
+    for room in (disk_states, drive_gradients):
+        room.BUCKET_BYTES = 16 * SMALL  # type: ignore[attr-defined]
+    asked = job("gpt")
+    trainer = Trainer(
+        asked,
+        spell_out(choice_of("gpt", name), asked.graph, BATCH),
+        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
+        settings=Settings(),
+        seed=SEED,
+        device=CPU,
+    )
+    trainer.step(0)
+    trainer.forget()
+    stepping = []
+
+    def told(action: Any) -> None:
+        if action.kind.name == "STEP":
+            stepping.append(alive_bytes())
+
+    with watched(CPU) as peak:
+        trainer.step(1)
+    trainer.watch(told)
+    trainer.step(2)
+    return {
+        "allocated": peak.allocated,
+        "stepping": stepping[0],
+        "elements": sum(leaf.value.numel() for leaf in trainer.optimizer.leaves),
+    }
