@@ -105,15 +105,6 @@ def level_away(parallel: DataParallel, offload: Offload, *, fully_shard: bool) -
     return np.where(parallel.dp * parallel.cp > 1, parallel.zero, 0)
 
 
-def leave_early(
-    parallel: DataParallel, offload: Offload, *, fully_shard: bool
-) -> Array:
-    """Whether every micro-batch sends gradients of an offloaded optimizer down: those
-    of shards that have replicas `fully_shard` keeps until they are summed over them."""
-    early = level_away(parallel, offload, fully_shard=fully_shard) >= 2
-    return early & (parallel.replicas == 1) if fully_shard else early
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchanges:
     """A stage's data-parallel collectives."""

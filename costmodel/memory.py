@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data_parallel import DataParallel, leave_early
+from costmodel.data_parallel import DataParallel, level_away
 from costmodel.footprint import PLAIN, Footprint
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
@@ -156,8 +156,9 @@ def memory(
     trained = parameters + expert_parameters
     if offload.optimizer:
         optimizer, copies = np.zeros_like(optimizer), np.zeros_like(copies)
+        level = level_away(parallel, offload, fully_shard=fully_shard)
         leaves = offload.tier == "nvme" or not shares_cores(device)
-        away = leaves & leave_early(parallel, offload, fully_shard=fully_shard)
+        away = (level >= 2) & leaves
         gradient = np.where(away, 0.0, gradient)
         if fully_shard and not precision.master:  # the shards are what is updated there
             here = trained * precision.parameter.bytes

@@ -8,9 +8,10 @@ buffers), so that a pass waits for
 
     forward    out: the offloaded share of what is saved; in: offloaded parameters
     backward   in: both again; out, from ZeRO-2 on: gradients of an offloaded optimizer
-    step       out, where they have not left yet: the gradients, once (scattered ones
-               behind the last backward; whole ones when they are summed and clipped);
-               the update on the host; in: the updated weights, unless they stay there
+    step       out, below ZeRO-2: the gradients, once (ZeRO-1's behind the last
+               backward, as they are scattered; whole ones when they are summed and
+               clipped); the update on the host; in: the updated weights, unless they
+               stay there
 
 On drives are states, activations, parameters and scattered gradients: they are read and
 written at the rates of a node's drives, which its ranks share, one after the other.
@@ -32,7 +33,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data_parallel import DataParallel, leave_early, level_away
+from costmodel.data_parallel import DataParallel, level_away
 from costmodel.machine import Machine
 from costmodel.offload import Offload
 from costmodel.software import shares_cores
@@ -92,19 +93,17 @@ def waits(
     of a rank's shard."""
     link, to = host_link(machine), tier_rates(parallel, offload, machine)
     fetched = weight_bytes if offload.parameters else np.zeros(())
-    early = leave_early(parallel, offload, fully_shard=machine.software.fully_shard)
-    sent = np.where(early, gradient_bytes, 0.0) * offload.optimizer
-    added_to = 1 - 1 / np.maximum(micro_batches, 1)
-    sent_s = sent / link
-    if offload.tier == "nvme":
-        sent_s = sent / to.write + sent * added_to / to.read
+    level = level_away(parallel, offload, fully_shard=machine.software.fully_shard)
+    sent = np.where(level >= 2, gradient_bytes, 0.0) * offload.optimizer
     hides = "offload" in machine.software.overlap
     leave_s, fetch_s = saved_away_bytes / to.write, fetched / to.read
+    back_s = saved_away_bytes / to.read + fetch_s
+    if offload.tier == "nvme":
+        added_to = sent * (1 - 1 / np.maximum(micro_batches, 1))
+        back_s = back_s + sent / to.write + added_to / to.read
     return Waits(
         forward_s=_beyond(forward_s * hides, leave_s, fetch_s),
-        backward_s=_beyond(
-            backward_s * hides, sent_s, saved_away_bytes / to.read + fetch_s
-        ),
+        backward_s=_beyond(backward_s * hides, sent / link, back_s),
     )
 
 
@@ -121,18 +120,16 @@ def host_step(
 ) -> HostStep:
     """The step of an optimizer on the host, over a rank's shard of *parameters*.
 
-    *backward_s* is the last pass, behind which scattered gradients leave that have not
-    left yet. *layers* is the data parallelism of the stage's layers, whose level holds
-    for experts too.
+    *backward_s* is the last pass, behind which ZeRO-1's gradients leave; from ZeRO-2 on
+    they are already gone. *layers* is the data parallelism of the stage's layers, whose
+    level holds for experts too.
     """
-    ours = machine.software.fully_shard
-    zero = level_away(layers, offload, fully_shard=ours)
-    early = leave_early(layers, offload, fully_shard=ours)
+    zero = level_away(layers, offload, fully_shard=machine.software.fully_shard)
     shard = parameters / parallel.shard_of(1)
     to = tier_rates(parallel, offload, machine)
     gradients = shard * precision.gradient.bytes
-    leaving = np.where(early, 0.0, gradients)
-    hidden_s = backward_s * ("offload" in machine.software.overlap) * (zero >= 1)
+    leaving = np.where(zero < 2, gradients, 0.0)
+    hidden_s = backward_s * ("offload" in machine.software.overlap) * (zero == 1)
     there = (zero >= 1) & (offload.tier == "nvme")  # on the drives
     rate = np.where(there, to.write, host_link(machine))
     out_s = _beyond(hidden_s, leaving / rate, np.zeros(()))

@@ -10,6 +10,7 @@ alone does not fit, nothing has to be priced to know it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from time import perf_counter
 
@@ -64,6 +65,8 @@ def _states(problem: Problem) -> Memory:
     rows = Rows(columns=Columns.of([alone]), book=problem.book)
     whole = rows.held[0]  # of one stage, the first is all of the model
     one = np.ones_like(_LEVELS)
+    # Others that have shards of their own: one rank has nobody to send gradients to.
+    others = DataParallel(tp=one, cp=one, dp=gpus * one, zero=_LEVELS, zero_group=one)
     return memory(
         parameters=whole.parameters / gpus,
         expert_parameters=whole.expert_parameters / gpus,
@@ -71,12 +74,12 @@ def _states(problem: Problem) -> Memory:
         gathered_bytes=np.zeros(1),
         activation_bytes=np.zeros(1),
         transient_bytes=np.zeros(1),
-        parallel=DataParallel(tp=one, cp=one, dp=one, zero=_LEVELS, zero_group=one),
+        parallel=others,
         precision=rows.policy,
         moments=problem.job.moments,
         ranks=np.asarray(gpus),
         device=on.device,
         fully_shard=on.software.fully_shard,
-        footprint=on.software.footprint,
+        footprint=replace(on.software.footprint, bucket_elements=0),
         offload=problem.offload.of_states,
     )

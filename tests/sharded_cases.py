@@ -34,7 +34,7 @@ CASES: dict[str, Uniform] = {
     "cp2-chimera-zero1": replace(FP32, cp=2, pp=2, schedule="chimera", zero=1),
     "zero1-chimera-optimizer-away": replace(CHIMERA, zero=1, offload=OPTIMIZER),
     "fsdp-chimera-optimizer-away": replace(CHIMERA, zero=3, offload=OPTIMIZER),
-    "hybrid-zero2-drive": replace(HYBRID, zero=2, offload=ON_DRIVE),
+    "hybrid-zero1-drive": replace(HYBRID, zero=1, offload=ON_DRIVE),
     "zero2-chimera-drive": replace(CHIMERA, zero=2, offload=ON_DRIVE),
     "zero2-zb-h1-drive": replace(SPLIT, zero=2, schedule="zb-h1", offload=ON_DRIVE),
     "hybrid-zero1-zb-h1": replace(SPLIT, zero=1, zero_group=1, schedule="zb-h1"),
