@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from runtime.clip import scale
 from runtime.disk_states import Bucket, StateFile
 from runtime.drive_gradients import DriveGradients
 from runtime.drive_shards import ShardReads
@@ -46,8 +47,6 @@ class DiskOptimizer(Optimizer):
     *shards* are masters themselves, which the file takes in, *gradients* wait in it
     too."""
 
-    scales = False  # what a file holds is scaled where it is used, not there
-
     def __init__(
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],
@@ -61,6 +60,7 @@ class DiskOptimizer(Optimizer):
         named = list(parameters)
         self._host, self._shards = Host(device), shards
         self._gradients = gradients
+        self.scales = not gradients  # in the file they stay as they are
         self.reads: list[ShardReads] = []
         kinds = MOMENTS.get(settings.name, ())
         shapes = [local(parameter).shape for _, parameter in named]
@@ -80,6 +80,9 @@ class DiskOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float = 1.0) -> None:
         """One update; returns when the weights are on their way back."""
+        if self.scales:
+            scale(gradients.values(), factor)
+            factor = 1.0
         begin = partial(self._begin, gradients)
         for bucket, down in _one_ahead(self.file.buckets, begin):
             self._update(bucket, down.sums(), factor)
