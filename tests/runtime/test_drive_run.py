@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
 from tests.training_cases import BATCH, choice_of, job
 
-SAVED, STEPS = 2, 4
+SAVED, STEPS = 1, 3
 META: dict[str, Any] = {"job": {"model": "small", "seq_len": 64}}
 
 
@@ -90,6 +91,29 @@ def test_a_resumed_run_is_the_whole_one(tmp_path: Path) -> None:
     assert list((tmp_path / "drive").iterdir()) == []
 
 
+def test_a_scaled_loss_is_that_of_states_in_memory() -> None:
+    """Steps that overflow are left out, later ones scaled back and clipped."""
+    for seen in on_ranks(2, scaled, ("zero2", "zero2-drive", "fsdp2-states-drive")):
+        known, *others = seen
+        overflowed = sum(map(isnan, known))
+        assert 0 < overflowed < len(known) / 2 - 1
+        for other in others:
+            assert other == pytest.approx(known, rel=1e-5, nan_ok=True)
+
+
+def scaled(rank: int, names: tuple[str, ...]) -> list[list[float]]:
+    return [_scaled(name) for name in names]
+
+
+def _scaled(name: str) -> list[float]:
+    """The loss and the norm of each step."""
+    choice = replace(choice_of("gpt", name), precision="fp16")
+    layout = spell_out(choice, job("gpt").graph, BATCH)
+    trainer = _trainer(layout, None, seed=1)
+    trainer.scale.value = 2.0**20
+    return [one for number in range(3) for one in _seen(trainer.step(number))]
+
+
 def resumed(rank: int, names: tuple[str, ...], place: Path) -> dict[str, Any]:
     """By case: what each step of a whole run saw, and of one that goes on with it."""
     return {name: _resumed(name, place) for name in names}
@@ -128,7 +152,7 @@ def _seen(result: Any) -> tuple[float, float]:
     return result.loss, result.gradient_norm
 
 
-def _trainer(layout: Any, drive: Path, *, seed: int) -> Any:
+def _trainer(layout: Any, drive: Path | None, *, seed: int) -> Any:
     import torch
 
     from runtime.data.source import source
