@@ -21,6 +21,7 @@ from costmodel.memory import pipeline_buffers
 from costmodel.mesh_parallel import degrees_of_stage
 from costmodel.pass_tables import transient_of
 from costmodel.peaks import Peak
+from costmodel.software import hides_gradients
 from costmodel.stage import StagePrice
 from costmodel.stage_costs import StageCosts
 from costmodel.tied import layout_tied_sync
@@ -73,7 +74,7 @@ class Accounts:
             + self.on.step_s,
             static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
             buckets=self._buckets,
-            overlap_reduce="grad" in self.on.software.overlap,
+            overlap_reduce=self._hides_gradients,
             turns=self.on.turns,
         )
 
@@ -146,6 +147,11 @@ class Accounts:
         if not away.any():
             return np.zeros(self.layout.pp)
         return timeline.most_between(away)
+
+    @property
+    def _hides_gradients(self) -> bool:
+        tp = [stage.mesh.tp for stage in self.layout.stages]
+        return bool(np.all(hides_gradients(self.on.software, tp)))
 
     @property
     def _buckets(self) -> Array | int:

@@ -21,6 +21,7 @@ from costmodel.machine import Machine
 from costmodel.makespan import Runs, makespan_bound_s
 from costmodel.placement import always_crosses
 from costmodel.schedule import schedule_called
+from costmodel.software import hides_gradients
 from costmodel.stage import StagePrice
 from costmodel.tied import layout_tied_sync
 from costmodel.transfers import boundary_s, sends
@@ -128,7 +129,7 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
         ]
         for rank in ((0,) if in_pairs else (0, layout.pp - 1))
     ]
-    overlapped = "grad" in on.software.overlap
+    overlapped = bool(hides_gradients(on.software, layout.stages[0].mesh.tp))
     behind = stages[0].reduce_s if overlapped else sum(i.reduce_s for i in ranks[0])
     tail = reduce_tail_s(
         np.asarray(behind),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
@@ -213,7 +213,7 @@ def exposed_s(
     compute_s: Array,
     units: Array,
     *,
-    overlapped: bool,
+    overlapped: ArrayLike,
     contention: float,
 ) -> Array:
     """What of a pass's communication its compute does not hide.
@@ -223,13 +223,14 @@ def exposed_s(
     Hiding is no free lunch: collectives take multiprocessors and memory bandwidth, so
     that compute beside them takes *contention* of their time longer.
     """
-    if not overlapped:
+    if not np.any(overlapped):
         return communication_s
     units = np.maximum(units, 1)
     first = communication_s / units
     rest = 1 - 1 / units
     stolen = contention * np.minimum(communication_s, compute_s) * rest
-    return first + np.maximum((communication_s - compute_s) * rest, 0) + stolen
+    left = np.maximum((communication_s - compute_s) * rest, 0)
+    return np.where(overlapped, first + left + stolen, communication_s)
 
 
 def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Array:

@@ -21,18 +21,24 @@ from numpy.typing import ArrayLike, NDArray
 
 
 def reduce_tail_s(
-    reduce_s: ArrayLike, backward_s: ArrayLike, *, buckets: ArrayLike, overlap: bool
+    reduce_s: ArrayLike,
+    backward_s: ArrayLike,
+    *,
+    buckets: ArrayLike,
+    overlap: ArrayLike,
 ) -> NDArray[Any]:
     """Seconds from the end of the last backward until its gradients are reduced.
 
-    The first two terms of end(K) − t1 above; all of c without *overlap*. Broadcasts.
+    The first two terms of end(K) − t1 above; all of c where nothing is to *overlap*.
+    Broadcasts.
 
     >>> float(reduce_tail_s(2.0, 4.0, buckets=4, overlap=True))
     0.5
     """
     whole_s = np.asarray(reduce_s)
-    if not overlap:
+    if not np.any(overlap):
         return whole_s
     bucket_s = whole_s / buckets
     hidden_s = np.asarray(backward_s) * (1 - 1 / np.asarray(buckets))
-    return np.maximum(bucket_s, whole_s - hidden_s)
+    behind_s = np.maximum(bucket_s, whole_s - hidden_s)
+    return np.where(overlap, behind_s, whole_s)

@@ -24,6 +24,7 @@ from costmodel.machine import Machine
 from costmodel.memory import memory, pipeline_buffers
 from costmodel.placement import always_crosses
 from costmodel.rows import Rows
+from costmodel.software import hides_gradients
 from costmodel.stage_bytes import StageBytes
 from costmodel.tied import tied_sync
 from costmodel.transfers import boundary_s, sends
@@ -98,8 +99,8 @@ def step_time_s(rows: Rows) -> Array:
     )
     makespan = np.maximum(makespan, _crossing_s(rows))
     # The first rank's last backward is the pipeline's last action, if none is put off.
-    overlapped = "grad" in rows.on.software.overlap
-    behind = first.reduce_s if overlapped else rows.seconds_of(first, "reduce_s")
+    overlapped = hides_gradients(rows.on.software, columns.tp)
+    behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
     tail = reduce_tail_s(
         behind,
         first.backward_s,

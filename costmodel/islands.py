@@ -111,7 +111,7 @@ def _machines(on: Machine, islands: Sequence[Island]) -> Iterable[Machine]:
             devices_per_node=min(one.devices_per_node for one in islands),
         )
         name = f"{on.cluster.name}: {island.device.name}"
-        yield on.of(Cluster(name=name, islands=(joined,), source=on.cluster.source))
+        yield on.of(replace(on.cluster, name=name, islands=(joined,), between=None))
 
 
 def _slowest_level(levels: Sequence[Level]) -> Level:

@@ -29,6 +29,7 @@ from costmodel.software import (
     Software,
     shares_cores,
     software,
+    software_at,
     software_on,
 )
 from costmodel.sourced import Sourced
@@ -300,7 +301,7 @@ def machine(
         cluster=cluster,
         rates=rates_in_training(rates_of(device), device, known),
         links=links_in_training(link_rates(cluster.islands[0]), device, known),
-        software=software_in_training(base, known),
+        software=software_at(cluster, software_in_training(base, known)),
         plain=base,
         fitted=known,
         measured=None if samples is None else _measured(samples, device),

@@ -19,8 +19,11 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.footprint import PLAIN, Footprint, footprints
+from profiles.cluster import Cluster
 from profiles.device import Device
 from profiles.errors import UnknownName
 from profiles.units import MB, US
@@ -48,6 +51,8 @@ class Software:
     microseconds lost between the kernels of one forward, twice as many backward
     [assumed] two to three gaps of some 4 us.
 
+    With `one_stream` collectives and compute take turns wherever tp > 1: no gradient
+    is reduced behind a backward there.
     `overlap` names what is hidden: `grad`, `param`, `tp`, `p2p`, `offload` (copies to a
     host and back). `gradient_format` is what 16-bit training accumulates gradients in;
     `reduce` what travels: the accumulated `gradient`, `half` in 16 bits, or
@@ -94,6 +99,7 @@ class Software:
     forward_host_us: float
     backward_host_us: float
     overlap: frozenset[str]
+    one_stream: bool = False
     gradient_format: str = "fp32"
     reduce: str = "gradient"
     accumulation: str = "separate"  # or fused into the weight gradient's product
@@ -193,6 +199,12 @@ def software_of_run(printed: str) -> Software:
     return software(DEFAULT)
 
 
+def hides_gradients(base: Software, tp: ArrayLike) -> NDArray[np.bool_]:
+    """Where *base* reduces gradients behind the last backward, under degrees *tp*."""
+    apart = np.asarray(tp) == 1 if base.one_stream else np.asarray(True)
+    return np.asarray(apart & ("grad" in base.overlap))
+
+
 def shares_cores(device: Device) -> bool:
     """Whether ranks on *device* communicate with the cores that compute: CPU ranks."""
     return device.architecture.lower() == "cpu"
@@ -201,6 +213,12 @@ def shares_cores(device: Device) -> bool:
 def software_on(base: Software, device: Device) -> Software:
     """*base* as it runs on *device*: where cores are shared, nothing is hidden."""
     return with_overlap(base, frozenset()) if shares_cores(device) else base
+
+
+def software_at(cluster: Cluster, base: Software) -> Software:
+    """*base* as jobs run it on *cluster*: where a host waits for each kernel, its time
+    and the device's add up."""
+    return replace(base, sharpness=1.0) if cluster.blocks_launches else base
 
 
 def with_overlap(base: Software, overlap: frozenset[str]) -> Software:

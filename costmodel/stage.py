@@ -24,6 +24,7 @@ from costmodel.data_parallel import (
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.offload_price import NO_WAITS, host_step, shard_bytes, waits
+from costmodel.software import hides_gradients
 from costmodel.sourced import Sourced
 from costmodel.stage_bytes import stage_bytes
 from costmodel.step_work import accumulated, updated
@@ -96,6 +97,7 @@ def stage_price(
     total, layers = contents.total, contents.layers
     parameters, frozen = total.parameters, total.frozen_parameters
     overlap = machine.software.overlap
+    behind = hides_gradients(machine.software, parallel.tp)
     sync = exchanges(
         parameters, parallel, precision, machine, units=layers, frozen=frozen
     )
@@ -129,7 +131,7 @@ def stage_price(
         (sync.backward_gather + sync.backward_reduce).seconds,
         backward_compute,
         layers,
-        overlapped="grad" in overlap,
+        overlapped=behind,
         contention=machine.software.contention,
     )
     forward_s = total.forward_s + forward_exposed
@@ -168,10 +170,10 @@ def stage_price(
             )
             step_s = step_s + np.where(states > 0, on_host.seconds, 0.0)
             step_copies_s = step_copies_s + np.where(states > 0, on_host.copies_s, 0.0)
-    gather_s = sync.step_gather.seconds
+    gather_s = sync.step_gather.seconds * machine.software.reduction
     if "param" in overlap:  # behind the next step's first forward
         gather_s = exposed_s(
-            gather_s,
+            sync.step_gather.seconds,
             forward_s,
             layers,
             overlapped=True,
@@ -198,7 +200,8 @@ def stage_price(
         offload_s=copies.forward_s + copies.backward_s,
         reduce_s=reduce_s,
         gather_s=gather_s,
-        step_s=step_s + _taken_by_reduction(reduce_s, backward_s, layers, machine),
+        step_s=step_s
+        + behind * _taken_by_reduction(reduce_s, backward_s, layers, machine),
         step_copies_s=step_copies_s,
         parameters=holds.parameters,
         expert_parameters=holds.expert_parameters,
@@ -224,8 +227,6 @@ def _taken_by_reduction(
     reduce_s: Array, backward_s: Array, layers: Array, machine: Machine
 ) -> Array:
     """What the last backward loses to the gradient reduction that it hides."""
-    if "grad" not in machine.software.overlap:
-        return np.zeros(())
     hidden = np.minimum(reduce_s, backward_s) * (1 - 1 / np.maximum(layers, 1))
     return np.asarray(machine.software.contention * hidden)
 

@@ -118,11 +118,16 @@ class Island:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """One or more islands; `between` joins unlike ones."""
+    """One or more islands; `between` joins unlike ones.
+
+    `blocks_launches`: jobs run there with CUDA_LAUNCH_BLOCKING=1, so that a host waits
+    for each kernel before it issues the next one.
+    """
 
     name: str
     islands: tuple[Island, ...]
     between: Level | None = None
+    blocks_launches: bool = False
     source: str = ""
     notes: str = ""
 

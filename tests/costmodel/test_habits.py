@@ -1,0 +1,66 @@
+"""What software and sites do that hides nothing: one stream, and blocking launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from costmodel.estimate import Estimate, estimate
+from costmodel.machine import machine
+from costmodel.software import Software, hides_gradients, software
+from costmodel.uniform import Uniform, spell_out
+from profiles.catalog import cluster
+from profiles.cluster import Cluster
+from profiles.job import Job
+from profiles.models.catalog import model
+
+CLUSTER = cluster("dgx-a100-80gb")
+JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_batch=16)
+
+
+def priced(base: Software, where: Cluster = CLUSTER, **degrees: Any) -> Estimate:
+    choice = Uniform(zero=0, **degrees)
+    layout = spell_out(choice, JOB.graph, JOB.global_batch)
+    return estimate(JOB, where, layout, on=machine(where, base))
+
+
+@pytest.mark.parametrize(("tp", "more"), [(1, False), (4, True)])
+def test_one_stream_hides_no_gradient_beside_tensor_parallelism(
+    tp: int, more: bool
+) -> None:
+    own = software("oneflow")
+    apart = replace(own, one_stream=False)
+    (one, both) = (priced(base, tp=tp, dp=8, micro_batch=2) for base in (own, apart))
+    assert (one.breakdown_s["data_comm"] > both.breakdown_s["data_comm"]) is more
+    assert (one.step_time_s > both.step_time_s) is more
+
+
+def test_where_gradients_are_reduced_behind_the_last_backward() -> None:
+    degrees = np.array([1, 2, 8])
+    assert hides_gradients(software("oneflow"), degrees).tolist() == [
+        True,
+        False,
+        False,
+    ]
+    assert hides_gradients(software("megatron-core"), degrees).all()
+    assert not hides_gradients(software("megatron-lm"), degrees).any()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 8])
+def test_a_host_that_waits_for_each_kernel_adds_its_time(micro_batch: int) -> None:
+    """The sum is more than the softer maximum, most so where both are alike."""
+    waits = replace(CLUSTER, blocks_launches=True)
+    base = software("megatron-lm")
+    alone, sum_of = (
+        priced(base, where, tp=1, micro_batch=micro_batch).step_time_s
+        for where in (CLUSTER, waits)
+    )
+    assert alone < sum_of <= 2 * alone
+
+
+def test_the_nodes_that_trained_bloom_block_launches() -> None:
+    assert cluster("jean-zay-a100").blocks_launches
+    assert not cluster("jean-zay-v100-32gb").blocks_launches
