@@ -26,7 +26,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.retention_fit import Chosen, Group, Mixes, mixes
+from costmodel.lower_hull import lower_hull
+from costmodel.retention_fit import Chosen, Group, Mixes, cheapest, mixes
 from costmodel.retention_menu import Option
 
 Array = NDArray[Any]
@@ -99,10 +100,11 @@ def fit_away(
     caps = sorted({one.working_bytes for own in asked for one in own.group.options})
     tried = [_together(asked, room_bytes, cap, floor_bytes) for cap in caps]
     ways = [way for way in tried if way]
-    fitting = [way for way in ways if needed_bytes(way) <= room_bytes]
-    if fitting:
-        return min(fitting, key=lambda way: sum(one.seconds for one in way))
-    return min(ways, key=needed_bytes)
+    return cheapest(ways, room_bytes, seconds=_seconds, needed=needed_bytes)
+
+
+def _seconds(ways: Sequence[Treated]) -> float:
+    return sum(one.seconds for one in ways)
 
 
 def needed_bytes(ways: Sequence[Treated]) -> float:
@@ -250,25 +252,5 @@ def _hull(
             kept_bytes=float(kept[at]),
             buffer_bytes=float(buffers[at]),
         )
-        for at in _corners(seconds, kept)
+        for at in lower_hull(seconds, kept)
     )
-
-
-def _corners(seconds: Array, kept: Array) -> list[int]:
-    """The points of the lower convex hull, by seconds."""
-    corners: list[int] = []
-    least = np.inf
-    for at in np.lexsort((kept, seconds)).tolist():
-        if kept[at] >= least:
-            continue
-        least = kept[at]
-        while len(corners) > 1 and _above(corners[-2], corners[-1], at, seconds, kept):
-            corners.pop()
-        corners.append(at)
-    return corners
-
-
-def _above(a: int, b: int, c: int, seconds: Array, kept: Array) -> bool:
-    """Whether *b* is on or above the line from *a* to *c*."""
-    first = (seconds[b] - seconds[a]) * (kept[a] - kept[c])
-    return bool(first >= (seconds[c] - seconds[a]) * (kept[a] - kept[b]))

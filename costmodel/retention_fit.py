@@ -17,18 +17,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.lower_hull import lower_hull
 from costmodel.retention_menu import Option
 
 Array = NDArray[Any]
 Chosen = tuple[Option, ...]  # one a layer, those that keep the least first
+Way = TypeVar("Way")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +63,25 @@ def fit(
     caps = sorted({one.working_bytes for menu in stack.menus for one in menu})
     tried = (_together(stack, room_bytes, cap, floor_bytes) for cap in caps)
     found = [one for one in tried if one is not None]
-    fitting = [one for one in found if one.needed_bytes <= room_bytes]
-    if fitting:
-        return min(fitting, key=lambda one: one.seconds).chosen()
-    return min(found, key=lambda one: one.needed_bytes).chosen()
+    best = cheapest(
+        found,
+        room_bytes,
+        seconds=lambda one: one.seconds,
+        needed=lambda one: one.needed_bytes,
+    )
+    return best.chosen()
+
+
+def cheapest(
+    ways: Sequence[Way],
+    room_bytes: float,
+    *,
+    seconds: Callable[[Way], float],
+    needed: Callable[[Way], float],
+) -> Way:
+    """The fastest of *ways* that fit; the leanest where none does."""
+    fitting = [one for one in ways if needed(one) <= room_bytes]
+    return min(fitting, key=seconds) if fitting else min(ways, key=needed)
 
 
 def needed_bytes(groups: Sequence[Group], chosen: Sequence[Chosen]) -> float:
@@ -243,19 +260,9 @@ def _padded(hulls: tuple[tuple[Option, ...], ...]) -> tuple[Array, Array, Array]
 def _hull(options: tuple[Option, ...], cap: float) -> tuple[Option, ...]:
     """Options of single layers on the lower convex hull of seconds over bytes, the
     fastest first, of those whose working set is not above *cap*."""
-    hull: list[Option] = []
-    ratios: list[float] = []  # seconds for each byte that is freed on the way to each
-    for one in options:
-        if one.working_bytes > cap or one.joined > 1:
-            continue
-        ratio = _ratio(hull[-1], one) if hull else 0.0
-        while len(hull) > 1 and ratios[-1] >= ratio:
-            hull.pop()
-            ratios.pop()
-            ratio = _ratio(hull[-1], one)
-        hull.append(one)
-        ratios.append(ratio)
-    return tuple(hull)
+    single = [one for one in options if one.joined == 1 and one.working_bytes <= cap]
+    seconds, held, _ = _columns(single)
+    return tuple(single[at] for at in lower_hull(seconds, held))
 
 
 def _own_cap(options: tuple[Option, ...], cap: float) -> float:
@@ -271,13 +278,7 @@ def _working_sets(options: tuple[Option, ...]) -> tuple[float, ...]:
     return tuple(sorted({one.working_bytes for one in options}))
 
 
-def _ratio(before: Option, after: Option) -> float:
-    """Seconds for each byte that *after* keeps less than *before*."""
-    freed = before.saved_bytes - after.saved_bytes
-    return (after.recompute_s - before.recompute_s) / freed
-
-
-def _columns(options: tuple[Option, ...]) -> tuple[Array, Array, Array]:
+def _columns(options: Sequence[Option]) -> Array:
+    """Seconds, bytes kept and working sets."""
     rows = [(one.recompute_s, one.saved_bytes, one.working_bytes) for one in options]
-    seconds, held, working = np.array(rows, dtype=float).T
-    return seconds, held, working
+    return np.array(rows, dtype=float).reshape(-1, 3).T

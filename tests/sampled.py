@@ -14,12 +14,12 @@ from costmodel.machine import Machine, machine
 from costmodel.sharding import Degrees
 from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device
-from profiles.figure import Figure
 from profiles.job import Job
 from profiles.local import LOCAL
 from profiles.models.catalog import model
 from profiles.operators import Kind
 from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
+from tests.toy import figure
 
 DEVICE, SOFTWARE, FABRIC = "bench-cpu", "torch-2.13.0+cpu/1-threads", "loopback"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
@@ -34,10 +34,6 @@ def job(name: str = "gpt-tiny", global_batch: int = 8) -> Job:
         seq_len=found.seq_len,
         global_batch=global_batch,
     )
-
-
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="made up")
 
 
 def local(ranks: int = 4, architecture: str = "cpu") -> Cluster:

@@ -12,26 +12,11 @@ from costmodel.collectives import LinkRates, link_file
 from costmodel.fitting import Parameter, fitted, residual_of
 from costmodel.published import AttentionTimes, Products, Traffic, Transfers, thinned
 from costmodel.rates import load_rates
-from profiles.device import Device
 from profiles.errors import Unmeasured
-from profiles.figure import Figure
 from profiles.precision import Format
+from tests.toy import toy_device
 
-
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="unit test")
-
-
-DEVICE = Device(
-    name="toy",
-    architecture="ampere",
-    memory=figure(80, "GB"),
-    usable_memory=figure(79, "GB"),
-    memory_bandwidth=figure(2, "TB/s"),
-    peak={"bf16": figure(312, "TFLOP/s")},
-    multiprocessors=108,
-    host_link=figure(32, "GB/s"),
-)
+DEVICE = toy_device()
 RATES = load_rates("a100-pcie-80gb")
 LINE = (
     Parameter(name="slope", start=1.0, low=0.0, high=10.0),

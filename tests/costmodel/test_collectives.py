@@ -23,9 +23,8 @@ from costmodel.collectives import (
 from costmodel.rates import Residual
 from profiles.catalog import cluster, cluster_names
 from profiles.cluster import Island, Level
-from profiles.device import Device
 from profiles.errors import InvalidFile, UnknownName
-from profiles.figure import Figure
+from tests.toy import figure, toy_device
 
 GB = 1e9
 IDEAL = LinkRate(
@@ -224,21 +223,8 @@ def test_unknown_collectives_are_refused() -> None:
         alone("all_reduced", 1, 2, 2)
 
 
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="unit test")
-
-
 def island(inner: str, outer: str, architecture: str = "ampere") -> Island:
-    device = Device(
-        name="toy",
-        architecture=architecture,
-        memory=figure(80, "GB"),
-        usable_memory=figure(79, "GB"),
-        memory_bandwidth=figure(2, "TB/s"),
-        peak={"bf16": figure(312, "TFLOP/s")},
-        multiprocessors=108,
-        host_link=figure(32, "GB/s"),
-    )
+    device = toy_device(architecture=architecture)
     near = Level(
         name="node",
         kind=inner,

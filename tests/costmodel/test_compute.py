@@ -24,14 +24,10 @@ from costmodel.rates import (
 )
 from profiles.device import Device
 from profiles.errors import UnknownName, Unsupported
-from profiles.figure import Figure
 from profiles.precision import Format
+from tests.toy import figure
 
 EXACT = Residual(median=0.0, p90=0.0, points=0)
-
-
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="unit test")
 
 
 # 4 multiprocessors, 1 TFLOP/s, 1 GB/s: memory never binds unless a test says so.

@@ -10,26 +10,12 @@ from costmodel import rates
 from costmodel.rates import RATES, load_rates, rates_of
 from profiles.device import Device
 from profiles.errors import InvalidFile, Unmeasured
-from profiles.figure import Figure
 from profiles.precision import Format
-
-
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="unit test")
+from tests.toy import toy_device
 
 
 def device(name: str, architecture: str = "none", **fields: object) -> Device:
-    return Device(
-        name=name,
-        architecture=architecture,
-        memory=figure(80, "GB"),
-        usable_memory=figure(79, "GB"),
-        memory_bandwidth=figure(2, "TB/s"),
-        peak={"bf16": figure(312, "TFLOP/s")},
-        multiprocessors=108,
-        host_link=figure(32, "GB/s"),
-        **fields,  # type: ignore[arg-type]
-    )
+    return toy_device(name=name, architecture=architecture, **fields)
 
 
 @pytest.mark.parametrize(

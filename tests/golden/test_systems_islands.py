@@ -8,10 +8,10 @@ from costmodel.estimate import estimate
 from costmodel.machine import machine
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
-from profiles.cluster import Cluster, Level
-from profiles.figure import Figure
+from profiles.cluster import Cluster
 from profiles.job import Job
 from profiles.models.catalog import model
+from tests.toy import ETHERNET
 
 A100 = cluster("dgx-a100-80gb").island
 JOB = Job(
@@ -19,17 +19,6 @@ JOB = Job(
 )
 
 
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="a test")
-
-
-ETHERNET = Level(
-    name="between",
-    kind="ethernet",
-    devices=None,
-    bandwidth=figure(25 / 8, "Gbit/s"),  # a node's 25 Gb/s, over its 8 devices
-    latency=figure(30, "us"),
-)
 RDMA = Cluster(name="one", islands=(A100,), source="a test")
 TWO = Cluster(
     name="two islands",

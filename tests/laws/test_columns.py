@@ -71,11 +71,8 @@ def simulated(choice: Uniform, where: Machine) -> Estimate:
     return estimate(job(), CLUSTER, layout, on=where)
 
 
-@given(choice=choices(), framework=st.sampled_from(sorted(frameworks())))
-def test_columns_equal_the_closed_form_and_bound_the_simulation(
-    choice: Uniform, framework: str
-) -> None:
-    where = on(framework)
+def bounded(choice: Uniform, where: Machine) -> tuple[Estimate, float, float]:
+    """The simulation of *choice*, and the seconds and bytes of its columns below it."""
     prices = price(Columns.of([choice]), job(), where)
     layout = spell_out(choice, job().graph, job().global_batch)
     column_s = float(prices.step_time_s[0])
@@ -84,6 +81,14 @@ def test_columns_equal_the_closed_form_and_bound_the_simulation(
     assert column_s <= found.step_time_s * (1 + 1e-12)
     column_bytes = float(prices.peak_memory_bytes[0])
     assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
+    return found, column_s, column_bytes
+
+
+@given(choice=choices(), framework=st.sampled_from(sorted(frameworks())))
+def test_columns_equal_the_closed_form_and_bound_the_simulation(
+    choice: Uniform, framework: str
+) -> None:
+    found, _, column_bytes = bounded(choice, on(framework))
     assert column_bytes == pytest.approx(found.peak_memory_bytes, rel=0.02)
 
 
@@ -106,16 +111,8 @@ def split_or_in_pairs(draw: st.DrawFn) -> Uniform:
 def test_what_is_split_or_in_pairs_is_bounded_too(
     choice: Uniform, framework: str
 ) -> None:
-    where = on(framework)
-    prices = price(Columns.of([choice]), job(), where)
-    layout = spell_out(choice, job().graph, job().global_batch)
-    column_s = float(prices.step_time_s[0])
-    assert column_s == pytest.approx(step_time_bound_s(job(), layout, where), rel=1e-12)
-    found = simulated(choice, where)
-    assert column_s <= found.step_time_s * (1 + 1e-12)
+    found, column_s, _ = bounded(choice, on(framework))
     assert column_s >= found.step_time_s * 0.4
-    column_bytes = float(prices.peak_memory_bytes[0])
-    assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
     assert sum(found.breakdown_s.values()) == pytest.approx(found.step_time_s, rel=1e-9)
     assert min(found.breakdown_s.values()) > -1e-9
 

@@ -23,9 +23,8 @@ from costmodel.compute import (
     traffic_s,
 )
 from costmodel.rates import RATES, Rates, load_rates
-from profiles.device import Device
-from profiles.figure import Figure
 from profiles.precision import Format
+from tests.toy import figure, toy_device
 
 GB = 1e9
 LINKS = sorted(link_file().rates)
@@ -38,23 +37,13 @@ devices = st.sampled_from(DEVICES)
 size = st.floats(0, 1e12)
 
 
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="unit test")
-
-
-DEVICE = Device(
-    name="law",
+DEVICE = toy_device(
     architecture="none",
-    memory=figure(80, "GB"),
-    usable_memory=figure(79, "GB"),
-    memory_bandwidth=figure(2, "TB/s"),
     peak={
         "bf16": figure(312, "TFLOP/s"),
         "fp8": figure(624, "TFLOP/s"),
         "fp32": figure(19.5, "TFLOP/s"),
     },
-    multiprocessors=108,
-    host_link=figure(32, "GB/s"),
 )
 
 

@@ -23,26 +23,13 @@ from planner.stage_menu import menus
 from planner.stage_partition import partitions
 from planner.stage_places import orders
 from profiles.catalog import cluster
-from profiles.cluster import Cluster, Level
+from profiles.cluster import Cluster
 from profiles.errors import Unsupported
-from profiles.figure import Figure
 from tests.problems import problem
+from tests.toy import ETHERNET
 
 LIMITS = Limits(runners_up=3)
 KINDS = ("dgx-a100-80gb", "p3.16xlarge", "dgx-h100")
-
-
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="a test")
-
-
-ETHERNET = Level(
-    name="between",
-    kind="ethernet",
-    devices=None,
-    bandwidth=figure(25 / 8, "Gbit/s"),  # a node's 25 Gb/s, over its 8 devices
-    latency=figure(30, "us"),
-)
 
 
 def joined(*names: str) -> Cluster:
