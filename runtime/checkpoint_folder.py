@@ -17,13 +17,13 @@ from typing import Any
 from profiles.documents import read_json, shown, write_text
 from profiles.errors import Contradiction, InvalidFile
 from profiles.units import MiB
+from runtime.writable import require_folder
 
 FORMAT, VERSION = "meshwright/checkpoint", 1
 KEPT = 2  # the newest, and one in case its disk loses it
 META = "meta.json"
 _NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial"
-_PROBE = ".writable"
 _PIECE_BYTES = 4 * MiB
 
 
@@ -46,8 +46,8 @@ def step_of(path: Path) -> int:
 def require_resumable(folder: Path, meta: Mapping[str, Any]) -> int:
     """The step that a run which *meta* describes would resume from.
 
-    Raises InvalidFile if *folder* holds no checkpoint, Contradiction if it is of
-    another model.
+    Raises InvalidFile if *folder* holds no checkpoint or takes no other, Contradiction
+    if it is of another model.
     """
     path = latest(folder)
     if path is None:
@@ -56,11 +56,12 @@ def require_resumable(folder: Path, meta: Mapping[str, Any]) -> int:
             "to begin at step 0, or name the folder of the run"
         )
     require_same_job(path, read_meta(path), meta)
+    require_folder(folder, "--checkpoint-dir")
     return step_of(path)
 
 
 def require_fresh(folder: Path) -> None:
-    """Make *folder*, and raise if it cannot be written or another run's state is there.
+    """Raise if *folder* cannot be made or written, or another run's state is there.
 
     Its later steps would outlive the earlier ones of a run that begins again.
     """
@@ -70,15 +71,7 @@ def require_fresh(folder: Path) -> None:
             f"{shown(folder)} holds {found.name} of a run; go on from it with "
             "--resume, or name another folder"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidFile(
-            f"the folder {shown(folder)} cannot be made: {error.strerror}; name "
-            "another with --checkpoint-dir"
-        ) from error
-    write_text(folder / _PROBE, "")
-    (folder / _PROBE).unlink()
+    require_folder(folder, "--checkpoint-dir")
 
 
 def begin(folder: Path, step: int) -> Path:

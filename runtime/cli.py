@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from costmodel.layout_reader import parse_file
 from profiles.command import command, warn
+from profiles.documents import read_json
 from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
 from runtime.training import Training
@@ -140,6 +142,7 @@ def execute(
     The layout file comes from `plan --out` or `simulate --out`. Everything that can be
     wrong with it, the data or the checkpoint is said before any process trains.
     """
+    parse_file(read_json(file, what="layout file"))  # torch takes seconds to load
     from runtime.optimizer import Settings
     from runtime.run import Wish, prepare
 

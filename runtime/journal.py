@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from profiles.documents import write_text
+from profiles.documents import shown, write_text
+from profiles.errors import InvalidFile
 from runtime.training import Training
+from runtime.writable import require_file, require_folder
 
 Entry = Mapping[str, Any]  # "step", counted from 1, and numbers by name
 
@@ -33,9 +36,7 @@ class JsonLines:
     def __init__(self, path: Path, done: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if done and path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= done]
-            write_text(path, "".join(kept))
+            write_text(path, "".join(until(path, done)))
         self._file = path.open("a" if done else "w", encoding="utf-8")
 
     def write(self, entry: Entry) -> None:
@@ -65,6 +66,56 @@ class TensorBoard:
     def close(self) -> None:
         """Flush and close the event file."""
         self._writer.close()
+
+
+def until(path: Path, done: int) -> list[str]:
+    """The lines of a log until step *done*, without one that a dying run left torn.
+
+    Raises InvalidFile for a file that is no log.
+    """
+    try:
+        whole = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidFile(f"{_no_log(path)}: it cannot be read") from error
+    *lines, last = whole.split("\n")
+    if _step(last) is not None:
+        lines.append(last)
+    steps = [_step(line) for line in lines]
+    if None in steps:
+        number = steps.index(None) + 1
+        raise InvalidFile(f"{_no_log(path)}: line {number} is no entry of a step")
+    return [
+        f"{line}\n"
+        for line, step in zip(lines, steps, strict=True)
+        if step is not None and step <= done
+    ]
+
+
+def _step(line: str) -> int | None:
+    with suppress(ValueError):
+        entry = json.loads(line)
+        if isinstance(entry, dict) and isinstance(entry.get("step"), int):
+            return int(entry["step"])
+    return None
+
+
+def _no_log(path: Path) -> str:
+    return f"--log {shown(path)} is no log that a resumed run could go on with"
+
+
+def require_journals(training: Training, done: int) -> None:
+    """Raise InvalidFile where one could not be written, or gone on with."""
+    if training.log:
+        log = Path(training.log)
+        require_file(log, "--log")
+        if done and log.exists():
+            until(log, done)
+    for option, folder in (
+        ("--tensorboard", training.tensorboard),
+        ("--trace", training.trace),
+    ):
+        if folder:
+            require_folder(Path(folder), option)
 
 
 def journals(training: Training, done: int) -> list[Journal]:

@@ -17,11 +17,13 @@ from costmodel.support import require_supported
 from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
+from profiles.sample_files import require_writable
 from runtime import checkpoint, sampling
 from runtime.compiled import require_compilable
 from runtime.data.names import absolute
 from runtime.data.source import Source, source
 from runtime.drive_room import require_drive
+from runtime.journal import require_journals
 from runtime.launcher import launch, require_startable
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Settings
@@ -141,11 +143,12 @@ def prepare(wish: Wish) -> Run:
             f"{wish.nnodes}; choose a divisor"
         )
     require_startable(layout.gpus // wish.nnodes, device=device)
-    _require_checkpoints(wish, job)
+    done = _require_checkpoints(wish, job)
     ranks = layout.gpus // wish.nnodes
     remarks = require_drive(job, layout, wish.offload_dir, local_ranks=ranks)
     _require_observable(wish, device, layout)
-    _require_training(wish, job)
+    _require_watched(wish, done)
+    _require_training(wish, job, done)
     if wish.compiled:
         require_compilable(layout, job, device)
     return Run(
@@ -184,9 +187,10 @@ def _device(asked: str | None, layout: Layout) -> str:
     return device
 
 
-def _require_training(wish: Wish, job: Job) -> None:
+def _require_training(wish: Wish, job: Job, done: int) -> None:
     """Raise what is wrong with the learning rate, the held-out data or the logs."""
     wish.training.require()
+    require_journals(wish.training, done)
     learning_rate(wish.settings, wish.training, wish.steps)
     if wish.training.eval_data is not None:
         _source(wish, job, wish.training.eval_data)
@@ -200,30 +204,45 @@ def _source(wish: Wish, job: Job, data: str) -> Source:
 def _require_observable(wish: Wish, device: str, layout: Layout) -> None:
     if wish.observe is None:
         return
-    fewest = untimed_steps(observe=True) + 1
-    if wish.steps < fewest:
-        raise Contradiction(
-            f"--observe listens to steps before the first that is timed: --steps "
-            f"{wish.steps} is too few, {fewest} is the least"
-        )
     ranks = threads(layout.gpus // wish.nnodes)
     sampling.require_of_here(wish.observe, device, ranks)
+    require_writable(wish.observe)
 
 
-def _require_checkpoints(wish: Wish, job: Job) -> None:
+def _require_watched(wish: Wish, done: int) -> None:
+    """Raise Contradiction where a run ends before the steps that it is to watch."""
+    observe, trace = wish.observe is not None, wish.training.trace is not None
+    untimed = untimed_steps(observe=observe, trace=trace)
+    for asked, what, fewest in (
+        (trace, "--trace traces a step after those that warm up", untimed),
+        (
+            observe,
+            "--observe listens to steps before the first that is timed",
+            untimed + 1,
+        ),
+    ):
+        if asked and wish.steps - done < fewest:
+            raise Contradiction(
+                f"{what}: --steps {wish.steps} is too few, {done + fewest} is the least"
+            )
+
+
+def _require_checkpoints(wish: Wish, job: Job) -> int:
+    """How many steps the checkpoint that the run goes on from has behind it."""
     folder = wish.checkpoint_dir
     if folder is None:
         if wish.resume or wish.checkpoint_every:
             raise Contradiction(
                 "--resume and --checkpoint-every need --checkpoint-dir DIR"
             )
-        return
+        return 0
     if not wish.resume:
         checkpoint.require_fresh(folder)
-        return
+        return 0
     done = checkpoint.require_resumable(folder, {"job": fingerprint(job)})
     if done >= wish.steps:
         raise Contradiction(
             f"the newest checkpoint in {shown(folder)} is of step {done} and --steps "
             f"is {wish.steps}; --steps counts from the beginning: raise it to go on"
         )
+    return done

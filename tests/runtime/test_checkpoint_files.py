@@ -77,8 +77,10 @@ def test_a_checkpoint_of_another_job_is_refused_by_field(
 
 
 def test_a_run_that_begins_does_not_write_over_another(tmp_path: Path) -> None:
-    require_fresh(tmp_path / "new" / "folder")
-    assert list((tmp_path / "new" / "folder").iterdir()) == []
+    (tmp_path / "empty").mkdir()
+    for name in ("new/folder", "empty"):
+        require_fresh(tmp_path / name)
+    assert [one.name for one in tmp_path.rglob("*")] == ["empty"], "nothing is made yet"
     stored(tmp_path)
     with pytest.raises(Contradiction, match="holds step-000001 of a run"):
         require_fresh(tmp_path)
