@@ -59,14 +59,18 @@ class Seen:
 
 
 def seen_by_all(
-    world: int, cases: Sequence[tuple[str, str]], settings: Settings = ADAMW
+    world: int,
+    cases: Sequence[tuple[str, str]],
+    settings: Settings = ADAMW,
+    steps: int | None = None,
 ) -> dict[tuple[str, str], Seen]:
     """What the ranks saw of each case, held against one process."""
     wanted = {_wanted(case) for case in cases}
     with tempfile.TemporaryDirectory() as folder:
         known = Path(folder, "known.pt")
-        torch.save({key: reference(key[0], settings, key[1]) for key in wanted}, known)
-        ranks = on_ranks(world, _every_case, list(cases), settings, str(known))
+        alone = {key: reference(key[0], settings, key[1], steps) for key in wanted}
+        torch.save(alone, known)
+        ranks = on_ranks(world, _every_case, list(cases), settings, steps, str(known))
     return {case: _together([rank["/".join(case)] for rank in ranks]) for case in cases}
 
 
@@ -96,13 +100,17 @@ def _read(document: dict[str, tuple[float, float]]) -> Distances:
 
 
 def _every_case(
-    rank: int, cases: list[tuple[str, str]], settings: Settings, known: str
+    rank: int,
+    cases: list[tuple[str, str]],
+    settings: Settings,
+    steps: int | None,
+    known: str,
 ) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
     references, found = torch.load(known), {}
     with patch.object(runtime.mesh, "DeviceMesh", _one_of_a_shape()):
         for family, name in cases:
-            seen = trained(family, choice_of(family, name), settings)
+            seen = trained(family, choice_of(family, name), settings, steps=steps)
             found[f"{family}/{name}"] = _compared(
                 seen, references[_wanted((family, name))]
             )

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costmodel.offload import Offload
 from costmodel.uniform import Uniform
+from tests.small_layouts import (
+    CHIMERA,
+    DUALPIPE_V,
+    FP32,
+    HYBRID,
+    ON_DRIVE,
+    OPTIMIZER,
+    STATES,
+    ZB_H1,
+    ZB_V,
+)
 
-OPTIMIZER = Offload(optimizer=True)
-ON_DRIVE = Offload(optimizer=True, tier="nvme")
-STATES = Offload(optimizer=True, parameters=True)
-FP32 = Uniform(precision="fp32", micro_batch=2)
-HYBRID = replace(FP32, dp=4, zero_group=2, micro_batch=1)
-SPLIT = replace(FP32, dp=2, pp=2, zero_group=2)
-CHIMERA = replace(FP32, dp=2, pp=2, schedule="chimera", zero_group=2)
+CHIMERA2 = replace(CHIMERA, dp=2, zero_group=2)
+ZB_H1_2 = replace(ZB_H1, dp=2, zero_group=2)
+ZB_V2 = replace(ZB_V, dp=2, zero_group=2)
+DUALPIPE_V2 = replace(DUALPIPE_V, dp=2, zero_group=2, micro_batch=1)
 CASES: dict[str, Uniform] = {
     "hybrid-zero1": replace(HYBRID, zero=1),
     "hybrid-zero2": replace(HYBRID, zero=2),
@@ -28,91 +35,50 @@ CASES: dict[str, Uniform] = {
         FP32, dp=2, tp=2, zero=1, zero_group=1, sequence_parallel=True
     ),
     "hybrid-zero1-optimizer-away": replace(HYBRID, zero=1, offload=OPTIMIZER),
-    "zero1-chimera": replace(CHIMERA, zero=1),
-    "zero2-chimera": replace(CHIMERA, zero=2, recompute="full"),
-    "fsdp-chimera": replace(CHIMERA, zero=3),
-    "cp2-chimera-zero1": replace(FP32, cp=2, pp=2, schedule="chimera", zero=1),
-    "zero1-chimera-optimizer-away": replace(CHIMERA, zero=1, offload=OPTIMIZER),
-    "fsdp-chimera-optimizer-away": replace(CHIMERA, zero=3, offload=OPTIMIZER),
+    "zero1-chimera": replace(CHIMERA2, zero=1),
+    "zero2-chimera": replace(CHIMERA2, zero=2, recompute="full"),
+    "fsdp-chimera": replace(CHIMERA2, zero=3),
+    "cp2-chimera-zero1": replace(CHIMERA, cp=2, zero=1),
+    "zero1-chimera-optimizer-away": replace(CHIMERA2, zero=1, offload=OPTIMIZER),
+    "fsdp-chimera-optimizer-away": replace(CHIMERA2, zero=3, offload=OPTIMIZER),
     "hybrid-zero1-drive": replace(HYBRID, zero=1, offload=ON_DRIVE),
-    "zero2-chimera-drive": replace(CHIMERA, zero=2, offload=ON_DRIVE),
-    "zero2-zb-h1-drive": replace(SPLIT, zero=2, schedule="zb-h1", offload=ON_DRIVE),
-    "hybrid-zero1-zb-h1": replace(SPLIT, zero=1, zero_group=1, schedule="zb-h1"),
-    "hybrid-zero2-zb-h1": replace(SPLIT, zero=2, zero_group=1, schedule="zb-h1"),
+    "zero2-chimera-drive": replace(CHIMERA2, zero=2, offload=ON_DRIVE),
+    "zero2-zb-h1-drive": replace(ZB_H1_2, zero=2, offload=ON_DRIVE),
+    "hybrid-zero1-zb-h1": replace(ZB_H1_2, zero=1, zero_group=1),
+    "hybrid-zero2-zb-h1": replace(ZB_H1_2, zero=2, zero_group=1),
     "hybrid-fsdp-zb-v": replace(
         HYBRID, pp=2, zero=3, virtual_stages=2, schedule="zb-v"
     ),
-    "hybrid-zero2-dualpipe-v": replace(
-        FP32,
-        dp=2,
-        cp=2,
-        pp=2,
-        zero=2,
-        zero_group=1,
-        micro_batch=1,
-        virtual_stages=2,
-        schedule="dualpipe-v",
-    ),
-    "zero2-zb-h1-sqrt": replace(SPLIT, zero=2, schedule="zb-h1", recompute="sqrt"),
+    "hybrid-zero2-dualpipe-v": replace(DUALPIPE_V2, cp=2, zero=2, zero_group=1),
+    "zero2-zb-h1-sqrt": replace(ZB_H1_2, zero=2, recompute="sqrt"),
     "tp2-fsdp-zb-v": replace(
-        FP32,
-        tp=2,
-        pp=2,
-        zero=3,
-        virtual_stages=2,
-        schedule="zb-v",
-        sequence_parallel=True,
-        offload=STATES,
+        ZB_V, tp=2, sequence_parallel=True, zero=3, offload=STATES
     ),
-    "zero2-zb-h1": replace(SPLIT, zero=2, schedule="zb-h1"),
-    "fsdp-zb-h1": replace(SPLIT, zero=3, schedule="zb-h1"),
+    "zero2-zb-h1": replace(ZB_H1_2, zero=2),
+    "fsdp-zb-h1": replace(ZB_H1_2, zero=3),
     "fsdp-zb-interleaved": replace(
-        SPLIT, zero=3, virtual_stages=3, schedule="zb-interleaved"
+        ZB_H1_2, zero=3, virtual_stages=3, schedule="zb-interleaved"
     ),
-    "zero2-zb-v": replace(SPLIT, zero=2, virtual_stages=2, schedule="zb-v"),
-    "fsdp-zb-v-full": replace(
-        SPLIT, zero=3, virtual_stages=2, schedule="zb-v", recompute="full"
-    ),
-    "fsdp-dualpipe-v": replace(
-        SPLIT, zero=3, micro_batch=1, virtual_stages=2, schedule="dualpipe-v"
-    ),
-    "cp2-fsdp-zb-v": replace(
-        FP32, cp=2, pp=2, zero=3, virtual_stages=2, schedule="zb-v"
-    ),
-    "fsdp-zb-h1-optimizer-away": replace(
-        SPLIT, zero=3, schedule="zb-h1", offload=OPTIMIZER
-    ),
-    "fsdp-zb-v-states-away": replace(
-        SPLIT, zero=3, virtual_stages=2, schedule="zb-v", offload=STATES
-    ),
-    "zb-h1-states-away": replace(FP32, pp=2, schedule="zb-h1", zero=3, offload=STATES),
-    "chimera-states-away": replace(
-        FP32, pp=2, schedule="chimera", zero=3, offload=STATES
-    ),
-    "fsdp-chimera-states-away": replace(CHIMERA, zero=3, offload=STATES),
+    "zero2-zb-v": replace(ZB_V2, zero=2),
+    "fsdp-zb-v-full": replace(ZB_V2, zero=3, recompute="full"),
+    "fsdp-dualpipe-v": replace(DUALPIPE_V2, zero=3),
+    "cp2-fsdp-zb-v": replace(ZB_V, cp=2, zero=3),
+    "fsdp-zb-h1-optimizer-away": replace(ZB_H1_2, zero=3, offload=OPTIMIZER),
+    "fsdp-zb-v-states-away": replace(ZB_V2, zero=3, offload=STATES),
+    "zb-h1-states-away": replace(ZB_H1, zero=3, offload=STATES),
+    "chimera-states-away": replace(CHIMERA, zero=3, offload=STATES),
+    "fsdp-chimera-states-away": replace(CHIMERA2, zero=3, offload=STATES),
 }
 OF_EXPERTS: dict[str, Uniform] = {
     "hybrid-fsdp": replace(HYBRID, zero=3),
     "hybrid-fsdp-ep2-zb-h1": replace(HYBRID, pp=2, ep=2, zero=3, schedule="zb-h1"),
     "hybrid-ep2-zero2": replace(HYBRID, ep=2, zero=2),
-    "dp2-ep2-chimera": replace(CHIMERA, zero=0, zero_group=1, ep=2),
-    "dp2-chimera": replace(CHIMERA, zero=0, zero_group=1),
-    "pp2-zb-v": replace(FP32, pp=2, virtual_stages=2, schedule="zb-v"),
-    "dp2-ep2-zb-h1": replace(
-        SPLIT, zero=0, zero_group=1, ep=2, schedule="zb-h1", recompute="full"
-    ),
-    "zero1-ep2-dualpipe-v": replace(
-        SPLIT, zero=1, ep=2, micro_batch=1, virtual_stages=2, schedule="dualpipe-v"
-    ),
-    "fsdp-ep2-zb-v": replace(SPLIT, zero=3, ep=2, virtual_stages=2, schedule="zb-v"),
-    "tp2-ep2-zb-v": replace(
-        FP32,
-        tp=2,
-        pp=2,
-        ep=2,
-        virtual_stages=2,
-        schedule="zb-v",
-        sequence_parallel=True,
-    ),
-    "zero1-ep2-chimera": replace(CHIMERA, zero=1, ep=2),
+    "dp2-ep2-chimera": replace(CHIMERA2, zero=0, zero_group=1, ep=2),
+    "dp2-chimera": replace(CHIMERA2, zero=0, zero_group=1),
+    "pp2-zb-v": ZB_V,
+    "dp2-ep2-zb-h1": replace(ZB_H1, dp=2, zero=0, ep=2, recompute="full"),
+    "zero1-ep2-dualpipe-v": replace(DUALPIPE_V2, zero=1, ep=2),
+    "fsdp-ep2-zb-v": replace(ZB_V2, zero=3, ep=2),
+    "tp2-ep2-zb-v": replace(ZB_V, tp=2, ep=2, sequence_parallel=True),
+    "zero1-ep2-chimera": replace(CHIMERA2, zero=1, ep=2),
 }

@@ -15,206 +15,121 @@ from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec, MoeSpec
 from tests import sharded_cases
 from tests.composed_cases import COMPOSED, composed
+from tests.small_layouts import (
+    CHIMERA,
+    CP2,
+    DP2,
+    DUALPIPE_V,
+    FP32,
+    FSDP,
+    FSDP_SP,
+    INTERLEAVED,
+    ON_DRIVE,
+    OPTIMIZER,
+    PP2,
+    SP,
+    STATES,
+    STATES_ON_DRIVE,
+    ZB_H1,
+    ZB_V,
+    ZERO1,
+    ZERO2,
+)
 
 BATCH = 8
 Parts = tuple[tuple[int, ...], ...]
 WHOLE: Parts = ((0,),)  # one chunk, on one rank
 
-FP32 = Uniform(precision="fp32", micro_batch=2)
-OPTIMIZER = Offload(optimizer=True)
-STATES = Offload(optimizer=True, parameters=True)
-ON_DRIVE = Offload(optimizer=True, tier="nvme")
-STATES_ON_DRIVE = Offload(optimizer=True, parameters=True, tier="nvme")
 CASES: dict[str, Uniform] = {
     "single": replace(FP32, micro_batch=8),
     "accumulation": FP32,
     "full-recompute": replace(FP32, recompute="full"),
     "selective-recompute": replace(FP32, recompute="selective"),
-    "dp2": replace(FP32, dp=2, zero=0),
-    "zero1": replace(FP32, dp=2, zero=1, zero_group=2),
-    "zero2": replace(FP32, dp=2, zero=2, zero_group=2),
-    "fsdp2": replace(FP32, dp=2, zero=3, zero_group=2),
+    "dp2": DP2,
+    "zero1": ZERO1,
+    "zero2": ZERO2,
+    "fsdp2": FSDP,
     "tp2": replace(FP32, tp=2),
-    "tp2-sp": replace(FP32, tp=2, sequence_parallel=True),
-    "pp2-gpipe": replace(FP32, pp=2, schedule="gpipe"),
-    "pp2-1f1b": replace(FP32, pp=2),
-    "pp2-interleaved": replace(FP32, pp=2, virtual_stages=2, schedule="interleaved"),
-    "tp2-pp2": replace(FP32, tp=2, pp=2, sequence_parallel=True),
-    "dp2-tp2": replace(FP32, dp=2, tp=2, zero=0),
-    "dp2-pp2": replace(FP32, dp=2, pp=2, zero=0),
-    "dp2-pp2-interleaved-zero1": replace(
-        FP32,
-        dp=2,
-        pp=2,
-        zero=1,
-        zero_group=2,
-        schedule="interleaved",
-        virtual_stages=2,
-    ),
-    "fsdp2-tp2": replace(
-        FP32, dp=2, tp=2, zero=3, zero_group=2, sequence_parallel=True
-    ),
-    "fsdp2-pp2": replace(FP32, dp=2, pp=2, zero=3, zero_group=2, recompute="full"),
-    "zero2-pp2": replace(FP32, dp=2, pp=2, zero=2, zero_group=2, schedule="gpipe"),
-    "cp2-ring": replace(FP32, cp=2, zero=0),
-    "cp2-all-gather": replace(FP32, cp=2, zero=0, cp_kind="all-gather"),
-    "cp2-ulysses": replace(FP32, cp=2, zero=0, cp_kind="ulysses"),
+    "tp2-sp": SP,
+    "pp2-gpipe": replace(PP2, schedule="gpipe"),
+    "pp2-1f1b": PP2,
+    "pp2-interleaved": INTERLEAVED,
+    "tp2-pp2": replace(SP, pp=2),
+    "dp2-tp2": replace(DP2, tp=2),
+    "dp2-pp2": replace(DP2, pp=2),
+    "dp2-pp2-interleaved-zero1": replace(INTERLEAVED, dp=2, zero=1, zero_group=2),
+    "fsdp2-tp2": FSDP_SP,
+    "fsdp2-pp2": replace(FSDP, pp=2, recompute="full"),
+    "zero2-pp2": replace(ZERO2, pp=2, schedule="gpipe"),
+    "cp2-ring": CP2,
+    "cp2-all-gather": replace(CP2, cp_kind="all-gather"),
+    "cp2-ulysses": replace(CP2, cp_kind="ulysses"),
     "cp2-zero1-selective": replace(
-        FP32, cp=2, zero=1, cp_kind="ulysses", recompute="selective"
+        CP2, zero=1, cp_kind="ulysses", recompute="selective"
     ),
-    "cp2-zero3-full": replace(FP32, cp=2, zero=3, recompute="full"),
-    "cp4-ring": replace(FP32, cp=4, zero=0, recompute="selective"),
-    "cp4-all-gather": replace(FP32, cp=4, zero=2, cp_kind="all-gather"),
-    "cp4-ulysses": replace(FP32, cp=4, zero=0, cp_kind="ulysses"),
-    "cp2-tp2": replace(FP32, cp=2, tp=2, zero=0),
-    "cp2-tp2-sp-zero1": replace(
-        FP32, cp=2, tp=2, sequence_parallel=True, cp_kind="all-gather"
-    ),
-    "cp2-pp2": replace(FP32, cp=2, pp=2, zero=0),
-    "dp2-cp2-zero2": replace(FP32, dp=2, cp=2, zero=2, zero_group=2),
+    "cp2-zero3-full": replace(CP2, zero=3, recompute="full"),
+    "cp4-ring": replace(CP2, cp=4, recompute="selective"),
+    "cp4-all-gather": replace(CP2, cp=4, zero=2, cp_kind="all-gather"),
+    "cp4-ulysses": replace(CP2, cp=4, cp_kind="ulysses"),
+    "cp2-tp2": replace(CP2, tp=2),
+    "cp2-tp2-sp-zero1": replace(SP, cp=2, cp_kind="all-gather"),
+    "cp2-pp2": replace(CP2, pp=2),
+    "dp2-cp2-zero2": replace(ZERO2, cp=2),
     "cheap-ops": replace(FP32, recompute="cheap-ops"),
     "sqrt": replace(FP32, recompute="sqrt"),
-    "tp2-sp-by-name": replace(
-        FP32, tp=2, sequence_parallel=True, recompute="qkv,projection,mlp_up,mlp_down"
-    ),
+    "tp2-sp-by-name": replace(SP, recompute="qkv,projection,mlp_up,mlp_down"),
     "zero1-sqrt-offloaded": replace(
-        FP32,
-        dp=2,
-        zero=1,
-        zero_group=2,
-        recompute="sqrt",
-        offload=Offload(activations=1.0),
+        ZERO1, recompute="sqrt", offload=Offload(activations=1.0)
     ),
-    "fsdp2-cheap-ops": replace(FP32, dp=2, zero=3, zero_group=2, recompute="cheap-ops"),
+    "fsdp2-cheap-ops": replace(FSDP, recompute="cheap-ops"),
     "pp2-zb-v-offloaded": replace(
-        FP32,
-        pp=2,
-        virtual_stages=2,
-        schedule="zb-v",
-        recompute="selective",
-        offload=Offload(activations=0.5),
+        ZB_V, recompute="selective", offload=Offload(activations=0.5)
     ),
-    "cp2-zb-h1-zero1": replace(FP32, cp=2, pp=2, schedule="zb-h1"),
-    "cp2-chimera": replace(
-        FP32, cp=2, pp=2, zero=0, schedule="chimera", cp_kind="ulysses"
-    ),
-    "pp2-zb-h1": replace(FP32, pp=2, schedule="zb-h1"),
-    "pp2-zb-interleaved": replace(
-        FP32, pp=2, virtual_stages=3, schedule="zb-interleaved"
-    ),
-    "pp2-zb-v": replace(FP32, pp=2, virtual_stages=2, schedule="zb-v"),
-    "pp2-dualpipe-v": replace(FP32, pp=2, virtual_stages=2, schedule="dualpipe-v"),
-    "pp2-chimera": replace(FP32, pp=2, schedule="chimera"),
-    "zero1-zb-v": replace(
-        FP32, dp=2, pp=2, zero=1, zero_group=2, virtual_stages=2, schedule="zb-v"
-    ),
-    "tp2-zb-v": replace(
-        FP32, tp=2, pp=2, virtual_stages=2, schedule="zb-v", sequence_parallel=True
-    ),
-    "dp2-dualpipe-v": replace(
-        FP32,
-        dp=2,
-        pp=2,
-        zero=0,
-        micro_batch=1,
-        virtual_stages=2,
-        schedule="dualpipe-v",
-    ),
-    "dp2-zb-h1-full": replace(
-        FP32, dp=2, pp=2, zero=0, schedule="zb-h1", recompute="full"
-    ),
-    "pp4-zb-h1": replace(FP32, pp=4, schedule="zb-h1"),
-    "pp4-chimera": replace(FP32, pp=4, schedule="chimera"),
-    "dp2-chimera": replace(FP32, dp=2, pp=2, zero=0, schedule="chimera"),
-    "tp2-chimera": replace(
-        FP32, tp=2, pp=2, schedule="chimera", sequence_parallel=True
-    ),
+    "cp2-zb-h1-zero1": replace(ZB_H1, cp=2),
+    "cp2-chimera": replace(CHIMERA, cp=2, zero=0, cp_kind="ulysses"),
+    "pp2-zb-h1": ZB_H1,
+    "pp2-zb-interleaved": replace(PP2, virtual_stages=3, schedule="zb-interleaved"),
+    "pp2-zb-v": ZB_V,
+    "pp2-dualpipe-v": DUALPIPE_V,
+    "pp2-chimera": CHIMERA,
+    "zero1-zb-v": replace(ZB_V, dp=2, zero=1, zero_group=2),
+    "tp2-zb-v": replace(ZB_V, tp=2, sequence_parallel=True),
+    "dp2-dualpipe-v": replace(DUALPIPE_V, dp=2, zero=0, micro_batch=1),
+    "dp2-zb-h1-full": replace(ZB_H1, dp=2, zero=0, recompute="full"),
+    "pp4-zb-h1": replace(ZB_H1, pp=4),
+    "pp4-chimera": replace(CHIMERA, pp=4),
+    "dp2-chimera": replace(CHIMERA, dp=2, zero=0),
+    "tp2-chimera": replace(CHIMERA, tp=2, sequence_parallel=True),
     "states-away": replace(FP32, zero=3, offload=STATES),
-    "dp2-optimizer-away": replace(FP32, dp=2, zero=0, offload=OPTIMIZER),
-    "zero1-optimizer-away": replace(
-        FP32, dp=2, zero=1, zero_group=2, offload=OPTIMIZER
-    ),
-    "zero2-optimizer-away": replace(
-        FP32, dp=2, zero=2, zero_group=2, offload=OPTIMIZER
-    ),
-    "fsdp2-optimizer-away": replace(
-        FP32, dp=2, zero=3, zero_group=2, offload=OPTIMIZER
-    ),
-    "fsdp2-states-away": replace(
-        FP32, dp=2, zero=3, zero_group=2, recompute="full", offload=STATES
-    ),
-    "tp2-sp-optimizer-away": replace(
-        FP32, tp=2, sequence_parallel=True, offload=OPTIMIZER
-    ),
-    "tp2-sp-states-away": replace(
-        FP32, tp=2, sequence_parallel=True, zero=3, offload=STATES
-    ),
-    "pp2-optimizer-away": replace(FP32, pp=2, offload=OPTIMIZER),
-    "pp2-states-away": replace(FP32, pp=2, zero=3, offload=STATES),
-    "cp2-zero2-optimizer-away": replace(FP32, cp=2, zero=2, offload=OPTIMIZER),
+    "dp2-optimizer-away": replace(DP2, offload=OPTIMIZER),
+    "zero1-optimizer-away": replace(ZERO1, offload=OPTIMIZER),
+    "zero2-optimizer-away": replace(ZERO2, offload=OPTIMIZER),
+    "fsdp2-optimizer-away": replace(FSDP, offload=OPTIMIZER),
+    "fsdp2-states-away": replace(FSDP, recompute="full", offload=STATES),
+    "tp2-sp-optimizer-away": replace(SP, offload=OPTIMIZER),
+    "tp2-sp-states-away": replace(SP, zero=3, offload=STATES),
+    "pp2-optimizer-away": replace(PP2, offload=OPTIMIZER),
+    "pp2-states-away": replace(PP2, zero=3, offload=STATES),
+    "cp2-zero2-optimizer-away": replace(CP2, zero=2, offload=OPTIMIZER),
     "zero1-zb-v-optimizer-away": replace(
-        FP32,
-        dp=2,
-        pp=2,
-        zero=1,
-        zero_group=2,
-        virtual_stages=2,
-        schedule="zb-v",
-        offload=OPTIMIZER,
+        ZB_V, dp=2, zero=1, zero_group=2, offload=OPTIMIZER
     ),
-    "dp2-chimera-optimizer-away": replace(
-        FP32, dp=2, pp=2, zero=0, schedule="chimera", offload=OPTIMIZER
-    ),
-    "fsdp2-tp2-optimizer-away": replace(
-        FP32,
-        dp=2,
-        tp=2,
-        zero=3,
-        zero_group=2,
-        sequence_parallel=True,
-        offload=OPTIMIZER,
-    ),
-    "fsdp2-pp2-states-away": replace(
-        FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES
-    ),
+    "dp2-chimera-optimizer-away": replace(CHIMERA, dp=2, zero=0, offload=OPTIMIZER),
+    "fsdp2-tp2-optimizer-away": replace(FSDP_SP, offload=OPTIMIZER),
+    "fsdp2-pp2-states-away": replace(FSDP, pp=2, offload=STATES),
     "drive": replace(FP32, offload=ON_DRIVE),
     "states-drive": replace(FP32, zero=3, offload=STATES_ON_DRIVE),
-    "dp2-drive": replace(FP32, dp=2, zero=0, offload=ON_DRIVE),
-    "zero1-drive": replace(FP32, dp=2, zero=1, zero_group=2, offload=ON_DRIVE),
-    "zero2-drive": replace(FP32, dp=2, zero=2, zero_group=2, offload=ON_DRIVE),
-    "fsdp2-drive": replace(FP32, dp=2, zero=3, zero_group=2, offload=ON_DRIVE),
-    "fsdp2-states-drive": replace(
-        FP32, dp=2, zero=3, zero_group=2, recompute="full", offload=STATES_ON_DRIVE
-    ),
-    "tp2-sp-drive": replace(FP32, tp=2, sequence_parallel=True, offload=ON_DRIVE),
-    "pp2-interleaved-drive": replace(
-        FP32, pp=2, virtual_stages=2, schedule="interleaved", offload=ON_DRIVE
-    ),
-    "fsdp2-pp2-states-drive": replace(
-        FP32, dp=2, pp=2, zero=3, zero_group=2, offload=STATES_ON_DRIVE
-    ),
-    "zero1-zb-v-drive": replace(
-        FP32,
-        dp=2,
-        pp=2,
-        zero=1,
-        zero_group=2,
-        virtual_stages=2,
-        schedule="zb-v",
-        offload=ON_DRIVE,
-    ),
-    "dp2-chimera-drive": replace(
-        FP32, dp=2, pp=2, zero=0, schedule="chimera", offload=ON_DRIVE
-    ),
-    "fsdp2-tp2-states-drive": replace(
-        FP32,
-        dp=2,
-        tp=2,
-        zero=3,
-        zero_group=2,
-        sequence_parallel=True,
-        offload=STATES_ON_DRIVE,
-    ),
+    "dp2-drive": replace(DP2, offload=ON_DRIVE),
+    "zero1-drive": replace(ZERO1, offload=ON_DRIVE),
+    "zero2-drive": replace(ZERO2, offload=ON_DRIVE),
+    "fsdp2-drive": replace(FSDP, offload=ON_DRIVE),
+    "fsdp2-states-drive": replace(FSDP, recompute="full", offload=STATES_ON_DRIVE),
+    "tp2-sp-drive": replace(SP, offload=ON_DRIVE),
+    "pp2-interleaved-drive": replace(INTERLEAVED, offload=ON_DRIVE),
+    "fsdp2-pp2-states-drive": replace(FSDP, pp=2, offload=STATES_ON_DRIVE),
+    "zero1-zb-v-drive": replace(ZB_V, dp=2, zero=1, zero_group=2, offload=ON_DRIVE),
+    "dp2-chimera-drive": replace(CHIMERA, dp=2, zero=0, offload=ON_DRIVE),
+    "fsdp2-tp2-states-drive": replace(FSDP_SP, offload=STATES_ON_DRIVE),
     **sharded_cases.CASES,
 }
 FAMILIES = ("gpt", "llama", "mixtral", "switch")
@@ -237,60 +152,39 @@ MOE = MoeSpec(
 )
 OF_EXPERTS: dict[str, Uniform] = {
     "accumulation": FP32,
-    "dp2": replace(FP32, dp=2, zero=0),
-    "dp2-ep2": replace(FP32, dp=2, ep=2, zero=0),
-    "dp2-ep2-zero1-full": replace(
-        FP32, dp=2, ep=2, zero=1, zero_group=2, recompute="full"
-    ),
-    "dp2-ep2-cheap-ops": replace(FP32, dp=2, ep=2, zero=0, recompute="cheap-ops"),
+    "dp2": DP2,
+    "dp2-ep2": replace(DP2, ep=2),
+    "dp2-ep2-zero1-full": replace(ZERO1, ep=2, recompute="full"),
+    "dp2-ep2-cheap-ops": replace(DP2, ep=2, recompute="cheap-ops"),
     "tp2-etp2-by-name": replace(
-        FP32,
-        tp=2,
-        etp=2,
-        sequence_parallel=True,
-        zero=0,
-        recompute="qkv,mlp_up,shared_up,router,activation",
+        SP, etp=2, zero=0, recompute="qkv,mlp_up,shared_up,router,activation"
     ),
-    "fsdp2-offloaded": replace(
-        FP32, dp=2, zero=3, zero_group=2, offload=Offload(activations=0.5)
-    ),
-    "pp2-zb-h1-offloaded": replace(
-        FP32, pp=2, schedule="zb-h1", offload=Offload(activations=1.0)
-    ),
-    "dp2-ep2-sqrt": replace(FP32, dp=2, ep=2, zero=0, recompute="sqrt"),
-    "tp2-etp2-sqrt": replace(
-        FP32, tp=2, etp=2, sequence_parallel=True, zero=0, recompute="sqrt"
-    ),
-    "fsdp2": replace(FP32, dp=2, zero=3, zero_group=2),
-    "cp2-ep2": replace(FP32, cp=2, ep=2, zero=0),
-    "tp2-ep2": replace(FP32, tp=2, ep=2, sequence_parallel=True, zero=0),
+    "fsdp2-offloaded": replace(FSDP, offload=Offload(activations=0.5)),
+    "pp2-zb-h1-offloaded": replace(ZB_H1, offload=Offload(activations=1.0)),
+    "dp2-ep2-sqrt": replace(DP2, ep=2, recompute="sqrt"),
+    "tp2-etp2-sqrt": replace(SP, etp=2, zero=0, recompute="sqrt"),
+    "fsdp2": FSDP,
+    "cp2-ep2": replace(CP2, ep=2),
+    "tp2-ep2": replace(SP, ep=2, zero=0),
     "dp4-ep2-zero2": replace(FP32, dp=4, ep=2, zero=2, zero_group=4),
     "dp4-ep4-zero3": replace(FP32, dp=4, ep=4, zero=3, zero_group=4),
-    "tp2-etp2": replace(FP32, tp=2, etp=2, sequence_parallel=True, zero=0),
-    "dp2-etp2-full": replace(FP32, dp=2, etp=2, zero=0, recompute="full"),
+    "tp2-etp2": replace(SP, etp=2, zero=0),
+    "dp2-etp2-full": replace(DP2, etp=2, recompute="full"),
     "dp4-etp2-zero3": replace(FP32, dp=4, etp=2, zero=3, zero_group=4),
     "dp4-ep2-etp2-zero1": replace(FP32, dp=4, ep=2, etp=2, zero=1, zero_group=4),
-    "dp2-pp2-etp2-zb-h1": replace(FP32, dp=2, pp=2, etp=2, zero=0, schedule="zb-h1"),
-    "dp2-pp2-etp2-chimera": replace(
-        FP32, dp=2, pp=2, etp=2, zero=0, schedule="chimera"
-    ),
-    "dp2-tp2-ep2": replace(FP32, dp=2, tp=2, ep=2, sequence_parallel=True, zero=0),
-    "cp2-tp2-ep4-zero1": replace(FP32, cp=2, tp=2, ep=4, sequence_parallel=True),
-    "dp2-pp2-ep2-interleaved": replace(
-        FP32, dp=2, pp=2, ep=2, zero=0, schedule="interleaved", virtual_stages=2
-    ),
-    "dp2-ep2-zero2-optimizer-away": replace(
-        FP32, dp=2, ep=2, zero=2, zero_group=2, offload=OPTIMIZER
-    ),
+    "dp2-pp2-etp2-zb-h1": replace(ZB_H1, dp=2, etp=2, zero=0),
+    "dp2-pp2-etp2-chimera": replace(CHIMERA, dp=2, etp=2, zero=0),
+    "dp2-tp2-ep2": replace(SP, dp=2, ep=2, zero=0),
+    "cp2-tp2-ep4-zero1": replace(SP, cp=2, ep=4),
+    "dp2-pp2-ep2-interleaved": replace(INTERLEAVED, dp=2, ep=2, zero=0),
+    "dp2-ep2-zero2-optimizer-away": replace(ZERO2, ep=2, offload=OPTIMIZER),
     "dp4-ep2-zero3-states-away": replace(
         FP32, dp=4, ep=2, zero=3, zero_group=4, offload=STATES
     ),
     "dp4-ep2-zero2-drive": replace(
         FP32, dp=4, ep=2, zero=2, zero_group=4, offload=ON_DRIVE
     ),
-    "dp2-ep2-zero2-drive": replace(
-        FP32, dp=2, ep=2, zero=2, zero_group=2, offload=ON_DRIVE
-    ),
+    "dp2-ep2-zero2-drive": replace(ZERO2, ep=2, offload=ON_DRIVE),
     "dp4-ep2-zero3-optimizer-away": replace(
         FP32, dp=4, ep=2, zero=3, zero_group=4, offload=OPTIMIZER
     ),

@@ -104,7 +104,7 @@ def test_a_row_does_not_depend_on_its_neighbours(
     assert together == pytest.approx(alone, rel=1e-12)
 
 
-@given(choice=choices(), share=shares, cores=st.sampled_from((4, 2)))
+@given(choice=choices(), share=shares, cores=st.sampled_from((4, 2, 1)))
 def test_shares_and_breakdown_account_for_everything(
     choice: Uniform, share: float, cores: int
 ) -> None:

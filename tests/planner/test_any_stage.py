@@ -121,6 +121,15 @@ def test_a_pinned_number_of_stages_is_kept() -> None:
     assert {one.estimate.layout.pp for one in found.candidates} == {2}
 
 
+def test_context_parallelism_that_is_pinned_is_in_every_stage() -> None:
+    asked = problem(gpus=4, where=on("p3.16xlarge"), global_batch=8, pins=Pins(cp=2))
+    require_possible(asked)
+    found = stages_of_any(asked, Uniform(), inf, Clock(limits=Limits()))
+    assert found.candidates
+    stages = [stage for one in found.candidates for stage in one.estimate.layout.stages]
+    assert {stage.mesh.cp for stage in stages} == {2}
+
+
 def test_shardings_of_one_mesh_are_not_asked_of_several() -> None:
     with pytest.raises(Contradiction, match="--shardings"):
         require_answerable(problem(), Around(shardings=True), any_stage=True)

@@ -58,7 +58,7 @@ def walk(posed: Problem, edits: int) -> list[Uniform]:
 def test_delta_simulation_is_the_full_one(posed: Problem) -> None:
     known = Known()
     full: dict[Uniform, tuple[float, float]] = {}
-    for choice in walk(posed, EDITS // 2):
+    for choice in walk(posed, EDITS // 4):
         delta = posed.simulate(choice, known).estimate
         if choice not in full:
             anew = posed.simulate(choice).estimate

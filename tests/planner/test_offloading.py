@@ -38,7 +38,13 @@ def free(posed: Problem) -> Problem:
 @given(
     gpus=st.sampled_from([1, 2]),
     where=st.sampled_from(["dgx-a100-80gb", "p3.16xlarge"]),
-    pins=st.sampled_from([Pins(micro_batch=2), Pins(zero=3), Pins(recompute="full")]),
+    pins=st.sampled_from(
+        [
+            Pins(cp=1, micro_batch=2),
+            Pins(cp=1, zero=3),
+            Pins(cp=1, recompute="full"),
+        ]
+    ),
     tight=st.sampled_from([None, 0.1, 0.5]),
     ratio=st.sampled_from([0.2, 0.7, 1.0]),
 )

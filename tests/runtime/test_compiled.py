@@ -16,8 +16,9 @@ from runtime.compiled import require_compilable
 from tests.apart import apart
 from tests.blocks import along_sequences
 from tests.runtime.ranks import on_ranks
+from tests.small_layouts import FP32
 from tests.training import reference, trained
-from tests.training_cases import BATCH, FP32, choice_of, job
+from tests.training_cases import BATCH, choice_of, job
 
 ALONE = ("single", "full-recompute", "states-away")
 TOGETHER = (

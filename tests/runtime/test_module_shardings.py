@@ -25,8 +25,9 @@ from profiles.precision import precision
 from runtime.trainer import rank_stream
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
+from tests.small_layouts import FP32, SP
 from tests.training import reference, trained_as
-from tests.training_cases import BATCH, FP32, job
+from tests.training_cases import BATCH, job
 
 LOSS, TENSORS = 1e-5, 1e-4
 Decided = Mapping[str, tuple[str, str]]  # operator: its loop, what it hands on
@@ -58,7 +59,6 @@ ROWS = {
     "mlp_up": ("whole", "whole"),
     "mlp_down": ("ffn", "sequence"),
 }
-SP = replace(FP32, tp=2, sequence_parallel=True)
 CASES: dict[str, tuple[str, Uniform, Decided]] = {
     "sequence and heads": ("llama", SP, ULYSSES),
     "sums scattered over the width": ("gpt", replace(FP32, tp=2), WIDTHS),

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from costmodel.__main__ import main as simulate
 from costmodel.layout import Layout
 from costmodel.offload import Offload
 from costmodel.uniform import Uniform, spell_out
@@ -25,7 +26,8 @@ from runtime.own_optimizer import HostUpdate
 from runtime.parallelize import _redone
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.training_cases import FP32, OPTIMIZER, STATES, job
+from tests.small_layouts import FP32, OPTIMIZER, STATES
+from tests.training_cases import job
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 3
@@ -223,8 +225,8 @@ def test_a_plain_module_trains_like_one_process() -> None:
 @pytest.mark.slow
 def test_the_script_of_the_page_trains(run: Run, root: Path, tmp_path: Path) -> None:
     asked = "--model gpt-tiny --gpus 2 --pp 2 --global-batch 8 --micro-batch 2"
-    options = "--precision fp32 --out layout.json --cluster dgx-a100-80gb"
-    run("simulate", *asked.split(), *options.split(), cwd=tmp_path)
+    options = f"--precision fp32 --out {tmp_path}/layout.json"
+    assert simulate([*asked.split(), *options.split()]) == 0
     launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
     script = str(root / "docs" / "train.py")
     done = run("python", *launch.split(), script, "layout.json", cwd=tmp_path)

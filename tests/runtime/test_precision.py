@@ -10,23 +10,24 @@ import pytest
 from runtime.loss_scale import FIRST, INTERVAL, LossScale, loss_scale
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.training import trained, whole
-from tests.training_cases import FP32, job
+from tests.small_layouts import FP32, ZERO1
+from tests.training import FEW_STEPS, trained, whole
+from tests.training_cases import job
 
 NARROW = ("bf16", "amp-bf16", "fp16", "amp-fp16")
 # Of the first gradient, in relative L2: half the last bit of each, carried through.
 NEAR = {"bf16": 3e-2, "amp-bf16": 3e-2, "fp16": 4e-3, "amp-fp16": 4e-3}
 TP2 = replace(FP32, tp=2)
-ZERO1 = replace(FP32, dp=2, zero=1, zero_group=2)
 CASES = [(precision, choice) for choice in (TP2, ZERO1) for precision in NARROW]
 
 
 def seen(rank: int) -> dict[str, Any]:
     runs = [
-        trained("gpt", replace(choice, precision=precision))
+        trained("gpt", replace(choice, precision=precision), steps=FEW_STEPS)
         for precision, choice in CASES
     ]
-    return {"plain": trained("gpt", TP2), "runs": runs, "overflow": _overflow()}
+    plain = trained("gpt", TP2, steps=FEW_STEPS)
+    return {"plain": plain, "runs": runs, "overflow": _overflow()}
 
 
 def _overflow() -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,17 +15,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.errors import Contradiction, InvalidFile, Unsupported
+from costmodel.__main__ import main as simulate
+from costmodel.stored import write_layout
+from costmodel.uniform import spell_out
+from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
 from runtime.data.hugging_face import Joined
 from runtime.data.source import source
-from runtime.journal import JsonLines, TensorBoard
+from runtime.journal import JsonLines, TensorBoard, until
 from runtime.learning_rate import KINDS, LearningRate
+from runtime.run import prepare
 from runtime.training import Training
 from tests.runtime.ranks import on_ranks
+from tests.runtime.wishes import wish
 from tests.training import DATA_SEED, SEED
 from tests.training_cases import BATCH, CASES, job
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Execute = Callable[..., tuple[int, str, str]]
 EVALUATED = ("pp2-chimera", "pp2-zb-v", "fsdp2", "tp2-sp")
 
 
@@ -65,6 +69,63 @@ def test_a_resumed_log_forgets_the_steps_that_come_again(tmp_path: Path) -> None
     log.close()
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(one["step"], one["loss"]) for one in found] == [(1, 1), (2, 1), (3, 0.5)]
+
+
+TORN = '{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n{"step": 3, "lo'
+
+
+def test_a_line_that_a_dying_run_left_torn_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(TORN)
+    assert len(until(path, 5)) == 2
+    log = JsonLines(path, done=1)
+    log.write({"step": 2, "loss": 0.5})
+    log.close()
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(one["step"], one["loss"]) for one in found] == [(1, 2.0), (2, 0.5)]
+
+
+@pytest.mark.parametrize("content", ["a = 1\n", '{"loss": 2}\n', "[]\n", "\xff\n"])
+def test_a_file_that_is_no_log_is_not_gone_on_with(
+    tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text('{"step": 1}\n' + content, encoding="latin-1")
+    with pytest.raises(InvalidFile, match=r"--log .*mine.txt is no log"):
+        until(path, 5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"checkpoint_dir": "file/state"}, "--checkpoint-dir"),
+        ({"checkpoint_dir": "file"}, "--checkpoint-dir"),
+        ({"training": Training(log="file/run.jsonl")}, "--log"),
+        ({"training": Training(trace="file/traces"), "steps": 9}, "--trace"),
+        ({"training": Training(trace="traces"), "steps": 3}, "4 is the least"),
+        ({"data": "missing.txt", "checkpoint_dir": "new"}, "missing.txt"),
+    ],
+)
+def test_what_cannot_be_written_is_said_first_and_nothing_is_made(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    write_layout(
+        tmp_path / "layout.json",
+        job("gpt"),
+        "local",
+        spell_out(CASES["dp2"], job("gpt").graph, BATCH),
+    )
+    folder = asked.get("checkpoint_dir")
+    more = {**asked, "checkpoint_dir": folder and Path(folder)}
+    with pytest.raises(MeshwrightError, match=said) as raised:
+        prepare(replace(wish(Path("layout.json")), **more))
+    assert raised.value.exit_code == 2
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "layout.json"]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -131,7 +192,6 @@ def evaluated(rank: int) -> dict[str, Any]:
     """Losses of training, with evaluations between the steps and without."""
     import torch
 
-    from costmodel.uniform import spell_out
     from runtime.data.held_out import HeldOut
     from runtime.modules.decoder import decoder_of
     from runtime.optimizer import Settings
@@ -200,27 +260,29 @@ def test_evaluation_is_of_the_whole_model_and_changes_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_resumed_run_logs_what_the_whole_one_did(run: Run, tmp_path: Path) -> None:
+def test_a_resumed_run_logs_what_the_whole_one_did(
+    executing: Execute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     small = "--model gpt-tiny --seq-len 32 --global-batch 4 --gpus 2 --precision fp32"
-    assert run("simulate", *small.split(), "--out", "a.json", cwd=tmp_path).stdout
+    assert simulate([*small.split(), "--out", "a.json"]) == 0
     options = (
         "--device cpu --steps 6 --lr-schedule cosine --warmup-steps 2 --min-lr 1e-5 "
         "--eval-data synthetic --eval-every 3 --checkpoint-every 4 --json"
     )
     whole = f"--checkpoint-dir state --log whole.jsonl --trace traces {options}"
-    done = run("execute", "a.json", *whole.split(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    code, out, err = executing("a.json", *whole.split())
+    assert code == 0, err
     shutil.rmtree(tmp_path / "state" / "step-000006")
     shutil.copy(tmp_path / "whole.jsonl", tmp_path / "again.jsonl")
     again = f"--checkpoint-dir state --log again.jsonl --resume {options}"
-    more = run("execute", "a.json", *again.split(), cwd=tmp_path)
-    assert more.returncode == 0, more.stderr
+    assert executing("a.json", *again.split())[0] == 0
     first, second = (
         _numbers(tmp_path / f"{name}.jsonl") for name in ("whole", "again")
     )
     assert first == second
     assert [row["step"] for row in first] == [1, 2, 3, 3, 4, 5, 6, 6]
-    document = json.loads(done.stdout)
+    document = json.loads(out)
     assert [one["step"] for one in document["evaluations"]] == [3, 6]
     trace = json.loads((tmp_path / "traces" / "rank-0.json").read_text())
     assert any("addmm" in event.get("name", "") for event in trace["traceEvents"])

@@ -1,0 +1,52 @@
+"""What tests of the command `execute` share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from runtime import run
+from runtime.cli import execute
+from runtime.processes import Worker
+from runtime.request import Request
+from tests.runtime.ranks import on_ranks
+
+Execute = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def executing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Execute:
+    """Runs `execute` with workers that are forked, as those that the launcher starts
+    take seconds to import torch: the exit code, stdout and stderr."""
+
+    def launched(args: Sequence[str], *, nproc: int, **_: Any) -> None:
+        on_ranks(nproc, worked, nproc, *args)
+
+    def running(*argv: str) -> tuple[int, str, str]:
+        capsys.readouterr()  # what was printed before is none of its own
+        code = execute.run(list(argv))
+        return code, *capsys.readouterr()
+
+    monkeypatch.setattr(run, "launch", launched)
+    return running
+
+
+def worked(rank: int, world_size: int, request: str) -> None:
+    """What `runtime.worker` does, where the process group is there already."""
+    from runtime.worker import Run
+
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
+    worker = Worker(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank,
+        device=torch.device("cpu"),
+    )
+    Run(Request.read(Path(request)), worker).run()
