@@ -104,9 +104,11 @@ def test_a_file_that_is_no_log_is_not_gone_on_with(
         ({"training": Training(trace="file/traces"), "steps": 9}, "--trace"),
         ({"training": Training(trace="traces"), "steps": 3}, "4 is the least"),
         ({"data": "missing.txt", "checkpoint_dir": "new"}, "missing.txt"),
+        ({"nnodes": 2, "checkpoint_dir": "new"}, "meet at HOST:PORT"),
+        ({"rdzv_endpoint": "node0"}, "meet at HOST:PORT"),
     ],
 )
-def test_what_cannot_be_written_is_said_first_and_nothing_is_made(
+def test_what_cannot_be_is_said_first_and_nothing_is_made(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     asked: dict[str, Any],
