@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 
-import runtime.mesh
 from runtime.optimizer import Settings
 from runtime.tied import HEAD, TABLE
 from tests.apart import (
@@ -108,27 +105,10 @@ def _every_case(
 ) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
     references, found = torch.load(known), {}
-    with patch.object(runtime.mesh, "DeviceMesh", _one_of_a_shape()):
-        for family, name in cases:
-            seen = trained(family, choice_of(family, name), settings, steps=steps)
-            found[f"{family}/{name}"] = _compared(
-                seen, references[_wanted((family, name))]
-            )
+    for family, name in cases:
+        seen = trained(family, choice_of(family, name), settings, steps=steps)
+        found[f"{family}/{name}"] = _compared(seen, references[_wanted((family, name))])
     return found
-
-
-def _one_of_a_shape() -> Callable[..., DeviceMesh]:
-    """Makes meshes, and of ranks in the same grid the same one again: each of gloo's
-    groups has threads that wake up a hundred times a second until the process ends."""
-    made: dict[str, DeviceMesh] = {}
-
-    def mesh(device: str, grid: Any, *, mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
-        key = f"{device} {grid.tolist()} {mesh_dim_names}"
-        if key not in made:
-            made[key] = DeviceMesh(device, grid, mesh_dim_names=mesh_dim_names)
-        return made[key]
-
-    return mesh
 
 
 def _compared(seen: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:

@@ -35,25 +35,35 @@ def test_the_loop_closes(run: Run, tmp_path: Path) -> None:
     pp = f"simulate {SMALL} {LOCAL} --pp 2 --micro-batch 1 --out pp.json"
     for command in (tp, pp):
         document(run, tmp_path, command)
-    for file in ("plan.json", "tp.json", "pp.json"):
-        asked = f"execute {file} --device cpu --steps 5 --profile samples.json --record"
-        seen = document(run, tmp_path, asked)
-        assert len(seen["losses"]) == seen["steps"] == 5
-        assert seen["losses"][-1] < seen["losses"][0]
-        # Messages of other sizes than were measured are fitted: between two that were.
-        assert seen["predicted"]["price_sources"]["roofline"] < 0.1
-        assert seen["error"]["step_time"] > -1
-        # Bytes are no timings: they agree however busy the machine is.
-        assert abs(seen["error"]["peak_memory"]) < 0.15, file
-        assert seen["recorded"][0]["action"] == "0F0"
-    _observed(run, tmp_path)
-    _probed(run, tmp_path)
+    probed = executed(run, tmp_path, "plan.json --steps 5 --probe")
+    (only,) = probed["probe"]
+    assert probed["picked"] == only["file"]
+    assert len(only["rounds_s"]) == 2
+    executed(run, tmp_path, "pp.json --steps 5")
+    seen = executed(run, tmp_path, "tp.json --steps 7 --observe samples.json")
+    _observed(seen, tmp_path)
+    again = document(run, tmp_path, "simulate tp.json --profile samples.json")
+    assert again["step_time_s"] != seen["predicted"]["step_time_s"]
 
 
-def _observed(run: Run, folder: Path) -> None:
+def executed(run: Run, folder: Path, asked: str) -> dict[str, Any]:
+    """What `execute` of a layout says, and holds the prediction against."""
+    file, _, steps, *_ = asked.split()
+    more = "--device cpu --profile samples.json --record"
+    seen = document(run, folder, f"execute {asked} {more}")
+    assert len(seen["losses"]) == seen["steps"] == int(steps)
+    assert seen["losses"][-1] < seen["losses"][0]
+    # Messages of other sizes than were measured are fitted: between two that were.
+    assert seen["predicted"]["price_sources"]["roofline"] < 0.1
+    assert seen["error"]["step_time"] > -1
+    # Bytes are no timings: they agree however busy the machine is.
+    assert abs(seen["error"]["peak_memory"]) < 0.15, file
+    assert seen["recorded"][0]["action"] == "0F0"
+    return seen
+
+
+def _observed(seen: dict[str, Any], folder: Path) -> None:
     """What a run saw is what the next question is priced by."""
-    asked = "execute tp.json --device cpu --steps 7 --profile samples.json"
-    seen = document(run, folder, f"{asked} --observe samples.json")
     assert seen["observed"] > 5
     parts, step_s = seen["parts_s"], seen["step_time_s"]["median"]
     assert parts["tensor_comm"] > 0 < parts["compute"]
@@ -62,18 +72,6 @@ def _observed(run: Run, folder: Path) -> None:
     samples = json.loads((folder / "samples.json").read_text())
     told = [row for row in samples["collectives"] if "observed" in row["provenance"]]
     assert {row["key"].split("|")[0] for row in told} >= {"all_gather"}
-    again = document(run, folder, "simulate tp.json --profile samples.json")
-    assert again["step_time_s"] != seen["predicted"]["step_time_s"]
-
-
-def _probed(run: Run, folder: Path) -> None:
-    """The layout that the plan would have measured is, and it is trained."""
-    asked = "execute plan.json --device cpu --steps 1 --probe --profile samples.json"
-    found = document(run, folder, asked)
-    (only,) = found["probe"]
-    assert found["picked"] == only["file"]
-    assert len(only["rounds_s"]) == 2
-    assert found["steps"] == 1
 
 
 def test_a_profile_of_nothing_is_refused(run: Run, tmp_path: Path) -> None:

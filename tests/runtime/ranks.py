@@ -1,6 +1,7 @@
 """Real gloo ranks for tests: processes that run one function and hand its result back.
 
-They are forked from a server that has imported torch once and run nothing.
+They are forked from a server that has imported torch and the runtime once and run
+nothing. Of one test they share device meshes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import start_processes
+
+import runtime.mesh
 
 TIMEOUT = timedelta(seconds=60)
 METHOD = "forkserver"
@@ -23,6 +28,7 @@ SLOW_TO_IMPORT = [
     "torch.distributed.pipelining.schedules",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "runtime.worker",
 ]
 
 
@@ -49,5 +55,20 @@ def _run(rank: int, folder: str, count: int, program: Any, given: Any) -> None:
         world_size=count,
         timeout=TIMEOUT,
     )
-    torch.save(program(rank, *given), Path(folder, f"{rank}.pt"))
+    with patch.object(runtime.mesh, "DeviceMesh", _one_of_a_shape()):
+        torch.save(program(rank, *given), Path(folder, f"{rank}.pt"))
     dist.destroy_process_group()
+
+
+def _one_of_a_shape() -> Callable[..., DeviceMesh]:
+    """Makes meshes, and of ranks in the same grid the same one again: each of gloo's
+    groups has threads that wake up a hundred times a second until the process ends."""
+    made: dict[str, DeviceMesh] = {}
+
+    def mesh(device: str, grid: Any, *, mesh_dim_names: tuple[str, ...]) -> DeviceMesh:
+        key = f"{device} {grid.tolist()} {mesh_dim_names}"
+        if key not in made:
+            made[key] = DeviceMesh(device, grid, mesh_dim_names=mesh_dim_names)
+        return made[key]
+
+    return mesh
