@@ -35,6 +35,8 @@ def parse_file(data: object) -> LayoutFile:
     job = _object(top["job"], "job")
     _keys(job, "model seq_len global_batch optimizer", "job", "optimizer")
     batch = _whole(job["global_batch"], "job.global_batch")
+    _whole(job["seq_len"], "job.seq_len")
+    _text(job.get("optimizer", "adamw"), "job.optimizer")
     try:
         layout = _layout(_object(top["layout"], "layout"), batch)
     except InvalidSpec as error:

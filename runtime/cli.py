@@ -144,6 +144,7 @@ def execute(
     """
     parse_file(read_json(file, what="layout file"))  # torch takes seconds to load
     from runtime.optimizer import Settings
+    from runtime.report import diverged
     from runtime.run import Wish, prepare
 
     wish = Wish(
@@ -176,6 +177,9 @@ def execute(
     if not as_json:
         console().print(_opening(run))
     document = run.carried_out()
+    lost = diverged(document)
+    if lost is not None:
+        warn(lost)
     if probes:
         document["probe"] = [one.document(probes[0]) for one in probes]
         document["picked"] = str(probes[0].file)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from profiles.documents import shown, write_text
 from profiles.errors import InvalidFile
+from runtime.observe import number
 from runtime.training import Training
 from runtime.writable import require_file, require_folder
 
@@ -40,8 +41,9 @@ class JsonLines:
         self._file = path.open("a" if done else "w", encoding="utf-8")
 
     def write(self, entry: Entry) -> None:
-        """Add a line."""
-        self._file.write(json.dumps(dict(entry)) + "\n")
+        """Add a line; null is for what is not finite."""
+        line = {name: number(value) for name, value in entry.items()}
+        self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def close(self) -> None:

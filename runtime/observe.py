@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -52,10 +53,10 @@ class Observed:
         return {
             "steps": len(self.results),
             "first_step": first_step,
-            "losses": [result.loss for result in self.results],
-            "gradient_norms": [result.gradient_norm for result in self.results],
+            "losses": [number(result.loss) for result in self.results],
+            "gradient_norms": [number(result.gradient_norm) for result in self.results],
             "evaluations": [
-                {"step": step, "loss": loss} for step, loss in self.evaluations
+                {"step": step, "loss": number(loss)} for step, loss in self.evaluations
             ],
             "step_time_s": seconds,
             "wall_s": wall_s,
@@ -65,3 +66,13 @@ class Observed:
             "peak_memory_bytes": [peak["device"] for peak in peaks],
             "resident_bytes": [peak["resident"] for peak in peaks],
         }
+
+
+def number(value: float) -> float | None:
+    """*value* as JSON can say it: None for what is not finite, as the loss of a run
+    that diverged or the norm of a step whose gradients overflowed.
+
+    >>> number(1.5), number(float("nan"))
+    (1.5, None)
+    """
+    return value if isfinite(value) else None

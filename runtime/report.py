@@ -63,10 +63,26 @@ def run_view(document: Mapping[str, Any]) -> RenderableType:
     losses = document["losses"]
     words = Text(
         f"\n{document['steps']} steps in {document['wall_s']:.1f} s · loss "
-        f"{losses[0]:.4f} → {losses[-1]:.4f} · "
+        f"{_loss(losses[0])} → {_loss(losses[-1])} · "
         f"{document['tokens_per_s_per_gpu']:,.0f} tokens/s/gpu"
     )
     return Group(table, *_missed(document), words)
+
+
+def diverged(document: Mapping[str, Any]) -> str | None:
+    """What to say of a run whose loss is not finite; None of one that trained."""
+    lost = [one is None for one in document.get("losses", ())]
+    if True not in lost:
+        return None
+    step = document["first_step"] + lost.index(True) + 1
+    return (
+        f"the loss of step {step} is not finite: choose a smaller --lr, a --clip, or a "
+        "precision of a wider range, and begin again or --resume from before it"
+    )
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def _missed(document: Mapping[str, Any]) -> list[RenderableType]:

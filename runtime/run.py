@@ -17,7 +17,7 @@ from costmodel.support import require_supported
 from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
-from profiles.network import meeting_point
+from profiles.network import meeting_point, route_to
 from profiles.sample_files import require_writable
 from runtime import checkpoint, sampling
 from runtime.compiled import require_compilable
@@ -144,7 +144,9 @@ def prepare(wish: Wish) -> Run:
             f"{wish.nnodes}; choose a divisor"
         )
     require_startable(layout.gpus // wish.nnodes, device=device)
-    meeting_point(wish.nnodes, wish.rdzv_endpoint)  # raises what is wrong with it
+    endpoint = meeting_point(wish.nnodes, wish.rdzv_endpoint)
+    if endpoint is not None:
+        route_to(endpoint)
     done = _require_checkpoints(wish, job)
     ranks = layout.gpus // wish.nnodes
     remarks = require_drive(job, layout, wish.offload_dir, local_ranks=ranks)

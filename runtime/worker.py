@@ -119,6 +119,7 @@ class Run:
             return 0
         if not self.request.resume and checkpoint.latest(Path(folder)) is None:
             return 0
+        status(self.rank).say("reading the checkpoint")
         done = checkpoint.load(Path(folder), **self._state())
         stored = checkpoint.meta(Path(folder)).get("loss_scale")
         if stored and self.trainer.scale.dynamic:

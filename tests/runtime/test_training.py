@@ -290,6 +290,25 @@ def test_a_resumed_run_logs_what_the_whole_one_did(
     assert any("addmm" in event.get("name", "") for event in trace["traceEvents"])
 
 
+def test_a_run_that_diverges_ends_and_says_when(
+    executing: Execute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--model gpt-tiny --seq-len 32 --global-batch 2 --gpus 1 --precision fp32"
+    assert simulate([*small.split(), "--out", "a.json"]) == 0
+    wild = "--device cpu --steps 5 --lr 10 --clip 0 --weight-decay 1 --log run.jsonl"
+    code, out, err = executing("a.json", *wild.split(), "--json")
+    losses = json.loads(out)["losses"]
+    lost = losses.index(None)
+    assert (code, losses[lost:]) == (0, [None] * (5 - lost))
+    assert err.count("\n") == 1
+    assert f"the loss of step {lost + 1} is not finite" in err
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    assert not any("NaN" in line or "Infinity" in line for line in lines)
+    assert [json.loads(line)["loss"] for line in lines] == losses
+    assert "→ not finite" in executing("a.json", *wild.split())[1]
+
+
 def _numbers(path: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     timings = ("seconds", "tokens_per_s_per_gpu")
