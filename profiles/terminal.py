@@ -60,9 +60,15 @@ def console(*, stderr: bool = False) -> Console:
     """
     from rich.console import Console
 
+    class Telling(Console):
+        """Rich would end the process by itself where the reader left."""
+
+        def on_broken_pipe(self) -> None:
+            raise  # to `profiles.entry`, which knows the exit code
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
-    made = Console(
+    made = Telling(
         stderr=stderr, width=width, markup=False, emoji=False, highlight=False
     )
     if made.width < _NARROWEST:  # a pseudo-terminal that says 0

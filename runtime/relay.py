@@ -11,11 +11,13 @@ _PERIOD_S = 0.05
 
 
 class Relay:
-    """Follows growing files on a thread, and writes what comes to *output*."""
+    """Follows growing files on a thread, and writes what comes to *output*; nothing
+    more once nobody reads it (`| head`), while the run goes on."""
 
     def __init__(self, output: TextIO) -> None:
         self._output, self._over, self._turn = output, Event(), Lock()
         self._read: dict[Path, int] = {}
+        self._heard = True
         self._thread = Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> Self:
@@ -36,7 +38,7 @@ class Relay:
         """Follow *files*, which a new attempt writes, from their beginning."""
         self._pump(last=True)
         if announcement:
-            self._output.write(f"{announcement}\n")
+            self._show(f"{announcement}\n")
         with self._turn:
             self._read = dict.fromkeys(files, 0)
 
@@ -58,6 +60,14 @@ class Relay:
             fresh = stream.read()
         lines = fresh + b"\n" * (not fresh.endswith(b"\n")) if last else fresh
         whole = lines[: lines.rfind(b"\n") + 1]
-        self._output.write(whole.decode(errors="replace"))
-        self._output.flush()
+        self._show(whole.decode(errors="replace"))
         return len(whole)
+
+    def _show(self, text: str) -> None:
+        if not self._heard:
+            return
+        try:
+            self._output.write(text)
+            self._output.flush()
+        except OSError:
+            self._heard = False

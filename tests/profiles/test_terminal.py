@@ -96,6 +96,18 @@ def test_what_is_not_the_answer_goes_to_stderr(capsys: Capture) -> None:
     assert (out, err) == ("", "counting\n")
 
 
+def test_a_reader_that_left_is_told_to_whoever_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Left(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Left())
+    with pytest.raises(BrokenPipeError):
+        console().print("a table")
+
+
 def test_the_user_may_say_how_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "132")
     assert console().width == 132
