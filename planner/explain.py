@@ -22,6 +22,13 @@ WORDS: Final = {
     "data_comm": "data parallel",
     "offload": "offloading",
 }
+BRIEF: Final = {  # for a narrow column, beside a layout's degrees
+    "tensor_comm": "tp",
+    "context_comm": "cp",
+    "expert_comm": "ep",
+    "pipeline_comm": "sends",
+    "data_comm": "dp",
+}
 SAME: Final = 1e-4  # as good as no difference
 NOTICEABLE: Final = 0.02  # shares of the step below this bind nothing
 
@@ -74,12 +81,17 @@ def _named(part: str, candidate: Candidate, problem: Problem) -> str:
     return f"{word} over {level.name}" if level else word
 
 
-def loss(problem: Problem, best: Candidate, other: Candidate) -> str:
+def loss(
+    problem: Problem,
+    best: Candidate,
+    other: Candidate,
+    words: Mapping[str, str] = WORDS,
+) -> str:
     """Where *other* is worse than *best*: the parts of the step that grew most, in
-    per cent of the best step, or else the memory that it needs more."""
+    *words* and per cent of the best step, or else the memory that it needs more."""
     step_s = best.estimate.step_time_s
     grown = _grown(best.estimate.breakdown_s, other.estimate.breakdown_s)
-    named = [f"{WORDS.get(part, part)} +{s / step_s:.1%}" for part, s in grown[:2]]
+    named = [f"{words.get(part, part)} +{s / step_s:.1%}" for part, s in grown[:2]]
     timed = problem.objective is not Objective.MEMORY
     if named and timed and worse(problem, best, other) > SAME:
         return ", ".join(named)

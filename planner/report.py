@@ -13,7 +13,7 @@ from costmodel.report.table import (
     memory_table,
     pairs_table,
 )
-from planner.explain import binds, indistinguishable, loss, worse
+from planner.explain import BRIEF, binds, indistinguishable, loss, worse
 from planner.problem import Objective, Problem, Staged
 from planner.robust import why_chosen
 from planner.solution import Solution, Status
@@ -34,7 +34,7 @@ _UNITS = {
     "dollars_per_token": "cost",
     "peak_memory_bytes": "peak memory",
 }
-LAYOUT_WIDTH: Final = 28  # of a runner-up, in characters: few lines on 80 columns
+LAYOUT_WIDTH: Final = 36  # of a runner-up, in characters: few lines on 80 columns
 
 
 def plan_view(
@@ -132,7 +132,7 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     found = f"{gain:.2%} better than" if gain else "no better than"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
-    words = f"by stage {found} alike ({tried}; none by more than {left:.2%})"
+    words = f"by stage {found} alike ({tried}; at most {left:.2%})"
     return [("recompute", words)]
 
 
@@ -194,7 +194,7 @@ def runners_up_table(problem: Problem, solution: Solution) -> Table:
             format_seconds(found.step_time_s),
             f"{mark}{worse(problem, best, other):.1%}",
             format_bytes(found.peak_memory_bytes),
-            loss(problem, best, other),
+            loss(problem, best, other, BRIEF),
         )
     if alike:
         table.caption_justify = "left"

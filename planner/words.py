@@ -12,7 +12,7 @@ from costmodel.retention import EVERYTHING
 from costmodel.uniform import Uniform
 from planner.problem import Candidate, Staged
 
-MOST_STAGES = 3  # that are told one by one
+MOST_STAGES = 2  # that are told one by one
 MOST_NAMES = 2  # of tensors in a list
 
 
@@ -116,7 +116,7 @@ def _by_stage(layout: Layout, words_of: Callable[[Stage], str]) -> str:
 
 
 def _again(stage: Stage) -> str:
-    """The tensors that layers of *stage* make again, and in how many."""
+    """The tensors that layers of *stage* make again, and in how many if not in all."""
     plans = [
         plan
         for name, plan in zip(stage.layers, stage.plans, strict=True)
@@ -124,7 +124,7 @@ def _again(stage: Stage) -> str:
     ]
     counts = Counter(tuple(sorted(plan.retention.recomputed)) for plan in plans)
     parts = [
-        f"{_listed(names)} in {count} of {len(plans)}"
+        _listed(names) + (f" in {count} of {len(plans)}" if len(counts) > 1 else "")
         for names, count in counts.items()
         if names
     ]
