@@ -99,7 +99,7 @@ def internal(
         if habits.half_softmax:
             share = share * (precision.activation.bytes / Format.FP32.bytes)
         kept = {name: size * share for name, size in kept.items()}
-    if habits.keeps_gate and operator.function in ("swiglu", "geglu"):
+    if habits.keeps_gate and operator.function in ("swiglu", "geglu", "reglu"):
         kept[f"{operator.name}_gate"] = tensor_bytes(
             operator.output, block, degrees, precision
         )

@@ -27,6 +27,7 @@ KINDS = (
     "silu",
     "swiglu",
     "geglu",
+    "reglu",
     "residual",
     "dropout-residual",
     "rotary",
@@ -78,6 +79,9 @@ def functions() -> dict[str, Callable[..., Any]]:
     def geglu(gate: Tensor, up: Tensor) -> Tensor:
         return gelu(gate) * up
 
+    def reglu(gate: Tensor, up: Tensor) -> Tensor:
+        return F.relu(gate) * up
+
     class SwiGlu(torch.autograd.Function):
         """silu(gate) · up, which keeps its two inputs and nothing else."""
 
@@ -126,6 +130,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         "silu": F.silu,
         "swiglu": SwiGlu.apply,
         "geglu": geglu,
+        "reglu": reglu,
         "residual": torch.add,
         "dropout-residual": dropped,
         "rotary": rotary,

@@ -12,6 +12,7 @@ from profiles.measure.tasks import Operation
 ACTIVATIONS = {
     "swiglu": 2,
     "geglu": 2,
+    "reglu": 2,
     "residual": 2,
     "dropout-residual": 2,
     "attention": 3,

@@ -184,7 +184,7 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
 
 def activation_function(spec: DecoderSpec) -> str:
     """The function between the two products of the MLP: gated ones have own names."""
-    gated = {"silu": "swiglu", "gelu": "geglu"}
+    gated = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
     return (
         gated.get(spec.activation, spec.activation)
         if spec.gated_mlp

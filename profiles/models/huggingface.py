@@ -59,7 +59,7 @@ def _gpt2(config: Config) -> Read:
         head_dim=hidden // heads,
         vocab=config.count("vocab_size"),
         ffn_hidden=config.count("n_inner", 4 * hidden),
-        activation=config.get("activation_function", str, "gelu_new"),
+        activation=config.activation("activation_function", "gelu_new"),
         max_positions=longest,
         tied_embeddings=config.flag("tie_word_embeddings", True),
         dropout=config.get("resid_pdrop", float, 0.1),

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
+from profiles.documents import shown
 from profiles.errors import InvalidFile, InvalidSpec, Unsupported
 from profiles.models.spec import DecoderSpec
 
 Read = tuple[DecoderSpec, int]  # and the longest sequence
+
+# `ACT2FN` of transformers: names of three functions, of gelu with its approximations.
+ACTIVATIONS: Final = {
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_accurate"), "gelu"),
+    **dict.fromkeys(("gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh"), "gelu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    "relu": "relu",
+}
+# `ROPE_INIT_FUNCTIONS`: other angles in a table that is made once, at the same cost.
+ROTATIONS: Final = (
+    *("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "mrope"),
+)
 
 
 class Config:
@@ -52,6 +65,27 @@ class Config:
             found = hidden // heads
         return int(found)
 
+    def activation(self, key: str, default: str) -> str:
+        """The function between the products of the MLP, by our name; raises
+        Unsupported for one that no MLP here has."""
+        name = self.get(key, str, default)
+        if name not in ACTIVATIONS:
+            raise self.unsupported(
+                f"{key} {shown(name)}", f"known: {', '.join(ACTIVATIONS)}"
+            )
+        return ACTIVATIONS[name]
+
+    def require_known_rotation(self) -> None:
+        """Raise Unsupported for a scaling of the rotation that is not known; known
+        ones, of which nothing is kept, cost what none does."""
+        for key in ("rope_scaling", "rope_parameters"):
+            rope = Config(self.get(key, dict, {}), f"{self._what}: {key}")
+            name = rope.get("rope_type", str, rope.get("type", str, "default"))
+            if name not in ROTATIONS:
+                raise rope.unsupported(
+                    f"rope_type {shown(name)}", f"known: {', '.join(ROTATIONS)}"
+                )
+
     def inside(self, key: str) -> Config:
         """The object that stands under *key*."""
         return Config(self.get(key, dict), f"{self._what}: {key}")
@@ -67,6 +101,7 @@ class Config:
 
 def rotary(config: Config, **differences: Any) -> Read:
     """What Llama and everything after it share; *differences* override."""
+    config.require_known_rotation()
     heads = config.count("num_attention_heads")
     shape: dict[str, Any] = {
         "layers": config.count("num_hidden_layers"),
@@ -76,7 +111,7 @@ def rotary(config: Config, **differences: Any) -> Read:
         "vocab": config.count("vocab_size"),
         "ffn_hidden": config.count("intermediate_size"),
         "gated_mlp": True,
-        "activation": config.get("hidden_act", str, "silu"),
+        "activation": config.activation("hidden_act", "silu"),
         "norm": "rmsnorm",
         "position": "rotary",
         "attention_bias": False,

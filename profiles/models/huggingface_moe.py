@@ -146,6 +146,7 @@ def _dbrx(config: Config) -> Read:
     hidden, heads = config.count("d_model"), config.count("n_heads")
     attention, ffn = config.inside("attn_config"), config.inside("ffn_config")
     width = ffn.count("ffn_hidden_size")
+    named = ffn.inside("ffn_act_fn") if ffn.has("ffn_act_fn") else Config({}, "")
     if heads < 1 or hidden % heads:
         raise InvalidSpec(f"n_heads={heads} does not divide d_model={hidden}")
     spec = DecoderSpec(
@@ -157,7 +158,7 @@ def _dbrx(config: Config) -> Read:
         vocab=config.count("vocab_size"),
         ffn_hidden=width,
         gated_mlp=True,
-        activation="silu",
+        activation=named.activation("name", "silu"),
         position="rotary",
         attention_bias=False,
         output_bias=False,

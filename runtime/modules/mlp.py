@@ -12,7 +12,7 @@ from profiles.models.decoder import activation_function
 from profiles.models.spec import DecoderSpec
 
 PLAIN = ("gelu", "relu", "silu")
-GATED = ("swiglu", "geglu")  # silu and gelu of the gate, times the other product
+GATED = ("swiglu", "geglu", "reglu")  # silu … of the gate, times the other product
 
 
 class Mlp(nn.Module):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from profiles.errors import InvalidFile, InvalidSpec, MeshwrightError, Unsupported
 from profiles.models.catalog import model
+from profiles.models.decoder import activation_function
 from profiles.models.huggingface import parse_config
 from profiles.models.parameters import parameters
 from profiles.models.spec import DecoderSpec
@@ -236,6 +237,39 @@ def test_what_a_config_leaves_out_has_its_class_default() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "gated", "plain"),
+    [
+        ("silu", "swiglu", "silu"),
+        ("swish", "swiglu", "silu"),
+        ("gelu", "geglu", "gelu"),
+        ("gelu_new", "geglu", "gelu"),
+        ("gelu_pytorch_tanh", "geglu", "gelu"),
+        ("relu", "reglu", "relu"),
+    ],
+)
+def test_functions_go_by_several_names(name: str, gated: str, plain: str) -> None:
+    assert activation_function(spec_of({**LLAMA3, "hidden_act": name})) == gated
+    assert activation_function(spec_of({**GPT2, "activation_function": name})) == plain
+    named = {**DBRX["ffn_config"], "ffn_act_fn": {"name": name}}
+    assert activation_function(spec_of({**DBRX, "ffn_config": named})) == gated
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0},
+        {"type": "yarn", "factor": 40},
+        {"type": "linear", "factor": 2.0},
+        {"rope_type": "default"},
+        {"factor": 2.0},
+    ],
+)
+def test_a_scaled_rotation_costs_what_another_does(scaling: dict[str, Any]) -> None:
+    for key in ("rope_scaling", "rope_parameters"):
+        assert spec_of({**LLAMA3, key: scaling}) == spec_of(LLAMA3)
+
+
 def test_dense_layers_among_experts() -> None:
     first = spec_of({**QWEN3_MOE, "mlp_only_layers": [0, 1]}).moe
     other = spec_of({**QWEN3_MOE, "decoder_sparse_step": 2}).moe
@@ -259,6 +293,11 @@ def test_dense_layers_among_experts() -> None:
         ({**LLAMA3, "num_key_value_heads": 5}, InvalidSpec, "kv_heads=5"),
         ({**LLAMA3, "max_position_embeddings": -1}, InvalidSpec, "seq_len must"),
         ({**GPT2, "n_head": 7}, InvalidSpec, "n_head=7 does not divide"),
+        ({**LLAMA3, "hidden_act": "mish"}, Unsupported, "hidden_act mish"),
+        ({**LLAMA3, "hidden_act": ["silu"]}, InvalidFile, "hidden_act must be str"),
+        ({**GPT2, "activation_function": "quick_gelu"}, Unsupported, "known: gelu,"),
+        ({**LLAMA3, "rope_scaling": {"type": "ntk"}}, Unsupported, "rope_type ntk"),
+        ({**LLAMA3, "rope_scaling": 8}, InvalidFile, "rope_scaling must be dict"),
         ({**DEEPSEEK, "moe_layer_freq": 2}, Unsupported, "first_k_dense_replace=3"),
     ],
 )
