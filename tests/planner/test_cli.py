@@ -120,12 +120,16 @@ def test_a_raised_batch_is_a_warning_and_assumed(ask: Ask) -> None:
     assert found["job"]["global_batch"] == found["assumed"]["global_batch"] == 1540
 
 
-def test_the_table_fits_a_screen(ask: Ask) -> None:
+@pytest.mark.parametrize("columns", [80, 100])
+def test_the_table_fits_a_screen(
+    ask: Ask, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     code, out, err = ask("--model", "gpt-13b", "--gpus", "64")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert len(lines) <= 44
+    assert max(map(len, lines)) <= columns
+    assert len(lines) <= 41
     for word in ("layout", "step time", "MFU", "binds", "proof", "gap 0", "runners-up"):
         assert word in out
     assert "probability" in out
