@@ -22,7 +22,7 @@ from costmodel.columns import Columns
 from costmodel.layout import CP_KINDS
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload, offloaded
-from costmodel.retention import Retention, preset
+from costmodel.retention import Retention, body_presets, preset
 from costmodel.sharding import Degrees, entry_bytes
 from costmodel.tied import tied_holder
 from costmodel.work import OperatorPrice
@@ -231,7 +231,7 @@ class _Page:
         if kept == _SHARED:
             _, holder = tied_holder(self.book.job.graph)
             return shared_parameters(sheet.prices[holder])
-        retention = preset(kept, self.block) if isinstance(kept, str) else kept
+        retention = self._retention(kept)
         if self.block.name in self.book.body:
             retention = offloaded(retention, self.block, self.book.offload)
         software = self.book.on.software
@@ -244,6 +244,14 @@ class _Page:
             stops_early=software.stops_early,
             sharpness=software.sharpness,
         )
+
+    def _retention(self, kept: str | Retention) -> Retention:
+        """Of lists of operators those that the block has: other kinds have theirs."""
+        if not isinstance(kept, str):
+            return kept
+        if self.block.name in self.book.body:
+            return body_presets(kept, self.book.job.graph)[self.block.name]
+        return preset(kept, self.block)
 
 
 def as_atom(table: Array) -> Atom:

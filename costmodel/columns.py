@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from costmodel.layout import CP_KINDS
 from costmodel.offload import NOTHING, Offload
-from costmodel.retention import PRESETS
+from costmodel.retention import LATER, PRESETS
 from costmodel.schedule import schedule_called
 from costmodel.uniform import Uniform
 
@@ -23,7 +23,7 @@ SCHEDULES: Final = (
 RECOMPUTES: Final = PRESETS
 SQRT: Final = RECOMPUTES.index("sqrt")
 _SHARED: Final = ("precision", "gradient_format", "flash_attention", "offload")
-_NAMED: Final = {"schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_kind": CP_KINDS}
+_NAMED: Final = {"schedule": SCHEDULES, "cp_kind": CP_KINDS}
 _IN_PAIRS: Final = tuple(
     known.in_v or known.copies > 1 for known in map(schedule_called, SCHEDULES)
 )
@@ -32,7 +32,8 @@ _ENDS_AT_FIRST: Final = ("1f1b", "gpipe", "interleaved")
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Equal-length integer arrays; names are indices into the tuples above.
+    """Equal-length integer arrays; names are indices into the tuples above, those of
+    what is made again into `recomputes`.
 
     Precision, the attention kernel and what is offloaded are one for all rows: they
     are the question's.
@@ -56,6 +57,7 @@ class Columns:
     gradient_format: str = "fp32"
     flash_attention: bool = True
     offload: Offload = NOTHING
+    recomputes: tuple[str, ...] = RECOMPUTES
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -69,6 +71,10 @@ class Columns:
     def in_pairs(self) -> Array:
         """Where the first rank holds the last stage too: in a V, or both ways."""
         return np.array(_IN_PAIRS)[self.schedule]
+
+    @property
+    def _names(self) -> dict[str, tuple[str, ...]]:
+        return {**_NAMED, "recompute": self.recomputes}
 
     @property
     def in_v(self) -> Array:
@@ -100,22 +106,29 @@ class Columns:
         values: dict[str, Any] = {name: getattr(self, name) for name in _SHARED}
         for name in INTEGERS:
             value = int(getattr(self, name)[row])
-            values[name] = _NAMED[name][value] if name in _NAMED else value
+            values[name] = self._names[name][value] if name in self._names else value
         values["sequence_parallel"] = bool(values["sequence_parallel"])
         return Uniform(**values)
 
     @classmethod
     def of(cls, rows: Sequence[Uniform]) -> Columns:
         """Columns of *rows*, which share precision and attention kernel."""
+        shared: dict[str, Any] = {name: getattr(rows[0], name) for name in _SHARED}
+        shared["recomputes"] = recomputes_with(*(row.recompute for row in rows))
+        names = {**_NAMED, "recompute": shared["recomputes"]}
+
+        def code(name: str, value: Any) -> int:
+            return names[name].index(value) if name in names else int(value)
+
         columns: dict[str, Any] = {
-            name: np.array([_code(name, getattr(row, name)) for row in rows])
+            name: np.array([code(name, getattr(row, name)) for row in rows])
             for name in INTEGERS
         }
-        return cls(**columns, **{name: getattr(rows[0], name) for name in _SHARED})
+        return cls(**columns, **shared)
 
     @classmethod
     def concatenate(cls, several: Iterable[Columns]) -> Columns:
-        """All rows, one after another; the first one's precision."""
+        """All rows, one after another; they share precision and `recomputes`."""
         parts = list(several)
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
@@ -125,9 +138,15 @@ class Columns:
 
 
 INTEGERS: Final = tuple(
-    item.name for item in fields(Columns) if item.name not in _SHARED
+    item.name for item in fields(Columns) if item.name not in (*_SHARED, "recomputes")
 )
 
 
-def _code(name: str, value: Any) -> int:
-    return _NAMED[name].index(value) if name in _NAMED else int(value)
+def recomputes_with(*names: str) -> tuple[str, ...]:
+    """The presets, and behind them those of *names* that list operators.
+
+    >>> recomputes_with("full", "mlp_up,activation")[-2:]
+    ('sqrt', 'mlp_up,activation')
+    """
+    known = (*PRESETS, *LATER)
+    return (*RECOMPUTES, *dict.fromkeys(name for name in names if name not in known))

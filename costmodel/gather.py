@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from costmodel.atom_book import SITE, AtomBook, as_atom, unique_rows
 from costmodel.atoms import Atom
-from costmodel.columns import RECOMPUTES, SQRT, Columns
+from costmodel.columns import SQRT, Columns
 from costmodel.contents import Contents, Part, contents_of
 from costmodel.layer_runs import Run, stage_runs
 from costmodel.retention import Retention
@@ -94,7 +94,7 @@ class Gather:
         """Of each kind of numbered layer."""
         graph, chosen = self.book.job.graph, self._own["recompute"]
         return {
-            block.name: self._atoms(block.name, RECOMPUTES, chosen)
+            block.name: self._atoms(block.name, self.columns.recomputes, chosen)
             for block, _ in graph.runs
         }
 

@@ -97,7 +97,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         type=text,
         metavar="NAME|OP,OP,…",
         help="none, selective, cheap-ops, full, sqrt (√n layers together), auto (what "
-        "each stage's memory asks for) or, in simulate, operators by name.  "
+        "each stage's memory asks for) or operators by name.  "
         "[default in simulate: none]",
     ),
     _option(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from costmodel.columns import RECOMPUTES, SCHEDULES, SQRT
+from costmodel.columns import SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
 from costmodel.pins import Pins
 from costmodel.question import has_experts, width_over
@@ -73,7 +73,7 @@ class Axes:
     def _again(self) -> str:
         """How all candidates recompute, if that is pinned and no choice by stage."""
         pinned = self.pins.recompute
-        return pinned if pinned in RECOMPUTES else "none"
+        return pinned if pinned in self.problem.recomputes else "none"
 
     def tp(self) -> list[int]:
         """Degrees that divide the heads and the MLP."""
@@ -172,7 +172,7 @@ class Axes:
             pinned = "none"
         return [
             (code,)
-            for code, name in enumerate(RECOMPUTES)
+            for code, name in enumerate(self.problem.recomputes)
             if (name == pinned or (pinned is None and code != SQRT))
             and self.carried(recompute=name, recompute_layers=first)
         ]

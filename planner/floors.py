@@ -97,7 +97,7 @@ def rough_s(problem: Problem, branches: Table) -> Array:
         work += count * np.add(*floor.body(block.name))
     for name in _ENDS:
         work += np.add(*floor.end(name))
-    place = np.empty((len(first), len(RECOMPUTES)))
+    place = np.empty((len(first), len(problem.recomputes)))
     place[np.ix_(known, codes)] = work.reshape(len(known), len(codes))
     each = place[site, _recompute(problem, branches)]
     return np.asarray(each * branches["micro_batches"] / branches["pp"])
@@ -166,7 +166,7 @@ class _Floor:
 
     def body(self, name: str) -> tuple[Array, Array]:
         """Forward and backward seconds of a numbered layer."""
-        return self._passes(name, RECOMPUTES, self.recompute)
+        return self._passes(name, self.problem.recomputes, self.recompute)
 
     def end(self, name: str) -> tuple[Array, Array]:
         """Those of another layer, which is never made again."""

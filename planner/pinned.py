@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from costmodel.columns import RECOMPUTES
 from costmodel.legality import violations
 from costmodel.pins import Pins
 from costmodel.question import has_experts
+from costmodel.retention import body_presets
 from costmodel.schedule import SCHEDULES, holders, least_chunks
 from costmodel.support import refusals, refused
 from costmodel.uniform import Uniform
 from planner.problem import Problem
 from planner.space import Space
+from planner.stage_places import has_even_depth, only_unlike
 from planner.table import length
 from profiles.errors import Contradiction, Unsupported
 from profiles.models.spec import DecoderSpec
@@ -36,8 +37,7 @@ def require_consistent(problem: Problem) -> None:
 
     Raises Contradiction, UnknownName, InvalidSpec, Unsupported.
     """
-    pins = problem.pins
-    _require_searched(pins)
+    _require_searched(problem)
     cluster = problem.machine.cluster
     alone = Uniform(
         dp=problem.gpus,
@@ -57,7 +57,10 @@ def require_consistent(problem: Problem) -> None:
 
 
 def require_possible(problem: Problem) -> None:
-    """Raise Contradiction if there are layouts, but none that keeps the pins."""
+    """Raise Contradiction if there are layouts, but none that keeps the pins. Of stages
+    of any mesh alone, a search says."""
+    if only_unlike(problem) and not has_even_depth(problem):
+        return
     pinned = pinned_words(problem.pins)
     if length(Space.of(problem).branches) or not pinned:
         return
@@ -94,12 +97,10 @@ def pinned_words(pins: Pins) -> str:
     return " ".join(words)
 
 
-def _require_searched(pins: Pins) -> None:
-    if pins.recompute not in (None, *RECOMPUTES):
-        raise Unsupported(
-            f"--recompute {pins.recompute}: plan chooses among "
-            f"{', '.join(RECOMPUTES)}; price a list of operators with simulate"
-        )
+def _require_searched(problem: Problem) -> None:
+    pins = problem.pins
+    if pins.recompute is not None:
+        body_presets(pins.recompute, problem.job.graph)  # it knows the operators
     if pins.recompute == "sqrt" and pins.recompute_layers is not None:
         raise Unsupported(
             "--recompute sqrt beside --recompute-layers is not searched: leave one of "
@@ -185,7 +186,9 @@ def _spread(problem: Problem) -> Iterator[str]:
 def _between(problem: Problem) -> Iterator[str]:
     """What pins say against the GPUs, the batch and each other."""
     pins, gpus, batch = problem.pins, problem.gpus, problem.job.global_batch
-    degrees = {name: getattr(pins, name) for name in DEGREES}
+    uneven = only_unlike(problem)  # `pp` counts stages of any size
+    names = [name for name in DEGREES if not (uneven and name == "pp")]
+    degrees = {name: getattr(pins, name) for name in names}
     fixed = {name: value for name, value in degrees.items() if value}
     product = 1
     for value in fixed.values():
@@ -196,7 +199,8 @@ def _between(problem: Problem) -> Iterator[str]:
         yield f"{words}{equals} does not divide {gpus} GPUs"
     elif len(fixed) == len(DEGREES) and product != gpus:
         yield f"{words} = {product}, not {gpus} GPUs; leave one of them out"
-    yield from _spread(problem)
+    if not uneven:
+        yield from _spread(problem)
     pieces = (pins.dp or 1) * (pins.micro_batches or 1)
     if pins.micro_batches is not None and batch % pieces:
         yield (

@@ -18,6 +18,7 @@ from typing import Any
 
 from costmodel.atom_book import AtomBook
 from costmodel.auto_retention import AUTO, fitted
+from costmodel.columns import recomputes_with
 from costmodel.estimate import Estimate, estimate
 from costmodel.host_memory import capacity_bytes
 from costmodel.known import Known
@@ -86,7 +87,8 @@ class Problem:
     of fitting which `memory_limit_bytes` stands for (`memory_limit`). Where
     `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`);
     where `leaves_to` does, activations may leave to it where retention is chosen by
-    stage.
+    stage. With `any_stage` stages may differ in mesh, and `pins.pp`, their number, need
+    not divide the GPUs.
     """
 
     job: Job
@@ -103,6 +105,7 @@ class Problem:
     objective: Objective = Objective.THROUGHPUT
     executable: bool = False
     probability: float = 0.5
+    any_stage: bool = False
 
     def __post_init__(self) -> None:
         running = self.machine.running(self.gpus)  # samples know how many are at work
@@ -124,6 +127,13 @@ class Problem:
             flash_attention=self.flash_attention,
             offload=self.offload,
         )
+
+    @cached_property
+    def recomputes(self) -> tuple[str, ...]:
+        """What may be made again, by the code of a candidate's column: the presets,
+        and the operators that are pinned by name."""
+        pinned = self.pins.recompute
+        return recomputes_with(*([pinned] if pinned else []))
 
     def value_of(self, step_time_s: Any, peak_memory_bytes: Any) -> Any:
         """The objective's value; numbers or arrays."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from costmodel.columns import INTEGERS, RECOMPUTES, Columns
 from costmodel.legality import MOST_PASSES
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, split_layers
 from planner.axes import Axes
 from planner.problem import Problem
 from planner.table import Array, Table, counts, length, take, widen
@@ -136,8 +136,14 @@ class Space:
 
     def choice(self, columns: Columns, row: int) -> Uniform:
         """One candidate, with what no column holds."""
-        found = columns.choice(row)
-        return replace(found, recompute_layers=self.problem.pins.recompute_layers)
+        found, first = columns.choice(row), self.problem.pins.recompute_layers
+        graph = self.problem.job.graph
+        stages = found.pp * found.virtual_stages
+        if first is not None and first >= max(
+            split_layers(graph.body, stages, graph.tail)
+        ):
+            first = None  # that is all of them
+        return replace(found, recompute_layers=first)
 
     def _carried(self, shapes: Table) -> Table:
         """Those whose degrees `execute` combines, where that is asked."""
@@ -155,4 +161,5 @@ class Space:
             gradient_format=self.problem.gradient_format,
             flash_attention=self.problem.flash_attention,
             offload=self.problem.offload,
+            recomputes=self.problem.recomputes,
         )

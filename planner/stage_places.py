@@ -57,6 +57,17 @@ def is_unlike(problem: Problem) -> bool:
     return len(problem.machine.cluster.islands) > 1
 
 
+def only_unlike(problem: Problem) -> bool:
+    """Whether stages are of any mesh in all layouts: over unlike islands, or where they
+    may be and as many alike ones do not divide the GPUs."""
+    return is_unlike(problem) or (problem.any_stage and not has_even_depth(problem))
+
+
+def has_even_depth(problem: Problem) -> bool:
+    """Whether the GPUs are a multiple of the number of stages, where it is pinned."""
+    return problem.gpus % (problem.pins.pp or 1) == 0
+
+
 def orders(problem: Problem) -> Iterator[tuple[Place, ...]]:
     """The places of a pipeline in model order, for each order of the islands."""
     if not is_unlike(problem):

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from costmodel.atoms import Atom, atom, block_prices
-from costmodel.retention import preset
+from costmodel.retention import KEEP_ALL, Retention, body_presets
 from costmodel.sharding import Degrees, entry_bytes
 from planner.problem import Problem
 from profiles.graph import Block
@@ -44,10 +44,10 @@ def layer_profiles(
     """Every layer of the problem's model, in model order."""
     graph = problem.job.graph
     policy = precision(problem.precision, gradient=problem.gradient_format)
-    body = {block.name for block, _ in graph.runs}
+    body = body_presets(recompute, graph)
     made = {}
     for block in graph.distinct():
-        kept = recompute if block.name in body else "none"
+        kept = body.get(block.name, KEEP_ALL)
         made[block.name] = _profiled(problem, block, policy, micro_batch, kept)
     entries = [made[block.name][1] for block in graph.layers] + [0.0]
     return tuple(
@@ -63,7 +63,11 @@ def bytes_per_s(problem: Problem, *, far: bool) -> float:
 
 
 def _profiled(
-    problem: Problem, block: Block, policy: Precision, micro_batch: int, kept: str
+    problem: Problem,
+    block: Block,
+    policy: Precision,
+    micro_batch: int,
+    kept: Retention,
 ) -> tuple[Atom, float]:
     """One block's atom, and the bytes that it is entered with."""
     one = np.array(1)
@@ -84,7 +88,7 @@ def _profiled(
     found = atom(
         block,
         prices,
-        preset(kept, block),
+        kept,
         entered,
         stops_early=software.stops_early,
         sharpness=software.sharpness,

@@ -20,7 +20,7 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from costmodel.columns import RECOMPUTES, Columns
+from costmodel.columns import Columns
 from costmodel.uniform import split_layers
 from planner.baselines.layer_profile import LayerProfile, bytes_per_s, layer_profiles
 from planner.baselines.recipe import Rung, follow, keeping, ordered, recomputes
@@ -81,7 +81,7 @@ def _seconds(problem: Problem, found: Columns) -> Array:
 
     @cache
     def profiles(size: int, recompute: int) -> tuple[LayerProfile, ...]:
-        return layer_profiles(problem, size, RECOMPUTES[recompute])
+        return layer_profiles(problem, size, found.recomputes[recompute])
 
     graph, batch = problem.job.graph, problem.job.global_batch
     far = problem.gpus > problem.machine.cluster.islands[0].devices_per_node

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.bounds import step_time_bound_s
-from costmodel.columns import Columns
+from costmodel.columns import RECOMPUTES, Columns
 from costmodel.estimate import Estimate, estimate
 from costmodel.grid import price
 from costmodel.legality import violations
@@ -58,7 +58,7 @@ def choices(draw: st.DrawFn) -> Uniform:
         zero_group=draw(st.sampled_from(groups)) if zero else 1,
         sequence_parallel=tp > 1 and draw(st.booleans()),
         recompute=draw(
-            st.sampled_from(("none", "selective", "cheap-ops", "full", "sqrt"))
+            st.sampled_from((*RECOMPUTES, "mlp_up", "activation,input_norm=0.5"))
         ),
         cp_kind=draw(st.sampled_from(("ring", "all-gather", "ulysses"))),
     )

@@ -99,6 +99,31 @@ def test_segments_that_are_pinned_bound_their_simulation() -> None:
         assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
 
 
+@pytest.mark.parametrize(("name", "gpus"), [("gpt-mini", 8), ("deepseek-v3", 2048)])
+def test_operators_that_are_pinned_by_name_bound_their_simulation(
+    name: str, gpus: int
+) -> None:
+    """Of several kinds of layers each makes again what it has."""
+    again = "activation,mlp_norm" + ("" if name == "gpt-mini" else ",router")
+    posed = problem(name, gpus, global_batch=2 * gpus, pins=Pins(recompute=again))
+    space = Space(problem=posed)
+    rows = np.random.default_rng(0).permutation(length(space.branches))[:60]
+    branches = take(space.branches, rows)
+    floors, leaves = floor_s(posed, branches), space.leaves(branches)
+    bounds = leaf_bounds(posed, leaves)
+    owner = np.repeat(np.arange(len(floors)), branches["leaves"])
+    assert (floors[owner] <= bounds.step_time_s * SLACK).all()
+    plain = leaf_bounds(posed, replace(leaves, recompute=0 * leaves.recompute))
+    assert (bounds.step_time_s > plain.step_time_s).any()
+    assert (bounds.peak_memory_bytes < plain.peak_memory_bytes).any()
+    for row in range(0, len(leaves), len(leaves) // 8):
+        choice = space.choice(leaves, row)
+        assert choice.recompute == again
+        found = posed.simulate(choice).estimate
+        assert bounds.step_time_s[row] <= found.step_time_s * SLACK
+        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
+
+
 @pytest.mark.parametrize("layers", [1, 2, 40])
 def test_recomputing_some_layers_is_between_none_and_all(layers: int) -> None:
     pins = Pins(recompute_layers=layers, recompute="full", pp=2, tp=2, dp=2, cp=1)

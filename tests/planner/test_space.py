@@ -257,6 +257,15 @@ def test_codes_are_those_of_the_columns() -> None:
     assert on().island.domain == 8
 
 
+@pytest.mark.parametrize(("pp", "most"), [(1, 4), (2, 2)])
+def test_more_layers_than_a_stage_has_are_all_of_them(pp: int, most: int) -> None:
+    pins = Pins(recompute="full", pp=pp, schedule="1f1b")
+    for first in (1, most, 41):
+        posed = problem(gpus=2, pins=replace(pins, recompute_layers=first))
+        said = first if first < most else None
+        assert {one.recompute_layers for one in candidates(posed)} == {said}
+
+
 def test_where_no_layer_is_made_again_one_name_stands_for_all() -> None:
     posed = problem(pins=Pins(recompute_layers=0))
     assert {one.recompute for one in candidates(posed)} == {"none"}
