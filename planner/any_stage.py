@@ -20,6 +20,7 @@ from typing import Final
 from costmodel.estimate import estimate
 from costmodel.layout import Layout
 from costmodel.uniform import Uniform
+from planner.lean_stages import Lean, leanest
 from planner.problem import Objective, Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
@@ -28,6 +29,7 @@ from planner.stage_places import is_unlike
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
 ISLANDS: Final = "islands"  # the search over them
+ALONE: Final = "any-stage"  # that of one island where none are alike
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
 JUDGED: Final = 4  # partitions of a menu that are simulated
 HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
@@ -37,8 +39,8 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or a layout of unlike stages that is better, with the bound of both;
     as it is where no layout of alike stages fits.
 
-    Raises Unsupported where stages cannot differ: what `execute` carries out, the
-    objective memory, another schedule than 1F1B.
+    Raises Unsupported where stages cannot differ: what `execute` carries out, another
+    schedule than 1F1B.
     """
     require_possible(problem)
     clock = Clock(limits=limits)
@@ -46,7 +48,7 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         return solution
     found = stages_of_any(problem, solution.best.choice, solution.value, clock)
     best, value = solution.best, solution.value
-    if found.candidates:
+    if found.candidates and problem.value(found.candidates[0]) < value:
         best = found.candidates[0]
         value = problem.value(best)
     known = min(solution.lower, found.lower)
@@ -69,8 +71,9 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     )
 
 
-def over_islands(problem: Problem, limits: Limits) -> Solution:
-    """The best layout over unlike islands whose stages lie inside one each.
+def stages_alone(problem: Problem, limits: Limits) -> Solution:
+    """The best layout of stages of any mesh, each of them inside one island, where
+    there are no alike ones to begin with.
 
     Raises as `require_possible`, and OutOfTime if time passed before any fitted.
     """
@@ -86,7 +89,7 @@ def over_islands(problem: Problem, limits: Limits) -> Solution:
     status = Status.OPTIMAL if proven else Status.FEASIBLE
     left_out = found.partitions - found.simulated
     return Solution(
-        search=ISLANDS,
+        search=ISLANDS if is_unlike(problem) else ALONE,
         status=Status.INFEASIBLE if best is None else status,
         best=best,
         value=value,
@@ -97,15 +100,25 @@ def over_islands(problem: Problem, limits: Limits) -> Solution:
             considered=found.partitions, simulated=found.simulated, by_value=left_out
         ),
         seconds=clock.seconds,
-        runners_up=found.candidates[1 : limits.runners_up + 1],
-        unlike_islands=True,
+        runners_up=_distinct(found.candidates)[1 : limits.runners_up + 1],
+        only_unlike=True,
     )
+
+
+def _distinct(candidates: Sequence[Staged]) -> tuple[Staged, ...]:
+    """Of those that differ in cuts or retention alone the first."""
+    found: dict[object, Staged] = {}
+    for one in candidates:
+        layout = one.estimate.layout
+        meshes = tuple((stage.mesh.tp, stage.mesh.dp) for stage in layout.stages)
+        found.setdefault((layout.micro_batches, meshes), one)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Candidates better than a value, the best first; how many partitions were weighed
-    and simulated, what none goes below (the value and the seconds), and whether all was
+    """Candidates that fit, the best first; how many partitions were weighed and
+    simulated, what none goes below (the value and the seconds), and whether all was
     looked at."""
 
     candidates: tuple[Staged, ...]
@@ -119,9 +132,11 @@ class Found:
 def stages_of_any(
     problem: Problem, beside: Uniform, value: float, clock: Clock
 ) -> Found:
-    """The layouts of any stages that are found to be better than *value*."""
+    """Layouts of any stages that fit, of what may be better than *value*."""
+    if problem.objective is Objective.MEMORY:
+        return _leanest_of_any(problem, beside, value, clock)
     unit = float(problem.value_of(1.0, 1.0))
-    found: list[Staged] = []
+    found: dict[Layout, Staged] = {}
     tried = simulated = 0
     complete, open_menus = True, _promising(problem)
     for menu in open_menus:
@@ -135,17 +150,55 @@ def stages_of_any(
         for partition in parts[:JUDGED]:
             simulated += 1
             candidate = _judged(problem, beside, menu.layout(partition))
-            if candidate is not None and problem.value(candidate) < value:
-                found.append(candidate)
-                value = problem.value(candidate)
+            if candidate is not None:
+                found[candidate.estimate.layout] = candidate
+                value = min(value, problem.value(candidate))
     lower_s = _lower_s(open_menus, value / unit)
     return Found(
-        candidates=tuple(reversed(found)),
+        candidates=tuple(sorted(found.values(), key=problem.value)),
         partitions=tried,
         simulated=simulated,
         lower=lower_s * unit,
         lower_s=lower_s,
         complete=complete,
+    )
+
+
+def _leanest_of_any(
+    problem: Problem, beside: Uniform, value: float, clock: Clock
+) -> Found:
+    """The same where memory is the objective: of each menu the leanest partition."""
+    found: dict[Layout, Staged] = {}
+    every = _promising(problem)
+    lean = [(menu, _leanest(problem, menu)) for menu in every]
+    simulated, complete = 0, True
+    for menu, one in sorted(lean, key=lambda pair: pair[1].peak_bytes):
+        if clock.over:
+            complete = False
+            break
+        if one.partition is None or one.lower_bytes >= value:
+            continue
+        simulated += 1
+        candidate = _judged(problem, beside, menu.layout(one.partition))
+        if candidate is not None:
+            found[candidate.estimate.layout] = candidate
+            value = min(value, problem.value(candidate))
+    return Found(
+        candidates=tuple(sorted(found.values(), key=problem.value)),
+        partitions=sum(one.partition is not None for _, one in lean),
+        simulated=simulated,
+        lower=min((one.lower_bytes for _, one in lean), default=value),
+        lower_s=min((menu.lower_s for menu in every), default=inf),
+        complete=complete,
+    )
+
+
+def _leanest(problem: Problem, menu: Menu) -> Lean:
+    return leanest(
+        menu.options,
+        devices=problem.gpus,
+        micro_batches=menu.micro_batches,
+        stages=problem.pins.pp,
     )
 
 
@@ -175,8 +228,6 @@ def require_possible(problem: Problem) -> None:
             "stage hangs on who else computes; ask for as many as it has, or leave "
             "--any-stage out"
         )
-    if problem.objective is Objective.MEMORY:
-        raise Unsupported(f"{what} is searched for speed: leave --objective memory out")
     wrong = []
     if pins.virtual_stages not in (None, 1):
         wrong.append(f"--virtual-stages {pins.virtual_stages}")
@@ -198,8 +249,8 @@ def require_possible(problem: Problem) -> None:
 
 
 def any_fits(problem: Problem) -> bool:
-    """Whether a layout over unlike islands fits, of those that the programme proposes;
-    the most micro-batches, of which memory needs least, first.
+    """Whether a layout of stages of any mesh fits, of those that the programme
+    proposes; the most micro-batches, of which memory needs least, first.
 
     Raises as `require_possible`.
     """

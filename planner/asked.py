@@ -28,6 +28,7 @@ class Asked:
     executable: bool | None = None
     profile: Profile | None = None
     probability: float | None = None
+    any_stage: bool = False
 
     def pose(
         self,
@@ -57,6 +58,7 @@ class Asked:
             self.executable,
             self.profile,
             self.probability,
+            any_stage=self.any_stage,
         )
         if self.job.cluster is None:
             assumed = {"cluster": self.where, **posed.assumed}

@@ -124,7 +124,10 @@ def plan(
     if around.diff is not None:
         compare(around.diff, job, pins, as_json=as_json)
         return
-    asked = _asked(job, without_auto(pins), objective, executable, probability)
+    asked = replace(
+        _asked(job, without_auto(pins), objective, executable, probability),
+        any_stage=any_stage,
+    )
 
     wanted = max(wanted_runners_up(top, around), LOOKED_AT)
 

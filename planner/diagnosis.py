@@ -43,7 +43,7 @@ from planner.problem import Candidate, Objective, Problem
 from planner.search import Limits
 from planner.solution import Solution
 from planner.space import Space
-from planner.stage_places import is_unlike
+from planner.stage_places import is_unlike, only_unlike
 from planner.table import length
 from planner.words import choice_words
 from profiles.errors import Infeasible, InvalidQuestion
@@ -85,7 +85,7 @@ class Remedy:
 
 def diagnose(problem: Problem) -> Infeasible:
     """What to say where no layout of *problem* is legal, or none fits."""
-    if is_unlike(problem):
+    if only_unlike(problem):
         return _with_remedies(constraint_of(problem), [])
     problem = everything_away(problem)
     constraint = constraint_of(problem)
@@ -177,6 +177,11 @@ def constraint_of(problem: Problem) -> str:
             f"memory: no stages of {problem.job.model}, each inside one of the "
             f"{len(problem.machine.cluster.islands)} unlike islands, fit on "
             f"{problem.gpus} GPUs"
+        )
+    if only_unlike(problem):
+        return (
+            f"memory: no {problem.pins.pp} stages of {problem.job.model}, of any mesh, "
+            f"fit on {problem.gpus} GPUs"
         )
     problem = everything_away(problem)
     if length(Space(problem=problem).branches):

@@ -22,7 +22,7 @@ from planner.frontier import Frontier
 from planner.offloading import everything_away
 from planner.problem import Objective, Problem
 from planner.question import Posed
-from planner.stage_places import is_unlike
+from planner.stage_places import only_unlike
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.models.spec import DecoderSpec
 
@@ -117,7 +117,7 @@ def last_true(holds: Callable[[int], bool], start: int, most: int) -> int:
 
 def fits_somehow(problem: Problem) -> bool:
     """Whether any layout fits: simulated, those of the least memory first."""
-    if is_unlike(problem):
+    if only_unlike(problem):
         return any_fits(problem)
     problem = everything_away(problem)
     pins = problem.pins

@@ -30,7 +30,7 @@ from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Limits
 from planner.searches import search_called
 from planner.solution import Solution
-from planner.stage_places import is_unlike
+from planner.stage_places import is_unlike, only_unlike
 from profiles.cluster import Cluster
 from profiles.errors import Unsupported
 from profiles.job import Job
@@ -86,6 +86,7 @@ def plan(
         offloads_to=away,
         objective=Objective(objective),
         executable=is_local(cluster) if executable is None else executable,
+        any_stage=any_stage,
     )
     chosen = search_called(search) if isinstance(search, str) else search
     wanted = max(runners_up, LOOKED_AT)
@@ -103,7 +104,7 @@ def sharded(problem: Problem, solution: Solution, *, on_disk: bool = False) -> S
     Solved programs are kept *on_disk* for the next time, or in memory alone.
     """
     best = solution.best
-    if solution.search != DEFAULT and not solution.unlike_islands:
+    if solution.search != DEFAULT and not solution.only_unlike:
         return solution
     if best is None:
         return solution
@@ -120,9 +121,9 @@ def sharded(problem: Problem, solution: Solution, *, on_disk: bool = False) -> S
 
 
 def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
-    """*solution*, or what stages of unlike meshes can do better; checked. Over unlike
-    islands they were searched already."""
-    if is_unlike(problem):
+    """*solution*, or what stages of unlike meshes can do better; checked. Where there
+    are no others, they were searched already."""
+    if only_unlike(problem):
         return solution
     from planner.any_stage import widened
 
@@ -136,15 +137,11 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     """Run *search*, and check what it found: none marks its own homework. Where the
     states alone do not fit, there is nothing to search; where offloading is free, it
     is run for each way to offload."""
-    if is_unlike(problem):
-        if search.name != DEFAULT:
-            raise Unsupported(
-                f"--search {search.name} knows one island, the cluster joins "
-                f"{len(problem.machine.cluster.islands)}; leave it out, or name one"
-            )
-        from planner.any_stage import over_islands  # of use to few
+    if only_unlike(problem):
+        _require_default(problem, search)
+        from planner.any_stage import stages_alone  # of use to few
 
-        solution = over_islands(problem, limits)
+        solution = stages_alone(problem, limits)
     elif problem.offloads_to is not None:
         again = partial(_solve, search=search)
         solution = over_offloads(problem, again, limits)
@@ -152,6 +149,22 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
         solution = _solve(problem, limits, search=search)
     check(problem, solution)
     return solution
+
+
+def _require_default(problem: Problem, search: AbstractSearch) -> None:
+    """Raise Unsupported for a *search* of alike stages where there are none."""
+    if search.name == DEFAULT:
+        return
+    if not is_unlike(problem):
+        raise Unsupported(
+            f"--search {search.name} knows alike stages, and --pp {problem.pins.pp} "
+            f"does not divide {problem.gpus} GPUs; leave one of them out"
+        )
+    raise Unsupported(
+        f"--search {search.name} knows one island, the cluster joins "
+        f"{len(problem.machine.cluster.islands)}: leave --search out, or give a "
+        "--cluster of one of them"
+    )
 
 
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
@@ -169,7 +182,7 @@ def refined(
     default search found, or any if `--recompute auto` is *asked* for; checked."""
     if asked.recompute != AUTO and solution.search != DEFAULT:
         return solution
-    if is_unlike(problem):
+    if only_unlike(problem):
         return solution
     limit = inf if time_limit_s is None else time_limit_s
     left = max(limit - solution.seconds, 0.0)

@@ -12,9 +12,10 @@ from math import log2
 from pathlib import Path
 from typing import Final
 
+from costmodel.layout import LayerPlan, Layout, Mesh
 from costmodel.uniform import Uniform
 from planner.explain import indistinguishable, worse
-from planner.problem import Candidate, Problem
+from planner.problem import Candidate, Problem, Staged
 from planner.shortlist import FARTHEST
 from planner.solution import Solution
 
@@ -45,7 +46,34 @@ def probes(problem: Problem, solution: Solution, count: int) -> list[Candidate]:
 
 
 def _least_apart(one: Candidate, others: list[Candidate]) -> float:
-    return min(apart(one.choice, other.choice) for other in others)
+    return min(_apart(one, other) for other in others)
+
+
+def _apart(a: Candidate, b: Candidate) -> float:
+    if isinstance(a, Staged) and isinstance(b, Staged):
+        return stages_apart(a.estimate.layout, b.estimate.layout)
+    return apart(a.choice, b.choice)
+
+
+def stages_apart(a: Layout, b: Layout) -> float:
+    """How unlike two layouts of any stages are: doublings between their numbers, of
+    ranks as the mean over layers, and the share of layers that make other things
+    again."""
+    numbers = ((a.pp, b.pp), (a.micro_batches, b.micro_batches))
+    found: float = sum(abs(log2(one / other)) for one, other in numbers)
+    layers = [list(_layers(layout)) for layout in (a, b)]
+    for (mesh, plan), (other, others) in zip(*layers, strict=True):
+        ranks = ((mesh.tp, other.tp), (mesh.dp, other.dp))
+        doublings = sum(abs(log2(one / two)) for one, two in ranks)
+        unlike = plan.retention.recomputed != others.retention.recomputed
+        found += (doublings + unlike) / len(layers[0])
+    return found
+
+
+def _layers(layout: Layout) -> Iterator[tuple[Mesh, LayerPlan]]:
+    for stage in layout.stages:
+        for plan in stage.plans:
+            yield stage.mesh, plan
 
 
 def apart(a: Uniform, b: Uniform) -> float:

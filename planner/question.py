@@ -50,11 +50,14 @@ def pose(
     executable: bool | None = None,
     profile: Profile | None = None,
     probability: float | None = None,
+    *,
+    any_stage: bool = False,
 ) -> Posed:
     """Complete a question about the best layout.
 
     *executable* leaves out what `execute` does not carry out; by default on this
-    machine, the cluster `local`, alone. A *profile*'s samples are prices. What is found
+    machine, the cluster `local`, alone. With *any_stage* stages may differ in mesh. A
+    *profile*'s samples are prices. What is found
     fits with at least *probability*, by default 0.95.
 
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
@@ -73,6 +76,7 @@ def pose(
         problem,
         executable=_executable(cluster, executable, assumed),
         probability=probability,
+        any_stage=any_stage,
         memory_limit_bytes=memory_limit(where, probability),
     )
     job, warnings = job_of(model, wish, _dp_to_split(problem, wish), pins, assumed)

@@ -122,12 +122,12 @@ class Solution:
     wider: Wider | None = None
     instead_of: Candidate | None = None
     operators: Operators | None = None
-    unlike_islands: bool = False  # stages of any mesh, each inside one island
+    only_unlike: bool = False  # stages of any mesh, each inside one island, alone
 
     @property
     def space(self) -> str:
         """What `lower` speaks of."""
-        any_stage = self.wider is not None or self.unlike_islands
+        any_stage = self.wider is not None or self.only_unlike
         return "any-stage" if any_stage else "uniform"
 
     @property

@@ -4,19 +4,20 @@ and what a stage holds at the least.
 Stage s runs m micro-batches forward and backward; before its first, a micro-batch goes
 forward through the stages before it, and after its last, one backward:
 
-    T ≥ Σ_{i<s} t_i + m · t_s    for every stage s
+    T ≥ Σ_{i<s} t_i + m · t_s           for every stage s
+    T ≥ Σ_{i<s} f_i + m · t_s + late_s  (`stage_passes`; late_0 in every Σ t_i too)
 
 Of all cuts of the layers into stages on the meshes of a menu, the least that this can
-be: G(k, d), the least Σ t over stages that hold the first k layers on the first d
-devices and none of which breaks T, grows from layer to layer, and T is possible if the
-last layer is reached on the last device. T is then found by halving. A stage has two
-micro-batches in flight, the last one has one: of their memory no more is asked
-(`trip_bound` asks for as many as stages follow).
+be: G(k, d), the least Σ t (and the least Σ f) over stages that hold the first k layers
+on the first d devices and none of which breaks T, grows from layer to layer, and T is
+possible if the last layer is reached on the last device. T is then found by halving. A
+stage has two micro-batches in flight, the last one has one: of their memory no more is
+asked (`trip_bound` asks for as many as stages follow).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import gcd, inf
 from typing import Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.stage_partition import Option, stages_sums
+from planner.stage_passes import Passes, Stages, gathered
 
 Array = NDArray[Any]
 CLOSE = 2e-3  # of the bound: halving stops there
@@ -32,18 +34,17 @@ Kind = tuple[int, int, int]  # devices, and between which a stage of so many may
 
 def cut_bound_s(
     options: Sequence[Option],
-    busy_s: Sequence[Array],
+    passes: Sequence[Passes],
     *,
     devices: int,
     micro_batches: int,
     at_least_s: float = 0.0,
     at_most_s: float,
 ) -> float:
-    """Seconds that no partition takes less than, where *busy_s* [layers] of each option
-    are its passes alone; *at_least_s* is known to be one such bound, and more than
-    *at_most_s* is of no use.
+    """Seconds that no partition takes less than, with the *passes* of each option;
+    *at_least_s* is known to be one such bound, and more than *at_most_s* is of no use.
     """
-    unit, kinds = _kinds(options, busy_s, devices, micro_batches)
+    unit, kinds = _kinds(options, passes, devices, micro_batches)
 
     def possible(most_s: float) -> bool:
         return _reaches(kinds, devices // unit, micro_batches, most_s)
@@ -68,26 +69,29 @@ def halved(possible: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def _kinds(
-    options: Sequence[Option], busy_s: Sequence[Array], devices: int, micro_batches: int
-) -> tuple[int, dict[Kind, Array]]:
-    """The meshes' common divisor, and for each kind, in units of that, the seconds
-    [first, last] of the fastest option."""
+    options: Sequence[Option],
+    passes: Sequence[Passes],
+    devices: int,
+    micro_batches: int,
+) -> tuple[int, dict[Kind, tuple[Stages, ...]]]:
+    """The meshes' common divisor, and for each kind, in units of that, what its stages
+    take at the least."""
     fitting = [
-        (option, busy)
-        for option, busy in zip(options, busy_s, strict=True)
+        (option, each)
+        for option, each in zip(options, passes, strict=True)
         if option.devices <= devices
     ]
     ends = [end for option, _ in fitting for end in option.span or ()]
     unit = gcd(devices, *ends, *(option.devices for option, _ in fitting))
-    found: dict[Kind, Array] = {}
-    for option, busy in fitting:
-        first, last = option.span or (0, devices)
-        kind = (option.devices // unit, first // unit, last // unit)
-        fits = least_bytes(option, micro_batches) <= option.capacity_bytes
-        taken_s = np.where(fits, option.sums(busy), inf)
-        known = found.get(kind)
-        found[kind] = taken_s if known is None else np.minimum(known, taken_s)
-    return unit, found
+
+    def found() -> Iterator[tuple[Kind, Passes, Stages]]:
+        for option, each in fitting:
+            first, last = option.span or (0, devices)
+            kind = (option.devices // unit, first // unit, last // unit)
+            fits = least_bytes(option, micro_batches) <= option.capacity_bytes
+            yield kind, each, Stages.of(option, each, fits)
+
+    return unit, gathered(found())
 
 
 def least_bytes(option: Option, micro_batches: int) -> Array:
@@ -99,21 +103,38 @@ def least_bytes(option: Option, micro_batches: int) -> Array:
 
 
 def _reaches(
-    kinds: dict[Kind, Array], devices: int, micro_batches: int, most_s: float
+    kinds: Mapping[Kind, Sequence[Stages]],
+    devices: int,
+    micro_batches: int,
+    most_s: float,
 ) -> bool:
-    """Whether some partition has Σ_{i<s} t_i + m · t_s ≤ *most_s* for all stages."""
-    layers = len(next(iter(kinds.values())))
+    """Whether some partition takes no more than *most_s* at any of its stages."""
+    several = [one for ways in kinds.values() for one in ways]
+    layers = len(several[0].both_s)
+    late = any(one.is_late for one in several)
     least = np.full((layers + 1, devices + 1), inf)
     least[0, 0] = 0.0
+    forward = least.copy()
     for first in range(layers):
-        before = least[first]
-        for (size, start, end), taken in kinds.items():
+        for (size, start, end), ways in kinds.items():
             if end - start < size:
                 continue
-            prefix_s = before[None, start : end - size + 1]
-            stage_s = taken[first, first:, None]
-            fits = prefix_s + micro_batches * stage_s <= most_s
-            reached = np.where(fits, prefix_s + stage_s, inf)
-            there = least[first + 1 :, start + size : end + 1]
-            np.minimum(there, reached, out=there)
+            before, after = slice(start, end - size + 1), slice(start + size, end + 1)
+            prefix_s = least[first][None, before]
+            early_s = forward[first][None, before]
+            for one in ways:
+                stage_s = one.both_s[first, first:, None]
+                late_s = one.late_s[first, first:, None]
+                fits = prefix_s + micro_batches * stage_s <= most_s
+                if late:
+                    fits &= early_s + micro_batches * stage_s + late_s <= most_s
+                    onward_s = early_s + one.forward_s[first, first:, None]
+                    _lower(forward[first + 1 :, after], fits, onward_s)
+                counted_s = stage_s + late_s if first == 0 else stage_s
+                _lower(least[first + 1 :, after], fits, prefix_s + counted_s)
     return bool(np.isfinite(least[layers, devices]))
+
+
+def _lower(known: Array, fits: Array, found: Array) -> None:
+    """Put what is *found* into what is *known*, where it is less and *fits*."""
+    np.minimum(known, np.where(fits, found, inf), out=known)

@@ -94,7 +94,8 @@ class Growing:
         there = self.least[:-1, kind.left]
         np.minimum(there, sums, out=there)
         if kind.most < self.least.shape[1] - 1:
-            self.gates[kind] = np.append(sums[:, -1], inf)
+            gate = np.append(sums[:, -1], inf)
+            self.gates[kind] = np.minimum(self.gates.get(kind, inf), gate)
 
     def within(self, most: Array) -> Sums:
         """What was found and is at *most* so much [first layer, devices to the end]."""

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from planner.stage_partition import Option, Part
+from planner.stage_passes import Passes
 
 
 def option(devices: int, seconds: Sequence[float], saved: Sequence[float]) -> Option:
@@ -62,6 +63,27 @@ def two_islands(draw: st.DrawFn) -> tuple[list[Option], int]:
             )
         )
     return placed, devices
+
+
+def passes_of(one: Option, share: float = 0.5, reduced: float = 0.0) -> Passes:
+    """What its seconds are, *share* of them forward; a reduction of so many times."""
+    return Passes(
+        forward_s=share * one.seconds,
+        backward_s=(1 - share) * one.seconds,
+        reduce_s=reduced * one.seconds,
+    )
+
+
+reductions = st.lists(st.sampled_from([0.0, 0.4, 1.0, 5.0]), min_size=4, max_size=4)
+
+
+def late_s(part: Part, passes: Passes) -> float:
+    """What the reduction of a stage takes longer than its last backward."""
+    here = slice(part.first, part.last + 1)
+    reduce_s = float(passes.reduce_s[here].sum())
+    if part.last - part.first + 1 == len(passes.reduce_s):  # a tied parameter, once
+        reduce_s -= float(min(passes.reduce_s[0], passes.reduce_s[-1]))
+    return max(0.0, reduce_s - float(passes.backward_s[here].sum()))
 
 
 def at_home(options: Sequence[Option], parts: Sequence[Part], devices: int) -> bool:

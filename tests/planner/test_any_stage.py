@@ -21,10 +21,15 @@ from planner.any_stage import require_possible, stages_of_any, widened
 from planner.around import Around
 from planner.beside import require_answerable
 from planner.branch_and_bound import BranchAndBound
-from planner.plan import widen
-from planner.problem import Objective, Problem, Staged
+from planner.check import check
+from planner.diagnosis import diagnose
+from planner.pinned import require_consistent
+from planner.pinned import require_possible as require_possible_pins
+from planner.plan import solve, widen
+from planner.problem import Problem, Staged
 from planner.question import Posed
 from planner.search import Clock, Limits
+from planner.searches import SEARCHES
 from planner.sizes import Sized
 from planner.sizes_report import sizes_table
 from planner.solution import Solution
@@ -158,7 +163,32 @@ def test_pins_that_say_otherwise_are_refused(pins: Pins, named: str) -> None:
 
 
 def test_what_cannot_differ_is_refused() -> None:
-    with pytest.raises(Unsupported, match="memory"):
-        require_possible(problem(objective=Objective.MEMORY))
     with pytest.raises(Unsupported, match="one mesh alone"):
         require_possible(problem(where=local(), executable=True))
+
+
+def test_stages_of_any_mesh_need_not_divide_the_gpus() -> None:
+    """Three of them on eight GPUs, where no three alike ones are."""
+    asked = problem(gpus=8, global_batch=8, pins=Pins(pp=3))
+    asked = replace(asked, any_stage=True)
+    found = widen(asked, solve(asked, BranchAndBound(), Limits()), Limits())
+    check(asked, found)
+    assert found.best is not None
+    assert found.best.estimate.layout.pp == 3
+    assert found.best.estimate.layout.gpus == 8
+    assert (found.search, found.space) == ("any-stage", "any-stage")
+    assert 0 < found.lower <= found.value
+    require_consistent(asked)
+    require_possible_pins(asked)
+    with pytest.raises(Contradiction, match="does not divide 8 GPUs"):
+        require_consistent(replace(asked, any_stage=False))
+    with pytest.raises(Unsupported, match="--pp 3 does not divide 8 GPUs"):
+        solve(asked, SEARCHES["megatron"], Limits())
+
+
+def test_no_number_of_stages_fits_where_nothing_does() -> None:
+    asked = problem("gpt-6.7b", 8, global_batch=8, limit_bytes=1e9, pins=Pins(pp=3))
+    asked = replace(asked, any_stage=True)
+    assert solve(asked, BranchAndBound(), Limits()).best is None
+    said = diagnose(asked).constraint
+    assert said.startswith("memory: no 3 stages of gpt-6.7b, of any mesh, fit on 8")

@@ -256,9 +256,11 @@ def test_other_searches_take_one_island(ask: Ask, tmp_path: Path) -> None:
     code, out, err = ask(*argv, "--search", "megatron")
     assert (code, out) == (2, "")
     assert "knows one island, the cluster joins 2" in err
-    code, out, err = ask(*argv, "--objective", "memory")
-    assert (code, out) == (2, "")
-    assert "unlike islands is searched for speed" in err
+    lean = answer(ask, *argv, "--objective", "memory")
+    assert lean["bound"]["objective"] == "peak_memory_bytes"
+    assert lean["bound"]["value"] == lean["estimate"]["peak_memory_bytes"]
+    fast = answer(ask, *argv)
+    assert fast["estimate"]["peak_memory_bytes"] > lean["bound"]["value"]
 
 
 @pytest.mark.parametrize(

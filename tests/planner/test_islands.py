@@ -9,39 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.estimate import estimate
-from costmodel.machine import machine
 from costmodel.pins import Pins
 from planner.branch_and_bound import BranchAndBound
 from planner.check import check
 from planner.diagnosis import diagnose
 from planner.largest import fits_somehow
 from planner.plan import sharded, solve
-from planner.problem import Problem, Staged
+from planner.problem import Staged
 from planner.search import Limits
 from planner.solution import EXACT
 from planner.stage_menu import menus
 from planner.stage_partition import partitions
 from planner.stage_places import orders
-from profiles.catalog import cluster
-from profiles.cluster import Cluster
 from profiles.errors import Unsupported
-from tests.problems import problem
-from tests.toy import ETHERNET
+from tests.islands import asked, joined
 
 LIMITS = Limits(runners_up=3)
 KINDS = ("dgx-a100-80gb", "p3.16xlarge", "dgx-h100")
-
-
-def joined(*names: str) -> Cluster:
-    islands = tuple(replace(cluster(name).island, nodes=1) for name in names)
-    return Cluster(name="joined", islands=islands, between=ETHERNET, source="a test")
-
-
-def asked(where: Cluster, model: str = "gpt-tiny", batch: int = 8) -> Problem:
-    gpus = where.gpus
-    assert gpus is not None
-    posed = problem(model, gpus, where=machine(where), global_batch=batch)
-    return replace(posed, precision="fp16", flash_attention=False)
 
 
 def test_stages_lie_inside_islands_and_the_faster_one_has_more_layers() -> None:
@@ -134,7 +118,7 @@ def test_whether_anything_fits_is_what_a_plan_says_too() -> None:
     assert not fits_somehow(replace(large, pins=Pins(micro_batches=16)))
 
 
-def test_nothing_fits_is_said_and_memory_is_no_objective() -> None:
+def test_nothing_fits_is_said() -> None:
     posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-175b", 16)
     posed = replace(posed, pins=Pins(micro_batches=16))
     found = solve(posed, BranchAndBound(), LIMITS)

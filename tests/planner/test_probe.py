@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from planner.probe import apart, probes
 from planner.search import Limits
 from planner.searches import SEARCHES
 from tests.problems import problem
+from tests.unlike import cluster_file
 
 Ask = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "gpt-tiny", "--gpus", "4")
@@ -79,6 +81,26 @@ def test_fewer_are_written_where_there_are_no_more(asking: Ask, tmp_path: Path) 
     written = list(tmp_path.glob("probe-*.json"))
     assert 1 <= len(written) < 9
     assert f"no more than these {len(written)}" in " ".join(out.split())
+
+
+def test_unlike_islands_are_probed(asking: Ask, tmp_path: Path) -> None:
+    """Layouts of stages that differ in more than their cuts."""
+    where = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
+    argv = ("--model", "gpt-1.3b", "--gpus", "16", "--cluster", where)
+    out = tmp_path / "best.json"
+    code, text, _ = asking(*argv, "--probe", "3", "--out", str(out), "--json")
+    found = json.loads(text)
+    assert code == 0
+    files = [Path(entry["file"]) for entry in found["probe"]]
+    assert len(files) == 3
+    first, *others = (json.loads(file.read_text())["layout"] for file in files)
+    assert first == found["layout"]
+    shapes = [
+        (one["micro_batches"], [stage["mesh"] for stage in one["stages"]])
+        for one in (first, *others)
+    ]
+    assert all(one != other for one, other in combinations(shapes, 2))
+    assert simulate.run([str(files[1]), "--json"]) == 0
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "101", "some"])

@@ -12,11 +12,22 @@ from hypothesis import strategies as st
 
 from planner.stage_bound import CLOSE, cut_bound_s, least_bytes
 from planner.stage_partition import Option, Part
-from tests.stage_menus import everything, menus, option
+from planner.stage_passes import Passes
+from tests.stage_menus import (
+    everything,
+    late_s,
+    menus,
+    option,
+    passes_of,
+    reductions,
+)
 
 
-def filled_s(parts: tuple[Part, ...], options: list[Option], m: int) -> float:
-    """max over s of Σ_{i<s} t_i + m · t_s; infinite where a stage cannot fit."""
+def filled_s(
+    parts: tuple[Part, ...], options: list[Option], passes: list[Passes], m: int
+) -> float:
+    """max over s of Σ_{i<s} t_i + m · t_s, and of Σ_{i<s} f_i + m · t_s + late_s, where
+    late_0 is in every t_0 before; infinite where a stage cannot fit."""
     seconds = [
         float(options[one.option].seconds[one.first : one.last + 1].sum())
         for one in parts
@@ -25,22 +36,35 @@ def filled_s(parts: tuple[Part, ...], options: list[Option], m: int) -> float:
         option = options[one.option]
         if least_bytes(option, m)[one.first, one.last] > option.capacity_bytes:
             return inf
-    before = [0.0, *accumulate(seconds)]
-    return max(b + m * s for b, s in zip(before, seconds, strict=False))
+    late = [late_s(one, passes[one.option]) for one in parts]
+    behind = [seconds[0] + late[0], *seconds[1:]]
+    before = [0.0, *accumulate(behind)]
+    there = [0.0, *accumulate(0.4 * one for one in seconds)]
+    runs = zip(before, there, seconds, late, strict=False)
+    return max(max(b + m * s, f + m * s + over) for b, f, s, over in runs)
 
 
 @settings(deadline=None, max_examples=60)
-@given(menu=menus(), m=st.integers(1, 4), room=st.sampled_from([inf, 12.0, 20.0]))
+@given(
+    menu=menus(),
+    reduced=reductions,
+    m=st.integers(1, 4),
+    room=st.sampled_from([inf, 12.0, 20.0]),
+)
 def test_no_cut_is_below_and_one_is_near(
-    menu: tuple[list[Option], int], m: int, room: float
+    menu: tuple[list[Option], int], reduced: list[float], m: int, room: float
 ) -> None:
     options, devices = menu
+    passes = [
+        passes_of(one, 0.4, by) for one, by in zip(options, reduced, strict=False)
+    ]
     options = [_with_room(one, room) for one in options]
     cuts = everything(options, 0, devices)
-    least = min((filled_s(parts, options, m) for parts in cuts), default=inf)
+    every = [filled_s(parts, options, passes, m) for parts in cuts]
+    least = min(every, default=inf)
     found = cut_bound_s(
         options,
-        [one.seconds for one in options],
+        passes,
         devices=devices,
         micro_batches=m,
         at_most_s=1000.0,
@@ -52,7 +76,7 @@ def test_no_cut_is_below_and_one_is_near(
 def test_what_is_enough_is_not_exceeded() -> None:
     small = _with_room(option(1, [1, 2], [1, 1]), 0.5)
     bound = cut_bound_s(
-        [small], [small.seconds], devices=1, micro_batches=1, at_most_s=7.0
+        [small], [passes_of(small)], devices=1, micro_batches=1, at_most_s=7.0
     )
     assert bound == pytest.approx(7.0)
 

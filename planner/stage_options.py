@@ -1,0 +1,189 @@
+"""What each layer costs on every mesh that a stage may have: the options of a place.
+
+A mesh is a power of two of devices inside a fast domain, or whole domains, cut into
+tp × dp (Zheng et al., OSDI 2022, section 5.2); with it go recompute and ep. Each is
+priced as a pipeline with a layer a stage, all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from costmodel.data_parallel import DataParallel, exchanges, sharded_experts
+from costmodel.layout import CP_KINDS, Layout
+from costmodel.layout_price import LayoutPricer, price_together
+from costmodel.machine import Machine
+from costmodel.memory import memory, pipeline_buffers
+from costmodel.mesh_parallel import data_parallel
+from costmodel.stage import StagePrice
+from costmodel.uniform import Uniform, spell_out
+from planner.axes import Axes
+from planner.problem import Problem
+from planner.stage_partition import Option
+from planner.stage_passes import Passes
+from planner.stage_places import Place
+from planner.table import divisors
+from profiles.errors import MeshwrightError
+from profiles.units import GB
+
+MANY: Final = 1e12  # parameters, of which what a message costs is nothing
+Priced = tuple[Layout, Option, Passes, Place]
+
+
+def priced_at(problem: Problem, m: int, place: Place) -> list[Priced]:
+    """Every option that a stage at *place* has, as *problem* asks there."""
+    layouts = tuple(_layouts(problem, m))
+    pricers = [
+        LayoutPricer(job=problem.job, layout=layout, machine=problem.machine)
+        for layout in layouts
+    ]
+    price_together(pricers)
+    prices = [pricer.columns() for pricer in pricers]
+    return [
+        (
+            layout,
+            replace(
+                _option(problem, layout, price),
+                capacity_bytes=problem.memory_limit_bytes,
+                span=place.span,
+            ),
+            _passes(problem, layout, price),
+            place,
+        )
+        for layout, price in zip(layouts, prices, strict=True)
+    ]
+
+
+def _layouts(problem: Problem, m: int) -> Iterator[Layout]:
+    for choice in _choices(problem, m):
+        try:
+            yield spell_out(choice, problem.job.graph, problem.job.global_batch)
+        except MeshwrightError:  # a degree that does not divide
+            continue
+
+
+def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
+    """Every mesh with its treatments, for a stage of a layer."""
+    axes, pins, graph = Axes(problem=problem), problem.pins, problem.job.graph
+    share, cp = problem.job.global_batch // m, pins.cp or 1
+    widths = set(axes.tp())
+    for devices in _sizes(problem):
+        if devices % cp:
+            continue
+        for tp in divisors(devices // cp):
+            dp = devices // (tp * cp)
+            fits = tp in widths and share % dp == 0 and pins.dp in (None, dp)
+            if not fits or pins.micro_batch not in (None, share // dp):
+                continue
+            split = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel
+            zero = 1 if pins.zero is None else pins.zero
+            for (ep, etp), (code,), (kind,) in product(
+                axes.experts(tp, cp, dp),
+                axes.recomputes(),
+                axes.cp_kinds(tp, cp)[:1],  # one for the whole pipeline
+            ):
+                yield Uniform(
+                    tp=tp,
+                    pp=graph.body,
+                    dp=dp,
+                    cp=cp,
+                    cp_kind=CP_KINDS[kind],
+                    ep=ep,
+                    etp=etp,
+                    micro_batch=share // dp,
+                    zero=zero,
+                    zero_group=pins.zero_group or dp,
+                    sequence_parallel=split and tp > 1,
+                    recompute=problem.recomputes[code],
+                    flash_attention=problem.flash_attention,
+                    precision=problem.precision,
+                    gradient_format=problem.gradient_format,
+                    offload=problem.offload,
+                )
+
+
+def _sizes(problem: Problem) -> list[int]:
+    """Devices of a stage: powers of two in a fast domain, then whole domains."""
+    domain = min(problem.machine.island.domain, problem.gpus)
+    inside = [2**power for power in range(domain.bit_length()) if 2**power <= domain]
+    return sorted({*inside, *range(domain, problem.gpus + 1, domain)})
+
+
+def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
+    mesh = layout.stages[0].mesh
+    m = layout.micro_batches
+    once_s = price.reduce_s + price.step_s + price.gather_s
+    parallel = data_parallel(mesh, layout.stages[0].plans[0].zero, 2)
+    base, states, saved, working = _bytes(problem, layout, parallel)
+    buffers = float(pipeline_buffers(problem.machine, 2))
+    return Option(
+        devices=mesh.size,
+        seconds=price.forward_s + price.backward_s + once_s / m,
+        saved_bytes=price.saved_bytes * saved * buffers,
+        state_bytes=(price.parameters + price.expert_parameters) * states,
+        working_bytes=working
+        * np.maximum(price.forward_working_bytes, price.backward_working_bytes),
+        base_bytes=base,
+    )
+
+
+def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
+    """What each layer adds to a stage at the least: nothing is exposed of what its
+    passes gather and scatter or have away, and reductions go at the best rate."""
+    hidden_s = price.data_comm_s + price.offload_s
+    forward_s = np.maximum(price.forward_s - hidden_s, 0.0)
+    both_s = np.maximum(price.forward_s + price.backward_s - hidden_s, 0.0)
+    software = problem.machine.software
+    parallel = data_parallel(layout.stages[0].mesh, layout.stages[0].plans[0].zero, 2)
+    apart = sharded_experts(parallel, software, layout.offload)
+    reduce_s = sum(
+        parameters * _reduction_s(side, layout, problem.machine)
+        for parameters, side in (
+            (price.parameters, parallel),
+            (price.expert_parameters, apart),
+        )
+    )
+    return Passes(
+        forward_s=forward_s,
+        backward_s=both_s - forward_s,
+        reduce_s=np.asarray(reduce_s * software.reduction),
+    )
+
+
+def _reduction_s(parallel: DataParallel, layout: Layout, on: Machine) -> float:
+    """Seconds of summing the gradient of a parameter once a step, of very many."""
+    many = np.asarray(MANY)
+    found = exchanges(many, parallel, layout.precision, on)
+    return float(found.step_reduce.seconds) / MANY
+
+
+def _bytes(
+    problem: Problem, layout: Layout, parallel: DataParallel
+) -> tuple[float, float, float, float]:
+    """Of a rank's memory what is always there, and the bytes for each parameter, each
+    saved byte and each working byte."""
+    unit = np.eye(4)[1:] * GB
+    software = problem.machine.software
+    found = memory(
+        parameters=np.array([0.0, *unit.T[1]]),
+        gathered_bytes=np.zeros(4),
+        activation_bytes=np.array([0.0, *unit.T[2]]),
+        transient_bytes=np.array([0.0, *unit.T[3]]),
+        parallel=parallel,
+        precision=layout.precision,
+        moments=problem.job.moments,
+        device=problem.machine.device,
+        ranks=np.asarray(problem.gpus),
+        fully_shard=software.fully_shard,
+        micro_batches=layout.micro_batches,
+        footprint=software.footprint,
+        offload=layout.offload,
+    ).total
+    base = float(found[0])
+    states, saved, working = ((found[1:] - base) / GB).tolist()
+    return base, states, saved, working

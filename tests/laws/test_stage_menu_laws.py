@@ -1,0 +1,88 @@
+"""Laws of the menu of stages: what layers cost alone is no more than what the stage
+that they make costs, so that bounds over all cuts are bounds."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.island_price import Placed
+from costmodel.layout_price import LayoutPricer, price_together
+from costmodel.pins import Pins
+from costmodel.stage import StagePrice
+from planner.problem import Problem
+from planner.stage_menu import Menu, menus
+from planner.stage_partition import Partition
+from planner.stage_passes import Stages
+from tests.problems import on, problem
+
+SLACK = 1 + 1e-9
+MODELS = ("gpt-tiny", "gpt-mini", "mixtral-8x7b", "deepseek-v2-lite")
+
+
+@cache
+def posed(name: str, where: str, framework: str, zero: int) -> Problem:
+    return problem(
+        name,
+        8,
+        global_batch=8,
+        where=on(where, framework),
+        limit_bytes=1e15,
+        pins=Pins(zero=zero),
+    )
+
+
+def stages_of(menu: Menu, partition: Partition) -> StagePrice:
+    """What the finished layout's stages cost."""
+    asked, layout = menu.problem, menu.layout(partition)
+    pricer = LayoutPricer(job=asked.job, layout=layout, machine=asked.machine)
+    placed = Placed(pricer=pricer)
+    price_together(placed.pricers)
+    return placed.columns()
+
+
+@given(
+    name=st.sampled_from(MODELS),
+    where=st.sampled_from(["dgx-a100-80gb", "rtx4090-8x"]),
+    framework=st.sampled_from(["meshwright", "fsdp2", "megatron-core"]),
+    zero=st.integers(0, 3),
+    data=st.data(),
+)
+@settings(max_examples=30, deadline=None)
+def test_layers_alone_are_no_more_than_their_stage(
+    name: str, where: str, framework: str, zero: int, data: st.DataObject
+) -> None:
+    asked = posed(name, where, framework, zero)
+    found = [one for one in menus(asked) if one.options]
+    menu = data.draw(st.sampled_from(found))
+    for partition in menu.best()[:4]:
+        priced = stages_of(menu, partition)
+        for place, part in enumerate(partition.parts):
+            option, passes = menu.options[part.option], menu.passes[part.option]
+            there = np.ones(option.stages_s().shape, dtype=bool)
+            floor = Stages.of(option, passes, there)
+            at = part.first, part.last
+            forward_s, backward_s = priced.forward_s[place], priced.backward_s[place]
+            assert floor.forward_s[at] <= forward_s * SLACK
+            assert floor.both_s[at] <= (forward_s + backward_s) * SLACK
+            late_s = max(priced.reduce_s[place] - backward_s, 0.0)
+            over_s = forward_s + backward_s - floor.both_s[at]
+            assert floor.late_s[at] <= (late_s + over_s) * SLACK + 1e-12
+
+
+def test_reductions_are_near_what_a_stage_s_take() -> None:
+    """Or the bound would know little of them."""
+    asked = posed("gpt-mini", "rtx4090-8x", "meshwright", 1)
+    menu = next(one for one in menus(asked) if one.options)
+    for partition in menu.best()[:4]:
+        priced = stages_of(menu, partition)
+        for place, part in enumerate(partition.parts):
+            whole = part.last - part.first + 1 == asked.job.graph.body
+            passes = menu.passes[part.option]
+            alone = float(passes.reduce_s[part.first : part.last + 1].sum())
+            if not whole:
+                assert alone == pytest.approx(priced.reduce_s[place], rel=0.05)
