@@ -158,6 +158,7 @@ MAVERICK = {
         interleave_moe_layer_step=2,
     ),
 }
+FFN = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}
 DBRX = {
     "model_type": "dbrx",
     "d_model": 6144,
@@ -166,7 +167,7 @@ DBRX = {
     "max_seq_len": 32768,
     "vocab_size": 100352,
     "attn_config": {"kv_n_heads": 8},
-    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    "ffn_config": FFN,
     "tie_word_embeddings": False,
 }
 MIXTURES = (DEEPSEEK_LITE, QWEN2_MOE, GPT_OSS, MAVERICK, DBRX)
@@ -251,7 +252,7 @@ def test_what_a_config_leaves_out_has_its_class_default() -> None:
 def test_functions_go_by_several_names(name: str, gated: str, plain: str) -> None:
     assert activation_function(spec_of({**LLAMA3, "hidden_act": name})) == gated
     assert activation_function(spec_of({**GPT2, "activation_function": name})) == plain
-    named = {**DBRX["ffn_config"], "ffn_act_fn": {"name": name}}
+    named = {**FFN, "ffn_act_fn": {"name": name}}
     assert activation_function(spec_of({**DBRX, "ffn_config": named})) == gated
 
 

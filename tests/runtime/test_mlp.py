@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec
