@@ -23,8 +23,9 @@ class Kind:
     """A mesh of *size* devices, which a stage may have while from *fewest* to *most*
     devices are left, its own among them.
 
-    A micro-batch is on its way to the next stage and back for `sent_s`; for `crossed_s`
-    where that one lies on another island, `arrived_s` where the one before does.
+    A micro-batch is on its way to the next stage and back for `sent_s`, in a domain of
+    so many devices for `far_s` more where it leaves that; for `crossed_s` where that
+    stage lies on another island, `arrived_s` where the one before does.
     """
 
     size: int
@@ -33,6 +34,8 @@ class Kind:
     sent_s: float = 0.0
     crossed_s: float = 0.0
     arrived_s: float = 0.0
+    far_s: float = 0.0
+    domain: float = inf
 
     @property
     def possible(self) -> bool:
@@ -45,9 +48,23 @@ class Kind:
         return max(self.sent_s, self.crossed_s, self.arrived_s)
 
     @property
+    def sent_by_left(self) -> Array:
+        """Of each number of `left` the way to the next stage of the island and back."""
+        behind = np.arange(self.most - self.fewest + 1)
+        return self.sent_s + self.far_s * leaves(behind, self.size, self.domain)
+
+    @property
     def left(self) -> slice:
         """The numbers of devices that may be left, its own among them."""
         return slice(self.fewest, self.most + 1)
+
+
+def leaves(behind: Any, size: int, domain: float) -> Any:
+    """Whether a stage of *size* devices and so many *behind* it on its island, if there
+    are any, lie in one domain more than those: however stages are placed, a pipeline
+    leaves a domain as often as there are others to be in."""
+    more = np.ceil((behind + size) / domain) > np.ceil(behind / domain)
+    return more & (np.asarray(behind) > 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +89,7 @@ class Sums:
         found = self.least[1:, kind.fewest - kind.size : kind.most + 1 - kind.size]
         if self.ends:
             return found
-        found = found + kind.sent_s
+        found = found + kind.sent_by_left
         found[:, 0] = inf
         for one, sums in self.gates.items():
             if one.most == kind.fewest - kind.size:

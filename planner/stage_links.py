@@ -28,6 +28,7 @@ class _Ways(NamedTuple):
     """Seconds of what a stage sends, as `Kind` has them."""
 
     sent_s: float
+    far_s: float
     crossed_s: float
     arrived_s: float
 
@@ -53,7 +54,20 @@ def with_links(
         known = least.setdefault(option.devices, way)
         pairs = zip(known, way, strict=True)
         least[option.devices] = _Ways(*(min(pair) for pair in pairs))
-    return [_sending(option, least[option.devices]) for option in options]
+    domain = here.machine.island.domain
+    small = [way.far_s for size, way in least.items() if size < domain]
+    far_s = min(small, default=0.0)  # of whichever stage leaves its domain
+    return [
+        replace(
+            option,
+            sent_s=least[option.devices].sent_s,
+            far_s=far_s if option.devices < domain else 0.0,
+            domain=float(domain),
+            crossed_s=least[option.devices].crossed_s,
+            arrived_s=least[option.devices].arrived_s,
+        )
+        for option in options
+    ]
 
 
 def _sending_key(layout: Layout) -> tuple[object, ...]:
@@ -63,15 +77,6 @@ def _sending_key(layout: Layout) -> tuple[object, ...]:
     return mesh.tp, mesh.cp, mesh.size, layout.micro_batch(stage), split
 
 
-def _sending(option: Option, ways: _Ways) -> Option:
-    return replace(
-        option,
-        sent_s=ways.sent_s,
-        crossed_s=ways.crossed_s,
-        arrived_s=ways.arrived_s,
-    )
-
-
 def _ways_s(
     layout: Layout,
     problem: Problem,
@@ -79,35 +84,36 @@ def _ways_s(
     before: Place | None,
     after: Place | None,
 ) -> _Ways:
-    """There and back: inside the place, to the one after it, from the one before."""
-    far = layout.stages[0].mesh.size >= here.machine.island.domain
+    """There and back: inside the place and how much longer to another domain of it,
+    to the place after it, from the one before."""
+    near_s, far_s = (
+        _sent_s(layout, problem, here.machine, far=far) for far in (False, True)
+    )
+    if layout.stages[0].mesh.size >= here.machine.island.domain:
+        near_s = far_s
     beyond = [
         _sent_s(layout, problem, _meeting(problem, here, one), far=True) if one else 0.0
         for one in (after, before)
     ]
-    return _Ways(_sent_s(layout, problem, here.machine, far=far), *beyond)
+    return _Ways(near_s, max(far_s - near_s, 0.0), *beyond)
 
 
 def ends_s(
-    layouts: Sequence[Layout], problem: Problem, first: Place, last: Place
+    shapes: Sequence[tuple[int, int]], menu: Layout, problem: Problem, *ends: Place
 ) -> list[float]:
-    """Seconds in which the tied gradient is summed between *first* and *last*, where a
-    stage of each of *layouts* is at either end."""
-    where = _meeting(problem, first, last)
-    meshes = [layout.stages[0].mesh for layout in layouts]
-    found = [
-        tied_sync(
-            problem.job,
-            where,
-            layout.precision,
-            tp=np.asarray(mesh.tp),
-            pp=np.asarray(2),
-            stride=np.asarray(mesh.size),
-            inside=np.asarray(False),
-        )
-        for layout, mesh in zip(layouts, meshes, strict=True)
-    ]
-    return [float(one.seconds) for one in found]
+    """Seconds in which the tied gradient is summed between the two *ends*, for each
+    smaller tp and larger size of the stages there; *menu* is a layout of the menu."""
+    tp, size = np.array(shapes).T
+    found = tied_sync(
+        problem.job,
+        _meeting(problem, *ends),
+        menu.precision,
+        tp=tp,
+        pp=np.full_like(tp, 2),
+        stride=size,
+        inside=np.zeros(len(tp), dtype=bool),
+    )
+    return np.broadcast_to(found.seconds, tp.shape).tolist()  # type: ignore[no-any-return]
 
 
 def _meeting(problem: Problem, one: Place, two: Place) -> Machine:

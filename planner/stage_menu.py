@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
-from typing import Final
 
 import numpy as np
 
@@ -21,13 +21,11 @@ from planner.problem import Problem
 from planner.stage_bound import CLOSE, cut_bound_s
 from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
-from planner.stage_partition import Array, Option, Partition, partitions
+from planner.stage_partition import EXACT, Array, Option, Partition, partitions
 from planner.stage_passes import Passes
 from planner.stage_places import Place, orders
 from planner.table import divisors
 from planner.trip_bound import trip_bound_s
-
-ALIKE: Final = 0.25  # ends that cost so nearly the same are one choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,43 +196,62 @@ def _linked(
 
 
 def _by_ends(menu: Menu) -> Iterator[Menu]:
-    """*menu*, or as many as there are costs of summing the tied gradient between the
-    pipeline's two ends: with the options that have those there, or less."""
+    """*menu*, or one for each cost of summing the tied gradient between the pipeline's
+    two ends: of stages there with so large a tp, or larger, on so many devices, or
+    fewer. The smaller tp and the larger stage set the time."""
     places = sorted(set(menu.places), key=lambda place: place.span or (0, 0))
     if len(places) < 2:
         yield menu
         return
     first, last = places[0], places[-1]
-    each_s = ends_s(menu.layouts, menu.problem, first, last)
+    meshes = [layout.stages[0].mesh for layout in menu.layouts]
+    shapes = [(mesh.tp, mesh.size) for mesh in meshes]
     at_ends = [
-        cost
-        for cost, place in zip(each_s, menu.places, strict=True)
-        if place in (first, last)
+        {
+            shape
+            for shape, place in zip(shapes, menu.places, strict=True)
+            if place is end
+        }
+        for end in (first, last)
     ]
-    for least_s, most_s in _groups(at_ends):
+    pairs = {(min(a[0], b[0]), max(a[1], b[1])) for a, b in product(*at_ends)}
+    if not pairs:
+        return
+    boxes = sorted(pairs)
+    costs = ends_s(boxes, menu.layouts[0], menu.problem, first, last)
+    for (tp, size), end_s in _largest(boxes, costs):
         options = tuple(
             replace(
                 option,
-                starts=place is first and cost <= most_s,
-                ends=place is last and cost <= most_s,
+                starts=place is first and shape[0] >= tp and shape[1] <= size,
+                ends=place is last and shape[0] >= tp and shape[1] <= size,
             )
-            for option, place, cost in zip(
-                menu.options, menu.places, each_s, strict=True
+            for option, place, shape in zip(
+                menu.options, menu.places, shapes, strict=True
             )
         )
-        if any(one.starts for one in options) and any(one.ends for one in options):
-            yield replace(menu, end_s=least_s, options=options)
+        yield replace(menu, end_s=end_s, options=options)
 
 
-def _groups(costs: Sequence[float]) -> Iterator[tuple[float, float]]:
-    """The least and the most of *costs* that are nearly alike."""
-    least = most = -1.0
-    for cost in sorted(costs):
-        if least >= 0 and cost > least * (1 + ALIKE):
-            yield least, most
-            least = cost
-        least, most = (cost if least < 0 else least), cost
-    yield least, most
+Box = tuple[int, int]  # the least tp, and the most devices
+
+
+def _largest(
+    boxes: Sequence[Box], costs: Sequence[float]
+) -> Iterator[tuple[Box, float]]:
+    """Each box with its cost, but for those that lie in another that costs the same."""
+    priced = list(zip(boxes, costs, strict=True))
+    for (tp, size), cost in priced:
+        around = (
+            one
+            for one, other in priced
+            if one != (tp, size)
+            and one[0] <= tp
+            and one[1] >= size
+            and other <= cost * (1 + EXACT)
+        )
+        if not any(around):
+            yield (tp, size), cost
 
 
 def _joined(stages: Sequence[Stage], ranks: Ranges, place: int) -> Stage:

@@ -21,6 +21,7 @@ from costmodel.machine import Machine
 from costmodel.memory import memory, pipeline_buffers
 from costmodel.mesh_parallel import data_parallel
 from costmodel.stage import StagePrice
+from costmodel.step_work import accumulated
 from costmodel.uniform import Uniform, spell_out
 from planner.axes import Axes
 from planner.problem import Problem
@@ -134,32 +135,53 @@ def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
 
 def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
     """What each layer adds to a stage at the least: nothing is exposed of what its
-    passes gather and scatter or have away, and reductions go at the best rate."""
+    passes gather and scatter or have away, and gradients are added up and summed at
+    the best rate."""
+    on, stage, held = problem.machine, layout.stages[0], price.expert_parameters > 0
+    parallel = data_parallel(stage.mesh, stage.plans[0].zero, 2)
+    apart = sharded_experts(parallel, on.software, layout.offload)
+    number = layout.precision
+    frozen = price.frozen_parameters
+    added = accumulated(price.parameters, parallel, number, on, frozen=frozen)
+    more = accumulated(price.expert_parameters, apart, number, on).where(held)
+    rates = [_gradient_rates(side, layout, on) for side in (parallel, apart)]
+    add_s, reduce_s = (
+        price.parameters * dense + price.expert_parameters * of_experts
+        for dense, of_experts in zip(*rates, strict=True)
+    )
     hidden_s = price.data_comm_s + price.offload_s
     forward_s = np.maximum(price.forward_s - hidden_s, 0.0)
-    both_s = np.maximum(price.forward_s + price.backward_s - hidden_s, 0.0)
-    software = problem.machine.software
-    parallel = data_parallel(layout.stages[0].mesh, layout.stages[0].plans[0].zero, 2)
-    apart = sharded_experts(parallel, software, layout.offload)
-    reduce_s = sum(
-        parameters * _reduction_s(side, layout, problem.machine)
-        for parameters, side in (
-            (price.parameters, parallel),
-            (price.expert_parameters, apart),
-        )
-    )
+    both_s = price.forward_s + price.backward_s - hidden_s
+    both_s = both_s - added.seconds - more.seconds + add_s
+    table = _shared_parameters(problem) / stage.mesh.tp
     return Passes(
         forward_s=forward_s,
-        backward_s=both_s - forward_s,
-        reduce_s=np.asarray(reduce_s * software.reduction),
+        backward_s=np.maximum(both_s - forward_s, 0.0),
+        reduce_s=np.asarray(reduce_s),
+        shared_backward_s=table * rates[0][0],
+        shared_reduce_s=table * rates[0][1],
     )
 
 
-def _reduction_s(parallel: DataParallel, layout: Layout, on: Machine) -> float:
-    """Seconds of summing the gradient of a parameter once a step, of very many."""
-    many = np.asarray(MANY)
-    found = exchanges(many, parallel, layout.precision, on)
-    return float(found.step_reduce.seconds) / MANY
+def _gradient_rates(
+    parallel: DataParallel, layout: Layout, on: Machine
+) -> tuple[float, float]:
+    """Seconds of a parameter's gradient, of very many: added up in a micro-batch, and
+    summed once a step."""
+    many, number = np.asarray(MANY), layout.precision
+    added = accumulated(many, parallel, number, on)
+    found = exchanges(many, parallel, number, on)
+    reduce_s = float(found.step_reduce.seconds) * on.software.reduction
+    return float(added.seconds) / MANY, reduce_s / MANY
+
+
+def _shared_parameters(problem: Problem) -> float:
+    """Of the table that embedding and head share, if they do."""
+    graph = problem.job.graph
+    if not graph.tied:
+        return 0.0
+    extents = graph.block("head").extents
+    return float(extents["vocab"] * extents["hidden"])
 
 
 def _bytes(

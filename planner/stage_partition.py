@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.stage_kinds import Growing, Kind, Sums
+from planner.stage_kinds import Growing, Kind, Sums, leaves
 from planner.threshold import Reached, halve
 
 Array = NDArray[Any]
@@ -62,6 +62,8 @@ class Option:
     sent_s: float = 0.0
     crossed_s: float = 0.0
     arrived_s: float = 0.0
+    far_s: float = 0.0
+    domain: float = inf
     starts: bool = True
     ends: bool = True
 
@@ -79,6 +81,8 @@ class Option:
             self.sent_s,
             self.crossed_s,
             self.arrived_s,
+            self.far_s,
+            self.domain / unit,
         )
 
     def sums(self, values: Array) -> Array:
@@ -175,20 +179,24 @@ def _sum_and_slowest(
     """The two terms of T: a micro-batch there and back, and what the others wait."""
     returned = slowest_s = 0.0
     after: Option | None = None
+    there = 0  # devices behind, on the same island
     for behind, part in enumerate(reversed(parts), start=1):
         option, taken_s = options[part.option], _seconds(part, options)
-        returned += taken_s + (_way_s(option, after) if after else 0.0)
+        there = there if after and after.span == option.span else 0
+        returned += taken_s + (_way_s(option, after, there) if after else 0.0)
         slowest_s = max(slowest_s, taken_s)
         if behind < micro_batches:  # else all are sent before one is back
             slowest_s = max(slowest_s, returned / behind)
-        after = option
+        after, there = option, there + option.devices
     return returned, slowest_s
 
 
-def _way_s(option: Option, after: Option) -> float:
-    """Of a micro-batch between two stages, there and back."""
+def _way_s(option: Option, after: Option, there: int) -> float:
+    """Of a micro-batch between two stages and back, of which the second has so many
+    devices to the end of its island."""
     if option.span == after.span:
-        return option.sent_s
+        farther = leaves(there, option.devices, option.domain)
+        return option.sent_s + option.far_s * float(farther)
     return max(option.crossed_s, after.arrived_s)
 
 

@@ -28,11 +28,15 @@ Kind = TypeVar("Kind")
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Passes:
     """Seconds of each layer on a mesh, arrays [layers]: of a micro-batch, and of
-    summing its gradients once a step; no stage that holds it takes less for it."""
+    summing its gradients once a step; no stage that holds it takes less for it. But of
+    a parameter that the model's ends share and both count, one with all layers takes
+    the `shared` seconds once."""
 
     forward_s: Array
     backward_s: Array
     reduce_s: Array
+    shared_backward_s: float = 0.0
+    shared_reduce_s: float = 0.0
 
     @property
     def both_s(self) -> Array:
@@ -53,10 +57,10 @@ class Stages:
         """Those that *option* has, where they *fit*."""
         forward_s = np.where(fits, option.sums(passes.forward_s), np.inf)
         reduce_s = stages_sums(passes.reduce_s)
-        # All layers in one stage hold a tied parameter once, their ends each count it.
-        reduce_s[0, -1] -= min(passes.reduce_s[0], passes.reduce_s[-1])
+        reduce_s[0, -1] -= passes.shared_reduce_s
         there = np.isfinite(reduce_s)
         backward_s = np.where(there, stages_sums(passes.backward_s), 0.0)
+        backward_s[0, -1] -= passes.shared_backward_s
         late_s = np.where(there, reduce_s, 0.0) - backward_s
         return cls(
             both_s=forward_s + backward_s,

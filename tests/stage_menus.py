@@ -81,8 +81,6 @@ def late_s(part: Part, passes: Passes) -> float:
     """What the reduction of a stage takes longer than its last backward."""
     here = slice(part.first, part.last + 1)
     reduce_s = float(passes.reduce_s[here].sum())
-    if part.last - part.first + 1 == len(passes.reduce_s):  # a tied parameter, once
-        reduce_s -= float(min(passes.reduce_s[0], passes.reduce_s[-1]))
     return max(0.0, reduce_s - float(passes.backward_s[here].sum()))
 
 

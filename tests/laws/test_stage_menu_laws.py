@@ -14,26 +14,26 @@ from costmodel.island_price import Placed
 from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.pins import Pins
 from costmodel.stage import StagePrice
-from planner.problem import Problem
 from planner.stage_menu import Menu, menus
 from planner.stage_partition import Partition
 from planner.stage_passes import Stages
 from tests.problems import on, problem
 
 SLACK = 1 + 1e-9
-MODELS = ("gpt-tiny", "gpt-mini", "mixtral-8x7b", "deepseek-v2-lite")
+MODELS = ("gpt-tiny", "gpt-mini", "deepseek-v2-lite")
 
 
 @cache
-def posed(name: str, where: str, framework: str, zero: int) -> Problem:
-    return problem(
+def menus_of(name: str, where: str, framework: str, zero: int) -> list[Menu]:
+    asked = problem(
         name,
-        8,
-        global_batch=8,
+        4,
+        global_batch=4,
         where=on(where, framework),
         limit_bytes=1e15,
-        pins=Pins(zero=zero),
+        pins=Pins(zero=zero, micro_batches=2),
     )
+    return [one for one in menus(asked) if one.options]
 
 
 def stages_of(menu: Menu, partition: Partition) -> StagePrice:
@@ -52,14 +52,12 @@ def stages_of(menu: Menu, partition: Partition) -> StagePrice:
     zero=st.integers(0, 3),
     data=st.data(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_layers_alone_are_no_more_than_their_stage(
     name: str, where: str, framework: str, zero: int, data: st.DataObject
 ) -> None:
-    asked = posed(name, where, framework, zero)
-    found = [one for one in menus(asked) if one.options]
-    menu = data.draw(st.sampled_from(found))
-    for partition in menu.best()[:4]:
+    menu = data.draw(st.sampled_from(menus_of(name, where, framework, zero)))
+    for partition in menu.best(tolerance=0.1)[:4]:
         priced = stages_of(menu, partition)
         for place, part in enumerate(partition.parts):
             option, passes = menu.options[part.option], menu.passes[part.option]
@@ -76,13 +74,12 @@ def test_layers_alone_are_no_more_than_their_stage(
 
 def test_reductions_are_near_what_a_stage_s_take() -> None:
     """Or the bound would know little of them."""
-    asked = posed("gpt-mini", "rtx4090-8x", "meshwright", 1)
-    menu = next(one for one in menus(asked) if one.options)
-    for partition in menu.best()[:4]:
+    menu, *_ = menus_of("gpt-1.3b", "rtx4090-8x", "meshwright", 1)
+    for partition in menu.best(tolerance=0.1)[:4]:
         priced = stages_of(menu, partition)
         for place, part in enumerate(partition.parts):
-            whole = part.last - part.first + 1 == asked.job.graph.body
             passes = menu.passes[part.option]
             alone = float(passes.reduce_s[part.first : part.last + 1].sum())
-            if not whole:
-                assert alone == pytest.approx(priced.reduce_s[place], rel=0.05)
+            if len(partition.parts) == 1:
+                alone -= passes.shared_reduce_s
+            assert alone == pytest.approx(priced.reduce_s[place], rel=0.05)
