@@ -51,7 +51,8 @@ class Kind:
     def sent_by_left(self) -> Array:
         """Of each number of `left` the way to the next stage of the island and back."""
         behind = np.arange(self.most - self.fewest + 1)
-        return self.sent_s + self.far_s * leaves(behind, self.size, self.domain)
+        farther = leaves(behind, self.size, self.domain)
+        return np.asarray(self.sent_s + self.far_s * farther)
 
     @property
     def left(self) -> slice:

@@ -144,11 +144,9 @@ def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
     frozen = price.frozen_parameters
     added = accumulated(price.parameters, parallel, number, on, frozen=frozen)
     more = accumulated(price.expert_parameters, apart, number, on).where(held)
-    rates = [_gradient_rates(side, layout, on) for side in (parallel, apart)]
-    add_s, reduce_s = (
-        price.parameters * dense + price.expert_parameters * of_experts
-        for dense, of_experts in zip(*rates, strict=True)
-    )
+    add_rate, reduce_rate = _gradient_rates(parallel, layout, on)
+    experts_rate, _ = _gradient_rates(apart, layout, on)
+    add_s = price.parameters * add_rate + price.expert_parameters * experts_rate
     hidden_s = price.data_comm_s + price.offload_s
     forward_s = np.maximum(price.forward_s - hidden_s, 0.0)
     both_s = price.forward_s + price.backward_s - hidden_s
@@ -157,9 +155,9 @@ def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
     return Passes(
         forward_s=forward_s,
         backward_s=np.maximum(both_s - forward_s, 0.0),
-        reduce_s=np.asarray(reduce_s),
-        shared_backward_s=table * rates[0][0],
-        shared_reduce_s=table * rates[0][1],
+        reduce_s=price.parameters * reduce_rate,  # and what experts add to it
+        shared_backward_s=table * add_rate,
+        shared_reduce_s=table * reduce_rate,
     )
 
 

@@ -256,11 +256,10 @@ def test_other_searches_take_one_island(ask: Ask, tmp_path: Path) -> None:
     code, out, err = ask(*argv, "--search", "megatron")
     assert (code, out) == (2, "")
     assert "knows one island, the cluster joins 2" in err
-    lean = answer(ask, *argv, "--objective", "memory")
+    argv = ("--model", "gpt-tiny", "--gpus", "16", "--cluster", unlike)
+    lean = answer(ask, *argv, "--global-batch", "8", "--objective", "memory")
     assert lean["bound"]["objective"] == "peak_memory_bytes"
     assert lean["bound"]["value"] == lean["estimate"]["peak_memory_bytes"]
-    fast = answer(ask, *argv)
-    assert fast["estimate"]["peak_memory_bytes"] > lean["bound"]["value"]
 
 
 @pytest.mark.parametrize(

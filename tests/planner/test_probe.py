@@ -86,7 +86,8 @@ def test_fewer_are_written_where_there_are_no_more(asking: Ask, tmp_path: Path) 
 def test_unlike_islands_are_probed(asking: Ask, tmp_path: Path) -> None:
     """Layouts of stages that differ in more than their cuts."""
     where = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
-    argv = ("--model", "gpt-1.3b", "--gpus", "16", "--cluster", where)
+    argv = ("--model", "gpt-mini", "--gpus", "16", "--cluster", where)
+    argv = (*argv, "--global-batch", "8")
     out = tmp_path / "best.json"
     code, text, _ = asking(*argv, "--probe", "3", "--out", str(out), "--json")
     found = json.loads(text)
