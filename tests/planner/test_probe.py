@@ -87,9 +87,9 @@ def test_unlike_islands_are_probed(asking: Ask, tmp_path: Path) -> None:
     """Layouts of stages that differ in more than their cuts."""
     where = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
     argv = ("--model", "gpt-mini", "--gpus", "16", "--cluster", where)
-    argv = (*argv, "--global-batch", "8")
     out = tmp_path / "best.json"
-    code, text, _ = asking(*argv, "--probe", "3", "--out", str(out), "--json")
+    more = ("--global-batch", "8", "--probe", "3", "--out", str(out), "--json")
+    code, text, _ = asking(*argv, *more)
     found = json.loads(text)
     assert code == 0
     files = [Path(entry["file"]) for entry in found["probe"]]
