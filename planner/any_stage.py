@@ -5,9 +5,10 @@
         partitions   layers → stages → meshes, by Alpa's programme    → stage_partition
         judged       the first few by the event simulation
 
-(Zheng et al., OSDI 2022.) Partitions know neither transfers nor the drain of gradient
-syncs; the simulation does. A menu whose bound is not below the best value is passed
-over, and the least bound of all is the certificate of the wider space.
+(Zheng et al., OSDI 2022.) Those are first whose longest path (`stage_paths`) is
+shortest; on one island they know no transfers, the simulation does. A menu whose bound
+is not below the best value is passed over, and the least bound of all is the
+certificate of the wider space.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from profiles.errors import Contradiction, MeshwrightError, Unsupported
 ISLANDS: Final = "islands"  # the search over them
 ALONE: Final = "any-stage"  # that of one island where none are alike
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
-JUDGED: Final = 4  # partitions of a menu that are simulated
+JUDGED: Final = 8  # partitions of a menu that are simulated
 HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
 
 
@@ -148,6 +149,8 @@ def stages_of_any(
         parts = menu.best(tolerance=TOLERANCE, below_s=value / unit * (1 + HIDDEN))
         tried += len(parts)
         for partition in parts[:JUDGED]:
+            if menu.path_s(partition) >= value / unit:
+                break
             simulated += 1
             candidate = _judged(problem, beside, menu.layout(partition))
             if candidate is not None:

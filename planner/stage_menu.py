@@ -23,6 +23,7 @@ from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
 from planner.stage_partition import EXACT, Array, Option, Partition, partitions
 from planner.stage_passes import Passes
+from planner.stage_paths import path_s
 from planner.stage_places import Place, orders
 from planner.table import divisors
 from planner.trip_bound import trip_bound_s
@@ -39,7 +40,7 @@ class Menu:
     options: tuple[Option, ...]
     passes: tuple[Passes, ...]  # of each option
     places: tuple[Place, ...]  # of each option
-    end_s: float = 0.0
+    end_s: float
 
     @property
     def lower_s(self) -> float:
@@ -86,15 +87,31 @@ class Menu:
         return found + self.end_s
 
     def best(self, *, below_s: float = inf, tolerance: float = 0.0) -> list[Partition]:
-        """Partitions whose steps the programme puts below *below_s*, the best first."""
-        return partitions(
-            self.options,
-            devices=self.problem.gpus,
-            micro_batches=self.micro_batches,
-            stages=self.problem.pins.pp,
-            tolerance=tolerance,
-            below_s=below_s - self.end_s,
-        )
+        """Partitions whose steps the programme puts below *below_s*, those first that
+        take least; some of them as if pipelines stayed in a domain of their island:
+        where they leave it, it knows at the least, not well."""
+        ways = [self.options]
+        if any(option.far_s for option in self.options):
+            ways.append(tuple(replace(one, far_s=0.0) for one in self.options))
+        found = [
+            partition
+            for options in ways
+            for partition in partitions(
+                options,
+                devices=self.problem.gpus,
+                micro_batches=self.micro_batches,
+                stages=self.problem.pins.pp,
+                tolerance=tolerance,
+                below_s=below_s - self.end_s,
+            )
+        ]
+        distinct = {partition.parts: partition for partition in found}
+        return sorted(distinct.values(), key=self.path_s)
+
+    def path_s(self, partition: Partition) -> float:
+        """What a step of *partition* takes at the least."""
+        taken_s = path_s(partition.parts, self.options, self.passes, self.micro_batches)
+        return taken_s + self.end_s
 
     def _work(self, place: Place) -> Array:
         """Device-seconds of each layer at *place*, by the option that needs least."""
@@ -170,6 +187,7 @@ def _menu(
         options=tuple(option for _, option, _, _ in every),
         passes=tuple(passes for _, _, passes, _ in every),
         places=tuple(place for _, _, _, place in every),
+        end_s=problem.machine.step_s,
     )
 
 
@@ -230,7 +248,7 @@ def _by_ends(menu: Menu) -> Iterator[Menu]:
                 menu.options, menu.places, shapes, strict=True
             )
         )
-        yield replace(menu, end_s=end_s, options=options)
+        yield replace(menu, end_s=menu.end_s + end_s, options=options)
 
 
 Box = tuple[int, int]  # the least tp, and the most devices

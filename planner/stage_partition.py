@@ -178,17 +178,29 @@ def _sum_and_slowest(
 ) -> Reached:
     """The two terms of T: a micro-batch there and back, and what the others wait."""
     returned = slowest_s = 0.0
-    after: Option | None = None
-    there = 0  # devices behind, on the same island
-    for behind, part in enumerate(reversed(parts), start=1):
-        option, taken_s = options[part.option], _seconds(part, options)
-        there = there if after and after.span == option.span else 0
-        returned += taken_s + (_way_s(option, after, there) if after else 0.0)
+    ways = reversed(ways_s(parts, options))
+    for behind, (part, way_s) in enumerate(
+        zip(parts[::-1], ways, strict=True), start=1
+    ):
+        taken_s = _seconds(part, options)
+        returned += taken_s + way_s
         slowest_s = max(slowest_s, taken_s)
         if behind < micro_batches:  # else all are sent before one is back
             slowest_s = max(slowest_s, returned / behind)
-        after, there = option, there + option.devices
     return returned, slowest_s
+
+
+def ways_s(parts: Sequence[Part], options: Sequence[Option]) -> list[float]:
+    """Of a micro-batch from each stage to the next and back; of the last one 0."""
+    found: list[float] = []
+    after: Option | None = None
+    there = 0  # devices behind, on the same island
+    for part in reversed(parts):
+        option = options[part.option]
+        there = there if after and after.span == option.span else 0
+        found.append(_way_s(option, after, there) if after else 0.0)
+        after, there = option, there + option.devices
+    return found[::-1]
 
 
 def _way_s(option: Option, after: Option, there: int) -> float:
