@@ -7,22 +7,9 @@ from dataclasses import replace
 from costmodel.machine import machine
 from planner.problem import Problem
 from profiles.catalog import cluster
-from profiles.cluster import Cluster, Level
-from profiles.figure import Figure
+from profiles.cluster import Cluster
 from tests.problems import problem
-
-
-def figure(value: float, unit: str) -> Figure:
-    return Figure(value=value, unit=unit, source="a test")
-
-
-ETHERNET = Level(
-    name="between",
-    kind="ethernet",
-    devices=None,
-    bandwidth=figure(25 / 8, "Gbit/s"),  # a node's 25 Gb/s, over its 8 devices
-    latency=figure(30, "us"),
-)
+from tests.toy import ETHERNET
 
 
 def joined(*names: str) -> Cluster:
