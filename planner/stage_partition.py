@@ -179,9 +179,8 @@ def _sum_and_slowest(
     """The two terms of T: a micro-batch there and back, and what the others wait."""
     returned = slowest_s = 0.0
     ways = reversed(ways_s(parts, options))
-    for behind, (part, way_s) in enumerate(
-        zip(parts[::-1], ways, strict=True), start=1
-    ):
+    stages = zip(parts[::-1], ways, strict=True)
+    for behind, (part, way_s) in enumerate(stages, start=1):
         taken_s = _seconds(part, options)
         returned += taken_s + way_s
         slowest_s = max(slowest_s, taken_s)

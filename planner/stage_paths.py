@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.stage_partition import Option, Part, ways_s
+from planner.stage_partition import Array, Option, Part, ways_s
 from planner.stage_passes import Passes
 
 
@@ -29,19 +29,13 @@ def path_s(
 ) -> float:
     """Seconds that a step of *parts* takes at least, with the *passes* of each of the
     *options*, but for what is no stage's own."""
-    chosen = [passes[part.option] for part in parts]
-    there = [
-        _sum(each.forward_s, part) for each, part in zip(chosen, parts, strict=True)
-    ]
-    back = [
-        _sum(each.backward_s, part) for each, part in zip(chosen, parts, strict=True)
-    ]
-    reduced = [
-        _sum(each.reduce_s, part) for each, part in zip(chosen, parts, strict=True)
-    ]
+    chosen = [(passes[part.option], part) for part in parts]
+    there = [_sum(each.forward_s, part) for each, part in chosen]
+    back = [_sum(each.backward_s, part) for each, part in chosen]
+    reduced = [_sum(each.reduce_s, part) for each, part in chosen]
     if len(parts) == 1:
-        reduced[0] -= chosen[0].shared_reduce_s
-        back[0] -= chosen[0].shared_backward_s
+        reduced[0] -= chosen[0][0].shared_reduce_s
+        back[0] -= chosen[0][0].shared_backward_s
     late = [max(r - b, 0.0) for r, b in zip(reduced, back, strict=True)]
     both = [f + b for f, b in zip(there, back, strict=True)]
     ways = ways_s(parts, options)
@@ -65,5 +59,5 @@ def path_s(
     return longest + late[0]
 
 
-def _sum(seconds: Sequence[float], part: Part) -> float:
-    return float(sum(seconds[part.first : part.last + 1]))
+def _sum(seconds: Array, part: Part) -> float:
+    return float(seconds[part.first : part.last + 1].sum())
