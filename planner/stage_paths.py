@@ -9,7 +9,8 @@ that slow links and slow stages make long.
 
 with w stages from e to the end. (`costmodel.makespan` has the same paths for runs of
 equal stages.) The programme knows windows to the last stage alone: this puts what it
-finds into a better order, and what is not below the best need not be simulated.
+finds into a better order, and what is not below the best is not simulated. Where a
+pipeline leaves a domain of its island is a guess, so that no certificate rests on it.
 """
 
 from __future__ import annotations
