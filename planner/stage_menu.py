@@ -48,7 +48,8 @@ class Menu:
 
         Every device is busy with what it holds, m times: the mean over devices of the
         least device-seconds, those of each place weighed by how fast it is (any weights
-        bound, by duality); and one micro-batch goes through all layers and back.
+        bound, by duality); and one micro-batch goes through all layers and back. A
+        single stage counts a parameter that its ends share once.
         """
         if not self.options:
             return float("inf")
@@ -58,7 +59,10 @@ class Menu:
         rate = sum(place.devices / float(works[place].sum()) for place in places)
         shares = [works[place] / works[place].sum() for place in places]
         work_s = float(np.min(shares, axis=0).sum()) / rate
-        return max(self.micro_batches * work_s, through) + self.end_s
+        alone = len(places) == 1
+        shared_s = max(one.shared_backward_s for one in self.passes) if alone else 0.0
+        twice_s = self.micro_batches * shared_s
+        return max(self.micro_batches * work_s, through) - twice_s + self.end_s
 
     def tighter_s(self, at_most_s: float) -> float:
         """The same, as far as *at_most_s* (which is finite), of stages that are whole
@@ -216,7 +220,8 @@ def _linked(
 def _by_ends(menu: Menu) -> Iterator[Menu]:
     """*menu*, or one for each cost of summing the tied gradient between the pipeline's
     two ends: of stages there with so large a tp, or larger, on so many devices, or
-    fewer. The smaller tp and the larger stage set the time."""
+    fewer. The smaller tp and the larger stage set the time; ends that cost less have
+    a menu of their own, which bounds them."""
     places = sorted(set(menu.places), key=lambda place: place.span or (0, 0))
     if len(places) < 2:
         yield menu

@@ -3,7 +3,8 @@ how long each stage waits for it.
 
 To cut bounds (`stage_bound`) this adds what 1F1B does with slow links. A stage with w
 stages from it to the end sends w micro-batches before the first comes back; of the
-other m − 1 = n · w + r, some wait for n trips, and r pass the slowest stage before:
+other m − 1 = n · w + r, some wait for n trips, and r pass the slowest stage before
+(r counts where there is a trip to wait for, here and below):
 
     T ≥ Σ_{i<s} (t_i + x_i) + (1 + n) · Σ_{i≥s} (t_i + x_i) + r · max_{i≥s} t_i
 
@@ -176,7 +177,8 @@ class _Trips:
         behind = min(stages - 2, self.micro_batches - 1)
         more, passed = divmod(self.micro_batches - 1 - behind, 2)
         once_s = each + kind.crossed_s + np.append(self.shortest, inf)[last + 1]
-        return np.asarray((1 + more) * once_s + _times(behind + passed, each))
+        behind += passed if more else 0
+        return np.asarray((1 + more) * once_s + _times(behind, each))
 
 
 def _times(count: int, seconds: Array) -> Array:

@@ -60,7 +60,8 @@ def run_s(
             behind = min(in_flight - 2, m - 1)
             trips, passed = divmod(m - 1 - behind, 2)
             turn = each[place] + seconds[place + 1]
-            turns = (1 + trips) * turn + (behind + passed) * seconds[place]
+            behind += passed if trips else 0
+            turns = (1 + trips) * turn + behind * seconds[place]
             found = max(found, before + turns)
     return found + late[0]
 
