@@ -11,7 +11,7 @@ from costmodel.support import refusals
 from costmodel.uniform import spell_out
 from tests.matrix import Seen, seen_by_all
 from tests.priced import unlike_priced
-from tests.training import ADAMW, FEW_STEPS, SGD
+from tests.training import ADAMW, SGD
 from tests.training_cases import (
     BATCH,
     USUAL,
@@ -23,8 +23,8 @@ from tests.training_cases import (
 )
 
 LOSS, NORM, TENSORS = 1e-5, 1e-5, 1e-4
-# Over all parameters: 2e-6 were seen at the most. Four steps without weight decay are
-# 1.2e-4 away, a tensor that is not updated 2.8e-4 or more.
+# Over all parameters, of ten steps: 2e-6 were seen at the most. Four steps without
+# weight decay are 1.2e-4 away, a tensor that is not updated 2.8e-4 or more.
 PARAMETERS = 2e-5
 # A norm's weights lie about 1 and move by 1e-4 in all: their rounding shows.
 UPDATES = 1e-3
@@ -34,14 +34,15 @@ UPDATES = 1e-3
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_layouts_train_like_one_process(world: int) -> None:
     usual_cases = [one for one in cases_of(world) if usual(*one)]
-    for case, seen in seen_by_all(world, usual_cases, steps=FEW_STEPS).items():
+    for case, seen in seen_by_all(world, usual_cases).items():
         _require_alike(case, seen)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_layout_does_so_for_longer(world: int) -> None:
-    for case, seen in seen_by_all(world, cases_of(world), ADAMW).items():
+@pytest.mark.parametrize("world", [world for world in WORLDS if world > 1])
+def test_the_rest_of_the_matrix_does_so_too(world: int) -> None:
+    others = [one for one in cases_of(world) if not usual(*one)]
+    for case, seen in seen_by_all(world, others, ADAMW).items():
         _require_alike(case, seen)
 
 
@@ -96,7 +97,7 @@ def _usual_cases() -> Iterator[tuple[str, str]]:
 
 
 def _require_alike(case: tuple[str, str], seen: Seen) -> None:
-    """Losses of all steps, the first gradients and the last parameters, on every rank;
+    """Losses of ten steps, the first gradients and the last parameters, on every rank;
     and the executed stream, its collectives counted and weighed, is the priced one."""
     assert seen.losses < LOSS, case
     assert seen.norm < NORM, case
