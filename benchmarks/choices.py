@@ -37,7 +37,7 @@ from costmodel.report.table import layout_words
 from costmodel.runs.run import read_runs
 from costmodel.uniform import spell_out
 from costmodel.validate import GROUP, compare
-from planner.problem import memory_limit
+from planner.problem import PROBABILITY
 
 REPEATS = 0.003  # how far apart measurements of one layout are, at the quietest source
 WITHIN = 0.02
@@ -143,13 +143,13 @@ def _one(items: Sequence[Compared]) -> Swept:
     assert first.price is not None
     assert first.question is not None
     took = [item.times[1] if item.times else inf for item in items]
-    job, on = first.question.job, first.question.machine
+    job = first.question.job
     layout = spell_out(first.question.choice, job.graph, job.global_batch)
     return Swept(
         words=layout_words(layout),
         estimated_s=first.price.step_time_s,
         measured_s=median(took),
-        fits=first.price.peak_bytes["device"] <= memory_limit(on),
+        fits=first.price.probability_fits >= PROBABILITY,
     )
 
 

@@ -84,7 +84,7 @@ def measure(question: Question) -> None:
     for row in range(SIMULATED):
         found = problem.simulate(space.choice(leaves, row)).estimate
         seconds.append(bounds.step_time_s[row] / found.step_time_s)
-        peaks.append(bounds.peak_memory_bytes[row] / found.peak_memory_bytes)
+        peaks.append(bounds.needed_bytes[row] / found.peak_needed_bytes)
     each_s = (perf_counter() - start) / SIMULATED
     print(
         f"{length(branches):9,} {listed_s:6.2f} s{glance_s:6.2f} s{floors_s:6.2f} s"

@@ -58,10 +58,10 @@ def _table(name: str, choice: Uniform, job: Job, on: Machine) -> None:
     kept = priced(choice, job, on)
     layers = -(-job.graph.body // choice.pp)
     tried = [(one, priced(one, job, on)) for one in layouts(choice, layers)]
-    least = min(one.peak_memory_bytes for _, one in tried)
+    least = min(one.peak_needed_bytes for _, one in tried)
     for share in SHARES:
-        limit = least + share * (kept.peak_memory_bytes - least)
-        fits = [(e.step_time_s, c) for c, e in tried if e.peak_memory_bytes <= limit]
+        limit = least + share * (kept.peak_needed_bytes - least)
+        fits = [(e.step_time_s, c) for c, e in tried if e.peak_needed_bytes <= limit]
         seconds, best = min(fits, key=lambda one: one[0])
         auto = fitted(replace(choice, recompute=AUTO), job, on, limit, executable=False)
         away = with_offload(choice, job, on, limit)

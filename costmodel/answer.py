@@ -49,6 +49,11 @@ class Answer:
         return max(float(item.total) for item in self.memory)
 
     @cached_property
+    def peak_needed_bytes(self) -> float:
+        """What has to be there at once on the rank that needs most."""
+        return max(float(item.needed) for item in self.memory)
+
+    @cached_property
     def peak_reserved_bytes(self) -> float:
         return max(float(item.allocated + item.reserve) for item in self.memory)
 
@@ -60,7 +65,7 @@ class Answer:
     def fits(self) -> bool:
         """On every device; and on the hosts, what is offloaded to them."""
         return (self.away is None or self.away.fits) and all(
-            float(item.total) <= capacity
+            float(item.needed) <= capacity
             for item, capacity in zip(self.memory, self.capacities_bytes, strict=True)
         )
 
@@ -68,7 +73,7 @@ class Answer:
     def capacity_bytes(self) -> float:
         """What the device offers; of unlike ones, the one with the least to spare."""
         pairs = zip(self.capacities_bytes, self.memory, strict=True)
-        return min(pairs, key=lambda pair: pair[0] / float(pair[1].total))[0]
+        return min(pairs, key=lambda pair: pair[0] / float(pair[1].needed))[0]
 
     @cached_property
     def model_flops(self) -> float:
@@ -109,6 +114,13 @@ class Answer:
         low, high = self.spread.step_time
         return self.step_time_s * low, self.step_time_s * high
 
+    @cached_property
+    def probability_fits(self) -> float:
+        """The odds that what is needed at once is no more than there is."""
+        return self.spread.probability_below(
+            self.capacity_bytes / self.peak_needed_bytes
+        )
+
     @property
     def interval(self) -> dict[str, Any]:
         """p10 and p90 from the calibration's residuals, and the odds of fitting."""
@@ -117,9 +129,7 @@ class Answer:
         return {
             "step_time_s": list(self.interval_s),
             "peak_memory_bytes": [peak * least, peak * most],
-            "probability_fits": self.spread.probability_below(
-                self.capacity_bytes / peak
-            ),
+            "probability_fits": self.probability_fits,
         }
 
     def document(self) -> dict[str, Any]:
@@ -136,6 +146,7 @@ class Answer:
             "peak_flops_used": self.peak_flops_per_s,
             "fits": self.fits,
             "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_needed_bytes": self.peak_needed_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "capacity_bytes": self.capacity_bytes,

@@ -35,11 +35,11 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnPrices:
-    """One number a row: seconds of a step and bytes of the fullest rank, both lower
-    bounds of what the simulation of that row gives."""
+    """One number a row: seconds of a step and the bytes that the fullest rank needs,
+    both lower bounds of what the simulation of that row gives."""
 
     step_time_s: Array
-    peak_memory_bytes: Array
+    needed_bytes: Array
 
 
 def price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
@@ -48,23 +48,21 @@ def price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
         return price_from(AtomBook.for_columns(columns, job, on), columns)
     gpus = columns.gpus  # samples depend on how many ranks are at work
     prices = ColumnPrices(
-        step_time_s=np.empty(len(columns)), peak_memory_bytes=np.empty(len(columns))
+        step_time_s=np.empty(len(columns)), needed_bytes=np.empty(len(columns))
     )
     for count in np.unique(gpus):
         here = gpus == count
         rows, where = columns.take(here), on.running(int(count))
         found = price_from(AtomBook.for_columns(rows, job, where), rows)
         prices.step_time_s[here] = found.step_time_s
-        prices.peak_memory_bytes[here] = found.peak_memory_bytes
+        prices.needed_bytes[here] = found.needed_bytes
     return prices
 
 
 def price_from(book: AtomBook, columns: Columns) -> ColumnPrices:
     """The same from a *book* of the rows' job, machine, precision and offloading."""
     rows = Rows(columns=columns, book=book)
-    return ColumnPrices(
-        step_time_s=step_time_s(rows), peak_memory_bytes=peak_bytes(rows)
-    )
+    return ColumnPrices(step_time_s=step_time_s(rows), needed_bytes=needed_bytes(rows))
 
 
 def step_time_s(rows: Rows) -> Array:
@@ -164,9 +162,9 @@ def _transfer_s(rows: Rows, far: Array) -> Array:
     return np.where(columns.pp > 1, seconds, 0.0)
 
 
-def peak_bytes(rows: Rows) -> Array:
-    """At least the bytes of the fullest of the ranks that can be: the first, the first
-    of each run of middle ones, and the last."""
+def needed_bytes(rows: Rows) -> Array:
+    """At least what the fullest of the ranks that can be needs: the first, the first of
+    each run of middle ones, and the last."""
     first, *middle, last = rows.held
     before, *counts, at_end = rows.counts
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
@@ -223,7 +221,7 @@ def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> A
         frozen_parameters=rows.held_by(end, "frozen_parameters"),
         expert_parameters=rows.held_by(end, "expert_parameters"),
     )
-    return pieces.total
+    return pieces.needed
 
 
 def _entered(columns: Columns, micro_batches: Array) -> Array:

@@ -8,6 +8,9 @@ communication                      NCCL's buffers
 reserve                            allocator rounding and fragmentation, and blocks that
                                    it keeps of another part of the step
 context                            what the driver keeps per process
+
+What is needed is all of that but cached blocks, which are given back before the device
+is full: a device may show itself full and yet have room.
 """
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ Array = NDArray[Any]
 # What the allocator reserves over what it hands out, of states and of what comes and
 # goes, [fitted]: SimuMax's runs alone, which print both, give 3.9 and 13.6 % (rms 1.3
 # GiB), BLOOM's under nvidia-smi 5.6 and 2.9 % (3 GiB, which is their noise).
-STATE_FRAGMENTATION: Final = 0.04
 FRAGMENTATION: Final = 0.04
+# What of that has to be there: whole segments that nothing is in are given back before
+# an allocation fails [fitted] on which of Hagemann's layouts ran out: the likelihood is
+# largest at 0.03 to 0.035, and as good as that from 0.015 to 0.04.
+PINNED: Final = 0.03
 # Of 80 GB cards 79.15 GiB are usable, less 2 to 3 GiB of context and communicators.
 CONTEXT_BYTES: Final = 0.75 * GiB
 # NCCL's buffers grow with the channels that it opens, a few on PCIe and the first
@@ -41,6 +47,7 @@ CONTEXT_BYTES: Final = 0.75 * GiB
 # on A100s BLOOM's and on GH200s Sailor's runs (rms 3 GiB). By what an architecture's
 # name begins with; a TPU has no NCCL.
 COMMUNICATOR_BYTES: Final = 2.5 * GiB
+ONE_COMMUNICATOR_BYTES: Final = COMMUNICATOR_BYTES / 2  # [assumed] of the whole job
 COMMUNICATORS_OF: Final = {
     "pascal": 0.3 * GiB,
     "volta": 0.3 * GiB,
@@ -49,9 +56,16 @@ COMMUNICATORS_OF: Final = {
 }
 
 
+KINDS: Final = (
+    *("parameters", "gradients", "optimizer", "activations", "transient"),
+    *("communication", "reserve", "context"),
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes by kind at the instant of the peak; arrays or numbers."""
+    """Bytes by kind at the instant of the peak; arrays or numbers. `cached` is that
+    part of the reserve that nothing uses, there as long as there is room."""
 
     parameters: Array
     gradients: Array
@@ -61,6 +75,7 @@ class Memory:
     communication: Array
     reserve: Array
     context: Array
+    cached: Array
 
     @property
     def total(self) -> Array:
@@ -75,6 +90,11 @@ class Memory:
             + self.reserve
             + self.context
         )
+
+    @property
+    def needed(self) -> Array:
+        """What has to be there at once: it decides whether a layout fits."""
+        return np.asarray(self.total - self.cached)
 
     @property
     def allocated(self) -> Array:
@@ -93,7 +113,7 @@ class Memory:
 
     def document(self) -> dict[str, float]:
         """Bytes by kind, and their sum."""
-        kinds = {item.name: float(getattr(self, item.name)) for item in fields(self)}
+        kinds = {name: float(getattr(self, name)) for name in KINDS}
         return {**kinds, "total": sum(kinds.values())}
 
 
@@ -132,9 +152,14 @@ def memory(
     torchtitan reserves 16.4 bytes a parameter less, gradients and all). *footprint*
     says what else the framework keeps.
     """
-    twice = fully_shard & (parallel.shards > 1)  # of experts too, on one rank or more
+    sharded = parallel.shards > 1  # so are experts then, on one rank or more
+    masters = footprint.shards_are_masters & (sharded | (not fully_shard))
+    shards = _Shards(
+        twice=fully_shard & sharded,
+        masters=masters & (parallel.zero == 3),
+    )
     weight, gradient, optimizer, copies = _states(
-        parameters, parallel, precision, moments, footprint, twice=twice
+        parameters, parallel, precision, moments, footprint, shards
     )
     if np.any(expert_parameters):
         of_experts = _states(
@@ -143,7 +168,7 @@ def memory(
             precision,
             moments,
             footprint,
-            twice=twice,
+            shards,
         )
         dense = (weight, gradient, optimizer, copies)
         weight, gradient, optimizer, copies = (
@@ -173,19 +198,19 @@ def memory(
     activations, transient, left = _step_or_passes(
         activation_bytes, transient, copies, flat=flat
     )
-    states, comes_and_goes = weight + gradient + optimizer, activations + transient
-    held = states + comes_and_goes
+    held = weight + gradient + optimizer + activations + transient
     shape = np.broadcast(held, np.asarray(ranks)).shape
     communicators = _communicator_bytes(device, ranks, parallel)
     later = (
         (parallel.zero >= 2) & (parallel.shards > 1) & (np.asarray(micro_batches) < 2)
     )
     absent = np.where(later & fully_shard, np.minimum(gradient, activations), 0.0)
-    spare = STATE_FRAGMENTATION * states + FRAGMENTATION * comes_and_goes
-    context = _own(device, "context", CONTEXT_BYTES)
+    pinned, context = PINNED * held, _own(device, "context", CONTEXT_BYTES)
     # Blocks that nothing uses are given back before the allocator fails.
-    room = device.capacity_bytes - (held - absent + spare + communicators + context)
-    cached = np.clip(absent + left, 0.0, np.maximum(room, 0.0))
+    room = device.capacity_bytes - (held - absent + pinned + communicators + context)
+    room = np.maximum(room, 0.0)
+    late = np.minimum(absent, room)  # blocks of gradients to come: they are not cached
+    cached = np.minimum(left + (FRAGMENTATION - PINNED) * held, room - late)
     return Memory(
         parameters=np.broadcast_to(weight, shape),
         gradients=np.broadcast_to(gradient - absent, shape),
@@ -193,28 +218,32 @@ def memory(
         activations=np.broadcast_to(activations, shape),
         transient=np.broadcast_to(transient, shape),
         communication=np.broadcast_to(communicators, shape),
-        reserve=np.broadcast_to(spare + cached, shape),
+        reserve=np.broadcast_to(pinned + late + cached, shape),
         context=np.full(shape, context),
+        cached=np.broadcast_to(cached, shape),
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shards:
+    """What ZeRO's shards are. `twice`: they are kept beside what is whole; `masters`:
+    they are the fp32 weights themselves, of which the optimizer has no others."""
+
+    twice: Array
+    masters: Array
+
+
 def _weight_bytes(
-    parameters: Array,
-    parallel: DataParallel,
-    precision: Precision,
-    footprint: Footprint,
-    twice: Array,
+    parameters: Array, parallel: DataParallel, precision: Precision, shards: _Shards
 ) -> Array:
-    """Of trained parameters, as they are kept, shards beside whole ones where *twice*;
-    masters of their own not included."""
+    """Of trained parameters, as they are kept; the optimizer's masters are its own."""
     each = precision.parameter.bytes
     weight = np.asarray(parameters * each / parallel.shard_of(3))
-    if footprint.shards_are_masters and precision.master:
-        weight = np.where(parallel.zero == 3, 0.0, weight)
-    if not precision.master:  # the shards are its masters
-        both = twice & ((parallel.zero == 1) | (parallel.zero == 2))
-        weight = weight + np.where(both, parameters * each / parallel.shards, 0.0)
-    return weight
+    if precision.master:
+        own = parameters * precision.master_bytes / parallel.shard_of(3)
+        return np.where(shards.masters, own, weight)
+    both = shards.twice & ((parallel.zero == 1) | (parallel.zero == 2))
+    return weight + np.where(both, parameters * each / parallel.shards, 0.0)
 
 
 def pipeline_buffers(on: Machine, pp: Any) -> Array:
@@ -228,15 +257,15 @@ def _states(
     precision: Precision,
     moments: int,
     footprint: Footprint,
-    *,
-    twice: Array,
+    shards: _Shards,
 ) -> tuple[Array, Array, Array, Array]:
     """Bytes of weights, gradients and optimizer states, and of what the step makes."""
-    weight = _weight_bytes(parameters, parallel, precision, footprint, twice)
+    weight = _weight_bytes(parameters, parallel, precision, shards)
     every, copied = footprint.gradient_bytes(precision)
     gradient = parameters * every / parallel.shard_of(2)
     shard = parameters / parallel.shard_of(1)
-    state = precision.master_bytes + moments * Format.FP32.bytes
+    masters = np.where(shards.masters, 0.0, precision.master_bytes)
+    state = masters + moments * Format.FP32.bytes
     return weight, gradient, shard * state, shard * (copied + footprint.step_bytes)
 
 
@@ -262,16 +291,16 @@ def _step_or_passes(
 
 
 def _communicator_bytes(device: Device, ranks: Array, parallel: DataParallel) -> Array:
-    """Bytes of a process's communicators: half where ZeRO-3 alone needs no other group
-    than the whole job's."""
+    """Bytes of a process's communicators: less where data parallelism alone needs no
+    other group than the whole job's."""
     architecture = device.architecture.lower()
     known = (
         size for name, size in COMMUNICATORS_OF.items() if architecture.startswith(name)
     )
     every = _own(device, "communicator", next(known, COMMUNICATOR_BYTES))
     ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp
-    alone = (np.asarray(parallel.zero) == 3) & (ways == 1)
-    return np.where(np.asarray(ranks) > 1, np.where(alone, every / 2, every), 0.0)
+    one = np.where(ways == 1, np.minimum(every, ONE_COMMUNICATOR_BYTES), every)
+    return np.where(np.asarray(ranks) > 1, one, 0.0)
 
 
 def _own(device: Device, kind: str, usual: float) -> float:

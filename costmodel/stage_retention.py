@@ -22,7 +22,7 @@ from costmodel.copy_links import links_of
 from costmodel.estimate import Estimate
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
-from costmodel.memory import FRAGMENTATION, pipeline_buffers
+from costmodel.memory import PINNED, pipeline_buffers
 from costmodel.mesh_parallel import place_of
 from costmodel.offload import Offload, offloaded
 from costmodel.retention import Retention
@@ -118,7 +118,7 @@ class Stages:
                 group.weight * group.count * group.options[0].saved_bytes
                 for group in groups
             )
-            over = (float(memory.total) - limit_bytes) / (1 + FRAGMENTATION)
+            over = (float(memory.needed) - limit_bytes) / (1 + PINNED)
             rooms.append(here - over)
         return np.array(rooms) + self._working
 

@@ -27,7 +27,7 @@ TABLE = re.compile(
     r"(?<=^<!-- support table -->\n).*?(?=^<!-- end of the support table -->$)",
     re.M | re.S,
 )
-FROM_DATA = ("python benchmarks/choices.py",)
+FROM_DATA = ("python benchmarks/choices.py", "python -m benchmarks.odds")
 PROGRAMS = ("plan", "simulate", "profile", "execute", "meshwright", "python")
 
 

@@ -67,7 +67,7 @@ class Remedy:
         found, batch = self.best.estimate, self.change.problem.job.global_batch
         return (
             f"{self.change}: {choice_words(self.best.choice, batch)} needs "
-            f"{format_bytes(found.peak_memory_bytes)}{_on_host(found)}, "
+            f"{format_bytes(found.peak_needed_bytes)}{_on_host(found)}, "
             f"{format_seconds(found.step_time_s)} a step"
         )
 
@@ -220,9 +220,9 @@ def _too_little_memory(problem: Problem) -> str:
     device = problem.machine.device
     smallest = leanest(problem.with_hosts_of_any_size())
     assert smallest is not None, "something is legal"
-    if smallest.estimate.peak_memory_bytes <= problem.memory_limit_bytes:
+    if smallest.estimate.peak_needed_bytes <= problem.memory_limit_bytes:
         return _too_little_on_hosts(problem, smallest)
-    peak = format_bytes(smallest.estimate.peak_memory_bytes)
+    peak = format_bytes(smallest.estimate.peak_needed_bytes)
     return (
         f"memory: the smallest peak of any layout is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
@@ -265,7 +265,7 @@ def _offered(problem: Problem) -> str:
 
 
 def leanest(problem: Problem) -> Candidate | None:
-    """The candidate with the smallest peak, None if there is no candidate; of
+    """The candidate that needs least, None if there is no candidate; of
     `NEAR_LEAST` at most whose bounds leave it open.
 
     Micro-batches of one sequence hold the least: where they are free, others need not

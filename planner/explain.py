@@ -69,7 +69,7 @@ def fullest(best: Candidate) -> str:
 
 def _memory(best: Candidate, too_big: Candidate) -> str:
     gain = 1 - too_big.estimate.step_time_s / best.estimate.step_time_s
-    peak = format_bytes(too_big.estimate.peak_memory_bytes)
+    peak = format_bytes(too_big.estimate.peak_needed_bytes)
     return f"memory: with {peak} a layout {gain:.1%} faster would fit"
 
 
@@ -95,7 +95,7 @@ def loss(
     timed = problem.objective is not Objective.MEMORY
     if named and timed and worse(problem, best, other) > SAME:
         return ", ".join(named)
-    more = other.estimate.peak_memory_bytes - best.estimate.peak_memory_bytes
+    more = other.estimate.peak_needed_bytes - best.estimate.peak_needed_bytes
     return f"needs {format_bytes(more)} more" if more > 0 else "nothing"
 
 

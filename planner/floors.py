@@ -22,7 +22,7 @@ import numpy as np
 
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import RECOMPUTES, Columns
-from costmodel.grid import ColumnPrices, peak_bytes, step_time_s
+from costmodel.grid import ColumnPrices, needed_bytes, step_time_s
 from costmodel.host_floor import least_node_bytes
 from costmodel.layer_runs import stage_runs
 from costmodel.rows import Rows
@@ -41,7 +41,7 @@ def leaf_bounds(problem: Problem, columns: Columns) -> ColumnPrices:
     """Seconds and bytes that the simulation of each row does not go below."""
     return ColumnPrices(
         step_time_s=leaf_s(problem, columns),
-        peak_memory_bytes=leaf_bytes(problem, columns),
+        needed_bytes=leaf_bytes(problem, columns),
     )
 
 
@@ -66,7 +66,7 @@ def leaf_bytes(problem: Problem, columns: Columns) -> Array:
 
 def _peaks(problem: Problem, columns: Columns) -> Array:
     rows = Rows(columns=columns, book=problem.book)
-    found, room = peak_bytes(rows), problem.host_limit_bytes
+    found, room = needed_bytes(rows), problem.host_limit_bytes
     return found if room == inf else np.where(least_node_bytes(rows) > room, inf, found)
 
 

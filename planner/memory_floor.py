@@ -26,12 +26,13 @@ from planner.solution import Counters, Solution, Status
 from planner.space import Space
 
 _LEVELS = np.arange(4)  # ZeRO's; they differ in what a framework keeps of a parameter
+_SHARDS = np.array([1, 1, 1, 2])  # two of ZeRO-3's are as good as any number
 
 
 def states_bytes(problem: Problem) -> float:
     """Bytes that the peak of no layout of *problem* goes below."""
     held = _states(problem)
-    return float(np.min(held.total))
+    return float(np.min(held.needed))
 
 
 def hopeless(problem: Problem, search: str) -> Solution | None:
@@ -64,13 +65,14 @@ def _states(problem: Problem) -> Memory:
     on, gpus = problem.machine, problem.gpus
     rows = Rows(columns=Columns.of([alone]), book=problem.book)
     whole = rows.held[0]  # of one stage, the first is all of the model
-    one = np.ones_like(_LEVELS)
+    one, share = np.ones_like(_LEVELS), _SHARDS / gpus
     # Others that have shards of their own: one rank has nobody to send gradients to.
-    others = DataParallel(tp=one, cp=one, dp=gpus * one, zero=_LEVELS, zero_group=one)
+    dp = np.maximum(gpus, _SHARDS)
+    others = DataParallel(tp=one, cp=one, dp=dp, zero=_LEVELS, zero_group=_SHARDS)
     return memory(
-        parameters=whole.parameters / gpus,
-        expert_parameters=whole.expert_parameters / gpus,
-        frozen_parameters=whole.frozen_parameters / gpus,
+        parameters=whole.parameters * share,
+        expert_parameters=whole.expert_parameters * share,
+        frozen_parameters=whole.frozen_parameters * share,
         gathered_bytes=np.zeros(1),
         activation_bytes=np.zeros(1),
         transient_bytes=np.zeros(1),

@@ -145,7 +145,7 @@ def _status(best: Candidate | None, lower: float, value: float) -> Status:
 
 
 def _peak_bytes(candidate: Candidate) -> float:
-    return candidate.estimate.peak_memory_bytes
+    return candidate.estimate.peak_needed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,5 +248,5 @@ class _Shares:
 def _priced(problem: Problem, columns: Columns) -> tuple[Array, Array]:
     """Bounds of the value and of the peak."""
     prices = leaf_bounds(problem, columns)
-    seconds, peaks = prices.step_time_s, prices.peak_memory_bytes
+    seconds, peaks = prices.step_time_s, prices.needed_bytes
     return np.asarray(problem.value_of(seconds, peaks)), peaks

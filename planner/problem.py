@@ -1,7 +1,7 @@
 """`Problem`: what is asked of a search, complete and free of defaults.
 
     minimise    value(layout)                    → Problem.value_of
-    subject to  peak(layout) ≤ memory limit      → Problem.fits
+    subject to  needed bytes ≤ memory limit      → Problem.fits
                 layout is legal, uses all GPUs   → space
                 what is pinned stays as it is    → space
 
@@ -60,7 +60,7 @@ class Objective(StrEnum):
 _QUANTITIES = {
     Objective.THROUGHPUT: "step_time_s",
     Objective.COST: "dollars_per_token",
-    Objective.MEMORY: "peak_memory_bytes",
+    Objective.MEMORY: "peak_needed_bytes",
     Objective.TIME_TO_TRAIN: "step_time_s",
 }
 
@@ -135,10 +135,10 @@ class Problem:
         pinned = self.pins.recompute
         return recomputes_with(*([pinned] if pinned else []))
 
-    def value_of(self, step_time_s: Any, peak_memory_bytes: Any) -> Any:
+    def value_of(self, step_time_s: Any, needed_bytes: Any) -> Any:
         """The objective's value; numbers or arrays."""
         if self.objective is Objective.MEMORY:
-            return peak_memory_bytes
+            return needed_bytes
         if self.objective is Objective.COST and self.machine.device.cost is not None:
             dollars_per_s = self.gpus * self.machine.device.cost.si / HOUR_S
             return step_time_s * (dollars_per_s / self.job.tokens)
@@ -147,7 +147,7 @@ class Problem:
     def value(self, candidate: Candidate) -> float:
         """The objective's value of a simulated candidate."""
         found = candidate.estimate
-        return float(self.value_of(found.step_time_s, found.peak_memory_bytes))
+        return float(self.value_of(found.step_time_s, found.peak_needed_bytes))
 
     @cached_property
     def host_limit_bytes(self) -> float:
@@ -163,10 +163,10 @@ class Problem:
         if found.away is not None and not found.away.fits:
             return False
         if len(self.machine.cluster.islands) == 1:
-            return found.peak_memory_bytes <= self.memory_limit_bytes
+            return found.peak_needed_bytes <= self.memory_limit_bytes
         share = self.memory_limit_bytes / self.machine.device.capacity_bytes
         ranks = zip(found.memory, found.capacities_bytes, strict=True)
-        return all(float(item.total) <= share * most for item, most in ranks)
+        return all(float(item.needed) <= share * most for item, most in ranks)
 
     def simulate(self, choice: Uniform, known: Known | None = None) -> Candidate:
         """*choice* judged by the event simulation, from prices as far as *known*; its

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _UNITS = {
     "step_time_s": "step time",
     "dollars_per_token": "cost",
-    "peak_memory_bytes": "peak memory",
+    "peak_needed_bytes": "memory needed",
 }
 LAYOUT_WIDTH: Final = 36  # of a runner-up, in characters: few lines on 80 columns
 

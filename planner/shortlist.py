@@ -127,5 +127,5 @@ class Shortlist:
 
     def _rank(self, candidate: Candidate) -> tuple[float, float]:
         """By value; of equal ones that which needs less memory."""
-        peak = candidate.estimate.peak_memory_bytes
+        peak = candidate.estimate.peak_needed_bytes
         return self.problem.value(candidate), peak

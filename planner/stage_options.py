@@ -203,7 +203,7 @@ def _bytes(
         micro_batches=layout.micro_batches,
         footprint=software.footprint,
         offload=layout.offload,
-    ).total
+    ).needed
     base = float(found[0])
     states, saved, working = ((found[1:] - base) / GB).tolist()
     return base, states, saved, working

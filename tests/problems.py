@@ -108,7 +108,7 @@ def small_problems(draw: st.DrawFn) -> Problem:
     space = Space(problem=posed)
     assume(0 < space.branches["leaves"].sum() <= MOST_CANDIDATES)
     if draw(st.booleans()):
-        peaks = leaf_bounds(posed, space.leaves(space.branches)).peak_memory_bytes
+        peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
         share = draw(st.sampled_from((0.0, 0.2, 0.6)))
         limit = float(np.quantile(peaks, share))
         posed = replace(posed, memory_limit_bytes=limit)

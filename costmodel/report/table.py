@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from costmodel.estimate import Estimate
 from costmodel.host_memory import Away
 from costmodel.layout import Layout
-from costmodel.memory import Memory
+from costmodel.memory import KINDS, Memory
 from costmodel.offload import Offload
 from costmodel.retention import CORE, EVERYTHING, Action, Retention
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
@@ -36,6 +36,7 @@ _WORDS = {
     "pipeline_comm": "pipeline sends",
     "data_comm": "data parallel",
 }
+WORTH_TELLING = 0.01  # of a peak
 
 
 def layout_words(layout: Layout) -> str:
@@ -140,12 +141,12 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
     chance = estimate.interval["probability_fits"]
     capacity = format_bytes(estimate.capacity_bytes)
     here = all(
-        float(one.total) <= most
+        float(one.needed) <= most
         for one, most in zip(estimate.memory, estimate.capacities_bytes, strict=True)
     )
     verdict = "fits in" if here else "DOES NOT FIT in"
     sequences = batch / estimate.step_time_s
-    used = format_bytes(estimate.peak_memory_bytes)
+    used = _used(estimate)
     utilisation = f"MFU {estimate.mfu:.1%}   HFU {estimate.hfu:.1%}"
     sources = estimate.price_sources
     return [
@@ -159,6 +160,14 @@ def headline(estimate: Estimate) -> list[tuple[str, str]]:
         *([] if estimate.away is None else [("offloaded", _away_words(estimate.away))]),
         *([] if sources is None else [("price", str(sources))]),
     ]
+
+
+def _used(estimate: Estimate) -> str:
+    """What the device shows; and what of it has to be there, where that is less."""
+    shown, needed = estimate.peak_memory_bytes, estimate.peak_needed_bytes
+    if needed >= shown * (1 - WORTH_TELLING):
+        return format_bytes(shown)
+    return f"{format_bytes(shown)}, of which it needs {format_bytes(needed)}"
 
 
 def _away_words(away: Away) -> str:
@@ -200,8 +209,7 @@ def memory_table(memory: Sequence[Memory], most_rows: int = 8) -> Table:
     most = max(float(entry.total) for entry in memory)
     unit, scale = ("GiB", GiB) if most >= GiB else ("MiB", MiB)
     table.add_column(f"{unit}  stage")
-    names = [item.name for item in fields(Memory)]
-    for name in names:
+    for name in KINDS:
         table.add_column(_SHORT[name], justify="right")
     table.add_column("total", justify="right", style="bold")
     groups = _groups(memory)
@@ -212,7 +220,7 @@ def memory_table(memory: Sequence[Memory], most_rows: int = 8) -> Table:
             table.add_row("…")
         before = index
         ranks = f"{first}" if first == last else f"{first}–{last}"
-        values = [float(getattr(entry, name)) for name in names]
+        values = [float(getattr(entry, name)) for name in KINDS]
         cells = [f"{value / scale:.1f}" for value in (*values, sum(values))]
         table.add_row(ranks, *cells)
     return table

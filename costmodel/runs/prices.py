@@ -36,6 +36,7 @@ class Price:
     step_time_s: float
     interval_s: tuple[float, float]  # p10 and p90 of the step
     fits: bool
+    probability_fits: float
     peak_bytes: Mapping[str, float]  # device, reserved, allocated
 
     @property
@@ -132,6 +133,7 @@ def _kept(found: Answer | MeshwrightError) -> Price | str:
         step_time_s=found.step_time_s,
         interval_s=found.interval_s,
         fits=found.fits,
+        probability_fits=found.probability_fits,
         peak_bytes={
             "device": found.peak_memory_bytes,
             "reserved": found.peak_reserved_bytes,

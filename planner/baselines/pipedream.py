@@ -73,7 +73,7 @@ def _rungs(problem: Problem) -> Iterator[Rung]:
         found = keeping(problem, **rule, recompute=recompute)
         if found is None:
             continue
-        found = found.take(leaf_bounds(problem, found).peak_memory_bytes <= limit)
+        found = found.take(leaf_bounds(problem, found).needed_bytes <= limit)
         for micro_batch in np.unique(found.micro_batch)[::-1]:
             here = found.take(found.micro_batch == micro_batch)
             depth = _depth(problem, int(micro_batch), recompute)

@@ -52,7 +52,7 @@ def follow(
             break
         if not len(rung.columns):
             continue
-        peaks = leaf_bounds(problem, rung.columns).peak_memory_bytes
+        peaks = leaf_bounds(problem, rung.columns).needed_bytes
         fits = peaks <= problem.memory_limit_bytes
         considered += len(rung.columns)
         by_memory += int((~fits).sum())

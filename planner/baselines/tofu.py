@@ -109,7 +109,7 @@ def _rungs(problem: Problem) -> Iterator[Rung]:
         if found is None:
             continue
         ways = problem.gpus // int(found.pp.min())
-        peaks = leaf_bounds(problem, found).peak_memory_bytes
+        peaks = leaf_bounds(problem, found).needed_bytes
         passes = problem.job.global_batch // (found.micro_batch * found.dp)
         for count in np.unique(passes[peaks <= problem.memory_limit_bytes]).tolist():
             if count not in known:

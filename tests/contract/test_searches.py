@@ -50,7 +50,7 @@ def certified(posed: Problem, found: Solution) -> None:
         assert (found.status, found.gap) == (Status.INFEASIBLE, 1.0)
         return
     assert list(violations(found.best.choice, posed.job, posed.machine.cluster)) == []
-    assert found.best.estimate.peak_memory_bytes <= posed.memory_limit_bytes
+    assert found.best.estimate.peak_needed_bytes <= posed.memory_limit_bytes
     assert found.value == posed.value(found.best)
     assert 0 <= found.lower <= found.value
     assert found.gap == pytest.approx(1 - found.lower / found.value, abs=1e-12)

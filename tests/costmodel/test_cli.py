@@ -25,7 +25,7 @@ KEYS = {
     *("hardware_tflops_per_gpu", "mfu", "hfu", "flops_convention", "peak_flops_used"),
     *("fits", "peak_memory_bytes", "peak_reserved_bytes", "peak_allocated_bytes"),
     *("capacity_bytes", "memory", "breakdown_s", "interval", "layout", "assumed"),
-    *("warnings", "price_sources", "offloaded"),
+    *("warnings", "price_sources", "offloaded", "peak_needed_bytes"),
 }
 PIECES = {
     *("stage", "parameters", "gradients", "optimizer", "activations", "transient"),

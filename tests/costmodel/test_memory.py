@@ -10,7 +10,13 @@ import pytest
 
 from costmodel.data_parallel import DataParallel
 from costmodel.footprint import Footprint, footprints
-from costmodel.memory import COMMUNICATOR_BYTES, FRAGMENTATION, Memory, memory
+from costmodel.memory import (
+    COMMUNICATOR_BYTES,
+    FRAGMENTATION,
+    PINNED,
+    Memory,
+    memory,
+)
 from costmodel.offload import Offload
 from profiles.catalog import device
 from profiles.precision import precision
@@ -69,8 +75,10 @@ def test_blocks_that_nothing_uses_are_given_back_before_the_device_is_full() -> 
     full, over = held(62), held(75)
     assert float(full.total) == pytest.approx(capacity)
     assert 0 < spare(full) < 6
-    assert float(over.total) > capacity
-    assert spare(over) == pytest.approx(0)
+    kept = float(full.reserve) - PINNED * float(full.allocated)
+    assert float(full.needed) == pytest.approx(capacity - kept)
+    assert float(over.total) == float(over.needed) > capacity
+    assert float(over.reserve) == pytest.approx(PINNED * float(over.allocated))
 
 
 def test_what_a_footprint_copies_is_not_on_the_device_with_the_optimizer() -> None:
@@ -85,17 +93,43 @@ def test_what_a_footprint_copies_is_not_on_the_device_with_the_optimizer() -> No
 def test_communicators_are_as_large_as_a_device_has_channels(
     name: str, share: float
 ) -> None:
-    found = held(1, device=device(name))
+    found = held(1, tp=2, device=device(name))
     assert float(found.communication) == pytest.approx(share * COMMUNICATOR_BYTES)
     assert float(held(1, ranks=1, device=device(name)).communication) == 0
 
 
-def test_zero_3_alone_has_the_communicator_of_the_whole_job() -> None:
-    alone, beside = held(1, zero=3), held(1, zero=3, tp=2)
-    assert float(alone.communication) == float(beside.communication) / 2
+def test_data_parallelism_alone_has_the_communicator_of_the_whole_job() -> None:
+    for zero in (0, 1, 3):
+        alone, beside = held(1, zero=zero), held(1, zero=zero, tp=2)
+        assert float(alone.communication) == float(beside.communication) / 2
+    v100 = device("v100-sxm-32gb")  # few channels, whatever the groups
+    alone, beside = held(1, device=v100), held(1, tp=2, device=v100)
+    assert float(alone.communication) == float(beside.communication)
 
 
 def test_the_step_of_internevo_makes_28_bytes_a_parameter() -> None:
     """2 + 2 + 12, 4 of the gradient's copy and 8 of AdamW's."""
     habits = replace(footprints()["internevo"], fp16_gradients="half-then-fp32")
     assert gib(held(1, habits, dp=1, zero_group=1).allocated) == pytest.approx(28)
+
+
+@pytest.mark.parametrize(
+    ("offload", "expected"),
+    [
+        (Offload(), 16 / 2),  # the shard is the fp32 weight; gradient 4, moments 8
+        (Offload(optimizer=True), 4 / 2),  # shards stay for the passes
+        (Offload(optimizer=True, parameters=True), 0),
+    ],
+)
+def test_shards_of_fully_shard_are_the_fp32_weights(
+    offload: Offload, expected: float
+) -> None:
+    habits = footprints()["meshwright"]
+    found = held(1, habits, zero=3, fully_shard=True, offload=offload)
+    assert gib(found.allocated) - 1 == pytest.approx(expected)
+
+
+def test_on_one_rank_weights_of_16_bits_have_masters_beside_them() -> None:
+    habits = footprints()["meshwright"]
+    found = held(1, habits, dp=1, zero_group=1, zero=3, fully_shard=True)
+    assert gib(found.allocated) - 1 == pytest.approx(18)

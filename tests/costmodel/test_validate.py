@@ -53,6 +53,7 @@ def price(step_time_s: float, *, fits: bool = True, peak_gib: float = 10.0) -> P
         step_time_s=step_time_s,
         interval_s=(step_time_s * 0.9, step_time_s * 1.1),
         fits=fits,
+        probability_fits=0.9 if fits else 0.1,
         peak_bytes={kind: peak_gib * share * GiB for kind, share in peak.items()},
     )
 

@@ -179,7 +179,7 @@ def smallest_peak_bytes(gpus: int) -> float:
         if gpus % (tp * pp) == 0
     ]
     legal = [row for row in rows if not list(violations(row, job, where.cluster))]
-    return float(price(Columns.of(legal), job, where).peak_memory_bytes.min())
+    return float(price(Columns.of(legal), job, where).needed_bytes.min())
 
 
 def test_a_trillion_parameters_need_800_v100s_and_not_600() -> None:

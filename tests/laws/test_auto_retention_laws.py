@@ -60,11 +60,11 @@ def test_auto_is_never_slower_than_a_preset_that_fits(
     assume(name != "sqrt" or choice.zero < 3)  # joined layers would gather once more
     kept = priced(choice)
     other = priced(replace(choice, recompute=name, recompute_layers=layers))
-    spare = max(kept.peak_memory_bytes - other.peak_memory_bytes, 0.0)
-    limit = other.peak_memory_bytes * NEARLY + share * spare
+    spare = max(kept.peak_needed_bytes - other.peak_needed_bytes, 0.0)
+    limit = other.peak_needed_bytes * NEARLY + share * spare
     auto = replace(choice, recompute=AUTO)
     found = fitted(auto, JOB, ON, limit, executable=False)
-    assert found.peak_memory_bytes <= limit
+    assert found.peak_needed_bytes <= limit
     assert kept.step_time_s <= found.step_time_s * NEARLY
     assert found.step_time_s <= other.step_time_s * NEARLY
 
@@ -82,15 +82,15 @@ def test_where_activations_may_leave_no_preset_with_a_share_away_is_faster(
     assume(name != "sqrt" or choice.zero < 3)
     kept = priced(choice)
     other = priced(replace(choice, recompute=name, offload=Offload(activations=away)))
-    spare = max(kept.peak_memory_bytes - other.peak_memory_bytes, 0.0)
-    limit = other.peak_memory_bytes * NEARLY + share * spare
+    spare = max(kept.peak_needed_bytes - other.peak_needed_bytes, 0.0)
+    limit = other.peak_needed_bytes * NEARLY + share * spare
     auto = replace(choice, recompute=AUTO)
     found = fitted(auto, JOB, ON, limit, executable=False, leaves_to="cpu")
     here = fitted(auto, JOB, ON, limit, executable=False)
-    assert found.peak_memory_bytes <= limit
+    assert found.peak_needed_bytes <= limit
     assert kept.step_time_s <= found.step_time_s * NEARLY
     assert found.step_time_s <= other.step_time_s * NEARLY
-    if here.peak_memory_bytes <= limit:
+    if here.peak_needed_bytes <= limit:
         assert found.step_time_s <= here.step_time_s
 
 
@@ -101,7 +101,7 @@ def test_the_first_stage_makes_again_at_least_as_much_as_the_last(
 ) -> None:
     assume(choice.pp > 1 and choice.schedule == "1f1b")
     kept, full = priced(choice), priced(replace(choice, recompute="full"))
-    low, high = full.peak_memory_bytes, kept.peak_memory_bytes
+    low, high = full.peak_needed_bytes, kept.peak_needed_bytes
     assume(low < high)
     limit = low * NEARLY + share * (high - low)
     found = fitted(replace(choice, recompute=AUTO), JOB, ON, limit, executable=False)

@@ -79,8 +79,8 @@ def bounded(choice: Uniform, where: Machine) -> tuple[Estimate, float, float]:
     assert column_s == pytest.approx(step_time_bound_s(job(), layout, where), rel=1e-12)
     found = simulated(choice, where)
     assert column_s <= found.step_time_s * (1 + 1e-12)
-    column_bytes = float(prices.peak_memory_bytes[0])
-    assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
+    column_bytes = float(prices.needed_bytes[0])
+    assert column_bytes <= found.peak_needed_bytes * (1 + 1e-12)
     return found, column_s, column_bytes
 
 
@@ -89,7 +89,7 @@ def test_columns_equal_the_closed_form_and_bound_the_simulation(
     choice: Uniform, framework: str
 ) -> None:
     found, _, column_bytes = bounded(choice, on(framework))
-    assert column_bytes == pytest.approx(found.peak_memory_bytes, rel=0.02)
+    assert column_bytes == pytest.approx(found.peak_needed_bytes, rel=0.02)
 
 
 @st.composite
@@ -125,8 +125,8 @@ def test_a_row_does_not_depend_on_its_neighbours(rows: list[Uniform]) -> None:
     assert together.step_time_s == pytest.approx(
         [one.step_time_s[0] for one in alone], rel=1e-12
     )
-    assert together.peak_memory_bytes == pytest.approx(
-        [one.peak_memory_bytes[0] for one in alone], rel=1e-12
+    assert together.needed_bytes == pytest.approx(
+        [one.needed_bytes[0] for one in alone], rel=1e-12
     )
 
 

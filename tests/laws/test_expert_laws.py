@@ -85,8 +85,8 @@ def test_columns_bound_the_simulation(name: str, data: st.DataObject) -> None:
     column_s = float(prices.step_time_s[0])
     found = simulated(name, choice, where)
     assert column_s <= found.step_time_s * (1 + 1e-12)
-    column_bytes = float(prices.peak_memory_bytes[0])
-    assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
+    column_bytes = float(prices.needed_bytes[0])
+    assert column_bytes <= found.peak_needed_bytes * (1 + 1e-12)
     assert sum(found.breakdown_s.values()) == pytest.approx(found.step_time_s, rel=1e-9)
     assert min(found.breakdown_s.values()) > -1e-9
     alternates = len(job(name).graph.runs) > 2
@@ -94,7 +94,7 @@ def test_columns_bound_the_simulation(name: str, data: st.DataObject) -> None:
         layout = spell_out(choice, job(name).graph, job(name).global_batch)
         bound_s = step_time_bound_s(job(name), layout, where)
         assert column_s == pytest.approx(bound_s, rel=1e-12)
-        assert column_bytes == pytest.approx(found.peak_memory_bytes, rel=0.02)
+        assert column_bytes == pytest.approx(found.peak_needed_bytes, rel=0.02)
 
 
 @settings(max_examples=10)
@@ -107,8 +107,8 @@ def test_a_row_does_not_depend_on_its_neighbours(data: st.DataObject) -> None:
     assert together.step_time_s == pytest.approx(
         [one.step_time_s[0] for one in alone], rel=1e-12
     )
-    assert together.peak_memory_bytes == pytest.approx(
-        [one.peak_memory_bytes[0] for one in alone], rel=1e-12
+    assert together.needed_bytes == pytest.approx(
+        [one.needed_bytes[0] for one in alone], rel=1e-12
     )
 
 

@@ -80,8 +80,8 @@ def test_columns_equal_the_closed_form_with_adapters_too(choice: Uniform) -> Non
     assert column_s == pytest.approx(step_time_bound_s(TUNED, layout, ON), rel=1e-12)
     found = estimated(TUNED, choice)
     assert column_s <= found.step_time_s * (1 + 1e-12)
-    assert float(prices.peak_memory_bytes[0]) == pytest.approx(
-        found.peak_memory_bytes, rel=0.02
+    assert float(prices.needed_bytes[0]) == pytest.approx(
+        found.peak_needed_bytes, rel=0.02
     )
 
 

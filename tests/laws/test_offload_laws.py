@@ -148,8 +148,8 @@ def test_columns_equal_the_closed_form_with_offload_too(choice: Uniform) -> None
     assert column_s == pytest.approx(step_time_bound_s(JOB, layout, ON), rel=1e-12)
     found = priced(choice)
     assert column_s <= found.step_time_s * (1 + 1e-12)
-    column_bytes = float(prices.peak_memory_bytes[0])
-    assert column_bytes <= found.peak_memory_bytes * (1 + 1e-12)
+    column_bytes = float(prices.needed_bytes[0])
+    assert column_bytes <= found.peak_needed_bytes * (1 + 1e-12)
 
 
 def with_drives(read_gb_per_s: float, write_gb_per_s: float) -> Machine:

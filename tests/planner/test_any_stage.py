@@ -60,7 +60,7 @@ def test_never_worse_and_never_below_the_bound(
     if tight is not None:
         free = BranchAndBound().solve(asked, Limits())
         assert free.best is not None
-        peak = free.best.estimate.peak_memory_bytes
+        peak = free.best.estimate.peak_needed_bytes
         asked = replace(asked, memory_limit_bytes=peak * tight)
     alike, any_stage = both(asked)
     assume(alike.best is not None)

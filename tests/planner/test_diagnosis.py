@@ -36,11 +36,11 @@ def test_memory_names_the_smallest_peak_and_what_works() -> None:
     assert "of a node's drives" in said.nearest, "its 2 TiB do not hold 2.6 TiB"
     away, more = said.changes
     assert (away["option"], more["option"]) == (
-        "--offload optimizer --offload-to nvme",
+        "--offload optimizer,parameters --offload-to nvme",
         "--gpus 48",
     )
     for change, other in (
-        (away, replace(posed, offload=parse_offload("optimizer", "nvme"))),
+        (away, replace(posed, offload=parse_offload("optimizer,parameters", "nvme"))),
         (more, replace(posed, gpus=48)),
     ):
         found = solve(other, SEARCHES["branch-and-bound"], Limits(runners_up=0))
@@ -90,7 +90,7 @@ def test_no_layout_needs_less_than_its_states(posed: Problem, zero: int | None) 
         posed = replace(posed, offload=offload, pins=pins)
     space = Space(problem=posed)
     assume(length(space.branches))
-    peaks = leaf_bounds(posed, space.leaves(space.branches)).peak_memory_bytes
+    peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
     assert states_bytes(posed) <= peaks.min() * (1 + EXACT)
 
 
@@ -154,7 +154,7 @@ def test_a_batch_too_large_for_micro_batches_of_one_is_diagnosed(batch: int) -> 
 def test_the_leanest_candidate_holds_the_least(gpus: int) -> None:
     posed = problem("gpt-mini", gpus)
     space = Space(problem=posed)
-    peaks = leaf_bounds(posed, space.leaves(space.branches)).peak_memory_bytes
+    peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
     found = leanest(posed)
     assert found is not None
-    assert found.estimate.peak_memory_bytes == pytest.approx(peaks.min(), rel=1e-3)
+    assert found.estimate.peak_needed_bytes == pytest.approx(peaks.min(), rel=1e-3)

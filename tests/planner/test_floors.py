@@ -31,7 +31,7 @@ def test_no_simulation_goes_below_its_bounds(posed: Problem) -> None:
         found = posed.simulate(space.choice(leaves, int(row))).estimate
         assert rough[row] <= found.step_time_s * SLACK
         assert bounds.step_time_s[row] <= found.step_time_s * SLACK
-        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
+        assert bounds.needed_bytes[row] <= found.peak_needed_bytes * SLACK
 
 
 @given(
@@ -96,7 +96,7 @@ def test_segments_that_are_pinned_bound_their_simulation() -> None:
     for row in range(0, len(leaves), 7):
         found = posed.simulate(space.choice(leaves, row)).estimate
         assert bounds.step_time_s[row] <= found.step_time_s * SLACK
-        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
+        assert bounds.needed_bytes[row] <= found.peak_needed_bytes * SLACK
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("gpt-mini", 8), ("deepseek-v3", 2048)])
@@ -115,13 +115,13 @@ def test_operators_that_are_pinned_by_name_bound_their_simulation(
     assert (floors[owner] <= bounds.step_time_s * SLACK).all()
     plain = leaf_bounds(posed, replace(leaves, recompute=0 * leaves.recompute))
     assert (bounds.step_time_s > plain.step_time_s).any()
-    assert (bounds.peak_memory_bytes < plain.peak_memory_bytes).any()
+    assert (bounds.needed_bytes < plain.needed_bytes).any()
     for row in range(0, len(leaves), len(leaves) // 8):
         choice = space.choice(leaves, row)
         assert choice.recompute == again
         found = posed.simulate(choice).estimate
         assert bounds.step_time_s[row] <= found.step_time_s * SLACK
-        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
+        assert bounds.needed_bytes[row] <= found.peak_needed_bytes * SLACK
 
 
 @pytest.mark.parametrize("layers", [1, 2, 40])
@@ -138,4 +138,4 @@ def test_recomputing_some_layers_is_between_none_and_all(layers: int) -> None:
     for row in range(0, len(leaves), 5):
         found = posed.simulate(space.choice(leaves, row)).estimate
         assert bounds.step_time_s[row] <= found.step_time_s * SLACK
-        assert bounds.peak_memory_bytes[row] <= found.peak_memory_bytes * SLACK
+        assert bounds.needed_bytes[row] <= found.peak_needed_bytes * SLACK

@@ -32,16 +32,16 @@ def test_all_that_fit_come_out_in_order(objective: Objective) -> None:
     space = Space(problem=posed)
     leaves = space.leaves(space.branches)
     bounds = leaf_bounds(posed, leaves)
-    limit = float(np.quantile(bounds.peak_memory_bytes, 0.5))
-    fitting = bounds.peak_memory_bytes <= limit
-    values = posed.value_of(bounds.step_time_s, bounds.peak_memory_bytes)[fitting]
+    limit = float(np.quantile(bounds.needed_bytes, 0.5))
+    fitting = bounds.needed_bytes <= limit
+    values = posed.value_of(bounds.step_time_s, bounds.needed_bytes)[fitting]
     frontier = Frontier(replace(posed, memory_limit_bytes=limit))
     found = list(taken(frontier))
     assert frontier.considered == len(leaves)
     assert len(found) + frontier.dropped_for_memory == len(leaves)
     assert len(set(found)) == len(found)
     again = leaf_bounds(posed, Columns.of(found))
-    in_order = posed.value_of(again.step_time_s, again.peak_memory_bytes)
+    in_order = posed.value_of(again.step_time_s, again.needed_bytes)
     assert np.allclose(in_order, np.sort(values), rtol=1e-12)
 
 
@@ -84,7 +84,7 @@ def test_what_is_too_big_but_faster_is_remembered() -> None:
     choice = frontier.too_big(seconds)
     assert choice is not None
     found = posed.simulate(choice).estimate
-    assert found.peak_memory_bytes > posed.memory_limit_bytes
+    assert found.peak_needed_bytes > posed.memory_limit_bytes
     assert frontier.too_big(0.0) is None
 
 

@@ -111,13 +111,13 @@ def test_each_rank_is_held_to_its_own_device() -> None:
     found = solve(posed, BranchAndBound(), LIMITS)
     assert found.best is not None
     run = found.best.estimate
-    totals = [float(one.total) for one in run.memory]
+    totals = [float(one.needed) for one in run.memory]
     ranks = list(zip(run.capacities_bytes, totals, strict=True))
     first = posed.machine.device.capacity_bytes
     fullest = max(total / most for most, total in ranks if most < first)
     assert fullest > max(total / most for most, total in ranks if most == first)
     squeezed = replace(posed, memory_limit_bytes=0.99 * fullest * first)
-    assert run.peak_memory_bytes < squeezed.memory_limit_bytes
+    assert run.peak_needed_bytes < squeezed.memory_limit_bytes
     assert not squeezed.fits(found.best)
 
 

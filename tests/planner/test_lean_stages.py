@@ -59,8 +59,8 @@ def test_memory_is_an_objective_over_unlike_islands() -> None:
     check(lean, found)
     assert found.best is not None
     assert fast.best is not None
-    assert found.value == found.best.estimate.peak_memory_bytes
-    assert found.value < fast.best.estimate.peak_memory_bytes
+    assert found.value == found.best.estimate.peak_needed_bytes
+    assert found.value < fast.best.estimate.peak_needed_bytes
     assert 0 < found.lower <= found.value
 
 
@@ -86,4 +86,4 @@ def test_no_partition_is_simulated_with_less(
     for partition in menu.best()[:6]:
         layout = menu.layout(partition)
         run = estimate(posed.job, posed.machine.cluster, layout, on=posed.machine)
-        assert run.peak_memory_bytes >= lower
+        assert run.peak_needed_bytes >= lower

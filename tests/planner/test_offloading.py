@@ -54,7 +54,7 @@ def test_no_way_is_better_and_none_goes_below_the_bound(
     posed = problem(gpus=gpus, where=on(where), global_batch=4, pins=pins)
     if tight is not None:
         space = Space(problem=posed)
-        peaks = leaf_bounds(posed, space.leaves(space.branches)).peak_memory_bytes
+        peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
         limit = float(np.quantile(peaks, tight))
         posed = replace(posed, memory_limit_bytes=limit)
     found = solve(free(posed), BranchAndBound(), LIMITS)
@@ -73,7 +73,7 @@ def test_what_fits_only_with_a_share_away_is_found() -> None:
     posed = problem("gpt-1.3b", 1, global_batch=8)
     posed = replace(posed, pins=replace(posed.pins, micro_batch=8, recompute="none"))
     space = Space(problem=posed)
-    (peak,) = leaf_bounds(posed, space.leaves(space.branches)).peak_memory_bytes
+    (peak,) = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
     tight = replace(posed, memory_limit_bytes=0.8 * float(peak))
     found = solve(free(tight), BranchAndBound(), LIMITS)
     assert found.best is not None

@@ -99,7 +99,9 @@ def test_fsdp_recomputes_only_if_it_must() -> None:
     kept = found(Fsdp(), posed)
     assert kept.best is not None
     assert kept.best.choice.recompute == "none"
-    tight = replace(posed, memory_limit_bytes=25e9)
+    wide = replace(kept.best.choice, zero_group=64, micro_batch=1)
+    least = posed.simulate(wide).estimate.peak_needed_bytes
+    tight = replace(posed, memory_limit_bytes=0.99 * least)
     assert chosen(Fsdp(), tight).recompute == "full"
 
 

@@ -42,7 +42,7 @@ def tight() -> tuple[Problem, Solution]:
     posed = replace(posed, pins=pins)
     kept = posed.simulate(replace(free.best.choice, pp=2, tp=1, recompute="none"))
     full = posed.simulate(replace(kept.choice, recompute="full"))
-    sizes = [one.estimate.peak_memory_bytes for one in (kept, full)]
+    sizes = [one.estimate.peak_needed_bytes for one in (kept, full)]
     posed = replace(posed, memory_limit_bytes=0.5 * sum(sizes))
     return posed, solve(posed, BranchAndBound(), LIMITS)
 
@@ -54,7 +54,7 @@ def test_it_is_better_where_memory_binds() -> None:
     assert found.best is not None
     assert better.best.choice.recompute == AUTO
     assert better.value < found.value
-    assert better.best.estimate.peak_memory_bytes <= posed.memory_limit_bytes
+    assert better.best.estimate.peak_needed_bytes <= posed.memory_limit_bytes
     assert better.runners_up[0] == found.best
     assert len(better.runners_up) <= LIMITS.runners_up
     assert retention_words(better.best.estimate.layout).startswith("stage 0")
@@ -105,7 +105,7 @@ def test_on_this_machine_only_what_is_executed_is_chosen() -> None:
     posed = problem("gpt-mini", 2, where=local(), executable=True)
     kept = Uniform(pp=2, zero=0, precision="fp32", micro_batch=2)
     peaks = [
-        posed.simulate(replace(kept, recompute=name)).estimate.peak_memory_bytes
+        posed.simulate(replace(kept, recompute=name)).estimate.peak_needed_bytes
         for name in ("none", "full")
     ]
     posed = replace(posed, memory_limit_bytes=0.5 * sum(peaks))

@@ -192,11 +192,11 @@ def test_the_leanest_leaves_hold_the_least_of_each_branch() -> None:
     some = rng.permutation(length(space.branches))[:150]
     branches = take(space.branches, some)
     columns, branch = space.leanest(branches)
-    peaks = leaf_bounds(posed, columns).peak_memory_bytes
+    peaks = leaf_bounds(posed, columns).needed_bytes
     least = floor_bytes(peaks, branch)
     for row in range(length(branches)):
         leaves = space.leaves(take(branches, np.array([row])))
-        every = leaf_bounds(posed, leaves).peak_memory_bytes
+        every = leaf_bounds(posed, leaves).needed_bytes
         assert least[row] == pytest.approx(every.min(), rel=1e-12)
 
 
