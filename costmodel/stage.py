@@ -101,9 +101,6 @@ def stage_price(
     sync = exchanges(
         parameters, parallel, precision, machine, units=layers, frozen=frozen
     )
-    reduce_s = sync.step_reduce.seconds * machine.software.reduction
-    if np.any(total.summands):
-        reduce_s = reduce_s + summed_s(total.summands, parallel, precision, machine)
     accumulate_s = accumulated(
         parameters, parallel, precision, machine, frozen=frozen
     ).seconds
@@ -119,6 +116,9 @@ def stage_price(
         stepped = updated(experts, apart, precision, machine, optimizer).where(held)
         accumulate_s = accumulate_s + added.seconds
         step_s = step_s + stepped.seconds
+    reduce_s = sync.step_reduce.seconds * machine.software.reduction
+    if np.any(total.summands):
+        reduce_s = reduce_s + summed_s(total.summands, parallel, precision, machine)
     backward_compute = total.recompute_s + total.backward_s + accumulate_s
     forward_exposed = exposed_s(
         sync.forward_gather.seconds,

@@ -14,6 +14,7 @@ from costmodel.experts import routed_rows, sent_rows
 from costmodel.flops import convention, model_flops
 from costmodel.layer_runs import stage_runs
 from costmodel.layout_file import LayoutFile, file_document
+from costmodel.layout_price import LayoutPricer
 from costmodel.layout_reader import parse_file
 from costmodel.machine import machine
 from costmodel.operator_price import operator_price
@@ -194,3 +195,23 @@ def test_each_further_expert_costs_the_host_a_launch() -> None:
         )
         host_s.append(float(price.forward.host_s) / on.software.forward_host_s)
     assert host_s == pytest.approx([1 + 15 * launch, 1 + 3 * launch])
+
+
+def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_the_same() -> None:
+    """With ep of all ranks each has its own; with none all are summed like the rest."""
+    asked = job("mixtral-8x7b", batch=8)
+    on = machine(cluster("dgx-h100"))
+    apart, alike = (
+        LayoutPricer(
+            job=asked,
+            layout=spell_out(Uniform(dp=8, ep=ep, zero=0), asked.graph, 8),
+            machine=on,
+        ).stages()[0]
+        for ep in (8, 1)
+    )
+    experts = float(alike.expert_parameters)
+    assert experts == pytest.approx(8 * float(apart.expert_parameters))
+    share = (experts + float(alike.parameters)) / float(apart.parameters)
+    assert float(alike.reduce_s) == pytest.approx(
+        share * float(apart.reduce_s), rel=0.05
+    )
