@@ -4,6 +4,7 @@
         menu         what each layer costs on each mesh               → stage_menu
         partitions   layers → stages → meshes, by Alpa's programme    → stage_partition
         judged       the first few by the event simulation
+    cuts             of the best moved layer by layer                 → stage_cuts
 
 (Zheng et al., OSDI 2022.) Those are first whose longest path (`stage_paths`) is
 shortest; on one island they know no transfers, the simulation does. A menu whose bound
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Final
 
@@ -25,14 +27,16 @@ from planner.lean_stages import Lean, leanest
 from planner.problem import Objective, Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
+from planner.stage_cuts import climbed
 from planner.stage_menu import Menu, menus
+from planner.stage_partition import Partition
 from planner.stage_places import is_unlike
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
 ISLANDS: Final = "islands"  # the search over them
 ALONE: Final = "any-stage"  # that of one island where none are alike
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
-JUDGED: Final = 8  # partitions of a menu that are simulated
+JUDGED: Final = 24  # partitions of a menu that are simulated
 HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
 
 
@@ -138,8 +142,23 @@ def stages_of_any(
         return _leanest_of_any(problem, beside, value, clock)
     unit = float(problem.value_of(1.0, 1.0))
     found: dict[Layout, Staged] = {}
+    best: tuple[Menu, Partition] | None = None
     tried = simulated = 0
     complete, open_menus = True, _promising(problem)
+
+    def judge(menu: Menu, partition: Partition) -> float:
+        nonlocal simulated, value
+        if clock.over or menu.path_s(partition) >= value / unit:
+            return inf
+        simulated += 1
+        candidate = _judged(problem, beside, menu.layout(partition))
+        if candidate is None:
+            return inf
+        found[candidate.estimate.layout] = candidate
+        worth = problem.value(candidate)
+        value = min(value, worth)
+        return worth
+
     for menu in open_menus:
         if clock.over:
             complete = False
@@ -149,13 +168,14 @@ def stages_of_any(
         parts = menu.best(tolerance=TOLERANCE, below_s=value / unit * (1 + HIDDEN))
         tried += len(parts)
         for partition in parts[:JUDGED]:
-            if menu.path_s(partition) >= value / unit:
-                break
-            simulated += 1
-            candidate = _judged(problem, beside, menu.layout(partition))
-            if candidate is not None:
-                found[candidate.estimate.layout] = candidate
-                value = min(value, problem.value(candidate))
+            before = value
+            if judge(menu, partition) < before:
+                best = menu, partition
+    if best is not None:
+        menu, partition = best
+        for _ in climbed(partition, value, partial(judge, menu)):
+            pass
+        complete = complete and not clock.over
     lower_s = _lower_s(open_menus, value / unit)
     return Found(
         candidates=tuple(sorted(found.values(), key=problem.value)),
