@@ -34,4 +34,5 @@ for _ in range(20):
     optimizer.step()
 if dist.get_rank() == 0:
     print(f"loss {loss:.4f}")
+dist.barrier()  # nobody leaves while a message is under way
 dist.destroy_process_group()
