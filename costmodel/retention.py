@@ -206,6 +206,11 @@ def _remade(block: Block, operator: str) -> str:
     return CORE if found.kind is Kind.ATTENTION else found.output.name
 
 
+def operator_of(tensor: str) -> str:
+    """The operator that makes *tensor* again, as `--recompute` names it."""
+    return Kind.ATTENTION.value if tensor == CORE else tensor.removesuffix("_out")
+
+
 def _cheap(block: Block) -> list[str]:
     norms = [item for item in block.operators if item.name.endswith("_norm")]
     active = [item for item in block.operators if item.name == "activation"]

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from costmodel.layout import Layout, Stage
 from costmodel.report.table import layout_words
-from costmodel.retention import EVERYTHING
+from costmodel.retention import EVERYTHING, operator_of
 from costmodel.uniform import Uniform
 from planner.problem import Candidate, Staged
 
@@ -116,7 +116,7 @@ def _by_stage(layout: Layout, words_of: Callable[[Stage], str]) -> str:
 
 
 def _again(stage: Stage) -> str:
-    """The tensors that layers of *stage* make again, and in how many if not in all."""
+    """The operators that layers of *stage* run again, and in how many if not in all."""
     plans = [
         plan
         for name, plan in zip(stage.layers, stage.plans, strict=True)
@@ -157,4 +157,4 @@ def _away(stage: Stage) -> str:
 
 
 def _short(name: str) -> str:
-    return "everything" if name == EVERYTHING else name.removesuffix("_out")
+    return "everything" if name == EVERYTHING else operator_of(name)

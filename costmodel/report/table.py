@@ -12,7 +12,7 @@ from costmodel.host_memory import Away
 from costmodel.layout import Layout
 from costmodel.memory import KINDS, Memory
 from costmodel.offload import Offload
-from costmodel.retention import CORE, EVERYTHING, Action, Retention
+from costmodel.retention import CORE, EVERYTHING, Action, Retention, operator_of
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _preset(made: tuple[tuple[str, float], ...]) -> str:
     if made == ((CORE, 1.0),):
         return "selective"
     return ", ".join(
-        name.removesuffix("_out") + ("" if share == 1 else f"={share:g}")
+        operator_of(name) + ("" if share == 1 else f"={share:g}")
         for name, share in made
     )
 
