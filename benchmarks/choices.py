@@ -18,7 +18,6 @@ to lose everything. Runs of one layout are one, of their median.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -31,6 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.published_runs import asked_runs
 from costmodel.compared import Compared
 from costmodel.rank_order import SMALLEST_GROUP
 from costmodel.report.table import layout_words
@@ -201,11 +201,9 @@ def _lost(one: Choice) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    folder = os.environ.get("MESHWRIGHT_DATA")
-    if not arguments and not folder:
-        print("set MESHWRIGHT_DATA to the folder of measurements", file=sys.stderr)
+    path = asked_runs(arguments)
+    if path is None:
         return 2
-    path = Path(arguments[0]) if arguments else Path(folder or "") / "runs.csv"
     found = choices(compare(read_runs(path)))
     print("\n".join(table(found)))
     print(f"\nloses more than 2 %, the {MOST_SHOWN} worst of each source:")

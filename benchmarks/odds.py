@@ -10,18 +10,17 @@ the share that lies in its interval (p10 to p90, so that 80 % should).
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
+from benchmarks.published_runs import asked_runs
 from costmodel.compared import Compared
 from costmodel.runs.run import read_runs
 from costmodel.uncertainty import P90
@@ -115,11 +114,9 @@ def peaks_table(found: dict[str, Peaks]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    folder = os.environ.get("MESHWRIGHT_DATA")
-    if not arguments and not folder:
-        print("set MESHWRIGHT_DATA to the folder of measurements", file=sys.stderr)
+    path = asked_runs(arguments)
+    if path is None:
         return 2
-    path = Path(arguments[0]) if arguments else Path(folder or "") / "runs.csv"
     compared = list(compare(read_runs(path)))
     print("\n".join(odds_table(odds(compared))), end="\n\n")
     print("\n".join(peaks_table(peaks(compared))))

@@ -10,13 +10,13 @@ by action.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import process_time
 from typing import TypeVar
 
+from benchmarks.published_runs import asked_runs
 from costmodel.runs.prices import ask_runs, price_asked, price_runs
 from costmodel.runs.run import read_runs
 from costmodel.validate import compare, document, whole_summary
@@ -26,11 +26,9 @@ _T = TypeVar("_T")
 
 
 def main(arguments: list[str]) -> int:
-    folder = os.environ.get("MESHWRIGHT_DATA")
-    if not arguments and not folder:
-        print("set MESHWRIGHT_DATA to the folder of measurements", file=sys.stderr)
+    path = asked_runs(arguments)
+    if path is None:
         return 2
-    path = Path(arguments[0]) if arguments else Path(folder or "") / "runs.csv"
     keep_freed_arrays()  # as `simulate` has it
     with fewer_collections():
         return measure(path)

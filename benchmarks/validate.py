@@ -8,11 +8,10 @@ and feature; then rows a second, pricing alone.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from pathlib import Path
 
+from benchmarks.published_runs import asked_runs
 from costmodel.compared import Compared
 from costmodel.report.summary import errors_table, reasons, whole_words
 from costmodel.runs.run import read_runs
@@ -21,11 +20,9 @@ from profiles.terminal import console
 
 
 def main(arguments: list[str]) -> int:
-    folder = os.environ.get("MESHWRIGHT_DATA")
-    if not arguments and not folder:
-        print("set MESHWRIGHT_DATA to the folder of measurements", file=sys.stderr)
+    path = asked_runs(arguments)
+    if path is None:
         return 2
-    path = Path(arguments[0]) if arguments else Path(folder or "") / "runs.csv"
     runs = read_runs(path)
     start = time.perf_counter()
     compared = list(compare(runs))

@@ -175,7 +175,7 @@ def stages_of_any(
         menu, partition = best
         for _ in climbed(partition, value, partial(judge, menu)):
             pass
-        complete = complete and not clock.over
+    complete = complete and not clock.over
     lower_s = _lower_s(open_menus, value / unit)
     return Found(
         candidates=tuple(sorted(found.values(), key=problem.value)),

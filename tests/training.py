@@ -21,15 +21,11 @@ ADAMW = Settings(lr=1e-3, clip=0.5)
 # wrong size; SGD shows it in each tensor, from the first step on.
 SGD = Settings(name="sgd", lr=0.5, clip=0.0)
 STEPS = {ADAMW.name: 10, SGD.name: 4}
-FEW_STEPS = 4  # for what every run of the tests trains
 
 
 @cache
 def reference(
-    family: str,
-    settings: Settings = ADAMW,
-    parts: Parts = WHOLE,
-    steps: int | None = None,
+    family: str, settings: Settings = ADAMW, parts: Parts = WHOLE
 ) -> dict[str, Any]:
     """The same training in plain PyTorch: one process, no layout, no trainer.
 
@@ -54,7 +50,7 @@ def reference(
     optimizer = _plain_optimizer(list(named.values()), settings)
     data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED)
     losses, gradients, norms = [], {}, []
-    for step in range(steps or STEPS[settings.name]):
+    for step in range(STEPS[settings.name]):
         batch = data.sequences(step * BATCH, BATCH)
         loss = model_(batch[:, :-1], batch[:, 1:])
         optimizer.zero_grad()
@@ -134,22 +130,16 @@ def trained(
     choice: Uniform,
     settings: Settings = ADAMW,
     *,
-    steps: int | None = None,
     compiled: bool = False,
 ) -> dict[str, Any]:
     """What this rank saw of *choice*, as `trained_as`."""
     asked = job(family)
     layout = spell_out(choice, asked.graph, BATCH)
-    return trained_as(asked, layout, settings, steps=steps, compiled=compiled)
+    return trained_as(asked, layout, settings, compiled=compiled)
 
 
 def trained_as(
-    asked: Job,
-    layout: Layout,
-    settings: Settings = ADAMW,
-    *,
-    steps: int | None = None,
-    compiled: bool = False,
+    asked: Job, layout: Layout, settings: Settings = ADAMW, *, compiled: bool = False
 ) -> dict[str, Any]:
     """What this rank saw: losses, first gradients and final parameters, whole."""
     from runtime.data.source import source
@@ -166,7 +156,7 @@ def trained_as(
     )
     first = trainer.step(0, record=True)
     gradients = whole(trainer, trainer.gradients())
-    others = range(1, steps or STEPS[settings.name])
+    others = range(1, STEPS[settings.name])
     losses = [first.loss, *(trainer.step(number).loss for number in others)]
     own = {
         name: parameter

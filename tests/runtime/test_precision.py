@@ -11,7 +11,7 @@ from runtime.loss_scale import FIRST, INTERVAL, LossScale, loss_scale
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
 from tests.small_layouts import FP32, ZERO1
-from tests.training import FEW_STEPS, trained, whole
+from tests.training import trained, whole
 from tests.training_cases import job
 
 NARROW = ("bf16", "amp-bf16", "fp16", "amp-fp16")
@@ -23,10 +23,10 @@ CASES = [(precision, choice) for choice in (TP2, ZERO1) for precision in NARROW]
 
 def seen(rank: int) -> dict[str, Any]:
     runs = [
-        trained("gpt", replace(choice, precision=precision), steps=FEW_STEPS)
+        trained("gpt", replace(choice, precision=precision))
         for precision, choice in CASES
     ]
-    plain = trained("gpt", TP2, steps=FEW_STEPS)
+    plain = trained("gpt", TP2)
     return {"plain": plain, "runs": runs, "overflow": _overflow()}
 
 
