@@ -14,6 +14,7 @@ certificate of the wider space.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -144,7 +145,7 @@ def stages_of_any(
     found: dict[Layout, Staged] = {}
     best: tuple[Menu, Partition] | None = None
     tried = simulated = 0
-    complete, open_menus = True, _promising(problem)
+    left, opened = deque(_promising(problem)), list[Menu]()
 
     def judge(menu: Menu, partition: Partition) -> float:
         nonlocal simulated, value
@@ -159,12 +160,11 @@ def stages_of_any(
         value = min(value, worth)
         return worth
 
-    for menu in open_menus:
-        if clock.over:
-            complete = False
-            break
+    while left and not clock.over:
+        menu = left.popleft()
         if not menu.may_beat(value / unit):
             continue
+        opened.append(menu)
         parts = menu.best(tolerance=TOLERANCE, below_s=value / unit * (1 + HIDDEN))
         tried += len(parts)
         for partition in parts[:JUDGED]:
@@ -175,15 +175,14 @@ def stages_of_any(
         menu, partition = best
         for _ in climbed(partition, value, partial(judge, menu)):
             pass
-    complete = complete and not clock.over
-    lower_s = _lower_s(open_menus, value / unit)
+    lower_s = _lower_s([*opened, *left], value / unit)
     return Found(
         candidates=tuple(sorted(found.values(), key=problem.value)),
         partitions=tried,
         simulated=simulated,
         lower=lower_s * unit,
         lower_s=lower_s,
-        complete=complete,
+        complete=not left and not clock.over,
     )
 
 

@@ -17,7 +17,7 @@ asked (`trip_bound` asks for as many as stages follow).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import gcd, inf
 from typing import Any
 
@@ -84,14 +84,22 @@ def _kinds(
     ends = [end for option, _ in fitting for end in option.span or ()]
     unit = gcd(devices, *ends, *(option.devices for option, _ in fitting))
 
-    def found() -> Iterator[tuple[Kind, Passes, Stages]]:
-        for option, each in fitting:
-            first, last = option.span or (0, devices)
-            kind = (option.devices // unit, first // unit, last // unit)
-            fits = least_bytes(option, micro_batches) <= option.capacity_bytes
-            yield kind, each, Stages.of(option, each, fits)
+    if not fitting:
+        return unit, {}
+    found, ways = zip(*fitting, strict=True)
+    fits = np.array(
+        [
+            least_bytes(option, micro_batches) <= option.capacity_bytes
+            for option in found
+        ]
+    )
+    kinds = [_kind(option, devices, unit) for option in found]
+    return unit, gathered(kinds, ways, Stages.of(found, ways).where(fits))
 
-    return unit, gathered(found())
+
+def _kind(option: Option, devices: int, unit: int) -> Kind:
+    first, last = option.span or (0, devices)
+    return option.devices // unit, first // unit, last // unit
 
 
 def least_bytes(option: Option, micro_batches: int) -> Array:

@@ -273,20 +273,23 @@ def _tables(
     most = min(layers, devices // (unit * order[0].size), most_stages or layers)
     shape = (most, len(order), layers, layers)
     seconds, chosen = np.full(shape, inf), np.zeros(shape, dtype=np.int32)
-    for number, option in enumerate(options):
-        if option.devices > devices:
-            continue
-        place = order.index(option.kind(devices, unit))
-        taken_s = option.stages_s()
-        fits = [
-            option.stages_bytes(in_flight) <= min(capacity_bytes, option.capacity_bytes)
-            for in_flight in range(1, min(most, micro_batches) + 1)
+    for place, kind in enumerate(order):
+        numbers = [
+            number
+            for number, option in enumerate(options)
+            if option.devices <= devices and option.kind(devices, unit) == kind
         ]
+        several = [options[number] for number in numbers]
+        fixed = np.array([option.stages_bytes(0) for option in several])
+        saved = stages_sums(np.array([option.saved_bytes for option in several]))
+        taken_s = np.array([option.stages_s() for option in several])
+        room = np.array([option.capacity_bytes for option in several])[:, None, None]
         for stages in range(most):
-            held = fits[min(stages, len(fits) - 1)]
-            better = held & (taken_s < seconds[stages, place])
-            seconds[stages, place][better] = taken_s[better]
-            chosen[stages, place][better] = number
+            in_flight = min(stages + 1, micro_batches)
+            fits = fixed + in_flight * saved <= np.minimum(room, capacity_bytes)
+            allowed_s = np.where(fits, taken_s, inf)
+            seconds[stages, place] = allowed_s.min(axis=0)
+            chosen[stages, place] = np.array(numbers)[allowed_s.argmin(axis=0)]
     return _Tables(
         options=options,
         kinds=tuple(order),
@@ -361,13 +364,18 @@ def _seconds(part: Part, options: Sequence[Option]) -> float:
 
 
 def stages_sums(values: Array) -> Array:
-    """[first, last] → the sum between; infinite where last is before first."""
-    ends = np.cumsum(values)
-    found = ends[None, :] - (ends - values)[:, None]
-    return np.where(np.tri(len(values), k=-1, dtype=bool), inf, found)
+    """[…, first, last] → the sum between; infinite where last is before first."""
+    ends = np.cumsum(values, axis=-1)
+    found = ends[..., None, :] - (ends - values)[..., None]
+    return np.where(_below(values), inf, found)
 
 
 def _largest(values: Array) -> Array:
-    """[first, last] → the largest between; 0 where last is before first."""
-    wide = np.where(np.tri(len(values), k=-1, dtype=bool), 0.0, values[None, :])
-    return np.maximum.accumulate(wide, axis=1)
+    """[…, first, last] → the largest between; 0 where last is before first."""
+    wide = np.where(_below(values), 0.0, values[..., None, :])
+    return np.maximum.accumulate(wide, axis=-1)
+
+
+def _below(values: Array) -> Array:
+    """[first, last] → whether last is before first."""
+    return np.tri(values.shape[-1], k=-1, dtype=bool)

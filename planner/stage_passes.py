@@ -12,8 +12,8 @@ comes on top of all that others take.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -46,39 +46,52 @@ class Passes:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stages:
     """[first, last] → seconds of a stage of those layers: forward and backward, forward
-    alone, and what its reduction is late; infinite where it cannot be."""
+    alone, and what its reduction is late; infinite where it cannot be. Of several
+    options [option, first, last]."""
 
     both_s: Array
     forward_s: Array
     late_s: Array
 
     @classmethod
-    def of(cls, option: Option, passes: Passes, fits: Array) -> Stages:
-        """Those that *option* has, where they *fit*."""
-        forward_s = np.where(fits, option.sums(passes.forward_s), np.inf)
-        reduce_s = stages_sums(passes.reduce_s)
-        reduce_s[0, -1] -= passes.shared_reduce_s
-        there = np.isfinite(reduce_s)
-        backward_s = np.where(there, stages_sums(passes.backward_s), 0.0)
-        backward_s[0, -1] -= passes.shared_backward_s
-        late_s = np.where(there, reduce_s, 0.0) - backward_s
+    def of(cls, options: Sequence[Option], passes: Sequence[Passes]) -> Stages:
+        """Those of each of the *options*, with its *passes*."""
+        forward_s = stages_sums(np.array([one.forward_s for one in passes]))
+        backward_s = stages_sums(np.array([one.backward_s for one in passes]))
+        reduce_s = stages_sums(np.array([one.reduce_s for one in passes]))
+        backward_s[:, 0, -1] -= [one.shared_backward_s for one in passes]
+        reduce_s[:, 0, -1] -= [one.shared_reduce_s for one in passes]
+        late_s = np.zeros_like(forward_s)
+        np.subtract(reduce_s, backward_s, out=late_s, where=np.isfinite(forward_s))
+        forward_s[[not one.starts for one in options], 0] = np.inf
+        forward_s[[not one.ends for one in options], :, -1] = np.inf
         return cls(
             both_s=forward_s + backward_s,
             forward_s=forward_s,
             late_s=np.maximum(late_s, 0.0),
         )
 
-    @property
-    def is_late(self) -> bool:
-        """Whether any of them is."""
-        return bool(self.late_s[np.isfinite(self.both_s)].any())
+    def where(self, fits: Array) -> Stages:
+        """Those that *fit*."""
+        return replace(
+            self,
+            both_s=np.where(fits, self.both_s, np.inf),
+            forward_s=np.where(fits, self.forward_s, np.inf),
+        )
 
-    def or_less(self, other: Stages) -> Stages:
-        """What neither goes below."""
+    @property
+    def is_late(self) -> Array:
+        """Whether any of them is, of each option."""
+        late = (self.late_s > 0) & np.isfinite(self.both_s)
+        return np.asarray(late.any(axis=(-2, -1)))
+
+    def least(self, options: Sequence[int]) -> Stages:
+        """What none of those *options* goes below."""
+        chosen = list(options)
         return Stages(
-            both_s=np.minimum(self.both_s, other.both_s),
-            forward_s=np.minimum(self.forward_s, other.forward_s),
-            late_s=np.minimum(self.late_s, other.late_s),
+            both_s=self.both_s[chosen].min(axis=0),
+            forward_s=self.forward_s[chosen].min(axis=0),
+            late_s=self.late_s[chosen].min(axis=0),
         )
 
     def beats(self, other: Stages) -> bool:
@@ -91,16 +104,20 @@ class Stages:
 
 
 def gathered(
-    found: Iterable[tuple[Kind, Passes, Stages]],
+    kinds: Sequence[Kind], passes: Sequence[Passes], stages: Stages
 ) -> dict[Kind, tuple[Stages, ...]]:
-    """Of each kind what its stages do not go below: one for all that reduce in time,
-    one for each way to reduce that may be late, but for those that another beats."""
-    by_way: dict[Kind, dict[bytes, Stages]] = {}
-    for kind, passes, stages in found:
-        way = passes.reduce_s.tobytes() if stages.is_late else b""
-        ways = by_way.setdefault(kind, {})
-        ways[way] = ways[way].or_less(stages) if way in ways else stages
-    return {kind: _unbeaten(list(ways.values())) for kind, ways in by_way.items()}
+    """Of each kind what its options' *stages* do not go below: one for all that reduce
+    in time, one for each way to reduce that may be late, but for those that another
+    beats."""
+    by_way: dict[Kind, dict[bytes, list[int]]] = {}
+    late = stages.is_late
+    for number, (kind, each) in enumerate(zip(kinds, passes, strict=True)):
+        way = each.reduce_s.tobytes() if late[number] else b""
+        by_way.setdefault(kind, {}).setdefault(way, []).append(number)
+    return {
+        kind: _unbeaten([stages.least(options) for options in ways.values()])
+        for kind, ways in by_way.items()
+    }
 
 
 def _unbeaten(several: Sequence[Stages]) -> tuple[Stages, ...]:

@@ -82,15 +82,9 @@ class _Trips:
         unit = gcd(devices, *ends, *(option.devices for option, _ in fitting))
         units, layers = devices // unit, len(fitting[0][1].both_s)
 
-        def found(in_flight: int) -> Iterator[tuple[Kind, Passes, Stages]]:
-            for option, each in fitting:
-                held = option.state_bytes + in_flight * option.saved_bytes
-                fits = stages_sums(held) <= option.capacity_bytes
-                yield option.kind(devices, unit), each, Stages.of(option, each, fits)
-
         most = min(layers, units, micro_batches)
         return cls(
-            stages=tuple(gathered(found(held)) for held in range(1, most + 1)),
+            stages=tuple(_by_in_flight(fitting, devices, unit, most)),
             layers=layers,
             units=units,
             micro_batches=micro_batches,
@@ -179,6 +173,25 @@ class _Trips:
         once_s = each + kind.crossed_s + np.append(self.shortest, inf)[last + 1]
         behind += passed if more else 0
         return np.asarray((1 + more) * once_s + _times(behind, each))
+
+
+def _by_in_flight(
+    fitting: Sequence[tuple[Option, Passes]], devices: int, unit: int, most: int
+) -> Iterator[dict[Kind, tuple[Stages, ...]]]:
+    """With each number of micro-batches in flight up to *most* what stages take."""
+    options, passes = zip(*fitting, strict=True)
+    kinds = [option.kind(devices, unit) for option in options]
+    stages = Stages.of(options, passes)
+    states = stages_sums(np.array([option.state_bytes for option in options]))
+    saved = stages_sums(np.array([option.saved_bytes for option in options]))
+    room = np.array([option.capacity_bytes for option in options])[:, None, None]
+    fitted: Array | None = None
+    found: dict[Kind, tuple[Stages, ...]] = {}
+    for in_flight in range(1, most + 1):
+        fits = states + in_flight * saved <= room
+        if fitted is None or not np.array_equal(fits, fitted):
+            fitted, found = fits, gathered(kinds, passes, stages.where(fits))
+        yield found
 
 
 def _times(count: int, seconds: Array) -> Array:

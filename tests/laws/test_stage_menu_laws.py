@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,9 +60,8 @@ def test_layers_alone_are_no_more_than_their_stage(
         priced = stages_of(menu, partition)
         for place, part in enumerate(partition.parts):
             option, passes = menu.options[part.option], menu.passes[part.option]
-            there = np.ones(option.stages_s().shape, dtype=bool)
-            floor = Stages.of(option, passes, there)
-            at = part.first, part.last
+            floor = Stages.of([option], [passes])
+            at = 0, part.first, part.last
             forward_s, backward_s = priced.forward_s[place], priced.backward_s[place]
             assert floor.forward_s[at] <= forward_s * SLACK
             assert floor.both_s[at] <= (forward_s + backward_s) * SLACK
