@@ -20,21 +20,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
-from costmodel.atoms import Atom, atom, block_prices
+from costmodel.atoms import Atom
+from costmodel.layer_price import layer_price
 from costmodel.machine import machine
 from costmodel.published import rows
 from costmodel.published_aceso import profiled
-from costmodel.retention import preset
-from costmodel.sharding import Degrees, entry_bytes
 from costmodel.software import software
 from profiles.catalog import cluster
 from profiles.graph import Block
 from profiles.models.catalog import model
 from profiles.models.decoder import decoder_graph
 from profiles.models.spec import DecoderSpec
-from profiles.precision import precision
 from profiles.units import MS, MiB
 
 SEQUENCE: Final = 2048
@@ -104,22 +100,16 @@ def price(
     flash_attention: bool = False,
 ) -> Atom:
     """One micro-batch through *block* on a rank of the cluster *on*."""
-    degrees = Degrees(
-        tp=np.asarray(tp),
-        cp=np.asarray(1),
-        micro_batch=np.asarray(micro_batch),
+    return layer_price(
+        block,
+        machine(cluster(on), software(framework)),
+        number,
         seq_len=SEQUENCE,
+        micro_batch=micro_batch,
+        tp=tp,
+        recompute=recompute,
         sequence_parallel=sequence_parallel,
         flash_attention=flash_attention,
-    )
-    where, policy = machine(cluster(on), software(framework)), precision(number)
-    return atom(
-        block,
-        block_prices(block, degrees, policy, where),
-        preset(recompute, block),
-        entry_bytes(block, degrees, policy),
-        stops_early=where.software.stops_early,
-        sharpness=where.software.sharpness,
     )
 
 
