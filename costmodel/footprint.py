@@ -49,6 +49,8 @@ class Footprint:
     `keeps_gate`: a gated MLP runs operator by operator and keeps the activated gate.
     `saves_quantised`: what a product keeps is in the product's format.
     `dummy_gradients`: a 16-bit gradient of one layer stays beside the fused ones.
+    `flat_states`: weights, and what the optimizer keeps, are single tensors made once,
+    which leave no fragments.
     `step_bytes`: a parameter of the optimizer's shard, of the step's temporaries.
     `bucket_elements`: of each buffer that gradients and parameters are exchanged in.
     `live_parameters`: ZeRO-3 gathers weight by weight, and keeps no more than these.
@@ -69,6 +71,7 @@ class Footprint:
     keeps_gate: bool = False
     saves_quantised: bool = False
     dummy_gradients: bool = False
+    flat_states: bool = False
     step_bytes: float = 0.0
     bucket_elements: float = 0.0
     live_parameters: float | None = None
