@@ -91,6 +91,22 @@ def test_logits_are_alive_beside_the_softmax() -> None:
     assert saved == pytest.approx(TOKENS * vocab * 2)
 
 
+@pytest.mark.parametrize(
+    ("framework", "name", "expected"),
+    [
+        ("megatron-deepspeed", "fp16", 2 + 4),  # 16-bit logits, what the clone is of
+        ("sailor", "fp32", 4 + 4),  # logits, and those less their maximum
+        ("megatron-core", "bf16", 2 + 2),
+    ],
+)
+def test_bytes_of_a_logit_beside_the_softmax(
+    framework: str, name: str, expected: float
+) -> None:
+    """As each loss's source has it: in place on a clone, out of place, in place."""
+    found = footprints()[framework].logits_bytes(precision(name), np.asarray(8))
+    assert float(found) == expected
+
+
 def test_whole_logits_are_not_split_over_tp() -> None:
     habits = Footprint(fp32_logits=2)
     split = priced("head", habits, tp=4)
