@@ -14,7 +14,8 @@ them. Bytes are those of the full tensor, as sample keys count them.
 
 A stage's gradients travel over dp (and between its holders) with its last B or W; the
 shards of a split backward in REDUCE_GRAD. Where shards span a part of dp, they travel
-over dp_shard, and with the last ones over dp_replicate.
+over dp_shard, and with the last ones over dp_replicate; in REDUCE_GRAD where they are
+away by then, and over holders and replicas at once where a stage has two.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ from costmodel.explicit_price import explicit
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.made_again import made_again
 from costmodel.mesh_parallel import data_parallel
+from costmodel.offload import sums_shards_last
 from costmodel.schedule import schedule_called
 from costmodel.segments import remakes_input
 from costmodel.send_receive import apart, passes
 from costmodel.sharding import (
-    ON_TP,
     Collective,
     Degrees,
     backward_collectives,
     forward_collectives,
     parameters,
+    summands,
 )
 from costmodel.software import DEFAULT, Software, software
 from costmodel.traffic import Entry, Exchanged, Traffic, merged
@@ -118,6 +120,8 @@ class StageTraffic:
             if self._zero == 1 and schedule_called(self.layout.schedule).splits:
                 yield from scattered(self._weights())
                 yield from summed_across(self._weights())
+            elif self._zero and self._sums_last:
+                yield from summed_across(self._weights())
             yield from self.partial()
         elif kind is Kind.STEP:
             yield from self._step()
@@ -168,7 +172,7 @@ class StageTraffic:
             yield from gathered(self._weights(), self._weight_bytes)
         if zero >= 2 or (zero == 1 and last and not split):
             yield from scattered(self._made_in(kind))
-        if zero and last and (zero >= 2 or not split):
+        if zero and last and (zero >= 2 or not split) and not self._sums_last:
             yield from summed_across(self._weights())
         if zero == 0 and last:
             yield from reduced(self._weights(), self.by.bucket_bytes)
@@ -197,6 +201,12 @@ class StageTraffic:
         return self.stage.plans[0].zero if shared else 0
 
     @property
+    def _sums_last(self) -> bool:
+        """Whether shards are summed over their replicas after the last backward."""
+        copies = len(self.stage.held_by)
+        return bool(sums_shards_last(self.layout.offload, self._zero, copies=copies))
+
+    @property
     def _replicas(self) -> int:
         """Ranks that hold the same weights: `dp` of the run's mesh."""
         return self.stage.mesh.dp * self.stage.mesh.cp
@@ -211,7 +221,8 @@ class StageTraffic:
         embedding, which has no product, after I, the others after W; all after W where
         shards have replicas."""
         weights, *of_experts = self._weights()
-        if kind is not Kind.B and weights.shards < weights.ranks:
+        replicated = weights.shards < weights.ranks and not self._sums_last
+        if kind is not Kind.B and replicated:
             yield from (weights, *of_experts) if kind is Kind.W else ()
             return
         ends = [
@@ -308,18 +319,7 @@ class StageTraffic:
         if degrees.modules:
             of_rank = explicit(operator, block, degrees, self._precision)
             return int(of_rank.summands)
-        if operator.vector_dim == "head_dim":
-            return self._count(operator, block, degrees)
-        if not degrees.sequence_parallel:
-            return 0
-        if not operator.has_weight:
-            return self._count(operator, block, degrees)
-        if operator.kind is GROUPED:  # experts have ranks of their own
-            return 0
-        if not ON_TP & {operator.contracted, *operator.columns}:
-            return self._count(operator, block, degrees)
-        on_rows = operator.contracted in ON_TP and operator.bias
-        return block.extents["hidden"] if on_rows else 0
+        return int(summands(operator, block, degrees))
 
     def _of_operator(self, block_name: str, operator_name: str) -> int:
         block = self.job.graph.block(block_name)

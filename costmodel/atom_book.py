@@ -17,7 +17,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import Atom, Whole, atom, block_prices, shared_parameters
+from costmodel.atoms import (
+    Atom,
+    Whole,
+    atom,
+    block_prices,
+    shared_parameters,
+    tied_parameters,
+)
 from costmodel.columns import Columns
 from costmodel.layout import CP_KINDS
 from costmodel.machine import Machine
@@ -36,7 +43,9 @@ PLACE: Final = ("tp", "cp", "micro_batch", "ep", "etp")
 SITE: Final = (*PLACE, "cp_kind", "sequence_parallel")
 ATOM: Final = tuple(item.name for item in fields(Atom))
 OF_EXPERTS: Final = {Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE}
-_SHARED: Final = "shared"  # a treatment of its own: parameters that two ends hold
+# Treatments of their own, of parameters that two ends hold.
+_SHARED: Final = "shared"
+_TIED: Final = "tied"
 _UNKNOWN: Final = -1
 
 
@@ -106,8 +115,15 @@ class AtomBook:
         not."""
         if not self.job.graph.tied:
             return np.zeros((len(ATOM), len(sites)))
+        return self._tied(sites, _SHARED)
+
+    def tied(self, sites: Array) -> Array:
+        """The same for a stage that holds it as another one does, to sum with that."""
+        return self._tied(sites, _TIED)
+
+    def _tied(self, sites: Array, treatment: str) -> Array:
         holder, _ = tied_holder(self.job.graph)
-        return self.atoms(holder, sites, [_SHARED], np.zeros_like(sites))
+        return self.atoms(holder, sites, [treatment], np.zeros_like(sites))
 
     @cached_property
     def body(self) -> frozenset[str]:
@@ -228,9 +244,10 @@ class _Page:
         return table
 
     def _assembled(self, sheet: _Sheet, kept: str | Retention) -> Atom:
-        if kept == _SHARED:
+        if kept in (_SHARED, _TIED):
             _, holder = tied_holder(self.book.job.graph)
-            return shared_parameters(sheet.prices[holder])
+            made = shared_parameters if kept == _SHARED else tied_parameters
+            return made(sheet.prices[holder])
         retention = self._retention(kept)
         if self.block.name in self.book.body:
             retention = offloaded(retention, self.block, self.book.offload)

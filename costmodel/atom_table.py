@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atoms import Atom, Whole, atom, block_prices, shared_parameters
+from costmodel.atoms import (
+    Atom,
+    Whole,
+    atom,
+    block_prices,
+    shared_parameters,
+    tied_parameters,
+)
 from costmodel.compression import Packer
 from costmodel.known import Known
 from costmodel.machine import Machine
@@ -27,7 +34,18 @@ from profiles.graph import Block
 from profiles.precision import Precision
 
 Array = NDArray[Any]
-Treatment = Retention | str  # or the operator whose parameters are held twice
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """Instead of a treatment: what two ends do of a parameter that both of them hold,
+    that of *operator*. A stage that is both has it `twice`."""
+
+    operator: str
+    twice: bool
+
+
+Treatment = Retention | Tied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,8 +148,9 @@ def _operators(
 
 def _treated(treatment: Treatment, priced: _Priced, packer: Packer) -> Atom:
     block, prices, whole, entry = priced
-    if isinstance(treatment, str):
-        return shared_parameters(prices[treatment])
+    if isinstance(treatment, Tied):
+        made = shared_parameters if treatment.twice else tied_parameters
+        return made(prices[treatment.operator])
     require_priced(treatment, block)
     software = packer.machine.software
     return atom(

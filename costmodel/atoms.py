@@ -57,6 +57,7 @@ class Atom:
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
     summands: Array  # trained parameters of whose gradient each tp rank has a summand
+    tied_parameters: Array  # whose gradient the pipeline's two ends sum
     saved_bytes: Array
     away_bytes: Array
     dropped_bytes: Array
@@ -168,6 +169,7 @@ def atom(
             (item.frozen_parameters for item in prices.values()), start=_ZERO
         ),
         "summands": sum((item.summands for item in prices.values()), start=_ZERO),
+        "tied_parameters": _ZERO,
         "saved_bytes": saved,
         "away_bytes": away,
         "dropped_bytes": dropped,
@@ -205,11 +207,23 @@ def shared_parameters(holder: OperatorPrice) -> Atom:
 
     A stage that holds a tied parameter twice has it once: it counts this atom −1 times.
     """
-    nothing = np.zeros(np.shape(holder.parameters))
-    values = {item.name: nothing for item in fields(Atom)}
-    for name in ("parameters", "frozen_parameters"):
-        values[name] = np.array(getattr(holder, name), dtype=float)
-    return Atom(**values)
+    return _just(
+        parameters=holder.parameters, frozen_parameters=holder.frozen_parameters
+    )
+
+
+def tied_parameters(holder: OperatorPrice) -> Atom:
+    """An atom that is nothing but what a stage that holds *holder*'s parameter, as
+    another one does, sums with that one."""
+    return _just(tied_parameters=holder.parameters)
+
+
+def _just(**some: Array) -> Atom:
+    """An atom of *some* fields, and nothing else."""
+    (shape,) = {np.shape(value) for value in some.values()}
+    values = {item.name: np.zeros(shape) for item in fields(Atom)}
+    found = {name: np.array(value, dtype=float) for name, value in some.items()}
+    return Atom(**{**values, **found})
 
 
 def recomputed_operators(

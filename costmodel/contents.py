@@ -24,7 +24,7 @@ Part = tuple[Any, Atom]  # how many of a block (a number or an array), and its p
 class Contents:
     """Blocks of a stage: `total` is their sum, but of working bytes the largest.
 
-    `layers` counts them; `away_bytes`, `weight_bytes`, `parameters` and
+    `layers` counts those that run; `away_bytes`, `weight_bytes`, `parameters` and
     `trained_parameters` are those of the block that has most. `fully_shard` takes
     experts apart from their layer: `unit_parameters` is the most of either, and
     `pair_bytes` are the weights that are there while a pass goes from one to the next.
@@ -64,7 +64,9 @@ def contents_of(
     total["backward_working_bytes"] = _redone(parts, segments)
     return Contents(
         total=Atom(**total),
-        layers=np.asarray(sum(np.maximum(count, 0) for count, _ in parts)),
+        layers=np.asarray(
+            sum(count * (np.asarray(price.forward_s) > 0) for count, price in parts)
+        ),
         away_bytes=_most(parts, "away_bytes"),
         weight_bytes=_largest(
             parts,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.machine import Machine
-from costmodel.offload import NOTHING, Offload
+from costmodel.offload import NOTHING, Offload, sums_shards_last
 from costmodel.placement import near_members
 from costmodel.software import Software
 from costmodel.sourced import Sourced
@@ -32,8 +32,8 @@ Array = NDArray[Any]
 class DataParallel:
     """The data-parallel side of a layout; integer arrays that broadcast.
 
-    `apart` are parts of data parallelism of which no two share a fast domain: copies of
-    the model in opposite directions.
+    `dp` counts the ranks of all `copies` of the model in opposite directions; `apart`
+    are parts of data parallelism of which no two share a fast domain, such as those.
     """
 
     tp: Array
@@ -45,6 +45,7 @@ class DataParallel:
     ep: Any = 1
     etp: Any = 1
     apart: Any = 1
+    copies: Any = 1
 
     @property
     def ranks(self) -> Array:
@@ -102,7 +103,8 @@ def level_away(parallel: DataParallel, offload: Offload, *, fully_shard: bool) -
     rank, but where its parameters are away."""
     if not fully_shard or offload.parameters:
         return np.asarray(parallel.zero)
-    return np.where(parallel.dp * parallel.cp > 1, parallel.zero, 0)
+    each = parallel.dp // parallel.copies * parallel.cp
+    return np.where(each > 1, parallel.zero, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ class Exchanges:
     """A stage's data-parallel collectives."""
 
     step_reduce: Sourced  # once a step, after the last backward
+    step_sum: Sourced  # of shards that are away by then, where nothing hides it
     step_gather: Sourced  # once a step, after the optimizer
     forward_gather: Sourced  # every micro-batch
     backward_gather: Sourced
@@ -130,7 +133,7 @@ class Exchanges:
 
     @property
     def of_step(self) -> Sourced:
-        return self.step_reduce + self.step_gather
+        return self.step_reduce + self.step_sum + self.step_gather
 
 
 def exchanges(
@@ -141,11 +144,13 @@ def exchanges(
     *,
     units: Any = 1,
     frozen: Any = 0.0,
+    offload: Offload = NOTHING,
 ) -> Exchanges:
     """What a stage of *parameters* (per tp rank) in *units* layers exchanges.
 
     Shards travel layer by layer, whole gradients in buckets. *frozen* parameters are
-    gathered for passes (ZeRO-3) and no more.
+    gathered for passes (ZeRO-3) and no more. Replicas of shards are summed with the
+    last backward, but for what *offload* has away by then.
     """
     units = np.maximum(units, 1)
     pieces = messages_of(parameters, parallel, units, machine)
@@ -187,10 +192,12 @@ def exchanges(
             near=near,
             pieces=pieces,
         ).where(zero == 3)
+    last = sums_shards_last(offload, zero, copies=1)
     return Exchanges(
         step_reduce=all_reduce.where(zero == 0)
         + scatter.where(zero == 1)
-        + across.where(zero > 0),
+        + across.where((zero > 0) & ~last),
+        step_sum=across.where(last),
         step_gather=gather.where((zero == 1) | (zero == 2)),
         forward_gather=of_passes,
         backward_gather=of_passes,
@@ -205,7 +212,8 @@ def summed_s(
     all-reduce of a rank's shards (`runtime.step`)."""
     size = summands * precision.gradient.bytes / parallel.shard_of(1)
     near = near_members(np.asarray(1), parallel.tp, machine.island)
-    return machine.collective_s("all_reduce", size, ranks=parallel.tp, near=near)
+    found = machine.collective_s("all_reduce", size, ranks=parallel.tp, near=near)
+    return np.where(size > 0, found, 0.0)
 
 
 def exposed_s(

@@ -86,8 +86,10 @@ class Gather:
         segments: list[list[Part]] = []
         if (self._own["recompute"] == SQRT).any():
             body, segments = self._segments(run)
-        ends = zip((first, last, last, -first * last), self._ends, strict=True)
-        return contents_of([*body, *ends], self.book.policy, segments)
+        both = first * last
+        ends = zip((first, last, last, -both), self._ends, strict=True)
+        alone = [(first + last - 2 * both, one) for one in self._tied]
+        return contents_of([*body, *ends, *alone], self.book.policy, segments)
 
     @cached_property
     def _body(self) -> dict[str, Atom]:
@@ -105,6 +107,14 @@ class Gather:
         names = ("embedding", "final_norm", "head")
         found = (self._atoms(name, ("none",), nothing) for name in names)
         return (*found, as_atom(self.book.shared(self._sites)))
+
+    @cached_property
+    def _tied(self) -> tuple[Atom, ...]:
+        """What ends that are apart sum of that parameter; who has nothing away does
+        not ask."""
+        if not (self.book.job.graph.tied and self.book.offload.optimizer):
+            return ()
+        return (as_atom(self.book.tied(self._sites)),)
 
     def _atoms(
         self, name: str, treatments: tuple[str | Retention, ...], chosen: Array

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atom_table import Site, Wanted, atom_table
+from costmodel.atom_table import Site, Tied, Wanted, atom_table
 from costmodel.atoms import (
     block_prices,
     recomputed_operators,
@@ -33,7 +33,7 @@ from costmodel.offload import Offload
 from costmodel.segments import segments_of
 from costmodel.stage import StagePrice, stage_price
 from costmodel.stage_parts import Held, at, held, side_by_side
-from costmodel.tied import has_both_holders, tied_holder
+from costmodel.tied import has_both_holders, tied_held
 from costmodel.work import OperatorPrice, Work
 from profiles.errors import InvalidSpec, MeshwrightError
 from profiles.graph import Block
@@ -236,11 +236,12 @@ class _Batch:
             plan = plan_of[number]
             site = self._site(pricer, block_of[block], plan)
             parts[site, place, plan.retention] += count
-        if has_both_holders(pricer.job.graph, stage):
-            name, operator = tied_holder(pricer.job.graph)
+        for name, operator in tied_held(pricer.job.graph, stage):
+            both = has_both_holders(pricer.job.graph, stage)
             plan = stage.plans[stage.layers.index(name)]
             site = self._site(pricer, pricer.job.graph.block(name), plan)
-            parts[site, place, operator] -= 1
+            if both or self.offload.optimizer:  # who has nothing away does not ask
+                parts[site, place, Tied(operator, both)] += -1 if both else 1
         segments = (
             held(
                 Counter(

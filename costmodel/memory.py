@@ -27,6 +27,7 @@ from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.software import shares_cores
 from profiles.device import Device
+from profiles.drive import BUCKET_BYTES
 from profiles.precision import Format, Precision
 from profiles.units import GiB
 
@@ -142,7 +143,8 @@ def memory(
     *frozen_parameters* beside them have neither gradient nor optimizer state;
     *expert_parameters* shard over the ranks that hold the same experts, often one.
     States that *offload* names are on the host, and with an optimizer the gradients
-    that ZeRO has reduced (level 2 and up); a CPU has these itself, but on drives.
+    that ZeRO has reduced (level 2 and up); a CPU has these itself, but on drives: then
+    it has those that wait to be written.
 
     *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
     size of the job: a single rank opens no communicator. A device may have a context
@@ -186,7 +188,7 @@ def memory(
         level = level_away(parallel, offload, fully_shard=fully_shard)
         leaves = offload.tier == "nvme" or not shares_cores(device)
         away = (level >= 2) & leaves
-        gradient = np.where(away, 0.0, gradient)
+        gradient = np.where(away, waiting_bytes(gradient, device), gradient)
         if fully_shard and not precision.master:  # the shards are what is updated there
             here = trained * precision.parameter.bytes
             weight = np.where(parallel.zero < 3, np.minimum(weight, here), weight)
@@ -248,6 +250,12 @@ def _weight_bytes(
         return np.where(shards.masters, own, weight)
     both = shards.twice & ((parallel.zero == 1) | (parallel.zero == 2))
     return weight + np.where(both, parameters * each / parallel.shards, 0.0)
+
+
+def waiting_bytes(gradients: Array, device: Device) -> Array:
+    """Of a rank's *gradients*, as ZeRO scatters them, what stays when they are sent to
+    a drive: a CPU has in its memory what waits to be a bucket of the file."""
+    return np.minimum(gradients, BUCKET_BYTES if shares_cores(device) else 0.0)
 
 
 def pipeline_buffers(on: Machine, pp: Any) -> Array:

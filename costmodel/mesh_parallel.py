@@ -23,7 +23,7 @@ def place_of(mesh: Mesh, micro_batch: int) -> Place:
 
 def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:
     """The data-parallel side of a stage's mesh, one of *pp* ranks'."""
-    return parallel_of(np.array([*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp, 1]))
+    return parallel_of(np.array([*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp, 1, 1]))
 
 
 def degrees_of_stage(
@@ -34,12 +34,13 @@ def degrees_of_stage(
     copies = len(stage.held_by)
     tp, cp, dp, ep, etp, group = degrees_of(stage.mesh)
     apart = 1 if together else copies
-    return tp, cp, dp * copies, ep, etp, one_zero(stage), group, -(-pp // copies), apart
+    zero, ranks = one_zero(stage), -(-pp // copies)
+    return tp, cp, dp * copies, ep, etp, zero, group, ranks, apart, copies
 
 
 def parallel_of(columns: Array) -> DataParallel:
-    """The same of rows: tp, cp, dp, ep, etp, ZeRO level and group, pp, apart."""
-    tp, cp, dp, ep, etp, zero, group, pp, apart = map(np.asarray, columns)
+    """The same of rows, of what `degrees_of_stage` gives."""
+    tp, cp, dp, ep, etp, zero, group, pp, apart, copies = map(np.asarray, columns)
     return DataParallel(
         tp=tp,
         cp=cp,
@@ -50,6 +51,7 @@ def parallel_of(columns: Array) -> DataParallel:
         zero_group=group,
         pp=pp,
         apart=apart,
+        copies=copies,
     )
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 from costmodel.retention import EVERYTHING, Action, Retention, Treatment
 from profiles.errors import InvalidSpec
@@ -129,3 +131,10 @@ def offload_problems(offload: Offload, *, zero: int, on_host: bool) -> Iterator[
             f"--offload parameters keeps ZeRO-3's shards on the {offload.tier}: it "
             f"needs --zero 3, not {zero}"
         )
+
+
+def sums_shards_last(offload: Offload, zero: Any, *, copies: Any) -> Any:
+    """Whether replicas of a shard sum it when all micro-batches are in, where it lies:
+    holders of a stage that has several; and where gradients are away as ZeRO-2 and 3
+    scatter them, which cannot wait for their sums on the device. Numbers or arrays."""
+    return (np.asarray(copies) > 1) | ((np.asarray(zero) >= 2) & offload.optimizer)

@@ -11,7 +11,8 @@ buffers), so that a pass waits for
     step       out, below ZeRO-2: the gradients, once (ZeRO-1's behind the last
                backward, as they are scattered; whole ones when they are summed and
                clipped); the update on the host; in: the updated weights, unless they
-               stay there
+               stay there. In and out: gradients that are away when they are summed,
+               over tp, the ends of the pipeline, holders or replicas of a shard
 
 On drives are states, activations, parameters and scattered gradients: they are read and
 written at the rates of a node's drives, which its ranks share, one after the other.
@@ -35,7 +36,7 @@ from numpy.typing import NDArray
 
 from costmodel.data_parallel import DataParallel, level_away
 from costmodel.machine import Machine
-from costmodel.offload import Offload
+from costmodel.offload import Offload, sums_shards_last
 from costmodel.software import shares_cores
 from costmodel.step_work import optimizer_bytes, updated
 from profiles.job import OPTIMIZERS
@@ -143,6 +144,37 @@ def host_step(
         update_s = np.maximum(update_s, moved_s)
     copies = np.asarray(out_s + back_s + norm_s)
     return HostStep(seconds=np.asarray(update_s + copies), copies_s=copies)
+
+
+def summed_where_they_lie(
+    parameters: Array,
+    experts: Array,
+    over_ranks: Array,
+    *,
+    parallel: DataParallel,
+    apart: DataParallel,
+    offload: Offload,
+    machine: Machine,
+) -> Array:
+    """Elements of a rank's gradients that `fully_shard` has sent away when they are
+    summed: *over_ranks* of tp, or of the pipeline's ends; all of them over holders of
+    a stage, or replicas of shards."""
+    if not machine.software.fully_shard:
+        return np.zeros(())
+    level = level_away(parallel, offload, fully_shard=True)
+    every = sums_shards_last(offload, level, copies=parallel.copies)
+    every = every & (parallel.replicas > 1)
+    shards, of_experts = parallel.shard_of(1), apart.shard_of(1)
+    found = (over_ranks + every * parameters) / shards + every * experts / of_experts
+    return np.where(level >= 1, found, 0.0)
+
+
+def there_and_back_s(
+    size_bytes: Array, parallel: DataParallel, offload: Offload, machine: Machine
+) -> Array:
+    """Seconds of bringing gradients to the device and sending their sums away."""
+    to = tier_rates(parallel, offload, machine)
+    return np.asarray(size_bytes / to.read + size_bytes / to.write)
 
 
 def state_bytes(precision: Precision, moments: int) -> float:

@@ -41,6 +41,7 @@ from costmodel.sharding import (
     parameters,
     product_shape,
     splits_columns,
+    summands,
     tensor_bytes,
 )
 from costmodel.sourced import Sourced, zero
@@ -202,6 +203,7 @@ def _sent(
             machine.hides(backward.compute_s / 2),
             _beside_s(operator, backward, machine) / 2,
         ),
+        summands=_ZERO if operator.frozen else summands(operator, block, degrees),
     )
 
 

@@ -77,18 +77,29 @@ def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     parameters = np.asarray(priced.parameters)
     frozen = np.asarray(priced.frozen_parameters)
     units, optimizer = len(stage.layers), pricer.job.optimizer
-    sync = exchanges(parameters, parallel, precision, on, units=units, frozen=frozen)
+    away = pricer.layout.offload
+    sync = exchanges(
+        parameters,
+        parallel,
+        precision,
+        on,
+        units=units,
+        frozen=frozen,
+        offload=away,
+    )
     passes = pricer.work(stage).sourced
     passes = passes + accumulated(parameters, parallel, precision, on, frozen=frozen)
     step = updated(parameters, parallel, precision, on, optimizer)
     experts = np.asarray(priced.expert_parameters)
     if np.any(experts):
-        apart = sharded_experts(parallel, on.software, pricer.layout.offload)
-        sync = sync + exchanges(experts, apart, precision, on, units=units)
+        apart = sharded_experts(parallel, on.software, away)
+        sync = sync + exchanges(
+            experts, apart, precision, on, units=units, offload=away
+        )
         passes = passes + accumulated(experts, apart, precision, on)
         step = step + updated(experts, apart, precision, on, optimizer)
     passes = passes + sync.of_micro_batch
-    if pricer.layout.offload.optimizer:  # no sample is of a step on the host
+    if away.optimizer:  # no sample is of a step on the host
         step = Sourced(seconds=priced.step_s)
     return passes * float(pricer.layout.micro_batches) + sync.of_step + step
 

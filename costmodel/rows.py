@@ -57,6 +57,7 @@ class Rows:
             dp=columns.dp * copies,
             pp=-(-columns.pp // copies),
             apart=np.where(inside, 1, copies),
+            copies=copies,
         )
 
     @cached_property

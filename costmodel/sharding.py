@@ -155,6 +155,22 @@ def parameters(operator: Operator, block: Block, degrees: Degrees) -> Array:
     return np.asarray(count + weight)
 
 
+def summands(operator: Operator, block: Block, degrees: Degrees) -> Array:
+    """Of `parameters`, those that every tp rank has whole and sees a part of: the
+    gradient of each rank is a summand."""
+    held = parameters(operator, block, degrees)
+    nothing = np.zeros_like(held)
+    split = np.asarray(degrees.tp) > 1
+    if operator.vector_dim == "head_dim":
+        return np.where(split, held, nothing)
+    if not degrees.sequence_parallel or operator.kind is Kind.GROUPED_MATMUL:
+        return nothing  # experts have ranks of their own
+    if not operator.has_weight or has_whole_weight(operator):
+        return np.where(split, held, nothing)
+    on_rows = operator.contracted in ON_TP and operator.bias
+    return np.where(split, block.extents["hidden"] if on_rows else 0, nothing)
+
+
 def forward_collectives(
     operator: Operator, block: Block, degrees: Degrees, precision: Precision
 ) -> Iterator[Collective]:

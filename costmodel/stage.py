@@ -23,7 +23,14 @@ from costmodel.data_parallel import (
 )
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
-from costmodel.offload_price import NO_WAITS, host_step, shard_bytes, waits
+from costmodel.offload_price import (
+    NO_WAITS,
+    host_step,
+    shard_bytes,
+    summed_where_they_lie,
+    there_and_back_s,
+    waits,
+)
 from costmodel.software import hides_gradients
 from costmodel.sourced import Sourced
 from costmodel.stage_bytes import stage_bytes
@@ -62,6 +69,7 @@ class StagePrice:
     frozen_parameters: Array
     saved_bytes: Array
     away_bytes: Array  # offloaded between forward and backward
+    summed_away_bytes: Array  # gradients that are summed once more where they are away
     weight_bytes: Array
     forward_working_bytes: Array
     backward_working_bytes: Array
@@ -99,7 +107,13 @@ def stage_price(
     overlap = machine.software.overlap
     behind = hides_gradients(machine.software, parallel.tp)
     sync = exchanges(
-        parameters, parallel, precision, machine, units=layers, frozen=frozen
+        parameters,
+        parallel,
+        precision,
+        machine,
+        units=layers,
+        frozen=frozen,
+        offload=offload,
     )
     accumulate_s = accumulated(
         parameters, parallel, precision, machine, frozen=frozen
@@ -110,15 +124,15 @@ def stage_price(
     mixed = bool(np.any(experts))
     if mixed:
         held = experts > 0  # a stage without experts has nothing to launch for them
-        more = exchanges(experts, apart, precision, machine, units=layers)
+        more = exchanges(
+            experts, apart, precision, machine, units=layers, offload=offload
+        )
         sync = sync + more.where(held)
         added = accumulated(experts, apart, precision, machine).where(held)
         stepped = updated(experts, apart, precision, machine, optimizer).where(held)
         accumulate_s = accumulate_s + added.seconds
         step_s = step_s + stepped.seconds
     reduce_s = sync.step_reduce.seconds * machine.software.reduction
-    if np.any(total.summands):
-        reduce_s = reduce_s + summed_s(total.summands, parallel, precision, machine)
     backward_compute = total.recompute_s + total.backward_s + accumulate_s
     forward_exposed = exposed_s(
         sync.forward_gather.seconds,
@@ -154,6 +168,7 @@ def stage_price(
             micro_batches=np.asarray(micro_batches),
         )
     step_copies_s: Array = np.zeros(())
+    summed_away: Array = np.zeros(())
     if offload.optimizer:
         step_s, step_copies_s = np.zeros(()), np.zeros(())
         sides = [(parameters, parallel), *([(experts, apart)] if mixed else [])]
@@ -170,6 +185,17 @@ def stage_price(
             )
             step_s = step_s + np.where(states > 0, on_host.seconds, 0.0)
             step_copies_s = step_copies_s + np.where(states > 0, on_host.copies_s, 0.0)
+        summed_away = precision.gradient.bytes * summed_where_they_lie(
+            parameters,
+            experts,
+            total.summands + total.tied_parameters,
+            parallel=parallel,
+            apart=apart,
+            offload=offload,
+            machine=machine,
+        )
+        brought_s = there_and_back_s(summed_away, parallel, offload, machine)
+        step_s, step_copies_s = step_s + brought_s, step_copies_s + brought_s
     gather_s = sync.step_gather.seconds * machine.software.reduction
     if "param" in overlap:  # behind the next step's first forward
         gather_s = exposed_s(
@@ -179,6 +205,9 @@ def stage_price(
             overlapped=True,
             contention=machine.software.contention,
         )
+    gather_s = gather_s + sync.step_sum.seconds * machine.software.reduction
+    if np.any(total.summands):  # once gradients are reduced: nothing hides it
+        gather_s = gather_s + summed_s(total.summands, parallel, precision, machine)
     sent = _reduced(sync.backward_reduce, sync.backward_gather)
     trained = np.maximum(parameters + experts, 1)
     late = 1 - contents.early_parameters / trained
@@ -208,6 +237,7 @@ def stage_price(
         frozen_parameters=holds.frozen_parameters,
         saved_bytes=holds.saved_bytes,
         away_bytes=total.away_bytes,
+        summed_away_bytes=summed_away,
         weight_bytes=total.weight_bytes,
         forward_working_bytes=holds.forward_working_bytes,
         backward_working_bytes=holds.backward_working_bytes,

@@ -37,6 +37,12 @@ def has_both_holders(graph: ModelGraph, stage: Stage) -> bool:
     )
 
 
+def tied_held(graph: ModelGraph, stage: Stage) -> list[tuple[str, str]]:
+    """The last (block, operator) of *stage* that holds the tied parameter, if any."""
+    held = [one for holders in graph.tied for one in holders if one[0] in stage.layers]
+    return held[-1:]
+
+
 def tied_sync(
     job: Job,
     on: Machine,

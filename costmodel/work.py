@@ -115,7 +115,7 @@ class OperatorPrice:
     parameters: Array  # that are trained, but for those of experts
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
-    summands: Array  # of those that are trained, by explicit shardings over tp
+    summands: Array  # of those that are trained, of whose gradient tp ranks have parts
     saved: dict[str, Array]
     internal: dict[str, Array]  # dropped together with the operator's own working
     output_bytes: Array

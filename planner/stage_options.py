@@ -168,7 +168,7 @@ def _gradient_rates(
     summed once a step."""
     many, number = np.asarray(MANY), layout.precision
     added = accumulated(many, parallel, number, on)
-    found = exchanges(many, parallel, number, on)
+    found = exchanges(many, parallel, number, on, offload=layout.offload)
     reduce_s = float(found.step_reduce.seconds) * on.software.reduction
     return float(added.seconds) / MANY, reduce_s / MANY
 

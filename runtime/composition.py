@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
@@ -27,7 +28,6 @@ from runtime.context_parallel.split import Context
 from runtime.data_parallel import (
     Buffered,
     DataParallel,
-    OfHolders,
     Sharded,
     Sharding,
     Unit,
@@ -38,10 +38,11 @@ from runtime.module_shardings import split_layer_as
 from runtime.modules.decoder import Layer, Stage, decoder_of
 from runtime.modules.experts import ExpertMlp
 from runtime.precision import policy
-from runtime.replicas import Replicas, replicas
+from runtime.replicas import Replicas, one_axis, replicas
 from runtime.split_backward import Later, put_off
 from runtime.split_sharding import AfterEachW, AfterW
 from runtime.states_away import StatesAway, level
+from runtime.summed_shards import SummedShards
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ def held_stages(
     """The virtual stages that this rank holds, ready to train, in model order."""
     rank = meshes.weights["pp"].get_local_rank()
     zero = _level(layout.stages[0], layout, meshes)
-    groups = replicas(layout, meshes, sharded=zero > 0)
+    groups = replicas(layout, meshes, zero=zero)
     return [
         _held(
             index,
@@ -179,12 +180,13 @@ def _data_parallel(
 ) -> DataParallel:
     rules = sharding.policy
     if sharding.zero:
-        units, mesh, apart = _apart(stage), meshes.shards, meshes.expert_shards
-        if later is not None and sharding.zero >= 2:
-            return AfterEachW(stage, units, mesh, sharding, apart, later=later)
-        sharded = Sharded if later is None else AfterW
-        parallel = sharded(stage, units, mesh, sharding, apart)
-        return OfHolders(parallel, alike.holders) if alike.holders else parallel
+        mesh, apart = meshes.shards, meshes.expert_shards
+        if alike.weights is None:
+            return _sharded(stage, sharding, mesh, apart, later)
+        experts = None if apart is None else one_axis(apart)
+        parallel = _sharded(stage, sharding, one_axis(mesh), experts, later)
+        replicated = mesh.size() // one_axis(mesh).size()
+        return SummedShards(parallel, alike, mean_over=replicated)
     if rules.master:
         stage.to(rules.parameter)
         stage.tie()
@@ -196,6 +198,20 @@ def _data_parallel(
         micro_batches=layout.micro_batches // copies,
         mean_over=meshes.weights["dp"].size(),
     )
+
+
+def _sharded(
+    stage: Stage,
+    sharding: Sharding,
+    mesh: DeviceMesh,
+    apart: DeviceMesh | None,
+    later: Later | None,
+) -> Sharded:
+    units = _apart(stage)
+    if later is not None and sharding.zero >= 2:
+        return AfterEachW(stage, units, mesh, sharding, apart, later=later)
+    sharded = Sharded if later is None else AfterW
+    return sharded(stage, units, mesh, sharding, apart)
 
 
 def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:

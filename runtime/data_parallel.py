@@ -5,14 +5,14 @@ Ddp         the same by PyTorch's DistributedDataParallel, where that is right:
             without tensor or pipeline parallelism (its reducer counts on one
             forward, then one backward, of plain parameters)
 Sharded     `fully_shard`: ZeRO-1, 2 and 3 by when it gathers and scatters
-OfHolders   the same, of a stage with a holder for each copy of the model
 
 zero 1   parameters gathered once a step, gradients scattered after the last backward
 zero 2   parameters gathered once a step, gradients scattered every micro-batch
 zero 3   parameters gathered for every pass, gradients scattered every micro-batch
 
 Shards may span a part of the ranks (HSDP): what is scattered is then summed over the
-replicas of shards too, once a step.
+replicas of shards too, once a step. `runtime.summed_shards` does that where
+`fully_shard` cannot, and sums the shards of a stage with two holders.
 
 Where backward is split, `runtime.split_sharding` says when gradients are whole.
 """
@@ -32,7 +32,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard
 
 from costmodel.action import Kind
-from runtime.collectives import Group, all_reduce_from
+from runtime.collectives import Group
 from runtime.expert_parallel import of_experts
 from runtime.gradients import GradientBuffer
 from runtime.host import Host
@@ -212,45 +212,6 @@ class Sharded:
         states = self._root._get_fsdp_state()._state_ctx.all_states
         for state in reversed(states):
             yield from state._fsdp_param_groups
-
-
-class OfHolders:
-    """*sharded* of a stage that several pipeline ranks hold, each with shards of its
-    own: *holders* have the same shards, and sum them when all are in."""
-
-    def __init__(self, sharded: Sharded, holders: Group) -> None:
-        self._sharded, self._holders = sharded, holders
-
-    def begin(self) -> None:
-        self._sharded.begin()
-
-    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
-        return self._sharded.backward(kind, last=last)
-
-    def finish(self) -> None:
-        self._sharded.finish()
-        made = dict(self._sharded.gradients())
-        for names in self._sharded.units():
-            with self.changing(names):
-                self._sum([made[name] for name in names])
-
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._sharded.gradients()
-
-    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
-        return self._sharded.changing(names)
-
-    def send_to(self, down: HostGradients) -> None:
-        """As `Sharded.send_to`."""
-        self._sharded.send_to(down)
-
-    def _sum(self, parts: Sequence[Tensor]) -> None:
-        """Those that travel together, over the holders, in place."""
-        flat = torch.cat([part.flatten() for part in parts])
-        flat = all_reduce_from(flat, self._holders, self._sharded.device)
-        sizes = [part.numel() for part in parts]
-        for part, whole in zip(parts, flat.split(sizes), strict=True):
-            part.copy_(whole.view_as(part))
 
 
 def evenly(parameter: nn.Parameter, *, ranks: int) -> Shard:

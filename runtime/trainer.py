@@ -23,7 +23,7 @@ from profiles.job import Job
 from runtime.composition import HeldStage, held_stages
 from runtime.context_parallel.split import Context
 from runtime.data.source import Source
-from runtime.data_parallel import OfHolders, Sharded
+from runtime.data_parallel import Sharded
 from runtime.disk_optimizer import DiskOptimizer
 from runtime.evaluation import Evaluation
 from runtime.host_optimizer import HostOptimizer
@@ -37,6 +37,7 @@ from runtime.pipeline_stage import PipelineStage
 from runtime.precision import policy
 from runtime.record import ActionWatch, Recorder
 from runtime.step import Step
+from runtime.summed_shards import SummedShards
 from runtime.tied import TiedTable
 from runtime.transfer import Links
 
@@ -95,7 +96,7 @@ class Trainer:
             self.recorder.know("cp", [self.context.group])
         for held in self.stages:
             if held.copies > 1:
-                for axis, group in held.replicas.named().items():
+                for axis, group in held.replicas.named():
                     self.recorder.know(axis, [group])
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._places = self.context.places()
@@ -251,7 +252,7 @@ def optimizer(
             if away.shards:
                 found.read_for(stage.stage, passes=stage.away.passes)
             if away.gradients:
-                assert isinstance(stage.parallel, Sharded | OfHolders)
+                assert isinstance(stage.parallel, Sharded | SummedShards)
                 stage.parallel.send_to(found.take_scattered())
         return found
     if away.masters:

@@ -18,11 +18,13 @@ from tests.small_layouts import (
     ON_DRIVE,
     OPTIMIZER,
     STATES,
+    STATES_ON_DRIVE,
     ZB_H1,
     ZB_V,
 )
 
 CHIMERA2 = replace(CHIMERA, dp=2, zero_group=2)
+CHIMERA4 = replace(CHIMERA, dp=4, zero_group=2, micro_batch=1)
 ZB_H1_2 = replace(ZB_H1, dp=2, zero_group=2)
 ZB_V2 = replace(ZB_V, dp=2, zero_group=2)
 DUALPIPE_V2 = replace(DUALPIPE_V, dp=2, zero_group=2, micro_batch=1)
@@ -35,6 +37,28 @@ CASES: dict[str, Uniform] = {
         FP32, dp=2, tp=2, zero=1, zero_group=1, sequence_parallel=True
     ),
     "hybrid-zero1-optimizer-away": replace(HYBRID, zero=1, offload=OPTIMIZER),
+    "hybrid-zero2-optimizer-away": replace(HYBRID, zero=2, offload=OPTIMIZER),
+    "hybrid-fsdp-optimizer-away": replace(HYBRID, zero=3, offload=OPTIMIZER),
+    "hybrid-fsdp-states-away": replace(
+        HYBRID, zero=3, recompute="full", offload=STATES
+    ),
+    "hybrid-tp2-zero2-optimizer-away": replace(
+        FP32,
+        dp=2,
+        tp=2,
+        zero=2,
+        zero_group=1,
+        sequence_parallel=True,
+        offload=OPTIMIZER,
+    ),
+    "hybrid-zero2-zb-h1-optimizer-away": replace(
+        ZB_H1_2, zero=2, zero_group=1, offload=OPTIMIZER
+    ),
+    "hybrid-zero2-drive": replace(HYBRID, zero=2, offload=ON_DRIVE),
+    "hybrid-fsdp-states-drive": replace(HYBRID, zero=3, offload=STATES_ON_DRIVE),
+    "hybrid-zero1-chimera": replace(CHIMERA2, zero=1, zero_group=1),
+    "hybrid-zero2-chimera": replace(CHIMERA4, zero=2),
+    "hybrid-fsdp-chimera-states-away": replace(CHIMERA4, zero=3, offload=STATES),
     "zero1-chimera": replace(CHIMERA2, zero=1),
     "zero2-chimera": replace(CHIMERA2, zero=2, recompute="full"),
     "fsdp-chimera": replace(CHIMERA2, zero=3),
@@ -42,6 +66,7 @@ CASES: dict[str, Uniform] = {
     "zero1-chimera-optimizer-away": replace(CHIMERA2, zero=1, offload=OPTIMIZER),
     "fsdp-chimera-optimizer-away": replace(CHIMERA2, zero=3, offload=OPTIMIZER),
     "hybrid-zero1-drive": replace(HYBRID, zero=1, offload=ON_DRIVE),
+    "zero1-chimera-drive": replace(CHIMERA2, zero=1, offload=ON_DRIVE),
     "zero2-chimera-drive": replace(CHIMERA2, zero=2, offload=ON_DRIVE),
     "zero2-zb-h1-drive": replace(ZB_H1_2, zero=2, offload=ON_DRIVE),
     "hybrid-zero1-zb-h1": replace(ZB_H1_2, zero=1, zero_group=1),
@@ -72,6 +97,9 @@ CASES: dict[str, Uniform] = {
 OF_EXPERTS: dict[str, Uniform] = {
     "hybrid-fsdp": replace(HYBRID, zero=3),
     "hybrid-fsdp-ep2-zb-h1": replace(HYBRID, pp=2, ep=2, zero=3, schedule="zb-h1"),
+    "hybrid-ep2-zero2-optimizer-away": replace(HYBRID, ep=2, zero=2, offload=OPTIMIZER),
+    "hybrid-ep2-zero1-chimera": replace(CHIMERA2, zero=1, zero_group=1, ep=2),
+    "hybrid-ep2-fsdp-chimera": replace(CHIMERA4, zero=3, ep=2),
     "hybrid-ep2-zero2": replace(HYBRID, ep=2, zero=2),
     "dp2-ep2-chimera": replace(CHIMERA2, zero=0, zero_group=1, ep=2),
     "dp2-chimera": replace(CHIMERA2, zero=0, zero_group=1),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from costmodel.data_parallel import DataParallel
-from costmodel.footprint import Footprint, footprints
+from costmodel.footprint import PLAIN, Footprint, footprints
 from costmodel.memory import (
     COMMUNICATOR_BYTES,
     FRAGMENTATION,
@@ -21,7 +21,7 @@ from costmodel.memory import (
 from costmodel.offload import Offload
 from profiles.catalog import device
 from profiles.precision import precision
-from profiles.units import GiB
+from profiles.units import MB, GiB
 
 A100 = device("a100-sxm-80gb")
 COUNT = GiB  # parameters of a rank
@@ -113,6 +113,18 @@ def test_communicators_are_as_large_as_a_device_has_channels(
     found = held(1, tp=2, device=device(name))
     assert float(found.communication) == pytest.approx(share * COMMUNICATOR_BYTES)
     assert float(held(1, ranks=1, device=device(name)).communication) == 0
+
+
+@pytest.mark.parametrize(("zero", "left_bytes"), [(1, 4 * COUNT), (2, 64 * MB)])
+def test_gradients_on_a_drive_wait_in_the_memory_of_a_cpu_until_they_are_a_bucket(
+    zero: int, left_bytes: float
+) -> None:
+    away = Offload(optimizer=True, tier="nvme")
+    ways = {"zero": zero, "fully_shard": True, "offload": away}
+    ours = held(9, PLAIN, device=device("cpu"), **ways)
+    assert float(ours.gradients) == left_bytes
+    on_gpus = held(9, PLAIN, **ways)
+    assert float(on_gpus.gradients) == (0 if zero == 2 else left_bytes)
 
 
 def test_data_parallelism_alone_has_the_communicator_of_the_whole_job() -> None:

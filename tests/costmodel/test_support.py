@@ -144,7 +144,7 @@ def test_mechanisms_that_are_not_used_have_no_verdict() -> None:
 
 
 def test_every_reason_is_given_with_the_numbers_asked_about() -> None:
-    away = Offload(optimizer=True)
+    away = Offload(parameters=True)
     bad = Uniform(
         tp=4, dp=4, cp=3, zero=2, zero_group=2, recompute="mlp_up=0.5", offload=away
     )
@@ -154,7 +154,7 @@ def test_every_reason_is_given_with_the_numbers_asked_about() -> None:
         "tensor parallelism (tp 4, kv_heads 2)",
         "context parallelism (cp 3, cp kind ring, chunks 16)",
         "recompute (in part)",
-        "states (optimizer, zero 2, zero group 2)",
+        "states (parameters)",
     ]
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from costmodel.layout import Layout
+from costmodel.layout_price import LayoutPricer
 from costmodel.machine import machine
 from costmodel.offload_price import shard_bytes, state_bytes
 from costmodel.uniform import spell_out
 from profiles.catalog import DEFAULT_CLUSTER, cluster
 from profiles.drive import PAGE_BYTES
+from profiles.job import Job
 from tests.runtime.ranks import on_ranks
 from tests.training import SEED
 from tests.training_cases import BATCH, choice_of, job
@@ -21,37 +25,61 @@ ON = machine(cluster(DEFAULT_CLUSTER))  # under this project's own software
 EDGES = 2 * PAGE_BYTES  # of a part that begins and ends within pages
 
 
+# Over tp, over the ends of the pipeline, over holders, over replicas of shards.
+SUMMED_AWAY = (
+    "fsdp2-tp2-states-drive",
+    "fsdp2-pp2-states-drive",
+    "zero2-chimera-drive",
+    "zero1-chimera-drive",
+    "hybrid-zero2-drive",
+)
+
+
 @pytest.mark.parametrize(
     ("world", "cases"),
     [
         (1, ("drive", "states-drive")),
         (2, ("zero1-drive", "zero2-drive", "fsdp2-drive", "fsdp2-states-drive")),
+        (4, SUMMED_AWAY),
     ],
 )
 def test_each_action_moves_what_is_priced(world: int, cases: tuple[str, ...]) -> None:
-    for ranks in on_ranks(world, moved, cases):
+    for number, ranks in enumerate(on_ranks(world, moved, cases)):
         for name, seen in ranks.items():
-            _require_priced(name, seen)
+            _require_priced(name, number, seen)
 
 
-def _require_priced(name: str, seen: dict[str, Any]) -> None:
+def _require_priced(name: str, rank: int, seen: dict[str, Any]) -> None:
     choice, asked = choice_of("gpt", name), job("gpt")
     layout = spell_out(choice, asked.graph, BATCH)
     states = seen["elements"] * state_bytes(layout.precision, asked.moments)
     shards = seen["elements"] * shard_bytes(layout.precision, ON)
     gradients = seen["elements"] * layout.precision.gradient.bytes
-    m, edges = layout.micro_batches, EDGES * seen["parameters"]
+    summed = summed_away_bytes(asked, layout, rank)
+    m = layout.micro_batches // len(layout.stages[0].held_by)
+    edges = EDGES * seen["parameters"]
     scattered = choice.offload.parameters or choice.dp > 1
     sent = (m if choice.zero >= 2 else 1) if scattered else 0
     passes = sum(size for kind, size in seen["read"].items() if kind != "STEP")
     before = sum(size for kind, size in seen["written"].items() if kind != "STEP")
     step, pages = seen["read"]["STEP"], EDGES * seen["buckets"]
-    assert states <= seen["written"]["STEP"] <= states + pages, name
+    # What is summed where it lies comes and goes once more, by whole pages.
+    assert seen["changed"] == summed, name
+    around = 2 * edges if summed else 0
+    written = seen["written"]["STEP"]
+    # Two holders come to their last gradients in STEP.
+    late = len(layout.stages[0].held_by) > 1
+    most = states + summed + pages + around + late * (gradients + edges)
+    assert states <= written <= most, name
     # Gradients for their norm, and beside the states that they update.
     assert step >= states + 2 * gradients * scattered, name
-    assert step <= states + pages + 2 * (gradients + pages) * scattered, name
+    most = states + pages + 2 * (gradients + pages) * scattered
+    assert step <= most + summed + around, name
+    both = sent * gradients + states + summed
+    assert both <= before + written, name
     # Every micro-batch writes what it scatters; all but the first read it to add.
-    assert sent * gradients <= before <= sent * (gradients + edges), name
+    most = sent * (gradients + edges) + summed + around
+    assert (sent - late) * gradients <= before <= most, name
     added = max(sent - 1, 0)
     least, most = added * gradients, added * (gradients + edges)
     if choice.offload.parameters:  # for the forward and the backward of each
@@ -59,11 +87,22 @@ def _require_priced(name: str, seen: dict[str, Any]) -> None:
         assert seen["in_file"], name
     elif choice.zero in (1, 2) and choice.dp > 1:  # once a step, in the first forward
         least, most = least + shards, most + shards + edges
-        assert shards <= seen["read"]["F0"] <= shards + edges, name
-        assert not {"F"} & set(seen["read"]), name
         assert seen["in_file"], name
+        if choice.pp == 1:
+            assert shards <= seen["read"]["F0"] <= shards + edges, name
+            assert not {"F"} & set(seen["read"]), name
     # Else the masters are copies, and the weights come from their update.
-    assert least <= passes <= most, name
+    assert least <= passes <= most + summed + around, name
+
+
+def summed_away_bytes(asked: Job, layout: Layout, rank: int) -> float:
+    """What is priced for a rank, of all stages that it holds."""
+    stages = LayoutPricer(job=asked, layout=layout, machine=ON).stages()
+    return sum(
+        float(price.summed_away_bytes)
+        for price, stage in zip(stages, layout.stages, strict=True)
+        if rank // (layout.gpus // layout.pp) in stage.held_by
+    )
 
 
 def moved(rank: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
@@ -76,6 +115,7 @@ def _moved(name: str) -> dict[str, Any]:
 
     from runtime.data.source import source
     from runtime.disk_optimizer import DiskOptimizer
+    from runtime.drive_gradients import DriveGradients
     from runtime.optimizer import Settings, local
     from runtime.trainer import Trainer
 
@@ -100,7 +140,17 @@ def _moved(name: str) -> dict[str, Any]:
         marks.append((kind, file.read_bytes, file.written_bytes))
 
     trainer.watch(told)
+    changed = []
+    changing = DriveGradients.changing
+
+    def counted(self: DriveGradients, names: Collection[str]) -> Any:
+        own = dict(self.all())
+        changed.append(sum(own[name].nbytes for name in names))
+        return changing(self, names)
+
+    DriveGradients.changing = counted  # type: ignore[method-assign]
     trainer.step(1)
+    DriveGradients.changing = changing  # type: ignore[method-assign]
     marks.append(("end", file.read_bytes, file.written_bytes))
     read: Counter[str] = Counter()
     written: Counter[str] = Counter()
@@ -108,8 +158,9 @@ def _moved(name: str) -> dict[str, Any]:
         read[kind] += after[0] - before[0]
         written[kind] += after[1] - before[1]
     return {
-        "read": {kind: size for kind, size in read.items() if size},
-        "written": {kind: size for kind, size in written.items() if size},
+        "read": +read,
+        "written": +written,
+        "changed": sum(changed),
         "elements": sum(leaf.value.numel() for leaf in leaves),
         "parameters": len(leaves),
         "buckets": len(file.buckets),
