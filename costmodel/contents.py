@@ -25,16 +25,19 @@ class Contents:
     """Blocks of a stage: `total` is their sum, but of working bytes the largest.
 
     `layers` counts those that run; `away_bytes`, `weight_bytes`, `parameters` and
-    `trained_parameters` are those of the block that has most. `fully_shard` takes
-    experts apart from their layer: `unit_parameters` is the most of either, and
-    `pair_bytes` are the weights that are there while a pass goes from one to the next.
-    `early_parameters` are of blocks without products (the table), whose gradients come
-    with those of inputs where backward is split. Arrays, or numbers.
+    `trained_parameters` are those of the block that has most. `leaving_bytes` are the
+    most of a layer whose saved tensors are all there, before they leave or when they
+    are back, with its working set. `fully_shard` takes experts apart from their layer:
+    `unit_parameters` is the most of either, and `pair_bytes` are the weights that are
+    there while a pass goes from one to the next. `early_parameters` are of blocks
+    without products (the table), whose gradients come with those of inputs where
+    backward is split. Arrays, or numbers.
     """
 
     total: Atom
     layers: Array
     away_bytes: Array
+    leaving_bytes: Array
     weight_bytes: Array
     parameters: Array
     trained_parameters: Array
@@ -68,6 +71,17 @@ def contents_of(
             sum(count * (np.asarray(price.forward_s) > 0) for count, price in parts)
         ),
         away_bytes=_most(parts, "away_bytes"),
+        leaving_bytes=_largest(
+            parts,
+            [
+                np.where(
+                    np.asarray(price.away_bytes) > 0,
+                    price.away_bytes + price.backward_working_bytes,
+                    0.0,
+                )
+                for _, price in parts
+            ],
+        ),
         weight_bytes=_largest(
             parts,
             [

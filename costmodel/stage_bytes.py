@@ -15,6 +15,7 @@ from costmodel.contents import Contents
 from costmodel.data_parallel import DataParallel
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
+from costmodel.software import shares_cores
 from profiles.precision import Precision
 
 Array = NDArray[Any]
@@ -44,7 +45,11 @@ def stage_bytes(
     """What a rank of a stage with *contents* holds; *offload* says where states are."""
     total = contents.total
     buffer: Array = np.zeros(())
-    if offload.states or np.any(total.away_bytes):
+    forward, backward = total.forward_working_bytes, total.backward_working_bytes
+    if shares_cores(machine.device):  # copies are of the drive, in no memory of a rank
+        forward = np.maximum(forward, contents.leaving_bytes)
+        backward = np.maximum(backward, contents.leaving_bytes)
+    elif offload.states or np.any(total.away_bytes):
         # One layer's copies are under way while the next one is at work.
         buffer = np.minimum(2 * contents.away_bytes, total.away_bytes)
     return StageBytes(
@@ -52,8 +57,8 @@ def stage_bytes(
         expert_parameters=total.expert_parameters,
         frozen_parameters=total.frozen_parameters,
         saved_bytes=total.saved_bytes,
-        forward_working_bytes=total.forward_working_bytes + buffer,
-        backward_working_bytes=total.backward_working_bytes + buffer,
+        forward_working_bytes=forward + buffer,
+        backward_working_bytes=backward + buffer,
         gathered_bytes=_gathered(contents, parallel, precision, machine, offload),
     )
 

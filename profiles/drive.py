@@ -3,8 +3,8 @@
     ahead    begin to read a part       leave    begin to write it back
     settle   wait until all that was left is written, and let its memory go
 
-Reads and writes go on behind what the caller computes. At most two parts that were left
-are in the page cache, so that what is not in use takes no memory and a run is as fast
+Reads and writes go on behind what the caller computes. Few parts that were left are in
+the page cache, so that what is not in use takes no memory and a run is as fast
 as its drive, not as what memory happened to be free. The file has no name from the
 start: nothing is left of it when the process ends, however it ends.
 
@@ -31,7 +31,7 @@ from profiles.units import MB, format_bytes
 
 PAGE_BYTES: Final = mmap.PAGESIZE
 BUCKET_BYTES: Final = 64 * MB  # that a run's optimizer takes at a time
-UNSETTLED: Final = 1  # parts that may still be on their way when another one is left
+UNSETTLED: Final = 1  # parts of an optimizer's size, while the next one is updated
 PREFIX: Final = "meshwright-states-"
 # linux/fs.h: begin to write what is dirty; wait for what is under way.
 _WRITE: Final = 2
@@ -48,10 +48,13 @@ class Part:
 
 class DriveFile:
     """*size_bytes* of zeros in a file of *folder*; `read_bytes` and `written_bytes`
-    count what went to and fro."""
+    count what went to and fro. At most *unsettled* parts that were left are on their
+    way when another one is."""
 
-    def __init__(self, folder: Path, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
+    def __init__(
+        self, folder: Path, size_bytes: int, *, unsettled: int = UNSETTLED
+    ) -> None:
+        self.size_bytes, self._unsettled = size_bytes, unsettled
         self.read_bytes = self.written_bytes = 0
         with tempfile.TemporaryFile(prefix=PREFIX, dir=folder) as file:
             # Really there: no later write finds the drive full.
@@ -74,7 +77,7 @@ class DriveFile:
         _sync(self._file, part, _WRITE)
         self.written_bytes += part.size_bytes
         self._left.append(part)
-        self._settle(UNSETTLED)
+        self._settle(self._unsettled)
 
     def write(self, first: int, data: Any) -> None:
         """Put the bytes of *data* at *first*; pages that they fill are not read for

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -75,8 +76,10 @@ def held_stages(
     seed: int,
     device: torch.device,
     compiled: bool = False,
+    folder: Path | None = None,
 ) -> list[HeldStage]:
-    """The virtual stages that this rank holds, ready to train, in model order."""
+    """The virtual stages that this rank holds, ready to train, in model order; what
+    they save on a drive is in files of *folder*."""
     rank = meshes.weights["pp"].get_local_rank()
     zero = _level(layout.stages[0], layout, meshes)
     groups = replicas(layout, meshes, zero=zero)
@@ -92,6 +95,7 @@ def held_stages(
             seed=seed,
             device=device,
             compiled=compiled,
+            folder=folder,
         )
         for index, plan in enumerate(layout.stages)
         if rank in plan.held_by
@@ -110,6 +114,7 @@ def _held(
     seed: int,
     device: torch.device,
     compiled: bool,
+    folder: Path | None,
 ) -> HeldStage:
     spec, rules, mesh = decoder_of(job), policy(layout.precision_name), meshes.weights
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
@@ -137,7 +142,8 @@ def _held(
         compile_layer(layer)
     numbered = zip(plan.layers, plan.plans, strict=True)
     treated = [one.retention for name, one in numbered if name.isdigit()]
-    retention.apply(stage, treated, dropout=spec.dropout > 0, device=device)
+    dropout = spec.dropout > 0
+    retention.apply(stage, treated, dropout=dropout, device=device, folder=folder)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     sharding = Sharding(zero=zero, policy=rules, away=away, device=device)
     parallel = _data_parallel(stage, sharding, meshes, alike, later, layout, copies)

@@ -1,4 +1,4 @@
-"""Room on the drive for states that a layout keeps there, before any process starts."""
+"""Room on the drive for what a layout keeps there, before any process starts."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from costmodel.layout import Layout
+from costmodel.offload import NOTHING
 from profiles import catalog
 from profiles.cluster import Cluster
 from profiles.documents import shown
-from profiles.drive import default_folder, in_memory, require_room
+from profiles.drive import BUCKET_BYTES, default_folder, in_memory, require_room
 from profiles.job import Job
 
 
-def on_drive(layout: Layout) -> bool:
-    """Whether *layout* keeps states on a drive."""
-    return layout.offload.states and layout.offload.tier == "nvme"
+def on_drive(layout: Layout) -> str:
+    """What *layout* keeps on a drive, in words; nothing if that is nothing."""
+    states = layout.offload.of_states if layout.offload.tier == "nvme" else NOTHING
+    saved = any("nvme" in plan.retention.tiers for plan in layout.plans)
+    words = [str(states)] if states.states else []
+    return ",".join([*words, *(["activations"] if saved else [])])
 
 
 def needed_bytes(job: Job, layout: Layout, local_ranks: int) -> float:
-    """What the files of a machine's *local_ranks* ranks take together, at most.
+    """What the files of a machine's *local_ranks* ranks take together, at most; of
+    saved tensors a slab more for each stage of a rank, which the last one may begin.
 
     It hangs on the layout alone, so any device will do.
     """
@@ -28,7 +33,9 @@ def needed_bytes(job: Job, layout: Layout, local_ranks: int) -> float:
     island = catalog.cluster(catalog.DEFAULT_CLUSTER).island
     island = replace(island, devices_per_node=local_ranks, levels=island.levels[-1:])
     away = estimate(job, Cluster(name="any", islands=(island,)), layout).away
-    return 0.0 if away is None else away.node_bytes
+    saved = any("nvme" in plan.retention.tiers for plan in layout.plans)
+    slabs = layout.virtual_stages * local_ranks * BUCKET_BYTES * saved
+    return 0.0 if away is None else away.node_bytes + slabs
 
 
 def require_drive(
@@ -38,18 +45,19 @@ def require_drive(
 
     Raises Unsupported where they find no room.
     """
-    if not on_drive(layout):
+    kept = on_drive(layout)
+    if not kept:
         return ()
     where = folder or default_folder()
     require_room(
         where,
         needed_bytes(job, layout, local_ranks),
-        f"--offload {layout.offload.of_states} to nvme",
+        f"--offload {kept} to nvme",
     )
     if not in_memory(where):
         return ()
     why = (
-        f"{shown(where)} is in the host's memory: states there take no less of it; "
+        f"{shown(where)} is in the host's memory: what is there takes no less of it; "
         "name a folder of a drive with --offload-dir DIR"
     )
     return (why,)

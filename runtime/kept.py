@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from costmodel.retention import EVERYTHING, Action, Retention, Treatment
-from runtime.host import Away, Host
+from runtime.drive_tensors import OnDrive
+from runtime.host import Away
 from runtime.packed import Packed, packed
+from runtime.tiers import Tiers
 
 Values = tuple[Tensor, ...]
 Make = Callable[[], Values]
@@ -61,7 +63,7 @@ class Kept:
         self._flat: list[Tensor] | None = None
         self._stored: list[Stored] = []
 
-    def settle(self, treatment: Treatment | None, host: Host) -> None:
+    def settle(self, treatment: Treatment | None, tiers: Tiers) -> None:
         """Do with the values what is to be done, and let go of them."""
         values, self.values = self.values, ()
         how = treatment.action if treatment else Action.KEEP
@@ -72,7 +74,7 @@ class Kept:
         if treatment is None or as_it_is:
             self._flat = flat
         else:
-            self._stored = [_stored(one, treatment, host) for one in flat]
+            self._stored = [_stored(one, treatment, tiers) for one in flat]
         self._make = None
 
     def start(self) -> None:
@@ -124,11 +126,11 @@ class Pass:
     """One micro-batch through one layer under *retention*.
 
     *before* is the pass through the layer before, whose tensors are fetched from the
-    host while this one's backward runs.
+    host, or the drive, while this one's backward runs.
     """
 
-    def __init__(self, retention: Retention, host: Host, before: Pass | None) -> None:
-        self._retention, self._host, self._before = retention, host, before
+    def __init__(self, retention: Retention, tiers: Tiers, before: Pass | None) -> None:
+        self._retention, self._tiers, self._before = retention, tiers, before
         self._named: dict[str, Kept] = {}
         self._boxes: list[Box] = []
         self._away: list[ReferenceType[Kept]] = []
@@ -215,9 +217,9 @@ class Pass:
                 kept.part_of.needed = True
                 kept.needed = False
         for name, kept in named.items():
-            kept.settle(self.treatment(name), self._host)
+            kept.settle(self.treatment(name), self._tiers)
         self._away = [ref(kept) for kept in named.values()]
-        self._host.sent()
+        self._tiers.sent()
 
     def treatment(self, name: str) -> Treatment | None:
         """What is done with the tensor *name*; `*` is any other."""
@@ -228,16 +230,16 @@ class Pass:
 class _Partly:
     """The first elements of a flat tensor moved or packed, the others as they are."""
 
-    def __init__(self, moved: Away | Packed, rest: Tensor | None) -> None:
+    def __init__(self, moved: Away | OnDrive | Packed, rest: Tensor | None) -> None:
         self._moved, self._rest = moved, rest
 
     def start(self) -> None:
-        if isinstance(self._moved, Away):
+        if not isinstance(self._moved, Packed):
             self._moved.start()
 
     def back(self) -> Tensor:
         moved = self._moved
-        here = moved.back() if isinstance(moved, Away) else moved.unpacked()
+        here = moved.unpacked() if isinstance(moved, Packed) else moved.back()
         return here if self._rest is None else torch.cat((here, self._rest))
 
 
@@ -254,14 +256,14 @@ class _Nothing:
         return self._flat
 
 
-def _stored(flat: Tensor, treatment: Treatment, host: Host) -> Stored:
+def _stored(flat: Tensor, treatment: Treatment, tiers: Tiers) -> Stored:
     if not flat.numel():
         return _Nothing(flat)
     count = round(treatment.ratio * flat.numel())
     some = flat[:count]
-    moved: Away | Packed
+    moved: Away | OnDrive | Packed
     if treatment.action is Action.OFFLOAD:
-        moved = Away(some, host)
+        moved = tiers.away(some, treatment.tier)
     else:
         assert treatment.bits is not None
         moved = packed(some, treatment.bits)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from weakref import ReferenceType, ref
 
 import torch
@@ -24,10 +25,10 @@ from costmodel.combination import ROUTED
 from costmodel.retention import CORE, EVERYTHING, Action, Retention
 from profiles.errors import Unsupported
 from runtime import steps
-from runtime.host import Host
 from runtime.kept import Pass
 from runtime.modules.decoder import Layer, Stage
 from runtime.steps import ENTRY
+from runtime.tiers import Tiers
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -35,8 +36,8 @@ Forward = Callable[[Tensor], Tensor]
 class Passes:
     """The passes through a stage's layers: whose tensors to fetch after whose."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
         self._latest: ReferenceType[Pass] | None = None
 
     def begin(self, stream: Tensor) -> Tensor:
@@ -47,22 +48,29 @@ class Passes:
     def next(self, retention: Retention) -> Pass:
         """It comes to a layer."""
         before = None if self._latest is None else self._latest()
-        taken = Pass(retention, self._host, before)
+        taken = Pass(retention, self._tiers, before)
         self._latest = ref(taken)
         return taken
 
 
 def apply(
-    stage: Stage, plans: Sequence[Retention], *, dropout: bool, device: torch.device
+    stage: Stage,
+    plans: Sequence[Retention],
+    *,
+    dropout: bool,
+    device: torch.device,
+    folder: Path | None = None,
 ) -> None:
     """Make the layers of *stage* do what *plans*, one for each numbered layer, say.
+
+    What goes to a drive is in files of *folder*.
 
     Raises Unsupported for what is only priced.
     """
     for retention in plans:
         require_carried_out(retention)
     layers = list(stage.layers.values())
-    passes = Passes(Host(device))
+    passes = Passes(Tiers(device, folder))
     parts = [
         _together(layers[first:end], plans[first:end], passes, dropout)
         for first, end in _runs(plans)
@@ -82,11 +90,6 @@ def require_carried_out(retention: Retention) -> None:
             raise Unsupported(
                 f"{name} is recomputed by itself, which is priced but not carried out; "
                 "recompute its layer whole"
-            )
-        if treatment.tier == "nvme":
-            raise Unsupported(
-                f"{name} is offloaded to nvme, which is priced but not carried out; "
-                "the tier cpu is"
             )
 
 

@@ -86,6 +86,7 @@ class Trainer:
             seed=seed,
             device=device,
             compiled=compiled,
+            folder=offload_dir,
         )
         self.optimizer = optimizer(self.stages, settings, device, offload_dir)
         tied = TiedTable(job, layout, self.mesh)

@@ -10,6 +10,7 @@ from costmodel.uniform import Uniform
 OPTIMIZER = Offload(optimizer=True)
 STATES = Offload(optimizer=True, parameters=True)
 ON_DRIVE = Offload(optimizer=True, tier="nvme")
+SAVED_ON_DRIVE = Offload(activations=1.0, tier="nvme")
 STATES_ON_DRIVE = Offload(optimizer=True, parameters=True, tier="nvme")
 
 FP32 = Uniform(precision="fp32", micro_batch=2)

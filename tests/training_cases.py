@@ -27,6 +27,7 @@ from tests.small_layouts import (
     ON_DRIVE,
     OPTIMIZER,
     PP2,
+    SAVED_ON_DRIVE,
     SP,
     STATES,
     STATES_ON_DRIVE,
@@ -130,6 +131,12 @@ CASES: dict[str, Uniform] = {
     "zero1-zb-v-drive": replace(ZB_V, dp=2, zero=1, zero_group=2, offload=ON_DRIVE),
     "dp2-chimera-drive": replace(CHIMERA, dp=2, zero=0, offload=ON_DRIVE),
     "fsdp2-tp2-states-drive": replace(FSDP_SP, offload=STATES_ON_DRIVE),
+    "saved-drive": replace(FP32, offload=SAVED_ON_DRIVE),
+    "pp2-zb-h1-saved-drive": replace(ZB_H1, offload=SAVED_ON_DRIVE),
+    "zero1-full-saved-drive": replace(ZERO1, recompute="full", offload=SAVED_ON_DRIVE),
+    "fsdp2-tp2-all-drive": replace(
+        FSDP_SP, offload=replace(STATES_ON_DRIVE, activations=0.5)
+    ),
     **sharded_cases.CASES,
 }
 FAMILIES = ("gpt", "llama", "mixtral", "switch")
@@ -161,6 +168,7 @@ OF_EXPERTS: dict[str, Uniform] = {
     ),
     "fsdp2-offloaded": replace(FSDP, offload=Offload(activations=0.5)),
     "pp2-zb-h1-offloaded": replace(ZB_H1, offload=Offload(activations=1.0)),
+    "dp2-ep2-saved-drive": replace(DP2, ep=2, offload=SAVED_ON_DRIVE),
     "dp2-ep2-sqrt": replace(DP2, ep=2, recompute="sqrt"),
     "tp2-etp2-sqrt": replace(SP, etp=2, zero=0, recompute="sqrt"),
     "fsdp2": FSDP,

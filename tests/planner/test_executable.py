@@ -121,12 +121,15 @@ def test_a_pin_that_is_not_carried_out_is_refused_with_the_reason(
 
 
 def test_pins_that_are_carried_out_but_not_together_leave_nothing() -> None:
-    pins: dict[str, Any] = {"pp": 2, "dp": 4, "zero": 2, "zero_group": 2}
-    posed(executable=False, gpus=8, **pins, schedule="chimera")
-    with pytest.raises(Contradiction, match=r"carries out keeps all of .*--zero-group"):
-        posed(gpus=8, **pins, schedule="chimera")
-    best = solved(posed(gpus=8, **pins, schedule="1f1b").problem).best
-    assert best.choice.zero_group == 2
+    """Key-value heads are copied to tensor-parallel ranks by the price alone."""
+    tiny = model("gpt-tiny")
+    grouped = replace(tiny, spec=replace(tiny.spec, kv_heads=2))  # type: ignore[arg-type]
+    pins: dict[str, Any] = {"pp": 1, "cp": 1, "asked": grouped}
+    posed(executable=False, gpus=4, **pins, dp=1)
+    with pytest.raises(Contradiction, match=r"carries out keeps all of .*--dp"):
+        posed(gpus=4, **pins, dp=1)
+    best = solved(posed(gpus=4, **pins, dp=2).problem).best
+    assert best.choice.tp == 2
 
 
 @pytest.mark.parametrize(
@@ -165,8 +168,6 @@ def test_states_that_leave_are_planned_as_they_are_carried_out(away: str) -> Non
 def test_shards_that_leave_without_their_optimizer_are_refused() -> None:
     with pytest.raises(Unsupported, match="add optimizer to --offload"):
         posed(precision="bf16", offload="parameters")
-    with pytest.raises(Unsupported, match="choose --offload-to cpu"):
-        posed(precision="bf16", offload="activations=0.5", offload_to="nvme")
 
 
 def test_a_model_that_is_not_trained_is_refused() -> None:
