@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from runtime.drive_gradients import DriveGradients
 from runtime.drive_shards import ShardReads
 from runtime.host import Host
 from runtime.host_gradients import HostGradients
-from runtime.optimizer import Leaf, Optimizer, Settings, local
+from runtime.optimizer import Leaf, Make, Optimizer, Settings, local
 
 MOMENTS: Final[dict[str, tuple[str, ...]]] = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -56,6 +56,7 @@ class DiskOptimizer(Optimizer):
         *,
         shards: bool = False,
         gradients: bool = False,
+        make: Make | None = None,
     ) -> None:
         named = list(parameters)
         self._host, self._shards = Host(device), shards
@@ -66,16 +67,15 @@ class DiskOptimizer(Optimizer):
         shapes = [local(parameter).shape for _, parameter in named]
         self.file = StateFile(folder, shapes, len(kinds), gradients=gradients)
         self._numbers = {name: number for number, (name, _) in enumerate(named)}
-        super().__init__(named, settings)
+        super().__init__(named, settings, make)
+        self._kinds = kinds
         for number, leaf in enumerate(self.leaves):
             state = dict(zip(kinds, self.file.states(number)[1:], strict=True))
             if settings.name in COUNTED:
                 state["step"] = torch.zeros(())
             if state:
                 self.inner.state[leaf.value] = state
-        for bucket in self.file.buckets:
-            self.file.leave(bucket.states)
-        self.file.settle()
+        self._leave_all()
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float = 1.0) -> None:
@@ -97,8 +97,29 @@ class DiskOptimizer(Optimizer):
             yield gradients
             return
         for bucket, _ in _one_ahead(self.file.buckets, self._read_gradients):
-            yield {name: gradients[name] for name in self._names(bucket)}
+            names = self._names(bucket)
+            yield {name: gradients[name] for name in names if name in gradients}
             self.file.forget(bucket.gradients)
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """What torch's optimizer gave as its state, into the file; masters are of the
+        parameters as they are now."""
+        self.inner.load_state_dict(state)
+        for number, leaf in enumerate(self.leaves):
+            value, *moments = self.file.states(number)
+            if leaf.master:
+                value.copy_(local(leaf.parameter))
+            loaded = self.inner.state.get(leaf.value, {})
+            for kind, place in zip(self._kinds, moments, strict=True):
+                if kind in loaded:
+                    loaded[kind] = place.copy_(loaded[kind])
+        self._leave_all()
+
+    def _leave_all(self) -> None:
+        for bucket in self.file.buckets:
+            self.file.leave(bucket.states)
+        self.file.settle()
 
     def take_scattered(self) -> HostGradients:
         """Takes a stage's gradients as they are scattered, and adds them up in the
@@ -119,7 +140,8 @@ class DiskOptimizer(Optimizer):
         self.file.ahead(bucket.whole)
         down = HostGradients(self._host)
         for name in self._names(bucket):
-            down.take(name, gradients[name])
+            if name in gradients:
+                down.take(name, gradients[name])
         return down
 
     def _read_gradients(self, bucket: Bucket) -> None:
@@ -131,7 +153,8 @@ class DiskOptimizer(Optimizer):
     def _update(
         self, bucket: Bucket, made: Mapping[str, Tensor], factor: float
     ) -> None:
-        leaves = [self.leaves[member] for member in bucket.members]
+        held = (self.leaves[member] for member in bucket.members)
+        leaves = [leaf for leaf in held if leaf.name in made]
         for leaf in leaves:
             gradient = made[leaf.name]
             leaf.attach(gradient if factor == 1 else gradient * factor)

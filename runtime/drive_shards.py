@@ -39,7 +39,11 @@ class ShardReads:
         self._done: set[int] = set()  # since `again`
         units = [one for one in stage.modules() if isinstance(one, FSDPModule)]
         self._parts = [
-            list(file.value_parts(members[id(one)] for one in _own(unit)))
+            list(
+                file.value_parts(
+                    members[id(one)] for one in _own(unit) if id(one) in members
+                )
+            )
             for unit in units
         ]
         for number, unit in enumerate(units):

@@ -18,6 +18,8 @@ from torch.distributed.tensor import DTensor
 from profiles.errors import Unsupported
 from runtime.clip import scale
 
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -60,15 +62,21 @@ class Leaf:
 
 class Optimizer:
     """`step` updates every parameter from gradients given by name; where it *scales*
-    them, it does so in place."""
+    them, it does so in place. torch's optimizer is of *settings*, or as *make* says."""
 
     scales = True
 
     def __init__(
-        self, parameters: Iterable[tuple[str, nn.Parameter]], settings: Settings
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        settings: Settings,
+        make: Make | None = None,
     ) -> None:
         self.settings = settings
         self.leaves = [self._leaf(name, parameter) for name, parameter in parameters]
+        if make is not None:
+            self.inner = make([leaf.value for leaf in self.leaves])
+            return
         decayed = [item.value for item in self.leaves if item.decays]
         others = [item.value for item in self.leaves if not item.decays]
         groups = [

@@ -38,7 +38,7 @@ def sharded_as(layout: Layout) -> int:
 
 
 def states_away(layout: Layout) -> StatesAway:
-    """Which of its states are in the host's memory."""
+    """Which of its states are in the host's memory, or on its drive."""
     return StatesAway.of(layout.offload, sharded_as(layout))
 
 
@@ -116,11 +116,6 @@ def _of_states(layout: Layout, used: Combination) -> Iterator[str]:
             "--grad-dtype out or say fp32"
         )
     offload = layout.offload
-    if offload.states and offload.tier != "cpu":
-        yield (
-            f"{offload} on {offload.tier}: train it with `execute`, or choose "
-            "--offload-to cpu"
-        )
     if offload.parameters and not offload.optimizer:
         yield (
             "parameters that are on the host are updated there: add optimizer to "

@@ -10,7 +10,7 @@ they are scattered (ZeRO-3), or at the step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,9 +18,7 @@ from torch import Tensor, nn
 
 from runtime.host import Host
 from runtime.host_gradients import HostGradients
-from runtime.optimizer import local
-
-Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+from runtime.optimizer import Make, local
 
 
 class HostUpdate:

@@ -32,14 +32,15 @@ from profiles.errors import Contradiction
 from runtime.chain import chain_of, without_storage
 from runtime.clip import Piece, clip_factor, global_norm, parts, scale
 from runtime.mesh import device_mesh, shard_mesh
-from runtime.optimizer import local
+from runtime.optimizer import Make, local
+from runtime.own_drive import DriveUpdate
 from runtime.own_layout import (
     made_again,
     require_carried_out,
     sharded_as,
     states_away,
 )
-from runtime.own_optimizer import HostUpdate, Make
+from runtime.own_optimizer import HostUpdate
 from runtime.pipelined import Loss, Pipelined
 from runtime.placements import Styles, place
 from runtime.precision import Policy, policy
@@ -92,14 +93,18 @@ def parallelize(
 
 
 def optimizer(
-    model: nn.Module, layout: Layout, make: Make
-) -> torch.optim.Optimizer | HostUpdate:
+    model: nn.Module, layout: Layout, make: Make, folder: Path | None = None
+) -> torch.optim.Optimizer | HostUpdate | DriveUpdate:
     """*make*'s optimizer of the parameters of *model*, updating where *layout* says.
 
     On the device, or where an offloaded optimizer's shards are in the host's memory,
-    that is `make(list(model.parameters()))`; else a `HostUpdate`, of copies there.
+    that is `make(list(model.parameters()))`; else a `HostUpdate`, of copies there. With
+    states on a drive a `DriveUpdate`, in a file of *folder* (or that of temporary
+    files), of AdamW, Adam or SGD.
     """
     away = states_away(layout)
+    if away.on_drive:
+        return DriveUpdate(model, layout, make, folder)
     if not away.masters:
         return make(list(model.parameters()))
     return HostUpdate(model.parameters(), make, scattered=sharded_as(layout) >= 2)
@@ -110,7 +115,7 @@ def clip_gradients(
     layout: Layout,
     most: float,
     *,
-    updated: torch.optim.Optimizer | HostUpdate | None = None,
+    updated: torch.optim.Optimizer | HostUpdate | DriveUpdate | None = None,
 ) -> Tensor:
     """Scale the gradients so that the whole model's norm is at most *most*.
 
@@ -118,7 +123,10 @@ def clip_gradients(
     was scaled, is over all ranks, each parameter counted once. *updated* is the
     optimizer, which has the gradients where they have gone to the host.
     """
-    mesh = layout.stages[0].mesh
+    if isinstance(updated, DriveUpdate):
+        norm = global_norm(_pieces(one, layout) for one in updated.turns())
+        updated.factor = clip_factor(float(norm), most)
+        return norm
     if isinstance(updated, HostUpdate):
         made = list(updated.gradients())
     else:
@@ -127,12 +135,15 @@ def clip_gradients(
             for one in module.parameters()
             if one.grad is not None
         ]
-    pieces = [
-        Piece(gradient, mesh.dp * mesh.tp // parts(one)) for one, gradient in made
-    ]
-    norm = global_norm([pieces])
+    norm = global_norm([_pieces(made, layout)])
     scale([gradient for _, gradient in made], clip_factor(float(norm), most))
     return norm
+
+
+def _pieces(made: Iterable[tuple[Tensor, Tensor]], layout: Layout) -> list[Piece]:
+    """Gradients of parameters, each with the ranks that hold the same."""
+    ranks = layout.stages[0].mesh.dp * layout.stages[0].mesh.tp
+    return [Piece(gradient, ranks // parts(one)) for one, gradient in made]
 
 
 def _replicated(

@@ -143,6 +143,11 @@ class Pipelined(nn.Module):
         dist.all_reduce(total)
         return total / (self._mesh["dp"].size() * self._mesh["tp"].size())
 
+    @property
+    def parts(self) -> dict[int, Part]:
+        """What this rank has of each stage that it holds."""
+        return self._parts
+
     def forward(self, *given: Tensor) -> Tensor:
         """Refused: a stage alone has no loss."""
         raise Unsupported("a pipelined module is trained by step(inputs, targets)")
@@ -156,7 +161,8 @@ class Pipelined(nn.Module):
             zero=zero,
             policy=self._rules,
             device=device,
-            away=StatesAway(shards=away.shards),  # masters are the loop's optimizer's
+            # Masters are the loop's optimizer's.
+            away=StatesAway(shards=away.shards, on_drive=away.on_drive),
         )
         return Sharded(part, list(part.chain), self._shards, how)
 

@@ -21,12 +21,19 @@ from costmodel.offload import Offload
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, cut, shapes, without_storage
+from runtime.own_drive import DriveUpdate
 from runtime.own_layout import require_carried_out
 from runtime.own_optimizer import HostUpdate
 from runtime.parallelize import _redone
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.small_layouts import FP32, OPTIMIZER, STATES
+from tests.small_layouts import (
+    FP32,
+    ON_DRIVE,
+    OPTIMIZER,
+    STATES,
+    STATES_ON_DRIVE,
+)
 from tests.training_cases import job
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -65,6 +72,17 @@ CASES: dict[str, Uniform] = {
     ),
     "fsdp2-pp2-optimizer-away": replace(
         FP32, dp=2, pp=2, zero=3, zero_group=2, micro_batch=2, offload=OPTIMIZER
+    ),
+    "dp2-tp2-drive": replace(FP32, dp=2, tp=2, zero=0, micro_batch=4, offload=ON_DRIVE),
+    "zero2-drive": replace(FP32, dp=4, zero=2, zero_group=4, offload=ON_DRIVE),
+    "fsdp4-states-drive": replace(
+        FP32, dp=4, zero=3, zero_group=4, offload=STATES_ON_DRIVE
+    ),
+    "fsdp2-pp2-drive": replace(
+        FP32, dp=2, pp=2, zero=3, zero_group=2, micro_batch=2, offload=ON_DRIVE
+    ),
+    "zero1-pp2-drive": replace(
+        FP32, dp=2, pp=2, zero=1, zero_group=2, micro_batch=2, offload=ON_DRIVE
     ),
     "tp2-pp2-states-away": replace(
         FP32, tp=2, pp=2, zero=3, micro_batch=2, offload=STATES
@@ -186,7 +204,7 @@ def _trained(name: str) -> dict[str, Any]:
         "norms": norms,
         "parameters": whole,
         "split": split,
-        "copies": isinstance(updated, HostUpdate),
+        "updated by": type(updated).__name__,
         "redone": ["forward" in vars(layer) for layer in module.layers],
     }
 
@@ -215,7 +233,10 @@ def test_a_plain_module_trains_like_one_process() -> None:
             assert rank[name]["norms"] == pytest.approx(wanted["norms"], rel=1e-4)
             assert bool(rank[name]["split"]) == (choice.tp > 1 or choice.zero > 0)
             masters = choice.offload.optimizer and choice.zero in (0, 3)
-            assert rank[name]["copies"] == (masters and not choice.offload.parameters)
+            away = "DriveUpdate" if choice.offload.tier == "nvme" else "SGD"
+            if masters and not choice.offload.parameters and away == "SGD":
+                away = "HostUpdate"
+            assert rank[name]["updated by"] == away
             assert rank[name]["redone"] == expected_redone(choice)
         if choice.pp > 1:
             held = [set(rank[name]["parameters"]) for rank in ranks]
@@ -252,10 +273,6 @@ PP2 = replace(FP32, pp=2, micro_batch=2)
         ),
         (replace(FP32, zero=3, offload=Offload(parameters=True)), "add optimizer to"),
         (replace(FP32, dp=2, zero=0, offload=STATES), "choose zero 3"),
-        (
-            replace(FP32, offload=replace(OPTIMIZER, tier="nvme")),
-            "choose --offload-to cpu",
-        ),
         (
             replace(FP32, precision="bf16", gradient_format="bf16"),
             "gradients in bf16: .* leave --grad-dtype out",
@@ -303,7 +320,50 @@ def test_states_of_a_loops_own_update_go_on_after_a_load() -> None:
     assert torch.equal(first.weight, second.weight)
 
 
-def stepped(model: nn.Module, update: HostUpdate, seed: int) -> None:
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam])
+def test_states_of_a_loops_own_update_on_a_drive_go_on_after_a_load(
+    make: Any, tmp_path: Path
+) -> None:
+    asked = layout(replace(FP32, offload=ON_DRIVE))
+    models = [nn.Linear(3, 2) for _ in range(3)]
+    first, second, plain_ = models
+    plain_.load_state_dict(first.state_dict())
+    how = partial(make, lr=0.1)
+    before, alone = DriveUpdate(first, asked, how, tmp_path), how(plain_.parameters())
+    stepped(first, before, 1)
+    stepped(plain_, alone, 1)
+    second.load_state_dict(first.state_dict())
+    after = DriveUpdate(second, asked, how, tmp_path)
+    after.load_state_dict(deepcopy(before.state_dict()))
+    alone.zero_grad()
+    for model, update in zip(models, (before, after, alone), strict=True):
+        stepped(model, update, 2)
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(first.weight, plain_.weight)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(torch.optim.AdamW, amsgrad=True),
+        partial(torch.optim.SGD, momentum=0.9, dampening=0.5),
+        torch.optim.Adagrad,
+    ],
+)
+def test_states_that_are_not_known_before_a_step_go_to_no_drive(make: Any) -> None:
+    asked = layout(replace(FP32, offload=ON_DRIVE))
+    with pytest.raises(Unsupported, match="choose AdamW or Adam"):
+        DriveUpdate(nn.Linear(3, 2), asked, make, None)
+
+
+def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
+    asked = layout(replace(FP32, offload=ON_DRIVE))
+    with pytest.raises(Unsupported, match="no such file or directory; name a folder"):
+        DriveUpdate(nn.Linear(3, 2), asked, torch.optim.Adam, tmp_path / "none")
+
+
+def stepped(model: nn.Module, update: Any, seed: int) -> None:
     """Two backwards and an update."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(2):

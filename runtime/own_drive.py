@@ -1,0 +1,151 @@
+"""`DriveUpdate`: an optimizer of a loop's own, whose states are in a file of a drive.
+
+    update = runtime.parallelize.optimizer(model, layout, partial(AdamW, lr=1e-3), dir)
+    update.step(); update.zero_grad()
+
+torch's optimizer is made as the loop says; its states are laid in the file before its
+first step, so that they have to be of a kind that is known: AdamW's, Adam's or SGD's.
+Each step takes them bucket by bucket (`runtime.disk_optimizer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from costmodel.layout import Layout
+from profiles.documents import shown
+from profiles.drive import default_folder
+from profiles.errors import Unsupported
+from runtime.disk_optimizer import DiskOptimizer
+from runtime.host_gradients import HostGradients
+from runtime.optimizer import Make, Settings, local
+from runtime.own_layout import states_away
+
+
+class DriveUpdate:
+    """*make* of the parameters of *model*, their states in a file of *folder* as
+    *layout* says. `inner` is torch's optimizer: learning rate schedulers are given it.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, make: Make, folder: Path | None
+    ) -> None:
+        away = states_away(layout)
+        self._trained = {
+            name: one for name, one in model.named_parameters() if one.requires_grad
+        }
+        device = next(iter(self._trained.values())).device
+        where = folder or default_folder()
+        try:
+            self._disk = DiskOptimizer(
+                self._trained.items(),
+                Settings(name=kind_of(make)),
+                device,
+                where,
+                shards=away.shards,
+                gradients=away.gradients,
+                make=make,
+            )
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            raise Unsupported(
+                f"the optimizer's states go to a file in {shown(where)}, where none "
+                f"can be made: {why}; name a folder of a drive with room"
+            ) from error
+        self._down: HostGradients | None = None
+        if away.gradients:
+            self._down = self._disk.take_scattered()
+            for name, one in self._trained.items():
+                one.register_post_accumulate_grad_hook(self._sends(name, self._down))
+        for root in _roots(model) if away.shards else ():
+            self._disk.read_for(root, passes=away.passes)
+        self.factor = 1.0  # what the update multiplies gradients by
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        return self._disk.inner
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of `inner`, with its learning rates."""
+        return self.inner.param_groups
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the gradients made since `zero_grad`."""
+        self._disk.step(self._made(), self.factor)
+        self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Forget all gradients, here and there."""
+        self.factor = 1.0
+        if self._down is not None:
+            self._down.begin()
+        for one in self._trained.values():
+            one.grad = None
+
+    @torch.no_grad()
+    def turns(self) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
+        """Each parameter that has a gradient, and that, as many as may be in memory at
+        once."""
+        for some in self._disk.turns(self._made()):
+            yield [(self._trained[name], gradient) for name, gradient in some.items()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of `inner`; what is in the file is of this rank's shards."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """What `state_dict` gave; the model has been loaded before."""
+        self._disk.load(state)
+
+    def _made(self) -> Mapping[str, Tensor]:
+        if self._down is not None:
+            return self._down.sums()
+        return {
+            name: local(one.grad)
+            for name, one in self._trained.items()
+            if one.grad is not None
+        }
+
+    def _sends(self, name: str, down: HostGradients) -> Callable[[Tensor], None]:
+        def take(sharded: Tensor) -> None:
+            assert sharded.grad is not None
+            down.take(name, local(sharded.grad))
+            sharded.grad = None
+
+        return take
+
+
+def kind_of(make: Make) -> str:
+    """The optimizer that *make* makes, as `runtime.optimizer` calls it.
+
+    Raises Unsupported for one whose states are not known before its first step.
+    """
+    made = make([nn.Parameter(torch.zeros(1))])
+    group = made.param_groups[0]
+    if type(made) is torch.optim.AdamW and not group["amsgrad"]:
+        return "adamw"
+    if type(made) is torch.optim.Adam and not group["amsgrad"]:
+        return "adam"
+    if type(made) is torch.optim.SGD and not group["dampening"]:
+        return "sgd-momentum" if group["momentum"] else "sgd"
+    raise Unsupported(
+        f"states of {type(made).__name__}, as it is made, are not known before its "
+        "first step, so that none can be laid in a file: choose AdamW or Adam without "
+        "amsgrad, SGD without dampening, or --offload-to cpu"
+    )
+
+
+def _roots(model: nn.Module) -> Iterator[nn.Module]:
+    """What `fully_shard` shards: the module, or each stage of a pipeline."""
+    if isinstance(model, FSDPModule):
+        yield model
+        return
+    yield from getattr(model, "parts", {}).values()
