@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data_parallel import buckets_of
+from costmodel.islands import devices_by_rank
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
 from costmodel.memory import pipeline_buffers
@@ -126,6 +127,7 @@ class Accounts:
             np.maximum.at(gathered, holders, self.stages.gathered_bytes)
         return Peak(
             on=self.on,
+            devices=devices_by_rank(layout, self.on),
             precision=layout.precision,
             moments=self.job.moments,
             offload=layout.offload,

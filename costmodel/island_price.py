@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from costmodel.islands import Span, machines_of, slowest, spans_of
+from costmodel.islands import Span, devices_by_rank, machines_of, slowest, spans_of
 from costmodel.layout import Layout
 from costmodel.layout_price import LayoutPricer
 from costmodel.machine import Machine
@@ -80,12 +80,7 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
         return _alike(on.device, layout)
     number = layout.precision.matmul
     spans = spans_of(on.cluster)
-    ranks = [_held(layout, rank) for rank in range(layout.pp)]
-    there = [
-        [span.island.device for span in spans if any(map(span.holds, held))]
-        for held in ranks
-    ]
-    meshes = {ranks for held in ranks for ranks in held}
+    meshes = {stage.mesh.ranks for stage in layout.stages}
     counts = [_count(span, meshes) for span in spans]
     used = [
         (span.island.device, count)
@@ -97,7 +92,9 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
         peak_flops_per_s=_mean([(d.peak_flops_per_s(number), n) for d, n in used]),
         cost=_known_mean([(d.cost.si if d.cost else None, n) for d, n in used]),
         power_w=_known_mean([(d.power.si if d.power else None, n) for d, n in used]),
-        capacities_bytes=tuple(map(_smallest, there)),
+        capacities_bytes=tuple(
+            device.capacity_bytes for device in devices_by_rank(layout, on)
+        ),
     )
 
 
@@ -109,14 +106,6 @@ def _alike(device: Device, layout: Layout) -> Devices:
         power_w=device.power.si if device.power else None,
         capacities_bytes=(device.capacity_bytes,) * layout.pp,
     )
-
-
-def _held(layout: Layout, rank: int) -> list[Ranges]:
-    return [stage.mesh.ranks for stage in layout.stages if rank in stage.held_by]
-
-
-def _smallest(devices: Sequence[Device]) -> float:
-    return min(device.capacity_bytes for device in devices)
 
 
 def _count(span: Span, meshes: set[Ranges]) -> int:

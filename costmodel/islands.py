@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.ranges import Ranges
 from costmodel.stage import StagePrice
 from profiles.cluster import Cluster, Island, Level
+from profiles.device import Device
 from profiles.errors import Unsupported
 
 
@@ -54,6 +56,19 @@ def spans_of(cluster: Cluster) -> tuple[Span, ...]:
         spans.append(Span(first=first, last=last, island=island))
         first += island.gpus or 0
     return tuple(spans)
+
+
+def devices_by_rank(layout: Layout, on: Machine) -> tuple[Device, ...]:
+    """The device of each pipeline rank; the smallest of those that it has."""
+    if len(on.cluster.islands) == 1:
+        return (on.device,) * layout.pp
+    spans = spans_of(on.cluster)
+    found = []
+    for rank in range(layout.pp):
+        held = [one.mesh.ranks for one in layout.stages if rank in one.held_by]
+        there = [span.island.device for span in spans if any(map(span.holds, held))]
+        found.append(min(there, key=lambda device: device.capacity_bytes))
+    return tuple(found)
 
 
 def placed(cluster: Cluster, gpus: int) -> str:

@@ -1,6 +1,7 @@
 """What the ranks of layouts hold at their peaks, and the memory of many at once.
 
-Layouts of one machine, precision, optimizer and offloading are one array of ranks.
+Layouts of one machine, precision, optimizer and offloading are one array of ranks;
+over unlike islands, one for each device.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from costmodel.machine import Machine
 from costmodel.memory import Memory, memory
 from costmodel.mesh_parallel import parallel_of
 from costmodel.offload import Offload
+from profiles.device import Device
 from profiles.precision import Precision
 
 Array = NDArray[Any]
@@ -32,6 +33,7 @@ class Peak:
     """
 
     on: Machine
+    devices: Sequence[Device]
     precision: Precision
     moments: int
     offload: Offload
@@ -53,21 +55,25 @@ class Peak:
 
 def memories(peaks: Sequence[Peak]) -> list[tuple[Memory, ...]]:
     """Of each layout, each pipeline rank's bytes at its peak."""
-    groups: dict[object, list[int]] = defaultdict(list)
+    groups: dict[object, list[tuple[int, Device]]] = defaultdict(list)
     for number, one in enumerate(peaks):
-        key = (id(one.on), one.precision, one.moments, one.offload)
-        groups[key].append(number)
-    found: dict[int, tuple[Memory, ...]] = {}
-    for numbers in groups.values():
-        members = [peaks[number] for number in numbers]
-        each = iter(_together(members).each())
-        for number, one in zip(numbers, members, strict=True):
-            found[number] = tuple(islice(each, one.ranks))
-    return [found[number] for number in range(len(peaks))]
+        for device in {id(device): device for device in one.devices}.values():
+            kind = one.precision, one.moments, one.offload
+            groups[id(one.on), id(device), kind].append((number, device))
+    found: list[list[Memory | None]] = [[None] * one.ranks for one in peaks]
+    for members in groups.values():
+        together = [peaks[number] for number, _ in members]
+        each = iter(_together(together, members[0][1]).each())
+        for number, device in members:
+            for rank, own in enumerate(peaks[number].devices):
+                here = next(each)
+                if own is device:
+                    found[number][rank] = here
+    return [tuple(one for one in each if one is not None) for each in found]
 
 
-def _together(peaks: Sequence[Peak]) -> Memory:
-    """The memory of all ranks of *peaks*, one layout after another."""
+def _together(peaks: Sequence[Peak], device: Device) -> Memory:
+    """The memory of all ranks of *peaks*, one layout after another, on a *device*."""
     ranks, first = [one.ranks for one in peaks], peaks[0]
 
     def by_rank(values: Iterable[int]) -> Array:
@@ -84,7 +90,7 @@ def _together(peaks: Sequence[Peak]) -> Memory:
         parallel=parallel_of(np.array([row for one in peaks for row in one.degrees]).T),
         precision=first.precision,
         moments=first.moments,
-        device=first.on.device,
+        device=device,
         ranks=by_rank(one.gpus for one in peaks),
         fully_shard=first.on.software.fully_shard,
         micro_batches=by_rank(one.micro_batches for one in peaks),

@@ -1,44 +1,31 @@
 """Stages that differ in mesh: what they gain over the best layout of alike stages.
 
-    for each number of micro-batches, the most promising first
+    for each number of micro-batches
         menu         what each layer costs on each mesh               → stage_menu
-        partitions   layers → stages → meshes, by Alpa's programme    → stage_partition
-        judged       the first few by the event simulation
-    cuts             of the best moved layer by layer                 → stage_cuts
+        search       layers → stages → meshes, the best simulated     → stage_search
 
-(Zheng et al., OSDI 2022.) Those are first whose longest path (`stage_paths`) is
-shortest; on one island they know no transfers, the simulation does. A menu whose bound
-is not below the best value is passed over, and the least bound of all is the
-certificate of the wider space.
+(Zheng et al., OSDI 2022.) The least bound of all menus is the certificate of the wider
+space.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from math import inf
 from typing import Final
 
-from costmodel.estimate import estimate
-from costmodel.layout import Layout
 from costmodel.uniform import Uniform
-from planner.lean_stages import Lean, leanest
-from planner.problem import Objective, Problem, Staged
+from planner.problem import Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
-from planner.stage_cuts import climbed
-from planner.stage_menu import Menu, menus
-from planner.stage_partition import Partition
+from planner.stage_menu import menus
 from planner.stage_places import is_unlike
-from profiles.errors import Contradiction, MeshwrightError, Unsupported
+from planner.stage_search import JUDGED, TOLERANCE, judged, stages_of_any
+from profiles.errors import Contradiction, Unsupported
 
 ISLANDS: Final = "islands"  # the search over them
 ALONE: Final = "any-stage"  # that of one island where none are alike
-TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
-JUDGED: Final = 24  # partitions of a menu that are simulated
-HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
 
 
 def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
@@ -121,120 +108,6 @@ def _distinct(candidates: Sequence[Staged]) -> tuple[Staged, ...]:
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Candidates that fit, the best first; how many partitions were weighed and
-    simulated, what none goes below (the value and the seconds), and whether all was
-    looked at."""
-
-    candidates: tuple[Staged, ...]
-    partitions: int
-    simulated: int
-    lower: float
-    lower_s: float
-    complete: bool
-
-
-def stages_of_any(
-    problem: Problem, beside: Uniform, value: float, clock: Clock
-) -> Found:
-    """Layouts of any stages that fit, of what may be better than *value*."""
-    if problem.objective is Objective.MEMORY:
-        return _leanest_of_any(problem, beside, value, clock)
-    unit = float(problem.value_of(1.0, 1.0))
-    found: dict[Layout, Staged] = {}
-    best: tuple[Menu, Partition] | None = None
-    tried = simulated = 0
-    left, opened = deque(_promising(problem)), list[Menu]()
-
-    def judge(menu: Menu, partition: Partition) -> float:
-        nonlocal simulated, value
-        if clock.over or menu.path_s(partition) >= value / unit:
-            return inf
-        simulated += 1
-        candidate = _judged(problem, beside, menu.layout(partition))
-        if candidate is None:
-            return inf
-        found[candidate.estimate.layout] = candidate
-        worth = problem.value(candidate)
-        value = min(value, worth)
-        return worth
-
-    while left and not clock.over:
-        menu = left.popleft()
-        if not menu.may_beat(value / unit):
-            continue
-        opened.append(menu)
-        parts = menu.best(tolerance=TOLERANCE, below_s=value / unit * (1 + HIDDEN))
-        tried += len(parts)
-        for partition in parts[:JUDGED]:
-            before = value
-            if judge(menu, partition) < before:
-                best = menu, partition
-    if best is not None:
-        menu, partition = best
-        for _ in climbed(partition, value, partial(judge, menu)):
-            pass
-    lower_s = _lower_s([*opened, *left], value / unit)
-    return Found(
-        candidates=tuple(sorted(found.values(), key=problem.value)),
-        partitions=tried,
-        simulated=simulated,
-        lower=lower_s * unit,
-        lower_s=lower_s,
-        complete=not left and not clock.over,
-    )
-
-
-def _leanest_of_any(
-    problem: Problem, beside: Uniform, value: float, clock: Clock
-) -> Found:
-    """The same where memory is the objective: of each menu the leanest partition."""
-    found: dict[Layout, Staged] = {}
-    every = _promising(problem)
-    lean = [(menu, _leanest(problem, menu)) for menu in every]
-    simulated, complete = 0, True
-    for menu, one in sorted(lean, key=lambda pair: pair[1].peak_bytes):
-        if clock.over:
-            complete = False
-            break
-        if one.partition is None or one.lower_bytes >= value:
-            continue
-        simulated += 1
-        candidate = _judged(problem, beside, menu.layout(one.partition))
-        if candidate is not None:
-            found[candidate.estimate.layout] = candidate
-            value = min(value, problem.value(candidate))
-    return Found(
-        candidates=tuple(sorted(found.values(), key=problem.value)),
-        partitions=sum(one.partition is not None for _, one in lean),
-        simulated=simulated,
-        lower=min((one.lower_bytes for _, one in lean), default=value),
-        lower_s=min((menu.lower_s for menu in every), default=inf),
-        complete=complete,
-    )
-
-
-def _leanest(problem: Problem, menu: Menu) -> Lean:
-    return leanest(
-        menu.options,
-        devices=problem.gpus,
-        micro_batches=menu.micro_batches,
-        stages=problem.pins.pp,
-    )
-
-
-def _lower_s(every: Sequence[Menu], best_s: float) -> float:
-    """What no partition of *every* menu takes less than, of what is below *best_s*."""
-    lower_s = best_s
-    for menu in every:
-        if menu.lower_s < lower_s:
-            known = lower_s < inf
-            found_s = menu.tighter_s(lower_s) if known else menu.lower_s
-            lower_s = min(lower_s, found_s)
-    return lower_s
-
-
 def require_possible(problem: Problem) -> None:
     """Raise Unsupported or Contradiction where stages cannot differ."""
     pins = problem.pins
@@ -282,24 +155,6 @@ def any_fits(problem: Problem) -> bool:
     for menu in sorted(found, key=lambda menu: -menu.micro_batches):
         parts = menu.best(tolerance=TOLERANCE)
         layouts = map(menu.layout, parts[:JUDGED])
-        if any(_judged(problem, alone, layout) is not None for layout in layouts):
+        if any(judged(problem, alone, layout) is not None for layout in layouts):
             return True
     return False
-
-
-def _promising(problem: Problem) -> list[Menu]:
-    """The menus that have options, by their bounds."""
-    found = [menu for menu in menus(problem) if menu.options]
-    return sorted(found, key=lambda menu: menu.lower_s)
-
-
-def _judged(problem: Problem, beside: Uniform, layout: Layout) -> Staged | None:
-    """*layout* simulated; None if it cannot run or does not fit."""
-    try:
-        found = estimate(
-            problem.job, problem.machine.cluster, layout, on=problem.machine
-        )
-    except MeshwrightError:
-        return None
-    candidate = Staged(choice=beside, estimate=found)
-    return candidate if problem.fits(candidate) else None

@@ -5,33 +5,38 @@
 
 over s stages that hold the layers from k on, on the last d devices: a stage with s from
 it to the end holds min(s, m) micro-batches in flight (1F1B). As in `stage_partition`
-devices are handed out in model order. Of states and what is saved alone it is a bound.
+devices are handed out in model order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import gcd, inf
+from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.stage_kinds import Kind
-from planner.stage_partition import Option, Part, Partition, latency_s, stages_sums
+from planner.stage_partition import (
+    Option,
+    Part,
+    Partition,
+    latency_s,
+    unit_of,
+)
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lean:
-    """The partition that needs least, None where none fits; the bytes of its fullest
-    stage by the programme, and what no partition goes below."""
+    """The partition that needs least, None where none fits, and the bytes of its
+    fullest stage: no partition goes below."""
 
     partition: Partition | None
     peak_bytes: float
-    lower_bytes: float
 
 
 def leanest(
@@ -43,21 +48,18 @@ def leanest(
 ) -> Lean:
     """The cut of the layers over all *devices* that needs least, of so many *stages* if
     they are given."""
-    nothing = Lean(partition=None, peak_bytes=inf, lower_bytes=inf)
+    nothing = Lean(partition=None, peak_bytes=inf)
     if all(option.devices > devices for option in options):
         return nothing
-    least = _Tables.of(options, devices, micro_batches, working=False)
-    tables = _Tables.of(options, devices, micro_batches, working=True)
-    lower_bytes, _ = least.leanest(stages)
+    tables = _Tables.of(options, devices, micro_batches)
     peak_bytes, number = tables.leanest(stages)
     if peak_bytes == inf:
-        return replace(nothing, lower_bytes=lower_bytes)
+        return nothing
     parts = tuple(tables.walk(number))
     seconds = latency_s(parts, options, micro_batches)
     return Lean(
         partition=Partition(parts=parts, seconds=seconds),
         peak_bytes=peak_bytes,
-        lower_bytes=lower_bytes,
     )
 
 
@@ -72,12 +74,9 @@ class _Tables:
     units: int
 
     @classmethod
-    def of(
-        cls, options: Sequence[Option], devices: int, m: int, *, working: bool
-    ) -> _Tables:
+    def of(cls, options: Sequence[Option], devices: int, m: int) -> _Tables:
         fitting = [one for one in enumerate(options) if one[1].devices <= devices]
-        ends = [end for _, option in fitting for end in option.span or ()]
-        unit = gcd(devices, *ends, *(option.devices for _, option in fitting))
+        unit = unit_of(options, devices)
         units, layers = devices // unit, len(options[0].seconds)
         most = min(layers, units)
         held: list[dict[Kind, tuple[Array, Array]]] = []
@@ -85,7 +84,7 @@ class _Tables:
             table: dict[Kind, tuple[Array, Array]] = {}
             for number, option in fitting:
                 kind = option.kind(devices, unit)
-                needed = _bytes(option, in_flight, working=working)
+                needed = _bytes(option, in_flight)
                 known, which = table.get(kind) or (
                     np.full_like(needed, inf),
                     np.zeros(needed.shape, dtype=int),
@@ -147,11 +146,8 @@ def _one_more(table: dict[Kind, tuple[Array, Array]], rest: Array) -> Array:
     return found
 
 
-def _bytes(option: Option, in_flight: int, *, working: bool) -> Array:
+def _bytes(option: Option, in_flight: int) -> Array:
     """[first, last] → bytes where a stage may be and fits; infinite elsewhere."""
     held = option.stages_bytes(in_flight)
     fits = np.isfinite(option.stages_s()) & (held <= option.capacity_bytes)
-    if not working:
-        held = stages_sums(option.state_bytes + in_flight * option.saved_bytes)
-        fits = np.isfinite(option.stages_s()) & (held <= option.capacity_bytes)
     return np.where(fits, held, inf)

@@ -18,13 +18,13 @@ asked (`trip_bound` asks for as many as stages follow).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import gcd, inf
+from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.stage_partition import Option, stages_sums
+from planner.stage_partition import Option, unit_of
 from planner.stage_passes import Passes, Stages, gathered
 
 Array = NDArray[Any]
@@ -81,8 +81,7 @@ def _kinds(
         for option, each in zip(options, passes, strict=True)
         if option.devices <= devices
     ]
-    ends = [end for option, _ in fitting for end in option.span or ()]
-    unit = gcd(devices, *ends, *(option.devices for option, _ in fitting))
+    unit = unit_of(options, devices)
 
     if not fitting:
         return unit, {}
@@ -103,10 +102,9 @@ def _kind(option: Option, devices: int, unit: int) -> Kind:
 
 
 def least_bytes(option: Option, micro_batches: int) -> Array:
-    """[first, last] → bytes of a stage wherever it is in a pipeline, but for what it
-    works with and what is always there."""
-    found = stages_sums(option.state_bytes + min(2, micro_batches) * option.saved_bytes)
-    found[:, -1] = stages_sums(option.state_bytes + option.saved_bytes)[:, -1]
+    """[first, last] → bytes of a stage wherever it is in a pipeline."""
+    found = option.stages_bytes(min(2, micro_batches))
+    found[:, -1] = option.stages_bytes(1)[:, -1]
     return found
 
 

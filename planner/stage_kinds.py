@@ -24,8 +24,9 @@ class Kind:
     devices are left, its own among them.
 
     A micro-batch is on its way to the next stage and back for `sent_s`, in a domain of
-    so many devices for `far_s` more where it leaves that; for `crossed_s` where that
-    stage lies on another island, `arrived_s` where the one before does.
+    so many devices for `far_s` more where whichever stage leaves that, for `away_s` in
+    all where this one does; for `crossed_s` where the next stage lies on another
+    island, `arrived_s` where the one before does.
     """
 
     size: int
@@ -35,6 +36,7 @@ class Kind:
     crossed_s: float = 0.0
     arrived_s: float = 0.0
     far_s: float = 0.0
+    away_s: float = 0.0
     domain: float = inf
 
     @property

@@ -28,7 +28,7 @@ class _Ways(NamedTuple):
     """Seconds of what a stage sends, as `Kind` has them."""
 
     sent_s: float
-    far_s: float
+    away_s: float
     crossed_s: float
     arrived_s: float
 
@@ -55,13 +55,14 @@ def with_links(
         pairs = zip(known, way, strict=True)
         least[option.devices] = _Ways(*(min(pair) for pair in pairs))
     domain = here.machine.island.domain
-    small = [way.far_s for size, way in least.items() if size < domain]
+    small = [way.away_s - way.sent_s for size, way in least.items() if size < domain]
     far_s = min(small, default=0.0)  # of whichever stage leaves its domain
     return [
         replace(
             option,
             sent_s=least[option.devices].sent_s,
             far_s=far_s if option.devices < domain else 0.0,
+            away_s=least[option.devices].away_s,
             domain=float(domain),
             crossed_s=least[option.devices].crossed_s,
             arrived_s=least[option.devices].arrived_s,
@@ -95,7 +96,7 @@ def _ways_s(
         _sent_s(layout, problem, _meeting(problem, here, one), far=True) if one else 0.0
         for one in (after, before)
     ]
-    return _Ways(near_s, max(far_s - near_s, 0.0), *beyond)
+    return _Ways(near_s, max(far_s, near_s), *beyond)
 
 
 def ends_s(

@@ -7,11 +7,11 @@ between them (`stage_links`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from math import inf
+from itertools import groupby, product
+from math import inf, isfinite
+from typing import Final
 
 import numpy as np
 
@@ -21,12 +21,24 @@ from planner.problem import Problem
 from planner.stage_bound import CLOSE, cut_bound_s
 from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
-from planner.stage_partition import EXACT, Array, Option, Partition, partitions
+from planner.stage_packing import starts
+from planner.stage_partition import (
+    EXACT,
+    Array,
+    Option,
+    Part,
+    Partition,
+    partitions,
+    unit_of,
+)
 from planner.stage_passes import Passes
 from planner.stage_paths import path_s
 from planner.stage_places import Place, orders
+from planner.stage_tree import Tree, Whole
 from planner.table import divisors
-from planner.trip_bound import trip_bound_s
+from planner.trip_bound import by_in_flight, trip_bound_s
+
+SPELLED: Final = 24  # pipelines that are found at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,27 +141,82 @@ class Menu:
         return np.asarray(np.min(here, axis=0))
 
     def layout(self, partition: Partition) -> Layout:
-        """*partition* spelled out; larger meshes get the first ranks of their place, so
-        that all lie evenly in their domains."""
+        """*partition* spelled out, its stages packed into domains."""
         parts = partition.parts
-        sizes = [self.options[part.option].devices for part in parts]
-        ranks: dict[int, Ranges] = {}
-        taken: Counter[int] = Counter()  # of the ranks from a place's first on
-        for place in sorted(range(len(parts)), key=lambda one: -sizes[one]):
-            start = self.places[parts[place].option].first_rank
-            first = start + taken[start]
-            ranks[place] = Ranges(((first, first + sizes[place] - 1),))
-            taken[start] += sizes[place]
         stages = tuple(
             _joined(
                 self.layouts[part.option].stages[part.first : part.last + 1],
-                ranks[place],
+                ranks,
                 place,
             )
-            for place, part in enumerate(parts)
+            for place, (part, ranks) in enumerate(
+                zip(parts, self._ranks(parts), strict=True)
+            )
         )
         plain = self.layouts[parts[0].option]
         return replace(plain, stages=stages)
+
+    def _ranks(self, parts: Sequence[Part]) -> Iterator[Ranges]:
+        """The ranks of each stage."""
+        for place, group in groupby(parts, key=lambda part: self.places[part.option]):
+            sizes = [self.options[part.option].devices for part in group]
+            domain = place.machine.island.domain
+            for size, start in zip(
+                sizes, starts(sizes, domain, place.devices), strict=True
+            ):
+                first = place.first_rank + start
+                yield Ranges(((first, first + size - 1),))
+
+    @property
+    def knows_ways(self) -> bool:
+        """Whether the options say what is sent between them: over several places."""
+        return self.places[0].span is not None
+
+    def grown(self, below_s: float, width: int) -> tuple[list[Partition], float]:
+        """Partitions that may take less than *below_s*, the best first, and what none
+        takes less than; with so many suffixes of each number of stages at most."""
+        m, devices = self.micro_batches, self.problem.gpus
+        pairs = list(zip(self.options, self.passes, strict=True))
+        unit = unit_of(self.options, devices)
+        fitting = [one for one in pairs if one[0].devices <= devices]
+        layers, units = len(self.passes[0].forward_s), devices // unit
+        tables = by_in_flight(fitting, devices, unit, min(layers, units, m))
+        tree = Tree(
+            tables=tuple(tables),
+            layers=layers,
+            units=units,
+            unit=unit,
+            micro_batches=m,
+        )
+        found = tree.grown(
+            below_s - self.end_s, width=width, stages=self.problem.pins.pp, best=SPELLED
+        )
+        spelled = (self._spelled(one, unit) for one in found.best)
+        return [one for one in spelled if one], found.lower_s + self.end_s
+
+    def _spelled(self, whole: Whole, unit: int) -> Partition | None:
+        """*whole* with the fastest option of each kind that fits; None where there is
+        none."""
+        parts, ends = [], [*(first - 1 for first in whole.firsts[1:]), -1]
+        layers = len(self.passes[0].forward_s)
+        for place, (first, end, kind) in enumerate(
+            zip(whole.firsts, ends, whole.kinds, strict=True)
+        ):
+            last = end % layers
+            in_flight = min(len(ends) - place, self.micro_batches)
+            found = [
+                (float(passes.both_s[first : last + 1].sum()), number)
+                for number, (option, passes) in enumerate(
+                    zip(self.options, self.passes, strict=True)
+                )
+                if option.kind(self.problem.gpus, unit) == kind
+                and isfinite(option.stages_s()[first, last])
+                and option.stages_bytes(in_flight)[first, last] <= option.capacity_bytes
+            ]
+            if not found:
+                return None
+            parts.append(Part(first=first, last=last, option=min(found)[1]))
+        return Partition(parts=tuple(parts), seconds=whole.seconds)
 
 
 def menus(problem: Problem) -> Iterator[Menu]:

@@ -33,6 +33,7 @@ from profiles.errors import MeshwrightError
 from profiles.units import GB
 
 MANY: Final = 1e12  # parameters, of which what a message costs is nothing
+LARGE_BYTES: Final = 1e6 * GB  # of activations: more than any step needs
 Priced = tuple[Layout, Option, Passes, Place]
 
 
@@ -122,6 +123,9 @@ def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
     parallel = data_parallel(mesh, layout.stages[0].plans[0].zero, 2)
     base, states, saved, working = _bytes(problem, layout, parallel)
     buffers = float(pipeline_buffers(problem.machine, 2))
+    alone, *_ = _bytes(problem, layout, replace(parallel, pp=1))
+    shared = _shared_parameters(problem) / mesh.tp
+    kept = float(price.saved_bytes.sum()) * saved
     return Option(
         devices=mesh.size,
         seconds=price.forward_s + price.backward_s + once_s / m,
@@ -130,6 +134,7 @@ def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
         working_bytes=working
         * np.maximum(price.forward_working_bytes, price.backward_working_bytes),
         base_bytes=base,
+        alone_bytes=base - alone + shared * states + (buffers - 1) * kept,
     )
 
 
@@ -186,14 +191,14 @@ def _bytes(
     problem: Problem, layout: Layout, parallel: DataParallel
 ) -> tuple[float, float, float, float]:
     """Of a rank's memory what is always there, and the bytes for each parameter, each
-    saved byte and each working byte."""
-    unit = np.eye(4)[1:] * GB
+    saved byte and each working byte, while passes run (not the step)."""
+    states, saved, working = GB * np.eye(3)
     software = problem.machine.software
     found = memory(
-        parameters=np.array([0.0, *unit.T[1]]),
-        gathered_bytes=np.zeros(4),
-        activation_bytes=np.array([0.0, *unit.T[2]]),
-        transient_bytes=np.array([0.0, *unit.T[3]]),
+        parameters=np.array([0.0, 0.0, *states]),
+        gathered_bytes=np.zeros(5),
+        activation_bytes=np.array([0.0, *(LARGE_BYTES + np.array([0.0, *saved]))]),
+        transient_bytes=np.array([0.0, 0.0, *working]),
         parallel=parallel,
         precision=layout.precision,
         moments=problem.job.moments,
@@ -204,6 +209,6 @@ def _bytes(
         footprint=software.footprint,
         offload=layout.offload,
     ).needed
-    base = float(found[0])
-    states, saved, working = ((found[1:] - base) / GB).tolist()
+    base, passes, *more = found.tolist()
+    states, saved, working = ((each - passes) / GB for each in more)
     return base, states, saved, working

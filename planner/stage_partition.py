@@ -23,7 +23,7 @@ PipeDream's recurrence (min-max), which `slowest` asks for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, inf, isfinite
@@ -44,7 +44,8 @@ class Option:
     """A mesh that a stage may have, with what each layer costs on it: arrays [layers].
 
     Seconds are of a forward and backward of a micro-batch; `saved_bytes` are alive for
-    each micro-batch in flight, of `working_bytes` a stage has its largest layer's. A
+    each micro-batch in flight, of `working_bytes` a stage has its largest layer's; one
+    with all layers has `alone_bytes` less. A
     stage may lie on the devices from `span[0]` to before `span[1]`, of all that there
     are if None, each of which has `capacity_bytes`. What is sent takes the seconds that
     a `Kind` says, alike for options of one size and span. Only an option that `starts`
@@ -57,12 +58,14 @@ class Option:
     state_bytes: Array
     working_bytes: Array
     base_bytes: float = 0.0
+    alone_bytes: float = 0.0
     capacity_bytes: float = inf
     span: tuple[int, int] | None = None
     sent_s: float = 0.0
     crossed_s: float = 0.0
     arrived_s: float = 0.0
     far_s: float = 0.0
+    away_s: float = 0.0
     domain: float = inf
     starts: bool = True
     ends: bool = True
@@ -82,6 +85,7 @@ class Option:
             self.crossed_s,
             self.arrived_s,
             self.far_s,
+            self.away_s,
             self.domain / unit,
         )
 
@@ -97,7 +101,9 @@ class Option:
     def stages_bytes(self, in_flight: int) -> Array:
         """[first, last] → bytes with so many micro-batches in flight."""
         alive = stages_sums(self.state_bytes + in_flight * self.saved_bytes)
-        return alive + _largest(self.working_bytes) + self.base_bytes
+        found = alive + _largest(self.working_bytes) + self.base_bytes
+        found[0, -1] -= self.alone_bytes
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +271,7 @@ def _tables(
     fitting = [option for option in options if option.devices <= devices]
     if not fitting:
         return None
-    spans = [end for option in fitting for end in option.span or ()]
-    unit = gcd(devices, *spans, *(option.devices for option in fitting))
+    unit = unit_of(fitting, devices)
     kinds = {option.kind(devices, unit) for option in fitting}
     order = sorted(kinds, key=lambda kind: (kind.size, kind.fewest))
     layers = len(options[0].seconds)
@@ -361,6 +366,14 @@ def _walk(
 def _seconds(part: Part, options: Sequence[Option]) -> float:
     layers = options[part.option].seconds[part.first : part.last + 1]
     return float(layers.sum())
+
+
+def unit_of(options: Iterable[Option], devices: int) -> int:
+    """The common divisor of all meshes of up to so many *devices*, and of the ends of
+    where they may lie."""
+    fitting = [option for option in options if option.devices <= devices]
+    ends = [end for option in fitting for end in option.span or ()]
+    return gcd(devices, *ends, *(option.devices for option in fitting))
 
 
 def stages_sums(values: Array) -> Array:

@@ -45,12 +45,13 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stages:
-    """[first, last] → seconds of a stage of those layers: forward and backward, forward
+    """[first, last] → seconds of a stage of those layers: forward and backward, each
     alone, and what its reduction is late; infinite where it cannot be. Of several
     options [option, first, last]."""
 
     both_s: Array
     forward_s: Array
+    backward_s: Array
     late_s: Array
 
     @classmethod
@@ -63,11 +64,13 @@ class Stages:
         reduce_s[:, 0, -1] -= [one.shared_reduce_s for one in passes]
         late_s = np.zeros_like(forward_s)
         np.subtract(reduce_s, backward_s, out=late_s, where=np.isfinite(forward_s))
-        forward_s[[not one.starts for one in options], 0] = np.inf
-        forward_s[[not one.ends for one in options], :, -1] = np.inf
+        for each_s in (forward_s, backward_s):
+            each_s[[not one.starts for one in options], 0] = np.inf
+            each_s[[not one.ends for one in options], :, -1] = np.inf
         return cls(
             both_s=forward_s + backward_s,
             forward_s=forward_s,
+            backward_s=backward_s,
             late_s=np.maximum(late_s, 0.0),
         )
 
@@ -77,6 +80,7 @@ class Stages:
             self,
             both_s=np.where(fits, self.both_s, np.inf),
             forward_s=np.where(fits, self.forward_s, np.inf),
+            backward_s=np.where(fits, self.backward_s, np.inf),
         )
 
     @property
@@ -91,6 +95,7 @@ class Stages:
         return Stages(
             both_s=self.both_s[chosen].min(axis=0),
             forward_s=self.forward_s[chosen].min(axis=0),
+            backward_s=self.backward_s[chosen].min(axis=0),
             late_s=self.late_s[chosen].min(axis=0),
         )
 
@@ -99,6 +104,7 @@ class Stages:
         return bool(
             (self.both_s <= other.both_s).all()
             and (self.forward_s <= other.forward_s).all()
+            and (self.backward_s <= other.backward_s).all()
             and (self.late_s <= other.late_s).all()
         )
 

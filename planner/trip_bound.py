@@ -31,13 +31,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, inf
+from math import inf
 
 import numpy as np
 
 from planner.stage_bound import halved
 from planner.stage_kinds import Growing, Kind, Sums
-from planner.stage_partition import Array, Option, stages_sums
+from planner.stage_partition import Array, Option, stages_sums, unit_of
 from planner.stage_passes import Passes, Stages, gathered
 
 
@@ -78,13 +78,12 @@ class _Trips:
     def of(
         cls, fitting: Sequence[tuple[Option, Passes]], devices: int, micro_batches: int
     ) -> _Trips:
-        ends = [end for option, _ in fitting for end in option.span or ()]
-        unit = gcd(devices, *ends, *(option.devices for option, _ in fitting))
+        unit = unit_of((option for option, _ in fitting), devices)
         units, layers = devices // unit, len(fitting[0][1].both_s)
 
         most = min(layers, units, micro_batches)
         return cls(
-            stages=tuple(_by_in_flight(fitting, devices, unit, most)),
+            stages=tuple(by_in_flight(fitting, devices, unit, most)),
             layers=layers,
             units=units,
             micro_batches=micro_batches,
@@ -175,14 +174,14 @@ class _Trips:
         return np.asarray((1 + more) * once_s + _times(behind, each))
 
 
-def _by_in_flight(
+def by_in_flight(
     fitting: Sequence[tuple[Option, Passes]], devices: int, unit: int, most: int
 ) -> Iterator[dict[Kind, tuple[Stages, ...]]]:
     """With each number of micro-batches in flight up to *most* what stages take."""
     options, passes = zip(*fitting, strict=True)
     kinds = [option.kind(devices, unit) for option in options]
     stages = Stages.of(options, passes)
-    states = stages_sums(np.array([option.state_bytes for option in options]))
+    states = np.array([option.stages_bytes(0) for option in options])
     saved = stages_sums(np.array([option.saved_bytes for option in options]))
     room = np.array([option.capacity_bytes for option in options])[:, None, None]
     fitted: Array | None = None

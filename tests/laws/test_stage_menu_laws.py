@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from costmodel.estimate import estimate
 from costmodel.island_price import Placed
 from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.pins import Pins
@@ -68,6 +69,30 @@ def test_layers_alone_are_no_more_than_their_stage(
             late_s = max(priced.reduce_s[place] - backward_s, 0.0)
             over_s = forward_s + backward_s - floor.both_s[at]
             assert floor.late_s[at] <= (late_s + over_s) * SLACK + 1e-12
+
+
+@given(
+    name=st.sampled_from(MODELS),
+    where=st.sampled_from(["dgx-a100-80gb", "rtx4090-8x"]),
+    framework=st.sampled_from(["meshwright", "fsdp2", "megatron-core", "nemo"]),
+    zero=st.integers(0, 3),
+    data=st.data(),
+)
+@settings(max_examples=25, deadline=None)
+def test_a_menu_s_bytes_are_no_more_than_a_stage_needs(
+    name: str, where: str, framework: str, zero: int, data: st.DataObject
+) -> None:
+    menu = data.draw(st.sampled_from(menus_of(name, where, framework, zero)))
+    asked = menu.problem
+    for partition in menu.best(tolerance=0.1)[:4]:
+        layout = menu.layout(partition)
+        run = estimate(asked.job, asked.machine.cluster, layout, on=asked.machine)
+        for place, (part, memory) in enumerate(
+            zip(partition.parts, run.memory, strict=True)
+        ):
+            in_flight = min(len(partition.parts) - place, menu.micro_batches)
+            held = menu.options[part.option].stages_bytes(in_flight)
+            assert held[part.first, part.last] <= float(memory.needed) * SLACK
 
 
 def test_reductions_are_near_what_a_stage_s_take() -> None:

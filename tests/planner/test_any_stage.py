@@ -17,7 +17,7 @@ from costmodel.pins import Pins
 from costmodel.report.table import layout_words
 from costmodel.stored import write_layout
 from costmodel.uniform import Uniform
-from planner.any_stage import require_possible, stages_of_any, widened
+from planner.any_stage import require_possible, widened
 from planner.around import Around
 from planner.beside import require_answerable
 from planner.branch_and_bound import BranchAndBound
@@ -37,6 +37,7 @@ from planner.spans import level_of
 from planner.stage_bound import least_bytes
 from planner.stage_menu import menus
 from planner.stage_partition import partitions
+from planner.stage_search import stages_of_any
 from profiles.errors import Contradiction, Unsupported
 from tests.problems import local, on, problem
 

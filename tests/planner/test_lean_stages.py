@@ -17,6 +17,7 @@ from planner.lean_stages import leanest
 from planner.plan import solve, widen
 from planner.problem import Objective
 from planner.search import Limits
+from planner.solution import EXACT
 from planner.stage_menu import menus
 from planner.stage_partition import Option, Part
 from tests.islands import asked, joined
@@ -45,7 +46,6 @@ def test_no_partition_needs_less(
     legal = [parts for parts in cuts if at_home(options, parts, devices)]
     least = min((fullest(parts, options, m) for parts in legal), default=inf)
     found = leanest(options, devices=devices, micro_batches=m)
-    assert found.lower_bytes <= found.peak_bytes
     assert found.peak_bytes == pytest.approx(least)
     if found.partition is not None:
         assert fullest(found.partition.parts, options, m) == pytest.approx(least)
@@ -61,7 +61,7 @@ def test_memory_is_an_objective_over_unlike_islands() -> None:
     assert fast.best is not None
     assert found.value == found.best.estimate.peak_needed_bytes
     assert found.value < fast.best.estimate.peak_needed_bytes
-    assert 0 < found.lower <= found.value
+    assert found.lower == pytest.approx(found.value), "the programme's bytes are needed"
 
 
 def test_memory_is_an_objective_of_unlike_stages() -> None:
@@ -82,8 +82,8 @@ def test_no_partition_is_simulated_with_less(
     posed = problem(gpus=gpus, where=where, global_batch=12, pins=Pins(zero=zero))
     menu = data.draw(st.sampled_from([one for one in menus(posed) if one.options]))
     m = menu.micro_batches
-    lower = leanest(menu.options, devices=gpus, micro_batches=m).lower_bytes
+    lower = leanest(menu.options, devices=gpus, micro_batches=m).peak_bytes
     for partition in menu.best()[:6]:
         layout = menu.layout(partition)
         run = estimate(posed.job, posed.machine.cluster, layout, on=posed.machine)
-        assert run.peak_needed_bytes >= lower
+        assert run.peak_needed_bytes >= lower * (1 - EXACT)

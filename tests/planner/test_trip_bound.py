@@ -44,10 +44,8 @@ def run_s(
     found = 0.0
     for place, one in enumerate(parts):
         in_flight = len(parts) - place
-        here = slice(one.first, one.last + 1)
-        kept = chosen[place].state_bytes[here].sum()
-        kept += min(in_flight, m) * chosen[place].saved_bytes[here].sum()
-        if kept > chosen[place].capacity_bytes:
+        held = chosen[place].stages_bytes(min(in_flight, m))
+        if held[one.first, one.last] > chosen[place].capacity_bytes:
             return inf
         before, trip = sum(each[:place]), sum(each[place:])
         worked = before + m * seconds[place]

@@ -1,0 +1,216 @@
+"""The search for the best stages of any mesh: menus by their bounds, partitions by what
+they take, the simulation last.
+
+    over several islands   all pipelines that may be fast enough   → stage_tree
+    on one                 the programme's partitions              → stage_partition
+    then                   cuts of the best moved layer by layer   → stage_cuts
+
+A menu whose bound is not below the best value is passed over. Over several islands the
+tree is narrow first, to find what is good, and wide then, to prove that none is better.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from typing import Final
+
+from costmodel.estimate import estimate
+from costmodel.layout import Layout
+from costmodel.uniform import Uniform
+from planner.lean_stages import Lean, leanest
+from planner.problem import Objective, Problem, Staged
+from planner.search import Clock
+from planner.stage_cuts import climbed
+from planner.stage_menu import Menu, menus
+from planner.stage_partition import Partition
+from profiles.errors import MeshwrightError
+
+TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
+JUDGED: Final = 24  # partitions of a menu that are simulated
+HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
+NARROW: Final = 1_000  # suffixes of a number of stages, to find a good partition
+WIDE: Final = 20_000  # to prove that there is none better
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Candidates that fit, the best first; how many partitions were weighed and
+    simulated, what none goes below (the value and the seconds), and whether all was
+    looked at."""
+
+    candidates: tuple[Staged, ...]
+    partitions: int
+    simulated: int
+    lower: float
+    lower_s: float
+    complete: bool
+
+
+def stages_of_any(
+    problem: Problem, beside: Uniform, value: float, clock: Clock
+) -> Found:
+    """Layouts of any stages that fit, of what may be better than *value*."""
+    if problem.objective is Objective.MEMORY:
+        return _leanest_of_any(problem, beside, value, clock)
+    hunt = _Hunt(problem=problem, beside=beside, value=value, clock=clock)
+    left, opened = deque(promising(problem)), list[tuple[float, Menu]]()
+    while left and not clock.over:
+        menu = left.popleft()
+        if menu.may_beat(hunt.value_s):
+            opened.append((hunt.open(menu), menu))
+    hunt.climb()
+    lower_s = hunt.proven_s(opened)
+    lower_s = _lower_s(left, lower_s)
+    return Found(
+        candidates=tuple(sorted(hunt.found.values(), key=problem.value)),
+        partitions=hunt.tried,
+        simulated=hunt.simulated,
+        lower=lower_s * hunt.unit,
+        lower_s=lower_s,
+        complete=not left and not clock.over,
+    )
+
+
+@dataclass(kw_only=True)
+class _Hunt:
+    """The best value so far, and what was found on the way to it."""
+
+    problem: Problem
+    beside: Uniform
+    value: float
+    clock: Clock
+    found: dict[Layout, Staged] = field(default_factory=dict)
+    best: tuple[Menu, Partition] | None = None
+    tried: int = 0
+    simulated: int = 0
+
+    @property
+    def unit(self) -> float:
+        """The value of a second."""
+        return float(self.problem.value_of(1.0, 1.0))
+
+    @property
+    def value_s(self) -> float:
+        return self.value / self.unit
+
+    def judge(self, menu: Menu, partition: Partition) -> float:
+        """The value of *partition*; infinite where it is no better or does not fit."""
+        if self.clock.over or menu.path_s(partition) >= self.value_s:
+            return inf
+        self.simulated += 1
+        candidate = judged(self.problem, self.beside, menu.layout(partition))
+        if candidate is None:
+            return inf
+        self.found[candidate.estimate.layout] = candidate
+        worth = self.problem.value(candidate)
+        if worth < self.value:
+            self.value, self.best = worth, (menu, partition)
+        return worth
+
+    def judge_all(self, menu: Menu, parts: Sequence[Partition]) -> None:
+        """The first of *parts*."""
+        self.tried += len(parts)
+        for partition in parts[:JUDGED]:
+            self.judge(menu, partition)
+
+    def open(self, menu: Menu) -> float:
+        """Judge the best partitions of *menu*; what none of it takes less than."""
+        if not menu.knows_ways or self.value == inf:
+            below_s = self.value_s * (1 + HIDDEN)
+            self.judge_all(menu, menu.best(tolerance=TOLERANCE, below_s=below_s))
+        if not menu.knows_ways or self.value == inf:
+            return menu.lower_s
+        parts, known_s = menu.grown(self.value_s, NARROW)
+        self.judge_all(menu, parts)
+        return known_s
+
+    def climb(self) -> None:
+        """Move the cuts of the best one."""
+        if self.best is not None:
+            menu, partition = self.best
+            for _ in climbed(partition, self.value, partial(self.judge, menu)):
+                pass
+
+    def proven_s(self, opened: Sequence[tuple[float, Menu]]) -> float:
+        """What no partition of menus takes less than that are *opened* and known to
+        take no less than so many seconds, of what is below the best value."""
+        lower_s = inf
+        for known_s, menu in sorted(opened, key=lambda pair: pair[0]):
+            if known_s >= min(lower_s, self.value_s):
+                break
+            if menu.knows_ways and self.value < inf and not self.clock.over:
+                parts, known_s = menu.grown(self.value_s, WIDE)
+                self.judge_all(menu, parts)
+            lower_s = min(lower_s, max(known_s, _lower_s([menu], self.value_s)))
+        return min(lower_s, self.value_s)
+
+
+def _leanest_of_any(
+    problem: Problem, beside: Uniform, value: float, clock: Clock
+) -> Found:
+    """The same where memory is the objective: of each menu the leanest partition."""
+    found: dict[Layout, Staged] = {}
+    every = promising(problem)
+    lean = [(menu, _leanest(problem, menu)) for menu in every]
+    simulated, complete = 0, True
+    for menu, one in sorted(lean, key=lambda pair: pair[1].peak_bytes):
+        if clock.over:
+            complete = False
+            break
+        if one.partition is None or one.peak_bytes >= value:
+            continue
+        simulated += 1
+        candidate = judged(problem, beside, menu.layout(one.partition))
+        if candidate is not None:
+            found[candidate.estimate.layout] = candidate
+            value = min(value, problem.value(candidate))
+    return Found(
+        candidates=tuple(sorted(found.values(), key=problem.value)),
+        partitions=sum(one.partition is not None for _, one in lean),
+        simulated=simulated,
+        lower=min((one.peak_bytes for _, one in lean), default=value),
+        lower_s=min((menu.lower_s for menu in every), default=inf),
+        complete=complete,
+    )
+
+
+def _leanest(problem: Problem, menu: Menu) -> Lean:
+    return leanest(
+        menu.options,
+        devices=problem.gpus,
+        micro_batches=menu.micro_batches,
+        stages=problem.pins.pp,
+    )
+
+
+def _lower_s(every: Sequence[Menu], best_s: float) -> float:
+    """What no partition of *every* menu takes less than, of what is below *best_s*."""
+    lower_s = best_s
+    for menu in every:
+        if menu.lower_s < lower_s:
+            known = lower_s < inf
+            found_s = menu.tighter_s(lower_s) if known else menu.lower_s
+            lower_s = min(lower_s, found_s)
+    return lower_s
+
+
+def promising(problem: Problem) -> list[Menu]:
+    """The menus that have options, by their bounds."""
+    found = [menu for menu in menus(problem) if menu.options]
+    return sorted(found, key=lambda menu: menu.lower_s)
+
+
+def judged(problem: Problem, beside: Uniform, layout: Layout) -> Staged | None:
+    """*layout* simulated; None if it cannot run or does not fit."""
+    try:
+        found = estimate(
+            problem.job, problem.machine.cluster, layout, on=problem.machine
+        )
+    except MeshwrightError:
+        return None
+    candidate = Staged(choice=beside, estimate=found)
+    return candidate if problem.fits(candidate) else None
