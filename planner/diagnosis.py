@@ -8,8 +8,9 @@ nothing fits        the smallest peak there is, and of what it is, or what the h
 
 What changes and in what order is `planner.changes`'s. Each is tried by the default
 search on a cheap budget: 1F1B and micro-batches of one sequence, unless they are
-pinned, of which memory needs least. So what is named fits, in the seconds that are
-named; a plan of its own may be faster.
+pinned, of which memory needs least; then of more sequences, while they fit and are
+faster. So what is named fits, in the seconds that are named; a plan of its own may be
+faster.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from planner.space import Space
 from planner.stage_places import is_unlike, only_unlike
 from planner.table import length
 from planner.words import choice_words
-from profiles.errors import Infeasible, InvalidQuestion
+from profiles.errors import Infeasible, InvalidQuestion, MeshwrightError
 from profiles.units import format_bytes, format_seconds
 
 CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
@@ -131,7 +132,26 @@ def tried(change: Change) -> Remedy | None:
         best = CHEAP.solve(_cheap(change.problem), Limits(runners_up=0)).best
     except InvalidQuestion:  # a space too large, pins that now contradict each other
         return None
-    return None if best is None else Remedy(change=change, best=best)
+    if best is None:
+        return None
+    return Remedy(change=change, best=_with_more_at_once(change.problem, best))
+
+
+def _with_more_at_once(problem: Problem, best: Candidate) -> Candidate:
+    """*best* with larger micro-batches for as long as they fit and are faster, unless
+    they are pinned: what is fetched for each of them is fetched less often."""
+    if (problem.pins.micro_batch, problem.pins.micro_batches) != (None, None):
+        return best
+    try:
+        wider = replace(best.choice, micro_batch=2 * best.choice.micro_batch)
+        found = problem.simulate(wider)
+    except MeshwrightError:  # a size that does not divide the batch
+        return best
+    if not problem.fits(found):
+        return best
+    if found.estimate.step_time_s >= best.estimate.step_time_s:
+        return best
+    return _with_more_at_once(problem, found)
 
 
 def _first(changes: Iterable[Change]) -> Remedy | None:

@@ -61,9 +61,10 @@ class Clock:
             )
 
     def out_of_time(self, considered: int) -> OutOfTime:
+        which = f"any of the {considered:,} layouts" if considered else "any layout"
         return OutOfTime(
-            f"{self.limits.time_limit_s:g} s passed before any of the {considered:,} "
-            "layouts was found to fit; give --time-limit more, or pin a degree"
+            f"{self.limits.time_limit_s:g} s passed before {which} was found to fit; "
+            "give --time-limit more, or pin a degree"
         )
 
 

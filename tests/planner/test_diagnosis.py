@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from costmodel.legality import MOST_PASSES
 from costmodel.offload import NOTHING, Offload, parse_offload
 from costmodel.pins import Pins
-from planner.diagnosis import diagnose, leanest
+from planner.changes import Change
+from planner.diagnosis import diagnose, leanest, tried
 from planner.floors import leaf_bounds
 from planner.memory_floor import states_bytes
 from planner.plan import solve
@@ -158,3 +159,21 @@ def test_the_leanest_candidate_holds_the_least(gpus: int) -> None:
     found = leanest(posed)
     assert found is not None
     assert found.estimate.peak_needed_bytes == pytest.approx(peaks.min(), rel=1e-3)
+
+
+def test_what_is_named_has_as_many_sequences_at_once_as_pay() -> None:
+    """States on drives are read for each micro-batch: more of them take longer."""
+    posed = problem("gpt-175b", 8, global_batch=64)
+    away = replace(posed, offload=parse_offload("optimizer,parameters", "nvme"))
+    remedy = tried(Change(what="drives", option="", problem=away))
+    assert remedy is not None
+    best = remedy.best
+    assert best.choice.micro_batch > 1
+    wider = away.simulate(replace(best.choice, micro_batch=2 * best.choice.micro_batch))
+    slower = wider.estimate.step_time_s >= best.estimate.step_time_s
+    assert slower or not away.fits(wider)
+    one = replace(away, pins=Pins(micro_batch=1))
+    pinned = tried(Change(what="drives", option="", problem=one))
+    assert pinned is not None
+    assert pinned.best.choice.micro_batch == 1
+    assert pinned.best.estimate.step_time_s > best.estimate.step_time_s
