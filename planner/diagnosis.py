@@ -87,7 +87,10 @@ class Remedy:
 def diagnose(problem: Problem) -> Infeasible:
     """What to say where no layout of *problem* is legal, or none fits."""
     if only_unlike(problem):
-        return _with_remedies(constraint_of(problem), [])
+        constraint = constraint_of(problem)
+        if constraint.startswith("divisibility"):
+            return _named(constraint, f"fewer stages (--pp {problem.gpus} at most)")
+        return _with_remedies(constraint, [])
     problem = everything_away(problem)
     constraint = constraint_of(problem)
     if constraint.startswith("size"):
@@ -192,6 +195,9 @@ def _on_host(found: Estimate) -> str:
 def constraint_of(problem: Problem) -> str:
     """What keeps *problem* from having a layout, in words that start with its kind:
     divisibility, size, support, memory or host memory."""
+    pp, gpus = problem.pins.pp or 1, problem.gpus
+    if only_unlike(problem) and pp > gpus:
+        return f"divisibility: {pp} stages (--pp) on {gpus} GPUs, one GPU each at least"
     if is_unlike(problem):
         return (
             f"memory: no stages of {problem.job.model}, each inside one of the "

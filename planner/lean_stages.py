@@ -19,13 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.stage_kinds import Kind
-from planner.stage_partition import (
-    Option,
-    Part,
-    Partition,
-    latency_s,
-    unit_of,
-)
+from planner.stage_layers import Option, unit_of
+from planner.stage_partition import Part, Partition, latency_s
 
 Array = NDArray[Any]
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.stage_partition import Option, unit_of
+from planner.stage_layers import Option, unit_of
 from planner.stage_passes import Passes, Stages, gathered
 
 Array = NDArray[Any]

@@ -20,7 +20,7 @@ from costmodel.machine import Machine
 from costmodel.tied import tied_sync
 from costmodel.transfers import boundary_s, sends
 from planner.problem import Problem
-from planner.stage_partition import Option
+from planner.stage_layers import Option
 from planner.stage_places import Place
 
 

@@ -19,18 +19,11 @@ from costmodel.layout import Layout, Stage
 from costmodel.ranges import Ranges
 from planner.problem import Problem
 from planner.stage_bound import CLOSE, cut_bound_s
+from planner.stage_layers import Option, unit_of
 from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
 from planner.stage_packing import starts
-from planner.stage_partition import (
-    EXACT,
-    Array,
-    Option,
-    Part,
-    Partition,
-    partitions,
-    unit_of,
-)
+from planner.stage_partition import EXACT, Array, Part, Partition, partitions
 from planner.stage_passes import Passes
 from planner.stage_paths import path_s
 from planner.stage_places import Place, orders

@@ -25,7 +25,7 @@ from costmodel.step_work import accumulated
 from costmodel.uniform import Uniform, spell_out
 from planner.axes import Axes
 from planner.problem import Problem
-from planner.stage_partition import Option
+from planner.stage_layers import Option
 from planner.stage_passes import Passes
 from planner.stage_places import Place
 from planner.table import divisors

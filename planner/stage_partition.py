@@ -23,87 +23,22 @@ PipeDream's recurrence (min-max), which `slowest` asks for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import gcd, inf, isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.stage_kinds import Growing, Kind, Sums, leaves
+from planner.stage_layers import Option, stages_sums, unit_of
 from planner.threshold import Reached, halve
 
 Array = NDArray[Any]
 EXACT = 1e-9  # sums in another order
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Option:
-    """A mesh that a stage may have, with what each layer costs on it: arrays [layers].
-
-    Seconds are of a forward and backward of a micro-batch; `saved_bytes` are alive for
-    each micro-batch in flight, of `working_bytes` a stage has its largest layer's; one
-    with all layers has `alone_bytes` less. A
-    stage may lie on the devices from `span[0]` to before `span[1]`, of all that there
-    are if None, each of which has `capacity_bytes`. What is sent takes the seconds that
-    a `Kind` says, alike for options of one size and span. Only an option that `starts`
-    may hold the first layer, one that `ends` the last.
-    """
-
-    devices: int
-    seconds: Array
-    saved_bytes: Array
-    state_bytes: Array
-    working_bytes: Array
-    base_bytes: float = 0.0
-    alone_bytes: float = 0.0
-    capacity_bytes: float = inf
-    span: tuple[int, int] | None = None
-    sent_s: float = 0.0
-    crossed_s: float = 0.0
-    arrived_s: float = 0.0
-    far_s: float = 0.0
-    away_s: float = 0.0
-    domain: float = inf
-    starts: bool = True
-    ends: bool = True
-
-    def stages_s(self) -> Array:
-        """[first, last] → seconds of a stage of those layers; infinite below."""
-        return self.sums(self.seconds)
-
-    def kind(self, devices: int, unit: int) -> Kind:
-        """Where it may lie on so many *devices*, in units of so many."""
-        first, end = self.span or (0, devices)
-        return Kind(
-            self.devices // unit,
-            (devices - end + self.devices) // unit,
-            (devices - first) // unit,
-            self.sent_s,
-            self.crossed_s,
-            self.arrived_s,
-            self.far_s,
-            self.away_s,
-            self.domain / unit,
-        )
-
-    def sums(self, values: Array) -> Array:
-        """[first, last] → the sum of *values* between, where a stage may be."""
-        found = stages_sums(values)
-        if not self.starts:
-            found[0] = inf
-        if not self.ends:
-            found[:, -1] = inf
-        return found
-
-    def stages_bytes(self, in_flight: int) -> Array:
-        """[first, last] → bytes with so many micro-batches in flight."""
-        alive = stages_sums(self.state_bytes + in_flight * self.saved_bytes)
-        found = alive + _largest(self.working_bytes) + self.base_bytes
-        found[0, -1] -= self.alone_bytes
-        return found
+AT_ONCE = 1_000_000  # stages of several options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,23 +213,21 @@ def _tables(
     most = min(layers, devices // (unit * order[0].size), most_stages or layers)
     shape = (most, len(order), layers, layers)
     seconds, chosen = np.full(shape, inf), np.zeros(shape, dtype=np.int32)
+    some = max(AT_ONCE // layers**2, 1)
     for place, kind in enumerate(order):
         numbers = [
             number
             for number, option in enumerate(options)
             if option.devices <= devices and option.kind(devices, unit) == kind
         ]
-        several = [options[number] for number in numbers]
-        fixed = np.array([option.stages_bytes(0) for option in several])
-        saved = stages_sums(np.array([option.saved_bytes for option in several]))
-        taken_s = np.array([option.stages_s() for option in several])
-        room = np.array([option.capacity_bytes for option in several])[:, None, None]
-        for stages in range(most):
-            in_flight = min(stages + 1, micro_batches)
-            fits = fixed + in_flight * saved <= np.minimum(room, capacity_bytes)
-            allowed_s = np.where(fits, taken_s, inf)
-            seconds[stages, place] = allowed_s.min(axis=0)
-            chosen[stages, place] = np.array(numbers)[allowed_s.argmin(axis=0)]
+        for first in range(0, len(numbers), some):
+            _put_best(
+                seconds[:, place],
+                chosen[:, place],
+                {number: options[number] for number in numbers[first : first + some]},
+                micro_batches,
+                capacity_bytes,
+            )
     return _Tables(
         options=options,
         kinds=tuple(order),
@@ -304,6 +237,30 @@ def _tables(
         seconds=seconds,
         chosen=chosen,
     )
+
+
+def _put_best(
+    seconds: Array,
+    chosen: Array,
+    several: Mapping[int, Option],
+    micro_batches: int,
+    capacity_bytes: float,
+) -> None:
+    """Put those of *several* into [stages to the end][first, last] that are faster than
+    what is there, and fit."""
+    options = list(several.values())
+    fixed = np.array([option.stages_bytes(0) for option in options])
+    saved = stages_sums(np.array([option.saved_bytes for option in options]))
+    taken_s = np.array([option.stages_s() for option in options])
+    room = np.array([option.capacity_bytes for option in options])[:, None, None]
+    for stages, (known_s, known) in enumerate(zip(seconds, chosen, strict=True)):
+        in_flight = min(stages + 1, micro_batches)
+        fits = fixed + in_flight * saved <= np.minimum(room, capacity_bytes)
+        allowed_s = np.where(fits, taken_s, inf)
+        number = np.array(list(several))[allowed_s.argmin(axis=0)]
+        least_s = allowed_s.min(axis=0)
+        np.copyto(known, number, where=least_s < known_s)
+        np.minimum(known_s, least_s, out=known_s)
 
 
 def _for_slowest(tables: _Tables, t_max: float, below_s: float) -> Iterator[Partition]:
@@ -366,29 +323,3 @@ def _walk(
 def _seconds(part: Part, options: Sequence[Option]) -> float:
     layers = options[part.option].seconds[part.first : part.last + 1]
     return float(layers.sum())
-
-
-def unit_of(options: Iterable[Option], devices: int) -> int:
-    """The common divisor of all meshes of up to so many *devices*, and of the ends of
-    where they may lie."""
-    fitting = [option for option in options if option.devices <= devices]
-    ends = [end for option in fitting for end in option.span or ()]
-    return gcd(devices, *ends, *(option.devices for option in fitting))
-
-
-def stages_sums(values: Array) -> Array:
-    """[…, first, last] → the sum between; infinite where last is before first."""
-    ends = np.cumsum(values, axis=-1)
-    found = ends[..., None, :] - (ends - values)[..., None]
-    return np.where(_below(values), inf, found)
-
-
-def _largest(values: Array) -> Array:
-    """[…, first, last] → the largest between; 0 where last is before first."""
-    wide = np.where(_below(values), 0.0, values[..., None, :])
-    return np.maximum.accumulate(wide, axis=-1)
-
-
-def _below(values: Array) -> Array:
-    """[first, last] → whether last is before first."""
-    return np.tri(values.shape[-1], k=-1, dtype=bool)

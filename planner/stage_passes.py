@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.stage_partition import Option, stages_sums
+from planner.stage_layers import Option, stages_sums
 
 Array = NDArray[Any]
 Kind = TypeVar("Kind")

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from planner.stage_partition import Array, Option, Part, ways_s
+from planner.stage_layers import Option
+from planner.stage_partition import Array, Part, ways_s
 from planner.stage_passes import Passes
 
 

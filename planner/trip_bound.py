@@ -37,7 +37,8 @@ import numpy as np
 
 from planner.stage_bound import halved
 from planner.stage_kinds import Growing, Kind, Sums
-from planner.stage_partition import Array, Option, stages_sums, unit_of
+from planner.stage_layers import Option, stages_sums, unit_of
+from planner.stage_partition import Array
 from planner.stage_passes import Passes, Stages, gathered
 
 

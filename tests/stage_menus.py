@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from planner.stage_partition import Option, Part
+from planner.stage_layers import Option
+from planner.stage_partition import Part
 from planner.stage_passes import Passes
 
 

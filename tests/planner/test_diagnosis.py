@@ -163,7 +163,7 @@ def test_the_leanest_candidate_holds_the_least(gpus: int) -> None:
 
 def test_what_is_named_has_as_many_sequences_at_once_as_pay() -> None:
     """States on drives are read for each micro-batch: more of them take longer."""
-    posed = problem("gpt-175b", 8, global_batch=64)
+    posed = problem("gpt-175b", 8, global_batch=1024)
     away = replace(posed, offload=parse_offload("optimizer,parameters", "nvme"))
     remedy = tried(Change(what="drives", option="", problem=away))
     assert remedy is not None
@@ -177,3 +177,11 @@ def test_what_is_named_has_as_many_sequences_at_once_as_pay() -> None:
     assert pinned is not None
     assert pinned.best.choice.micro_batch == 1
     assert pinned.best.estimate.step_time_s > best.estimate.step_time_s
+
+
+def test_more_stages_than_devices_are_not_called_memory() -> None:
+    posed = problem("gpt-1.3b", 8, pins=Pins(pp=9))
+    said = diagnose(replace(posed, any_stage=True))
+    assert said.constraint.startswith("divisibility: 9 stages (--pp) on 8 GPUs")
+    assert said.nearest is not None
+    assert "--pp 8" in said.nearest

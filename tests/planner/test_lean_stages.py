@@ -18,8 +18,9 @@ from planner.plan import solve, widen
 from planner.problem import Objective
 from planner.search import Limits
 from planner.solution import EXACT
+from planner.stage_layers import Option
 from planner.stage_menu import menus
-from planner.stage_partition import Option, Part
+from planner.stage_partition import Part
 from tests.islands import asked, joined
 from tests.problems import on, problem
 from tests.stage_menus import at_home, everything, two_islands

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.stage_bound import CLOSE, cut_bound_s, least_bytes
-from planner.stage_partition import Option, Part
+from planner.stage_layers import Option
+from planner.stage_partition import Part
 from planner.stage_passes import Passes
 from tests.stage_menus import (
     everything,

@@ -10,13 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.stage_partition import (
-    Option,
-    Part,
-    latency_s,
-    partitions,
-    slowest,
-)
+from planner.stage_layers import Option
+from planner.stage_partition import Part, latency_s, partitions, slowest
 from tests.stage_menus import at_home, everything, menus, option, two_islands
 
 

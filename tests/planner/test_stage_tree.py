@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.stage_partition import Option, Part, unit_of
+from planner.stage_layers import Option, unit_of
+from planner.stage_partition import Part
 from planner.stage_passes import Passes
 from planner.stage_runs import ends_s
 from planner.stage_tree import Tree

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.stage_bound import CLOSE
-from planner.stage_partition import Option, Part
+from planner.stage_layers import Option
+from planner.stage_partition import Part
 from planner.stage_passes import Passes
 from planner.trip_bound import trip_bound_s
 from tests.stage_menus import (
