@@ -18,6 +18,8 @@ from costmodel.memory import memory
 from costmodel.retention import preset
 from costmodel.sharding import Degrees, tensor_bytes
 from costmodel.uniform import Uniform
+from profiles.job import Job
+from profiles.models.spec import DecoderSpec
 from profiles.precision import precision
 from profiles.units import GB, GiB
 from tests.golden.priced import job_of, machine_of, priced
@@ -187,3 +189,40 @@ def test_a_trillion_parameters_need_800_v100s_and_not_600() -> None:
     columns' peak is a lower bound, within 2 % of the estimate."""
     capacity = machine_of(on="dgx-v100-32gb").device.capacity_bytes
     assert smallest_peak_bytes(800) * 1.02 < capacity < smallest_peak_bytes(600)
+
+
+def fits_on_v100s(tp: int, zero: int, heads: int) -> bool:
+    """Turing-NLG's 17 B (78 layers of 4256, s = 1024) on V100s of 32 GB, 512 sequences
+    over 64 replicas, full recompute."""
+    spec = DecoderSpec(
+        layers=78,
+        hidden=4256,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=4256 // heads,
+        ffn_hidden=4 * 4256,
+        vocab=51200,
+        max_positions=1024,
+        dropout=0.1,
+    )
+    return priced(
+        Job(model="turing-nlg", spec=spec, seq_len=1024, global_batch=512),
+        machine_of("deepspeed", on="dgx-v100-32gb"),
+        tp=tp,
+        dp=64,
+        micro_batch=8,
+        zero=zero,
+        zero_group=64 if zero else 1,
+        recompute="full",
+        flash_attention=False,
+        sequence_parallel=False,
+        precision="fp16",
+    ).fits
+
+
+def test_zero_takes_a_quarter_of_turings_tensor_parallelism() -> None:
+    """ZeRO's announcement (2020): 512 sequences on 256 GPUs, t = 4, where 1,024 GPUs
+    and t = 16 were needed. (28 heads; 16 ranks share 32, of as many bytes.)"""
+    assert fits_on_v100s(tp=4, zero=1, heads=28)
+    assert not fits_on_v100s(tp=4, zero=0, heads=28)
+    assert fits_on_v100s(tp=16, zero=0, heads=32)

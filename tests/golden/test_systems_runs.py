@@ -1,4 +1,4 @@
-"""Days and total compute of whole runs that papers print."""
+"""Days, total compute and utilisation of whole runs that papers print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.flops import total_compute_flops
+from costmodel.flops import model_flops, total_compute_flops
 from costmodel.whatif import training
 from profiles.models.catalog import model
 from profiles.models.parameters import parameters
@@ -73,3 +73,25 @@ def test_total_compute_of_the_preset_gpt_3() -> None:
     flops = total_compute_flops(parameters(model("gpt-175b").spec).total, 300e9)
     assert flops == pytest.approx(3.14e23, rel=0.01)
     assert flops / PFLOPS_DAY_FLOPS == pytest.approx(3640, rel=0.01)
+
+
+@pytest.mark.parametrize(("recompute", "mfu"), [("full", 0.421), ("selective", 0.542)])
+def test_utilisation_of_530_billion_parameters_on_2240_gpus(
+    recompute: str, mfu: float
+) -> None:
+    """Korthikanti et al. (MLSys 2023), abstract: eight replicas of Table 5's third row,
+    whose gradients cross the network; within the table's 9 %."""
+    job = job_of("gpt-529.6b", 2240)
+    found = priced(
+        job,
+        tp=8,
+        pp=35,
+        dp=8,
+        schedule="interleaved",
+        virtual_stages=3,
+        recompute=recompute,
+        sequence_parallel=recompute == "selective",
+        flash_attention=False,
+    )
+    rate = model_flops(job) / found.step_time_s / (2240 * 312 * TFLOPS)
+    assert rate == pytest.approx(mfu, rel=0.09)

@@ -41,6 +41,14 @@ def test_four_times_as_many_micro_batches_leave_a_fifth(stages: int) -> None:
     assert bubble_share(run(Pipeline("gpipe", stages, 1, 4 * stages))) < 0.2
 
 
+@pytest.mark.parametrize("stages", [14, 16])
+def test_one_micro_batch_uses_one_stage_at_a_time(stages: int) -> None:
+    """Yang et al. (MLSys 2021): GPipe's throughput is N/(N + p − 1) of an asynchronous
+    pipeline's, 1/p where N = 1: their 14.3 times, at 14 stages and more."""
+    busy = 1 - bubble_share(run(Pipeline("gpipe", stages, 1, 1)))
+    assert busy == pytest.approx(1 / stages)
+
+
 @pytest.mark.parametrize(("stages", "batches"), [(8, 8), (8, 32), (4, 3)])
 def test_1f1b_saves_memory_and_not_time(stages: int, batches: int) -> None:
     """In flight: all m under GPipe, min(p − s, m) at stage s of 1F1B."""
