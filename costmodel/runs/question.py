@@ -36,6 +36,9 @@ CLUSTER: Final = (
 )
 LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
 MOST_GPUS: Final = 10_000_000
+# Layers of a chunk in NVIDIA's recipes of dense models where a table leaves it out: the
+# median of its rows that say it (NeMo, MLPerf: 1 to 4; GPT-3 175 B at pp 8 has 6 chunks).
+RECIPE_LAYERS: Final = 2
 MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simulated
 
 
@@ -212,11 +215,11 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Un
     """1f1b, or interleaved where virtual stages say so; and how many those are."""
     named, virtual = cells.word("schedule"), cells.whole("virtual_stages")
     if virtual is None:
-        fewest = _fewest_chunks(job.graph.body, choice.pp)
-        several = named == "interleaved" or (
-            named is None and software.interleaves and choice.pp > 1
-        )
-        virtual = cells.given("virtual_stages", None, fewest if several else 1)
+        layers, recipe = job.graph.body, software.interleaves and choice.pp > 1
+        several = named == "interleaved" or (named is None and recipe)
+        most = RECIPE_LAYERS if recipe else layers
+        chunks = _chunks_of(most, layers, choice.pp)
+        virtual = cells.given("virtual_stages", None, chunks if several else 1)
     schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
     if schedule in NEAREST:
         schedule = cells.assumed["schedule"] = NEAREST[schedule]
@@ -226,9 +229,10 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Un
     )
 
 
-def _fewest_chunks(layers: int, pp: int) -> int:
-    """The least virtual stages, from 2, that cut the layers into equal parts."""
-    counts = range(2, layers // pp + 1)
+def _chunks_of(most: int, layers: int, pp: int) -> int:
+    """The least virtual stages, from 2, that cut the layers into equal parts of at most
+    so many."""
+    counts = range(max(2, -(-layers // (pp * most))), layers // pp + 1)
     return next((count for count in counts if interleaves(layers, pp * count)), 2)
 
 
