@@ -154,7 +154,11 @@ def exchanges(
     """
     units = np.maximum(units, 1)
     pieces = messages_of(parameters, parallel, units, machine)
-    gradient = parameters * reduced_bytes(precision, machine)
+    gradient = parameters * np.where(
+        parallel.zero == 3,
+        reduced_bytes(precision, machine, shards=True),
+        reduced_bytes(precision, machine),
+    )
     shards, replicas = parallel.shards, parallel.replicas
     near = near_members(parallel.tp, shards, machine.island)
     together = np.maximum(replicas // parallel.apart, 1)
@@ -262,11 +266,14 @@ def messages_of(
     return np.where(parallel.zero < 3, buckets, layers)
 
 
-def reduced_bytes(precision: Precision, machine: Machine) -> float:
-    """Bytes of one gradient as it travels."""
-    if machine.software.reduce == "half" and precision.parameter.bytes <= 2:
+def reduced_bytes(
+    precision: Precision, machine: Machine, *, shards: bool = False
+) -> float:
+    """Bytes of one gradient as it travels; to *shards* as ZeRO-3 sends it."""
+    reduce = (shards and machine.software.reduce_shards) or machine.software.reduce
+    if reduce == "half" and precision.parameter.bytes <= 2:
         return precision.parameter.bytes
-    if machine.software.reduce == "half-or-fp32":
+    if reduce == "half-or-fp32":
         half = precision.parameter is Format.FP16
         return Format.FP16.bytes if half else Format.FP32.bytes
     return precision.gradient.bytes

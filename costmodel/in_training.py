@@ -5,6 +5,7 @@ fill, wave   what small and partly filled products lose over alone   per device,
 attention    the same of flash kernels                               kernel, device
 scores       bytes a score over those counted, of other kernels      kernel
 link         seconds of a link's transfers over those inside training  per link
+blocked      host seconds of an operator whose kernels are waited for    all
 host, elementwise, contention, exposed_tensor …                      per framework
 """
 
@@ -17,7 +18,9 @@ from costmodel.coefficients import Coefficients
 from costmodel.collectives import LinkRate, LinkRates
 from costmodel.rates import AttentionRate, MatmulRate, Rates
 from costmodel.software import Software
+from profiles.cluster import Cluster
 from profiles.device import Device
+from profiles.precision import Format
 
 
 def rates_in_training(rates: Rates, device: Device, fitted: Coefficients) -> Rates:
@@ -66,6 +69,11 @@ def software_in_training(software: Software, fitted: Coefficients) -> Software:
     )
 
 
+def blocked(cluster: Cluster, fitted: Coefficients) -> float:
+    """How much longer a host takes to issue an operator that waits for each kernel."""
+    return fitted.of("blocked") if cluster.blocks_launches else 1.0
+
+
 def device_owners(device: Device) -> tuple[str, ...]:
     """Whose coefficients a device takes: its own, its kin's, its architecture's."""
     names = [device.name, device.kin] if device.kin else [device.name]
@@ -76,14 +84,17 @@ def _products(
     rate: MatmulRate, owners: tuple[str, ...], fitted: Coefficients
 ) -> MatmulRate:
     slower = fitted.of("product", *owners)
+    half = Format.FP16.value  # 16 bits have one rate alone, whichever was measured
+    alone = {half: rate.sustained_of(Format.FP16), **rate.sustained}
     sustained = {
         number: share / slower / fitted.of(f"product-{number}", *owners)
-        for number, share in rate.sustained.items()
+        for number, share in alone.items()
     }
     smaller = fitted.of("fill", *owners)
     return replace(
         rate,
         sustained=sustained,
+        default=rate.default / slower,
         fill_k=rate.fill_k * smaller,
         edge=rate.edge * smaller,
         wave=min(rate.wave * fitted.of("wave", *owners), 1.0),

@@ -18,6 +18,7 @@ from costmodel.collectives import (
     unknown_kinds,
 )
 from costmodel.in_training import (
+    blocked,
     links_in_training,
     rates_in_training,
     software_in_training,
@@ -301,7 +302,9 @@ def machine(
         cluster=cluster,
         rates=rates_in_training(rates_of(device), device, known),
         links=links_in_training(link_rates(cluster.islands[0]), device, known),
-        software=software_at(cluster, software_in_training(base, known)),
+        software=software_at(
+            cluster, software_in_training(base, known), blocked(cluster, known)
+        ),
         plain=base,
         fitted=known,
         measured=None if samples is None else _measured(samples, device),

@@ -36,7 +36,10 @@ Array = NDArray[Any]
 ROWS = frozenset({"batch", "sequence", "routed"})
 ON_TP = frozenset(
     {"query", "key_value", "query+key_value", "heads", "ffn", "vocab"}
-) | {*("shared_ffn", "latent_query", "latent_key", "latent_key_value", "value", TURNED)}
+) | {
+    *("shared_ffn", "latent_query", "latent_key", "latent_key_value", "value", TURNED),
+    *("query+key_value+ffn", "query+key_value+ffn+ffn", "query+ffn"),  # side by side
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,8 @@ class Software:
     `overlap` names what is hidden: `grad`, `param`, `tp`, `p2p`, `offload` (copies to a
     host and back). `gradient_format` is what 16-bit training accumulates gradients in;
     `reduce` what travels: the accumulated `gradient`, `half` in 16 bits, or
-    `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32.
+    `half-or-fp32`: fp16 gradients as they are, bf16 ones as fp32; `reduce_shards` the
+    same under ZeRO-3.
     `stops_early`: full recompute ends when the last tensor that backward needs is made.
     Without `scatters_sends` every tp rank sends a pipeline's whole boundary tensor.
     `fully_shard`: ZeRO is PyTorch's, which keeps shards beside what it gathered.
@@ -92,7 +93,7 @@ class Software:
     What a run did that does not say: `zero`, `sequence_parallel` wherever tp > 1,
     `dropout` of a GPT; `accumulates` unless a rank's whole batch is one micro-batch;
     `shards_once`: beside a pipeline ZeRO is level 1 at most; `interleaves`: its recipes
-    give a pipeline virtual stages.
+    give a pipeline virtual stages; `cuts_by_cost`: stages are of equal cost.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Software:
     one_stream: bool = False
     gradient_format: str = "fp32"
     reduce: str = "gradient"
+    reduce_shards: str = ""  # under ZeRO-3, where that is another
     accumulation: str = "separate"  # or fused into the weight gradient's product
     flash: str = "flash-2"
     unfused: str = "fused-softmax"
@@ -138,6 +140,7 @@ class Software:
     zero: int = 0
     shards_once: bool = False
     interleaves: bool = False
+    cuts_by_cost: bool = False
     accumulates: bool = True
     sequence_parallel: bool = False
     dropout: float = 0.1
@@ -215,10 +218,17 @@ def software_on(base: Software, device: Device) -> Software:
     return with_overlap(base, frozenset()) if shares_cores(device) else base
 
 
-def software_at(cluster: Cluster, base: Software) -> Software:
+def software_at(cluster: Cluster, base: Software, blocked: float = 1.0) -> Software:
     """*base* as jobs run it on *cluster*: where a host waits for each kernel, its time
-    and the device's add up."""
-    return replace(base, sharpness=1.0) if cluster.blocks_launches else base
+    and the device's add up, and an operator takes it *blocked* times as long."""
+    if not cluster.blocks_launches:
+        return base
+    return replace(
+        base,
+        sharpness=1.0,
+        forward_host_us=base.forward_host_us * blocked,
+        backward_host_us=base.backward_host_us * blocked,
+    )
 
 
 def with_overlap(base: Software, overlap: frozenset[str]) -> Software:

@@ -58,7 +58,7 @@ def tied_sync(
     *stride* is the number of ranks of a stage, each of which sums what it holds;
     *inside* says whether the two lie in one fast domain. Zero where nothing is tied or
     trained, or one stage has both holders. It travels in the format of any other
-    gradient.
+    gradient, at the step's end, and as fast as they do.
     """
     graph = job.graph
     block, name = tied_holder(graph)
@@ -67,13 +67,14 @@ def tied_sync(
     extents = graph.block("head").extents
     size = extents["vocab"] / tp * extents["hidden"] * reduced_bytes(precision, on)
     two = np.where(pp > 1, 2, 1)
-    return on.collective(
+    taken = on.collective(
         "all_reduce",
         np.asarray(size),
         ranks=two,
         near=np.where(inside, two, 1),
         shares=shares(stride, on.island),
     )
+    return taken * on.software.reduction
 
 
 def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:

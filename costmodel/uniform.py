@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise, repeat
 from typing import Any
 
@@ -46,6 +47,7 @@ class Uniform:
     precision: str = "bf16"
     gradient_format: str = "fp32"
     offload: Offload = NOTHING
+    layers_per_stage: tuple[int, ...] | None = None  # None: as even as can be
 
     @property
     def gpus(self) -> int:
@@ -67,13 +69,16 @@ def split_layers(body: int, stages: int, tail: int = 0) -> tuple[int, ...]:
 
     The last stage also has the head and the first the embedding, so what does not
     divide goes to the middle, latest stages first (they hold fewer micro-batches). A
-    head that is as much work as *tail* layers takes their place, as far as a layer is
-    left. With as many stages as layers and ends together, the ends stand alone.
+    head that is as much work as *tail* layers takes their place, as far as a layer, or
+    at least the head, is left. With as many stages as layers and ends together, the
+    ends stand alone.
 
     >>> split_layers(10, 4)
     (2, 3, 3, 2)
     >>> split_layers(13, 4, tail=3)
     (4, 4, 4, 1)
+    >>> split_layers(5, 4, tail=3)
+    (1, 2, 2, 0)
     """
     if not 1 <= stages <= body + 2:
         raise InvalidSpec(
@@ -91,11 +96,15 @@ def split_layers(body: int, stages: int, tail: int = 0) -> tuple[int, ...]:
 
 
 def replaced(body: Any, stages: Any, tail: int) -> Any:
-    """How many of *tail* layers the last stage can do without; numbers or arrays."""
+    """How many of *tail* layers the last stage can do without; numbers or arrays.
+
+    It has the head alone only where it could not be relieved otherwise.
+    """
     found = np.zeros_like(stages)
-    for fewer in range(1, tail + 1):
-        left = (body + fewer) // stages - fewer
-        found = np.where((stages > 1) & (left >= 1), fewer, found)
+    for least in (0, 1) if tail else ():
+        for fewer in range(1, tail + 1):
+            left = (body + fewer) // stages - fewer
+            found = np.where((stages > 1) & (left >= least), fewer, found)
     return found if np.ndim(stages) else int(found)
 
 
@@ -123,7 +132,8 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
             f"zero_group={choice.zero_group} does not divide dp={choice.dp}"
         )
     total = choice.pp * choice.virtual_stages
-    counts = split_layers(graph.body, total, graph.tail)
+    even = partial(split_layers, graph.body, total, graph.tail)
+    counts = choice.layers_per_stage or even()
     held = copies_held(choice.schedule, choice.pp, choice.virtual_stages)
     meshes = [_mesh(choice, rank) for rank in range(choice.pp)]
     plans = _plans(choice, graph)

@@ -123,6 +123,10 @@ def _shaped(cells: Cells, seq_len: int, dropout: float) -> DecoderSpec:
     style = _LLAMA if gated else {**_GPT, "max_positions": seq_len, "dropout": dropout}
     if not gated:
         cells.assumed["dropout"] = dropout
+    kin = kin_of(cells)
+    if kin is not None and kin.parallel_block:
+        style = {**style, "parallel_block": True}
+        cells.assumed["parallel_block"] = True
     return DecoderSpec(**sizes, gated_mlp=gated, tied_embeddings=tied, **style)
 
 

@@ -18,6 +18,7 @@ from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
 from costmodel.runs.model import seq_len_of, spec_of
 from costmodel.runs.offload import offload_of
+from costmodel.runs.partition import layers_by_cost
 from costmodel.runs.recompute import layers_again_of, recompute_of
 from costmodel.runs.software import flash_of, software_of
 from costmodel.software import Software
@@ -37,7 +38,7 @@ CLUSTER: Final = (
 LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
 MOST_GPUS: Final = 10_000_000
 # Layers of a chunk in NVIDIA's recipes of dense models where a table leaves it out: the
-# median of its rows that say it (NeMo, MLPerf: 1 to 4; GPT-3 175 B at pp 8 has 6 chunks).
+# median of its rows that say it (NeMo, MLPerf: 1 to 4; GPT-3 175 B at pp 8: 6 chunks).
 RECIPE_LAYERS: Final = 2
 MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simulated
 
@@ -223,9 +224,15 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Un
     schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
     if schedule in NEAREST:
         schedule = cells.assumed["schedule"] = NEAREST[schedule]
-    again = layers_again_of(cells, job.graph.body // (choice.pp * virtual))
+    stages = choice.pp * virtual
+    by_cost = software.cuts_by_cost and stages > 1
+    cut = layers_by_cost(job.spec, stages) if by_cost else None
     return replace(
-        choice, schedule=schedule, virtual_stages=virtual, recompute_layers=again
+        choice,
+        schedule=schedule,
+        virtual_stages=virtual,
+        layers_per_stage=cut,
+        recompute_layers=layers_again_of(cells, job.graph.body // stages),
     )
 
 

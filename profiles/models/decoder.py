@@ -11,11 +11,11 @@ from __future__ import annotations
 from functools import partial
 from itertools import groupby
 
-from profiles.errors import Unsupported
 from profiles.graph import Block, ModelGraph
 from profiles.models.experts import expert_extents, expert_mlp
 from profiles.models.head import logits_and_loss, prediction
 from profiles.models.latent import latent_attention, latent_extents, mean_head_dim
+from profiles.models.side_by_side import beside_extents, require_fusible, side_by_side
 from profiles.models.spec import DecoderSpec
 from profiles.models.steps import STREAM, norm_step, residual_step, stream
 from profiles.operators import PRODUCTS, Element, Kind, Operator, Tensor
@@ -24,13 +24,10 @@ from profiles.operators import PRODUCTS, Element, Kind, Operator, Tensor
 def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
     """The operator graph of a decoder; its body's blocks are called by `layer_kind`.
 
-    Raises Unsupported for what is described but not priced yet (parallel blocks).
+    Raises Unsupported for what is described but not priced yet.
     """
     if spec.parallel_block:
-        raise Unsupported(
-            f"{name} has attention and MLP side by side, which the cost model does not "
-            "price yet; decoders with one after the other are priced"
-        )
+        require_fusible(spec, name)
     kinds = [layer_kind(spec, number) for number in range(spec.layers)]
     layers = {kind: _layer(spec, kind) for kind in dict.fromkeys(kinds)}
     body = tuple((layers[kind], len(list(same))) for kind, same in groupby(kinds))
@@ -78,6 +75,7 @@ def _extents(spec: DecoderSpec) -> dict[str, int]:
         "vocab": spec.vocab,
         "positions": spec.max_positions,
         "head_dim": spec.head_dim,
+        **(beside_extents(spec) if spec.parallel_block else {}),
         **(latent_extents(spec, spec.mla) if spec.mla else {}),
         **(expert_extents(spec.moe) if spec.moe else {}),
         **({"pair": 2 * spec.hidden} if spec.multi_token_heads else {}),
@@ -240,6 +238,8 @@ def _layer(spec: DecoderSpec, kind: str) -> Block:
 def _layer_operators(spec: DecoderSpec, kind: str, entry: Tensor) -> list[Operator]:
     norm, mlp_norm = stream("input_norm_out"), stream("mlp_norm_out")
     attention = _attention(spec, entry, norm)
+    if spec.parallel_block:
+        return side_by_side(spec, entry, attention, _mlp(spec, norm))
     middle = residual_step(spec, "attention_residual", attention[-1].output, entry)
     if spec.moe is not None and kind.startswith("expert-"):
         mlp = expert_mlp(spec, spec.moe, mlp_norm, activation_function(spec))

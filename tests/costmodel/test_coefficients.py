@@ -68,6 +68,16 @@ def test_changing_an_unknown_one_names_those_there_are() -> None:
         coefficients().changed({"product/hoper": 1.0})
 
 
+def test_products_are_slowed_in_every_format_of_tensor_cores() -> None:
+    """Also in those whose rate is that of the format that was measured."""
+    where = cluster("dgx-a100-80gb")
+    slow = machine(where, fitted=Coefficients(entries=(one("product/ampere", 1.5),)))
+    even = machine(where, fitted=Coefficients(entries=()))
+    for number in (Format.BF16, Format.FP16, Format.TF32):
+        alone = even.rates.matmul.sustained_of(number)
+        assert slow.rates.matmul.sustained_of(number) == pytest.approx(alone / 1.5)
+
+
 def test_no_link_is_faster_in_training_than_alone() -> None:
     where = cluster("dgx-a100-80gb")
     quick = machine(where, fitted=Coefficients(entries=(one("link/nvlink3", 0.01),)))

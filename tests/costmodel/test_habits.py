@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from costmodel.coefficients import Coefficients
 from costmodel.estimate import Estimate, estimate
 from costmodel.machine import machine
-from costmodel.software import Software, hides_gradients, software
+from costmodel.software import (
+    Software,
+    hides_gradients,
+    software,
+    software_at,
+    software_of_run,
+)
+from costmodel.tied import layout_tied_sync
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.cluster import Cluster
@@ -20,11 +28,13 @@ from profiles.models.catalog import model
 CLUSTER = cluster("dgx-a100-80gb")
 JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_batch=16)
 
+FITTED = Coefficients(entries=())  # nothing of what training adds
+
 
 def priced(base: Software, where: Cluster = CLUSTER, **degrees: Any) -> Estimate:
     choice = Uniform(zero=0, **degrees)
     layout = spell_out(choice, JOB.graph, JOB.global_batch)
-    return estimate(JOB, where, layout, on=machine(where, base))
+    return estimate(JOB, where, layout, on=machine(where, base, fitted=FITTED))
 
 
 @pytest.mark.parametrize(("tp", "more"), [(1, False), (4, True)])
@@ -61,6 +71,47 @@ def test_a_host_that_waits_for_each_kernel_adds_its_time(micro_batch: int) -> No
     assert alone < sum_of <= 2 * alone
 
 
+def test_waiting_for_each_kernel_takes_the_host_longer() -> None:
+    waits, base = replace(CLUSTER, blocks_launches=True), software("megatron-lm")
+    twice = software_at(waits, base, blocked=2.0)
+    assert twice.forward_host_us == 2 * base.forward_host_us
+    assert twice.backward_host_us == 2 * base.backward_host_us
+    assert software_at(CLUSTER, base, blocked=2.0) == base
+    host = machine(waits, base).software.forward_host_us
+    assert host > machine(CLUSTER, base).software.forward_host_us
+
+
 def test_the_nodes_that_trained_bloom_block_launches() -> None:
     assert cluster("jean-zay-a100").blocks_launches
     assert not cluster("jean-zay-v100-32gb").blocks_launches
+
+
+def test_megatron_lm_of_2021_accumulates_beside_its_products() -> None:
+    """Their fusion came in 2022."""
+    assert software_of_run("Megatron-LM v2.x").accumulation == "separate"
+    assert software_of_run("Megatron-LM").accumulation == "fused"
+
+
+def test_gradients_travel_in_16_bits_under_megatron_fsdp() -> None:
+    halves = software("megatron-core")
+    whole = replace(halves, reduce_shards="")
+    for zero, less in ((1, False), (3, True)):
+        choice = Uniform(zero=zero, zero_group=16, dp=16, micro_batch=1)
+        layout = spell_out(choice, JOB.graph, JOB.global_batch)
+        one, other = (
+            estimate(JOB, CLUSTER, layout, on=machine(CLUSTER, base))
+            for base in (halves, whole)
+        )
+        assert (one.step_time_s < other.step_time_s) is less
+
+
+def test_tied_gradients_are_summed_as_fast_as_others_at_a_steps_end() -> None:
+    """Links are alone there: `reduction` is less than 1."""
+    on = machine(cluster("dgx-a100-80gb"), software("megatron-lm"))
+    slower = replace(on, software=replace(on.software, reduction=1.0))
+    layout = spell_out(Uniform(pp=2, dp=8, zero=0), JOB.graph, JOB.global_batch)
+    fast_s, slow_s = (
+        float(layout_tied_sync(layout, JOB, one).seconds) for one in (on, slower)
+    )
+    assert fast_s == pytest.approx(slow_s * on.software.reduction)
+    assert 0 < fast_s < slow_s

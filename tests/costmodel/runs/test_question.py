@@ -76,6 +76,21 @@ def test_gpus_and_dp_fill_each_other() -> None:
     assert asked({"gpus": None}).assumed["gpus"] == 16
 
 
+def test_nanotron_cuts_stages_of_equal_cost() -> None:
+    """The head of 51,200 columns is as much work as three such layers."""
+    gated = {"framework": "nanotron", "gated_mlp": "y"}
+    assert asked(gated).choice.layers_per_stage == (4, 0)
+    assert asked({**gated, "vocab": "1024"}).choice.layers_per_stage == (3, 1)
+    assert asked({**gated, "pp": "1", "dp": "8"}).choice.layers_per_stage is None
+
+
+def test_recipes_have_chunks_of_two_layers() -> None:
+    deep = {"layers": "96", "virtual_stages": None, "schedule": None, "tp": "1"}
+    wide = {**deep, "pp": "8", "dp": "2", "zero_group": "2", "global_batch": "256"}
+    assert asked({**wide, "framework": "NeMo"}).assumed["virtual_stages"] == 6
+    assert asked({**wide, "framework": "Megatron-LM"}).assumed["virtual_stages"] == 1
+
+
 def test_virtual_stages_mean_interleaving() -> None:
     question = asked({"virtual_stages": "2", "schedule": None})
     assert question.choice.schedule == "interleaved"
