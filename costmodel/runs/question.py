@@ -26,6 +26,7 @@ from costmodel.uniform import Uniform, interleaves
 from profiles.cluster import Cluster, Island
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.job import Job
+from profiles.models.spec import DecoderSpec
 from profiles.precision import PRECISIONS
 
 # A schedule of two directions → the one of those priced that it is nearest to.
@@ -225,8 +226,9 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Un
     if schedule in NEAREST:
         schedule = cells.assumed["schedule"] = NEAREST[schedule]
     stages = choice.pp * virtual
-    by_cost = software.cuts_by_cost and stages > 1
-    cut = layers_by_cost(job.spec, stages) if by_cost else None
+    spec, cut = job.spec, None
+    if software.cuts_by_cost and stages > 1 and isinstance(spec, DecoderSpec):
+        cut = layers_by_cost(spec, stages)
     return replace(
         choice,
         schedule=schedule,

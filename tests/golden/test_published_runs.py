@@ -73,7 +73,10 @@ def priced(**cells: Any) -> Price:
 def sc21(row: tuple[Any, ...]) -> Price:
     names = "layers hidden heads tp pp virtual_stages gpus global_batch micro_batch"
     cells = dict(zip(names.split(), row, strict=False))
-    return priced(**cells, precision="fp16", recompute="full", framework="Megatron-LM")
+    # The paper is of April 2021, between versions 2.0 (December 2020) and 3.0.
+    return priced(
+        **cells, precision="fp16", recompute="full", framework="Megatron-LM v2.x"
+    )
 
 
 def e13(row: tuple[Any, ...], *, selective: bool) -> Price:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from profiles.models.spec import DecoderSpec
 from profiles.operators import PRODUCTS
 from profiles.precision import precision
 
-PALM = model("palm-8b").spec
-assert isinstance(PALM, DecoderSpec)
+
+def palm(**changes: Any) -> DecoderSpec:
+    spec = model("palm-8b").spec
+    assert isinstance(spec, DecoderSpec)
+    return replace(spec, **changes)
 
 
 def test_palm_has_the_parameters_it_is_named_after() -> None:
@@ -29,8 +33,7 @@ def test_palm_has_the_parameters_it_is_named_after() -> None:
 
 @pytest.mark.parametrize("side_by_side", [True, False])
 def test_one_sum_a_pass_where_the_halves_stand_side_by_side(side_by_side: bool) -> None:
-    spec = replace(PALM, parallel_block=side_by_side)
-    layer = decoder_graph(spec).block("layer")
+    layer = decoder_graph(palm(parallel_block=side_by_side)).block("layer")
     degrees = Degrees(
         tp=np.asarray(4),
         cp=np.asarray(1),
@@ -51,4 +54,4 @@ def test_one_sum_a_pass_where_the_halves_stand_side_by_side(side_by_side: bool) 
 
 def test_halves_with_unlike_biases_are_refused() -> None:
     with pytest.raises(Unsupported, match="biases of some products"):
-        decoder_graph(replace(PALM, mlp_bias=True), "gpt-j")
+        decoder_graph(palm(mlp_bias=True), "gpt-j")
