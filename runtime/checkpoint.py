@@ -30,9 +30,11 @@ from runtime.checkpoint_folder import (
     finish,
     latest,
     read_meta,
+    remedy,
     require_fresh,
     require_resumable,
     require_undamaged,
+    sizes,
 )
 from runtime.checkpoint_reader import Reader, described, files_of
 from runtime.checkpoint_state import AnyOptimizer, held, inner, ties, written
@@ -65,6 +67,7 @@ def save(
         "lr": None if torchs is None else _rate(torchs),
         "tied": _gathered(ties(parts)),
         "files": _gathered(checksums(partial, own)),
+        "sizes": _gathered(sizes(partial, own)),
     }
     _first_rank(lambda: finish(partial, {**meta, **extent}))
 
@@ -88,14 +91,10 @@ def load(
     assert path is not None
     stored, torchs = read_meta(path), inner(optimizer)
     _require_same_optimizer(path, stored, torchs)
-    found = described(path)
-    rank, world = _rank_and_world()
-    require_undamaged(path, stored, files_of(found)[rank::world])
-    wanted = Wanted(path, found, stored.get("tied") or {})
-    wanted.model(parts, optimizer)
-    if torchs is not None:
-        wanted.states(held(parts, optimizer), torchs)
-    _read(path, wanted)
+    try:
+        _read_into(path, stored, parts, optimizer)
+    except InvalidFile as error:
+        raise InvalidFile(f"{error}; {remedy(path)}") from error
     for one in held(parts, optimizer):
         one.publish()
     for group in torchs.param_groups if torchs else ():
@@ -107,6 +106,23 @@ def meta(folder: Path) -> dict[str, Any]:
     """What the newest checkpoint in *folder* says of itself."""
     path = latest(folder)
     return {} if path is None else read_meta(path)
+
+
+def _read_into(
+    path: Path,
+    stored: Mapping[str, Any],
+    parts: Sequence[nn.Module],
+    optimizer: AnyOptimizer | None,
+) -> None:
+    """All that the checkpoint at *path* has of *parts* and *optimizer*."""
+    found, torchs = described(path), inner(optimizer)
+    rank, world = _rank_and_world()
+    require_undamaged(path, stored, files_of(found)[rank::world])
+    wanted = Wanted(path, found, stored.get("tied") or {})
+    wanted.model(parts, optimizer)
+    if torchs is not None:
+        wanted.states(held(parts, optimizer), torchs)
+    _read(path, wanted)
 
 
 def _read(path: Path, wanted: Wanted) -> None:
@@ -178,7 +194,7 @@ def _rank_and_world() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def _gathered(own: dict[str, str]) -> dict[str, str]:
+def _gathered(own: dict[str, T]) -> dict[str, T]:
     """The entries of all ranks."""
     _, world = _rank_and_world()
     if world == 1:

@@ -22,6 +22,7 @@ from runtime.writable import require_folder
 FORMAT, VERSION = "meshwright/checkpoint", 1
 KEPT = 2  # the newest, and one in case its disk loses it
 META = "meta.json"
+DESCRIPTION = ".metadata"  # PyTorch's
 _NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial"
 _PIECE_BYTES = 4 * MiB
@@ -46,8 +47,8 @@ def step_of(path: Path) -> int:
 def require_resumable(folder: Path, meta: Mapping[str, Any]) -> int:
     """The step that a run which *meta* describes would resume from.
 
-    Raises InvalidFile if *folder* holds no checkpoint or takes no other, Contradiction
-    if it is of another model.
+    Raises InvalidFile if *folder* holds no checkpoint or takes no other, or if files of
+    the newest one are gone or cut; Contradiction if it is of another model.
     """
     path = latest(folder)
     if path is None:
@@ -55,7 +56,9 @@ def require_resumable(folder: Path, meta: Mapping[str, Any]) -> int:
             f"{shown(folder)} holds no checkpoint to resume from; leave out --resume "
             "to begin at step 0, or name the folder of the run"
         )
-    require_same_job(path, read_meta(path), meta)
+    stored = read_meta(path)
+    require_same_job(path, stored, meta)
+    _require_there(path, stored)
     require_folder(folder, "--checkpoint-dir")
     return step_of(path)
 
@@ -105,6 +108,33 @@ def checksums(path: Path, files: Iterable[str]) -> dict[str, str]:
                 sum_so_far = zlib.crc32(piece, sum_so_far)
         sums[name] = f"{sum_so_far:08x}"
     return sums
+
+
+def sizes(path: Path, files: Iterable[str]) -> dict[str, int]:
+    """Bytes of *files* in a checkpoint, by name."""
+    return {name: (path / name).stat().st_size for name in files}
+
+
+def remedy(path: Path) -> str:
+    """What to do about a damaged checkpoint."""
+    older = [one for one in _whole(path.parent) if step_of(one) < step_of(path)]
+    if older:
+        return f"delete it to go on from {max(older, key=step_of).name}"
+    return "bring it back from a copy, or begin again in another folder"
+
+
+def _require_there(path: Path, stored: Mapping[str, Any]) -> None:
+    """What can be told without reading any file."""
+    written = stored.get("files") or {}
+    size_of = stored.get("sizes") or {}
+    for name in (DESCRIPTION, *sorted(written)):
+        file = path / name
+        gone = not file.is_file()
+        if gone or file.stat().st_size != size_of.get(name, file.stat().st_size):
+            why = "is not in it" if gone else "is not as it was written"
+            raise InvalidFile(
+                f"checkpoint {shown(path)} is damaged: {name} {why}; {remedy(path)}"
+            )
 
 
 def require_undamaged(

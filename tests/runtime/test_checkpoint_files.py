@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
@@ -163,7 +164,7 @@ def damages() -> Iterator[tuple[str, Damage, str]]:
     yield "no tensors", lambda path: (path / data).unlink(), f"{data} is not in it"
     yield "empty tensors", cut(data, 0), "damaged"
     yield "cut description", cut(".metadata", 0.7), "cut or changed"
-    yield "no description", lambda path: (path / ".metadata").unlink(), "cannot be read"
+    yield "no description", lambda path: (path / ".metadata").unlink(), "is not in it"
     yield "cut meta", cut("meta.json", 0.5), "not whole JSON"
     yield "foreign meta", meta(format="other"), "not one of ours"
     yield "later version", meta(version=2), "version 2"
@@ -179,6 +180,32 @@ def test_a_damaged_checkpoint_is_refused(
     with pytest.raises(MeshwrightError, match=said) as caught:
         restored(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is not in it"),
+        (lambda path: (path / ".metadata").unlink(), ".metadata is not in it"),
+        (
+            lambda path: os.truncate(path / "__0_0.distcp", 100),
+            "__0_0.distcp is not as it was written",
+        ),
+    ],
+)
+def test_half_a_checkpoint_is_told_before_it_is_read_and_what_to_do(
+    tmp_path: Path, damage: Damage, said: str
+) -> None:
+    path = stored(tmp_path, built("plain"), step=2)
+    damage(path)
+    here = read_meta(path)
+    with pytest.raises(InvalidFile, match=f"{said}; bring it back from a copy"):
+        require_resumable(tmp_path, here)
+    older = shutil.copytree(path, tmp_path / "step-000001")
+    with pytest.raises(
+        InvalidFile, match=f"{said}; delete it to go on from {older.name}"
+    ):
+        require_resumable(tmp_path, here)
 
 
 def test_missing_optimizer_state_is_damage(tmp_path: Path) -> None:
