@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from costmodel.retention import EVERYTHING, Action, Retention, Treatment
 from profiles.errors import InvalidSpec
 from profiles.graph import Block
@@ -137,4 +135,4 @@ def sums_shards_last(offload: Offload, zero: Any, *, copies: Any) -> Any:
     """Whether replicas of a shard sum it when all micro-batches are in, where it lies:
     holders of a stage that has several; and where gradients are away as ZeRO-2 and 3
     scatter them, which cannot wait for their sums on the device. Numbers or arrays."""
-    return (np.asarray(copies) > 1) | ((np.asarray(zero) >= 2) & offload.optimizer)
+    return (copies > 1) | ((zero >= 2) & offload.optimizer)

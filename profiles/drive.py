@@ -49,18 +49,25 @@ class Part:
 class DriveFile:
     """*size_bytes* of zeros in a file of *folder*; `read_bytes` and `written_bytes`
     count what went to and fro. At most *unsettled* parts that were left are on their
-    way when another one is."""
+    way when another one is. Raises Unsupported where *folder* takes no such file."""
 
     def __init__(
         self, folder: Path, size_bytes: int, *, unsettled: int = UNSETTLED
     ) -> None:
         self.size_bytes, self._unsettled = size_bytes, unsettled
         self.read_bytes = self.written_bytes = 0
-        with tempfile.TemporaryFile(prefix=PREFIX, dir=folder) as file:
-            # Really there: no later write finds the drive full.
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
-            self.map = mmap.mmap(file.fileno(), size_bytes)
-            self._file = os.dup(file.fileno())
+        try:
+            with tempfile.TemporaryFile(prefix=PREFIX, dir=folder) as file:
+                # Really there: no later write finds the drive full.
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
+                self.map = mmap.mmap(file.fileno(), size_bytes)
+                self._file = os.dup(file.fileno())
+        except OSError as error:
+            raise Unsupported(
+                f"{shown(folder)} takes no file of {format_bytes(size_bytes)}: "
+                f"{(error.strerror or str(error)).lower()}; make room there, or name a "
+                "folder of another drive (--offload-dir DIR)"
+            ) from error
         weakref.finalize(self, os.close, self._file)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         _OPEN.add(self)

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from profiles.documents import shown
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError
+from profiles.units import format_bytes
 from runtime.checkpoint_folder import (
     begin,
     checksums,
@@ -148,9 +149,11 @@ def _write(partial: Path, state: dict[str, Any]) -> None:
         with _quiet():
             write_tensors(state, storage_writer=FileSystemWriter(partial))
     except (Exception, CheckpointException) as error:
+        free = format_bytes(shutil.disk_usage(partial.parent).free)
         shutil.rmtree(partial, ignore_errors=True)
         raise InvalidFile(
-            f"checkpoint {shown(partial)} cannot be written: {_reason(error)}"
+            f"checkpoint {shown(partial)} cannot be written: {_reason(error)}; its "
+            f"drive has {free} free"
         ) from error
 
 

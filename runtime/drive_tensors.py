@@ -104,7 +104,7 @@ class Scratch:
         self._layers[-1].append(self.thread.submit(task, *given))
 
     def place(self, size_bytes: int) -> tuple[_Slab, Part]:
-        """A free place; raises OSError where the drive has none."""
+        """A free place; raises Unsupported where the drive has none."""
         wanted = whole_pages(size_bytes)
         for slab in self._slabs:
             part = slab.take(wanted)

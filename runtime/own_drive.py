@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from costmodel.layout import Layout
-from profiles.documents import shown
 from profiles.drive import default_folder
 from profiles.errors import Unsupported
 from runtime.disk_optimizer import DiskOptimizer
@@ -41,23 +40,15 @@ class DriveUpdate:
             name: one for name, one in model.named_parameters() if one.requires_grad
         }
         device = next(iter(self._trained.values())).device
-        where = folder or default_folder()
-        try:
-            self._disk = DiskOptimizer(
-                self._trained.items(),
-                Settings(name=kind_of(make)),
-                device,
-                where,
-                shards=away.shards,
-                gradients=away.gradients,
-                make=make,
-            )
-        except OSError as error:
-            why = (error.strerror or str(error)).lower()
-            raise Unsupported(
-                f"the optimizer's states go to a file in {shown(where)}, where none "
-                f"can be made: {why}; name a folder of a drive with room"
-            ) from error
+        self._disk = DiskOptimizer(
+            self._trained.items(),
+            Settings(name=kind_of(make)),
+            device,
+            folder or default_folder(),
+            shards=away.shards,
+            gradients=away.gradients,
+            make=make,
+        )
         self._down: HostGradients | None = None
         if away.gradients:
             self._down = self._disk.take_scattered()

@@ -19,6 +19,7 @@ import numpy as np
 
 from profiles.cluster import Island
 from profiles.drive import BUCKET_BYTES, PAGE_BYTES, DriveFile, Part
+from profiles.errors import Unsupported
 from profiles.figure import Figure
 from profiles.units import GB, MiB
 
@@ -43,7 +44,7 @@ def drive_rates(folder: Path, size_bytes: int = SIZE_BYTES) -> DriveRates:
     """What a drive does while this machine does nothing else; no file is left."""
     try:
         file = DriveFile(folder, size_bytes)
-    except OSError:
+    except Unsupported:
         return UNMEASURED
     step = BUCKET_BYTES // PAGE_BYTES * PAGE_BYTES
     parts = [

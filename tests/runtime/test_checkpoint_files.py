@@ -283,4 +283,5 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     with pytest.raises(InvalidFile, match="cannot be written: OSError") as caught:
         save(tmp_path, step=2, parts=part.modules, optimizer=part.optimizer, meta=META)
     assert "No space left" in str(caught.value)
+    assert str(caught.value).endswith(" free")
     assert [one.name for one in tmp_path.iterdir()] == [whole.name]
