@@ -1,4 +1,4 @@
-"""Exact parameter counts of decoders, part by part.
+"""Exact parameter counts of decoders and of BERT's family, part by part.
 
 For a GPT they add up to L·(12h² + 13h) + (V + s)·h + 2h: Narayanan et al. (SC'21),
 section 5.1, with the final norm that its formula leaves out.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiles.errors import Unsupported
-from profiles.models.spec import DecoderSpec, MlaSpec, ModelSpec, MoeSpec
+from profiles.models.spec import BertSpec, DecoderSpec, MlaSpec, ModelSpec, MoeSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class LayerParameters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
-    """A decoder's parameters. A tied head counts 0: its table is the embedding.
+    """A model's parameters. A tied head counts 0: its table is the embedding.
 
     `layers` holds (layer, how many), dense ones before those with experts. `prediction`
     is what multi-token prediction adds: trained, but not part of what is served.
@@ -72,12 +72,14 @@ def parameters(spec: ModelSpec) -> Parameters:
     >>> parameters(tiny).total == 4 * (12 * 256**2 + 13 * 256) + (512 + 256) * 256 + 512
     True
 
-    Raises Unsupported for families other than decoders.
+    Raises Unsupported for other families than decoders and BERT's.
     """
+    if isinstance(spec, BertSpec):
+        return _bert(spec)
     if not isinstance(spec, DecoderSpec):
         raise Unsupported(
             f"parameters of family {spec.family!r} are not counted yet; "
-            "those of decoders are"
+            "those of decoders and of BERT are"
         )
     table = spec.vocab * spec.hidden
     return Parameters(
@@ -87,6 +89,25 @@ def parameters(spec: ModelSpec) -> Parameters:
         final_norm=_norm(spec),
         head=0 if spec.tied_embeddings else table,
         prediction=_prediction(spec),
+    )
+
+
+def _bert(spec: BertSpec) -> Parameters:
+    """Tables of words, positions and two segments, their norm, and a pooler (Devlin et
+    al., NAACL 2019). ALBERT's tables are narrow and projected, and layers that share
+    weights count once (Lan et al., ICLR 2020, sections 3.1 and 3.2)."""
+    hidden, width = spec.hidden, spec.embedding_rank or spec.hidden
+    projection = 0 if spec.embedding_rank is None else (width + 1) * hidden
+    mlp = 2 * hidden * spec.ffn_hidden + spec.ffn_hidden + hidden
+    layer = LayerParameters(
+        attention=4 * (hidden + 1) * hidden, mlp=mlp, norms=4 * hidden, active_mlp=mlp
+    )
+    return Parameters(
+        embedding=(spec.vocab + 2 + 2) * width + projection,
+        position=spec.max_positions * width,
+        layers=((layer, spec.layers // spec.shared_layers),),
+        final_norm=0,
+        head=(hidden + 1) * hidden,
     )
 
 

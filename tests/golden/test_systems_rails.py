@@ -11,6 +11,7 @@ from costmodel.collectives import collective_s, link_rates, send_s
 from costmodel.estimate import estimate
 from costmodel.machine import Machine, machine
 from costmodel.placement import always_crosses, changes_rail
+from costmodel.switches import rail_only_switches, switches
 from costmodel.uniform import Uniform, spell_out
 from planner.branch_and_bound import BranchAndBound
 from planner.plan import solve
@@ -111,3 +112,25 @@ def test_rails_are_the_outermost_level_and_a_port_each(wrong: dict[str, int]) ->
     outer: Level = cluster("dgx-h100").island.levels[-1]
     with pytest.raises(InvalidSpec, match="leave its devices and ports null"):
         replace(outer, rails=True, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ports", "with_spine", "on_rails"), [(64, 2560, 1536), (128, 1280, 256)]
+)
+def test_rails_take_fewer_switches(ports: int, with_spine: int, on_rails: int) -> None:
+    """32,768 GPUs in domains of 256: 40 and 80 % fewer, where the paper's networks,
+    transceivers included, cost 38 to 77 % less."""
+    assert switches(32_768, ports) == with_spine
+    assert rail_only_switches(32_768, 256, ports) == on_rails
+    assert 0.38 <= 1 - on_rails / with_spine <= 0.80
+
+
+def test_a_network_of_too_many_tiers_is_refused() -> None:
+    with pytest.raises(
+        InvalidSpec, match="three tiers of switches with 4 ports join 16"
+    ):
+        switches(17, 4)
+    with pytest.raises(InvalidSpec, match="at least"):
+        switches(0, 4)
+    with pytest.raises(InvalidSpec, match="multiple of domain"):
+        rail_only_switches(10, 4, 64)
