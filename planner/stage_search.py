@@ -6,8 +6,7 @@ they take, the simulation last.
     then                   cuts of the best moved layer by layer   → stage_cuts
 
 A menu whose bound is not below the best value is passed over. Over several islands the
-tree is narrow first, to find what is good; then it is wide, of all menus that are left,
-to prove that none is better.
+tree is narrow first, to find what is good, and wide then, to prove that none is better.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class _Hunt:
         for known_s, menu in sorted(opened, key=lambda pair: pair[0]):
             if known_s >= min(lower_s, self.value_s):
                 break
-            if self.value < inf and not self.clock.over:
+            if menu.knows_ways and self.value < inf and not self.clock.over:
                 parts, known_s = menu.grown(self.value_s, WIDE)
                 self.judge_all(menu, parts)
             lower_s = min(lower_s, max(known_s, _lower_s([menu], self.value_s)))
