@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -104,6 +105,13 @@ def test_what_is_said_to_be_shown_is_tested(row: Row) -> None:
     assert file.startswith("tests/")
     assert (ROOT / file).is_file(), file
     assert name in functions_of(ROOT / file), row.shown_by
+
+
+@each_row
+def test_tests_that_are_named_beside_are_there(row: Row) -> None:
+    named = set(re.findall(r"`(test_\w+)`", row.here))
+    golden = (ROOT / "tests" / "golden").glob("test_*.py")
+    assert not named or named <= frozenset().union(*map(functions_of, golden))
 
 
 def test_every_leaf_of_the_surveys_has_a_place() -> None:
