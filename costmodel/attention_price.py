@@ -19,8 +19,9 @@ from costmodel.sharding import Degrees
 from costmodel.sourced import Sourced
 from costmodel.work import Work
 from profiles.graph import Block
+from profiles.measurable import number_of
 from profiles.operators import Operator
-from profiles.precision import Format, Precision
+from profiles.precision import Precision
 
 Array = NDArray[Any]
 
@@ -63,7 +64,7 @@ def attention_work(
     }
     # A window shorter than the sequence is a band: no half of it is masked.
     causal = block.causal and window == degrees.seq_len
-    number = _format(precision)
+    number = number_of(operator, precision)
     of_sequence, share = _whole_sequence(degrees)
     works = []
     for direction, scale in (("forward", 1.0), ("backward", 2.5)):
@@ -115,11 +116,6 @@ def _whole_sequence(degrees: Degrees) -> tuple[Degrees, Array]:
     if degrees.cp_kind == "ulysses":
         return replace(degrees, tp=degrees.tp * degrees.cp, cp=one), np.ones(())
     return replace(degrees, cp=one), 1.0 / degrees.cp
-
-
-def _format(precision: Precision) -> Format:
-    """Attention stays in 16 bits when the products run in fewer."""
-    return precision.activation if precision.matmul.bytes < 2 else precision.matmul
 
 
 def _exchanged(

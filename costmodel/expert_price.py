@@ -33,7 +33,7 @@ from costmodel.sharding import elements, product_shape
 from costmodel.sourced import Sourced
 from costmodel.work import Work
 from profiles.graph import Block
-from profiles.measurable import SORTED_AGAIN
+from profiles.measurable import SORTED_AGAIN, number_of
 from profiles.models.experts import SORTED
 from profiles.operators import Kind, Operator
 from profiles.precision import Precision
@@ -51,17 +51,18 @@ def grouped_work(
     """Forward and backward of the experts' products, each expert with as many rows."""
     m, n, k = product_shape(operator, block, degrees)
     groups = held_experts(block, degrees)
+    number = number_of(operator, precision)
     product_s = partial(
         grouped_matmul_s,
         device=machine.device,
         rates=machine.rates,
-        number=precision.matmul,
+        number=number,
     )
     fused = machine.software.accumulation == "fused"
     made = precision.gradient.bytes if fused else precision.activation.bytes
     flops = matmul_flops(m, n, k, groups)
     local = partial(local_shape, operator, block, degrees)
-    timed = partial(machine.operator, local, number=precision.matmul)
+    timed = partial(machine.operator, local, number=number)
     forward = timed("forward", roofline=lambda: product_s(groups, m, n, k))
     to_input = timed("backward-input", roofline=lambda: product_s(groups, m, k, n))
     if operator.frozen:

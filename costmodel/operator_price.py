@@ -47,6 +47,7 @@ from costmodel.sharding import (
 from costmodel.sourced import Sourced, zero
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
+from profiles.measurable import SIXTEEN_BITS, number_of
 from profiles.operators import PRODUCTS, Kind, Operator
 from profiles.precision import Format, Precision
 from profiles.units import US
@@ -66,7 +67,6 @@ UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
 # mask, softmax, dropout, each way [fitted by hand] vTrain's one-node runs at tp 8,
 # micro-batch 1 against 2; not among the coefficients.
 SINGLE_KERNELS = 3.0
-SIXTEEN_BITS = 2  # bytes
 # An 8-bit operand that is quantised before it is gathered is turned for the other
 # direction after: read and written once more, whole.
 TURNED = 2  # bytes
@@ -162,7 +162,7 @@ def _quantised_first(
 ) -> Iterable[Collective]:
     """*collectives*, those that gather an operand of a product in the product's format
     where the software quantises it before it travels."""
-    number = _product_format(operator, precision)
+    number = number_of(operator, precision)
     if not machine.software.gathers_quantised or number.bytes >= SIXTEEN_BITS:
         return collectives
     if operator.kind not in PRODUCTS:
@@ -274,7 +274,7 @@ def _matmul(
     machine: Machine,
 ) -> tuple[Work, Work]:
     m, n, k = product_shape(operator, block, degrees)
-    number = _product_format(operator, precision)
+    number = number_of(operator, precision)
     product_s = partial(
         matmul_s, device=machine.device, rates=machine.rates, number=number
     )
@@ -298,14 +298,6 @@ def _matmul(
         Work.of(forward, flops=flops),
         Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
     )
-
-
-def _product_format(operator: Operator, precision: Precision) -> Format:
-    """Logits stay in 16 bits when other products run in fewer: the output layer is no
-    Transformer Engine module in Megatron-Core, and torchtitan filters it out."""
-    if "vocab" in operator.columns and precision.matmul.bytes < SIXTEEN_BITS:
-        return precision.activation
-    return precision.matmul
 
 
 def _quantised(

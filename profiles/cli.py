@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from profiles.samples import Samples
 
 DEVICES = ("cpu", "cuda")
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 MOST_RANKS = 64
 
 
@@ -69,8 +69,8 @@ MOST_RANKS = 64
     type=one_of(*PRECISIONS),
     multiple=True,
     metavar="NAME",
-    help="fp32, bf16 or fp16; may be given several times.  [default: fp32 on a CPU, "
-    "bf16 and fp32 on a GPU]",
+    help=f"{', '.join(PRECISIONS)}; may be given several times.  [default: fp32 on a "
+    "CPU, bf16 and fp32 on a GPU]",
 )
 @click.option("--nnodes", type=whole(1), default="1", metavar="N", help="[default: 1]")
 @click.option(

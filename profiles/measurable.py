@@ -22,15 +22,35 @@ from collections.abc import Callable
 from math import prod
 
 from profiles.graph import Block
-from profiles.operators import Operator
+from profiles.operators import PRODUCTS, Kind, Operator
+from profiles.precision import Format, Precision
 
 Extent = Callable[[str], int]  # local length of a width dimension
 ROWS = ("batch", "sequence", "routed")
+SIXTEEN_BITS = 2  # bytes
+NEVER_NARROW = {"vocab", "experts"}  # columns of the head and of routers
 
 # Of rows that came from other ranks, beside the operator's own: sorted, and back.
 SORTED_AGAIN = {"dispatch": "permute", "combine": "unpermute"}
 # One per step, over so many parameters of a rank.
 STEP_KINDS = ("accumulate", "gradient-norm", "zero-gradient")
+
+
+def number_of(operator: Operator, precision: Precision) -> Format:
+    """The format that *operator* is priced and measured in: what it multiplies in, or
+    that of activations.
+
+    Attention, logits and routers' scores stay in 16 bits where products run in fewer:
+    head and router are no Transformer Engine modules in Megatron-Core, and torchtitan
+    filters them out.
+    """
+    attends = operator.kind is Kind.ATTENTION
+    if not attends and operator.kind not in PRODUCTS:
+        return precision.activation
+    wide = attends or NEVER_NARROW & {*operator.columns}
+    if wide and precision.matmul.bytes < SIXTEEN_BITS:
+        return precision.activation
+    return precision.matmul
 
 
 def operator_shape(

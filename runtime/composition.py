@@ -1,8 +1,8 @@
 """The order of composition, on one screen: from a layout to the modules of one rank.
 
     plain modules → first values → context parallel → tensor parallel
-                  → expert parallel → compiled → recompute → precision
-                  → split backward → replicas
+                  → expert parallel → products in 8 bits → split backward
+                  → compiled → recompute → precision → replicas
 
 Parameters are made on the device, from the meta device, by the stage that holds them;
 those whose shards will be on the host wait there, a unit at a time on the device.
@@ -33,6 +33,7 @@ from runtime.data_parallel import (
     Sharding,
     Unit,
 )
+from runtime.eight_bits import multiply_in_eight_bits
 from runtime.initialise import initialise
 from runtime.mesh import Meshes
 from runtime.module_shardings import split_layer_as
@@ -137,6 +138,8 @@ def _held(
         block = job.graph.layer_blocks[name]
         split_layer_as(stage.layers[name], block, modules, mesh["tp"])  # type: ignore[arg-type]
     _spread_experts(stage, meshes, context, layout, sequence_parallel=split)
+    for layer in stage.layers.values() if rules.eight_bits else ():
+        multiply_in_eight_bits(layer)
     later = put_off(stage) if schedule_called(layout.schedule).splits else None
     for layer in stage.layers.values() if compiled else ():
         compile_layer(layer)

@@ -33,6 +33,7 @@ from runtime.collectives import (
     uneven_all_to_all,
 )
 from runtime.modules.experts import ExpertMlp, Held, Stack, here
+from runtime.product import Product
 from runtime.split_backward import Later, stacked
 from runtime.tensor_parallel import EXPERTS, placed
 
@@ -105,13 +106,14 @@ class SummandStack(nn.Module):
         self.weight, self.bias = stack.weight, stack.bias
         self.group = group
         self.later: Later | None = None
+        self.product: Product = stack.product
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """As `Stack`."""
         bias = self.bias
         if bias is not None:
             bias = _InOne.apply(here(bias), self.group.rank() == 0)  # type: ignore[no-untyped-call]
-        return stacked(rows, here(self.weight), bias, self.later)
+        return stacked(rows, here(self.weight), bias, self.later, self.product)
 
 
 class Dispatcher:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -35,6 +34,7 @@ from runtime.collectives import (
 from runtime.modules.decoder import Layer
 from runtime.modules.mlp import Mlp
 from runtime.precision import autocast
+from runtime.product import AS_GIVEN, Product
 from runtime.tensor_parallel import placed
 
 Value = tuple[Tensor, ...]  # one tensor; of a gated MLP gate and up
@@ -168,16 +168,15 @@ def _summands_of(layer: Layer, step: Step) -> dict[str, bool]:
 
 
 def _products(modules: Sequence[nn.Module], *, biased: bool) -> Callable[..., Value]:
-    def product(stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def multiplied(stream: Tensor, module: nn.Module) -> Tensor:
+        product: Product = getattr(module, "product", AS_GIVEN)
+        weight, bias = (getattr(module, name) for name in ("weight", "bias"))
         added = None if bias is None or not biased else _local(bias)
-        return F.linear(stream, _local(weight), added)
+        return product(stream, _local(weight), added)
 
     def run(given: Value) -> Value:
         (stream,) = given
-        return tuple(
-            product(stream, *(getattr(one, name) for name in ("weight", "bias")))
-            for one in modules
-        )
+        return tuple(multiplied(stream, one) for one in modules)
 
     return run
 

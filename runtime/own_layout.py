@@ -75,6 +75,11 @@ def _of_modules(used: Combination) -> Iterator[str]:
             "needs a model of the catalogue: train it with `execute`, or plan with "
             "--cp 1 --ep 1"
         )
+    if policy(used.precision).eight_bits:
+        yield (
+            f"precision {used.precision} is of the products of the catalogue's layers: "
+            "train it with `execute`, or plan with --precision bf16"
+        )
     if used.tp > 1 and True in used.sequence_parallel:
         yield (
             "a layout with sequence parallelism splits what lies between a module's "

@@ -84,6 +84,7 @@ def parallelize(
     for unit in _redone(members, made_again(layout)):
         _redo(unit)
     rules = policy(layout.precision_name)
+    rules.multiply()
     if chain:
         if loss is None:
             raise Contradiction("a pipeline needs loss=, of output and targets")

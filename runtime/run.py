@@ -28,7 +28,7 @@ from runtime.journal import require_journals
 from runtime.launcher import launch, require_startable
 from runtime.modules.decoder import decoder_of
 from runtime.optimizer import Settings
-from runtime.precision import policy
+from runtime.precision import require_multiplied
 from runtime.prediction import Prediction, predict
 from runtime.request import Request
 from runtime.training import Training, learning_rate
@@ -181,13 +181,7 @@ def _device(asked: str | None, layout: Layout) -> str:
             f"{torch.__version__} can use; leave --device out to train on the CPU"
         )
     device = asked or ("cuda" if found else "cpu")
-    half = policy(layout.precision_name)
-    halves = torch.bfloat16 in (half.parameter, half.autocast)
-    if device == "cuda" and halves and not torch.cuda.is_bf16_supported():
-        raise Unsupported(
-            f"precision {layout.precision_name}: this CUDA device does not multiply in "
-            "bf16; plan with --precision fp32"
-        )
+    require_multiplied(layout.precision_name, device)
     return device
 
 

@@ -19,11 +19,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.precision import autocast
+from runtime.product import AS_GIVEN, Product
 
 Work = Callable[[], None]
 
@@ -94,48 +94,64 @@ def put_off(module: nn.Module) -> Later:
     later = Later()
     for part in module.modules():
         if type(part) is nn.Linear:
-            part.forward = partial(_forward, part, later)  # type: ignore[method-assign]
+            product = getattr(part, "product", AS_GIVEN)
+            part.forward = partial(_forward, part, later, product)  # type: ignore[method-assign]
         elif hasattr(part, "later"):
             setattr(part, "later", later)  # noqa: B010
     return later
 
 
+def multiplied_by(part: nn.Module, product: Product) -> None:
+    """Let *part* multiply by *product*, if it multiplies: a plain linear layer, or
+    whatever has an attribute `product` for it."""
+    plain = isinstance(part, nn.Linear)
+    if plain or hasattr(part, "product"):
+        setattr(part, "product", product)  # noqa: B010
+    if isinstance(part, nn.Linear):
+        part.forward = partial(_forward, part, None, product)  # type: ignore[method-assign]
+
+
 def linear(
-    stream: Tensor, weight: Tensor, bias: Tensor | None, later: Later | None
+    stream: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    later: Later | None,
+    product: Product = AS_GIVEN,
 ) -> Tensor:
-    """`F.linear`, whose gradient of weight and bias *later* may put off."""
+    """*product*, whose gradient of weight and bias *later* may put off."""
     if later is None or not later.on:
-        return F.linear(stream, weight, bias)
+        return product(stream, weight, bias)
     stream, weight, bias = autocast(stream, weight, bias)
     given = PutOff(later, (weight, bias))
     # An input that is trained: the function is part of the graph though its other ones
     # may need no gradient.
     anchor = torch.empty(0, requires_grad=True)
-    return _Linear.apply(anchor, stream, given)  # type: ignore[no-any-return, no-untyped-call]
+    return _Linear.apply(anchor, stream, given, product)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def stacked(
-    rows: Sequence[Tensor], weight: Tensor, bias: Tensor | None, later: Later | None
+    rows: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor | None,
+    later: Later | None,
+    product: Product = AS_GIVEN,
 ) -> list[Tensor]:
-    """`F.linear` of `rows[e]` with `weight[e]` (experts, out, in), for each expert;
+    """*product* of `rows[e]` with `weight[e]` (experts, out, in), for each expert;
     *later* may put the gradients of the whole stack off."""
     if later is None or not later.on:
         weights = weight.unbind(0)
         biases = [None] * len(rows) if bias is None else bias.unbind(0)
-        return [F.linear(*given) for given in zip(rows, weights, biases, strict=True)]
+        return [product(*given) for given in zip(rows, weights, biases, strict=True)]
     weight, bias, *rows = autocast(weight, bias, *rows)
     given = PutOff(later, (weight, bias))
     anchor = torch.empty(0, requires_grad=True)  # as in `linear`
-    return list(_Stacked.apply(anchor, given, *rows))  # type: ignore[no-untyped-call]
+    return list(_Stacked.apply(anchor, given, product, *rows))  # type: ignore[no-untyped-call]
 
 
-def linear_gradients(made: Tensor, rows: Tensor) -> Tensor:
-    """The weight's gradient from the output's (…, out) and the input (…, in)."""
-    return made.flatten(0, -2).t() @ rows.flatten(0, -2)
-
-
-def _forward(module: nn.Linear, later: Later, stream: Tensor) -> Tensor:
-    return linear(stream, module.weight, module.bias, later)
+def _forward(
+    module: nn.Linear, later: Later | None, product: Product, stream: Tensor
+) -> Tensor:
+    return linear(stream, module.weight, module.bias, later, product)
 
 
 def _edge(weight: Tensor | None) -> GradientEdge | None:
@@ -146,49 +162,52 @@ def _edge(weight: Tensor | None) -> GradientEdge | None:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, stream: Tensor, given: PutOff) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, stream: Tensor, given: PutOff, product: Product
+    ) -> Tensor:
         weight, bias = given.values
         assert weight is not None
         ctx.save_for_backward(stream, weight)
-        ctx.given, ctx.biased = given, bias is not None
-        return F.linear(stream, weight, bias)
+        ctx.given, ctx.product, ctx.biased = given, product, bias is not None
+        return product.output(stream, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (made,) = gradients
         stream, weight = ctx.saved_tensors
-        biased = ctx.biased
+        product, biased = ctx.product, ctx.biased
 
         def make() -> Sequence[Tensor | None]:
             of_bias = made.flatten(0, -2).sum(0) if biased else None
-            return linear_gradients(made, stream), of_bias
+            return product.to_weight(made, stream), of_bias
 
         ctx.given.until_w(make)
-        return None, made @ weight if ctx.needs_input_grad[1] else None, None
+        wanted = ctx.needs_input_grad[1]
+        return None, product.to_input(made, weight) if wanted else None, None, None
 
 
 class _Stacked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, given: PutOff, *rows: Tensor
+        ctx: Any, anchor: Tensor, given: PutOff, product: Product, *rows: Tensor
     ) -> tuple[Tensor, ...]:
         weight, bias = given.values
         assert weight is not None
         ctx.save_for_backward(weight, *rows)
-        ctx.given, ctx.biased = given, bias is not None
-        return tuple(stacked(rows, weight, bias, None))
+        ctx.given, ctx.product, ctx.biased = given, product, bias is not None
+        return tuple(stacked(rows, weight, bias, None, product))
 
     @staticmethod
     def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
         weight, *rows = ctx.saved_tensors
-        biased = ctx.biased
+        product, biased = ctx.product, ctx.biased
 
         def make() -> Sequence[Tensor | None]:
             pairs = zip(made, rows, strict=True)
-            of_weight = torch.stack([linear_gradients(*pair) for pair in pairs])
+            of_weight = torch.stack([product.to_weight(*pair) for pair in pairs])
             of_bias = torch.stack([one.sum(0) for one in made]) if biased else None
             return of_weight, of_bias
 
         ctx.given.until_w(make)
-        to_rows = [one @ part for one, part in zip(made, weight.unbind(0), strict=True)]
-        return None, None, *to_rows
+        parts = zip(made, weight.unbind(0), strict=True)
+        return None, None, None, *(product.to_input(*pair) for pair in parts)

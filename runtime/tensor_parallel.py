@@ -36,7 +36,8 @@ from runtime.modules.embedding import Embedding, Positions, rows_of
 from runtime.modules.experts import ExpertMlp
 from runtime.modules.mlp import Mlp
 from runtime.precision import autocast
-from runtime.split_backward import Later, PutOff, linear, linear_gradients
+from runtime.product import AS_GIVEN, Product
+from runtime.split_backward import Later, PutOff, linear
 
 EXPERTS = ".experts."  # in the names of their parameters
 SEQUENCE = 1  # the dimension of (batch, sequence, hidden) that is split
@@ -157,6 +158,7 @@ class ColumnLinear(nn.Module):
         self.bias = None if given is None else placed(given, mesh, 0)
         self.group, self.scattered = mesh.get_group(), scattered
         self.later: Later | None = None
+        self.product: Product = AS_GIVEN
 
     def forward(self, stream: Tensor) -> Tensor:
         (made,) = columns(stream, self)
@@ -173,7 +175,7 @@ def columns(stream: Tensor, *linears: ColumnLinear) -> tuple[Tensor, ...]:
     if later is not None and later.on:
         given = PutOff(later, rest)
         rest = given.values
-    how = (first.group, first.scattered, given, len(linears))
+    how = (first.group, first.scattered, given, first.product, len(linears))
     made = _Columns.apply(stream, *how, *rest)  # type: ignore[no-untyped-call]
     return tuple(made)
 
@@ -192,9 +194,11 @@ class RowLinear(nn.Module):
         self.bias: nn.Parameter | None = linear.bias
         self.group, self.scattered = mesh.get_group(), scattered
         self.later: Later | None = None
+        self.product: Product = AS_GIVEN
 
     def forward(self, stream: Tensor) -> Tensor:
-        partial = linear(stream, _local(self.weight), None, self.later)
+        weight = _local(self.weight)
+        partial = linear(stream, weight, None, self.later, self.product)
         whole = summed(partial, self.group, self.scattered)
         return whole if self.bias is None else whole + self.bias.to(whole.dtype)
 
@@ -273,53 +277,62 @@ class _Columns(torch.autograd.Function):
         group: Group,
         scattered: bool,
         given: PutOff | None,
+        product: Product,
         count: int,
         *rest: Any,
     ) -> tuple[Tensor, ...]:
         weights, biases = rest[:count], rest[count:]
         ctx.save_for_backward(stream, *weights)
-        ctx.group, ctx.scattered, ctx.given = group, scattered, given
+        ctx.group, ctx.scattered = group, scattered
+        ctx.given, ctx.product = given, product
         ctx.biased = [bias is not None for bias in biases]
         whole = _whole(stream, group, scattered)
         pairs = zip(weights, biases, strict=True)
-        return tuple(F.linear(whole, weight, bias) for weight, bias in pairs)
+        return tuple(product.output(whole, weight, bias) for weight, bias in pairs)
 
     @staticmethod
     def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
         stream, *weights = ctx.saved_tensors
         group, scattered, biased = ctx.group, ctx.scattered, ctx.biased
-        nothing = (None,) * 4
+        product: Product = ctx.product
+        nothing = (None,) * 5
         if ctx.given is not None:
             # The input is gathered once more in W, which has use for it.
             ctx.given.until_w(
-                lambda: _of_columns(_whole(stream, group, scattered), made, biased)
+                lambda: _of_columns(
+                    _whole(stream, group, scattered), made, biased, product
+                )
             )
-            reducing = _reducing(made, weights, group, scattered)
+            reducing = _reducing(made, weights, group, scattered, product)
             return (reducing.wait(), *nothing, *(None,) * (2 * len(weights)))
         gathering = start_all_gather(stream, group, dim=SEQUENCE) if scattered else None
-        reducing = _reducing(made, weights, group, scattered)
+        reducing = _reducing(made, weights, group, scattered, product)
         whole = gathering.wait() if gathering else stream
-        of_rest = _of_columns(whole, made, biased)
+        of_rest = _of_columns(whole, made, biased, product)
         return (reducing.wait(), *nothing, *of_rest)
 
 
 def _reducing(
-    made: Sequence[Tensor], weights: Sequence[Tensor], group: Group, scattered: bool
+    made: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    group: Group,
+    scattered: bool,
+    product: Product,
 ) -> Pending:
     """The gradient of column-split products' input, on its way to those who need it."""
-    partial = made[0] @ weights[0]
+    partial = product.to_input(made[0], weights[0])
     for gradient, weight in zip(made[1:], weights[1:], strict=True):
-        partial += gradient @ weight
+        partial += product.to_input(gradient, weight)
     if scattered:
         return start_reduce_scatter(partial, group, dim=SEQUENCE)
     return start_all_reduce(partial, group)
 
 
 def _of_columns(
-    whole: Tensor, made: Sequence[Tensor], biased: Sequence[bool]
+    whole: Tensor, made: Sequence[Tensor], biased: Sequence[bool], product: Product
 ) -> list[Tensor | None]:
     """Gradients of the weights, then of the biases."""
-    of_weights = [linear_gradients(gradient, whole) for gradient in made]
+    of_weights = [product.to_weight(gradient, whole) for gradient in made]
     of_biases = [
         gradient.flatten(0, -2).sum(0) if has else None
         for gradient, has in zip(made, biased, strict=True)

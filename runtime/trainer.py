@@ -75,6 +75,7 @@ class Trainer:
             group=context_group(layout), kind=layout.cp_kind, seq_len=job.seq_len
         )
         self.rules = policy(layout.precision_name)
+        self.rules.multiply()
         experts = decoder_of(job).moe is not None
         meshes = Meshes.of(layout, device.type, experts=experts)
         self.mesh = meshes.weights

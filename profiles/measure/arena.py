@@ -56,7 +56,12 @@ class Arena:
     def forget(self, size_bytes: float) -> None:
         """Read so much of the block that the caches hold nothing else."""
         size = min(int(size_bytes / self.block.element_size()), len(self.block))
-        self.deal(size).sum()
+        piece = self.deal(size)
+        if piece.element_size() == 1:  # 8-bit floats have no sum
+            import torch
+
+            piece = piece.view(torch.uint8)
+        piece.sum()
 
 
 def touch_heap(size_bytes: float) -> None:

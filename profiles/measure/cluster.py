@@ -113,13 +113,19 @@ def _measured(
         memory=memory,
         usable_memory=memory,
         memory_bandwidth=copied,
-        peak={name: _peak(operators, name) for name in request.precisions},
+        peak={name: _peak(operators, name) for name in _multiplied(operators)},
         multiprocessors=int(facts.get("multiprocessors", request.threads)),
         host_link=_host_link(operators),
         extra={"context": _NOTHING, "communicator": _NOTHING} if on_cpu else {},
         source=SOURCE,
         notes="One rank, with the others at work beside it.",
     )
+
+
+def _multiplied(operators: Mapping[OperatorKey, Sample]) -> tuple[str, ...]:
+    """The formats of products."""
+    products = (key for key in operators if key.kind == "matmul")
+    return tuple(dict.fromkeys(key.precision for key in products))
 
 
 def _host_link(operators: Mapping[OperatorKey, Sample]) -> Figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
 from profiles.measure.arena import Arena
@@ -30,7 +31,8 @@ class Kernel(ABC):
 class Layer(Kernel):
     """*function* of *operands* and its gradients, as eager PyTorch trains it.
 
-    The first *activations* operands come from other operators, the rest are there.
+    The first *activations* operands come from other operators, the rest are there; all
+    is done *within* a context.
     *passes* names the backward passes and which operands each makes gradients for.
     All calls go through the autograd engine together, as the operators of a model do,
     so that its fixed cost is shared among them. Before each pass the caches forget
@@ -46,13 +48,18 @@ class Layer(Kernel):
         arena: Arena,
         cache_bytes: float,
         activations: int = 1,
+        within: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.function, self.operands = function, operands
-        self.activations = activations
+        self.activations, self.within = activations, within
         self.passes, self.gradient = passes, gradient
         self.arena, self.cache_bytes = arena, cache_bytes
 
     def visit(self, clock: Clock, calls: int) -> Seconds:
+        with self.within():
+            return self._visited(clock, calls)
+
+    def _visited(self, clock: Clock, calls: int) -> Seconds:
         sets = [self.operands() for _ in range(calls)]
         self._forget([one[0] for one in sets])
         made: list[Tensor] = []

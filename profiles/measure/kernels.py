@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 from profiles.errors import Unsupported
 from profiles.measure.arena import Arena
+from profiles.measure.eight_bits import EightBitProduct
 from profiles.measure.functions import functions
 from profiles.measure.kernel import Function, Kernel, Layer, Operands, Plain
 from profiles.measure.operands import ACTIVATIONS, operands
@@ -17,7 +21,13 @@ from profiles.measure.tasks import (
 )
 from profiles.measure.tensors import DType, Tensor
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = {
+    "fp32": "float32",
+    "tf32": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp8": "float8_e4m3fn",
+}
 
 
 class Kernels:
@@ -34,11 +44,12 @@ class Kernels:
     def arena(self, precision: str = "fp32") -> Arena:
         import torch
 
-        if precision not in self._arenas:
-            dtype: DType = getattr(torch, DTYPES[precision])
+        name = DTYPES[precision]
+        if name not in self._arenas:
+            dtype: DType = getattr(torch, name)
             size = int(self.arena_bytes // dtype.itemsize)
-            self._arenas[precision] = Arena(size, dtype, self.device)
-        return self._arenas[precision]
+            self._arenas[name] = Arena(size, dtype, self.device)
+        return self._arenas[name]
 
     def kernel(self, operation: Operation) -> Kernel:
         """The kernel of *operation*, whichever of its passes that is.
@@ -50,6 +61,10 @@ class Kernels:
         if (operation.kind, operation.direction) == ("residual", BACKWARD):
             return self._joined(operation)
         arena = self.arena(operation.precision)
+        if operation.precision == "fp8":
+            import torch
+
+            return EightBitProduct(operation, arena, self.cache_bytes, torch.bfloat16)
         make = operands(operation, arena)
         return Layer(
             self._function(operation),
@@ -59,6 +74,7 @@ class Kernels:
             arena,
             self.cache_bytes,
             activations=ACTIVATIONS.get(operation.kind, 1),
+            within=in_tf32 if operation.precision == "tf32" else nullcontext,
         )
 
     def _function(self, operation: Operation) -> Function:
@@ -79,6 +95,21 @@ class Kernels:
             lambda: (deal(*shape), deal(*shape)),
             BACKWARD,
         )
+
+
+@contextmanager
+def in_tf32() -> Iterator[None]:
+    """32-bit products in tf32, as `runtime.precision` lets them be; the engine's thread
+    asks the same flag in a backward."""
+    import torch
+
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
+    products.allow_tf32 = True
+    try:
+        yield
+    finally:
+        products.allow_tf32 = before
 
 
 def _passes(kind: str, operands: Operands) -> dict[str, tuple[int, ...]]:

@@ -13,6 +13,15 @@ MEMORY = Path("/proc/meminfo")
 PROCESSORS = Path("/proc/cpuinfo")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 RDMA = Path("/sys/class/infiniband")
+# From which compute capability on matrix units take a format (CUDA C++ Programming
+# Guide, "Compute Capabilities"; fp8 as `torch._scaled_mm` requires it).
+CAPABILITIES = {
+    "fp32": (0, 0),
+    "fp16": (0, 0),
+    "bf16": (8, 0),
+    "tf32": (8, 0),
+    "fp8": (8, 9),
+}
 GPU_MARKS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 
 
@@ -72,11 +81,17 @@ def rank_memory_bytes(device: str, ranks: int) -> float:
     return float(torch.cuda.get_device_properties(0).total_memory)
 
 
-def gpus_multiply_bf16() -> bool:
-    """Whether the first GPU's matrix units take bf16: from compute capability 8 on."""
+def multiplies(number: str, device: str) -> bool:
+    """Whether the *device* of this machine, cpu or cuda, has products in the format
+    *number*: of CUDA devices the first one by its compute capability.
+
+    PyTorch has products of 8-bit floats for every CPU, which are right and slow.
+    """
     import torch
 
-    return bool(torch.cuda.get_device_capability(0) >= (8, 0))
+    if device == "cpu":
+        return number in ("fp32", "bf16", "fp16", "fp8")
+    return bool(torch.cuda.get_device_capability(0) >= CAPABILITIES[number])
 
 
 def slug(name: str) -> str:

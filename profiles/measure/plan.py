@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from profiles.graph import Block
 from profiles.job import Job
-from profiles.measurable import SORTED_AGAIN, operator_shape
+from profiles.measurable import SORTED_AGAIN, number_of, operator_shape
 from profiles.measure.step_plan import of_step
 from profiles.measure.tasks import (
     BACKWARD,
@@ -25,6 +25,7 @@ from profiles.measure.tasks import (
     Operation,
 )
 from profiles.operators import Kind, Operator
+from profiles.precision import Precision, precision
 from profiles.units import KiB
 
 COLLECTIVES = (
@@ -48,11 +49,15 @@ def operations(
     """Every operation that *job* needs, each once, in model order.
 
     *parts* are the numbers of equal pieces that a width or the rows are cut into;
-    those that do not divide are left out. What a step does is measured in fp32.
+    those that do not divide are left out. What a step does is measured in fp32, and in
+    8-bit training what is no product of a layer in 16 bits.
     """
     found: dict[tuple[object, ...], Operation] = {}
-    shapes = list(_of_model(job, parts, most_tokens))
-    wanted = [replace(one, precision=name) for name in precisions for one in shapes]
+    wanted = (
+        one
+        for name in precisions
+        for one in _of_model(job, parts, most_tokens, precision(name))
+    )
     for one in (*wanted, *of_step(job, parts)):
         key = (one.kind, one.direction, one.shape, one.precision)
         if key not in found or one.variant:
@@ -96,14 +101,24 @@ def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
 
 
-def _of_model(job: Job, parts: Sequence[int], most: int) -> Iterator[Operation]:
+def _of_model(
+    job: Job, parts: Sequence[int], most: int, wanted: Precision
+) -> Iterator[Operation]:
     for block in job.graph.distinct():
         for operator in block.operators:
-            for batch in micro_batches(job, most):
-                for cut in parts:
-                    yield from _cut(operator, block, batch, job.seq_len, cut)
-                if operator.kind is Kind.GROUPED_MATMUL:
-                    yield from _spread(operator, block, batch * job.seq_len, parts)
+            number = number_of(operator, wanted).value
+            for one in _of_operator(operator, block, job, parts, most):
+                yield replace(one, precision=number)
+
+
+def _of_operator(
+    operator: Operator, block: Block, job: Job, parts: Sequence[int], most: int
+) -> Iterator[Operation]:
+    for batch in micro_batches(job, most):
+        for cut in parts:
+            yield from _cut(operator, block, batch, job.seq_len, cut)
+        if operator.kind is Kind.GROUPED_MATMUL:
+            yield from _spread(operator, block, batch * job.seq_len, parts)
 
 
 def _cut(

@@ -18,7 +18,10 @@ from profiles.network import Endpoint, meeting_point
 from profiles.units import GiB, format_bytes
 
 PRECISIONS = {"cpu": ("fp32",), "cuda": ("bf16", "fp32")}
-FORMATS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "bf16", "fp16")}
+FORMATS = {
+    "cpu": ("fp32", "bf16", "fp8"),
+    "cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"),
+}
 MOST_RANKS = 4  # by default; more may be asked for
 RANK_BYTES = GiB  # PyTorch itself, and the smallest operands that no cache holds
 
@@ -143,8 +146,8 @@ def _require_room(device: str, ranks: int, gpus: int) -> None:
 
 def _require_format(device: str, precision: str) -> None:
     formats = FORMATS[device]
-    if device == "cuda" and not machine.gpus_multiply_bf16():
-        formats = tuple(one for one in formats if one != "bf16")
+    if device == "cuda":
+        formats = tuple(one for one in formats if machine.multiplies(one, device))
     if precision not in formats:
         raise Unsupported(
             f"--precision {precision}: this device does not multiply in it; it has "

@@ -23,6 +23,7 @@ from profiles.models.spec import DecoderSpec, MoeSpec
 from runtime.modules.balance import Balance
 from runtime.modules.mlp import Mlp, activation_of
 from runtime.modules.sent_rows import Routed, Sent, every_row, within_capacity
+from runtime.product import AS_GIVEN, Product
 from runtime.split_backward import Later, linear, stacked
 
 
@@ -60,11 +61,12 @@ class Stack(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts, outward, inward))
         self.bias = nn.Parameter(torch.empty(experts, outward)) if bias else None
         self.later: Later | None = None
+        self.product: Product = AS_GIVEN
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """Expert i's product with `rows[i]`; those without rows have gradients too."""
         bias = None if self.bias is None else here(self.bias)
-        return stacked(rows, here(self.weight), bias, self.later)
+        return stacked(rows, here(self.weight), bias, self.later, self.product)
 
 
 class Experts(nn.Module):

@@ -10,9 +10,11 @@ import pytest
 from costmodel.local_shape import local_shape
 from costmodel.sharding import Degrees
 from profiles.job import Job
+from profiles.measurable import number_of
 from profiles.measure.plan import operations
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec
+from profiles.precision import precision
 from tests.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
 
 
@@ -35,9 +37,12 @@ def of_catalogue(name: str) -> Job:
     ],
     ids=["gpt", "llama", "dropping", "mixture", "biased", "gpt-mini"],
 )
-def test_every_shape_that_is_priced_on_two_ranks_is_measured(trained: Job) -> None:
-    plan = operations(trained, parts=(1, 2), precisions=("fp32",), most_tokens=8192)
-    measured = {(one.kind, one.shape) for one in plan}
+@pytest.mark.parametrize("number", ["fp32", "tf32", "fp8"])
+def test_every_shape_that_is_priced_on_two_ranks_is_measured(
+    trained: Job, number: str
+) -> None:
+    plan = operations(trained, parts=(1, 2), precisions=(number,), most_tokens=8192)
+    measured = {(one.kind, one.shape, one.precision) for one in plan}
     batches = [size for size in (1, 2, 4, 8) if trained.global_batch % size == 0]
     for tp, batch, split in product((1, 2), batches, (False, True)):
         degrees = Degrees(
@@ -50,7 +55,9 @@ def test_every_shape_that_is_priced_on_two_ranks_is_measured(trained: Job) -> No
         for block in trained.graph.distinct():
             for operator in block.operators:
                 kind, shape = local_shape(operator, block, degrees)
-                assert (kind, tuple(map(int, shape))) in measured, (operator.name, tp)
+                wanted = number_of(operator, precision(number)).value
+                key = kind, tuple(map(int, shape)), wanted
+                assert key in measured, (operator.name, tp)
 
 
 @pytest.mark.parametrize("spec", [MIXTURE, BIASED], ids=["mixture", "biased"])

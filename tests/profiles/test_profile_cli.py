@@ -66,7 +66,10 @@ def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--out samples.json --nproc 0", "from 1 to 64"),
         ("--out samples.json --device cpu --nproc 64", "of memory"),
         ("--out samples.json --precision fp16", "does not multiply in it"),
-        ("--out samples.json --precision fp64", "must be one of fp32, bf16, fp16"),
+        (
+            "--out samples.json --precision fp64",
+            "must be one of fp32, tf32, bf16, fp16, fp8",
+        ),
         ("--out samples.json --seq-len 64", "give --model too"),
         ("--out samples.json --nnodes 2", "meet at HOST:PORT"),
         ("--out samples.json --nnodes 2 --rdzv-endpoint node0", "meet at HOST:PORT"),
@@ -117,14 +120,15 @@ def test_gpus_are_the_default_where_there_are_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ("NVIDIA H100 80GB HBM3",) * 2)
-    monkeypatch.setattr(machine, "gpus_multiply_bf16", lambda: True)
+    monkeypatch.setattr(machine, "multiplies", lambda number, device: True)
     question = resolved(Wish())
     assert (question.device, question.ranks) == ("cuda", 2)
     assert question.precisions == ("bf16", "fp32")
     with pytest.raises(InvalidQuestion, match="this machine has 2 GPUs"):
         resolved(Wish(ranks=4))
-    monkeypatch.setattr(machine, "gpus_multiply_bf16", lambda: False)
-    with pytest.raises(InvalidQuestion, match="it has fp32, fp16"):
+    volta = ("fp32", "fp16")
+    monkeypatch.setattr(machine, "multiplies", lambda number, device: number in volta)
+    with pytest.raises(InvalidQuestion, match=r"it has fp32, fp16$"):
         resolved(Wish(precisions=("bf16",)))
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from costmodel.stored import write_layout
+from costmodel.uniform import spell_out
+from profiles.errors import Unsupported
+from runtime import run
 from runtime.loss_scale import FIRST, INTERVAL, LossScale, loss_scale
+from runtime.precision import require_multiplied
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
+from tests.runtime.wishes import wish
 from tests.small_layouts import FP32, ZERO1
 from tests.training import trained, whole
-from tests.training_cases import job
+from tests.training_cases import BATCH, job
 
 NARROW = ("bf16", "amp-bf16", "fp16", "amp-fp16")
 # Of the first gradient, in relative L2: half the last bit of each, carried through.
@@ -32,9 +41,6 @@ def seen(rank: int) -> dict[str, Any]:
 
 def _overflow() -> dict[str, Any]:
     """A step whose scale is too large for fp16, and the one after it."""
-    import torch
-
-    from costmodel.uniform import spell_out
     from runtime.data.source import source
     from runtime.optimizer import Settings
     from runtime.trainer import Trainer
@@ -67,10 +73,10 @@ def _overflow() -> dict[str, Any]:
 def test_narrow_floats_are_near() -> None:
     for rank in on_ranks(2, seen):
         wanted = rank["plain"]
-        for (precision, choice), run in zip(CASES, rank["runs"], strict=True):
+        for (precision, choice), one in zip(CASES, rank["runs"], strict=True):
             near, where = NEAR[precision], (precision, choice)
-            assert run["losses"] == pytest.approx(wanted["losses"], rel=near), where
-            assert apart(run["gradients"], wanted["gradients"]) < near, where
+            assert one["losses"] == pytest.approx(wanted["losses"], rel=near), where
+            assert apart(one["gradients"], wanted["gradients"]) < near, where
         overflow = rank["overflow"]
         assert overflow["same"]
         assert overflow["halved"] == 2.0**39
@@ -79,6 +85,44 @@ def test_narrow_floats_are_near() -> None:
             or overflow["norms"][0] != (overflow["norms"][0])
         )
         assert 0 < overflow["norms"][1] < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "said"),
+    [
+        ("tf32", None, "a CPU does not multiply in tf32; plan with --precision fp32"),
+        ("tf32", (7, 5), "in tf32; plan with --precision fp32"),
+        ("bf16", (7, 5), "in bf16; plan with --precision fp32"),
+        ("amp-bf16", (7, 0), "in bf16; plan with --precision fp32"),
+        ("fp8", (8, 6), "in fp8; plan with --precision bf16"),
+        ("mxfp8", None, "mxfp8 is not carried out"),
+        ("fp8", None, None),
+        ("fp8", (8, 9), None),
+        ("tf32", (8, 0), None),
+        ("fp16", (7, 0), None),
+    ],
+)
+def test_what_a_device_does_not_multiply_in_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    capability: tuple[int, int] | None,
+    said: str | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    device = "cpu" if capability is None else "cuda"
+    if said is None:
+        require_multiplied(name, device)
+        return
+    with pytest.raises(Unsupported, match=re.escape(said)):
+        require_multiplied(name, device)
+
+
+def test_a_layout_in_tf32_starts_nothing_on_a_cpu(tmp_path: Path) -> None:
+    asked, file = job("gpt"), tmp_path / "layout.json"
+    layout = spell_out(replace(FP32, precision="tf32"), asked.graph, BATCH)
+    write_layout(file, asked, "local", layout)
+    with pytest.raises(Unsupported, match="a CPU does not multiply in tf32"):
+        run.prepare(wish(file))
 
 
 def test_a_scale_grows_after_good_steps_and_halves_after_a_bad_one() -> None:

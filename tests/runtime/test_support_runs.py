@@ -25,7 +25,7 @@ from tests.runtime.wishes import wish
 from tests.supported import Example, examples
 
 STEPS = 2
-NARROW = {"bf16": 3e-2, "amp-bf16": 3e-2, "fp16": 4e-3, "amp-fp16": 4e-3}
+NARROW = {"bf16": 3e-2, "amp-bf16": 3e-2, "fp16": 4e-3, "amp-fp16": 4e-3, "fp8": 3e-2}
 ROUNDING = 1e-5
 # Eight bits of what layers save; the loss of the second step is that of other weights.
 OF_EIGHT_BITS = 1e-2

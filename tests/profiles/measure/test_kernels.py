@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from profiles.errors import Unsupported
 from profiles.measure.clock import Clock
+from profiles.measure.eight_bits import EightBitProduct, scaled_product
 from profiles.measure.functions import KINDS, functions
 from profiles.measure.kernel import Layer
 from profiles.measure.kernels import Kernels
 from profiles.measure.plan import operations
 from profiles.measure.saved import saved_bytes
-from profiles.measure.tasks import FORWARD, Operation
+from profiles.measure.tasks import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Operation,
+)
 from profiles.models.spec import DecoderSpec
 from profiles.units import MiB
 from tests.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
@@ -41,7 +48,7 @@ def clock() -> Clock:
     return Clock(Alone(), "cpu", own=True, budget_s=60.0)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp8"])
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 def test_every_operation_of_a_plan_can_be_timed(
     kernels: Kernels, clock: Clock, spec: DecoderSpec, precision: str
@@ -112,3 +119,50 @@ def test_attention_of_packed_and_of_separate_tensors_agree() -> None:
     parts = known["attention-separate"](query, key, value)
     assert whole.shape == (2, 16, 4 * 8)
     assert torch.allclose(whole, parts)
+
+
+def test_8_bit_products_are_those_of_a_layer_in_whole_blocks(kernels: Kernels) -> None:
+    import torch
+
+    operation = Operation(
+        kind="matmul", direction=FORWARD, shape=(40, 24, 72), precision="fp8"
+    )
+    kernel = kernels.kernel(operation)
+    assert isinstance(kernel, EightBitProduct)
+    for direction, left, right in (
+        (FORWARD, (48, 80), (32, 80)),
+        (BACKWARD_INPUT, (48, 32), (80, 32)),
+        (BACKWARD_WEIGHT, (32, 48), (80, 48)),
+    ):
+        ((one, other),) = kernel.operands(direction)
+        assert (one.shape, other.shape) == (left, right)
+        ones = torch.ones(())
+        made = scaled_product(one, other, (ones, ones), made=torch.float32, exact=True)
+        true = one.float() @ other.float().t()
+        assert torch.isfinite(true).all()
+        assert torch.allclose(made, true, rtol=1e-4, atol=1e-4)
+    experts = replace(operation, kind="grouped-matmul", shape=(34, 3, 16, 32))
+    grouped = kernels.kernel(experts)
+    assert isinstance(grouped, EightBitProduct)
+    assert grouped.sizes == [(16, 16, 32)] * 3
+
+
+def test_tf32_is_for_as_long_as_it_is_timed(kernels: Kernels, clock: Clock) -> None:
+    import torch
+
+    operation = Operation(
+        kind="matmul", direction=FORWARD, shape=(8, 6, 4), precision="tf32"
+    )
+    kernel = kernels.kernel(operation)
+    assert isinstance(kernel, Layer)
+    inside, seen = kernel.function, set()
+
+    def watched(*operands: torch.Tensor) -> torch.Tensor:
+        seen.add(torch.backends.cuda.matmul.allow_tf32)
+        made: torch.Tensor = inside(*operands)
+        return made
+
+    kernel.function = watched
+    kernel.visit(clock, 1)
+    assert seen == {True}
+    assert not torch.backends.cuda.matmul.allow_tf32
