@@ -14,11 +14,13 @@ from costmodel.machine import Machine
 from costmodel.sharding import (
     Degrees,
     elements,
+    product_shape,
     splits_columns,
     tensor_bytes,
     tokens,
 )
 from profiles.graph import Block
+from profiles.measurable import SIXTEEN_BITS, number_of
 from profiles.operators import PRODUCTS, Kind, Operator
 from profiles.precision import Format, Precision
 
@@ -72,7 +74,31 @@ def beside(
         written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
         return np.asarray(rows * float(degrees.seq_len) * written)
+    narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
+    if narrow and machine.software.quantises_again:
+        return _operands(operator, block, degrees, precision, machine)
     return _ZERO
+
+
+def _operands(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """The input's gradient, and the 8-bit operands of the largest of three products:
+    the one that is made last is scaled in 16 bits before it is cast [derived] from
+    runtime/eight_bits.py. A CPU multiplies them in 32 bits (PyTorch 2.13)."""
+    m, n, k = product_shape(operator, block, degrees)
+    last = 1 + SIXTEEN_BITS
+    narrow = np.maximum(
+        np.maximum(m * k, m * n) + last * n * k,  # output, and the input's gradient
+        2 * m * n + last * m * k,  # the weight's gradient: the output's is there turned
+    )
+    if machine.shares_cores:
+        narrow = narrow + Format.FP32.bytes * (m * k + n * k + m * n)
+    return np.asarray(narrow + m * k * precision.activation.bytes)
 
 
 def _copies(degrees: Degrees, habits: Footprint) -> Array:

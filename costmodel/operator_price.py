@@ -67,8 +67,8 @@ UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
 # mask, softmax, dropout, each way [fitted by hand] vTrain's one-node runs at tp 8,
 # micro-batch 1 against 2; not among the coefficients.
 SINGLE_KERNELS = 3.0
-# An 8-bit operand that is quantised before it is gathered is turned for the other
-# direction after: read and written once more, whole.
+# An 8-bit operand that is there for one direction (quantised before it was gathered, or
+# one kernel after another) is turned for the other: read and written once more, whole.
 TURNED = 2  # bytes
 # Operators' worth of launches that a vocabulary cut over tp ranks adds where the loss
 # runs by single kernels [derived] from Megatron-LM: masking ids and rows some eight
@@ -318,9 +318,12 @@ def _quantised(
     of_input = gathered if lean and splits_columns(operator) else each
     partial_sums = made(operator, degrees.sequence_parallel) is Placement.PARTIAL
     of_output = gathered if lean and partial_sums else each
+    moved = [m * k * of_input + n * k * each, m * n * of_output]
+    if machine.software.quantises_again:
+        moved[1] = moved[1] + (m * k + n * k) * (each + TURNED) + m * n * TURNED
     forward, backward = (
-        Sourced(seconds=traffic_s(moved, device=machine.device, rates=machine.rates))
-        for moved in (m * k * of_input + n * k * each, m * n * of_output)
+        Sourced(seconds=traffic_s(size, device=machine.device, rates=machine.rates))
+        for size in moved
     )
     return forward, backward
 

@@ -58,14 +58,16 @@ def flash_default(cluster: Cluster) -> bool:
 
 
 def default_precision(cluster: Cluster) -> str:
-    """bf16 where the device has it, else fp16, else fp32; fp32 on a CPU."""
+    """bf16 where the device has it, else fp16, else fp32; on a CPU fp32, if it was
+    measured in that."""
     devices = [island.device for island in cluster.islands]
     cpu = shares_cores(devices[0])
-    for name in ("fp32",) if cpu else default_precisions(cluster):
+    first = ("fp32",) if cpu else ()
+    for name in first + default_precisions(cluster):
         if all(name in device.peak for device in devices):
             return name
     called = " and ".join(device.name for device in devices)
-    raise Unsupported(f"{called} has no peak for bf16, fp16 or fp32")
+    raise Unsupported(f"{called} has no peak for bf16, fp16, fp32 or tf32")
 
 
 def resolve(

@@ -86,10 +86,11 @@ class Software:
     `loss_elements` are what the loss moves forward and backward for each logit, in
     16-bit elements (None: a fused kernel's); `pads_vocab`: the vocabulary is padded to
     a multiple of this for each tp rank, `pads_alone`: also where there is but one.
-    `quantise_bytes` are moved for an element of an
-    8-bit operand: read once in 16 bits, written twice, for both directions; each
-    reading for a maximum is 2 more. `gathers_quantised`: what a product gathers along
-    the sequence travels in the product's 8 or 4 bits.
+    `quantise_bytes` are moved for an element of an 8-bit operand: read once in 16 bits,
+    written twice, for both directions; each reading for a maximum is 2 more; with
+    `quantises_again` they are for one direction, and backward makes inputs and weights
+    again from the 16 bits that are kept, and turns what it has. `gathers_quantised`:
+    what a product gathers along the sequence travels in the product's 8 or 4 bits.
     What a run did that does not say: `zero`, `sequence_parallel` wherever tp > 1,
     `dropout` of a GPT; `accumulates` unless a rank's whole batch is one micro-batch;
     `shards_once`: beside a pipeline ZeRO is level 1 at most; `interleaves`: its recipes
@@ -136,6 +137,7 @@ class Software:
     pads_vocab: int = 1
     pads_alone: bool = True
     quantise_bytes: float = 4.0
+    quantises_again: bool = False
     gathers_quantised: bool = False
     zero: int = 0
     shards_once: bool = False

@@ -144,7 +144,7 @@ def is_local(cluster: Cluster) -> bool:
 
 def default_precisions(cluster: Cluster) -> tuple[str, ...]:
     """What a run is in where nobody says: the first of these that the device has."""
-    known = ("bf16", "fp16", "fp32")
+    known = ("bf16", "fp16", "fp32", "tf32")
     return tuple(name for name in known if name != "fp16" or not is_local(cluster))
 
 

@@ -16,7 +16,7 @@ Float8Linear does. Head, embedding, router and loss are no products of these.
 
 from __future__ import annotations
 
-from math import inf
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -40,51 +40,67 @@ def multiply_in_eight_bits(layer: nn.Module) -> None:
             multiplied_by(part, EIGHT_BITS)
 
 
-def quantised(values: Tensor, number: torch.dtype) -> tuple[Tensor, Tensor]:
-    """*values* (rows, columns) as *number*, row by row in memory, and the factor that
-    takes them back; nothing waits for the device."""
-    largest = torch.linalg.vector_norm(values, inf).float().clamp(min=SMALLEST)
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A matrix in 8 bits, of whole blocks, and the factor that takes it back; without
+    padding it has so many *rows* and *columns*."""
+
+    values: Tensor
+    back: Tensor
+    rows: int
+    columns: int
+
+    def turned(self) -> Quantised:
+        """Its transpose, row by row in memory as CUDA multiplies 8 bits."""
+        values = self.values.t().contiguous()
+        return Quantised(values, self.back, self.columns, self.rows)
+
+
+def quantised(values: Tensor, number: torch.dtype) -> Quantised:
+    """*values* (…, columns) as *number*; nothing waits for the device."""
+    columns = values.shape[-1]
+    matrix = values.reshape(values.numel() // columns, columns)
+    rows = len(matrix)
+    if not rows:
+        return Quantised(matrix.to(number), matrix.new_ones(()), rows, columns)
+    lowest, highest = torch.aminmax(matrix)
+    largest = torch.maximum(-lowest, highest).float().clamp(min=SMALLEST)
     ratio = torch.finfo(number).max / largest
     mantissa, _ = torch.frexp(ratio)
     scale = ratio / (2 * mantissa)  # a power of two; no number where values have none
-    kept = (values * scale).to(number, memory_format=torch.contiguous_format)
-    return kept, scale.reciprocal()
+    kept = (_padded(matrix) * scale).to(number)
+    return Quantised(kept, scale.reciprocal(), rows, columns)
 
 
 def product(
-    one: tuple[Tensor, torch.dtype],
-    other: tuple[Tensor, torch.dtype],
+    left: Quantised,
+    right: Quantised,
     bias: Tensor | None = None,
     *,
+    made: torch.dtype,
     exact: bool,
 ) -> Tensor:
-    """(m, k) times (n, k) transposed, each with the format it is quantised to; *exact*
-    as for `scaled_product`."""
-    (rows, _), (columns, _) = one[0].shape, other[0].shape
-    if not one[0].numel() or not other[0].numel():  # an expert without rows
-        return one[0].new_zeros(rows, columns)
-    left, left_scale = quantised(_padded(one[0]), one[1])
-    right, right_scale = quantised(_padded(other[0]), other[1])
+    """*left* times *right* transposed, in the type *made*; *exact* as for
+    `scaled_product`."""
+    rows, columns = left.rows, right.rows
+    if not rows or not left.columns:  # an expert without rows
+        return left.back.new_zeros(rows, columns, dtype=made)
     if bias is not None:
-        bias = F.pad(bias, (0, right.shape[0] - columns))
-    made: Tensor = scaled_product(
-        left,
-        right,
-        (left_scale, right_scale),
-        bias,
-        made=one[0].dtype,
-        exact=exact,
+        bias = F.pad(bias, (0, len(right.values) - columns))
+    scales = left.back, right.back
+    whole: Tensor = scaled_product(
+        left.values, right.values, scales, bias, made=made, exact=exact
     )
-    if made.shape == (rows, columns):
-        return made
-    return made[:rows, :columns].clone()
+    if whole.shape == (rows, columns):
+        return whole
+    return whole[:rows, :columns].clone()
 
 
-def _padded(values: Tensor) -> Tensor:
-    """*values* with zeros, to whole blocks of either side."""
-    rows, columns = values.shape
+def _padded(matrix: Tensor) -> Tensor:
+    """*matrix* with zeros, to whole blocks of either side."""
+    rows, columns = matrix.shape
     more = (0, -columns % WHOLE, 0, -rows % WHOLE)
-    return F.pad(values, more) if any(more) else values
+    return F.pad(matrix, more) if any(more) else matrix
 
 
 def _shaped(made: Tensor, *shape: int) -> Tensor:
@@ -99,19 +115,26 @@ class _EightBits:
         return made
 
     def output(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows = stream.reshape(-1, stream.shape[-1])
-        made = product((rows, OPERAND), (weight, OPERAND), bias, exact=False)
+        x, w = quantised(stream, OPERAND), quantised(weight, OPERAND)
+        made = product(x, w, bias, made=stream.dtype, exact=False)
         return _shaped(made, *stream.shape[:-1], len(weight))
 
     def to_input(self, made: Tensor, weight: Tensor) -> Tensor:
-        rows = made.reshape(-1, made.shape[-1])
-        found = product((rows, GRADIENT), (weight.t(), OPERAND), exact=True)
-        return _shaped(found, *made.shape[:-1], weight.shape[1])
+        return _to_input(quantised(made, GRADIENT), made, weight)
 
     def to_weight(self, made: Tensor, stream: Tensor) -> Tensor:
-        gradients = made.reshape(-1, made.shape[-1])
-        rows = stream.reshape(-1, stream.shape[-1])
-        return product((gradients.t(), GRADIENT), (rows.t(), OPERAND), exact=True)
+        return _to_weight(quantised(made, GRADIENT), stream)
+
+
+def _to_input(gradient: Quantised, made: Tensor, weight: Tensor) -> Tensor:
+    w = quantised(weight, OPERAND).turned()
+    found = product(gradient, w, made=made.dtype, exact=True)
+    return _shaped(found, *made.shape[:-1], weight.shape[1])
+
+
+def _to_weight(gradient: Quantised, stream: Tensor) -> Tensor:
+    x = quantised(stream, OPERAND).turned()
+    return product(gradient.turned(), x, made=stream.dtype, exact=True)
 
 
 EIGHT_BITS: Final[Product] = _EightBits()
@@ -130,8 +153,9 @@ class _Linear(torch.autograd.Function):
         (made,) = gradients
         stream, weight = ctx.saved_tensors
         of_input, of_weight, of_bias = ctx.needs_input_grad
+        gradient = quantised(made, GRADIENT)
         return (
-            EIGHT_BITS.to_input(made, weight) if of_input else None,
-            EIGHT_BITS.to_weight(made, stream) if of_weight else None,
+            _to_input(gradient, made, weight) if of_input else None,
+            _to_weight(gradient, stream) if of_weight else None,
             made.flatten(0, -2).sum(0) if of_bias else None,
         )

@@ -60,21 +60,24 @@ def test_scales_are_powers_of_two_just_below_the_format(
     number: torch.dtype, largest: float
 ) -> None:
     values = torch.tensor([[largest, -largest / 3], [0.0, largest / 1e9]]).bfloat16()
-    kept, back = quantised(values, number)
-    assert torch.frexp(back).mantissa == 0.5
+    made = quantised(values, number)
+    kept = made.values[: made.rows, : made.columns].float()
+    assert torch.frexp(made.back).mantissa == 0.5
     most = torch.finfo(number).max
-    assert most / 2 <= kept.float().max() <= most
-    away = (kept.float() * back - values.float()).abs()
+    assert most / 2 <= kept.max() <= most
+    away = (kept * made.back - values.float()).abs()
     assert (away <= error_of(values, number)).all()
 
 
 def test_zeros_stay_zeros_and_what_is_no_number_is_seen() -> None:
-    kept, back = quantised(torch.zeros(2, 2).bfloat16(), OPERAND)
-    assert not kept.float().any()
-    assert torch.isfinite(back)
-    for wrong in (float("nan"), float("inf")):
-        kept, back = quantised(torch.tensor([[1.0, wrong]]).bfloat16(), OPERAND)
-        assert not torch.isfinite(kept.float() * back).all()
+    made = quantised(torch.zeros(2, 2).bfloat16(), OPERAND)
+    assert not made.values.float().any()
+    assert torch.isfinite(made.back)
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        values = torch.tensor([[1.0, wrong]]).bfloat16()
+        for number in (OPERAND, GRADIENT):
+            made = quantised(values, number)
+            assert not torch.isfinite(made.values.float() * made.back).any()
 
 
 @pytest.mark.parametrize("shape", [(32, 48, 64), (7, 5, 9)])  # the second is padded
