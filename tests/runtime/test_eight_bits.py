@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from costmodel.uniform import Uniform
+from costmodel.estimate import estimate
+from costmodel.machine import machine
+from costmodel.stored import write_layout
+from costmodel.uniform import Uniform, spell_out
+from runtime import run
 from runtime.eight_bits import (
     EIGHT_BITS,
     GRADIENT,
@@ -20,8 +26,10 @@ from runtime.eight_bits import (
 from runtime.modules.decoder import Stage, decoder_of
 from runtime.modules.experts import Stack
 from runtime.tied import HEAD, TABLE
+from tests import sampled
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
+from tests.runtime.wishes import wish
 from tests.small_layouts import (
     DP2,
     FP32,
@@ -31,6 +39,7 @@ from tests.small_layouts import (
     ZB_H1,
     ZERO1,
 )
+from tests.toy import figure
 from tests.training import SGD, trained
 from tests.training_cases import choice_of, job
 
@@ -156,8 +165,8 @@ def test_it_trains_as_bf16_does() -> None:
     assert OF_BF16 < apart(narrow["gradients"], plain["gradients"]) < NEAR_BF16
     assert seen["full"]["losses"] == narrow["losses"]
     for rank in on_ranks(2, alike, ("fsdp2", "pp2-zb-h1")):
-        for name, run in rank.items():
-            _require_same(run, narrow, name)
+        for name, one in rank.items():
+            _require_same(one, narrow, name)
 
 
 @pytest.mark.matrix
@@ -168,20 +177,20 @@ def test_layouts_train_as_one_process_does() -> None:
     for name in again:
         assert seen[name]["losses"] == narrow["losses"], name
     for rank in on_ranks(2, alike, tuple(ALIKE)):
-        for name, run in rank.items():
-            _require_same(run, narrow, name)
+        for name, one in rank.items():
+            _require_same(one, narrow, name)
     for rank in on_ranks(2, near):
-        for name, run in rank["fp8"].items():
+        for name, one in rank["fp8"].items():
             plain = rank["bf16"][name]
             most = NEAR_BF16**3
-            assert run["losses"] == pytest.approx(plain["losses"], rel=most), name
-            away = apart(run["gradients"], plain["gradients"])
+            assert one["losses"] == pytest.approx(plain["losses"], rel=most), name
+            away = apart(one["gradients"], plain["gradients"])
             assert OF_BF16 < away < NEAR_BF16, name
 
 
-def _require_same(run: dict[str, Any], wanted: dict[str, Any], name: str) -> None:
+def _require_same(seen: dict[str, Any], wanted: dict[str, Any], name: str) -> None:
     """The first gradients: its products were those of one process, quantised alike."""
-    for tensor, made in run["gradients"].items():
+    for tensor, made in seen["gradients"].items():
         # Two stages' summands of the table's gradient are each rounded to bf16.
         of_table = tensor in (TABLE, HEAD)
         most = OF_BF16 if of_table else 1e-6
@@ -218,3 +227,23 @@ def near(rank: int) -> dict[str, dict[str, Any]]:
         }
         for number in ("fp8", "bf16")
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["bf16", "fp8"])
+def test_execute_holds_what_is_priced(tmp_path: Path, number: str) -> None:
+    """On two gloo ranks: 16 bits are kept, and operands are made beside them."""
+    asked, file = sampled.job(global_batch=4), tmp_path / "layout.json"
+    choice = replace(DP2, precision=number)
+    layout = spell_out(choice, asked.graph, asked.global_batch)
+    write_layout(file, asked, "local", layout)
+    seen = run.prepare(replace(wish(file), steps=4)).carried_out()
+    assert seen["losses"][0] > 6
+    assert all(map(isfinite, seen["losses"]))
+    (island,) = sampled.local(2).islands
+    rate = figure(60, "GFLOP/s")
+    device = replace(island.device, peak={"bf16": rate, "fp8": rate})
+    where = replace(sampled.local(2), islands=(replace(island, device=device),))
+    on = machine(where).running(2)
+    priced = estimate(asked, where, layout, on=on).peak_allocated_bytes
+    assert max(seen["peak_allocated_bytes"]) == pytest.approx(priced, rel=0.05)
