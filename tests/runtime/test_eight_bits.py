@@ -176,6 +176,8 @@ def test_layouts_train_as_one_process_does() -> None:
     narrow = seen["fp8"]
     for name in again:
         assert seen[name]["losses"] == narrow["losses"], name
+    (compiled,) = on_ranks(1, between_graphs)
+    assert compiled == pytest.approx(narrow["losses"], rel=NEAR_BF16**4)
     for rank in on_ranks(2, alike, tuple(ALIKE)):
         for name, one in rank.items():
             _require_same(one, narrow, name)
@@ -207,6 +209,10 @@ def alone(rank: int, again: tuple[str, ...]) -> dict[str, Any]:
     found = {name: trained("gpt", eight(one), SGD) for name, one in choices.items()}
     plain = trained("gpt", replace(FP32, precision="bf16"), SGD)
     return {**found, "fp8": found["none"], "bf16": plain}
+
+
+def between_graphs(rank: int) -> Any:
+    return trained("gpt", eight(FP32), SGD, compiled=True)["losses"]
 
 
 def alike(rank: int, names: tuple[str, ...]) -> dict[str, Any]:

@@ -263,6 +263,7 @@ PP2 = replace(FP32, pp=2, micro_batch=2)
     [
         (replace(FP32, cp=2), "cp 2 changes what a module computes"),
         (replace(FP32, tp=2, sequence_parallel=True), "--no-sequence-parallel"),
+        (replace(FP32, precision="fp8"), "plan with --precision bf16"),
         (replace(PP2, schedule="zb-h1"), "choose gpipe, 1f1b, interleaved"),
         (replace(FP32, recompute="selective"), r"otherwise \(selective\)"),
         (replace(FP32, recompute="cheap-ops"), r"otherwise \(by name\)"),
