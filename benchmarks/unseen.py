@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     print(shown)
     command = " ".join(["python -m benchmarks.unseen", *arguments])
     if wish.page:
-        put(wish.page, "unseen", f"```console\n$ {command}\n{shown}\n```\n")
+        put(wish.page, "unseen", f"`{command}`\n\n```text\n{shown}\n```\n")
     if wish.keep:
         wish.keep.mkdir(parents=True, exist_ok=True)
         write_samples(found.samples, wish.keep / "samples.json")
