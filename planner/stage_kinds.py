@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,19 +19,12 @@ Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A mesh of *size* devices, which a stage may have while from *fewest* to *most*
-    devices are left, its own among them.
+class Ways:
+    """How long a micro-batch is on its way to the next stage and back: for `sent_s`,
+    in a domain of so many devices for `far_s` more where whichever stage leaves that,
+    for `away_s` in all where this one does; for `crossed_s` where the next stage lies
+    on another island, `arrived_s` where the one before does."""
 
-    A micro-batch is on its way to the next stage and back for `sent_s`, in a domain of
-    so many devices for `far_s` more where whichever stage leaves that, for `away_s` in
-    all where this one does; for `crossed_s` where the next stage lies on another
-    island, `arrived_s` where the one before does.
-    """
-
-    size: int
-    fewest: int
-    most: int
     sent_s: float = 0.0
     crossed_s: float = 0.0
     arrived_s: float = 0.0
@@ -39,22 +32,32 @@ class Kind:
     away_s: float = 0.0
     domain: float = inf
 
+
+NO_WAYS: Final = Ways()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A mesh of *size* devices, which a stage may have while from *fewest* to *most*
+    devices are left, its own among them; the domain of its *ways* counts in their
+    units."""
+
+    size: int
+    fewest: int
+    most: int
+    ways: Ways = NO_WAYS
+
     @property
     def possible(self) -> bool:
         """Whether it lies anywhere."""
         return self.fewest <= self.most
 
     @property
-    def longest_s(self) -> float:
-        """The longest of its ways."""
-        return max(self.sent_s, self.crossed_s, self.arrived_s)
-
-    @property
     def sent_by_left(self) -> Array:
         """Of each number of `left` the way to the next stage of the island and back."""
         behind = np.arange(self.most - self.fewest + 1)
-        farther = leaves(behind, self.size, self.domain)
-        return np.asarray(self.sent_s + self.far_s * farther)
+        farther = leaves(behind, self.size, self.ways.domain)
+        return np.asarray(self.ways.sent_s + self.ways.far_s * farther)
 
     @property
     def left(self) -> slice:
@@ -96,7 +99,7 @@ class Sums:
         found[:, 0] = inf
         for one, sums in self.gates.items():
             if one.most == kind.fewest - kind.size:
-                sent_s = max(kind.crossed_s, one.arrived_s)
+                sent_s = max(kind.ways.crossed_s, one.ways.arrived_s)
                 found[:, 0] = np.minimum(found[:, 0], sums[1:] + sent_s)
         return found
 

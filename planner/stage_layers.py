@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd, inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.stage_kinds import Kind
+from planner.stage_kinds import NO_WAYS, Kind, Ways
 
 Array = NDArray[Any]
 
@@ -23,8 +23,8 @@ class Option:
     each micro-batch in flight, of `working_bytes` a stage has its largest layer's; one
     with all layers has `alone_bytes` less. A
     stage may lie on the devices from `span[0]` to before `span[1]`, of all that there
-    are if None, each of which has `capacity_bytes`. What is sent takes the seconds that
-    a `Kind` says, alike for options of one size and span. Only an option that `starts`
+    are if None, each of which has `capacity_bytes`. What is sent takes its `ways`,
+    alike for options of one size and span. Only an option that `starts`
     may hold the first layer, one that `ends` the last.
     """
 
@@ -37,12 +37,7 @@ class Option:
     alone_bytes: float = 0.0
     capacity_bytes: float = inf
     span: tuple[int, int] | None = None
-    sent_s: float = 0.0
-    crossed_s: float = 0.0
-    arrived_s: float = 0.0
-    far_s: float = 0.0
-    away_s: float = 0.0
-    domain: float = inf
+    ways: Ways = NO_WAYS
     starts: bool = True
     ends: bool = True
 
@@ -57,12 +52,7 @@ class Option:
             self.devices // unit,
             (devices - end + self.devices) // unit,
             (devices - first) // unit,
-            self.sent_s,
-            self.crossed_s,
-            self.arrived_s,
-            self.far_s,
-            self.away_s,
-            self.domain / unit,
+            replace(self.ways, domain=self.ways.domain / unit),
         )
 
     def sums(self, values: Array) -> Array:

@@ -20,12 +20,13 @@ from costmodel.machine import Machine
 from costmodel.tied import tied_sync
 from costmodel.transfers import boundary_s, sends
 from planner.problem import Problem
+from planner.stage_kinds import Ways
 from planner.stage_layers import Option
 from planner.stage_places import Place
 
 
-class _Ways(NamedTuple):
-    """Seconds of what a stage sends, as `Kind` has them."""
+class _Sent(NamedTuple):
+    """Seconds of what one layout sends, as `Ways` has them."""
 
     sent_s: float
     away_s: float
@@ -44,28 +45,27 @@ def with_links(
 ) -> list[Option]:
     """*options* of stages at a place with what their sends take there, to the place
     after it and from the one before; for options of one size the least of all."""
-    each: dict[object, _Ways] = {}  # layouts that differ in recompute send alike
+    each: dict[object, _Sent] = {}  # layouts that differ in recompute send alike
     for one in layouts:
         if _sending_key(one) not in each:
             each[_sending_key(one)] = _ways_s(one, problem, here, before, after)
     ways = [each[_sending_key(one)] for one in layouts]
-    least: dict[int, _Ways] = {}
+    least: dict[int, _Sent] = {}
     for option, way in zip(options, ways, strict=True):
         known = least.setdefault(option.devices, way)
         pairs = zip(known, way, strict=True)
-        least[option.devices] = _Ways(*(min(pair) for pair in pairs))
+        least[option.devices] = _Sent(*(min(pair) for pair in pairs))
     domain = here.machine.island.domain
     small = [way.away_s - way.sent_s for size, way in least.items() if size < domain]
     far_s = min(small, default=0.0)  # of whichever stage leaves its domain
     return [
         replace(
             option,
-            sent_s=least[option.devices].sent_s,
-            far_s=far_s if option.devices < domain else 0.0,
-            away_s=least[option.devices].away_s,
-            domain=float(domain),
-            crossed_s=least[option.devices].crossed_s,
-            arrived_s=least[option.devices].arrived_s,
+            ways=Ways(
+                **least[option.devices]._asdict(),
+                far_s=far_s if option.devices < domain else 0.0,
+                domain=float(domain),
+            ),
         )
         for option in options
     ]
@@ -84,7 +84,7 @@ def _ways_s(
     here: Place,
     before: Place | None,
     after: Place | None,
-) -> _Ways:
+) -> _Sent:
     """There and back: inside the place and how much longer to another domain of it,
     to the place after it, from the one before."""
     near_s, far_s = (
@@ -96,7 +96,7 @@ def _ways_s(
         _sent_s(layout, problem, _meeting(problem, here, one), far=True) if one else 0.0
         for one in (after, before)
     ]
-    return _Ways(near_s, max(far_s, near_s), *beyond)
+    return _Sent(near_s, max(far_s, near_s), *beyond)
 
 
 def ends_s(

@@ -100,8 +100,8 @@ class Menu:
         take least; some of them as if pipelines stayed in a domain of their island:
         where they leave it, it knows at the least, not well."""
         ways = [self.options]
-        if any(option.far_s for option in self.options):
-            ways.append(tuple(replace(one, far_s=0.0) for one in self.options))
+        if any(option.ways.far_s for option in self.options):
+            ways.append(tuple(_staying(one) for one in self.options))
         found = [
             partition
             for options in ways
@@ -344,3 +344,8 @@ def _joined(stages: Sequence[Stage], ranks: Ranges, place: int) -> Stage:
         mesh=replace(stages[0].mesh, ranks=ranks),
         held_by=(place,),
     )
+
+
+def _staying(option: Option) -> Option:
+    """*option*, its pipelines as near to all devices of their island."""
+    return replace(option, ways=replace(option.ways, far_s=0.0))

@@ -147,9 +147,9 @@ def _way_s(option: Option, after: Option, there: int) -> float:
     """Of a micro-batch between two stages and back, of which the second has so many
     devices to the end of its island."""
     if option.span == after.span:
-        farther = leaves(there, option.devices, option.domain)
-        return option.sent_s + option.far_s * float(farther)
-    return max(option.crossed_s, after.arrived_s)
+        farther = leaves(there, option.devices, option.ways.domain)
+        return option.ways.sent_s + option.ways.far_s * float(farther)
+    return max(option.ways.crossed_s, after.ways.arrived_s)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -307,7 +307,8 @@ def _walk(
             totals = allowed[number - 1, place, first] + behind
             totals[totals > most_s] = inf
             if before is not None and left == before.fewest - before.size:
-                totals += max(before.crossed_s, kind.arrived_s)  # of another island
+                # of another island
+                totals += max(before.ways.crossed_s, kind.ways.arrived_s)
             last = int(np.argmin(totals))
             if found is None or totals[last] < found[0]:
                 found = (totals[last], place, last)

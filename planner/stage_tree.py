@@ -156,7 +156,7 @@ class Tree:
         count: int,
         number: int,
         kinds: Sequence[Kind],
-        packings: Sequence[_Ways],
+        packings: Sequence[_Packing],
         before: Array,
         below_s: float,
     ) -> Iterator[_Suffixes]:
@@ -177,9 +177,9 @@ class Tree:
             near_s, away_s, crossed_s = (
                 np.maximum(here, np.array(there)[after])
                 for here, there in (
-                    (kind.sent_s, [one.sent_s for one in kinds]),
-                    (kind.away_s, [one.away_s for one in kinds]),
-                    (kind.crossed_s, [one.arrived_s for one in kinds]),
+                    (kind.ways.sent_s, [one.ways.sent_s for one in kinds]),
+                    (kind.ways.away_s, [one.ways.away_s for one in kinds]),
+                    (kind.ways.crossed_s, [one.ways.arrived_s for one in kinds]),
                 )
             )
             inside_s = np.where(packing.far[way], away_s, near_s)
@@ -209,7 +209,7 @@ class Tree:
             )
 
 
-class _Ways(NamedTuple):
+class _Packing(NamedTuple):
     """[way to have packed] → the way with a stage of a kind more, and whether it lies
     in another domain than the one behind it."""
 
@@ -217,17 +217,17 @@ class _Ways(NamedTuple):
     far: Array
 
 
-def _packing(kind: Kind, kinds: Sequence[Kind], tree: Tree) -> _Ways:
+def _packing(kind: Kind, kinds: Sequence[Kind], tree: Tree) -> _Packing:
     """Of the island where *kind* is at home; no stage is far where none can tell."""
     here = [one for one in kinds if _island(one) == _island(kind)]
-    domain = round(min(kind.domain, tree.units) * tree.unit)
+    domain = round(min(kind.ways.domain, tree.units) * tree.unit)
     devices = (kind.most - kind.fewest + kind.size) * tree.unit
     if not is_regular(domain, devices):
-        return _Ways(np.zeros(1, dtype=int), np.zeros(1, dtype=bool))
+        return _Packing(np.zeros(1, dtype=int), np.zeros(1, dtype=bool))
     sizes = tuple(sorted({one.size * tree.unit for one in here}))
     steps = np.array(ways(domain, sizes), dtype=int)
     size = sizes.index(kind.size * tree.unit)
-    return _Ways(steps[:, size, 0], steps[:, size, 1].astype(bool))
+    return _Packing(steps[:, size, 0], steps[:, size, 1].astype(bool))
 
 
 def _island(kind: Kind) -> tuple[int, int]:
@@ -277,7 +277,7 @@ def _before_s(tree: Tree, kinds: Sequence[Kind], below_s: float) -> Any:
                 both_s = one.both_s[first, first:, None]
                 fits = before_s + tree.micro_batches * both_s < below_s
                 sums = np.where(fits, before_s + both_s, inf)
-                sums[:-1, -1] += kind.crossed_s
+                sums[:-1, -1] += kind.ways.crossed_s
                 there = found[first + 1 :, start + kind.size : end + 1]
                 np.minimum(there, sums, out=there)
     return found

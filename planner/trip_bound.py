@@ -153,7 +153,7 @@ class _Trips:
                 sums = each + rest[None, reached]
                 waited_s = trips * sums + _times(passed, each)
                 fits &= early_s + waited_s <= most_s
-                if stages > 1 and kind.crossed_s:
+                if stages > 1 and kind.ways.crossed_s:
                     turns_s = self._turns_s(kind, each[:, :, 0], reached, stages)
                     fits[:, :, 0] &= early_s[:, :, 0] + turns_s <= most_s
                 if self.late:
@@ -170,7 +170,7 @@ class _Trips:
         they and the next stage take, which has a layer or more."""
         behind = min(stages - 2, self.micro_batches - 1)
         more, passed = divmod(self.micro_batches - 1 - behind, 2)
-        once_s = each + kind.crossed_s + np.append(self.shortest, inf)[last + 1]
+        once_s = each + kind.ways.crossed_s + np.append(self.shortest, inf)[last + 1]
         behind += passed if more else 0
         return np.asarray((1 + more) * once_s + _times(behind, each))
 
@@ -216,9 +216,10 @@ def _before(
             after = slice(start + kind.size, end + 1)
             for one in ways:
                 late_s = one.late_s[first, first:, None] * (first == 0)
+                crossed_s = kind.ways.crossed_s
                 for known, taken_s, way_s in (
-                    (both, one.both_s[first, first:, None] + late_s, kind.crossed_s),
-                    (forward, one.forward_s[first, first:, None], kind.crossed_s / 2),
+                    (both, one.both_s[first, first:, None] + late_s, crossed_s),
+                    (forward, one.forward_s[first, first:, None], crossed_s / 2),
                 ):
                     sums = known[first, before][None] + taken_s
                     sums[:-1, -1] += way_s

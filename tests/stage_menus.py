@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
+from planner.stage_kinds import Ways
 from planner.stage_layers import Option
 from planner.stage_partition import Part
 from planner.stage_passes import Passes
@@ -41,24 +42,22 @@ def two_islands(draw: st.DrawFn) -> tuple[list[Option], int]:
     one size and island alike."""
     options, devices = draw(menus())
     border = draw(st.integers(0, devices))
-    seconds = st.tuples(*[st.integers(0, 9).map(float)] * 3)
-    ways = {
-        (size, place): draw(seconds)
+    three = st.tuples(*[st.integers(0, 9).map(float)] * 3)
+    seconds = {
+        (size, place): draw(three)
         for size in sorted({one.devices for one in options})
         for place in (0, 1)
     }
     placed = []
     for one in options:
         place = draw(st.sampled_from((0, 1)))
-        sent_s, crossed_s, arrived_s = ways[one.devices, place]
+        sent_s, crossed_s, arrived_s = seconds[one.devices, place]
         span = ((0, border), (border, devices))[place]
         placed.append(
             replace(
                 one,
                 span=span,
-                sent_s=sent_s,
-                crossed_s=crossed_s,
-                arrived_s=arrived_s,
+                ways=Ways(sent_s=sent_s, crossed_s=crossed_s, arrived_s=arrived_s),
                 starts=draw(st.booleans()),
                 ends=draw(st.booleans()),
             )

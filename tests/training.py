@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache, partial
 from math import inf
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,7 +14,10 @@ from costmodel.layout import Layout
 from costmodel.uniform import Uniform, spell_out
 from profiles.job import Job
 from runtime.optimizer import Settings
-from tests.training_cases import BATCH, WHOLE, Parts, job
+from tests.training_cases import BATCH, WHOLE, Parts, choice_of, job
+
+if TYPE_CHECKING:
+    from runtime.trainer import Trainer
 
 SEED, DATA_SEED = 7, 3
 ADAMW = Settings(lr=1e-3, clip=0.5)
@@ -21,6 +25,28 @@ ADAMW = Settings(lr=1e-3, clip=0.5)
 # wrong size; SGD shows it in each tensor, from the first step on.
 SGD = Settings(name="sgd", lr=0.5, clip=0.0)
 STEPS = {ADAMW.name: 10, SGD.name: 4}
+
+
+def trainer_of(layout: Layout, seed: int = SEED, drive: Path | None = None) -> Trainer:
+    """This rank's trainer of the small GPT by *layout*, on the CPU."""
+    from runtime.data.source import source
+    from runtime.trainer import Trainer
+
+    asked = job("gpt")
+    return Trainer(
+        asked,
+        layout,
+        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
+        settings=Settings(),
+        seed=seed,
+        device=torch.device("cpu"),
+        offload_dir=drive,
+    )
+
+
+def trainer_of_case(name: str) -> Trainer:
+    """The same by the layout that a case is."""
+    return trainer_of(spell_out(choice_of("gpt", name), job("gpt").graph, BATCH))
 
 
 @cache

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.stage_kinds import Ways
 from planner.stage_layers import Option
 from planner.stage_partition import Part, latency_s, partitions, slowest
 from tests.stage_menus import at_home, everything, menus, option, two_islands
@@ -134,8 +135,8 @@ def test_what_is_on_its_way_is_waited_for(
 
 
 def test_a_stage_waits_for_what_is_on_its_way() -> None:
-    one = replace(option(1, [1, 1], [1, 1]), span=(0, 1), crossed_s=10.0)
-    two = replace(one, span=(1, 2), arrived_s=14.0)
+    one = replace(option(1, [1, 1], [1, 1]), span=(0, 1), ways=Ways(crossed_s=10.0))
+    two = replace(one, span=(1, 2), ways=Ways(crossed_s=10.0, arrived_s=14.0))
     (found,) = partitions([one, two], devices=2, micro_batches=5)
     assert found.seconds == pytest.approx(16 + 4 * 16 / 2)  # two are in flight
 

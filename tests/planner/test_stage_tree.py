@@ -46,9 +46,9 @@ def run_s(
         ]
     )
     ways = [
-        max(one.sent_s, two.sent_s)
+        max(one.ways.sent_s, two.ways.sent_s)
         if one.span == two.span
-        else max(one.crossed_s, two.arrived_s)
+        else max(one.ways.crossed_s, two.ways.arrived_s)
         for one, two in pairwise(chosen)
     ]
     ends = ends_s(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.stage_bound import CLOSE
+from planner.stage_kinds import Ways
 from planner.stage_layers import Option
 from planner.stage_partition import Part
 from planner.stage_passes import Passes
@@ -36,7 +37,9 @@ def run_s(
         for one, each in zip(parts, chosen, strict=True)
     ]
     ways = [
-        max(here.crossed_s, there.arrived_s) if here.span != there.span else here.sent_s
+        here.ways.sent_s
+        if here.span == there.span
+        else max(here.ways.crossed_s, there.ways.arrived_s)
         for here, there in pairwise(chosen)
     ]
     each = [s + x for s, x in zip(seconds, [*ways, 0.0], strict=True)]
@@ -94,8 +97,8 @@ def test_no_partition_is_below(
 def test_a_slow_link_is_waited_for_by_two_in_flight() -> None:
     """Two stages of a second, ten on the way: four micro-batches go in two trips,
     and the last passes a second behind the third: it is what they take."""
-    one = replace(option(1, [1, 1], [1, 1]), span=(0, 1), crossed_s=10.0)
-    two = replace(one, span=(1, 2), arrived_s=3.0)
+    one = replace(option(1, [1, 1], [1, 1]), span=(0, 1), ways=Ways(crossed_s=10.0))
+    two = replace(one, span=(1, 2), ways=Ways(crossed_s=10.0, arrived_s=3.0))
     passes = [passes_of(one), passes_of(two)]
     found = trip_bound_s([one, two], passes, devices=2, micro_batches=4, at_most_s=99.0)
     assert found == pytest.approx(25.0, rel=2 * CLOSE)

@@ -18,7 +18,7 @@ from profiles.catalog import DEFAULT_CLUSTER, cluster
 from profiles.drive import PAGE_BYTES
 from profiles.job import Job
 from tests.runtime.ranks import on_ranks
-from tests.training import SEED
+from tests.training import trainer_of
 from tests.training_cases import BATCH, choice_of, job
 
 ON = machine(cluster(DEFAULT_CLUSTER))  # under this project's own software
@@ -111,24 +111,13 @@ def moved(rank: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 
 def _moved(name: str) -> dict[str, Any]:
     """Bytes of the second step by kind of action; a forward's also by micro-batch."""
-    import torch
 
-    from runtime.data.source import source
     from runtime.disk_optimizer import DiskOptimizer
     from runtime.drive_gradients import DriveGradients
-    from runtime.optimizer import Settings, local
-    from runtime.trainer import Trainer
+    from runtime.optimizer import local
 
-    asked = job("gpt")
-    layout = spell_out(choice_of("gpt", name), asked.graph, BATCH)
-    trainer = Trainer(
-        asked,
-        layout,
-        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
-        settings=Settings(),
-        seed=SEED,
-        device=torch.device("cpu"),
-    )
+    layout = spell_out(choice_of("gpt", name), job("gpt").graph, BATCH)
+    trainer = trainer_of(layout)
     assert isinstance(trainer.optimizer, DiskOptimizer)
     file, leaves = trainer.optimizer.file, trainer.optimizer.leaves
     trainer.step(0)

@@ -18,8 +18,7 @@ from runtime.disk_optimizer import DiskOptimizer
 from runtime.memory import watched
 from runtime.optimizer import Optimizer, Settings
 from tests.runtime.ranks import on_ranks
-from tests.training import SEED
-from tests.training_cases import BATCH, choice_of, job
+from tests.training import trainer_of_case
 
 CPU = torch.device("cpu")
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -157,19 +156,7 @@ def peaks_of(rank: int, names: tuple[str, ...]) -> list[dict[str, int]]:
 
 def _peak_of(name: str) -> dict[str, int]:
     """The most bytes alive in a step."""
-    from costmodel.uniform import spell_out
-    from runtime.data.source import source
-    from runtime.trainer import Trainer
-
-    asked = job("gpt")
-    trainer = Trainer(
-        asked,
-        spell_out(choice_of("gpt", name), asked.graph, BATCH),
-        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
-        settings=Settings(),
-        seed=SEED,
-        device=CPU,
-    )
+    trainer = trainer_of_case(name)
     trainer.step(0)
     trainer.forget()
     with watched(CPU) as peak:

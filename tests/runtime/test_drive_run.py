@@ -19,6 +19,7 @@ from runtime import drive_room, run
 from runtime.drive_room import needed_bytes, require_drive
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
+from tests.training import SEED, trainer_of
 from tests.training_cases import BATCH, choice_of, job
 
 SAVED, STEPS = 1, 3
@@ -109,7 +110,7 @@ def _scaled(name: str) -> list[float]:
     """The loss and the norm of each step."""
     choice = replace(choice_of("gpt", name), precision="fp16")
     layout = spell_out(choice, job("gpt").graph, BATCH)
-    trainer = _trainer(layout, None, seed=1)
+    trainer = trainer_of(layout)
     trainer.scale.value = 2.0**20
     return [one for number in range(3) for one in _seen(trainer.step(number))]
 
@@ -122,7 +123,7 @@ def resumed(rank: int, names: tuple[str, ...], place: Path) -> dict[str, Any]:
 def file_bytes(rank: int, name: str, place: Path) -> dict[str, int]:
     from runtime.disk_optimizer import DiskOptimizer
 
-    held = _trainer(layout_of(name), place, seed=1).optimizer
+    held = trainer_of(layout_of(name), drive=place).optimizer
     assert isinstance(held, DiskOptimizer)
     return {"size": held.file.size_bytes, "buckets": len(held.file.buckets)}
 
@@ -135,12 +136,12 @@ def _resumed(name: str, place: Path) -> tuple[list[Any], list[Any]]:
     folder = place / name
     drive = place / "drive"
     drive.mkdir(exist_ok=True)
-    first = _trainer(layout, drive, seed=1)
+    first = trainer_of(layout, drive=drive)
     whole = [_seen(first.step(number)) for number in range(SAVED)]
     parts = [held.stage for held in first.stages]
     save(folder, step=SAVED, parts=parts, optimizer=first.optimizer, meta=META)
     whole += [_seen(first.step(number)) for number in range(SAVED, STEPS)]
-    again = _trainer(layout, drive, seed=2)
+    again = trainer_of(layout, SEED + 1, drive)
     parts = [held.stage for held in again.stages]
     done = load(folder, parts=parts, optimizer=again.optimizer, meta=META)
     # Dropout and data are of the seed of the run, which goes on.
@@ -150,22 +151,3 @@ def _resumed(name: str, place: Path) -> tuple[list[Any], list[Any]]:
 
 def _seen(result: Any) -> tuple[float, float]:
     return result.loss, result.gradient_norm
-
-
-def _trainer(layout: Any, drive: Path | None, *, seed: int) -> Any:
-    import torch
-
-    from runtime.data.source import source
-    from runtime.optimizer import Settings
-    from runtime.trainer import Trainer
-
-    asked = job("gpt")
-    return Trainer(
-        asked,
-        layout,
-        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
-        settings=Settings(),
-        seed=seed,
-        device=torch.device("cpu"),
-        offload_dir=drive,
-    )

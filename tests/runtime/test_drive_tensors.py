@@ -18,7 +18,7 @@ from runtime.drive_tensors import OnDrive, Scratch
 from runtime.host import Host
 from runtime.tiers import Tiers
 from tests.runtime.ranks import on_ranks
-from tests.training import SEED
+from tests.training import trainer_of_case
 from tests.training_cases import BATCH, choice_of, job
 
 CPU = torch.device("cpu")
@@ -78,9 +78,6 @@ def test_a_step_moves_what_is_priced(name: str) -> None:
 def moved(rank: int, name: str) -> dict[str, int]:
     """Bytes that the second step of a rank writes and reads, of how many tensors."""
     from runtime import tiers
-    from runtime.data.source import source
-    from runtime.optimizer import Settings
-    from runtime.trainer import Trainer
 
     known: list[Seen] = []
 
@@ -97,15 +94,7 @@ def moved(rank: int, name: str) -> dict[str, int]:
             return super().put(flat)
 
     tiers.Scratch = Seen  # type: ignore[attr-defined]
-    asked = job("gpt")
-    trainer = Trainer(
-        asked,
-        spell_out(choice_of("gpt", name), asked.graph, BATCH),
-        source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
-        settings=Settings(),
-        seed=SEED,
-        device=CPU,
-    )
+    trainer = trainer_of_case(name)
     (scratch,) = known
     trainer.step(0)
     before, scratch.tensors = scratch.moved_bytes, 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +20,7 @@ from costmodel.offload import Offload
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, cut, shapes, without_storage
-from runtime.own_drive import DriveUpdate
 from runtime.own_layout import require_carried_out
-from runtime.own_optimizer import HostUpdate
 from runtime.parallelize import _redone
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
@@ -301,75 +298,6 @@ def test_layers_made_again_are_told_by_their_number() -> None:
     assert list(_redone(units[1:4], [True] * 4)) == units[1:4]
     with pytest.raises(Contradiction, match="give units, one a layer"):
         list(_redone(units[1:4], again))
-
-
-def test_states_of_a_loops_own_update_go_on_after_a_load() -> None:
-    first, second = (nn.Linear(3, 2) for _ in range(2))
-    made = [
-        HostUpdate(
-            one.parameters(), partial(torch.optim.AdamW, lr=0.1), scattered=early
-        )
-        for one, early in ((first, False), (second, True))
-    ]
-    stepped(first, made[0], 1)
-    second.load_state_dict(first.state_dict())
-    made[1].load_state_dict(deepcopy(made[0].state_dict()))
-    for model, update in zip((first, second), made, strict=True):
-        stepped(model, update, 2)
-        assert update.param_groups[0]["lr"] == 0.1
-        assert all(one.grad is None for one in model.parameters())
-    assert torch.equal(first.weight, second.weight)
-
-
-@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam])
-def test_states_of_a_loops_own_update_on_a_drive_go_on_after_a_load(
-    make: Any, tmp_path: Path
-) -> None:
-    asked = layout(replace(FP32, offload=ON_DRIVE))
-    models = [nn.Linear(3, 2) for _ in range(3)]
-    first, second, plain_ = models
-    plain_.load_state_dict(first.state_dict())
-    how = partial(make, lr=0.1)
-    before, alone = DriveUpdate(first, asked, how, tmp_path), how(plain_.parameters())
-    stepped(first, before, 1)
-    stepped(plain_, alone, 1)
-    second.load_state_dict(first.state_dict())
-    after = DriveUpdate(second, asked, how, tmp_path)
-    after.load_state_dict(deepcopy(before.state_dict()))
-    alone.zero_grad()
-    for model, update in zip(models, (before, after, alone), strict=True):
-        stepped(model, update, 2)
-    assert torch.equal(first.weight, second.weight)
-    assert torch.equal(first.weight, plain_.weight)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        partial(torch.optim.AdamW, amsgrad=True),
-        partial(torch.optim.SGD, momentum=0.9, dampening=0.5),
-        torch.optim.Adagrad,
-    ],
-)
-def test_states_that_are_not_known_before_a_step_go_to_no_drive(make: Any) -> None:
-    asked = layout(replace(FP32, offload=ON_DRIVE))
-    with pytest.raises(Unsupported, match="choose AdamW or Adam"):
-        DriveUpdate(nn.Linear(3, 2), asked, make, None)
-
-
-def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
-    asked = layout(replace(FP32, offload=ON_DRIVE))
-    with pytest.raises(Unsupported, match=r"takes no file .*: no such file"):
-        DriveUpdate(nn.Linear(3, 2), asked, torch.optim.Adam, tmp_path / "none")
-
-
-def stepped(model: nn.Module, update: Any, seed: int) -> None:
-    """Two backwards and an update."""
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(2):
-        model(torch.randn(4, 3, generator=generator)).square().sum().backward()
-    update.step()
 
 
 def test_units_are_cut_where_the_plan_says() -> None:
