@@ -15,7 +15,7 @@ is full: a device may show itself full and yet have room.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 import numpy as np
@@ -151,11 +151,14 @@ def memory(
     and communicators of its own size (a CPU process has neither). With *fully_shard*
     ZeRO-1 and 2 keep each parameter's shard beside the whole one, and from ZeRO-2 on
     gradients are not there until the first backward scatters them: of a single one
-    of *micro_batches* they take the place of activations that are freed. The allocator
+    of *micro_batches* they take the place of activations that are freed. ZeRO-1 is
+    ZeRO-2 then: its first backward is the last, and scatters. The allocator
     still holds the blocks that were theirs (`reserve`: between 8 and 128 GPUs
     torchtitan reserves 16.4 bytes a parameter less, gradients and all). *footprint*
     says what else the framework keeps.
     """
+    if fully_shard:
+        parallel = _of_one_backward(parallel, micro_batches)
     sharded = parallel.shards > 1  # so are experts then, on one rank or more
     masters = footprint.shards_are_masters & (sharded | (not fully_shard))
     shards = _Shards(
@@ -237,6 +240,12 @@ class _Shards:
 
     twice: Array
     masters: Array
+
+
+def _of_one_backward(parallel: DataParallel, micro_batches: Any) -> DataParallel:
+    """*parallel*, ZeRO-1 as ZeRO-2 where a step has one micro-batch."""
+    alike = (parallel.zero == 1) & (np.asarray(micro_batches) < 2)
+    return replace(parallel, zero=np.where(alike, 2, parallel.zero))
 
 
 def _weight_bytes(

@@ -71,6 +71,18 @@ def test_copies_of_single_parameters_take_the_blocks_of_the_passes() -> None:
     assert spare(held(9, zero=1, fully_shard=True)) == pytest.approx(0)
 
 
+@pytest.mark.parametrize(("micro_batches", "gradients_gib"), [(1, 0), (2, 4)])
+def test_a_single_backward_scatters_gradients_under_zero_1_too(
+    micro_batches: int, gradients_gib: float
+) -> None:
+    """Where there are more, fp32 gradients of 1 GiB parameters stay whole between."""
+    ways = {"fully_shard": True, "micro_batches": micro_batches}
+    found = held(9, PLAIN, zero=1, **ways)
+    assert gib(found.gradients) == gradients_gib
+    scattered = held(9, PLAIN, zero=2, **ways)
+    assert (float(found.total) == float(scattered.total)) == (micro_batches == 1)
+
+
 def test_blocks_that_nothing_uses_are_given_back_before_the_device_is_full() -> None:
     capacity = A100.capacity_bytes
     full, over = held(62), held(75)
