@@ -42,7 +42,7 @@ _KINDS = {
     "ici": "ici",
     "infiniband": "infiniband",
     "roce": "infiniband",
-    "slingshot": "infiniband",
+    "slingshot": "slingshot",
     "efa": "efa",
     "omni-path": "omni-path",
     "ethernet": "ethernet",
@@ -273,6 +273,12 @@ def _fabrics(folder: Path, base: LinkRates) -> dict[str, LinkRate]:
             training=1.0,
             source="assumed: a profile of the machine replaces it",
             training_source="assumed",
+            residual=GUESSED,
+        ),
+        "slingshot": replace(
+            infiniband,
+            name="slingshot",
+            source="as infiniband: nothing is measured of it alone",
             residual=GUESSED,
         ),
         # 23 to 55 Gb/s of a tensor all-reduced by 64 ranks, twice as many on the wire.

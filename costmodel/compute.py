@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.rates import AttentionRate, Rates
 from profiles.device import Device
 from profiles.errors import InvalidSpec, UnknownName
+from profiles.measurable import SIXTEEN_BITS
 from profiles.precision import Format
 
 Floats = NDArray[np.float64]
@@ -27,6 +28,9 @@ _TILES = ((256, 128), (128, 256), (128, 128), (64, 128), (128, 64), (64, 64))
 _BLOCK = 128.0  # query rows of one flash-attention block (Dao 2023, section 3.3)
 _BACKWARD_FLASH = 2.5  # five products instead of two (Dao 2023, section 3.1)
 _ALIGNMENT = 8  # elements: 16 bytes of a 16-bit format (cuBLAS documentation)
+# Bytes that single kernels move of a 32-bit score [counted]: scale, mask and softmax 8
+# each; backward 8, 8 and 12 (gradient, result and what is written).
+_WIDE_SCORE = (24.0, 28.0)
 KERNELS = ("flash-1", "flash-2", "flash-3", "fused-softmax", "materialised")
 DIRECTIONS = ("forward", "backward")
 
@@ -266,8 +270,9 @@ def _materialised_s(
     per_score = (
         rate.forward_bytes_per_score if forward else rate.backward_bytes_per_score
     )
-    per_score *= max(number.bytes / 2.0, 1.0)  # the bytes are those of 16-bit scores
-    if number.bytes == 2.0:
+    if number.bytes > SIXTEEN_BITS:
+        per_score = _WIDE_SCORE[0 if forward else 1]
+    elif number.bytes == SIXTEEN_BITS:
         per_score += rate.forward_cast_bytes if forward else rate.backward_cast_bytes
     scores = batch_heads * seq_q * seq_kv
     return calls * (outer + inner) + traffic_s(

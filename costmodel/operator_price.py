@@ -60,6 +60,11 @@ _ZERO = np.zeros(())
 # 2.7; not among the coefficients.
 MISALIGNED = 2.5
 
+# Hopper's warpgroup products take 32-bit operands only where k is innermost (CUTLASS,
+# functionality.md: TF32 on 90a in the layout TN alone); others run as on Ampere, at
+# 62.9 % of that on average (Luo et al. 2024, arXiv 2402.13499).
+TURNED_TF32 = 1 / 0.629
+
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
@@ -279,20 +284,23 @@ def _matmul(
         matmul_s, device=machine.device, rates=machine.rates, number=number
     )
     slower = misaligned(n, k)
+    turned = _turned(number, machine)
     fused = machine.software.accumulation == "fused"
     written = precision.gradient.bytes if fused else precision.activation.bytes
     timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
     quantised, back = _quantised(operator, (m, n, k), degrees, number, machine)
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
     forward = forward + quantised
-    to_input = timed("backward-input", roofline=lambda: product_s(m, k, n) * slower)
+    to_input = timed(
+        "backward-input", roofline=lambda: product_s(m, k, n) * slower * turned
+    )
     to_input = to_input + back
     flops = matmul_flops(m, n, k)
     if operator.frozen:
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(
         "backward-weight",
-        roofline=lambda: product_s(k, n, m, output_bytes=written) * slower,
+        roofline=lambda: product_s(k, n, m, output_bytes=written) * slower * turned,
     )
     return (
         Work.of(forward, flops=flops),
@@ -326,6 +334,13 @@ def _quantised(
         for size in moved
     )
     return forward, backward
+
+
+def _turned(number: Format, machine: Machine) -> float:
+    """How much longer products take whose operands are not contiguous along k, as both
+    of backward's are not."""
+    hopper = machine.device.architecture.lower().startswith("hopper")
+    return TURNED_TF32 if hopper and number is Format.TF32 else 1.0
 
 
 def misaligned(n: Array, k: Array) -> Array:

@@ -83,6 +83,7 @@ class Software:
     divisions around it; `sharpness` and `host_wait`
     say how device and host time make one; `step_s` what a step takes beside the model
     (data, logging).
+    `tf32`: products of fp32 training run in TF32, where the device has it.
     `loss_elements` are what the loss moves forward and backward for each logit, in
     16-bit elements (None: a fused kernel's); `pads_vocab`: the vocabulary is padded to
     a multiple of this for each tp rank, `pads_alone`: also where there is but one.
@@ -129,6 +130,7 @@ class Software:
     reduction: float = 1.0
     exposed_tensor: float = 1.0
     cuts_products: bool = False
+    tf32: bool = False
     gap_us: float = 10.0
     sharpness: float = HOST_SHARPNESS
     host_wait: float = HOST_WAIT

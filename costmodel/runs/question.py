@@ -187,6 +187,8 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         cells.choice("precision", PRECISIONS),
         lambda: default_precision(where.cluster),
     )
+    if precision == "fp32" and software.tf32 and _has_tf32(where):
+        precision = cells.assumed["precision"] = "tf32"
     cells.assumed["grad_dtype"] = software.gradient_format
     return replace(
         choice,
@@ -200,6 +202,10 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         gradient_format=software.gradient_format,
         offload=offload_of(cells),
     )
+
+
+def _has_tf32(where: Machine) -> bool:
+    return all("tf32" in island.device.peak for island in where.cluster.islands)
 
 
 def _spread(cells: Cells, choice: Uniform, job: Job) -> tuple[Uniform, tuple[str, ...]]:

@@ -252,7 +252,7 @@ def island(inner: str, outer: str, architecture: str = "ampere") -> Island:
         ("nvswitch", "ethernet", "blackwell ultra", ("nvlink5", "ethernet")),
         ("nvlink", "carrier pigeon", "rubin", ("nvlink4-mesh", "ethernet")),
         ("nvlink", "ethernet", "ampere", ("nvlink3-mesh", "ethernet")),
-        ("xgmi", "slingshot", "cdna3", ("xgmi", "infiniband")),
+        ("xgmi", "slingshot", "cdna3", ("xgmi", "slingshot")),
         ("pcie", "ethernet", "ada", ("pcie", "ethernet")),
     ],
 )

@@ -245,6 +245,15 @@ def test_scores_of_16_bits_are_cast_for_the_softmax() -> None:
     assert backward == found(IDEAL, Format.BF16, "backward")
 
 
+def test_scores_of_32_bits_are_counted_kernel_by_kernel() -> None:
+    slow = replace(TOY, memory_bandwidth=figure(0.001, "TB/s"))
+    outer_s = 16 * 4 * (2 * 1024 * 64 + 1024**2) / 1e9
+    for direction, calls, moved in (("forward", 2, 24), ("backward", 4, 28)):
+        found = attention("materialised", direction, device=slow, number=Format.FP32)
+        score_s = 16 * 1024**2 * moved / 0.5e9
+        assert found == pytest.approx(calls * outer_s + score_s, rel=0.01)
+
+
 def test_a_slowdown_is_of_the_products_only() -> None:
     once = attention("materialised", "forward")
     twice = attention("materialised", "forward", slowdown=2.0)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from costmodel.coefficients import Coefficients
+from costmodel.collectives import link_rates
 from costmodel.estimate import Estimate, estimate
 from costmodel.machine import machine
 from costmodel.software import (
@@ -90,6 +91,24 @@ def test_megatron_lm_of_2021_accumulates_beside_its_products() -> None:
     """Their fusion came in 2022."""
     assert software_of_run("Megatron-LM v2.x").accumulation == "separate"
     assert software_of_run("Megatron-LM").accumulation == "fused"
+
+
+def test_what_xla_makes_again_is_what_backward_needs() -> None:
+    job = replace(JOB, spec=replace(JOB.spec, dropout=0.0))
+    choice = Uniform(tp=1, dp=8, zero=3, zero_group=8, micro_batch=2, recompute="full")
+    layout = spell_out(choice, job.graph, job.global_batch)
+    base = software_of_run("Pathways/T5X")
+    needed, whole = (
+        estimate(job, CLUSTER, layout, on=machine(CLUSTER, one, fitted=FITTED))
+        for one in (base, replace(base, stops_early=False))
+    )
+    assert needed.step_time_s < whole.step_time_s
+
+
+def test_nothing_that_is_fitted_to_infiniband_is_slingshots() -> None:
+    alps = machine(cluster("gh200-4x-slingshot"), software("megatron-lm"))
+    alone = link_rates(alps.island).outer.training
+    assert alps.links.outer.training == pytest.approx(alone, rel=0.01)
 
 
 def test_gradients_travel_in_16_bits_under_megatron_fsdp() -> None:

@@ -369,3 +369,20 @@ def test_a_vocabulary_is_padded_as_its_framework_does(
 )
 def test_versions_are_told_apart(printed: str, name: str) -> None:
     assert asked({"framework": printed}).machine.software.name == name
+
+
+@pytest.mark.parametrize(
+    ("framework", "device", "number"),
+    [
+        ("Sailor (Megatron-DeepSpeed)", "A100-SXM-80GB", "tf32"),
+        ("Sailor (Megatron-DeepSpeed)", "V100-SXM-32GB", "fp32"),  # has none
+        ("Megatron-DeepSpeed", "A100-SXM-80GB", "fp32"),
+    ],
+)
+def test_nvidias_container_multiplies_fp32_in_tf32(
+    framework: str, device: str, number: str
+) -> None:
+    said = {"precision": "fp32", "flash_attention": None, "attention_kernel": None}
+    question = asked({**said, "framework": framework, "device": device})
+    assert question.choice.precision == number
+    assert ("precision" in question.assumed) is (number == "tf32")
