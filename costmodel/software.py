@@ -107,6 +107,7 @@ class Software:
     reduce: str = "gradient"
     reduce_shards: str = ""  # under ZeRO-3, where that is another
     accumulation: str = "separate"  # or fused into the weight gradient's product
+    casts_gradients: bool = False  # to the format they are added up in, by a kernel
     flash: str = "flash-2"
     unfused: str = "fused-softmax"
     fused_norm: bool = True

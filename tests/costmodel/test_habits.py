@@ -10,6 +10,7 @@ import pytest
 
 from costmodel.coefficients import Coefficients
 from costmodel.collectives import link_rates
+from costmodel.data_parallel import DataParallel
 from costmodel.estimate import Estimate, estimate
 from costmodel.machine import machine
 from costmodel.software import (
@@ -19,12 +20,14 @@ from costmodel.software import (
     software_at,
     software_of_run,
 )
+from costmodel.step_work import accumulation_bytes
 from costmodel.tied import layout_tied_sync
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.cluster import Cluster
 from profiles.job import Job
 from profiles.models.catalog import model
+from profiles.precision import precision
 
 CLUSTER = cluster("dgx-a100-80gb")
 JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_batch=16)
@@ -91,6 +94,20 @@ def test_megatron_lm_of_2021_accumulates_beside_its_products() -> None:
     """Their fusion came in 2022."""
     assert software_of_run("Megatron-LM v2.x").accumulation == "separate"
     assert software_of_run("Megatron-LM").accumulation == "fused"
+
+
+def test_deepspeeds_bf16_optimizer_casts_gradients_before_it_adds_them_up() -> None:
+    """2 bytes read, 4 written and read again, and 4 + 4 of the sum; fp16 ones are
+    added up as they are."""
+    on = machine(CLUSTER, software("megatron-deepspeed"), fitted=FITTED)
+    one = np.ones(())
+    alone = DataParallel(tp=one, cp=one, dp=one, zero=0 * one, zero_group=one)
+
+    def moved(number: str) -> float:
+        return float(accumulation_bytes(one, alone, precision(number), on))
+
+    assert moved("bf16") == 2 + 4 + 4 + 4 + 4
+    assert moved("fp16") == 2 + 2 + 2
 
 
 def test_what_xla_makes_again_is_what_backward_needs() -> None:
