@@ -27,6 +27,7 @@ from profiles.catalog import cluster
 from profiles.cluster import Cluster
 from profiles.job import Job
 from profiles.models.catalog import model
+from profiles.models.spec import DecoderSpec
 from profiles.precision import precision
 
 CLUSTER = cluster("dgx-a100-80gb")
@@ -111,7 +112,9 @@ def test_deepspeeds_bf16_optimizer_casts_gradients_before_it_adds_them_up() -> N
 
 
 def test_what_xla_makes_again_is_what_backward_needs() -> None:
-    job = replace(JOB, spec=replace(JOB.spec, dropout=0.0))
+    spec = JOB.spec
+    assert isinstance(spec, DecoderSpec)
+    job = replace(JOB, spec=replace(spec, dropout=0.0))
     choice = Uniform(tp=1, dp=8, zero=3, zero_group=8, micro_batch=2, recompute="full")
     layout = spell_out(choice, job.graph, job.global_batch)
     base = software_of_run("Pathways/T5X")
