@@ -16,14 +16,17 @@ from math import inf
 from typing import Final
 
 from costmodel.uniform import Uniform
-from planner.problem import Problem, Staged
+from planner.as_if_alike import over_islands
+from planner.branch_and_bound import BranchAndBound
+from planner.problem import Candidate, Problem
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
 from planner.stage_menu import menus
 from planner.stage_places import is_unlike
-from planner.stage_search import JUDGED, TOLERANCE, judged, stages_of_any
-from profiles.errors import Contradiction, Unsupported
+from planner.stage_search import JUDGED, TOLERANCE, simulate, stages_of_any
+from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
+SHARE: Final = 0.3  # of the time, for alike stages over islands
 ISLANDS: Final = "islands"  # the search over them
 ALONE: Final = "any-stage"  # that of one island where none are alike
 
@@ -66,19 +69,24 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
 
 def stages_alone(problem: Problem, limits: Limits) -> Solution:
     """The best layout of stages of any mesh, each of them inside one island, where
-    there are no alike ones to begin with.
+    there are no alike ones to begin with; or of alike ones over all islands where
+    those are better: the bound does not speak of them.
 
     Raises as `require_possible`, and OutOfTime if time passed before any fitted.
     """
     require_possible(problem)
     clock = Clock(limits=limits)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
-    found = stages_of_any(problem, alone, inf, clock)
-    if not found.candidates and not found.complete:
-        raise clock.out_of_time(found.partitions)
-    best = found.candidates[0] if found.candidates else None
+    best = _alike(problem, limits)
     value = inf if best is None else problem.value(best)
-    proven = found.complete and found.lower >= value * (1 - EXACT)
+    found = stages_of_any(problem, alone, value, clock, alone=best is None)
+    if best is None and not found.candidates and not found.complete:
+        raise clock.out_of_time(found.partitions)
+    proven = False
+    if found.candidates and problem.value(found.candidates[0]) < value:
+        best = found.candidates[0]
+        value = problem.value(best)
+        proven = found.complete and found.lower >= value * (1 - EXACT)
     status = Status.OPTIMAL if proven else Status.FEASIBLE
     left_out = found.partitions - found.simulated
     return Solution(
@@ -93,19 +101,33 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
             considered=found.partitions, simulated=found.simulated, by_value=left_out
         ),
         seconds=clock.seconds,
-        runners_up=_distinct(found.candidates)[1 : limits.runners_up + 1],
+        runners_up=_distinct(found.candidates, best)[: limits.runners_up],
         only_unlike=True,
     )
 
 
-def _distinct(candidates: Sequence[Staged]) -> tuple[Staged, ...]:
-    """Of those that differ in cuts or retention alone the first."""
-    found: dict[object, Staged] = {}
-    for one in candidates:
+def _alike(problem: Problem, limits: Limits) -> Candidate | None:
+    """The best of alike stages over islands, of any schedule."""
+    if not is_unlike(problem):
+        return None
+    part = replace(limits, time_limit_s=SHARE * limits.time_limit_s)
+    try:
+        return over_islands(problem, BranchAndBound(), part).best
+    except MeshwrightError:  # nothing in time, or nothing that is legal
+        return None
+
+
+def _distinct(
+    candidates: Sequence[Candidate], best: Candidate | None
+) -> tuple[Candidate, ...]:
+    """Of those that differ from the *best* one, and in more than cuts or retention, the
+    first."""
+    found: dict[object, Candidate] = {}
+    for one in (*([best] if best else []), *candidates):
         layout = one.estimate.layout
         meshes = tuple((stage.mesh.tp, stage.mesh.dp) for stage in layout.stages)
         found.setdefault((layout.micro_batches, meshes), one)
-    return tuple(found.values())
+    return tuple(found.values())[1:]
 
 
 def require_possible(problem: Problem) -> None:
@@ -155,6 +177,6 @@ def any_fits(problem: Problem) -> bool:
     for menu in sorted(found, key=lambda menu: -menu.micro_batches):
         parts = menu.best(tolerance=TOLERANCE)
         layouts = map(menu.layout, parts[:JUDGED])
-        if any(judged(problem, alone, layout) is not None for layout in layouts):
+        if any(simulate(problem, alone, layout) is not None for layout in layouts):
             return True
     return False

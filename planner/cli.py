@@ -11,7 +11,7 @@ import click
 from costmodel.pins import Pins, layout_options
 from planner.around import Around, around_options, several_gpus
 from profiles.command import command, premise, warn
-from profiles.errors import OutOfTime
+from profiles.errors import OutOfTime, Unsupported
 from profiles.job_options import JobOptions, job_options
 from profiles.parameters import one_of, path, real, text, whole
 from profiles.terminal import console, emit_json
@@ -267,8 +267,9 @@ def _others(problem: Problem, chosen: str, limit: float) -> list[Solution]:
             continue
         try:
             found.append(_solved(problem, name, 0, limit))
-        except OutOfTime as error:
-            warn(f"--search {name}: {error}")
+        except (OutOfTime, Unsupported) as error:
+            said = f"--search {name}"
+            warn(str(error) if said in str(error) else f"{said}: {error}")
     return found
 
 

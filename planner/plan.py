@@ -28,7 +28,7 @@ from planner.problem import (
 from planner.retention.polish import polished, without_auto
 from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Limits
-from planner.searches import search_called
+from planner.searches import BASELINES, search_called
 from planner.solution import Solution
 from planner.stage_places import is_unlike, only_unlike
 from profiles.cluster import Cluster
@@ -137,8 +137,12 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     """Run *search*, and check what it found: none marks its own homework. Where the
     states alone do not fit, there is nothing to search; where offloading is free, it
     is run for each way to offload."""
-    if only_unlike(problem):
-        _require_default(problem, search)
+    if only_unlike(problem) and search.name != DEFAULT:
+        _require_baseline(problem, search)
+        from planner.as_if_alike import over_islands
+
+        solution = over_islands(problem, search, limits)
+    elif only_unlike(problem):
         from planner.any_stage import stages_alone  # of use to few
 
         solution = stages_alone(problem, limits)
@@ -151,20 +155,21 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     return solution
 
 
-def _require_default(problem: Problem, search: AbstractSearch) -> None:
-    """Raise Unsupported for a *search* of alike stages where there are none."""
-    if search.name == DEFAULT:
-        return
+def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
+    """Raise Unsupported for a *search* of alike stages where there are none, or whose
+    proof would be of other devices than there are."""
     if not is_unlike(problem):
         raise Unsupported(
             f"--search {search.name} knows alike stages, and --pp {problem.pins.pp} "
             f"does not divide {problem.gpus} GPUs; leave one of them out"
         )
-    raise Unsupported(
-        f"--search {search.name} knows one island, the cluster joins "
-        f"{len(problem.machine.cluster.islands)}: leave --search out, or give a "
-        "--cluster of one of them"
-    )
+    if search.name not in BASELINES:
+        raise Unsupported(
+            f"--search {search.name} proves what is best on one island, the cluster "
+            f"joins {len(problem.machine.cluster.islands)}: leave --search out, which "
+            f"proves it there too, or choose among {', '.join(BASELINES)}, which plan "
+            "for the slowest device"
+        )
 
 
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:

@@ -45,6 +45,12 @@ class Clock:
         return perf_counter() - self.started_s
 
     @property
+    def share(self) -> float:
+        """Of the time there is that has passed."""
+        limit_s = self.limits.time_limit_s
+        return self.seconds / limit_s if limit_s > 0 else inf
+
+    @property
     def over(self) -> bool:
         return self.seconds >= self.limits.time_limit_s
 

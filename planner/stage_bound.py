@@ -4,8 +4,10 @@ and what a stage holds at the least.
 Stage s runs m micro-batches forward and backward; before its first, a micro-batch goes
 forward through the stages before it, and after its last, one backward:
 
-    T ≥ Σ_{i<s} t_i + m · t_s           for every stage s
-    T ≥ Σ_{i<s} f_i + m · t_s + late_s  (`stage_passes`; late_0 in every Σ t_i too)
+    T ≥ Σ_{i<s} t_i + m · t_s + update_s           for every stage s
+    T ≥ Σ_{i<s} f_i + m · t_s + late_s + update_s  (late_0 in every Σ t_i too)
+
+with what `stage_passes` says of a gradient reduction that is late, and of updates.
 
 Of all cuts of the layers into stages on the meshes of a menu, the least that this can
 be: G(k, d), the least Σ t (and the least Σ f) over stages that hold the first k layers
@@ -131,9 +133,11 @@ def _reaches(
             for one in ways:
                 stage_s = one.both_s[first, first:, None]
                 late_s = one.late_s[first, first:, None]
-                fits = prefix_s + micro_batches * stage_s <= most_s
+                left_s = most_s - one.update_s[first, first:, None]
+                left_s = left_s - micro_batches * stage_s
+                fits = prefix_s <= left_s
                 if late:
-                    fits &= early_s + micro_batches * stage_s + late_s <= most_s
+                    fits &= early_s + late_s <= left_s
                     onward_s = early_s + one.forward_s[first, first:, None]
                     _lower(forward[first + 1 :, after], fits, onward_s)
                 counted_s = stage_s + late_s if first == 0 else stage_s

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby, product
-from math import inf, isfinite
+from math import inf, isfinite, log
 from typing import Final
 
 import numpy as np
@@ -19,7 +20,7 @@ from costmodel.layout import Layout, Stage
 from costmodel.ranges import Ranges
 from planner.problem import Problem
 from planner.stage_bound import CLOSE, cut_bound_s
-from planner.stage_layers import Option, unit_of
+from planner.stage_layers import Option
 from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
 from planner.stage_packing import starts
@@ -28,9 +29,11 @@ from planner.stage_passes import Passes
 from planner.stage_paths import path_s
 from planner.stage_places import Place, orders
 from planner.stage_tree import Tree, Whole
+from planner.stages_held import StagesHeld
 from planner.table import divisors
-from planner.trip_bound import by_in_flight, trip_bound_s
+from planner.trip_bound import trip_bound_s
 
+LIKELY: Final = 32  # micro-batches: enough to fill a pipeline of a few stages
 SPELLED: Final = 24  # pipelines that are found at once
 
 
@@ -46,6 +49,7 @@ class Menu:
     passes: tuple[Passes, ...]  # of each option
     places: tuple[Place, ...]  # of each option
     end_s: float
+    around: Menu | None = None  # of the same stages, with any ends
 
     @property
     def lower_s(self) -> float:
@@ -84,16 +88,30 @@ class Menu:
         return self._bound_s(seconds * (1 - CLOSE), seconds) < seconds
 
     def _bound_s(self, from_s: float, at_most_s: float) -> float:
-        bound_s = cut_bound_s if len(set(self.places)) == 1 else trip_bound_s
-        found = bound_s(
+        at_least_s, at_most_s = max(from_s - self.end_s, 0.0), at_most_s - self.end_s
+        if len(set(self.places)) > 1:
+            bound_s = trip_bound_s(
+                self._held, at_least_s=at_least_s, at_most_s=at_most_s
+            )
+        else:
+            bound_s = cut_bound_s(
+                self.options,
+                self.passes,
+                devices=self.problem.gpus,
+                micro_batches=self.micro_batches,
+                at_least_s=at_least_s,
+                at_most_s=at_most_s,
+            )
+        return bound_s + self.end_s
+
+    @cached_property
+    def _held(self) -> StagesHeld:
+        return StagesHeld(
             self.options,
             self.passes,
             devices=self.problem.gpus,
             micro_batches=self.micro_batches,
-            at_least_s=max(from_s - self.end_s, 0.0),
-            at_most_s=at_most_s - self.end_s,
         )
-        return found + self.end_s
 
     def best(self, *, below_s: float = inf, tolerance: float = 0.0) -> list[Partition]:
         """Partitions whose steps the programme puts below *below_s*, those first that
@@ -168,22 +186,10 @@ class Menu:
     def grown(self, below_s: float, width: int) -> tuple[list[Partition], float]:
         """Partitions that may take less than *below_s*, the best first, and what none
         takes less than; with so many suffixes of each number of stages at most."""
-        m, devices = self.micro_batches, self.problem.gpus
-        pairs = list(zip(self.options, self.passes, strict=True))
-        unit = unit_of(self.options, devices)
-        fitting = [one for one in pairs if one[0].devices <= devices]
-        layers, units = len(self.passes[0].forward_s), devices // unit
-        tables = by_in_flight(fitting, devices, unit, min(layers, units, m))
-        tree = Tree(
-            tables=tuple(tables),
-            layers=layers,
-            units=units,
-            unit=unit,
-            micro_batches=m,
-        )
-        found = tree.grown(
+        found = Tree(held=self._held).grown(
             below_s - self.end_s, width=width, stages=self.problem.pins.pp, best=SPELLED
         )
+        unit = self._held.unit
         spelled = (self._spelled(one, unit) for one in found.best)
         return [one for one in spelled if one], found.lower_s + self.end_s
 
@@ -213,10 +219,11 @@ class Menu:
 
 
 def menus(problem: Problem) -> Iterator[Menu]:
-    """Menus for each number of micro-batches and order of places, priced when they are
-    asked for: of several places, one for each cost of ends that are apart."""
+    """Menus for each number of micro-batches, likely ones first, and order of places,
+    priced when they are asked for: of several places, one for each cost of ends that
+    are apart."""
     batch, pinned = problem.job.global_batch, problem.pins.micro_batches
-    for m in divisors(batch):
+    for m in sorted(divisors(batch), key=lambda m: abs(log(m / LIKELY))):
         if pinned in (None, m):
             known: dict[int, list[Priced]] = {}
             for places in orders(problem):
@@ -313,7 +320,7 @@ def _by_ends(menu: Menu) -> Iterator[Menu]:
                 menu.options, menu.places, shapes, strict=True
             )
         )
-        yield replace(menu, end_s=menu.end_s + end_s, options=options)
+        yield replace(menu, end_s=menu.end_s + end_s, options=options, around=menu)
 
 
 Box = tuple[int, int]  # the least tp, and the most devices

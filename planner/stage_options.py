@@ -20,8 +20,9 @@ from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.machine import Machine
 from costmodel.memory import memory, pipeline_buffers
 from costmodel.mesh_parallel import data_parallel
+from costmodel.software import hides_gradients
 from costmodel.stage import StagePrice
-from costmodel.step_work import accumulated
+from costmodel.step_work import accumulated, updated
 from costmodel.uniform import Uniform, spell_out
 from planner.axes import Axes
 from planner.problem import Problem
@@ -140,8 +141,9 @@ def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
 
 def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
     """What each layer adds to a stage at the least: nothing is exposed of what its
-    passes gather and scatter or have away, and gradients are added up and summed at
-    the best rate."""
+    passes gather and scatter or have away, and gradients are added up and summed,
+    parameters updated and gathered at the best rate. A gathering behind a forward that
+    takes longer than this knows counts nothing, nor does an optimizer that is away."""
     on, stage, held = problem.machine, layout.stages[0], price.expert_parameters > 0
     parallel = data_parallel(stage.mesh, stage.plans[0].zero, 2)
     apart = sharded_experts(parallel, on.software, layout.offload)
@@ -149,33 +151,65 @@ def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
     frozen = price.frozen_parameters
     added = accumulated(price.parameters, parallel, number, on, frozen=frozen)
     more = accumulated(price.expert_parameters, apart, number, on).where(held)
-    add_rate, reduce_rate = _gradient_rates(parallel, layout, on)
-    experts_rate, _ = _gradient_rates(apart, layout, on)
+    add_rate, reduce_rate, gather_rate = _gradient_rates(parallel, layout, on)
+    experts_rate, _, experts_gather_rate = _gradient_rates(apart, layout, on)
+    step_rate, experts_step_rate = (
+        _step_rate(problem, one, layout) for one in (parallel, apart)
+    )
     add_s = price.parameters * add_rate + price.expert_parameters * experts_rate
     hidden_s = price.data_comm_s + price.offload_s
     forward_s = np.maximum(price.forward_s - hidden_s, 0.0)
     both_s = price.forward_s + price.backward_s - hidden_s
     both_s = both_s - added.seconds - more.seconds + add_s
     table = _shared_parameters(problem) / stage.mesh.tp
+    hides = "param" in on.software.overlap
+    if hides and np.any(hidden_s > 0):
+        gather_rate = experts_gather_rate = 0.0
     return Passes(
         forward_s=forward_s,
         backward_s=np.maximum(both_s - forward_s, 0.0),
         reduce_s=price.parameters * reduce_rate,  # and what experts add to it
+        step_s=price.parameters * step_rate
+        + price.expert_parameters * experts_step_rate,
+        gather_s=price.parameters * gather_rate
+        + price.expert_parameters * experts_gather_rate,
+        hides_gathers=hides,
+        hides_reductions=bool(hides_gradients(on.software, stage.mesh.tp)),
+        contention=on.software.contention,
         shared_backward_s=table * add_rate,
         shared_reduce_s=table * reduce_rate,
+        shared_step_s=table * step_rate,
+        shared_gather_s=table * gather_rate,
     )
 
 
 def _gradient_rates(
     parallel: DataParallel, layout: Layout, on: Machine
-) -> tuple[float, float]:
-    """Seconds of a parameter's gradient, of very many: added up in a micro-batch, and
-    summed once a step."""
+) -> tuple[float, float, float]:
+    """Seconds of a parameter, of very many: its gradient added up in a micro-batch, and
+    summed once a step, and it gathered then."""
     many, number = np.asarray(MANY), layout.precision
     added = accumulated(many, parallel, number, on)
     found = exchanges(many, parallel, number, on, offload=layout.offload)
-    reduce_s = float(found.step_reduce.seconds) * on.software.reduction
-    return float(added.seconds) / MANY, reduce_s / MANY
+    reduce_s, gather_s = (
+        float(each.seconds) * on.software.reduction
+        for each in (found.step_reduce, found.step_gather)
+    )
+    return float(added.seconds) / MANY, reduce_s / MANY, gather_s / MANY
+
+
+def _step_rate(problem: Problem, parallel: DataParallel, layout: Layout) -> float:
+    """Seconds of the optimizer's step for a parameter, of very many."""
+    if layout.offload.optimizer:
+        return 0.0
+    found = updated(
+        np.asarray(MANY),
+        parallel,
+        layout.precision,
+        problem.machine,
+        problem.job.optimizer,
+    )
+    return float(found.seconds) / MANY
 
 
 def _shared_parameters(problem: Problem) -> float:

@@ -1,5 +1,5 @@
-"""What stages on the meshes of a menu take at the least: their passes, and what their
-gradient reduction takes longer than the last backward.
+"""What stages on the meshes of a menu take at the least: their passes, what their
+gradient reduction takes longer than the last backward, and their step.
 
 A gradient is summed once it is made, so a stage's reduction of c seconds begins when
 its last backward of b does, at the earliest, and no rank steps before all have reduced:
@@ -7,63 +7,87 @@ its last backward of b does, at the earliest, and no rank steps before all have 
     T ≥ when the last backward of s ends + late,  late = max(0, c − b)
 
 The last backward of the first stage is the pipeline's last pass, so that its `late`
-comes on top of all that others take.
+comes on top of all that others take. Once all have reduced, each rank updates its
+parameters and gathers what others did, as far as the next forward does not hide that;
+with what a backward loses to a reduction beside it this is its `update`, and the
+longest of these comes on top of all (as `costmodel.stage` and `timeline` have it).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.data_parallel import exposed_s
 from planner.stage_layers import Option, stages_sums
 
 Array = NDArray[Any]
 Kind = TypeVar("Kind")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Passes:
     """Seconds of each layer on a mesh, arrays [layers]: of a micro-batch, and of
-    summing its gradients once a step; no stage that holds it takes less for it. But of
-    a parameter that the model's ends share and both count, one with all layers takes
-    the `shared` seconds once."""
+    summing its gradients, updating and gathering its parameters once a step; no stage
+    that holds it takes less for it. But of a parameter that the model's ends share and
+    both count, one with all layers takes the `shared` seconds once. Where passes hide
+    what is gathered or reduced, they lose `contention` of it."""
 
     forward_s: Array
     backward_s: Array
     reduce_s: Array
+    step_s: Array
+    gather_s: Array
+    hides_gathers: bool = False
+    hides_reductions: bool = False
+    contention: float = 0.0
     shared_backward_s: float = 0.0
     shared_reduce_s: float = 0.0
+    shared_step_s: float = 0.0
+    shared_gather_s: float = 0.0
 
     @property
     def both_s(self) -> Array:
         return np.asarray(self.forward_s + self.backward_s)
 
+    @cached_property
+    def stages_s(self) -> tuple[Array, Array, Array, Array]:
+        """[first, last] → seconds of a stage: forward, backward, what its reduction is
+        late, its update. Infinite or 0 where last is before first."""
+        forward_s = stages_sums(self.forward_s)
+        backward_s = stages_sums(self.backward_s)
+        reduce_s = stages_sums(self.reduce_s)
+        backward_s[0, -1] -= self.shared_backward_s
+        reduce_s[0, -1] -= self.shared_reduce_s
+        late_s = np.zeros_like(forward_s)
+        np.subtract(reduce_s, backward_s, out=late_s, where=np.isfinite(forward_s))
+        return forward_s, backward_s, np.maximum(late_s, 0.0), _updates_s(self)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stages:
     """[first, last] → seconds of a stage of those layers: forward and backward, each
-    alone, and what its reduction is late; infinite where it cannot be. Of several
-    options [option, first, last]."""
+    alone, what its reduction is late, and its update; infinite where it cannot be. Of
+    several options [option, first, last]."""
 
     both_s: Array
     forward_s: Array
     backward_s: Array
     late_s: Array
+    update_s: Array
 
     @classmethod
     def of(cls, options: Sequence[Option], passes: Sequence[Passes]) -> Stages:
         """Those of each of the *options*, with its *passes*."""
-        forward_s = stages_sums(np.array([one.forward_s for one in passes]))
-        backward_s = stages_sums(np.array([one.backward_s for one in passes]))
-        reduce_s = stages_sums(np.array([one.reduce_s for one in passes]))
-        backward_s[:, 0, -1] -= [one.shared_backward_s for one in passes]
-        reduce_s[:, 0, -1] -= [one.shared_reduce_s for one in passes]
-        late_s = np.zeros_like(forward_s)
-        np.subtract(reduce_s, backward_s, out=late_s, where=np.isfinite(forward_s))
+        forward_s, backward_s, late_s, update_s = (
+            np.array(each)
+            for each in zip(*(one.stages_s for one in passes), strict=True)
+        )
         for each_s in (forward_s, backward_s):
             each_s[[not one.starts for one in options], 0] = np.inf
             each_s[[not one.ends for one in options], :, -1] = np.inf
@@ -71,7 +95,8 @@ class Stages:
             both_s=forward_s + backward_s,
             forward_s=forward_s,
             backward_s=backward_s,
-            late_s=np.maximum(late_s, 0.0),
+            late_s=late_s,
+            update_s=update_s,
         )
 
     def where(self, fits: Array) -> Stages:
@@ -97,6 +122,7 @@ class Stages:
             forward_s=self.forward_s[chosen].min(axis=0),
             backward_s=self.backward_s[chosen].min(axis=0),
             late_s=self.late_s[chosen].min(axis=0),
+            update_s=self.update_s[chosen].min(axis=0),
         )
 
     def beats(self, other: Stages) -> bool:
@@ -106,7 +132,40 @@ class Stages:
             and (self.forward_s <= other.forward_s).all()
             and (self.backward_s <= other.backward_s).all()
             and (self.late_s <= other.late_s).all()
+            and (self.update_s <= other.update_s).all()
         )
+
+
+def _updates_s(passes: Passes) -> Array:
+    """[first, last] → seconds of the update of a stage; 0 where there is none."""
+    names = "forward_s", "backward_s", "reduce_s", "step_s", "gather_s"
+    layers = np.array([getattr(passes, name) for name in names])
+    forward_s, backward_s, reduce_s, step_s, gather_s = np.triu(_sums(layers))
+    run = np.maximum(np.triu(_sums(layers[0] > 0)), 1)
+    for known, shared_s in (
+        (backward_s, passes.shared_backward_s),
+        (reduce_s, passes.shared_reduce_s),
+        (step_s, passes.shared_step_s),
+        (gather_s, passes.shared_gather_s),
+    ):
+        known[0, -1] -= shared_s
+    found = step_s + exposed_s(
+        gather_s,
+        forward_s,
+        run,
+        overlapped=passes.hides_gathers,
+        contention=passes.contention,
+    )
+    if passes.hides_reductions:
+        hidden_s = np.minimum(reduce_s, backward_s) * (1 - 1 / run)
+        found += passes.contention * hidden_s
+    return np.asarray(found)
+
+
+def _sums(values: Array) -> Array:
+    """[…, first, last] → the sum between; of no use where last is before first."""
+    ends = np.cumsum(values, axis=-1)
+    return np.asarray(ends[..., None, :] - (ends - values)[..., None])
 
 
 def gathered(

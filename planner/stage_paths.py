@@ -5,6 +5,7 @@ that slow links and slow stages make long.
     windows   down to stage e; w − 1 passes while it fills, of the slowest up to e; then
               from s to e and back for every e − s + 1 micro-batches, since s sends one
               when that many before it are back; what is left at the slowest stage
+    filling   down from s to the end and back, and all that s does once the first one is
     late      a stage's gradient reduction, behind its last backward (`stage_passes`)
 
 with w stages from e to the end. (`costmodel.makespan` has the same paths for runs of
@@ -58,7 +59,11 @@ def path_s(
             waited = behind * slowest + (1 + times) * window
             waited += left * (slowest if times else both[last])
             longest = max(longest, before[first] + waited)
-    return longest + late[0]
+        held = min(len(both) - first, micro_batches)
+        filled = before[-1] + (micro_batches - 1) * back[first]
+        longest = max(longest, filled + (micro_batches - held) * there[first])
+    updated = max(each.stages_s[3][part.first, part.last] for each, part in chosen)
+    return longest + late[0] + float(updated)
 
 
 def _sum(seconds: Array, part: Part) -> float:

@@ -3,12 +3,14 @@
     start = max(end of the pass before on its stage, arrival of what it awaits)
     arrival = max(end of the sender, the link is free) + half the way there and back
 
-Pipelines have as many stages and micro-batches; each pass is one array over them.
+Pipelines have as many stages and micro-batches; each pass is one array over them, and
+what is on its way lies where something lay that has arrived.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ from costmodel.program import program_of
 from costmodel.shape import COMPUTE
 
 Array = NDArray[Any]
-AT_ONCE: Final = 2_000_000  # passes of all pipelines that are run together
+AT_ONCE: Final = 8_192  # pipelines that are run together
 
 
 def ends_s(
@@ -29,15 +31,14 @@ def ends_s(
     pipelines, stages = forward_s.shape
     if stages == 1:
         return micro_batches * (forward_s + backward_s)
-    some = max(AT_ONCE // (2 * stages * micro_batches), 1)
     found = [
         _ends_s(
-            forward_s[first : first + some].T,
-            backward_s[first : first + some].T,
-            ways_s[first : first + some].T / 2,
+            forward_s[first : first + AT_ONCE].T.copy(),
+            backward_s[first : first + AT_ONCE].T.copy(),
+            ways_s[first : first + AT_ONCE].T / 2,
             micro_batches,
         )
-        for first in range(0, pipelines, some)
+        for first in range(0, pipelines, AT_ONCE)
     ]
     return np.concatenate(found, axis=1).T if found else forward_s
 
@@ -47,25 +48,58 @@ def _ends_s(
 ) -> Array:
     """[stage, pipeline]; all arguments too."""
     stages, pipelines = forward_s.shape
+    steps, places, links = _steps(stages, micro_batches)
+    free = np.zeros((stages, pipelines))
+    link_free = np.zeros((links, pipelines))
+    arrived = np.zeros((places, pipelines))
+    for stage, there, awaited, place, link in steps:
+        end = free[stage]
+        if awaited >= 0:
+            np.maximum(end, arrived[awaited], out=end)
+        end += forward_s[stage] if there else backward_s[stage]
+        if place < 0:
+            continue
+        busy = link_free[link]
+        np.maximum(end, busy, out=busy)
+        busy += way_s[stage] if there else way_s[stage - 1]
+        arrived[place] = busy
+    return free
+
+
+class _Step(NamedTuple):
+    """A pass of a stage, forward or not; where what it awaits has arrived, where what
+    it sends will, and over which link (−1: nothing)."""
+
+    stage: int
+    there: bool
+    awaited: int
+    place: int
+    link: int
+
+
+@lru_cache(maxsize=256)
+def _steps(stages: int, micro_batches: int) -> tuple[list[_Step], int, int]:
+    """The passes in an order that they can run in; how many places and links."""
     program = program_of("1f1b", stages, 1, micro_batches)
     kinds, slots = np.divmod(program.ordered_rows, program.shape.slots)
     forward = (kinds == COMPUTE.index(Kind.F)).tolist()
-    free = np.zeros((stages, pipelines))
-    link_free: dict[int, Array] = {}
-    arrived = np.zeros((len(forward) + 1, pipelines))  # the first awaits nothing
-    steps = zip(
+    at: dict[int, int] = {}  # the number of a pass whose result is on its way
+    empty: list[int] = []
+    links: dict[int, int] = {}
+    steps, places = list[_Step](), 0
+    each = zip(
         program.awaits, slots.tolist(), forward, program.links.tolist(), strict=True
     )
-    for number, (awaited, stage, there, link) in enumerate(steps, start=1):
-        end = free[stage]
-        if awaited:
-            np.maximum(end, arrived[awaited], out=end)
-        end += forward_s[stage] if there else backward_s[stage]
-        if link == program.no_link:
-            continue
-        sent = arrived[number]
-        busy = link_free.get(link)
-        np.maximum(end, 0.0 if busy is None else busy, out=sent)
-        sent += way_s[stage] if there else way_s[stage - 1]
-        link_free[link] = sent
-    return free
+    for number, (awaited, stage, there, link) in enumerate(each, start=1):
+        arrived = at.pop(awaited) if awaited else -1
+        if arrived >= 0:
+            empty.append(arrived)
+        place = -1
+        if link != program.no_link:
+            if not empty:
+                empty.append(places)
+                places += 1
+            place = at[number] = empty.pop()
+        used = links.setdefault(link, len(links)) if place >= 0 else -1
+        steps.append(_Step(stage, there, arrived, place, used))
+    return steps, places, len(links)

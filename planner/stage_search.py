@@ -7,13 +7,15 @@ they take, the simulation last.
 
 A menu whose bound is not below the best value is passed over. Over several islands the
 tree is narrow first, to find what is good, and wide then, to prove that none is better.
+Where no layout is known to begin with, a rough partition is found while menus are
+priced, so that there is an answer whenever time ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -29,11 +31,13 @@ from planner.stage_menu import Menu, menus
 from planner.stage_partition import Partition
 from profiles.errors import MeshwrightError
 
+PRICING: Final = 0.4  # of the time there is, at most, before menus are opened
+ROUGH: Final = 0.1  # of the first partition that fits
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
 JUDGED: Final = 24  # partitions of a menu that are simulated
 HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
 NARROW: Final = 1_000  # suffixes of a number of stages, to find a good partition
-WIDE: Final = 20_000  # to prove that there is none better
+WIDE: Final = 200_000  # to prove that there is none better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,27 +55,35 @@ class Found:
 
 
 def stages_of_any(
-    problem: Problem, beside: Uniform, value: float, clock: Clock
+    problem: Problem,
+    beside: Uniform,
+    value: float,
+    clock: Clock,
+    *,
+    alone: bool = False,
 ) -> Found:
-    """Layouts of any stages that fit, of what may be better than *value*."""
+    """Layouts of any stages that fit, of what may be better than *value*; one at least
+    where they are *alone* and there is one, whatever the time."""
     if problem.objective is Objective.MEMORY:
         return _leanest_of_any(problem, beside, value, clock)
     hunt = _Hunt(problem=problem, beside=beside, value=value, clock=clock)
-    left, opened = deque(promising(problem)), list[tuple[float, Menu]]()
+    every, all_priced = hunt.priced(alone)
+    left, opened = deque(every), list[tuple[float, Menu]]()
     while left and not clock.over:
         menu = left.popleft()
-        if menu.may_beat(hunt.value_s):
-            opened.append((hunt.open(menu), menu))
+        if hunt.may_beat(menu):
+            opened.append((hunt.open(menu), replace(menu)))  # keeps no tables
     hunt.climb()
-    lower_s = hunt.proven_s(opened)
-    lower_s = _lower_s(left, lower_s)
+    lower_s = hunt.lower_s(left, hunt.proven_s(opened))
+    if not all_priced:
+        lower_s = problem.machine.step_s  # of what was not looked at no more is known
     return Found(
         candidates=tuple(sorted(hunt.found.values(), key=problem.value)),
         partitions=hunt.tried,
         simulated=hunt.simulated,
         lower=lower_s * hunt.unit,
         lower_s=lower_s,
-        complete=not left and not clock.over,
+        complete=all_priced and not left and not clock.over,
     )
 
 
@@ -87,6 +99,7 @@ class _Hunt:
     best: tuple[Menu, Partition] | None = None
     tried: int = 0
     simulated: int = 0
+    floors_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def unit(self) -> float:
@@ -97,12 +110,54 @@ class _Hunt:
     def value_s(self) -> float:
         return self.value / self.unit
 
+    def priced(self, alone: bool) -> tuple[list[Menu], bool]:
+        """The menus that have options, by their bounds; and whether all are there: time
+        may end it, but where stages are *alone*, only once some are found that fit."""
+        found, tried, complete = list[Menu](), set[int](), True
+        for menu in menus(self.problem):
+            if not menu.options:
+                continue
+            found.append(menu)
+            around = menu.around or menu
+            sought = alone and self.value == inf
+            if sought and id(around) not in tried:
+                tried.add(id(around))
+                self.seed(around)
+            if self.clock.share >= PRICING and (self.value < inf or not alone):
+                complete = False
+                break
+        return sorted(found, key=lambda menu: menu.lower_s), complete
+
+    def seed(self, menu: Menu) -> None:
+        """Judge partitions of *menu* until one fits, however late it is."""
+        for partition in menu.best(tolerance=ROUGH)[:JUDGED]:
+            self.tried += 1
+            if self.judged(menu, partition) < inf:
+                break
+
+    def may_beat(self, menu: Menu) -> bool:
+        """Whether *menu* may have what is better; menus that differ in ends alone are
+        bounded together first."""
+        around = menu.around
+        if self.value < inf and around is not None:
+            number = id(around)
+            if number not in self.floors_s:
+                self.floors_s[number] = replace(around).tighter_s(self.value_s)
+            ends_s = menu.end_s - around.end_s
+            if self.floors_s[number] + ends_s >= self.value_s:
+                return False
+        return menu.may_beat(self.value_s)
+
     def judge(self, menu: Menu, partition: Partition) -> float:
         """The value of *partition*; infinite where it is no better or does not fit."""
         if self.clock.over or menu.path_s(partition) >= self.value_s:
             return inf
+        return self.judged(menu, partition)
+
+    def judged(self, menu: Menu, partition: Partition) -> float:
+        """The value of *partition*; infinite where it does not fit."""
         self.simulated += 1
-        candidate = judged(self.problem, self.beside, menu.layout(partition))
+        candidate = simulate(self.problem, self.beside, menu.layout(partition))
         if candidate is None:
             return inf
         self.found[candidate.estimate.layout] = candidate
@@ -142,11 +197,23 @@ class _Hunt:
         for known_s, menu in sorted(opened, key=lambda pair: pair[0]):
             if known_s >= min(lower_s, self.value_s):
                 break
+            menu = replace(menu)  # its tables go with it
             if menu.knows_ways and self.value < inf and not self.clock.over:
                 parts, known_s = menu.grown(self.value_s, WIDE)
                 self.judge_all(menu, parts)
-            lower_s = min(lower_s, max(known_s, _lower_s([menu], self.value_s)))
+            lower_s = min(lower_s, max(known_s, self.lower_s([menu], self.value_s)))
         return min(lower_s, self.value_s)
+
+    def lower_s(self, every: Iterable[Menu], best_s: float) -> float:
+        """What no partition of *every* menu takes less than, of what is below *best_s*;
+        only roughly when time is over."""
+        lower_s = best_s
+        for menu in every:
+            if menu.lower_s < lower_s:
+                known = lower_s < inf and not self.clock.over
+                found_s = menu.tighter_s(lower_s) if known else menu.lower_s
+                lower_s = min(lower_s, found_s)
+        return lower_s
 
 
 def _leanest_of_any(
@@ -164,7 +231,7 @@ def _leanest_of_any(
         if one.partition is None or one.peak_bytes >= value:
             continue
         simulated += 1
-        candidate = judged(problem, beside, menu.layout(one.partition))
+        candidate = simulate(problem, beside, menu.layout(one.partition))
         if candidate is not None:
             found[candidate.estimate.layout] = candidate
             value = min(value, problem.value(candidate))
@@ -187,24 +254,13 @@ def _leanest(problem: Problem, menu: Menu) -> Lean:
     )
 
 
-def _lower_s(every: Sequence[Menu], best_s: float) -> float:
-    """What no partition of *every* menu takes less than, of what is below *best_s*."""
-    lower_s = best_s
-    for menu in every:
-        if menu.lower_s < lower_s:
-            known = lower_s < inf
-            found_s = menu.tighter_s(lower_s) if known else menu.lower_s
-            lower_s = min(lower_s, found_s)
-    return lower_s
-
-
 def promising(problem: Problem) -> list[Menu]:
     """The menus that have options, by their bounds."""
     found = [menu for menu in menus(problem) if menu.options]
     return sorted(found, key=lambda menu: menu.lower_s)
 
 
-def judged(problem: Problem, beside: Uniform, layout: Layout) -> Staged | None:
+def simulate(problem: Problem, beside: Uniform, layout: Layout) -> Staged | None:
     """*layout* simulated; None if it cannot run or does not fit."""
     try:
         found = estimate(

@@ -11,24 +11,34 @@ have a backward each when its last one has ended). What takes longer than the li
 dropped, and so, where there are more than *width* suffixes of one number of stages, are
 those that take longest: then the least that is known of them is the bound. Else the
 best pipelines are found, and none is better.
+
+Before a suffix is run, the paths that its first stage adds (`stage_paths` has them of a
+whole pipeline) tell most that take too long:
+
+    along     m · t
+    windows   to each stage behind: what fills it, then a trip for so many micro-batches
+    filling   a trip to the end, and all that the stage does after the first is back
+
+and where it begins an island, the window from whatever stage may be before it. The
+longest update of its stages comes on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from planner.stage_kinds import Kind
 from planner.stage_packing import is_regular, ways
 from planner.stage_partition import Array
-from planner.stage_passes import Stages
+from planner.stage_prefixes import Prefix, prefixes
 from planner.stage_runs import ends_s
+from planner.stages_held import StagesHeld
 
-Tables = Sequence[Mapping[Kind, Sequence[Stages]]]  # [micro-batches in flight − 1]
 STARTS = 0  # the way to have packed nothing
 
 
@@ -48,15 +58,21 @@ class Grown:
     lower_s: float
 
 
+_OF_ALL: Final = ("devices", "packed", "before_s", "path_s", "update_s")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Suffixes:
     """By suffix: the devices it is on, how they are packed, what the least before it
-    takes; by stage, the first one first: its first layer, its kind's number, seconds of
-    forward and backward, how late its reduction is, the way to the next and back."""
+    takes, its longest path and its longest update; by stage, the first one first: its
+    first layer, its kind's number, seconds of forward and backward, how late its
+    reduction is, the way to the next and back."""
 
     devices: Array
     packed: Array
     before_s: Array
+    path_s: Array
+    update_s: Array
     firsts: Array
     kinds: Array
     forward_s: Array
@@ -70,7 +86,7 @@ class _Suffixes:
         return cls(
             **{
                 one.name: np.zeros(
-                    (1,) if one.name in ("devices", "packed", "before_s") else (1, 0),
+                    (1,) if one.name in _OF_ALL else (1, 0),
                     dtype=float if one.name.endswith("_s") else int,
                 )
                 for one in fields(cls)
@@ -79,6 +95,10 @@ class _Suffixes:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    @property
+    def stages(self) -> int:
+        return int(self.firsts.shape[1])
 
     def taken(self, rows: Array) -> _Suffixes:
         """Those of *rows*."""
@@ -89,23 +109,30 @@ class _Suffixes:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tree:
-    """Pipelines of a menu: `tables` say what stages take at the least, by kind and by
-    how many micro-batches they have in flight. Devices in units of so many."""
+    """Pipelines of a menu, of `held` stages."""
 
-    tables: Tables
-    layers: int
-    units: int
-    unit: int
-    micro_batches: int
+    held: StagesHeld
+
+    @property
+    def layers(self) -> int:
+        return self.held.layers
+
+    @property
+    def units(self) -> int:
+        return self.held.units
+
+    @property
+    def micro_batches(self) -> int:
+        return self.held.micro_batches
 
     def grown(
         self, below_s: float, *, width: int, stages: int | None = None, best: int = 1
     ) -> Grown:
         """The *best* pipelines that take less than *below_s*, of so many *stages* if
         they are given; with at most *width* suffixes of each number of stages."""
-        kinds = [kind for kind in self.tables[0] if kind.possible]
-        before = _before_s(self, kinds, below_s)
-        packings = [_packing(kind, kinds, self) for kind in kinds]
+        kinds = [kind for kind in self.held[0] if kind.possible]
+        before = prefixes(self.held, below_s)
+        packings = [_packing(kind, kinds, self.held) for kind in kinds]
         suffixes, found = _Suffixes.of_none(), list[Whole]()
         lower_s = below_s
         for count in range(1, min(self.layers, self.units, stages or self.units) + 1):
@@ -113,13 +140,12 @@ class Tree:
                 one
                 for number in range(len(kinds))
                 for one in self._one_more(
-                    suffixes, count, number, kinds, packings, before, below_s
+                    suffixes, number, kinds, packings, before[count], below_s
                 )
             ]
             if not several:
                 break
             suffixes = _joined(several)
-            suffixes = suffixes.taken(self._trips_s(suffixes) < below_s)
             ends = ends_s(
                 suffixes.forward_s,
                 suffixes.backward_s,
@@ -127,8 +153,9 @@ class Tree:
                 self.micro_batches,
             )
             whole = suffixes.firsts[:, 0] == 0
-            taken_s = suffixes.before_s + ends[:, 0]
+            taken_s = suffixes.before_s + np.maximum(ends[:, 0], suffixes.path_s)
             taken_s[whole] = (ends + suffixes.late_s)[whole].max(axis=1)
+            taken_s += suffixes.update_s
             if stages in (None, count):
                 done = np.flatnonzero(whole & (taken_s < below_s))
                 lower_s = min(lower_s, float(np.min(taken_s[done], initial=inf)))
@@ -142,38 +169,28 @@ class Tree:
         found.sort(key=lambda one: one.seconds)
         return Grown(best=tuple(found[:best]), lower_s=lower_s)
 
-    def _trips_s(self, suffixes: _Suffixes) -> Array:
-        """What trips to the end and back take, and the slowest stage between."""
-        both_s = suffixes.forward_s + suffixes.backward_s
-        trips, passed = divmod(self.micro_batches - 1, both_s.shape[1])
-        trip_s = both_s.sum(axis=1) + suffixes.ways_s.sum(axis=1)
-        left_s = passed * both_s.max(axis=1) if trips else 0.0
-        return np.asarray(suffixes.before_s + (1 + trips) * trip_s + left_s)
-
     def _one_more(
         self,
         behind: _Suffixes,
-        count: int,
         number: int,
         kinds: Sequence[Kind],
         packings: Sequence[_Packing],
-        before: Array,
+        before: Prefix,
         below_s: float,
     ) -> Iterator[_Suffixes]:
-        """*behind* with a stage before of that kind, *count* stages in all."""
-        kind, packing = kinds[number], packings[number]
+        """*behind* with a stage of that kind before, but for what takes too long."""
+        kind, packing, count = kinds[number], packings[number], behind.stages + 1
         devices = behind.devices + kind.size
         rows = np.flatnonzero((devices >= kind.fewest) & (devices <= kind.most))
         if not len(rows):
             return
-        first = devices[rows] == kind.fewest  # of its island, from the end
-        way = np.where(first, STARTS, behind.packed[rows])
-        packed = packing.after[way]
-        ways_s = np.zeros((len(rows), 0))
-        last = np.full(len(rows), self.layers - 1)
+        behind, devices = behind.taken(rows), devices[rows]
+        first = devices == kind.fewest  # of its island, from the end
+        way = np.where(first, STARTS, behind.packed)
+        way_s, last = np.zeros(len(rows)), np.full(len(rows), self.layers - 1)
         if count > 1:
-            last = behind.firsts[rows, 0] - 1
-            after = behind.kinds[rows, 0]
+            last = behind.firsts[:, 0] - 1
+            after = behind.kinds[:, 0]
             near_s, away_s, crossed_s = (
                 np.maximum(here, np.array(there)[after])
                 for here, there in (
@@ -183,30 +200,70 @@ class Tree:
                 )
             )
             inside_s = np.where(packing.far[way], away_s, near_s)
-            ways_s = np.where(first, crossed_s, inside_s)[:, None]
-        least_s = before[:-1, self.units - devices[rows]].T
-        held = self.tables[min(count, len(self.tables)) - 1]
-        for one in held[kind]:
-            both_s = one.both_s[:, last].T
-            fits = least_s + self.micro_batches * both_s < below_s
-            row, start = np.nonzero(fits)
+            way_s = np.where(first, crossed_s, inside_s)
+        least_s = before.sums_s[:-1, self.units - devices].T
+        for one in self.held[count - 1][kind]:
+            taken_s = self.micro_batches * one.both_s[:, last].T
+            taken_s += one.update_s[:, last].T
+            row, start = np.nonzero(least_s + taken_s < below_s)
             if not len(row):
                 continue
             forward_s = one.forward_s[start, last[row]]
             backward_s = one.backward_s[start, last[row]]
-            late_s = one.late_s[start, last[row]]
-            rest = behind.taken(rows[row])
-            yield _Suffixes(
-                devices=devices[rows[row]],
-                packed=packed[row],
+            rest = behind.taken(row)
+            grown = _Suffixes(
+                devices=devices[row],
+                packed=packing.after[way[row]],
                 before_s=least_s[row, start],
+                path_s=rest.path_s,
+                update_s=np.maximum(one.update_s[start, last[row]], rest.update_s),
                 firsts=_put(start, rest.firsts),
                 kinds=_put(np.full(len(row), number), rest.kinds),
                 forward_s=_put(forward_s, rest.forward_s),
                 backward_s=_put(backward_s, rest.backward_s),
-                late_s=_put(late_s, rest.late_s),
-                ways_s=np.concatenate([ways_s[row], rest.ways_s], axis=1),
+                late_s=_put(one.late_s[start, last[row]], rest.late_s),
+                ways_s=_put(way_s[row], rest.ways_s) if count > 1 else rest.ways_s,
             )
+            path_s = self._path_s(grown)
+            if kind.most < self.units:
+                begins = grown.devices == kind.most
+                turn_s = before.last_s[start, self.units - grown.devices]
+                path_s[begins] = self._turned_s(grown, path_s, turn_s)[begins]
+            fits = grown.before_s + path_s + grown.update_s < below_s
+            yield replace(grown, path_s=path_s).taken(np.flatnonzero(fits))
+
+    def _path_s(self, suffixes: _Suffixes) -> Array:
+        """The longest path, where `path_s` is that behind the first stage."""
+        m, stages = self.micro_batches, suffixes.stages
+        both_s = suffixes.forward_s + suffixes.backward_s
+        slowest_s = window_s = both_s[:, 0]
+        longest_s = m * slowest_s
+        if stages == 1:
+            return np.asarray(longest_s)
+        behind_s = slowest_s + suffixes.ways_s[:, 0] + suffixes.path_s
+        longest_s = np.maximum(longest_s, behind_s)
+        for last in range(1, stages):
+            slowest_s = np.maximum(slowest_s, both_s[:, last])
+            window_s = window_s + suffixes.ways_s[:, last - 1] + both_s[:, last]
+            filling = min(stages - 1 - last, m - 1)
+            more, left = divmod(m - 1 - filling, last + 1)
+            waited_s = filling * slowest_s + (1 + more) * window_s
+            waited_s += left * (slowest_s if more else both_s[:, last])
+            longest_s = np.maximum(longest_s, waited_s)
+        forwards = m - min(stages, m)
+        filled_s = (m - 1) * suffixes.backward_s[:, 0]
+        filled_s = window_s + filled_s + forwards * suffixes.forward_s[:, 0]
+        return np.asarray(np.maximum(longest_s, filled_s))
+
+    def _turned_s(self, suffixes: _Suffixes, path_s: Array, turn_s: Array) -> Array:
+        """*path_s* or what takes turns at the link to the island before, where a stage
+        and the way from it take *turn_s* or more: part of that is in what is before."""
+        m = self.micro_batches
+        first_s = suffixes.forward_s[:, 0] + suffixes.backward_s[:, 0]
+        filling = min(suffixes.stages - 1, m - 1)
+        more, left = divmod(m - 1 - filling, 2)
+        turned_s = more * turn_s + (filling + 1 + more + left) * first_s
+        return np.asarray(np.maximum(path_s, turned_s))
 
 
 class _Packing(NamedTuple):
@@ -217,16 +274,16 @@ class _Packing(NamedTuple):
     far: Array
 
 
-def _packing(kind: Kind, kinds: Sequence[Kind], tree: Tree) -> _Packing:
+def _packing(kind: Kind, kinds: Sequence[Kind], held: StagesHeld) -> _Packing:
     """Of the island where *kind* is at home; no stage is far where none can tell."""
     here = [one for one in kinds if _island(one) == _island(kind)]
-    domain = round(min(kind.ways.domain, tree.units) * tree.unit)
-    devices = (kind.most - kind.fewest + kind.size) * tree.unit
+    domain = round(min(kind.ways.domain, held.units) * held.unit)
+    devices = (kind.most - kind.fewest + kind.size) * held.unit
     if not is_regular(domain, devices):
         return _Packing(np.zeros(1, dtype=int), np.zeros(1, dtype=bool))
-    sizes = tuple(sorted({one.size * tree.unit for one in here}))
+    sizes = tuple(sorted({one.size * held.unit for one in here}))
     steps = np.array(ways(domain, sizes), dtype=int)
-    size = sizes.index(kind.size * tree.unit)
+    size = sizes.index(kind.size * held.unit)
     return _Packing(steps[:, size, 0], steps[:, size, 1].astype(bool))
 
 
@@ -262,22 +319,3 @@ def _spelled(
             kinds=tuple(kinds[number] for number in suffixes.kinds[row]),
             seconds=float(taken_s[row]),
         )
-
-
-def _before_s(tree: Tree, kinds: Sequence[Kind], below_s: float) -> Any:
-    """[layers, devices] → the least sums over stages that hold the first layers on the
-    first devices, none of which takes *below_s* with what is before it."""
-    found = np.full((tree.layers + 1, tree.units + 1), inf)
-    found[0, 0] = 0.0
-    for first in range(tree.layers):
-        for kind in kinds:
-            start, end = tree.units - kind.most, tree.units - kind.fewest + kind.size
-            before_s = found[first, start : end - kind.size + 1][None]
-            for one in tree.tables[0][kind]:
-                both_s = one.both_s[first, first:, None]
-                fits = before_s + tree.micro_batches * both_s < below_s
-                sums = np.where(fits, before_s + both_s, inf)
-                sums[:-1, -1] += kind.ways.crossed_s
-                there = found[first + 1 :, start + kind.size : end + 1]
-                np.minimum(there, sums, out=there)
-    return found

@@ -13,10 +13,11 @@ when the one before the last is back. With w − 2 behind them, and m + 1 − w 
 
     T ≥ Σ_{i<s} (t_i + x_i) + (1 + n) · (t_s + x_s + t_{s+1}) + (w − 2 + r) · t_s
 
-Gradients are summed behind a stage's last backward (`stage_passes`):
+Gradients are summed behind a stage's last backward, and it is updated behind all that
+(`stage_passes`; in what is above, too):
 
-    T ≥ Σ_{i<s} (t_i + x_i) + m · t_s
-    T ≥ Σ_{i<s} (f_i + x_i / 2) + m · t_s + late_s
+    T ≥ Σ_{i<s} (t_i + x_i) + m · t_s + update_s
+    T ≥ Σ_{i<s} (f_i + x_i / 2) + m · t_s + late_s + update_s
 
 where x is the way to the next stage and back (in the sum before s, between places
 alone), late_0 is in every sum from the first stage on, and stage s holds min(w, m)
@@ -28,7 +29,7 @@ devices, for the slowest of them the least that one can be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -37,58 +38,39 @@ import numpy as np
 
 from planner.stage_bound import halved
 from planner.stage_kinds import Growing, Kind, Sums
-from planner.stage_layers import Option, stages_sums, unit_of
 from planner.stage_partition import Array
-from planner.stage_passes import Passes, Stages, gathered
+from planner.stage_passes import Stages
+from planner.stages_held import StagesHeld
 
 
 def trip_bound_s(
-    options: Sequence[Option],
-    passes: Sequence[Passes],
-    *,
-    devices: int,
-    micro_batches: int,
-    at_least_s: float = 0.0,
-    at_most_s: float,
+    stages: StagesHeld, *, at_least_s: float = 0.0, at_most_s: float
 ) -> float:
-    """Seconds that no partition takes less than; arguments as `cut_bound_s` has them.
-    Options of one size and span cross in the same time."""
-    fitting = [
-        (option, each)
-        for option, each in zip(options, passes, strict=True)
-        if option.devices <= devices
-    ]
-    if not fitting:
+    """Seconds that no partition into *stages* takes less than; the others as
+    `cut_bound_s` has them. Options of one size and span cross in the same time."""
+    if stages.is_empty:
         return at_most_s
-    trips = _Trips.of(fitting, devices, micro_batches)
-    return halved(trips.possible, at_least_s, at_most_s)
+    return halved(_Trips(stages=stages).possible, at_least_s, at_most_s)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Trips:
-    """[micro-batches in flight][kind] → what stages that fit take at the least; and
-    [layers, devices] → the least sums before. Devices in units of the meshes' common
-    divisor."""
+    """What *stages* that fit take at the least, and [layers, devices] → the least sums
+    before them."""
 
-    stages: tuple[Mapping[Kind, Sequence[Stages]], ...]
-    layers: int
-    units: int
-    micro_batches: int
+    stages: StagesHeld
 
-    @classmethod
-    def of(
-        cls, fitting: Sequence[tuple[Option, Passes]], devices: int, micro_batches: int
-    ) -> _Trips:
-        unit = unit_of((option for option, _ in fitting), devices)
-        units, layers = devices // unit, len(fitting[0][1].both_s)
+    @property
+    def layers(self) -> int:
+        return self.stages.layers
 
-        most = min(layers, units, micro_batches)
-        return cls(
-            stages=tuple(by_in_flight(fitting, devices, unit, most)),
-            layers=layers,
-            units=units,
-            micro_batches=micro_batches,
-        )
+    @property
+    def units(self) -> int:
+        return self.stages.units
+
+    @property
+    def micro_batches(self) -> int:
+        return self.stages.micro_batches
 
     @cached_property
     def before(self) -> tuple[Array, Array]:
@@ -121,8 +103,7 @@ class _Trips:
     @cached_property
     def late(self) -> bool:
         """Whether any stage's reduction may be."""
-        every = (ways for kinds in self.stages for ways in kinds.values())
-        return any(one.is_late for ways in every for one in ways)
+        return any(one.is_late for ways in self.stages[0].values() for one in ways)
 
     def possible(self, most_s: float) -> bool:
         """Whether some partition breaks no bound with *most_s*."""
@@ -141,7 +122,7 @@ class _Trips:
         growing, m = Growing(behind), self.micro_batches
         more, passed = divmod(m - 1, stages)
         trips, passed = 1 + more, passed if more else 0
-        for kind, ways in self.stages[min(stages, len(self.stages)) - 1].items():
+        for kind, ways in self.stages[stages - 1].items():
             if not kind.possible:
                 continue
             rest = behind.behind(kind)
@@ -149,18 +130,19 @@ class _Trips:
             for one in ways if len(reached) else ():
                 each = one.both_s[:, reached, None]
                 early_s = before[:-1, None, kind.left]
-                fits = early_s + m * each <= most_s
+                left_s = most_s - one.update_s[:, reached, None]
+                fits = early_s + m * each <= left_s
                 sums = each + rest[None, reached]
                 waited_s = trips * sums + _times(passed, each)
-                fits &= early_s + waited_s <= most_s
+                fits &= early_s + waited_s <= left_s
                 if stages > 1 and kind.ways.crossed_s:
                     turns_s = self._turns_s(kind, each[:, :, 0], reached, stages)
-                    fits[:, :, 0] &= early_s[:, :, 0] + turns_s <= most_s
+                    fits[:, :, 0] &= early_s[:, :, 0] + turns_s <= left_s[:, :, 0]
                 if self.late:
                     late_s = one.late_s[:, reached, None]
                     sent_s = there[:-1, None, kind.left]
-                    fits &= sent_s + m * each + late_s <= most_s
-                    fits[0] &= waited_s[0] + late_s[0] <= most_s
+                    fits &= sent_s + m * each + late_s <= left_s
+                    fits[0] &= waited_s[0] + late_s[0] <= left_s[0]
                 growing.add(kind, np.where(fits, sums, inf).min(axis=1))
         left_s = most_s - before - _times(passed, self.slowest)
         return growing.within(left_s / trips)
@@ -173,25 +155,6 @@ class _Trips:
         once_s = each + kind.ways.crossed_s + np.append(self.shortest, inf)[last + 1]
         behind += passed if more else 0
         return np.asarray((1 + more) * once_s + _times(behind, each))
-
-
-def by_in_flight(
-    fitting: Sequence[tuple[Option, Passes]], devices: int, unit: int, most: int
-) -> Iterator[dict[Kind, tuple[Stages, ...]]]:
-    """With each number of micro-batches in flight up to *most* what stages take."""
-    options, passes = zip(*fitting, strict=True)
-    kinds = [option.kind(devices, unit) for option in options]
-    stages = Stages.of(options, passes)
-    states = np.array([option.stages_bytes(0) for option in options])
-    saved = stages_sums(np.array([option.saved_bytes for option in options]))
-    room = np.array([option.capacity_bytes for option in options])[:, None, None]
-    fitted: Array | None = None
-    found: dict[Kind, tuple[Stages, ...]] = {}
-    for in_flight in range(1, most + 1):
-        fits = states + in_flight * saved <= room
-        if fitted is None or not np.array_equal(fits, fitted):
-            fitted, found = fits, gathered(kinds, passes, stages.where(fits))
-        yield found
 
 
 def _times(count: int, seconds: Array) -> Array:

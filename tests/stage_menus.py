@@ -65,12 +65,17 @@ def two_islands(draw: st.DrawFn) -> tuple[list[Option], int]:
     return placed, devices
 
 
-def passes_of(one: Option, share: float = 0.5, reduced: float = 0.0) -> Passes:
-    """What its seconds are, *share* of them forward; a reduction of so many times."""
+def passes_of(
+    one: Option, share: float = 0.5, reduced: float = 0.0, stepped: float = 0.0
+) -> Passes:
+    """What its seconds are, *share* of them forward; a reduction of so many times, and
+    an update of so many, half of it what nothing hides of the gathering."""
     return Passes(
         forward_s=share * one.seconds,
         backward_s=(1 - share) * one.seconds,
         reduce_s=reduced * one.seconds,
+        step_s=stepped / 2 * one.seconds,
+        gather_s=stepped / 2 * one.seconds,
     )
 
 

@@ -69,6 +69,8 @@ def test_layers_alone_are_no_more_than_their_stage(
             late_s = max(priced.reduce_s[place] - backward_s, 0.0)
             over_s = forward_s + backward_s - floor.both_s[at]
             assert floor.late_s[at] <= (late_s + over_s) * SLACK + 1e-12
+            end_s = priced.step_s[place] + priced.gather_s[place]
+            assert floor.update_s[at] <= end_s * SLACK + 1e-12
 
 
 @given(
@@ -106,3 +108,16 @@ def test_reductions_are_near_what_a_stage_s_take() -> None:
             if len(partition.parts) == 1:
                 alone -= passes.shared_reduce_s
             assert alone == pytest.approx(priced.reduce_s[place], rel=0.05)
+
+
+def test_updates_are_near_what_a_stage_s_take() -> None:
+    """With what a reduction takes of the backward beside it; a message's latency is not
+    in it."""
+    menu, *_ = menus_of("gpt-1.3b", "rtx4090-8x", "meshwright", 1)
+    for partition in menu.best(tolerance=0.1)[:4]:
+        priced = stages_of(menu, partition)
+        for place, part in enumerate(partition.parts):
+            *_, alone_s = menu.passes[part.option].stages_s
+            alone = alone_s[part.first, part.last]
+            end_s = priced.step_s[place] + priced.gather_s[place]
+            assert alone >= 0.75 * end_s

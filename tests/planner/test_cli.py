@@ -250,13 +250,19 @@ def test_a_search_that_proves_nothing_says_so(ask: Ask) -> None:
     assert "bounds no other" in " ".join(out.split())
 
 
-def test_other_searches_take_one_island(ask: Ask, tmp_path: Path) -> None:
+def test_other_searches_plan_for_the_slowest_island(ask: Ask, tmp_path: Path) -> None:
     unlike = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
-    argv = ("--model", "gpt-6.7b", "--gpus", "16", "--cluster", unlike)
-    code, out, err = ask(*argv, "--search", "megatron")
-    assert (code, out) == (2, "")
-    assert "knows one island, the cluster joins 2" in err
     argv = ("--model", "gpt-tiny", "--gpus", "16", "--cluster", unlike)
+    code, out, err = ask(*argv, "--search", "exhaustive")
+    assert (code, out) == (2, "")
+    assert "the cluster joins 2" in err
+    assert "megatron" in err
+    batch = ("--global-batch", "16")
+    ours = answer(ask, *argv, *batch)
+    for name in ("megatron", "pipedream", "fsdp"):
+        theirs = answer(ask, *argv, *batch, "--search", name)
+        assert theirs["search"]["name"] == name
+        assert theirs["bound"]["value"] >= ours["bound"]["value"]
     lean = answer(ask, *argv, "--global-batch", "8", "--objective", "memory")
     assert lean["bound"]["objective"] == "peak_needed_bytes"
     assert lean["bound"]["value"] == lean["estimate"]["peak_needed_bytes"]

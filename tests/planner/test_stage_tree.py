@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from planner.stage_layers import Option, unit_of
+from planner.stage_layers import Option
 from planner.stage_partition import Part
 from planner.stage_passes import Passes
 from planner.stage_runs import ends_s
 from planner.stage_tree import Tree
-from planner.trip_bound import by_in_flight
+from planner.stages_held import StagesHeld
 from tests.stage_menus import (
     at_home,
     everything,
@@ -61,20 +61,8 @@ def run_s(
 def tree_of(
     options: list[Option], passes: list[Passes], devices: int, m: int
 ) -> Tree | None:
-    fitting = [
-        pair for pair in zip(options, passes, strict=True) if pair[0].devices <= devices
-    ]
-    if not fitting:
-        return None
-    unit, layers = unit_of(options, devices), len(options[0].seconds)
-    most = min(layers, devices // unit, m)
-    return Tree(
-        tables=tuple(by_in_flight(fitting, devices, unit, most)),
-        layers=layers,
-        units=devices // unit,
-        unit=unit,
-        micro_batches=m,
-    )
+    held = StagesHeld(options, passes, devices=devices, micro_batches=m)
+    return None if held.is_empty else Tree(held=held)
 
 
 @settings(deadline=None, max_examples=100)

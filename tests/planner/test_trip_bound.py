@@ -15,6 +15,7 @@ from planner.stage_kinds import Ways
 from planner.stage_layers import Option
 from planner.stage_partition import Part
 from planner.stage_passes import Passes
+from planner.stages_held import StagesHeld
 from planner.trip_bound import trip_bound_s
 from tests.stage_menus import (
     at_home,
@@ -87,9 +88,8 @@ def test_no_partition_is_below(
     legal = [parts for parts in cuts if at_home(options, parts, devices)]
     every = [run_s(parts, options, passes, m) for parts in legal]
     least = min(every, default=inf)
-    found = trip_bound_s(
-        options, passes, devices=devices, micro_batches=m, at_most_s=1000.0
-    )
+    stages = StagesHeld(options, passes, devices=devices, micro_batches=m)
+    found = trip_bound_s(stages, at_most_s=1000.0)
     assert found <= least * (1 + 1e-9)
     assert least < inf or found == 1000.0
 
@@ -100,7 +100,8 @@ def test_a_slow_link_is_waited_for_by_two_in_flight() -> None:
     one = replace(option(1, [1, 1], [1, 1]), span=(0, 1), ways=Ways(crossed_s=10.0))
     two = replace(one, span=(1, 2), ways=Ways(crossed_s=10.0, arrived_s=3.0))
     passes = [passes_of(one), passes_of(two)]
-    found = trip_bound_s([one, two], passes, devices=2, micro_batches=4, at_most_s=99.0)
+    stages = StagesHeld([one, two], passes, devices=2, micro_batches=4)
+    found = trip_bound_s(stages, at_most_s=99.0)
     assert found == pytest.approx(25.0, rel=2 * CLOSE)
 
 
@@ -118,5 +119,6 @@ def test_a_reduction_that_is_late_is_waited_for(
     one = replace(option(1, [0.5, 0.5, 0.5, 0.5], [1, 1, 1, 1]), span=(0, 1))
     two = replace(one, span=(1, 2))
     passes = [passes_of(one, 0.5, first), passes_of(two, 0.5, second)]
-    found = trip_bound_s([one, two], passes, devices=2, micro_batches=4, at_most_s=99.0)
+    stages = StagesHeld([one, two], passes, devices=2, micro_batches=4)
+    found = trip_bound_s(stages, at_most_s=99.0)
     assert found == pytest.approx(seconds, rel=2 * CLOSE)
