@@ -15,6 +15,7 @@ from costmodel.data_parallel import exchanges, sharded_experts
 from costmodel.layout import Stage
 from costmodel.layout_price import LayoutPricer
 from costmodel.mesh_parallel import degrees_of_stage, parallel_of
+from costmodel.sharded_units import unit_work
 from costmodel.sourced import Sourced
 from costmodel.stage import StagePrice
 from costmodel.step_work import accumulated, updated
@@ -90,6 +91,7 @@ def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     passes = pricer.work(stage).sourced
     passes = passes + accumulated(parameters, parallel, precision, on, frozen=frozen)
     step = updated(parameters, parallel, precision, on, optimizer)
+    own = unit_work(parameters, parallel, precision, on, units=units)
     experts = np.asarray(priced.expert_parameters)
     if np.any(experts):
         apart = sharded_experts(parallel, on.software, away)
@@ -98,7 +100,9 @@ def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
         )
         passes = passes + accumulated(experts, apart, precision, on)
         step = step + updated(experts, apart, precision, on, optimizer)
-    passes = passes + sync.of_micro_batch
+        own = own + unit_work(experts, apart, precision, on, units=units)
+    passes = passes + sync.of_micro_batch + own.of_micro_batch
+    step = step + own.step
     if away.optimizer:  # no sample is of a step on the host
         step = Sourced(seconds=priced.step_s)
     return passes * float(pricer.layout.micro_batches) + sync.of_step + step

@@ -31,6 +31,7 @@ from costmodel.offload_price import (
     there_and_back_s,
     waits,
 )
+from costmodel.sharded_units import unit_work
 from costmodel.software import hides_gradients
 from costmodel.sourced import Sourced
 from costmodel.stage_bytes import stage_bytes
@@ -118,6 +119,7 @@ def stage_price(
     accumulate_s = accumulated(
         parameters, parallel, precision, machine, frozen=frozen
     ).seconds
+    own = unit_work(parameters, parallel, precision, machine, units=layers)
     step_s = updated(parameters, parallel, precision, machine, optimizer).seconds
     experts = total.expert_parameters
     apart = sharded_experts(parallel, machine.software, offload)
@@ -132,6 +134,9 @@ def stage_price(
         stepped = updated(experts, apart, precision, machine, optimizer).where(held)
         accumulate_s = accumulate_s + added.seconds
         step_s = step_s + stepped.seconds
+        beside = unit_work(experts, apart, precision, machine, units=layers)
+        own = own + beside.where(held)
+    accumulate_s = accumulate_s + own.backward.seconds
     reduce_s = sync.step_reduce.seconds * machine.software.reduction
     backward_compute = total.recompute_s + total.backward_s + accumulate_s
     forward_exposed = exposed_s(
@@ -148,7 +153,7 @@ def stage_price(
         overlapped=behind,
         contention=machine.software.contention,
     )
-    forward_s = total.forward_s + forward_exposed
+    forward_s = total.forward_s + forward_exposed + own.forward.seconds
     backward_s = backward_compute + backward_exposed
     copies = NO_WAITS
     if offload.states or np.any(total.away_bytes):
@@ -196,6 +201,7 @@ def stage_price(
         )
         brought_s = there_and_back_s(summed_away, parallel, offload, machine)
         step_s, step_copies_s = step_s + brought_s, step_copies_s + brought_s
+    step_s = step_s + own.step.seconds
     gather_s = sync.step_gather.seconds * machine.software.reduction
     if "param" in overlap:  # behind the next step's first forward
         gather_s = exposed_s(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from costmodel.compute import traffic_s
 from costmodel.data_parallel import DataParallel, reduced_bytes
 from costmodel.machine import Machine
+from costmodel.sharded_units import measures_units
 from costmodel.sourced import Sourced
 from profiles.job import OPTIMIZERS
 from profiles.measurable import STEP_KINDS
@@ -68,7 +69,7 @@ def updated(
     found = machine.step(optimizer, shard)
     if found is None:
         return Sourced(seconds=roofline())
-    copied = _copied_bytes(parameters, parallel, precision) / ACCUMULATE_BYTES
+    copied = _copied_bytes(parameters, parallel, precision, machine) / ACCUMULATE_BYTES
     for kind, count in ((GRADIENT_NORM, shard), (ACCUMULATE, copied)):
         part = machine.step(kind, count)
         found = found if part is None else found + part
@@ -76,11 +77,13 @@ def updated(
 
 
 def _copied_bytes(
-    parameters: Array, parallel: DataParallel, precision: Precision
+    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
 ) -> Array:
     """Bytes that a step moves beside the update: sums over replicas are divided by
-    their number, gathered weights copied out, working weights written."""
-    replicated = (parallel.shards * parallel.replicas > 1) & (parallel.zero < 3)
+    their number, gathered weights copied out (but for what `unit_work` prices),
+    working weights written."""
+    level = 1 if measures_units(machine) else 3
+    replicated = (parallel.shards * parallel.replicas > 1) & (parallel.zero < level)
     copied = np.where(replicated, 2 * precision.parameter.bytes, 0.0) * parameters
     cast = precision.master_bytes + precision.parameter.bytes
     written = cast if precision.master else 0.0
@@ -96,7 +99,8 @@ def accumulation_bytes(
     is read and written; `fused` products do that themselves, for reading it, and
     software that casts 16-bit gradients first writes fp32 ones and reads them. From
     ZeRO-2 on it is copied into the reduction's buffer instead, and at ZeRO-3 gathered
-    weights are copied out of the gather's buffer before each pass (as FSDP does).
+    weights are copied out of the gather's buffer before each pass (as FSDP does):
+    here, where `unit_work` has no samples of that.
     """
     made = precision.activation.bytes
     kept = reduced_bytes(precision, machine)
@@ -105,6 +109,8 @@ def accumulation_bytes(
     added = kept if fused else made + cast + 2 * kept
     copied = made + kept
     gathered = 2 * 2 * precision.parameter.bytes
+    if measures_units(machine):
+        copied = gathered = 0.0
     zero = parallel.zero
     per_parameter = np.where(zero >= 2, copied, added) + np.where(
         zero == 3, gathered, 0

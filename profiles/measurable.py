@@ -34,6 +34,8 @@ NEVER_NARROW = {"vocab", "experts"}  # columns of the head and of routers
 SORTED_AGAIN = {"dispatch": "permute", "combine": "unpermute"}
 # One per step, over so many parameters of a rank.
 STEP_KINDS = ("accumulate", "gradient-norm", "zero-gradient")
+# Of `fully_shard` on a CPU, in a unit of so many parameters.
+UNIT_KINDS = ("unit-pass", "unit-reduce", "unit-gather")
 
 
 def number_of(operator: Operator, precision: Precision) -> Format:

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.distributed.distributed_c10d import _world
 
 from profiles.errors import RunFailed, Unsupported
+from profiles.heap import keep_heap
 from runtime.last_words import FOLDER, status
 
 __all__ = [
@@ -53,6 +54,8 @@ def process_group(
     Raises Unsupported for a device that is not there, RunFailed if ranks do not meet.
     """
     _end_with_launcher()
+    if device == "cpu":
+        keep_heap()
     if threads is not None:
         torch.set_num_threads(threads)
     said = status(_number("RANK", 0))

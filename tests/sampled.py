@@ -16,6 +16,7 @@ from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device
 from profiles.job import Job
 from profiles.local import LOCAL
+from profiles.measurable import UNIT_KINDS
 from profiles.models.catalog import model
 from profiles.operators import Kind
 from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
@@ -146,7 +147,7 @@ def _degrees(asked: Job, ranks: int) -> Iterator[Degrees]:
 
 def _of_step(asked: Job, ranks: int) -> Iterator[OperatorKey]:
     for power in range(10, 26):
-        for kind in (asked.optimizer, "accumulate", "gradient-norm"):
+        for kind in (asked.optimizer, "accumulate", "gradient-norm", *UNIT_KINDS):
             yield operator_key(kind, "forward", (2**power,), ranks)
 
 
@@ -163,7 +164,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _seconds(key: OperatorKey) -> float:
-    dearer = {"matmul": 4e-11, "attention": 4e-13, "lookup": 1e-12}
+    dearer = {"matmul": 4e-11, "attention": 4e-13, "lookup": 1e-12, "unit-reduce": 3e-9}
     rate = dearer.get(key.kind, 1e-9)
     return 2e-5 + prod(key.shape) * rate * (2.0 if key.direction == "backward" else 1.0)
 

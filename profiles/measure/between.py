@@ -1,4 +1,4 @@
-"""What a rank computes between two collectives: a product of some milliseconds."""
+"""What a rank computes between two things that are timed: products of matrices."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Callable
 from profiles.measure.arena import Arena
 from profiles.measure.tensors import Tensor
 
-SIDE = 512  # 2·512³ FLOPs: some 4 ms of a core
+SHORT = 384  # 2·384³ FLOPs are some 1.2 ms of a core: what tp has between collectives
+LONG = 512  # some 3 ms: half a layer
 PRODUCTS = 2
 
 
-def between(arena: Arena) -> Callable[[], object]:
-    """A function that multiplies matrices which no cache holds."""
+def between(arena: Arena, side: int = SHORT) -> Callable[[], object]:
+    """A function that multiplies matrices of *side* which no cache holds."""
 
     def compute() -> list[Tensor]:
         return [
-            arena.deal(SIDE, SIDE) @ arena.deal(SIDE, SIDE) for _ in range(PRODUCTS)
+            arena.deal(side, side) @ arena.deal(side, side) for _ in range(PRODUCTS)
         ]
 
     return compute

@@ -43,7 +43,6 @@ def call(
 
     calls: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(arena.deal(whole), group=group),
-        "broadcast": lambda: dist.broadcast(arena.deal(whole), peers[0], group=group),
         "all_gather": all_gather,
         "reduce_scatter": reduce_scatter,
         "all_to_all": all_to_all,

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 from profiles.errors import Unsupported
+from profiles.measurable import UNIT_KINDS
 from profiles.measure.arena import Arena
 from profiles.measure.eight_bits import EightBitProduct
 from profiles.measure.functions import functions
@@ -20,6 +21,7 @@ from profiles.measure.tasks import (
     Operation,
 )
 from profiles.measure.tensors import DType, Tensor
+from profiles.measure.units import Unit
 
 DTYPES = {
     "fp32": "float32",
@@ -58,6 +60,8 @@ class Kernels:
         """
         if operation.kind in STEPS:
             return step_kernel(operation, self.device)
+        if operation.kind in UNIT_KINDS:
+            return Unit(operation, self.arena())
         if (operation.kind, operation.direction) == ("residual", BACKWARD):
             return self._joined(operation)
         arena = self.arena(operation.precision)

@@ -33,7 +33,6 @@ COLLECTIVES = (
     "all_gather",
     "reduce_scatter",
     "all_to_all",
-    "broadcast",
     "shift",
 )
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
@@ -65,12 +64,14 @@ def operations(
     return tuple(found.values())
 
 
-def exchanges(ranks: int, *, most_bytes: int, nodes: int = 1) -> tuple[Exchange, ...]:
+def exchanges(
+    ranks: int, *, most_bytes: int, nodes: int = 1, alone: bool = True
+) -> tuple[Exchange, ...]:
     """Each collective for itself, from 1 KiB to *most_bytes* by powers of four.
 
     Groups of every size that divides the *ranks* of a node, on one node and on every
-    number of them that divides *nodes*: alone, and as many at once as a node has room
-    for.
+    number of them that divides *nodes*: as many at once as a node has room for, and
+    *alone*, as a message always is once.
     """
     sizes = [KiB * 4**power for power in range(16) if KiB * 4**power <= most_bytes]
     found = [
@@ -83,12 +84,16 @@ def exchanges(ranks: int, *, most_bytes: int, nodes: int = 1) -> tuple[Exchange,
         )
         for spread in _divisors(nodes)
         for size in _divisors(ranks)
-        for groups in sorted({1, ranks // size})
         for name in (*COLLECTIVES, *(("send",) if size * spread == 2 else ()))
+        for groups in _at_once(ranks // size, alone=alone or name == "send")
         for size_bytes in sizes
         if size * spread > 1
     ]
     return tuple(found)
+
+
+def _at_once(most: int, *, alone: bool) -> list[int]:
+    return sorted({1, most}) if alone else [most]
 
 
 def micro_batches(job: Job, most_tokens: int) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from profiles.measure.noise import Busy, Noise, noise
 from profiles.measure.plan import MOST_TOKENS, exchanges, operations
 from profiles.measure.processes import run
 from profiles.measure.question import Question
+from profiles.measure.step_plan import of_units
 from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
 from profiles.measure.tasks import Operation, Request
@@ -122,6 +123,8 @@ def request_of(
                 most_tokens=MOST_TOKENS[question.device],
             )
         )
+        if ranks > 1 and question.device == "cpu":
+            found |= dict.fromkeys(of_units(job, parts))
     room = rank_memory_bytes(nodes, question.device)
     most_flops = MOST_FLOPS[question.device]
     fitting = tuple(
@@ -131,6 +134,7 @@ def request_of(
         question.ranks,
         nodes=len(nodes),
         most_bytes=QUICK_BYTES if question.quick else FULL_BYTES,
+        alone=question.device != "cpu",  # ranks that share cores are all at work
     )
     cache = max(node.cache_bytes for node in nodes)
     cores = min(node.cores for node in nodes)

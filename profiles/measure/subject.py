@@ -19,8 +19,9 @@ from profiles.units import MS
 MOST_CALLS = 64
 MOST_AMID = 8  # of messages that each come after some milliseconds of products
 IN_A_ROW = 5  # repeats of a visit, where that is of use
-MESSAGES_IN_A_ROW = 10
-SHORT_S = 20 * MS
+MESSAGES_IN_A_ROW = 5
+MESSAGES = 2  # times as many repeats as of other subjects
+SHORT_S = 40 * MS
 
 Task = Operation | Exchange
 Seconds = dict[str, float]
@@ -144,7 +145,7 @@ class Exchanged(Subject):
         self.too_long = False
 
     def wants(self, most_repeats: int) -> bool:
-        return not self.too_long and super().wants(most_repeats)
+        return not self.too_long and super().wants(MESSAGES * most_repeats)
 
     def visit(self, clock: Clock) -> None:
         if not self.calls and self._foreseen_s(clock) > self.longest_s:

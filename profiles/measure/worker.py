@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from profiles.heap import keep_heap
 from profiles.measure.survey import survey
 from profiles.measure.tasks import Request
 
@@ -45,6 +46,8 @@ class _Group:
         self.device = request.device
         self.ranks, self.rank = request.ranks, rank
         torch.set_num_threads(request.threads)
+        if self.device == "cpu":
+            keep_heap()  # as `runtime.processes` does
         if self.device == "cuda":
             torch.cuda.set_device(rank % request.local_ranks)
         if self.ranks > 1:

@@ -91,7 +91,7 @@ def measured() -> Iterator[Samples]:
 def test_all_that_was_planned_is_measured(measured: Samples) -> None:
     request = request_of(QUESTION, "", BUDGET_S)
     assert len(measured.operators) == len(request.operations)
-    assert len(measured.collectives) == len(request.exchanges) == 7 * 2
+    assert len(measured.collectives) == len(request.exchanges) == 6 * 2
     assert {key.co_running for key in measured.operators} == {"ranks=2"}
     assert {key.fabric for key in measured.collectives} == {"loopback"}
 

@@ -1,0 +1,100 @@
+"""What ZeRO does in each unit of a rank beside what it communicates.
+
+    every micro-batch   hooks around the passes; from ZeRO-2 on gradients are copied
+                        into a buffer and their sums divided; ZeRO-3 copies what it
+                        gathers into a buffer and out of one, for either pass
+    every step          ZeRO-1 and 2 copy what they gather, ZeRO-1 what it reduces
+
+As `fully_shard` was measured on a CPU (`profiles.measure.units`). Beside a GPU hooks
+are the host's, and copies are priced by bytes (`step_work`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.data_parallel import DataParallel, reduced_bytes
+from costmodel.machine import Machine
+from costmodel.sourced import Sourced
+from profiles.measurable import UNIT_KINDS
+from profiles.precision import Format, Precision
+
+Array = NDArray[Any]
+PASS, REDUCE, GATHER = UNIT_KINDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitWork:
+    """Seconds of one micro-batch's passes, and of the step's end."""
+
+    forward: Sourced
+    backward: Sourced
+    step: Sourced
+
+    def __add__(self, other: UnitWork) -> UnitWork:
+        return UnitWork(
+            forward=self.forward + other.forward,
+            backward=self.backward + other.backward,
+            step=self.step + other.step,
+        )
+
+    def where(self, condition: Any) -> UnitWork:
+        """This work where *condition* holds, else none."""
+        return UnitWork(
+            forward=self.forward.where(condition),
+            backward=self.backward.where(condition),
+            step=self.step.where(condition),
+        )
+
+    @property
+    def of_micro_batch(self) -> Sourced:
+        return self.forward + self.backward
+
+
+NO_WORK = UnitWork(
+    forward=Sourced(seconds=np.zeros(())),
+    backward=Sourced(seconds=np.zeros(())),
+    step=Sourced(seconds=np.zeros(())),
+)
+
+
+def measures_units(machine: Machine) -> bool:
+    """Whether *machine* has samples of them: its copies are in those."""
+    return machine.step(GATHER, np.asarray(1.0)) is not None
+
+
+def unit_work(
+    parameters: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    machine: Machine,
+    *,
+    units: Any,
+) -> UnitWork:
+    """Of a stage of *parameters* (per tp rank) in *units* layers."""
+    if not measures_units(machine):
+        return NO_WORK
+    zero = np.where(parallel.shards > 1, parallel.zero, 0)
+    units = np.maximum(units, 1)
+
+    def each(kind: str, size_bytes: float) -> Sourced:
+        whole = parameters / units * (size_bytes / Format.FP32.bytes)
+        found = machine.step(kind, whole)
+        assert found is not None
+        return found.or_else(lambda: np.zeros(np.shape(whole))) * units
+
+    hooks = each(PASS, Format.FP32.bytes)
+    reduced = each(REDUCE, reduced_bytes(precision, machine))
+    gathered = each(GATHER, precision.parameter.bytes)
+    return UnitWork(
+        forward=gathered.where(zero == 3),
+        backward=hooks.where(zero == 1)
+        + reduced.where(zero >= 2)
+        + gathered.where(zero == 3),
+        step=reduced.behind(hooks.seconds).where(zero == 1)
+        + gathered.where((zero == 1) | (zero == 2)),
+    )
