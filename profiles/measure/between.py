@@ -7,17 +7,16 @@ from collections.abc import Callable
 from profiles.measure.arena import Arena
 from profiles.measure.tensors import Tensor
 
-SHORT = 384  # 2·384³ FLOPs are some 1.2 ms of a core: what tp has between collectives
-LONG = 512  # some 3 ms: half a layer
+SIDE = 512  # 2·512³ FLOPs: some 3 ms of a core
 PRODUCTS = 2
 
 
-def between(arena: Arena, side: int = SHORT) -> Callable[[], object]:
-    """A function that multiplies matrices of *side* which no cache holds."""
+def between(arena: Arena) -> Callable[[], object]:
+    """A function that multiplies matrices which no cache holds."""
 
     def compute() -> list[Tensor]:
         return [
-            arena.deal(side, side) @ arena.deal(side, side) for _ in range(PRODUCTS)
+            arena.deal(SIDE, SIDE) @ arena.deal(SIDE, SIDE) for _ in range(PRODUCTS)
         ]
 
     return compute

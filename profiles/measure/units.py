@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 from profiles.measure.arena import Arena
-from profiles.measure.between import LONG, between
+from profiles.measure.between import between
 from profiles.measure.clock import Clock
 from profiles.measure.kernel import Kernel, Seconds
 from profiles.measure.tasks import FORWARD, Operation
@@ -33,7 +33,7 @@ class Unit(Kernel):
     lasting = True
 
     def __init__(self, operation: Operation, arena: Arena) -> None:
-        self.pause = _Pause(between(arena, LONG))
+        self.pause = _Pause(between(arena))
         whole = _whole(operation.pieces or operation.shape, self.pause)
         self.work = WORK[operation.kind](whole, self.pause)
 
