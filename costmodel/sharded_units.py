@@ -85,7 +85,8 @@ def unit_work(
         whole = parameters / units * (size_bytes / Format.FP32.bytes)
         found = machine.step(kind, whole)
         assert found is not None
-        return found.or_else(lambda: np.zeros(np.shape(whole))) * units
+        known: Sourced = found.or_else(lambda: np.zeros(np.shape(whole))) * units
+        return known
 
     hooks = each(PASS, Format.FP32.bytes)
     reduced = each(REDUCE, reduced_bytes(precision, machine))
