@@ -10,18 +10,21 @@ space.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import inf
 from typing import Final
 
 from costmodel.uniform import Uniform
 from planner.as_if_alike import over_islands
 from planner.branch_and_bound import BranchAndBound
+from planner.lean_stages import leanest
 from planner.problem import Candidate, Problem
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
-from planner.stage_menu import menus
+from planner.stage_menu import Menu, lean_menus
+from planner.stage_partition import Partition
 from planner.stage_places import is_unlike
 from planner.stage_search import JUDGED, TOLERANCE, simulate, stages_of_any
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
@@ -166,17 +169,29 @@ def require_possible(problem: Problem) -> None:
 
 
 def any_fits(problem: Problem) -> bool:
-    """Whether a layout of stages of any mesh fits, of those that the programme
-    proposes; the most micro-batches, of which memory needs least, first.
+    """Whether a layout of stages of any mesh fits: those that need the least memory, or
+    where these need more than they seem to, those that the programme proposes; the most
+    micro-batches first.
 
     Raises as `require_possible`.
     """
     require_possible(problem)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
-    found = (menu for menu in menus(problem) if menu.options)
-    for menu in sorted(found, key=lambda menu: -menu.micro_batches):
-        parts = menu.best(tolerance=TOLERANCE)
-        layouts = map(menu.layout, parts[:JUDGED])
-        if any(simulate(problem, alone, layout) is not None for layout in layouts):
+    for menu in lean_menus(problem):
+        lean = leanest(
+            menu.options,
+            devices=problem.gpus,
+            micro_batches=menu.micro_batches,
+            stages=problem.pins.pp,
+        )
+        if lean.partition is None:  # no stage needs less than it seems to
+            continue
+        parts = chain([lean.partition], _proposed(menu))
+        if any(simulate(problem, alone, menu.layout(one)) for one in parts):
             return True
     return False
+
+
+def _proposed(menu: Menu) -> Iterator[Partition]:
+    """By the programme, once they are asked for."""
+    yield from menu.best(tolerance=TOLERANCE)[:JUDGED]

@@ -252,7 +252,13 @@ def _widened(
     """*solution*, or what stages of unlike meshes can do better."""
     from planner.plan import widen
     from planner.search import Limits
+    from planner.stage_places import MOST_LAYERS, only_unlike, too_deep
 
+    if too_deep(problem) and not only_unlike(problem):
+        warn(
+            f"--any-stage: {problem.job.graph.body:,} layers are more than the "
+            f"{MOST_LAYERS} that are cut over unlike meshes; stages are alike"
+        )
     limit = inf if time_limit is None else time_limit
     return widen(problem, solution, Limits(time_limit_s=limit))
 

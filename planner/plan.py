@@ -30,7 +30,7 @@ from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Limits
 from planner.searches import BASELINES, search_called
 from planner.solution import Solution
-from planner.stage_places import is_unlike, only_unlike
+from planner.stage_places import is_unlike, only_unlike, too_deep
 from profiles.cluster import Cluster
 from profiles.errors import Unsupported
 from profiles.job import Job
@@ -122,8 +122,8 @@ def sharded(problem: Problem, solution: Solution, *, on_disk: bool = False) -> S
 
 def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or what stages of unlike meshes can do better; checked. Where there
-    are no others, they were searched already."""
-    if only_unlike(problem):
+    are no others, they were searched already; of very deep models they are not."""
+    if only_unlike(problem) or too_deep(problem):
         return solution
     from planner.any_stage import widened
 

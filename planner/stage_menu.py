@@ -222,12 +222,28 @@ def menus(problem: Problem) -> Iterator[Menu]:
     """Menus for each number of micro-batches, likely ones first, and order of places,
     priced when they are asked for: of several places, one for each cost of ends that
     are apart."""
-    batch, pinned = problem.job.global_batch, problem.pins.micro_batches
-    for m in sorted(divisors(batch), key=lambda m: abs(log(m / LIKELY))):
-        if pinned in (None, m):
-            known: dict[int, list[Priced]] = {}
-            for places in orders(problem):
-                yield from _by_ends(_menu(problem, m, places, known))
+    every = _micro_batches(problem)
+    for m in sorted(every, key=lambda m: abs(log(m / LIKELY))):
+        for menu in _of(problem, m):
+            yield from _by_ends(menu)
+
+
+def lean_menus(problem: Problem) -> Iterator[Menu]:
+    """The same with any ends, those first that need least memory: of the most
+    micro-batches."""
+    for m in sorted(_micro_batches(problem), reverse=True):
+        yield from (menu for menu in _of(problem, m) if menu.options)
+
+
+def _micro_batches(problem: Problem) -> list[int]:
+    pinned = problem.pins.micro_batches
+    return [m for m in divisors(problem.job.global_batch) if pinned in (None, m)]
+
+
+def _of(problem: Problem, m: int) -> Iterator[Menu]:
+    known: dict[int, list[Priced]] = {}
+    for places in orders(problem):
+        yield _menu(problem, m, places, known)
 
 
 def _menu(

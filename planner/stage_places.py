@@ -19,6 +19,7 @@ from planner.problem import Problem
 from profiles.cluster import Island
 
 Alike = tuple[int, Island]
+MOST_LAYERS: Final = 400  # that are cut over unlike meshes: it takes their square
 MOST_ORDERED: Final = 3  # islands in every order; more as they are, and turned round
 
 
@@ -61,6 +62,11 @@ def only_unlike(problem: Problem) -> bool:
     """Whether stages are of any mesh in all layouts: over unlike islands, or where they
     may be and as many alike ones do not divide the GPUs."""
     return is_unlike(problem) or (problem.any_stage and not has_even_depth(problem))
+
+
+def too_deep(problem: Problem) -> bool:
+    """Whether the model has more layers than `--any-stage` cuts over unlike meshes."""
+    return problem.any_stage and problem.job.graph.body > MOST_LAYERS
 
 
 def has_even_depth(problem: Problem) -> bool:

@@ -17,6 +17,7 @@ from costmodel.pins import Pins
 from costmodel.report.table import layout_words
 from costmodel.stored import write_layout
 from costmodel.uniform import Uniform
+from planner import stage_places
 from planner.any_stage import require_possible, widened
 from planner.around import Around
 from planner.beside import require_answerable
@@ -195,3 +196,12 @@ def test_no_number_of_stages_fits_where_nothing_does() -> None:
     assert solve(asked, BranchAndBound(), Limits()).best is None
     said = diagnose(asked).constraint
     assert said.startswith("memory: no 3 stages of gpt-6.7b, of any mesh, fit on 8")
+
+
+def test_very_deep_models_have_alike_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of any mesh would take the square of their layers."""
+    asked = replace(problem(gpus=4), any_stage=True)
+    alike = BranchAndBound().solve(asked, Limits())
+    assert widen(asked, alike, Limits()).wider is not None
+    monkeypatch.setattr(stage_places, "MOST_LAYERS", asked.job.graph.body - 1)
+    assert widen(asked, alike, Limits()) is alike
