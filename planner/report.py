@@ -110,6 +110,8 @@ def proof_words(problem: Problem, solution: Solution) -> str:
             f"{format_seconds(solution.seconds)}, and bounds no other"
         )
     of_all = f"none of {counters.considered:,} {layouts}"
+    if solution.only_unlike:  # alike ones are tried, and not bounded
+        of_all = f"no 1F1B of stages of any mesh, {counters.considered:,} weighed,"
     if solution.status is Status.OPTIMAL:
         claim = f"{of_all} has a smaller {name} (gap 0)"
     else:
