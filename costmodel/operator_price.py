@@ -316,7 +316,8 @@ def _quantised(
     machine: Machine,
 ) -> tuple[Sourced, Sourced]:
     """Seconds of making 8- or 4-bit operands from 16-bit ones: input and weight
-    forward, the output's gradient backward; each for both directions it is used in."""
+    forward, the output's gradient backward; each for both directions it is used in.
+    Where weights are cast once a step, that is the step's (`step_work`)."""
     if number.bytes >= SIXTEEN_BITS:
         return _NOTHING, _NOTHING
     m, n, k = shape
@@ -326,7 +327,8 @@ def _quantised(
     of_input = gathered if lean and splits_columns(operator) else each
     partial_sums = made(operator, degrees.sequence_parallel) is Placement.PARTIAL
     of_output = gathered if lean and partial_sums else each
-    moved = [m * k * of_input + n * k * each, m * n * of_output]
+    of_weight = 0.0 if machine.software.casts_weights_once else each
+    moved = [m * k * of_input + n * k * of_weight, m * n * of_output]
     if machine.software.quantises_again:
         moved[1] = moved[1] + (m * k + n * k) * (each + TURNED) + m * n * TURNED
     forward, backward = (

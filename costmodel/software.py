@@ -90,7 +90,9 @@ class Software:
     `quantise_bytes` are moved for an element of an 8-bit operand: read once in 16 bits,
     written twice, for both directions; each reading for a maximum is 2 more; with
     `quantises_again` they are for one direction, and backward makes inputs and weights
-    again from the 16 bits that are kept, and turns what it has. `gathers_quantised`:
+    again from the 16 bits that are kept, and turns what it has. `casts_weights_once`:
+    weights of 8 or 4 bits are made once a step, not for each micro-batch
+    (`step_work`). `gathers_quantised`:
     what a product gathers along the sequence travels in the product's 8 or 4 bits.
     What a run did that does not say: `zero`, `sequence_parallel` wherever tp > 1,
     `dropout` of a GPT; `accumulates` unless a rank's whole batch is one micro-batch;
@@ -142,6 +144,7 @@ class Software:
     quantise_bytes: float = 4.0
     quantises_again: bool = False
     gathers_quantised: bool = False
+    casts_weights_once: bool = False
     zero: int = 0
     shards_once: bool = False
     interleaves: bool = False

@@ -20,7 +20,7 @@ from costmodel.machine import Machine
 from costmodel.sharded_units import measures_units
 from costmodel.sourced import Sourced
 from profiles.job import OPTIMIZERS
-from profiles.measurable import STEP_KINDS
+from profiles.measurable import SIXTEEN_BITS, STEP_KINDS
 from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
@@ -63,6 +63,7 @@ def updated(
 
     def roofline() -> Array:
         moved = optimizer_bytes(parameters, parallel, precision, moments)
+        moved = moved + cast_bytes(parameters, precision, machine)
         return traffic_s(moved, device=machine.device, rates=machine.rates)
 
     shard = parameters / parallel.shard_of(1)
@@ -74,6 +75,14 @@ def updated(
         part = machine.step(kind, count)
         found = found if part is None else found + part
     return found.or_else(roofline)
+
+
+def cast_bytes(parameters: Array, precision: Precision, machine: Machine) -> Array:
+    """Bytes that making 8- or 4-bit weights of a rank's 16-bit ones moves, where that
+    is done once a step."""
+    once = machine.software.casts_weights_once
+    narrow = precision.matmul.bytes < SIXTEEN_BITS
+    return parameters * machine.software.quantise_bytes * (once and narrow)
 
 
 def _copied_bytes(
