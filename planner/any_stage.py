@@ -80,7 +80,8 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     require_possible(problem)
     clock = Clock(limits=limits)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
-    best = _alike(problem, limits)
+    alike = _alike(problem, limits)
+    best = min(alike, key=problem.value, default=None)
     value = inf if best is None else problem.value(best)
     found = stages_of_any(problem, alone, value, clock, alone=best is None)
     if best is None and not found.candidates and not found.complete:
@@ -92,6 +93,7 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
         proven = found.complete and found.lower >= value * (1 - EXACT)
     status = Status.OPTIMAL if proven else Status.FEASIBLE
     left_out = found.partitions - found.simulated
+    others = sorted((*alike, *found.candidates), key=problem.value)
     return Solution(
         search=ISLANDS if is_unlike(problem) else ALONE,
         status=Status.INFEASIBLE if best is None else status,
@@ -104,20 +106,21 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
             considered=found.partitions, simulated=found.simulated, by_value=left_out
         ),
         seconds=clock.seconds,
-        runners_up=_distinct(found.candidates, best)[: limits.runners_up],
+        runners_up=_distinct(others, best)[: limits.runners_up],
         only_unlike=True,
     )
 
 
-def _alike(problem: Problem, limits: Limits) -> Candidate | None:
-    """The best of alike stages over islands, of any schedule."""
+def _alike(problem: Problem, limits: Limits) -> list[Candidate]:
+    """The best of alike stages over islands, of any schedule, and its runners-up."""
     if not is_unlike(problem):
-        return None
+        return []
     part = replace(limits, time_limit_s=SHARE * limits.time_limit_s)
     try:
-        return over_islands(problem, BranchAndBound(), part).best
+        found = over_islands(problem, BranchAndBound(), part)
     except MeshwrightError:  # nothing in time, or nothing that is legal
-        return None
+        return []
+    return [found.best, *found.runners_up] if found.best else []
 
 
 def _distinct(
@@ -128,8 +131,8 @@ def _distinct(
     found: dict[object, Candidate] = {}
     for one in (*([best] if best else []), *candidates):
         layout = one.estimate.layout
-        meshes = tuple((stage.mesh.tp, stage.mesh.dp) for stage in layout.stages)
-        found.setdefault((layout.micro_batches, meshes), one)
+        ways = layout.schedule, layout.virtual_stages, layout.micro_batches
+        found.setdefault((ways, tuple(stage.mesh for stage in layout.stages)), one)
     return tuple(found.values())[1:]
 
 

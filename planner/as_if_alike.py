@@ -27,13 +27,10 @@ def over_islands(problem: Problem, search: AbstractSearch, limits: Limits) -> So
     """What *search* chooses for the slowest devices, as it runs on all of them."""
     clock = Clock(limits=limits)
     chosen = search.solve(as_if_alike(problem), limits)
-    tried, best = 0, None
-    known = [chosen.best] if chosen.best else []
-    for one in (*known, *chosen.runners_up):
-        tried += 1
-        best = simulate(problem, one.choice, one.estimate.layout)
-        if best is not None:
-            break
+    known = (*([chosen.best] if chosen.best else []), *chosen.runners_up)
+    tried = [simulate(problem, one.choice, one.estimate.layout) for one in known]
+    fitting = [one for one in tried if one is not None]
+    best = fitting[0] if fitting else None
     seen = chosen.counters
     return Solution(
         search=search.name,
@@ -43,8 +40,11 @@ def over_islands(problem: Problem, search: AbstractSearch, limits: Limits) -> So
         lower=0.0,
         lower_step_time_s=0.0,
         complete=False,
-        counters=Counters(considered=seen.considered, simulated=seen.simulated + tried),
+        counters=Counters(
+            considered=seen.considered, simulated=seen.simulated + len(tried)
+        ),
         seconds=clock.seconds,
+        runners_up=tuple(fitting[1:]),
     )
 
 
