@@ -30,6 +30,9 @@ from planner.stage_search import JUDGED, TOLERANCE, simulate, stages_of_any
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
 SHARE: Final = 0.3  # of the time, for alike stages over islands
+ALIKE: Final = (
+    100  # of them simulated: nothing is proven, and bounds of slow links are loose
+)
 ISLANDS: Final = "islands"  # the search over them
 ALONE: Final = "any-stage"  # that of one island where none are alike
 
@@ -117,7 +120,7 @@ def _alike(problem: Problem, limits: Limits) -> list[Candidate]:
         return []
     part = replace(limits, time_limit_s=SHARE * limits.time_limit_s)
     try:
-        found = over_islands(problem, BranchAndBound(), part)
+        found = over_islands(problem, BranchAndBound(most=ALIKE), part)
     except MeshwrightError:  # nothing in time, or nothing that is legal
         return []
     return [found.best, *found.runners_up] if found.best else []

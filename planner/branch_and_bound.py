@@ -28,11 +28,12 @@ REMEMBERED = 100  # candidates of settled degrees, to fill the runners-up with
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchAndBound(AbstractSearch):
     """Proves its answer; gives up on the last `tolerance` of the gap only after
-    `patience` simulations."""
+    `patience` simulations, and on a proof after `most`."""
 
     name: ClassVar[str] = "branch-and-bound"
     patience: int = 100
     tolerance: float = 0.01
+    most: float = inf
 
     def solve(self, problem: Problem, limits: Limits) -> Solution:
         clock = Clock(limits=limits)
@@ -42,7 +43,7 @@ class BranchAndBound(AbstractSearch):
         if shortlist.best is None and lower < inf:
             raise clock.out_of_time(frontier.considered)
         if shortlist.best is not None:
-            _look_further(frontier, shortlist, clock)
+            self._look_further(frontier, shortlist, clock)
         runners_up = shortlist.runners_up()
         best, value = shortlist.best, shortlist.value
         proven = lower >= value * (1 - EXACT)
@@ -64,7 +65,7 @@ class BranchAndBound(AbstractSearch):
     def _prove(self, frontier: Frontier, shortlist: Shortlist, clock: Clock) -> float:
         """Simulate until no candidate that is left can be better; a lower bound."""
         while frontier.least < self._enough(shortlist):
-            if clock.over or (choice := frontier.take()) is None:
+            if self._ends(shortlist, clock) or (choice := frontier.take()) is None:
                 break
             shortlist.simulate(choice)
             clock.tell(shortlist.simulated, shortlist.value, frontier.least)
@@ -75,19 +76,25 @@ class BranchAndBound(AbstractSearch):
         tolerance = EXACT if shortlist.simulated < self.patience else self.tolerance
         return shortlist.value * (1 - tolerance)
 
+    def _look_further(
+        self, frontier: Frontier, shortlist: Shortlist, clock: Clock
+    ) -> None:
+        """Find runners-up: what is left of degrees that are settled is passed over."""
+        while not self._ends(shortlist, clock):
+            if shortlist.settled(least := frontier.least):
+                break
+            choice = frontier.take()
+            if choice is None:
+                break
+            if shortlist.promising(choice, least):
+                shortlist.simulate(choice)
+                continue
+            shortlist.pass_over(choice, least)
+            for other, bound in frontier.close(choice, REMEMBERED):
+                shortlist.pass_over(other, bound)
 
-def _look_further(frontier: Frontier, shortlist: Shortlist, clock: Clock) -> None:
-    """Find runners-up: what is left of degrees that are settled is passed over."""
-    while not clock.over and not shortlist.settled(least := frontier.least):
-        choice = frontier.take()
-        if choice is None:
-            break
-        if shortlist.promising(choice, least):
-            shortlist.simulate(choice)
-            continue
-        shortlist.pass_over(choice, least)
-        for other, bound in frontier.close(choice, REMEMBERED):
-            shortlist.pass_over(other, bound)
+    def _ends(self, shortlist: Shortlist, clock: Clock) -> bool:
+        return clock.over or shortlist.simulated >= self.most
 
 
 def _counters(frontier: Frontier, simulated: int) -> Counters:

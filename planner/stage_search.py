@@ -199,7 +199,8 @@ class _Hunt:
                 break
             menu = replace(menu)  # its tables go with it
             if menu.knows_ways and self.value < inf and not self.clock.over:
-                parts, known_s = menu.grown(self.value_s, WIDE)
+                # Below what another may take nothing more is told of this one.
+                parts, known_s = menu.grown(min(lower_s, self.value_s), WIDE)
                 self.judge_all(menu, parts)
             lower_s = min(lower_s, max(known_s, self.lower_s([menu], self.value_s)))
         return min(lower_s, self.value_s)
