@@ -18,14 +18,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.attention_price import attention_work, falls_back
+from costmodel.attention_price import attention_work
 from costmodel.compute import matmul_flops, matmul_s, traffic_s
 from costmodel.expert_price import (
     balance_sent,
     exchange_work,
-    grouped_launches,
     grouped_work,
 )
+from costmodel.host_launches import host_launches
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
 from costmodel.operator_keeps import beside, handed_on, internal
@@ -68,18 +68,9 @@ TURNED_TF32 = 1 / 0.629
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
-# Operators' worth of launches that a softmax of single kernels adds: casts, scale,
-# mask, softmax, dropout, each way [fitted by hand] vTrain's one-node runs at tp 8,
-# micro-batch 1 against 2; not among the coefficients.
-SINGLE_KERNELS = 3.0
 # An 8-bit operand that is there for one direction (quantised before it was gathered, or
 # one kernel after another) is turned for the other: read and written once more, whole.
 TURNED = 2  # bytes
-# Operators' worth of launches that a vocabulary cut over tp ranks adds where the loss
-# runs by single kernels [derived] from Megatron-LM: masking ids and rows some eight
-# kernels, the loss some twenty (vocab_parallel_cross_entropy) and three all-reduces,
-# of some eight an operator.
-VOCAB_PARALLEL = {Kind.EMBEDDING: 1.0, Kind.CROSS_ENTROPY: 3.0}
 # What frameworks hide of the tensor-parallel communication that they could: pieces cost
 # copies, launches and multiprocessors. [fitted] 1 − exposed_tensor/megatron-core, whose
 # recipes overlap it (0.60 ± 14 %, 159 runs); torchtitan's two pairs of runs with and
@@ -121,25 +112,21 @@ def operator_price(
     grouped = operator.kind is Kind.GROUPED_MATMUL
     trained = none if operator.frozen else held
     peers = degrees.tp if sent is None else sent.ranks
-    launches = operator.launches * (1.0 + host.host_wait * np.log2(peers))
-    if operator.kind is Kind.ATTENTION:
-        single = falls_back(block, degrees, precision, machine)
-        launches = launches * (1.0 + SINGLE_KERNELS * single)
-    if host.loss_elements is not None:
-        launches = launches + VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
-    more = grouped_launches(block, degrees, machine) if grouped else 1.0
+    forth, back = host_launches(
+        operator, block, degrees, precision, machine, np.asarray(peers)
+    )
     gap_s = np.asarray(host.gap_us * US * floor)
     if sent is None:
         sent = _sent(operator, block, degrees, precision, machine, (forward, backward))
     forward += Work.of(
         Sourced(seconds=gap_s),
         tensor_comm=sent.forward,
-        host_s=host.forward_host_s * floor * launches * more,
+        host_s=host.forward_host_s * floor * forth,
     )
     backward += Work.of(
         Sourced(seconds=2 * gap_s * operator.has_backward),
         tensor_comm=sent.backward,
-        host_s=host.backward_host_s * floor * operator.has_backward * launches * more,
+        host_s=host.backward_host_s * floor * operator.has_backward * back,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(

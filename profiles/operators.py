@@ -58,8 +58,9 @@ class Operator:
     the width it sums over. `forward_elements` and `backward_elements` are what a
     memory-bound operator reads and writes, in elements per element of its output.
     `kernels` is how many launches its forward takes in eager mode, `launches` the
-    host's work in units of an ordinary operator's. `function` says what is measured
-    for it (`profiles.measurable`): matmul, layernorm, gelu …
+    host's work in units of an ordinary operator's; `without_gradient` of it (integers,
+    counts, copies of them) has no backward. `function` says what is measured for it
+    (`profiles.measurable`): matmul, layernorm, gelu …
     The parameters of a `frozen` one are not trained: they have no gradient. Those of a
     `shared` one are another operator's of the same block.
     """
@@ -79,12 +80,17 @@ class Operator:
     backward_elements: float = 0.0
     kernels: int = 1
     launches: float = 1.0
+    without_gradient: float = 0.0
     frozen: bool = False
     shared: bool = False
 
     @property
     def has_weight(self) -> bool:
         return self.kind in PRODUCTS or self.kind is Kind.EMBEDDING
+
+    @property
+    def backward_launches(self) -> float:
+        return self.launches - self.without_gradient
 
     @property
     def has_backward(self) -> bool:

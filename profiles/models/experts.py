@@ -27,6 +27,9 @@ ROUTED_FORWARD, ROUTED_BACKWARD = 12.0, 8.0
 # Host work in ordinary operators: scores, top-k, counts by expert and their copy to the
 # host, sorting, the exchange [assumed] from the kernels that each step launches.
 LAUNCHES = {"top_k": 4.0, "dispatch": 4.0, "combine": 3.0}
+# Of these what has no gradient: choosing and the map of who goes where; counts by
+# expert, their copy and sorting them [assumed] half of either.
+WITHOUT_GRADIENT = {"top_k": 2.0, "dispatch": 2.0}
 
 
 def expert_extents(moe: MoeSpec) -> dict[str, int]:
@@ -61,6 +64,7 @@ def expert_mlp(
             backward_elements=2 * SORTED,
             kernels=3,
             launches=LAUNCHES["dispatch"],
+            without_gradient=WITHOUT_GRADIENT["dispatch"],
         ),
         *experts,
         _combine(moe, experts[-1].output, shared),
@@ -96,6 +100,7 @@ def _router(moe: MoeSpec, norm: Tensor) -> list[Operator]:
             backward_elements=ROUTED_BACKWARD,
             kernels=8,
             launches=LAUNCHES["top_k"],
+            without_gradient=WITHOUT_GRADIENT["top_k"],
         ),
     ]
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodel.host_launches import VOCAB_PARALLEL
 from costmodel.machine import machine
-from costmodel.operator_price import VOCAB_PARALLEL, operator_price
+from costmodel.operator_price import operator_price
 from costmodel.sharding import Degrees
 from costmodel.software import software
 from profiles.catalog import cluster
