@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.apart import apart_s
 from costmodel.compression import Packed, Packer, require_packable
 from costmodel.machine import Machine
 from costmodel.operator_price import operator_price
@@ -82,10 +83,17 @@ def block_prices(
         from costmodel.explicit_price import explicit_prices
 
         return explicit_prices(block, degrees, precision, machine)
-    return {
-        item.name: operator_price(item, block, degrees, precision, machine)
-        for item in block.operators
-    }
+
+    def priced(on: Machine) -> dict[str, OperatorPrice]:
+        return {
+            item.name: operator_price(item, block, degrees, precision, on)
+            for item in block.operators
+        }
+
+    prices = priced(machine)
+    if not machine.knows_gaps:
+        return prices
+    return priced(machine.sending(apart_s(block, degrees, precision, prices)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

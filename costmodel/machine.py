@@ -23,7 +23,7 @@ from costmodel.in_training import (
     rates_in_training,
     software_in_training,
 )
-from costmodel.measured import Measured
+from costmodel.measured import Come, Measured
 from costmodel.rates import Rates, rates_of
 from costmodel.software import (
     DEFAULT,
@@ -49,7 +49,8 @@ class Machine:
     `measured` are the samples of a profile, which come before rates. A cluster of
     unlike islands has no one island: `islands` says which ranks run on which machine
     and keeps them in `among`; rates and links here are those of the first.
-    `imbalance` is how many times the mean the busiest expert's tokens are.
+    `imbalance` is how many times the mean the busiest expert's tokens are, `apart_s`
+    what is computed between two messages; None: long enough not to matter.
     """
 
     cluster: Cluster
@@ -60,6 +61,7 @@ class Machine:
     imbalance: float = 1.0
     plain: Software | None = None  # the software before coefficients
     fitted: Coefficients = field(default_factory=coefficients, repr=False)
+    apart_s: Array | None = field(default=None, compare=False, repr=False)
     among: dict[tuple[int, ...], tuple[Machine, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
@@ -102,6 +104,15 @@ class Machine:
     def turns(self) -> float:
         """How many ranks share a core of the profiled machine (`costmodel.turns`)."""
         return 1.0 if self.measured is None else self.measured.turns
+
+    @property
+    def knows_gaps(self) -> bool:
+        """Whether messages were measured soon after another, and long after."""
+        return self.measured is not None and self.measured.gaps_s is not None
+
+    def sending(self, apart_s: Array) -> Machine:
+        """The same machine while so much is computed between two messages."""
+        return replace(self, apart_s=apart_s)
 
     @property
     def has_host_floor(self) -> bool:
@@ -172,9 +183,11 @@ class Machine:
         near: Array,
         pieces: Any = 1,
         shares: Any = 1.0,
+        beside: bool = False,
     ) -> Sourced:
         """A collective over groups with *near* members in a fast domain, which have so
-        many *shares* of its NICs (`placement.shares`).
+        many *shares* of its NICs (`placement.shares`); with a product *beside* it, CPU
+        ranks wait less.
 
         Where it was measured, as so many messages of equal size; the fitted rates are
         those of whole reductions inside training.
@@ -194,7 +207,12 @@ class Machine:
         if self.measured is None:
             return Sourced(seconds=roofline())
         found = self.measured.exchange(
-            kind, size_bytes / pieces, ranks=ranks, near=near, island=self.island
+            kind,
+            size_bytes / pieces,
+            ranks=ranks,
+            near=near,
+            island=self.island,
+            come=Come(beside=beside, apart_s=self.apart_s),
         )
         if found is None:
             return Sourced(seconds=roofline())
@@ -263,7 +281,12 @@ class Machine:
         if self.measured is None or not self.shares_cores:
             return sent
         found = self.measured.exchange(
-            "shift", size_bytes, ranks=ranks, near=near, island=self.island
+            "shift",
+            size_bytes,
+            ranks=ranks,
+            near=near,
+            island=self.island,
+            come=Come(apart_s=self.apart_s),
         )
         if found is None:
             return sent

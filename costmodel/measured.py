@@ -2,7 +2,8 @@
 
     operator    (kind, pass, local shape, precision), so many ranks computing at once
     step        (optimizer, accumulate …), over so many parameters
-    exchange    (collective, ranks by level, groups at once), over bytes
+    exchange    (collective, ranks by level, groups at once), over bytes; on a CPU also
+                soon after another, and beside a product
     send        over bytes
 
 An exact sample first; else the curve through its kind; else NaN, and whoever asks
@@ -24,6 +25,7 @@ from costmodel.message_table import MessageTable, message_tables
 from costmodel.sample_table import Shape, Table
 from costmodel.sourced import Sourced
 from profiles.cluster import Island
+from profiles.measurable import BESIDE, GAPS, SOON
 from profiles.samples import ALONE, FORWARD, OperatorKey, Sample, Samples
 
 Array = NDArray[Any]
@@ -32,6 +34,27 @@ NOISY: Final = "noisy"  # how the note of a noisy machine begins
 STEP_PRECISION: Final = "fp32"  # of gradients, moments and master weights
 _PAIR: Final[Shape] = (2,)
 _APART: Final[Shape] = (1, 2)  # a pair of ranks on two nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Come:
+    """How ranks come to a message: with a product *beside* it, or after *apart_s* of
+    compute since the one before; None: long after it."""
+
+    beside: bool = False
+    apart_s: Array | None = None
+
+    def ways(self, gaps_s: tuple[float, float] | None) -> Iterator[tuple[str, Array]]:
+        """The names of samples that are so, and how far they are the price."""
+        if self.beside:
+            yield BESIDE, np.ones(())
+        elif self.apart_s is not None and gaps_s is not None:
+            soon, late = np.log(gaps_s)
+            apart = np.log(np.maximum(self.apart_s, gaps_s[0]))
+            yield SOON, np.clip((late - apart) / (late - soon), 0.0, 1.0)
+
+
+LONG_AFTER: Final = Come()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -74,7 +97,14 @@ class Measured:
         return None if found is None else found.where(count > 0)
 
     def exchange(
-        self, kind: str, size_bytes: Any, *, ranks: Any, near: Any, island: Island
+        self,
+        kind: str,
+        size_bytes: Any,
+        *,
+        ranks: Any,
+        near: Any,
+        island: Island,
+        come: Come = LONG_AFTER,
     ) -> Sourced | None:
         """Seconds of a collective over groups with *near* members in a fast domain."""
         size, k, r = np.broadcast_arrays(size_bytes, ranks, np.minimum(near, ranks))
@@ -85,6 +115,10 @@ class Measured:
                 continue
             here = (k == whole) & (r == inside)
             part = table.at(size)
+            for how, weight in come.ways(self.gaps_s):
+                other = self._messages(kind + how, whole, inside, island)
+                if other is not None:
+                    part = other.instead_of(table, size, part, weight)
             if here.all():
                 return part
             if total is None:
@@ -110,6 +144,16 @@ class Measured:
         noise = self.samples.machine.get("noise", "")
         if noise.startswith(NOISY):
             yield f"while its profile was taken the machine was {noise}"
+
+    @cached_property
+    def gaps_s(self) -> tuple[float, float] | None:
+        """What was computed between messages, soon after another and long after; None
+        of profiles that have but one of them."""
+        words = self.samples.machine.get(GAPS, "").split()
+        if not words:
+            return None
+        soon_s, long_s = map(float, words)
+        return soon_s, long_s
 
     @cached_property
     def crowd(self) -> int:

@@ -35,6 +35,15 @@ class MessageTable:
         sigma = np.where(exact, self.spread, self.sigma)
         return known(self.curve.at(size_bytes), exact, sigma)
 
+    def instead_of(
+        self, plain: MessageTable, size_bytes: Array, seconds: Sourced, weight: Array
+    ) -> Sourced:
+        """*seconds* of *plain* at *size_bytes*, less what these samples save, as far as
+        *weight*. Beyond the largest of them that stays the same."""
+        within = np.minimum(size_bytes, self._sizes[-1])
+        saved = np.maximum(plain.curve.at(within) - self.curve.at(within), 0.0)
+        return seconds.behind(saved * weight)
+
     @cached_property
     def _sizes(self) -> Array:
         return np.array(sorted(self.samples), dtype=np.float64)

@@ -215,9 +215,8 @@ def _exchanged(
     for item in collectives:
         if near is None:
             near = near_members(np.asarray(1), degrees.tp, machine.island)
-        taken = machine.collective(
-            item.kind, item.size_bytes, ranks=degrees.tp, near=near
-        )
+        how: dict[str, Any] = {"near": near, "beside": item.beside}
+        taken = machine.collective(item.kind, item.size_bytes, ranks=degrees.tp, **how)
         if item.hidden:
             taken = taken.behind(behind_s)
         elif machine.software.cuts_products and item.kind in ALONG_SEQUENCE:

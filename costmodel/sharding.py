@@ -17,7 +17,7 @@ redistributed, and the gradient travels the transposed way.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,12 +44,13 @@ ON_TP = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """A collective over the tp axis: bytes of the full tensor, and whether the
-    product that follows it in the same pass hides it."""
+    """A collective over the tp axis: bytes of the full tensor, whether a product is
+    computed beside it, and whether a GPU's hides it."""
 
     kind: str  # all_reduce, all_gather, reduce_scatter
     size_bytes: Array
     hidden: bool = False
+    beside: bool = False
 
 
 def redistribute(have: str, want: str) -> str | None:
@@ -199,8 +200,8 @@ def backward_collectives(
     """What the tp group communicates in an operator's backward.
 
     Under sequence parallelism the column-split product gathers its saved input once
-    more for the weight gradient, behind the input gradient (Korthikanti, 4.2.2); a
-    frozen weight has none.
+    more for the weight gradient, behind the input gradient (Korthikanti, 4.2.2), whose
+    sum travels beside the weight gradient; a frozen weight has none.
     """
     if not operator.has_backward:
         return
@@ -218,10 +219,12 @@ def backward_collectives(
             continue
         again = redistribute(have, Placement.WHOLE)
         if again and not operator.frozen:
-            yield _collective(again, tensor, block, degrees, precision, hidden=True)
+            gathered = _collective(again, tensor, block, degrees, precision)
+            yield replace(gathered, hidden=True, beside=True)
         kind = redistribute(Placement.PARTIAL, have)
         if kind:
-            yield _collective(kind, tensor, block, degrees, precision)
+            sent = _collective(kind, tensor, block, degrees, precision)
+            yield replace(sent, beside=not operator.frozen)
 
 
 def has_whole_weight(operator: Operator) -> bool:
@@ -250,15 +253,13 @@ def _collective(
     block: Block,
     degrees: Degrees,
     precision: Precision,
-    *,
-    hidden: bool = False,
 ) -> Collective:
     full = tokens(degrees, split=False) * tensor.copies
     for name in tensor.dims:
         if name not in ROWS:
             full = full * extent(name, block, degrees)
     size = np.asarray(full * precision.activation.bytes)
-    return Collective(kind=kind, size_bytes=size, hidden=hidden)
+    return Collective(kind=kind, size_bytes=size)
 
 
 def _statistics(degrees: Degrees) -> Iterator[Collective]:

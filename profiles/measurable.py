@@ -34,6 +34,10 @@ NEVER_NARROW = {"vocab", "experts"}  # columns of the head and of routers
 SORTED_AGAIN = {"dispatch": "permute", "combine": "unpermute"}
 # One per step, over so many parameters of a rank.
 STEP_KINDS = ("accumulate", "gradient-norm", "zero-gradient")
+# How CPU ranks come to a message, added to its collective's name: soon after the one
+# before, or with a product beside it. The name alone is of one that comes long after.
+SOON, BESIDE = "+soon", "+product"
+GAPS = "gap seconds"  # of a profile's machine: soon, and long after
 # Of `fully_shard` on a CPU, in a unit of so many parameters.
 UNIT_KINDS = ("unit-pass", "unit-reduce", "unit-gather")
 

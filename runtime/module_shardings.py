@@ -17,7 +17,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from costmodel.module_sharding import ModuleSharding
 from costmodel.operator_sharding import dimension, gradient_made, loops_of, summands
@@ -31,6 +30,7 @@ from runtime.collectives import (
     start_all_gather,
     start_reduce_scatter,
 )
+from runtime.local_shard import local_shard
 from runtime.modules.decoder import Layer
 from runtime.modules.mlp import Mlp
 from runtime.precision import autocast
@@ -171,8 +171,8 @@ def _products(modules: Sequence[nn.Module], *, biased: bool) -> Callable[..., Va
     def multiplied(stream: Tensor, module: nn.Module) -> Tensor:
         product: Product = getattr(module, "product", AS_GIVEN)
         weight, bias = (getattr(module, name) for name in ("weight", "bias"))
-        added = None if bias is None or not biased else _local(bias)
-        return product(stream, _local(weight), added)
+        added = None if bias is None or not biased else local_shard(bias)
+        return product(stream, local_shard(weight), added)
 
     def run(given: Value) -> Value:
         (stream,) = given
@@ -352,7 +352,3 @@ def redistributed(
 
 def _piece(value: Tensor, dim: int, group: Group) -> Tensor:
     return value.chunk(group.size(), dim)[group.rank()].contiguous()
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -31,6 +31,7 @@ from runtime.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from runtime.local_shard import local_shard
 from runtime.modules.decoder import Layer, Stage
 from runtime.modules.embedding import Embedding, Positions, rows_of
 from runtime.modules.experts import ExpertMlp
@@ -168,8 +169,8 @@ class ColumnLinear(nn.Module):
 def columns(stream: Tensor, *linears: ColumnLinear) -> tuple[Tensor, ...]:
     """Several column-split products of one input, which travels once."""
     first = linears[0]
-    weights = [_local(item.weight) for item in linears]
-    biases = [None if item.bias is None else _local(item.bias) for item in linears]
+    weights = [local_shard(item.weight) for item in linears]
+    biases = [None if item.bias is None else local_shard(item.bias) for item in linears]
     stream, *rest = autocast(stream, *weights, *biases)
     later, given = first.later, None
     if later is not None and later.on:
@@ -197,7 +198,7 @@ class RowLinear(nn.Module):
         self.product: Product = AS_GIVEN
 
     def forward(self, stream: Tensor) -> Tensor:
-        weight = _local(self.weight)
+        weight = local_shard(self.weight)
         partial = linear(stream, weight, None, self.later, self.product)
         whole = summed(partial, self.group, self.scattered)
         return whole if self.bias is None else whole + self.bias.to(whole.dtype)
@@ -237,7 +238,7 @@ class VocabTable(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         row = tokens - self.first
         elsewhere = (row < 0) | (row >= self.rows)
-        found = F.embedding(row.masked_fill(elsewhere, 0), _local(self.weight))
+        found = F.embedding(row.masked_fill(elsewhere, 0), local_shard(self.weight))
         partial = found.masked_fill(elsewhere.unsqueeze(-1), 0)
         return summed(partial, self.group, self.scattered)
 
@@ -392,7 +393,3 @@ class _VocabLoss(torch.autograd.Function):
 
 def _whole(stream: Tensor, group: Group, scattered: bool) -> Tensor:
     return start_all_gather(stream, group, dim=SEQUENCE).wait() if scattered else stream
-
-
-def _local(parameter: Tensor) -> Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

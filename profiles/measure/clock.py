@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from profiles.measure.collectives import Works, finish
 from profiles.units import MS
 
 SHORTEST_S = 2 * MS
@@ -84,30 +85,42 @@ class Clock:
         return self._by(time.perf_counter, work)
 
     def amid(
-        self, work: Callable[[], object], between: Callable[[], object], calls: int
+        self,
+        begin: Callable[[], Works],
+        between: Callable[[], object],
+        calls: int,
+        beside: Callable[[], object] | None = None,
     ) -> float:
         """Seconds a call of communication, each call after *between*: as in training.
 
         On a CPU whoever waits for a message sleeps until it is woken, and ranks come to
-        it one after the other, the later the more they share cores. One message right
-        after another finds everybody awake: short ones then take half as long. On a
-        GPU's stream nothing comes between.
+        it one after the other, the later the more they share cores. What carries a
+        message takes turns with what the rank that has its part already computes next,
+        for some milliseconds at most: calls in a row, the less apart the faster. What
+        is computed *beside* a call fills the waiting. On a GPU's stream nothing comes
+        between.
         """
         if not self.wakes:
-            return self.wall(lambda: [work() for _ in range(calls)]) / calls
+            return self.wall(lambda: [finish(begin()) for _ in range(calls)]) / calls
         if self.turns > 1:
-            return self._beside(work, between, calls)
+            return self._adds(begin, between, calls, beside)
         self.ranks.barrier()
         seconds = 0.0
         for _ in range(calls):
             between()
             started_s = time.perf_counter()
-            work()
-            seconds += time.perf_counter() - started_s
-        return seconds / calls
+            works = begin()
+            own_s = self._own_s(beside)
+            finish(works)
+            seconds += time.perf_counter() - started_s - own_s
+        return max(seconds / calls, LEAST_S)
 
-    def _beside(
-        self, work: Callable[[], object], between: Callable[[], object], calls: int
+    def _adds(
+        self,
+        begin: Callable[[], Works],
+        between: Callable[[], object],
+        calls: int,
+        beside: Callable[[], object] | None,
     ) -> float:
         """What a call adds to what lies between, where ranks take turns.
 
@@ -118,12 +131,22 @@ class Clock:
         own_s = 0.0
         started_s = time.perf_counter()
         for _ in range(calls):
-            before_s = time.process_time()
-            between()
-            own_s += time.process_time() - before_s
-            work()
+            own_s += self._own_s(between)
+            works = begin()
+            own_s += self._own_s(beside)
+            finish(works)
         seconds = time.perf_counter() - started_s - self.turns * own_s
         return max(seconds / calls, LEAST_S)
+
+    def _own_s(self, compute: Callable[[], object] | None) -> float:
+        """Seconds of this thread in *compute*; those of the threads that carry messages
+        are the messages'."""
+        if compute is None:
+            return 0.0
+        now = time.thread_time if self.own else time.perf_counter
+        before_s = now()
+        compute()
+        return now() - before_s
 
     def _by(self, now: Callable[[], float], work: Callable[[], object]) -> float:
         self.ranks.barrier()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from profiles.measure.arena import Arena
@@ -10,12 +10,13 @@ from profiles.measure.tasks import Exchange
 from profiles.measure.tensors import Tensor
 
 ELEMENT_BYTES = 4  # payloads are fp32
+Works = Sequence[Any]  # what is to be waited for
 
 
 def call(
     exchange: Exchange, group: Any, peers: list[int], rank: int, arena: Arena
-) -> Callable[[], object]:
-    """One call of *exchange* within *group* (global ranks *peers*), as a function.
+) -> Callable[[], Works]:
+    """What begins one call of *exchange* within *group* (global ranks *peers*).
 
     Each call takes the next buffers of the arena: what is sent was just made by
     something else in training, and is in no cache of the sender's socket by then.
@@ -26,23 +27,27 @@ def call(
     part = size // exchange.ranks
     whole = part * exchange.ranks
 
-    def all_gather() -> object:
-        return _all_gather(arena.deal(whole), arena.deal(part), group)
+    def all_reduce() -> Works:
+        return [dist.all_reduce(arena.deal(whole), group=group, async_op=True)]
 
-    def reduce_scatter() -> object:
-        return _reduce_scatter(arena.deal(part), arena.deal(whole), group)
+    def all_gather() -> Works:
+        return [_all_gather(arena.deal(whole), arena.deal(part), group)]
 
-    def all_to_all() -> object:
-        return dist.all_to_all_single(arena.deal(whole), arena.deal(whole), group=group)
+    def reduce_scatter() -> Works:
+        return [_reduce_scatter(arena.deal(part), arena.deal(whole), group)]
 
-    def send() -> None:
-        _ping_pong(arena.deal(whole), arena.deal(whole), peers, rank, group)
+    def all_to_all() -> Works:
+        sent, came = arena.deal(whole), arena.deal(whole)
+        return [dist.all_to_all_single(came, sent, group=group, async_op=True)]
 
-    def shift() -> None:
-        _shift(arena.deal(whole), arena.deal(whole), peers, rank, group)
+    def send() -> Works:
+        return _ping_pong(arena.deal(whole), arena.deal(whole), peers, rank, group)
 
-    calls: dict[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(arena.deal(whole), group=group),
+    def shift() -> Works:
+        return _shift(arena.deal(whole), arena.deal(whole), peers, rank, group)
+
+    calls: dict[str, Callable[[], Works]] = {
+        "all_reduce": all_reduce,
         "all_gather": all_gather,
         "reduce_scatter": reduce_scatter,
         "all_to_all": all_to_all,
@@ -57,23 +62,31 @@ def ways(collective: str) -> int:
     return 2 if collective == "send" else 1
 
 
+def finish(works: Works) -> None:
+    """Wait until a call is over."""
+    for work in works:
+        _wait(work)
+
+
 def _all_gather(whole: Tensor, part: Tensor, group: Any) -> object:
     import torch.distributed as dist
 
     gather: Any = getattr(dist, "all_gather_single", None)
-    return (gather or dist.all_gather_into_tensor)(whole, part, group=group)
+    gather = gather or dist.all_gather_into_tensor
+    return gather(whole, part, group=group, async_op=True)
 
 
 def _reduce_scatter(part: Tensor, whole: Tensor, group: Any) -> object:
     import torch.distributed as dist
 
     scatter: Any = getattr(dist, "reduce_scatter_single", None)
-    return (scatter or dist.reduce_scatter_tensor)(part, whole, group=group)
+    scatter = scatter or dist.reduce_scatter_tensor
+    return scatter(part, whole, group=group, async_op=True)
 
 
 def _ping_pong(
     out: Tensor, back: Tensor, peers: list[int], rank: int, group: Any
-) -> None:
+) -> Works:
     """There and back between two ranks, by isend and irecv as a pipeline does it."""
     import torch.distributed as dist
 
@@ -85,25 +98,23 @@ def _ping_pong(
         coming = dist.irecv(back, first, group=group)
         _wait(coming)
         going = dist.isend(out, first, group=group)
-    _wait(going)
-    if rank == first:
-        _wait(coming)
+    return [going, coming] if rank == first else [going]
 
 
-def _shift(came: Tensor, sent: Tensor, peers: list[int], rank: int, group: Any) -> None:
+def _shift(
+    came: Tensor, sent: Tensor, peers: list[int], rank: int, group: Any
+) -> Works:
     """To the next rank and from the one before, all at once: a step of a ring."""
     import torch.distributed as dist
 
     place = peers.index(rank)
     after, before = peers[(place + 1) % len(peers)], peers[place - 1]
-    works = dist.batch_isend_irecv(
+    return dist.batch_isend_irecv(
         [
             dist.P2POp(dist.isend, sent, after, group),
             dist.P2POp(dist.irecv, came, before, group),
         ]
     )
-    for work in works:
-        _wait(work)
 
 
 def _wait(work: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from profiles.measure.arena import Arena
-from profiles.measure.collectives import call
+from profiles.measure.collectives import Works, call
 from profiles.measure.tasks import Exchange, Request
 
 
@@ -23,8 +23,8 @@ class Groups:
             for ranks, nodes in wanted
         }
 
-    def call(self, exchange: Exchange, arena: Arena) -> Callable[[], object] | None:
-        """One call of *exchange* by this rank, or None where it has no part in it."""
+    def call(self, exchange: Exchange, arena: Arena) -> Callable[[], Works] | None:
+        """What begins one call of *exchange* by this rank; None if it has no part."""
         made = self.made[exchange.ranks, exchange.nodes]
         for peers, group in made[: exchange.groups]:
             if self.rank in peers:

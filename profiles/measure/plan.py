@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from profiles.graph import Block
 from profiles.job import Job
-from profiles.measurable import SORTED_AGAIN, number_of, operator_shape
+from profiles.measurable import BESIDE, SOON, SORTED_AGAIN, number_of, operator_shape
 from profiles.measure.step_plan import of_step
 from profiles.measure.tasks import (
     BACKWARD,
@@ -26,7 +26,7 @@ from profiles.measure.tasks import (
 )
 from profiles.operators import Kind, Operator
 from profiles.precision import Precision, precision
-from profiles.units import KiB
+from profiles.units import KiB, MiB
 
 COLLECTIVES = (
     "all_reduce",
@@ -35,6 +35,11 @@ COLLECTIVES = (
     "all_to_all",
     "shift",
 )
+# Of CPU ranks, those that training begins soon after another, or beside a product; the
+# larger a message, the less it matters.
+COMES_SOON = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+HAS_BESIDE = ("all_reduce", "all_gather", "reduce_scatter")
+SMALL_BYTES = (KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB)
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
 MOST_SEQUENCES = 64
 NORMS = ("layernorm", "rmsnorm")
@@ -90,6 +95,14 @@ def exchanges(
         if size * spread > 1
     ]
     return tuple(found)
+
+
+def amid_products(plain: Sequence[Exchange]) -> Iterator[Exchange]:
+    """Small ones of *plain* once more: soon after another, and beside a product."""
+    for how, names in ((SOON, COMES_SOON), (BESIDE, HAS_BESIDE)):
+        for one in plain:
+            if one.collective in names and one.size_bytes in SMALL_BYTES:
+                yield replace(one, how=how)
 
 
 def _at_once(most: int, *, alone: bool) -> list[int]:

@@ -19,7 +19,12 @@ from profiles.measure.gpu_names import device_name
 from profiles.measure.meeting import meeting
 from profiles.measure.node import Node, described, rank_memory_bytes, require_alike
 from profiles.measure.noise import Busy, Noise, noise
-from profiles.measure.plan import MOST_TOKENS, exchanges, operations
+from profiles.measure.plan import (
+    MOST_TOKENS,
+    amid_products,
+    exchanges,
+    operations,
+)
 from profiles.measure.processes import run
 from profiles.measure.question import Question
 from profiles.measure.step_plan import of_units
@@ -136,6 +141,8 @@ def request_of(
         most_bytes=QUICK_BYTES if question.quick else FULL_BYTES,
         alone=question.device != "cpu",  # ranks that share cores are all at work
     )
+    if question.device == "cpu":
+        messages += tuple(amid_products(messages))
     cache = max(node.cache_bytes for node in nodes)
     cores = min(node.cores for node in nodes)
     return Request(

@@ -8,7 +8,7 @@ from math import inf
 from typing import final
 
 from profiles.measure.clock import Clock
-from profiles.measure.collectives import ways
+from profiles.measure.collectives import Works, ways
 from profiles.measure.kernel import Kernel, Layer
 from profiles.measure.kernels import Kernels
 from profiles.measure.saved import saved_bytes
@@ -17,11 +17,9 @@ from profiles.measure.work import work
 from profiles.units import MS
 
 MOST_CALLS = 64
-MOST_AMID = 8  # of messages that each come after some milliseconds of products
+MESSAGES_IN_A_ROW = 8  # that each come after some milliseconds of products
+ROW_S = 60 * MS  # a row takes no longer than this, beside what lies between
 IN_A_ROW = 5  # repeats of a visit, where that is of use
-MESSAGES_IN_A_ROW = 5
-MESSAGES = 2  # times as many repeats as of other subjects
-SHORT_S = 40 * MS
 
 Task = Operation | Exchange
 Seconds = dict[str, float]
@@ -46,6 +44,10 @@ class Subject(ABC):
     @abstractmethod
     def most_calls(self, clock: Clock) -> int: ...
 
+    def lasts_s(self, clock: Clock) -> float:
+        """Seconds that the calls of a visit should take together."""
+        return clock.shortest_s
+
     @abstractmethod
     def timings(self) -> Iterator[tuple[Task, Timing]]: ...
 
@@ -68,7 +70,7 @@ class Subject(ABC):
         if clock.left_s() > 0:
             seconds = self.once(clock, 1)
         (shortest_s,) = clock.ranks.largest(min(seconds.values(), default=0.0))
-        calls = int(clock.shortest_s / max(shortest_s, 1e-9))
+        calls = int(self.lasts_s(clock) / max(shortest_s, 1e-9))
         self.calls = min(max(calls, 1), max(self.most_calls(clock), 1))
         if self.calls > 1 and clock.left_s() > 0:
             seconds = self.once(clock, self.calls)
@@ -123,9 +125,10 @@ class Operated(Subject):
 
 @final
 class Exchanged(Subject):
-    """A collective over groups, in the midst of what a rank computes (*between*).
+    """A collective over groups, in the midst of what a rank computes (*between*), and
+    *beside* it.
 
-    *function* is None where this rank has no part. What would take more than
+    *function* begins one, and is None where this rank has no part. What takes more than
     *longest_s*, by the *smaller* message before, is left out on all ranks: over a slow
     link the largest take minutes, and the rate is known by then.
     """
@@ -133,36 +136,38 @@ class Exchanged(Subject):
     def __init__(
         self,
         exchange: Exchange,
-        function: Callable[[], object] | None,
+        function: Callable[[], Works] | None,
         between: Callable[[], object],
         *,
+        beside: Callable[[], object] | None = None,
         smaller: Exchanged | None = None,
         longest_s: float = inf,
     ) -> None:
         super().__init__()
-        self.exchange, self.function, self.between = exchange, function, between
+        self.exchange, self.function = exchange, function
+        self.between, self.beside = between, beside
         self.smaller, self.longest_s = smaller, longest_s
         self.too_long = False
 
     def wants(self, most_repeats: int) -> bool:
-        return not self.too_long and super().wants(MESSAGES * most_repeats)
+        return not self.too_long and super().wants(most_repeats)
 
     def visit(self, clock: Clock) -> None:
         if not self.calls and self._foreseen_s(clock) > self.longest_s:
             self.too_long = True
-        if self.too_long:
-            return
-        super().visit(clock)
-        if self.cost_s < SHORT_S:  # messages are uneven, and short ones cost nothing
-            for _ in range(MESSAGES_IN_A_ROW - 1):
-                super().visit(clock)
+        if not self.too_long:
+            super().visit(clock)
 
     def once(self, clock: Clock, calls: int) -> Seconds:
-        seconds = clock.amid(self.function or _nothing, self.between, calls)
+        begin = self.function or _nothing
+        seconds = clock.amid(begin, self.between, calls, self.beside)
         return {FORWARD: seconds / ways(self.exchange.collective)}
 
     def most_calls(self, clock: Clock) -> int:
-        return MOST_AMID if clock.wakes else MOST_CALLS
+        return MESSAGES_IN_A_ROW if clock.wakes else MOST_CALLS
+
+    def lasts_s(self, clock: Clock) -> float:
+        return ROW_S if clock.wakes else super().lasts_s(clock)
 
     def _foreseen_s(self, clock: Clock) -> float:
         """By the rate of the smaller message, as all ranks agree."""
@@ -182,5 +187,6 @@ class Exchanged(Subject):
             yield self.exchange, Timing(seconds=tuple(self.seen[FORWARD]))
 
 
-def _nothing() -> None:
+def _nothing() -> Works:
     """What a rank does that has no part in a collective."""
+    return ()

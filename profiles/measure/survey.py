@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from profiles.measurable import BESIDE, GAPS, SOON
 from profiles.measure.arena import touch_heap
-from profiles.measure.between import between
+from profiles.measure.between import LONG, SHORT, between
 from profiles.measure.calibration import Calibration
 from profiles.measure.clock import Clock, Ranks
 from profiles.measure.facts import facts
@@ -63,7 +64,7 @@ def survey(request: Request, group: Group, say: Say) -> Result:
     kernels = Kernels(device, request.arena_bytes, request.cache_bytes)
     if request.device == "cpu":
         touch_heap(kernels.arena_bytes)
-    subjects = list(_subjects(request, kernels, group))
+    subjects = list(_subjects(request, kernels, group, clock.turns))
     product, calibrations = Calibration(device), list[tuple[float, float]]()
     every = max(len(subjects) // CALIBRATIONS, 1)
     for place, subject in enumerate(_rounds(subjects, request, clock)):
@@ -79,11 +80,13 @@ def survey(request: Request, group: Group, say: Say) -> Result:
         calibrations=tuple(calibrations),
         copy_bytes_per_s=_copy_bytes_per_s(clock, kernels),
         cpu_s=time.process_time(),
-        facts=facts(request),
+        facts={**facts(request), **_gaps(clock, kernels)},
     )
 
 
-def _subjects(request: Request, kernels: Kernels, group: Group) -> Iterator[Subject]:
+def _subjects(
+    request: Request, kernels: Kernels, group: Group, turns: float
+) -> Iterator[Subject]:
     together: dict[tuple[object, ...], list[Operation]] = {}
     for one in request.operations:
         apart = one.direction if one.kind == "residual" else ""
@@ -93,12 +96,14 @@ def _subjects(request: Request, kernels: Kernels, group: Group) -> Iterator[Subj
         yield Operated(operations, kernels)
     groups = Groups(request, group.rank)
     smaller: Exchanged | None = None
+    arena = kernels.arena()
+    soon, late = (between(arena, side, turns) for side in (SHORT, LONG))
     for exchange in request.exchanges:
-        arena = kernels.arena()
         smaller = Exchanged(
             exchange,
             groups.call(exchange, arena),
-            between(arena),
+            soon if exchange.how in (SOON, BESIDE) else late,
+            beside=soon if exchange.how == BESIDE else None,
             smaller=smaller if _goes_on(smaller, exchange) else None,
             longest_s=max(request.budget_s * LONGEST, LEAST_LONGEST_S),
         )
@@ -133,6 +138,17 @@ def _calibration(clock: Clock, product: Calibration) -> tuple[float, float]:
     if clock.turns > 1:  # the wall would say who had the core
         return own_s, own_s
     return own_s, min(clock.wall(product.run) for _ in range(CALLS))
+
+
+def _gaps(clock: Clock, kernels: Kernels) -> dict[str, str]:
+    """How long what lies between messages takes, where ranks wait asleep."""
+    if not clock.wakes:
+        return {}
+    found = []
+    for side in (SHORT, LONG):
+        compute = between(kernels.arena(), side, clock.turns)
+        found.append(sorted(clock.timed(compute) for _ in range(CALLS))[CALLS // 2])
+    return {GAPS: " ".join(f"{seconds:.6g}" for seconds in found)}
 
 
 def _copy_bytes_per_s(clock: Clock, kernels: Kernels) -> float:

@@ -56,7 +56,7 @@ def _key(exchange: Exchange, fabric: str) -> CollectiveKey:
     ranks, nodes = exchange.ranks, exchange.nodes
     return CollectiveKey(
         fabric=fabric,
-        collective=exchange.collective,
+        collective=exchange.collective + exchange.how,
         ranks=(ranks,) if nodes == 1 else (ranks // nodes, nodes),
         groups_at_once=exchange.groups,
         size_bytes=exchange.size_bytes,

@@ -37,7 +37,8 @@ class Operation:
 class Exchange:
     """One collective over groups of *ranks*, *groups* of them at the same moment.
 
-    The ranks of a group are spread evenly over so many *nodes*.
+    The ranks of a group are spread evenly over so many *nodes*. *how* they come to it
+    is `SOON`, `BESIDE`, or long after the one before.
     """
 
     collective: str
@@ -45,6 +46,7 @@ class Exchange:
     nodes: int = 1
     groups: int = 1
     size_bytes: int
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

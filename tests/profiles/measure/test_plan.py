@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -10,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.job import Job
-from profiles.measurable import SORTED_AGAIN, STEP_KINDS, operator_shape
+from profiles.measurable import BESIDE, SOON, SORTED_AGAIN, STEP_KINDS, operator_shape
 from profiles.measure.functions import KINDS
 from profiles.measure.plan import (
     COLLECTIVES,
+    amid_products,
     exchanges,
     micro_batches,
     operations,
@@ -161,6 +163,15 @@ def test_bytes_go_by_powers_of_four() -> None:
     sizes = sorted({one.size_bytes for one in plan})
     assert (sizes[0], sizes[-1]) == (KiB, 64 * MiB)
     assert all(more == 4 * less for less, more in pairwise(sizes))
+
+
+def test_small_messages_are_measured_amid_products_too() -> None:
+    plain = exchanges(4, most_bytes=64 * MiB, alone=False)
+    amid = list(amid_products(plain))
+    assert len({*plain, *amid}) == len(plain) + len(amid)
+    assert {replace(one, how="") for one in amid} < set(plain)
+    assert max(one.size_bytes for one in amid) <= 4 * MiB
+    assert {one.how for one in amid} == {SOON, BESIDE}
 
 
 def test_what_is_held_is_more_than_the_operands() -> None:
