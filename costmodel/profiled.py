@@ -15,6 +15,7 @@ from profiles.cluster import Cluster
 from profiles.documents import shown
 from profiles.errors import StaleProfile
 from profiles.local import LOCAL, local_cluster
+from profiles.measurable import GAPS
 from profiles.sample_files import content_hash, read_samples
 from profiles.samples import Samples
 
@@ -22,6 +23,7 @@ from profiles.samples import Samples
 _OWN: Final = (
     "command",
     "date",
+    GAPS,
     "memory bytes",
     "noise",
     "ranks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from math import prod
 from zlib import crc32
@@ -16,7 +17,7 @@ from profiles.cluster import Cluster, Island, Level
 from profiles.device import Device
 from profiles.job import Job
 from profiles.local import LOCAL
-from profiles.measurable import UNIT_KINDS
+from profiles.measurable import BESIDE, GAPS, SOON, UNIT_KINDS
 from profiles.models.catalog import model
 from profiles.operators import Kind
 from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
@@ -25,6 +26,7 @@ from tests.toy import figure
 DEVICE, SOFTWARE, FABRIC = "bench-cpu", "torch-2.13.0+cpu/1-threads", "loopback"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 SIZES = tuple(4**power for power in range(5, 14))
+AMID_BYTES = 4**11  # the largest that are measured soon after another, and beside
 
 
 def job(name: str = "gpt-tiny", global_batch: int = 8) -> Job:
@@ -104,10 +106,21 @@ def samples(asked: Job, ranks: int = 4, share: float = 1.0, cores: int = 4) -> S
         key: sample((2e-4 + key.size_bytes * len(key.collective) / 1e10) * _off(key))
         for key in _messages(ranks)
     }
+    for how, saves_s in ((SOON, 5e-5), (BESIDE, 1e-4)):
+        collectives |= {
+            replace(key, collective=key.collective + how): sample(one.seconds - saves_s)
+            for key, one in collectives.items()
+            if key.size_bytes <= AMID_BYTES and key.collective in COLLECTIVES[:4]
+        }
     return Samples(
         operators=operators,
         collectives=collectives,
-        machine={"device": DEVICE, "noise": "quiet: made up", "cores": str(cores)},
+        machine={
+            "device": DEVICE,
+            "noise": "quiet: made up",
+            "cores": str(cores),
+            GAPS: "0.001 0.006",
+        },
         cluster=local(ranks),
     )
 

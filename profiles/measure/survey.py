@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Protocol
 
 from profiles.measurable import BESIDE, GAPS, SOON
@@ -27,6 +28,7 @@ from profiles.measure.tasks import Exchange, Operation, Request, Timing
 # No message takes longer, as foreseen: a share of the budget, or a second.
 LONGEST, LEAST_LONGEST_S = 1 / 40, 1.0
 CALIBRATIONS, CALLS = 8, 5  # a round, spread evenly; the fastest of so many counts
+GAP_CALLS = 21
 
 Say = Callable[[float, float], None]  # seconds gone, of how many
 
@@ -147,7 +149,7 @@ def _gaps(clock: Clock, kernels: Kernels) -> dict[str, str]:
     found = []
     for side in (SHORT, LONG):
         compute = between(kernels.arena(), side, clock.turns)
-        found.append(sorted(clock.timed(compute) for _ in range(CALLS))[CALLS // 2])
+        found.append(median(clock.timed(compute) for _ in range(GAP_CALLS)))
     return {GAPS: " ".join(f"{seconds:.6g}" for seconds in found)}
 
 
