@@ -24,9 +24,9 @@ SOON_S, LONG_S = 0.001, 0.009
 PLAIN_S, QUICK_S, BESIDE_S = 3e-3, 1e-3, 1.5e-3
 
 
-def known(gaps: str = f"{SOON_S} {LONG_S}", **more: float) -> Machine:
+def known(gaps: str = f"{SOON_S} {LONG_S}", beside_s: float = BESIDE_S) -> Machine:
     """All-reduces of SIZE among two ranks, long after another, soon, and beside."""
-    seconds = {"": PLAIN_S, SOON: QUICK_S, BESIDE: BESIDE_S, **more}
+    seconds = {"": PLAIN_S, SOON: QUICK_S, BESIDE: beside_s}
     few = Samples(
         collectives={
             collective_key(f"all_reduce{how}", 2, SIZE): sample(one)
@@ -79,7 +79,7 @@ def test_what_is_saved_of_larger_messages_stays_the_same() -> None:
 
 
 def test_a_sample_that_came_out_slower_saves_nothing() -> None:
-    where = known(**{BESIDE: 2 * PLAIN_S})
+    where = known(beside_s=2 * PLAIN_S)
     assert seconds(where, beside=True) == pytest.approx(PLAIN_S)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import pairwise
 
 from profiles.measure.clock import Clock
@@ -21,6 +22,11 @@ class Alone:
         return values
 
 
+def carried(size: int) -> tuple[()]:
+    time.sleep(size / LINK_BYTES_PER_S)
+    return ()
+
+
 def messages(*sizes: int, longest_s: float) -> list[Exchanged]:
     found: list[Exchanged] = []
     for size in sizes:
@@ -28,7 +34,7 @@ def messages(*sizes: int, longest_s: float) -> list[Exchanged]:
         found.append(
             Exchanged(
                 one,
-                lambda size=size: time.sleep(size / LINK_BYTES_PER_S) or (),  # type: ignore[misc, func-returns-value]
+                partial(carried, size),
                 lambda: None,
                 smaller=found[-1] if found else None,
                 longest_s=longest_s,
