@@ -29,8 +29,9 @@ class Contents:
     most of a layer whose saved tensors are all there, before they leave or when they
     are back, with its working set. `fully_shard` takes experts apart from their layer:
     `unit_parameters` is the most of either, and `pair_bytes` are the weights that are
-    there while a pass goes from one to the next. `early_parameters` are of blocks
-    without products (the table), whose gradients come with those of inputs where
+    there while a pass goes from one to the next, `segment_bytes` those of the largest
+    segment, which all stay until its backward is through. `early_parameters` are of
+    blocks without products (the table), whose gradients come with those of inputs where
     backward is split. Arrays, or numbers.
     """
 
@@ -43,6 +44,7 @@ class Contents:
     trained_parameters: Array
     unit_parameters: Array
     pair_bytes: Array
+    segment_bytes: Array
     early_parameters: Array
 
     def take(self, index: Array) -> Contents:
@@ -62,6 +64,7 @@ def contents_of(
 ) -> Contents:
     """The sum of *parts*; of them *segments* are made again together."""
     names = [item.name for item in fields(Atom)]
+    pair = _largest(parts, [_pair_bytes(price, precision) for _, price in parts])
     total = {name: _sum(parts, name) for name in names if not name.endswith(_WORKING)}
     total["forward_working_bytes"] = _most(parts, "forward_working_bytes")
     total["backward_working_bytes"] = _redone(parts, segments)
@@ -98,9 +101,8 @@ def contents_of(
                 for _, price in parts
             ],
         ),
-        pair_bytes=_largest(
-            parts, [_pair_bytes(price, precision) for _, price in parts]
-        ),
+        pair_bytes=pair,
+        segment_bytes=_segment_bytes(segments, precision, np.zeros_like(pair)),
         early_parameters=np.asarray(
             sum(
                 count * np.where(np.asarray(price.weight_s) > 0, 0, price.parameters)
@@ -119,6 +121,17 @@ def _pair_bytes(price: Atom, precision: Precision) -> Array:
     """A layer and the next one, and the experts of one."""
     layer = weight_bytes(price.parameters, price.frozen_parameters, precision)
     return 2 * layer + weight_bytes(price.expert_parameters, np.zeros(()), precision)
+
+
+def _segment_bytes(
+    segments: Sequence[Sequence[Part]], precision: Precision, most: Array
+) -> Array:
+    """The weights of the layers of a segment: of the largest, *most* at the least."""
+    for one in segments:
+        trained = _sum(one, "parameters") + _sum(one, "expert_parameters")
+        frozen = _sum(one, "frozen_parameters")
+        most = np.maximum(most, weight_bytes(trained, frozen, precision))
+    return most
 
 
 def _trained(price: Atom) -> Array:

@@ -83,12 +83,14 @@ def menu(
     offload: Offload = NOTHING,
     words: Set[str] | None = None,
     neighbours: int = 1,
+    gathered_bytes: float = 0.0,
 ) -> tuple[Option, ...]:
     """Options for a layer, the fastest first; the first keeps everything.
 
     *words* are the treatments (`costmodel.combination.treatment`) that are allowed,
     all of them if None. An option that another one beats in seconds and in bytes kept
-    is left out. Of so many *neighbours* alike, some may be joined: those come last.
+    is left out. Of so many *neighbours* alike, some may be joined: those come last, and
+    hold *gathered_bytes* of weights each while they are made again.
     """
     found: dict[frozenset[str], Retention] = {}
     for name in PRESETS:
@@ -107,7 +109,7 @@ def menu(
     if words is not None and SEGMENTS not in words:
         return alone
     full = offloaded(preset("full", block), block, offload)
-    return (*alone, *layer.joined(full, neighbours))
+    return (*alone, *layer.joined(full, neighbours, gathered_bytes))
 
 
 def lengths(neighbours: int) -> list[int]:
@@ -227,7 +229,9 @@ class _Layer:
             working_bytes=self.widest_bytes + _number(dropped),
         )
 
-    def joined(self, full: Retention, neighbours: int) -> Iterator[Option]:
+    def joined(
+        self, full: Retention, neighbours: int, gathered_bytes: float
+    ) -> Iterator[Option]:
         """Runs of layers made again together, the first of each by *full*."""
         if self.block.entry is None or neighbours < 2:
             return
@@ -239,7 +243,7 @@ class _Layer:
                 joined=layers,
                 inside=rest,
                 inside_s=after.recompute_s,
-                inside_bytes=after.working_bytes - self.widest_bytes,
+                inside_bytes=after.working_bytes - self.widest_bytes + gathered_bytes,
             )
 
 

@@ -71,11 +71,15 @@ def _gathered(
     offload: Offload,
 ) -> Array:
     """What is whole of layers that are sharded: ZeRO-3's parameters, of the layer in
-    use and the one prefetched; and, as `fully_shard` does it and where the optimizer is
-    offloaded, from ZeRO-2 on the gradient of a layer, as made and as it is sent."""
+    use and the one prefetched, or of a segment that is made again (`fully_shard` lets
+    go of none in a backward before its gradients are made); and, as `fully_shard` does
+    it and where the optimizer is offloaded, from ZeRO-2 on the gradient of a layer, as
+    made and as it is sent."""
     weights, by_units = contents.weight_bytes, machine.software.fully_shard
     habits = machine.software.footprint
-    whole = contents.pair_bytes if by_units else 2 * weights
+    whole = 2 * weights
+    if by_units:
+        whole = np.maximum(contents.pair_bytes, contents.segment_bytes)
     if habits.live_parameters is not None:  # the widest weight of a layer, and those
         live = habits.live_parameters * precision.parameter.bytes
         whole = np.minimum(whole, live + weights / WIDEST_WEIGHT)

@@ -8,7 +8,7 @@ or it is away in part, if that is faster     → retention_away
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.atoms import block_prices
+from costmodel.contents import weight_bytes
 from costmodel.copy_links import links_of
 from costmodel.estimate import Estimate
 from costmodel.layout import LayerPlan, Layout, Stage
@@ -30,8 +31,10 @@ from costmodel.retention_away import Leaving, fit_away
 from costmodel.retention_fit import Chosen, Group, fit
 from costmodel.retention_menu import Option, menu
 from costmodel.sharding import Degrees, entry_bytes
+from costmodel.work import OperatorPrice
 from profiles.graph import Block
 from profiles.job import Job
+from profiles.precision import Precision
 
 Array = NDArray[Any]
 
@@ -186,19 +189,20 @@ class Stages:
             if self.job.graph.layer_blocks[name] is block
         )
         layout, where = self._layout, self.on.running(self._layout.gpus)
-        if plan.zero == 3:  # whose parameters each run would gather once more
-            neighbours = 1
-        key = (block.name, plan.sharding, plan.modules, neighbours)
+        key = (block.name, plan.sharding, plan.modules, plan.zero, neighbours)
         if key not in self._menus:
             degrees = self._degrees(stage, plan)
+            prices = block_prices(block, degrees, layout.precision, where)
+            weights = _weight_bytes(prices, layout.precision)
             self._menus[key] = menu(
                 block,
-                block_prices(block, degrees, layout.precision, where),
+                prices,
                 entry_bytes(block, degrees, layout.precision),
                 where,
                 offload=self.offload,
                 words=self.words,
                 neighbours=neighbours,
+                gathered_bytes=weights if plan.zero == 3 else 0.0,
             )
         return self._menus[key]
 
@@ -219,6 +223,13 @@ class Stages:
             imbalance=self.on.imbalance,
             modules=plan.modules,
         )
+
+
+def _weight_bytes(prices: Mapping[str, OperatorPrice], precision: Precision) -> float:
+    """Of a layer, whole."""
+    trained = sum(one.parameters + one.expert_parameters for one in prices.values())
+    frozen = sum(one.frozen_parameters for one in prices.values())
+    return float(weight_bytes(trained, frozen, precision))
 
 
 def _done(options: Chosen) -> _Done:

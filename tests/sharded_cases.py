@@ -17,6 +17,7 @@ from tests.small_layouts import (
     HYBRID,
     ON_DRIVE,
     OPTIMIZER,
+    PP2,
     STATES,
     STATES_ON_DRIVE,
     ZB_H1,
@@ -25,7 +26,9 @@ from tests.small_layouts import (
 
 CHIMERA2 = replace(CHIMERA, dp=2, zero_group=2)
 CHIMERA4 = replace(CHIMERA, dp=4, zero_group=2, micro_batch=1)
+GPIPE2 = replace(PP2, dp=2, zero_group=2, schedule="gpipe")
 ZB_H1_2 = replace(ZB_H1, dp=2, zero_group=2)
+ZB_INTERLEAVED2 = replace(ZB_H1_2, virtual_stages=3, schedule="zb-interleaved")
 ZB_V2 = replace(ZB_V, dp=2, zero_group=2)
 DUALPIPE_V2 = replace(DUALPIPE_V, dp=2, zero_group=2, micro_batch=1)
 CASES: dict[str, Uniform] = {
@@ -81,9 +84,14 @@ CASES: dict[str, Uniform] = {
     ),
     "zero2-zb-h1": replace(ZB_H1_2, zero=2),
     "fsdp-zb-h1": replace(ZB_H1_2, zero=3),
-    "fsdp-zb-interleaved": replace(
-        ZB_H1_2, zero=3, virtual_stages=3, schedule="zb-interleaved"
-    ),
+    "fsdp-zb-h1-sqrt": replace(ZB_H1_2, zero=3, recompute="sqrt"),
+    "zero1-zb-interleaved": replace(ZB_INTERLEAVED2, zero=1),
+    "zero2-zb-interleaved": replace(ZB_INTERLEAVED2, zero=2),
+    "fsdp-zb-interleaved": replace(ZB_INTERLEAVED2, zero=3),
+    "dp2-zb-v": replace(ZB_V2, zero=0, zero_group=1),
+    "dp2-gpipe": replace(GPIPE2, zero=0, zero_group=1),
+    "zero1-gpipe": replace(GPIPE2, zero=1),
+    "fsdp-gpipe": replace(GPIPE2, zero=3),
     "zero2-zb-v": replace(ZB_V2, zero=2),
     "fsdp-zb-v-full": replace(ZB_V2, zero=3, recompute="full"),
     "fsdp-dualpipe-v": replace(DUALPIPE_V2, zero=3),

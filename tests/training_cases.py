@@ -83,6 +83,11 @@ CASES: dict[str, Uniform] = {
         ZERO1, recompute="sqrt", offload=Offload(activations=1.0)
     ),
     "fsdp2-cheap-ops": replace(FSDP, recompute="cheap-ops"),
+    "fsdp2-sqrt": replace(FSDP, recompute="sqrt"),
+    "fsdp2-tp2-sqrt": replace(FSDP_SP, recompute="sqrt"),
+    "fsdp2-pp2-sqrt": replace(FSDP, pp=2, recompute="sqrt"),
+    "fsdp2-sqrt-states-away": replace(FSDP, recompute="sqrt", offload=STATES),
+    "fsdp2-sqrt-states-drive": replace(FSDP, recompute="sqrt", offload=STATES_ON_DRIVE),
     "pp2-zb-v-offloaded": replace(
         ZB_V, recompute="selective", offload=Offload(activations=0.5)
     ),
@@ -170,6 +175,10 @@ OF_EXPERTS: dict[str, Uniform] = {
     "pp2-zb-h1-offloaded": replace(ZB_H1, offload=Offload(activations=1.0)),
     "dp2-ep2-saved-drive": replace(DP2, ep=2, offload=SAVED_ON_DRIVE),
     "dp2-ep2-sqrt": replace(DP2, ep=2, recompute="sqrt"),
+    "fsdp2-sqrt": replace(FSDP, recompute="sqrt"),
+    "dp4-ep2-zero3-sqrt": replace(
+        FP32, dp=4, ep=2, zero=3, zero_group=4, recompute="sqrt"
+    ),
     "tp2-etp2-sqrt": replace(SP, etp=2, zero=0, recompute="sqrt"),
     "fsdp2": FSDP,
     "cp2-ep2": replace(CP2, ep=2),

@@ -29,6 +29,7 @@ def options(
     offload: Offload = NOTHING,
     words: frozenset[str] | None = None,
     neighbours: int = 1,
+    gathered_bytes: float = 0.0,
 ) -> tuple[Block, tuple[Option, ...]]:
     found = model(name)
     job = Job(model=name, spec=found.spec, seq_len=found.seq_len, global_batch=64)
@@ -48,6 +49,7 @@ def options(
         offload=offload,
         words=words,
         neighbours=neighbours,
+        gathered_bytes=gathered_bytes,
     )
 
 
@@ -141,6 +143,14 @@ def test_neighbours_may_be_joined_where_that_is_allowed() -> None:
         assert one.inside_bytes == pytest.approx(alone[0].saved_bytes)
     words = frozenset(("none", "full"))
     assert all(one.joined == 1 for one in options("gpt-13b", NOTHING, words, 10)[1])
+
+
+def test_joined_layers_hold_the_weights_that_are_gathered_for_them() -> None:
+    _, bare = options("gpt-13b", neighbours=10)
+    _, held = options("gpt-13b", neighbours=10, gathered_bytes=1e9)
+    for one, other in zip(bare, held, strict=True):
+        more = other.needs_bytes(10) - one.needs_bytes(10)
+        assert more == pytest.approx((one.joined - 1) * 1e9)
 
 
 @pytest.mark.parametrize("layers", [2, 7, 10, 40, 126])

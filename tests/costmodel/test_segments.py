@@ -98,6 +98,19 @@ def test_an_input_that_nobody_makes_again_is_refused(
         LayoutPricer(job=job(), layout=layout, machine=WHERE).columns()
 
 
+def test_zero_3_holds_the_weights_of_a_whole_segment() -> None:
+    """Three layers of eight, of which `full` holds the one in use and the next."""
+    gathered = {}
+    for name in ("full", "sqrt"):
+        choice = Uniform(recompute=name, dp=2, zero=3, zero_group=2, precision="fp32")
+        layout = spell_out(choice, job().graph, 4)
+        price = LayoutPricer(job=job(), layout=layout, machine=WHERE).columns()
+        gathered[name] = float(price.gathered_bytes[0])
+    hidden, wide = 512, 2048  # two norms, and four products with their biases
+    layer = 12 * hidden**2 + 2 * 2 * hidden + 3 * hidden + hidden + wide + hidden
+    assert gathered["sqrt"] - gathered["full"] == 4 * layer
+
+
 def test_stages_with_the_same_layers_in_other_segments_differ() -> None:
     """Two layers inside one segment need more at once than in two segments."""
     whole, inside = recompute("*"), inner(job().graph.block("layer"))

@@ -120,7 +120,7 @@ def test_on_this_machine_only_what_is_executed_is_chosen() -> None:
     assert not refusals(found.estimate.layout, posed.job)
 
 
-def test_what_is_carried_out_hangs_on_the_model_and_on_zero() -> None:
+def test_what_is_carried_out_hangs_on_the_model_and_not_on_zero() -> None:
     words = {}
     for name, zero in [("gpt-13b", 1), ("gpt-13b", 3), ("mixtral-8x7b", 1)]:
         posed = problem(name, 2, global_batch=2)
@@ -128,7 +128,7 @@ def test_what_is_carried_out_hangs_on_the_model_and_on_zero() -> None:
         plain = spell_out(choice, posed.job.graph, posed.job.global_batch)
         words[name, zero] = executed(plain, posed.job)
     assert words["gpt-13b", 1] >= {"none", "full", "by name", "segments"}
-    assert words["gpt-13b", 1] - words["gpt-13b", 3] == {"segments"}
+    assert words["gpt-13b", 1] == words["gpt-13b", 3]
     assert words["mixtral-8x7b", 1] >= {"none", "selective", "full"}
     assert words["mixtral-8x7b", 1] >= {"by name", "segments", "offloaded"}
     assert not any("of routing" in known for known in words.values())

@@ -40,6 +40,7 @@ SUMMED_AWAY = (
     [
         (1, ("drive", "states-drive")),
         (2, ("zero1-drive", "zero2-drive", "fsdp2-drive", "fsdp2-states-drive")),
+        (2, ("fsdp2-sqrt-states-drive",)),
         (4, SUMMED_AWAY),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
@@ -88,6 +89,14 @@ def test_every_schedule_and_level_is_trained_on_few_ranks_and_many(world: int) -
     assert {one.sequence_parallel for one in choices if one.tp > 1} == {True, False}
     assert any(one.ep > 1 for one in choices)
     assert any(one.offload.optimizer for one in choices)
+
+
+def test_every_schedule_is_trained_with_every_level_of_zero() -> None:
+    """PyTorch's own wrappers lose gradients in some of these pairs, and say nothing."""
+    known = [choice_of(*one) for world in WORLDS for one in cases_of(world)]
+    both = [one for one in known if one.pp > 1 and one.dp * one.cp > 1]
+    trained = {(one.schedule, one.zero) for one in both}
+    assert trained == set(product(SCHEDULES, range(4)))
 
 
 def _usual_cases() -> Iterator[tuple[str, str]]:
