@@ -28,11 +28,13 @@ class Contents:
     `trained_parameters` are those of the block that has most. `leaving_bytes` are the
     most of a layer whose saved tensors are all there, before they leave or when they
     are back, with its working set. `fully_shard` takes experts apart from their layer:
-    `unit_parameters` is the most of either, and `pair_bytes` are the weights that are
-    there while a pass goes from one to the next, `segment_bytes` those of the largest
-    segment, which all stay until its backward is through. `early_parameters` are of
-    blocks without products (the table), whose gradients come with those of inputs where
-    backward is split. Arrays, or numbers.
+    `unit_parameters` is the most of either, `sending_bytes` what a backward needs
+    beside the largest working set where it waits for its gradients to be sent, as made
+    and as sent. `pair_bytes` are the weights that are there while a pass goes from one
+    to the next, `segment_bytes` those of the largest segment, which all stay until its
+    backward is through. `early_parameters` are of blocks without products (the table),
+    whose gradients come with those of inputs where backward is split. Arrays, or
+    numbers.
     """
 
     total: Atom
@@ -43,6 +45,7 @@ class Contents:
     parameters: Array
     trained_parameters: Array
     unit_parameters: Array
+    sending_bytes: Array
     pair_bytes: Array
     segment_bytes: Array
     early_parameters: Array
@@ -101,6 +104,7 @@ def contents_of(
                 for _, price in parts
             ],
         ),
+        sending_bytes=_sending_bytes(parts, precision, total["saved_bytes"]),
         pair_bytes=pair,
         segment_bytes=_segment_bytes(segments, precision, np.zeros_like(pair)),
         early_parameters=np.asarray(
@@ -121,6 +125,22 @@ def _pair_bytes(price: Atom, precision: Precision) -> Array:
     """A layer and the next one, and the experts of one."""
     layer = weight_bytes(price.parameters, price.frozen_parameters, precision)
     return 2 * layer + weight_bytes(price.expert_parameters, np.zeros(()), precision)
+
+
+def _sending_bytes(
+    parts: Sequence[Part], precision: Precision, saved_bytes: Array
+) -> Array:
+    """What the block that needs most while its gradients are sent has beside the
+    largest working set: two copies, less what its backward has let go of. The table,
+    whose gradients come last, is sent when nothing that was saved is left."""
+    needed = []
+    for _, price in parts:
+        unit = np.maximum(price.parameters, price.expert_parameters)
+        last = np.asarray(price.weight_s) == 0
+        freed = np.where(last, saved_bytes, price.saved_bytes + price.dropped_bytes)
+        more = np.maximum(2 * unit * precision.gradient_bytes - freed, 0.0)
+        needed.append(price.backward_working_bytes + more)
+    return _largest(parts, needed) - _most(parts, "backward_working_bytes")
 
 
 def _segment_bytes(

@@ -151,7 +151,8 @@ def memory(
     and communicators of its own size (a CPU process has neither). With *fully_shard*
     ZeRO-1 and 2 keep each parameter's shard beside the whole one, and from ZeRO-2 on
     gradients are not there until the first backward scatters them: of a single one
-    of *micro_batches* they take the place of activations that are freed. ZeRO-1 is
+    of *micro_batches* they take the place of weights that it lets go of, layer by
+    layer, or with ZeRO-3 of activations. ZeRO-1 is
     ZeRO-2 then: its first backward is the last, and scatters. The allocator
     still holds the blocks that were theirs (`reserve`: between 8 and 128 GPUs
     torchtitan reserves 16.4 bytes a parameter less, gradients and all). *footprint*
@@ -211,7 +212,9 @@ def memory(
     later = (
         (parallel.zero >= 2) & (parallel.shards > 1) & (np.asarray(micro_batches) < 2)
     )
-    absent = np.where(later & fully_shard, np.minimum(gradient, activations), 0.0)
+    # Below ZeRO-3 the last backward lets go of each layer's weights, which are more.
+    instead = np.where(parallel.zero < 3, gradient, np.minimum(gradient, activations))
+    absent = np.where(later & fully_shard, instead, 0.0)
     # A tensor that is there from the first step to the last breaks no block.
     loose = held - (weight + optimizer) * footprint.flat_states
     pinned, context = PINNED * loose, _own(device, "context", CONTEXT_BYTES)

@@ -74,7 +74,8 @@ def _gathered(
     use and the one prefetched, or of a segment that is made again (`fully_shard` lets
     go of none in a backward before its gradients are made); and, as `fully_shard` does
     it and where the optimizer is offloaded, from ZeRO-2 on the gradient of a layer, as
-    made and as it is sent."""
+    made and as it is sent. A GPU sends it behind the next layer's backward; a CPU waits
+    for it, when what the layer saved is let go."""
     weights, by_units = contents.weight_bytes, machine.software.fully_shard
     habits = machine.software.footprint
     whole = 2 * weights
@@ -89,7 +90,8 @@ def _gathered(
     if not by_units and not offload.optimizer:
         return whole
     made = contents.unit_parameters if by_units else contents.trained_parameters
-    gradients = 2 * made * precision.gradient_bytes
+    sent = 2 * made * precision.gradient_bytes
+    if by_units and shares_cores(machine.device):
+        sent = contents.sending_bytes
     shards = np.where(offload.optimizer, 2, parallel.shards)  # the host is one more
-    sharded = (parallel.zero >= 2) & (shards > 1)
-    return whole + np.where(sharded, gradients, 0.0)
+    return whole + np.where((parallel.zero >= 2) & (shards > 1), sent, 0.0)

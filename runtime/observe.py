@@ -48,7 +48,7 @@ class Observed:
     def document(
         self, peaks: Sequence[Mapping[str, int]], wall_s: float, first_step: int
     ) -> dict[str, Any]:
-        """The run; *peaks* has one entry a rank."""
+        """The run; *peaks* has one entry a rank, 0 where no step was watched."""
         seconds = self.step_time_s()
         return {
             "steps": len(self.results),
@@ -61,7 +61,7 @@ class Observed:
             "step_time_s": seconds,
             "wall_s": wall_s,
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu(seconds["median"]),
-            "peak_allocated_bytes": [peak["allocated"] for peak in peaks],
+            "peak_allocated_bytes": [peak["allocated"] or None for peak in peaks],
             "peak_reserved_bytes": [peak["reserved"] for peak in peaks],
             "peak_memory_bytes": [peak["device"] for peak in peaks],
             "resident_bytes": [peak["resident"] for peak in peaks],

@@ -47,7 +47,7 @@ def run_view(document: Mapping[str, Any]) -> RenderableType:
         table.add_column(name, justify="left" if not name else "right")
     predicted, error = document["predicted"], document["error"]
     seconds = document["step_time_s"]
-    peak = max(document["peak_allocated_bytes"])
+    peaks = [peak for peak in document["peak_allocated_bytes"] if peak]
     table.add_row(
         "step time",
         f"{seconds['median']:.3f} s",
@@ -56,13 +56,14 @@ def run_view(document: Mapping[str, Any]) -> RenderableType:
     )
     table.add_row(
         "peak allocated",
-        f"{peak / GB:.3f} GB",
+        f"{max(peaks) / GB:.3f} GB" if peaks else "–",
         f"{predicted['peak_allocated_bytes'] / GB:.3f} GB" if predicted else "–",
         _signed(error and error["peak_memory"]),
     )
-    losses = document["losses"]
+    losses, steps = document["losses"], document["steps"]
+    done = "1 step" if steps == 1 else f"{steps} steps"
     words = Text(
-        f"\n{document['steps']} steps in {document['wall_s']:.1f} s · loss "
+        f"\n{done} in {document['wall_s']:.1f} s · loss "
         f"{_loss(losses[0])} → {_loss(losses[-1])} · "
         f"{document['tokens_per_s_per_gpu']:,.0f} tokens/s/gpu"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
+from costmodel.software import shares_cores
 from costmodel.stored import fingerprint, job_of
 from costmodel.support import require_supported
 from profiles.documents import read_json, shown
@@ -70,7 +72,8 @@ class Run:
     device: str
     data: Source
     prediction: Prediction
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # on the drive
+    limits: tuple[str, ...] = ()  # of what the comparison says
 
     @property
     def layout(self) -> Layout:
@@ -82,7 +85,7 @@ class Run:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return (*self.remarks, *self.prediction.warnings)
+        return (*self.remarks, *self.limits, *self.prediction.warnings)
 
     def carried_out(self) -> dict[str, Any]:
         """Launch it, wait for it; what `execute --json` prints.
@@ -155,14 +158,16 @@ def prepare(wish: Wish) -> Run:
     _require_training(wish, job, done)
     if wish.compiled:
         require_compilable(layout, job, device)
+    prediction = predict(file, job, wish.profiles)
     return Run(
         wish=wish,
         file=file,
         job=job,
         device=device,
         data=_source(wish, job, wish.data),
-        prediction=predict(file, job, wish.profiles),
+        prediction=prediction,
         remarks=remarks,
+        limits=tuple(_limits(wish, prediction, device, done)),
     )
 
 
@@ -223,6 +228,26 @@ def _require_watched(wish: Wish, done: int) -> None:
             raise Contradiction(
                 f"{what}: --steps {wish.steps} is too few, {done + fewest} is the least"
             )
+
+
+def _limits(
+    wish: Wish, prediction: Prediction, device: str, done: int
+) -> Iterator[str]:
+    """What the comparison at the end of a run cannot say, and why."""
+    if prediction.on is None:
+        return
+    priced = prediction.on.device
+    if shares_cores(priced) != (device == "cpu"):
+        yield (
+            f"the layout is priced for {priced.name} and trained on this machine's "
+            f"{device}: seconds and bytes of either say nothing of the other"
+        )
+    least = untimed_steps(observe=wish.observe is not None) + 1
+    if wish.steps - done < least:
+        yield (
+            "no step is timed: the first ones are watched, which takes longer; with "
+            f"--steps {done + least} or more the step time can be compared"
+        )
 
 
 def _require_checkpoints(wish: Wish, job: Job) -> int:

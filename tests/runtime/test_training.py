@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from costmodel.__main__ import main as simulate
 from costmodel.stored import write_layout
@@ -23,6 +25,7 @@ from runtime.data.hugging_face import Joined
 from runtime.data.source import source
 from runtime.journal import JsonLines, TensorBoard, until
 from runtime.learning_rate import KINDS, LearningRate
+from runtime.report import run_view
 from runtime.run import prepare
 from runtime.training import Training
 from tests.runtime.ranks import on_ranks
@@ -128,6 +131,44 @@ def test_what_cannot_be_is_said_first_and_nothing_is_made(
         prepare(replace(wish(Path("layout.json")), **more))
     assert raised.value.exit_code == 2
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "layout.json"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "steps", "said"),
+    [
+        ("dgx-a100-80gb", 4, ["priced for A100"]),
+        ("dgx-a100-80gb", 3, ["priced for A100", "--steps 4 or more"]),
+        ("local", 3, ["give --profile"]),  # nothing is compared
+    ],
+)
+def test_what_a_comparison_cannot_say_is_said(
+    tmp_path: Path, cluster: str, steps: int, said: list[str]
+) -> None:
+    file = tmp_path / "layout.json"
+    layout = spell_out(CASES["dp2"], job("gpt").graph, BATCH)
+    write_layout(file, job("gpt"), cluster, layout)
+    warnings = prepare(replace(wish(file), steps=steps)).warnings
+    assert len(warnings) == len(said)
+    for warning, words in zip(warnings, said, strict=True):
+        assert words in warning
+
+
+def test_a_peak_that_nobody_watched_is_not_zero() -> None:
+    """The second step's is; a run of one step has none."""
+    document = {
+        **dict.fromkeys(("predicted", "error", "missed")),
+        "steps": 1,
+        "step_time_s": {"median": 1.0},
+        "peak_allocated_bytes": [None, None],
+        "losses": [2.0],
+        "wall_s": 1.0,
+        "tokens_per_s_per_gpu": 1.0,
+    }
+    text = io.StringIO()
+    Console(file=text, width=99).print(run_view(document))
+    (peak,) = (line for line in text.getvalue().splitlines() if "peak" in line)
+    assert peak.split() == ["peak", "allocated", "–", "–", "–"]
+    assert "1 step in" in text.getvalue()
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -301,8 +342,10 @@ def test_a_run_that_diverges_ends_and_says_when(
     losses = json.loads(out)["losses"]
     lost = losses.index(None)
     assert (code, losses[lost:]) == (0, [None] * (5 - lost))
-    assert err.count("\n") == 1
-    assert f"the loss of step {lost + 1} is not finite" in err
+    priced_elsewhere, *said = err.splitlines()
+    assert "trained on this machine's cpu" in priced_elsewhere
+    assert len(said) == 1
+    assert f"the loss of step {lost + 1} is not finite" in said[0]
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     assert not any("NaN" in line or "Infinity" in line for line in lines)
     assert [json.loads(line)["loss"] for line in lines] == losses
