@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout_file import LayoutFile
 from profiles.job import Job
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from costmodel.estimate import Estimate
     from costmodel.machine import Machine
     from profiles.samples import Samples
+
+
+ANY: Final = "dgx-h100"  # it multiplies in all formats that are trained in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +62,31 @@ def predict(file: LayoutFile, job: Job, profiles: tuple[Path, ...]) -> Predictio
             "the layout is for the cluster local: give --profile samples.json to "
             "compare the run with its prediction"
         )
+        _require_priceable(file, job)
         return Prediction(estimate=None, warnings=(why,))
     local = samples is not None and file.cluster == LOCAL
     where = local_cluster(samples) if local and samples else cluster_of(file)
     on = machine(where, samples=samples).running(file.gpus)
     found = estimate(job, where, file.layout, on=on)
     return Prediction(estimate=found, on=on, warnings=tuple(on.remarks()))
+
+
+def _require_priceable(file: LayoutFile, job: Job) -> None:
+    """Raise what pricing finds wrong with a layout on any device, as on ANY.
+
+    UnknownName or InvalidSpec: a schedule that cannot run with its numbers, layers that
+    the model does not have, tensors that nobody makes again.
+    """
+    from costmodel.layout_price import LayoutPricer
+    from costmodel.machine import machine
+    from costmodel.schedule import require_schedule
+    from profiles.catalog import cluster
+
+    layout = file.layout
+    require_schedule(
+        layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
+    )
+    LayoutPricer(job=job, layout=layout, machine=machine(cluster(ANY))).columns()
 
 
 def _samples(profiles: tuple[Path, ...]) -> Samples | None:

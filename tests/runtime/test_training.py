@@ -153,6 +153,25 @@ def test_what_a_comparison_cannot_say_is_said(
         assert words in warning
 
 
+@pytest.mark.parametrize(
+    ("case", "change", "said"),
+    [
+        ("dp2", {"schedule": "hanayo"}, "unknown schedule 'hanayo'"),
+        ("pp2-dualpipe-v", {"micro_batches": 2}, "choose 4 or more"),
+        ("pp2-chimera", {"micro_batches": 1}, "multiple of 2"),
+    ],
+)
+def test_a_schedule_that_cannot_run_is_refused_without_a_profile_too(
+    tmp_path: Path, case: str, change: dict[str, Any], said: str
+) -> None:
+    file = tmp_path / "layout.json"
+    layout = spell_out(CASES[case], job("gpt").graph, BATCH)
+    write_layout(file, job("gpt"), "local", replace(layout, **change))
+    with pytest.raises(MeshwrightError, match=said) as raised:
+        prepare(wish(file))
+    assert raised.value.exit_code == 2
+
+
 def test_a_peak_that_nobody_watched_is_not_zero() -> None:
     """The second step's is; a run of one step has none."""
     document = {
