@@ -32,9 +32,10 @@ class Contents:
     beside the largest working set where it waits for its gradients to be sent, as made
     and as sent. `pair_bytes` are the weights that are there while a pass goes from one
     to the next, `segment_bytes` those of the largest segment, which all stay until its
-    backward is through. `early_parameters` are of blocks without products (the table),
-    whose gradients come with those of inputs where backward is split. Arrays, or
-    numbers.
+    backward is through, `root_bytes` those of a table that is the head too, which stay
+    between its two passes. `early_parameters` are of blocks without products (the
+    table), whose gradients come with those of inputs where backward is split. Arrays,
+    or numbers.
     """
 
     total: Atom
@@ -48,6 +49,7 @@ class Contents:
     sending_bytes: Array
     pair_bytes: Array
     segment_bytes: Array
+    root_bytes: Array
     early_parameters: Array
 
     def take(self, index: Array) -> Contents:
@@ -107,6 +109,7 @@ def contents_of(
         sending_bytes=_sending_bytes(parts, precision, total["saved_bytes"]),
         pair_bytes=pair,
         segment_bytes=_segment_bytes(segments, precision, np.zeros_like(pair)),
+        root_bytes=_shared_bytes(parts, precision),
         early_parameters=np.asarray(
             sum(
                 count * np.where(np.asarray(price.weight_s) > 0, 0, price.parameters)
@@ -152,6 +155,16 @@ def _segment_bytes(
         frozen = _sum(one, "frozen_parameters")
         most = np.maximum(most, weight_bytes(trained, frozen, precision))
     return most
+
+
+def _shared_bytes(parts: Sequence[Part], precision: Precision) -> Array:
+    """The weights of what a stage would hold twice, and counts −1 times."""
+    found = [
+        np.maximum(-np.asarray(count), 0)
+        * weight_bytes(price.parameters, price.frozen_parameters, precision)
+        for count, price in parts
+    ]
+    return np.asarray(sum(found))
 
 
 def _trained(price: Atom) -> Array:

@@ -72,15 +72,16 @@ def _gathered(
 ) -> Array:
     """What is whole of layers that are sharded: ZeRO-3's parameters, of the layer in
     use and the one prefetched, or of a segment that is made again (`fully_shard` lets
-    go of none in a backward before its gradients are made); and, as `fully_shard` does
-    it and where the optimizer is offloaded, from ZeRO-2 on the gradient of a layer, as
-    made and as it is sent. A GPU sends it behind the next layer's backward; a CPU waits
-    for it, when what the layer saved is let go."""
+    go of none in a backward before its gradients are made), and of a table that is the
+    head too; and, as `fully_shard` does it and where the optimizer is offloaded, from
+    ZeRO-2 on the gradient of a layer, as made and as it is sent. A GPU sends it behind
+    the next layer's backward; a CPU waits, when what the layer saved is let go."""
     weights, by_units = contents.weight_bytes, machine.software.fully_shard
     habits = machine.software.footprint
     whole = 2 * weights
     if by_units:
-        whole = np.maximum(contents.pair_bytes, contents.segment_bytes)
+        layers = np.maximum(contents.pair_bytes, contents.segment_bytes)
+        whole = layers + contents.root_bytes
     if habits.live_parameters is not None:  # the widest weight of a layer, and those
         live = habits.live_parameters * precision.parameter.bytes
         whole = np.minimum(whole, live + weights / WIDEST_WEIGHT)

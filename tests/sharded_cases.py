@@ -82,6 +82,11 @@ CASES: dict[str, Uniform] = {
     "tp2-fsdp-zb-v": replace(
         ZB_V, tp=2, sequence_parallel=True, zero=3, offload=STATES
     ),
+    # One stage, which has the table twice: nothing is counted for both.
+    "tied-zb-h1": replace(FP32, schedule="zb-h1"),
+    "tied-fsdp-zb-h1": replace(
+        FP32, dp=2, zero=3, zero_group=2, schedule="zb-h1", recompute="full"
+    ),
     "zero2-zb-h1": replace(ZB_H1_2, zero=2),
     "fsdp-zb-h1": replace(ZB_H1_2, zero=3),
     "fsdp-zb-h1-sqrt": replace(ZB_H1_2, zero=3, recompute="sqrt"),

@@ -83,6 +83,15 @@ def test_a_single_backward_scatters_gradients_under_zero_1_too(
     assert (float(found.total) == float(scattered.total)) == (micro_batches == 1)
 
 
+@pytest.mark.parametrize(("zero", "gradients_gib"), [(1, 0), (2, 0), (3, 1)])
+def test_gradients_of_a_single_backward_come_as_weights_go(
+    zero: int, gradients_gib: float
+) -> None:
+    """Below ZeRO-3 whole weights, which are more; with it activations, of 1 GiB."""
+    found = held(1, PLAIN, zero=zero, fully_shard=True, micro_batches=1)
+    assert gib(found.gradients) == gradients_gib
+
+
 def test_blocks_that_nothing_uses_are_given_back_before_the_device_is_full() -> None:
     capacity = A100.capacity_bytes
     full, over = held(62), held(75)
