@@ -227,8 +227,10 @@ class Stages:
 
 def _weight_bytes(prices: Mapping[str, OperatorPrice], precision: Precision) -> float:
     """Of a layer, whole."""
-    trained = sum(one.parameters + one.expert_parameters for one in prices.values())
-    frozen = sum(one.frozen_parameters for one in prices.values())
+    trained, frozen = np.zeros(()), np.zeros(())
+    for one in prices.values():
+        trained = trained + one.parameters + one.expert_parameters
+        frozen = frozen + one.frozen_parameters
     return float(weight_bytes(trained, frozen, precision))
 
 

@@ -27,6 +27,11 @@ def opening(run: Run) -> RenderableType:
         f"{run.layout.schedule} · {run.layout.precision_name}"
     )
     lines = [what, run.data.about]
+    if run.wish.nnodes > 1:
+        lines.append(
+            f"waits for all of {run.wish.nnodes} machines at {run.wish.rdzv_endpoint}; "
+            "the same command runs on each"
+        )
     if run.prediction.estimate is not None:
         found = run.prediction.estimate
         lines.append(

@@ -110,15 +110,20 @@ def test_deepspeeds_estimators(ranks: int) -> None:
 def test_level_3_holds_two_layers_unsharded() -> None:
     """The one in use and the one prefetched, 2 bytes a parameter: DeepSpeed's
     4·P_largest; of this model the embedding is the largest. `fully_shard` holds a
-    layer's gradient twice beside them: as it was made, and as it is sent."""
+    layer's gradient twice beside them, as it was made and as it is sent, and the table
+    all the time, which the head has a use for when the layers are through."""
     job = job_of("gpt-7.5b", 64)
     layout = layout_of(job, Uniform(dp=64, zero=3, zero_group=64))
     counted = parameters(model("gpt-7.5b").spec)
     largest = counted.embedding + counted.position
-    for framework, gradients in (("deepspeed", 0.0), ("fsdp2", 2 * 4.0)):
+    kept = 2 * counted.embedding
+    for framework, gradients, table in (
+        ("deepspeed", 0.0, 0),
+        ("fsdp2", 2 * 4.0, kept),
+    ):
         pricer = LayoutPricer(job=job, layout=layout, machine=machine_of(framework))
         found = float(pricer.stages()[0].gathered_bytes)
-        assert found == (4 + gradients) * largest
+        assert found == (4 + gradients) * largest + table
 
 
 COUNT = 1e9
