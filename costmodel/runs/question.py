@@ -153,14 +153,9 @@ def _batch(cells: Cells, choice: Uniform, software: Software) -> tuple[int, int]
     if choice.pp == 1 and not software.accumulates:
         share = max(batch // choice.dp, 1)
     elif choice.pp > 1 and software.fully_shard and not software.accumulates:
-        share = max(batch // (choice.dp * choice.pp * _chunks(cells)), 1)
+        # torchtitan of 2024 makes as many micro-batches as the pipeline has ranks.
+        share = max(batch // (choice.dp * choice.pp), 1)
     return cells.given("micro_batch", micro_batch, share), batch
-
-
-def _chunks(cells: Cells) -> int:
-    """Virtual stages of a rank: torchtitan makes as many micro-batches as stages."""
-    several = cells.word("schedule") == "interleaved"
-    return cells.whole("virtual_stages") or (2 if several else 1)
 
 
 def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
