@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from math import inf
 from typing import Final
 
 from costmodel.uniform import Uniform
 from planner.as_if_alike import over_islands
 from planner.branch_and_bound import BranchAndBound
-from planner.lean_stages import leanest
-from planner.problem import Candidate, Problem
+from planner.lean_stages import Cuts
+from planner.problem import Candidate, Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
+from planner.stage_groups import group_size
 from planner.stage_menu import Menu, lean_menus
 from planner.stage_partition import Partition
 from planner.stage_places import is_unlike
@@ -83,7 +83,7 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     require_possible(problem)
     clock = Clock(limits=limits)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
-    alike = _alike(problem, limits)
+    alike = [*_alike(problem, limits), *_very_deep(problem)]
     best = min(alike, key=problem.value, default=None)
     value = inf if best is None else problem.value(best)
     found = stages_of_any(problem, alone, value, clock, alone=best is None)
@@ -124,6 +124,13 @@ def _alike(problem: Problem, limits: Limits) -> list[Candidate]:
     except MeshwrightError:  # nothing in time, or nothing that is legal
         return []
     return [found.best, *found.runners_up] if found.best else []
+
+
+def _very_deep(problem: Problem) -> list[Candidate]:
+    """What fits by cuts between any layers, where those are too many for the others."""
+    deep = is_unlike(problem) and group_size(problem.job.graph.body) > 1
+    found = any_fits(problem) if deep else None
+    return [found] if found else []
 
 
 def _distinct(
@@ -174,30 +181,38 @@ def require_possible(problem: Problem) -> None:
         )
 
 
-def any_fits(problem: Problem) -> bool:
-    """Whether a layout of stages of any mesh fits: those that need the least memory, or
-    where these need more than they seem to, those that the programme proposes; the most
-    micro-batches first.
+def any_fits(problem: Problem) -> Staged | None:
+    """A layout of stages of any mesh that fits, if there is one: those that need the
+    least memory, or where these need more than they seem to, those that the programme
+    proposes; the most micro-batches first.
 
     Raises as `require_possible`.
     """
     require_possible(problem)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
     for menu in lean_menus(problem):
-        lean = leanest(
-            menu.options,
-            devices=problem.gpus,
-            micro_batches=menu.micro_batches,
-            stages=problem.pins.pp,
-        )
-        if lean.partition is None:  # no stage needs less than it seems to
-            continue
-        parts = chain([lean.partition], _proposed(menu))
-        if any(simulate(problem, alone, menu.layout(one)) for one in parts):
-            return True
-    return False
+        for partition in _proposed(menu):
+            found = simulate(problem, alone, menu.layout(partition))
+            if found is not None:
+                return found
+    return None
 
 
 def _proposed(menu: Menu) -> Iterator[Partition]:
-    """By the programme, once they are asked for."""
-    yield from menu.best(tolerance=TOLERANCE)[:JUDGED]
+    """One that fits by what its stages need, the one that needs least, and those of the
+    programme, as they are asked for; none where no stages need so little."""
+    cuts = Cuts.of(
+        menu.options,
+        devices=menu.problem.gpus,
+        micro_batches=menu.micro_batches,
+        stages=menu.problem.pins.pp,
+    )
+    some = cuts.within(inf)
+    if some.partition is None:  # no stage needs less than it seems to
+        return
+    yield some.partition
+    lean = cuts.leaner(some)
+    assert lean.partition is not None, "it is the same one at worst"
+    yield lean.partition
+    if group_size(menu.problem.job.graph.body) == 1:  # the programme takes the square
+        yield from menu.best(tolerance=TOLERANCE)[:JUDGED]

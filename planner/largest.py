@@ -118,7 +118,7 @@ def last_true(holds: Callable[[int], bool], start: int, most: int) -> int:
 def fits_somehow(problem: Problem) -> bool:
     """Whether any layout fits: simulated, those of the least memory first."""
     if only_unlike(problem):
-        return any_fits(problem)
+        return any_fits(problem) is not None
     problem = everything_away(problem)
     pins = problem.pins
     if pins.micro_batch is None and pins.micro_batches is None:

@@ -1,28 +1,28 @@
 """Stages of any mesh that need the least memory on the fullest device.
 
-    M(s, k, d) = min over j, mesh of
-                     max(bytes(k…j, mesh, s), M(s − 1, j + 1, d − devices))
+Within a *limit* of bytes, a stage of a kind that begins at layer k may end at any layer
+up to E(k), as fewer layers need less (`stage_room`). Whether any stages fit is then
+
+    R(s, k, d) = any over kinds, j of k…E(k)  R(s − 1, j + 1, d − devices)
 
 over s stages that hold the layers from k on, on the last d devices: a stage with s from
-it to the end holds min(s, m) micro-batches in flight (1F1B). As in `stage_partition`
-devices are handed out in model order.
+it to the end holds min(s, m) micro-batches in flight (1F1B). The least limit is found
+by halving. As in `stage_partition` devices are handed out in model order. One stage
+alone, which needs less than it would among others, is looked at by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.stage_kinds import Kind
+from planner.stage_kinds import Array, Kind
 from planner.stage_layers import Option, unit_of
-from planner.stage_partition import Part, Partition, latency_s
-
-Array = NDArray[Any]
+from planner.stage_partition import EXACT, Part, Partition, latency_s
+from planner.stage_room import Room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,9 @@ class Lean:
     peak_bytes: float
 
 
+NOTHING = Lean(partition=None, peak_bytes=inf)
+
+
 def leanest(
     options: Sequence[Option],
     *,
@@ -43,106 +46,156 @@ def leanest(
 ) -> Lean:
     """The cut of the layers over all *devices* that needs least, of so many *stages* if
     they are given."""
-    nothing = Lean(partition=None, peak_bytes=inf)
-    if all(option.devices > devices for option in options):
-        return nothing
-    tables = _Tables.of(options, devices, micro_batches)
-    peak_bytes, number = tables.leanest(stages)
-    if peak_bytes == inf:
-        return nothing
-    parts = tuple(tables.walk(number))
-    seconds = latency_s(parts, options, micro_batches)
-    return Lean(
-        partition=Partition(parts=parts, seconds=seconds),
-        peak_bytes=peak_bytes,
-    )
+    cuts = Cuts.of(options, devices=devices, micro_batches=micro_batches, stages=stages)
+    return cuts.leaner(cuts.within(inf))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Tables:
-    """[stages to the end − 1][kind] → [first, last] bytes of the leanest option that
-    may lie there, and which; M itself by number of stages. Devices in units of the
-    meshes' common divisor."""
+class Cuts:
+    """Ways to cut the layers over *units* of devices into so many *stages*, if they are
+    given; of each kind its options, by their numbers."""
 
-    bytes: tuple[dict[Kind, tuple[Array, Array]], ...]
-    least: list[Array]
+    kinds: Mapping[Kind, Mapping[int, Room]]
     units: int
+    layers: int
+    micro_batches: int
+    stages: int | None
+    options: Sequence[Option]
 
     @classmethod
-    def of(cls, options: Sequence[Option], devices: int, m: int) -> _Tables:
-        fitting = [one for one in enumerate(options) if one[1].devices <= devices]
+    def of(
+        cls,
+        options: Sequence[Option],
+        *,
+        devices: int,
+        micro_batches: int,
+        stages: int | None = None,
+    ) -> Cuts:
+        kinds: dict[Kind, dict[int, Room]] = {}
         unit = unit_of(options, devices)
-        units, layers = devices // unit, len(options[0].seconds)
-        most = min(layers, units)
-        held: list[dict[Kind, tuple[Array, Array]]] = []
-        for in_flight in range(1, min(most, m) + 1):
-            table: dict[Kind, tuple[Array, Array]] = {}
-            for number, option in fitting:
-                kind = option.kind(devices, unit)
-                needed = _bytes(option, in_flight)
-                known, which = table.get(kind) or (
-                    np.full_like(needed, inf),
-                    np.zeros(needed.shape, dtype=int),
-                )
-                less = needed < known
-                table[kind] = (
-                    np.where(less, needed, known),
-                    np.where(less, number, which),
-                )
-            held.append(table)
-        counts = range(1, most + 1)
-        by_stages = tuple(held[min(count, len(held)) - 1] for count in counts)
-        none = np.full((layers + 1, units + 1), inf)
-        none[layers, 0] = 0.0
-        least = [none]
-        for table in by_stages:
-            least.append(_one_more(table, least[-1]))
-        return cls(bytes=by_stages, least=least, units=units)
+        for number, option in enumerate(options):
+            kind = option.kind(devices, unit)
+            if option.devices <= devices and kind.possible:
+                kinds.setdefault(kind, {})[number] = Room.of(option)
+        return cls(
+            kinds=kinds,
+            units=devices // unit,
+            layers=len(options[0].seconds),
+            micro_batches=micro_batches,
+            stages=stages,
+            options=options,
+        )
 
-    def leanest(self, stages: int | None) -> tuple[float, int]:
-        """The least of all layers on all devices, and over how many stages; of so many
-        *stages* if they are given."""
+    def leaner(self, best: Lean) -> Lean:
+        """The leanest of all, of which *best* is one, or there is none."""
+        low, high = 0.0, best.peak_bytes
+        while high < inf and high - low > EXACT * high:
+            middle = (low + high) / 2
+            found = self.within(middle)
+            if found.partition is None:
+                low = middle
+            else:
+                best, high = found, found.peak_bytes
+        return best
+
+    def within(self, limit_bytes: float) -> Lean:
+        """Stages that need no more than they have, and *limit_bytes*: as few of them as
+        may be, not those that need least."""
+        alone = self._alone(limit_bytes)
+        if alone is not None:
+            return self._lean([alone])
+        nothing = np.zeros((self.layers + 1, self.units + 1), dtype=bool)
+        nothing[self.layers, 0] = True
+        reached, ends = [nothing], list[Mapping[Kind, Array]]()
+        most = min(self.layers, self.units, self.stages or self.units)
+        for count in range(1, most + 1):
+            if count <= self.micro_batches:
+                ends.append(self._ends(count, limit_bytes))
+            reached.append(_one_more(ends[-1], reached[-1]))
+            if self.stages in (None, count) and reached[-1][0, self.units]:
+                return self._lean(list(self._walk(reached, ends)))
+            if not reached[-1].any():
+                break
+        return NOTHING
+
+    def _alone(self, limit_bytes: float) -> Part | None:
+        """All layers on all devices, with the option that needs least."""
+        if self.stages not in (None, 1):
+            return None
+        last = self.layers - 1
         found = [
-            (float(one[0, self.units]), count)
-            for count, one in enumerate(self.least[1:], start=1)
-            if stages in (None, count)
+            (held, number)
+            for kind, rooms in self.kinds.items()
+            for number, room in rooms.items()
+            if kind.size == self.units
+            and room.is_legal(0, last)
+            and (held := room.held(0, last, 1)) <= room.option.capacity_bytes
         ]
-        return min(found, default=(inf, 0))
+        least = min((one for one in found if one[0] <= limit_bytes), default=None)
+        return Part(first=0, last=last, option=least[1]) if least else None
 
-    def walk(self, stages: int) -> Iterator[Part]:
-        """The stages that need least, first to last."""
+    def _ends(self, in_flight: int, limit_bytes: float) -> Mapping[Kind, Array]:
+        """[first layer] → the last one that a stage of each kind may hold, but for one
+        with all of them."""
+        found = {
+            kind: np.max(
+                [room.ends(in_flight, limit_bytes) for room in rooms.values()], axis=0
+            )
+            for kind, rooms in self.kinds.items()
+        }
+        for ends in found.values():
+            ends[0] = min(ends[0], self.layers - 2)
+        return found
+
+    def _walk(
+        self, reached: Sequence[Array], ends: Sequence[Mapping[Kind, Array]]
+    ) -> Iterator[Part]:
+        """The stages that *reached* all layers, those in front as small as may be."""
         first, left = 0, self.units
-        for number in range(stages, 0, -1):
-            rest, best = self.least[number - 1], (inf, 0, 0, 0)
-            for kind, (needed, which) in self.bytes[number - 1].items():
-                if not kind.fewest <= left <= kind.most:
-                    continue
-                peaks = np.maximum(needed[first], rest[1:, left - kind.size])
-                last = int(np.argmin(peaks))
-                found = (float(peaks[last]), last, int(which[first, last]), kind.size)
-                best = min(best, found)
-            _, last, option, size = best
+        for number in range(len(reached) - 1, 0, -1):
+            in_flight = min(number, self.micro_batches)
+            behind = reached[number - 1]
+            several = [
+                (first + int(np.argmax(legal)), kind)
+                for kind, most in ends[in_flight - 1].items()
+                if kind.fewest <= left <= kind.most
+                for legal in [behind[first + 1 : most[first] + 2, left - kind.size]]
+                if legal.any()
+            ]
+            last, kind = min(several, key=lambda pair: pair[0])
+            _, option = min(
+                (room.held(first, last, in_flight), option)
+                for option, room in self.kinds[kind].items()
+                if room.is_legal(first, last)
+            )
             yield Part(first=first, last=last, option=option)
-            first, left = last + 1, left - size
+            first, left = last + 1, left - kind.size
+
+    def _lean(self, parts: Sequence[Part]) -> Lean:
+        """*parts* with what the fullest of them needs."""
+        held = [
+            Room.of(self.options[part.option]).held(
+                part.first, part.last, min(len(parts) - place, self.micro_batches)
+            )
+            for place, part in enumerate(parts)
+        ]
+        seconds = latency_s(parts, self.options, self.micro_batches)
+        return Lean(
+            partition=Partition(parts=tuple(parts), seconds=seconds),
+            peak_bytes=max(held),
+        )
 
 
-def _one_more(table: dict[Kind, tuple[Array, Array]], rest: Array) -> Array:
-    """M over one stage more than *rest* is of."""
-    found = np.full_like(rest, inf)
-    for kind, (needed, _) in table.items():
-        if not kind.possible:
-            continue
-        behind = rest[1:, kind.fewest - kind.size : kind.most - kind.size + 1]
-        reached = np.flatnonzero(np.isfinite(behind).any(axis=1))
-        if len(reached):
-            peaks = np.maximum(needed[:, reached, None], behind[None, reached])
-            there = found[:-1, kind.left]
-            np.minimum(there, peaks.min(axis=1), out=there)
+def _one_more(ends: Mapping[Kind, Array], behind: Array) -> Array:
+    """R over one stage more than *behind* is of."""
+    found = np.zeros_like(behind)
+    layers, units = (length - 1 for length in behind.shape)
+    several = np.zeros((layers + 2, units + 1), dtype=np.int32)
+    np.cumsum(behind, axis=0, out=several[1:])
+    starts = np.arange(1, layers + 1)
+    for kind, last in ends.items():
+        there = slice(kind.fewest - kind.size, kind.most - kind.size + 1)
+        if behind[:, there].any():
+            counts = several[:, there]
+            found[:-1, kind.left] |= counts[last + 2] > counts[starts]
     return found
-
-
-def _bytes(option: Option, in_flight: int) -> Array:
-    """[first, last] → bytes where a stage may be and fits; infinite elsewhere."""
-    held = option.stages_bytes(in_flight)
-    fits = np.isfinite(option.stages_s()) & (held <= option.capacity_bytes)
-    return np.where(fits, held, inf)

@@ -20,6 +20,12 @@ from costmodel.layout import Layout, Stage
 from costmodel.ranges import Ranges
 from planner.problem import Problem
 from planner.stage_bound import CLOSE, cut_bound_s
+from planner.stage_groups import (
+    group_size,
+    grouped_layout,
+    grouped_option,
+    grouped_passes,
+)
 from planner.stage_layers import Option
 from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
@@ -27,7 +33,7 @@ from planner.stage_packing import starts
 from planner.stage_partition import EXACT, Array, Part, Partition, partitions
 from planner.stage_passes import Passes
 from planner.stage_paths import path_s
-from planner.stage_places import Place, orders
+from planner.stage_places import Place, is_unlike, orders
 from planner.stage_tree import Tree, Whole
 from planner.stages_held import StagesHeld
 from planner.table import divisors
@@ -223,14 +229,25 @@ def menus(problem: Problem) -> Iterator[Menu]:
     priced when they are asked for: of several places, one for each cost of ends that
     are apart."""
     every = _micro_batches(problem)
+    size = group_size(problem.job.graph.body) if is_unlike(problem) else 1
     for m in sorted(every, key=lambda m: abs(log(m / LIKELY))):
         for menu in _of(problem, m):
-            yield from _by_ends(menu)
+            yield from _by_ends(_grouped(menu, size) if size > 1 else menu)
+
+
+def _grouped(menu: Menu, size: int) -> Menu:
+    """*menu* of groups of so many layers."""
+    return replace(
+        menu,
+        layouts=tuple(grouped_layout(one, size) for one in menu.layouts),
+        options=tuple(grouped_option(one, size) for one in menu.options),
+        passes=tuple(grouped_passes(one, size) for one in menu.passes),
+    )
 
 
 def lean_menus(problem: Problem) -> Iterator[Menu]:
-    """The same with any ends, those first that need least memory: of the most
-    micro-batches."""
+    """The same of single layers with any ends, those first that need least memory: of
+    the most micro-batches."""
     for m in sorted(_micro_batches(problem), reverse=True):
         yield from (menu for menu in _of(problem, m) if menu.options)
 

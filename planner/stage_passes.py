@@ -43,6 +43,7 @@ class Passes:
     reduce_s: Array
     step_s: Array
     gather_s: Array
+    layers: Array | float = 1.0  # that each of them stands for
     hides_gathers: bool = False
     hides_reductions: bool = False
     contention: float = 0.0
@@ -141,7 +142,7 @@ def _updates_s(passes: Passes) -> Array:
     names = "forward_s", "backward_s", "reduce_s", "step_s", "gather_s"
     layers = np.array([getattr(passes, name) for name in names])
     forward_s, backward_s, reduce_s, step_s, gather_s = np.triu(_sums(layers))
-    run = np.maximum(np.triu(_sums(layers[0] > 0)), 1)
+    run = np.maximum(np.triu(_sums((layers[0] > 0) * passes.layers)), 1)
     for known, shared_s in (
         (backward_s, passes.shared_backward_s),
         (reduce_s, passes.shared_reduce_s),

@@ -1,0 +1,69 @@
+"""Neighbouring layers as one: what is cut over islands where layers are very many.
+
+Tables of stages take the square of the layers. Cuts between groups of them are some of
+all cuts, and the bound then speaks of those alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from math import ceil
+from typing import Final
+
+import numpy as np
+
+from costmodel.layout import Layout, Stage
+from planner.stage_kinds import Array
+from planner.stage_layers import Option
+from planner.stage_passes import Passes
+
+MOST_CUT: Final = 128  # layers that are cut one by one over islands
+GROUPS: Final = 64  # of more
+
+
+def group_size(layers: int) -> int:
+    """How many neighbours are one: 1 of layers that are not too many."""
+    return 1 if layers <= MOST_CUT else ceil(layers / GROUPS)
+
+
+def grouped_option(option: Option, size: int) -> Option:
+    """*option* of groups of so many layers."""
+    starts = _starts(option.seconds, size)
+    return replace(
+        option,
+        seconds=np.add.reduceat(option.seconds, starts),
+        saved_bytes=np.add.reduceat(option.saved_bytes, starts),
+        state_bytes=np.add.reduceat(option.state_bytes, starts),
+        working_bytes=np.maximum.reduceat(option.working_bytes, starts),
+    )
+
+
+def grouped_passes(passes: Passes, size: int) -> Passes:
+    """*passes* of groups of so many layers."""
+    starts = _starts(passes.forward_s, size)
+    seconds = {
+        one.name: np.add.reduceat(getattr(passes, one.name), starts)
+        for one in fields(passes)
+        if one.name.endswith("_s") and not one.name.startswith("shared")
+    }
+    counts = np.add.reduceat(np.ones(len(passes.forward_s)), starts)
+    return replace(passes, **seconds, layers=counts)
+
+
+def grouped_layout(layout: Layout, size: int) -> Layout:
+    """*layout*, of a layer a stage, with so many of them a stage."""
+    stages = layout.stages
+    several = [stages[first : first + size] for first in range(0, len(stages), size)]
+    return replace(layout, stages=tuple(map(_joined, several)))
+
+
+def _joined(stages: tuple[Stage, ...]) -> Stage:
+    return replace(
+        stages[0],
+        layers=tuple(name for stage in stages for name in stage.layers),
+        plans=tuple(plan for stage in stages for plan in stage.plans),
+    )
+
+
+def _starts(layers: Array, size: int) -> Array:
+    return np.arange(0, len(layers), size)
