@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from costmodel.data_parallel import DataParallel, exchanges, sharded_experts
+from costmodel.known import Known
 from costmodel.layout import CP_KINDS, Layout
 from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.machine import Machine
@@ -47,15 +48,16 @@ def priced_at(problem: Problem, m: int, place: Place) -> list[Priced]:
     ]
     price_together(pricers)
     prices = [pricer.columns() for pricer in pricers]
+    known = Known()
     return [
         (
             layout,
             replace(
-                _option(problem, layout, price),
+                _option(problem, layout, price, known),
                 capacity_bytes=problem.memory_limit_bytes,
                 span=place.span,
             ),
-            _passes(problem, layout, price),
+            _passes(problem, layout, price, known),
             place,
         )
         for layout, price in zip(layouts, prices, strict=True)
@@ -117,14 +119,21 @@ def _sizes(problem: Problem) -> list[int]:
     return sorted({*inside, *range(domain, problem.gpus + 1, domain)})
 
 
-def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
+def _option(
+    problem: Problem, layout: Layout, price: StagePrice, known: Known
+) -> Option:
     mesh = layout.stages[0].mesh
     m = layout.micro_batches
     once_s = price.reduce_s + price.step_s + price.gather_s
     parallel = data_parallel(mesh, layout.stages[0].plans[0].zero, 2)
-    base, states, saved, working = _bytes(problem, layout, parallel)
+    (base, states, saved, working), (alone, *_) = known.once(
+        ("bytes", _degrees(layout)),
+        lambda: (
+            _bytes(problem, layout, parallel),
+            _bytes(problem, layout, replace(parallel, pp=1)),
+        ),
+    )
     buffers = float(pipeline_buffers(problem.machine, 2))
-    alone, *_ = _bytes(problem, layout, replace(parallel, pp=1))
     shared = _shared_parameters(problem) / mesh.tp
     kept = float(price.saved_bytes.sum()) * saved
     return Option(
@@ -139,7 +148,15 @@ def _option(problem: Problem, layout: Layout, price: StagePrice) -> Option:
     )
 
 
-def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
+def _degrees(layout: Layout) -> tuple[object, ...]:
+    """How a menu's *layout* lies on its ranks: those that differ in recompute alike."""
+    stage = layout.stages[0]
+    return stage.mesh, stage.plans[0].zero
+
+
+def _passes(
+    problem: Problem, layout: Layout, price: StagePrice, known: Known
+) -> Passes:
     """What each layer adds to a stage at the least: nothing is exposed of what its
     passes gather and scatter or have away, and gradients are added up and summed,
     parameters updated and gathered at the best rate. A gathering behind a forward that
@@ -151,11 +168,14 @@ def _passes(problem: Problem, layout: Layout, price: StagePrice) -> Passes:
     frozen = price.frozen_parameters
     added = accumulated(price.parameters, parallel, number, on, frozen=frozen)
     more = accumulated(price.expert_parameters, apart, number, on).where(held)
-    add_rate, reduce_rate, gather_rate = _gradient_rates(parallel, layout, on)
-    experts_rate, _, experts_gather_rate = _gradient_rates(apart, layout, on)
-    step_rate, experts_step_rate = (
-        _step_rate(problem, one, layout) for one in (parallel, apart)
+    rates, (step_rate, experts_step_rate) = known.once(
+        ("rates", _degrees(layout)),
+        lambda: (
+            [_gradient_rates(one, layout, on) for one in (parallel, apart)],
+            [_step_rate(problem, one, layout) for one in (parallel, apart)],
+        ),
     )
+    (add_rate, reduce_rate, gather_rate), (experts_rate, _, experts_gather_rate) = rates
     add_s = price.parameters * add_rate + price.expert_parameters * experts_rate
     hidden_s = price.data_comm_s + price.offload_s
     forward_s = np.maximum(price.forward_s - hidden_s, 0.0)
