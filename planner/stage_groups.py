@@ -6,7 +6,7 @@ all cuts, and the bound then speaks of those alone.
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from math import ceil
 from typing import Final
 
@@ -41,13 +41,15 @@ def grouped_option(option: Option, size: int) -> Option:
 def grouped_passes(passes: Passes, size: int) -> Passes:
     """*passes* of groups of so many layers."""
     starts = _starts(passes.forward_s, size)
-    seconds = {
-        one.name: np.add.reduceat(getattr(passes, one.name), starts)
-        for one in fields(passes)
-        if one.name.endswith("_s") and not one.name.startswith("shared")
-    }
-    counts = np.add.reduceat(np.ones(len(passes.forward_s)), starts)
-    return replace(passes, **seconds, layers=counts)
+    return replace(
+        passes,
+        forward_s=np.add.reduceat(passes.forward_s, starts),
+        backward_s=np.add.reduceat(passes.backward_s, starts),
+        reduce_s=np.add.reduceat(passes.reduce_s, starts),
+        step_s=np.add.reduceat(passes.step_s, starts),
+        gather_s=np.add.reduceat(passes.gather_s, starts),
+        layers=np.add.reduceat(np.ones(len(passes.forward_s)), starts),
+    )
 
 
 def grouped_layout(layout: Layout, size: int) -> Layout:

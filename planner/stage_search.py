@@ -25,6 +25,7 @@ from costmodel.layout import Layout
 from costmodel.uniform import Uniform
 from planner.lean_stages import Lean, leanest
 from planner.problem import Objective, Problem, Staged
+from planner.root_bound import root_bound_s
 from planner.search import Clock
 from planner.stage_cuts import climbed
 from planner.stage_menu import Menu, menus
@@ -76,7 +77,7 @@ def stages_of_any(
     hunt.climb()
     lower_s = hunt.lower_s(left, hunt.proven_s(opened))
     if not all_priced:
-        lower_s = problem.machine.step_s  # of what was not looked at no more is known
+        lower_s = min(lower_s, root_bound_s(problem))  # all that is known of the others
     return Found(
         candidates=tuple(sorted(hunt.found.values(), key=problem.value)),
         partitions=hunt.tried,

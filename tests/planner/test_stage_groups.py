@@ -1,0 +1,47 @@
+"""Groups of layers cost what their layers do, and hold all of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planner import stage_groups
+from planner.branch_and_bound import BranchAndBound
+from planner.check import check
+from planner.plan import solve
+from planner.search import Limits
+from planner.stage_groups import grouped_option, grouped_passes
+from planner.stage_menu import menus
+from tests.islands import asked, joined
+
+
+def test_a_group_costs_what_its_layers_do() -> None:
+    menu = next(one for one in menus(asked(joined("dgx-a100-80gb"))) if one.options)
+    for option, passes in zip(menu.options, menu.passes, strict=True):
+        whole, two = grouped_option(option, 3), grouped_passes(passes, 3)
+        held, stages = option.stages_bytes(2), passes.stages_s
+        for place, (first, last) in enumerate(((0, 2), (3, 3))):
+            assert whole.stages_s()[place, place] == pytest.approx(
+                option.stages_s()[first, last]
+            )
+            assert whole.stages_bytes(2)[place, place] == pytest.approx(
+                held[first, last]
+            )
+            for alone, together in zip(stages, two.stages_s, strict=True):
+                assert together[place, place] == pytest.approx(alone[first, last])
+        assert np.array_equal(two.layers, [3, 1])
+
+
+def test_very_many_layers_are_cut_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-mini")
+    fine = solve(one, BranchAndBound(), Limits())
+    monkeypatch.setattr(stage_groups, "MOST_CUT", 4)
+    monkeypatch.setattr(stage_groups, "GROUPS", 4)
+    found = solve(one, BranchAndBound(), Limits())
+    check(one, found)
+    assert found.best is not None
+    assert fine.best is not None
+    assert fine.value <= found.value * (1 + 1e-9)
+    assert all(
+        menu.passes[0].forward_s.size <= 4 for menu in menus(one) if menu.options
+    )
