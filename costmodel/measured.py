@@ -25,7 +25,7 @@ from costmodel.message_table import MessageTable, message_tables
 from costmodel.sample_table import Shape, Table
 from costmodel.sourced import Sourced
 from profiles.cluster import Island
-from profiles.measurable import BESIDE, GAPS, SOON
+from profiles.measurable import BESIDE, SOON
 from profiles.samples import ALONE, FORWARD, OperatorKey, Sample, Samples
 
 Array = NDArray[Any]
@@ -147,13 +147,8 @@ class Measured:
 
     @cached_property
     def gaps_s(self) -> tuple[float, float] | None:
-        """What was computed between messages, soon after another and long after; None
-        of profiles that have but one of them."""
-        words = self.samples.machine.get(GAPS, "").split()
-        if not words:
-            return None
-        soon_s, long_s = map(float, words)
-        return soon_s, long_s
+        """What was computed between messages, soon after another and long after."""
+        return self.samples.gaps_s
 
     @cached_property
     def crowd(self) -> int:

@@ -115,14 +115,14 @@ def read_samples(path: Path | str) -> Samples:
         collectives = {
             CollectiveKey.parse(row.key): _sample(row) for row in file.collectives
         }
+        samples = Samples(
+            operators=operators,
+            collectives=collectives,
+            machine=file.machine,
+            cluster=_cluster(file, shown(path)),
+        )
     except InvalidSpec as error:
         raise InvalidFile(f"{_WHAT} {shown(path)}: {error}") from error
-    samples = Samples(
-        operators=operators,
-        collectives=collectives,
-        machine=file.machine,
-        cluster=_cluster(file, shown(path)),
-    )
     # As stored: an older release may not have known a member that has a default today.
     stored = {name: document[name] for name in document if name not in _HEADER}
     if file.content_hash not in (_digest(stored), content_hash(samples)):

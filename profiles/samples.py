@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 from profiles.cluster import Cluster
 from profiles.curve import Curve, made_monotone
 from profiles.errors import InvalidSpec, StaleProfile
+from profiles.measurable import GAPS
 
 __all__ = [
     "CollectiveKey",
@@ -169,6 +170,16 @@ class Samples:
     machine: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
 
+    def __post_init__(self) -> None:
+        if GAPS in self.machine:
+            _gaps_s(self.machine[GAPS])
+
+    @property
+    def gaps_s(self) -> tuple[float, float] | None:
+        """What was computed between messages that came soon after one another, and
+        long after; None of profiles without."""
+        return _gaps_s(self.machine[GAPS]) if GAPS in self.machine else None
+
     def lookup(self, key: OperatorKey | CollectiveKey) -> Sample | None:
         """The sample of exactly this key."""
         if isinstance(key, OperatorKey):
@@ -270,3 +281,16 @@ def _number(text: str, key: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise InvalidSpec(f"{text!r} in the key {key!r} is not a whole number")
     return int(text)
+
+
+def _gaps_s(text: str) -> tuple[float, float]:
+    """Raises InvalidSpec for anything but two numbers that rise."""
+    try:
+        soon_s, long_s = (float(word) for word in text.split())
+    except ValueError:
+        soon_s = long_s = 0.0
+    if not 0 < soon_s < long_s or not isfinite(long_s):
+        raise InvalidSpec(
+            f"the machine's {GAPS!r} are two numbers, 0 < soon < long, got {text!r}"
+        )
+    return soon_s, long_s
