@@ -130,9 +130,9 @@ def test_nothing_is_said_where_no_preset_splits(
 
 def test_what_the_program_solved_is_read_again(tmp_path: Path) -> None:
     """In a memory where only the integer program knows what fits."""
-    asked = replace(problem("gpt-1.3b", 4, global_batch=16), memory_limit_bytes=2.64e10)
+    asked = replace(problem("gpt-1.3b", 4, global_batch=16), memory_limit_bytes=2.68e10)
     asked = asked.repinned(Pins(tp=4))
-    found = plan(asked.job, A100, gpus=4, pins=Pins(tp=4), memory_limit_bytes=2.64e10)
+    found = plan(asked.job, A100, gpus=4, pins=Pins(tp=4), memory_limit_bytes=2.68e10)
     plain = replace(found, operators=None)
     if isinstance(found.best, Staged):
         pytest.fail("the preset was to be confirmed")

@@ -20,6 +20,7 @@ from tests.small_layouts import FSDP, ZERO1, ZERO2
 CPU = torch.device("cpu")
 NEAR = 0.07
 BATCH = 4
+STEPS = 4  # the least counts: blocks that gloo's threads free can go unseen
 WHOLE = {
     f"{name} {recompute}": replace(choice, micro_batch=2, recompute=recompute)
     for name, choice in (("zero 1", ZERO1), ("zero 2", ZERO2), ("zero 3", FSDP))
@@ -63,8 +64,11 @@ def peaks(rank: int, names: list[str]) -> dict[str, int]:
             device=CPU,
         )
         trainer.step(0)
-        trainer.forget()
-        with watched(CPU) as peak:
-            trainer.step(1)
-        found[name] = peak.allocated
+        seen = []
+        for step in range(1, STEPS + 1):
+            trainer.forget()
+            with watched(CPU) as peak:
+                trainer.step(step)
+            seen.append(peak.allocated)
+        found[name] = min(seen)
     return found
