@@ -19,7 +19,7 @@ def layer(width: int) -> nn.Module:
 
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)  # the same first values on every rank
+torch.manual_seed(0)  # the same first values every time
 layers = [layer(64) for _ in range(4)]
 module = nn.Sequential(nn.Embedding(512, 64), *layers, nn.Linear(64, 512))
 layout = layout_of(sys.argv[1])

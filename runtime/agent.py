@@ -30,7 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from profiles.errors import RunFailed
 from runtime.casualties import STDERR, told
-from runtime.last_words import FOLDER, words_in
+from runtime.last_words import FOLDER, LAUNCHER, words_in
 from runtime.relay import Relay
 
 _SILENT = logging.CRITICAL + 1
@@ -63,7 +63,7 @@ class Logs(DefaultLogsSpecs):
             folder = Path(places.stdouts[local_rank]).parent
             self.folders[int(variables["RANK"])] = folder
             variables.update(self._variables)
-            variables[FOLDER] = str(folder)
+            variables.update({FOLDER: str(folder), LAUNCHER: str(os.getpid())})
         attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
         self._relay.turn_to(self._followed(), self._restarting(before, attempt))
         return places

@@ -26,9 +26,11 @@ from profiles.documents import shown
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError
 from profiles.units import format_bytes
 from runtime.checkpoint_folder import (
+    DESCRIPTION,
     begin,
     checksums,
     finish,
+    forget_partial,
     latest,
     read_meta,
     remedy,
@@ -41,7 +43,15 @@ from runtime.checkpoint_reader import Reader, described, files_of
 from runtime.checkpoint_state import AnyOptimizer, held, inner, ties, written
 from runtime.checkpoint_wanted import Wanted
 
-__all__ = ["latest", "load", "meta", "require_fresh", "require_resumable", "save"]
+__all__ = [
+    "forget_partial",
+    "latest",
+    "load",
+    "meta",
+    "require_fresh",
+    "require_resumable",
+    "save",
+]
 
 T = TypeVar("T")
 
@@ -62,7 +72,10 @@ def save(
     torchs = inner(optimizer)
     partial = _first_rank(lambda: begin(folder, step))
     _write(partial, dict(written(parts, optimizer)))
-    own = [file.name for file in partial.glob(f"__{_rank_and_world()[0]}_*")]
+    rank, _ = _rank_and_world()
+    own = [file.name for file in partial.glob(f"__{rank}_*")]
+    if rank == 0:
+        own.append(DESCRIPTION)  # a bit of it is as good as one of the tensors
     extent = {
         "optimizer": None if torchs is None else type(torchs).__name__,
         "lr": None if torchs is None else _rate(torchs),
@@ -118,6 +131,8 @@ def _read_into(
     """All that the checkpoint at *path* has of *parts* and *optimizer*."""
     found, torchs = described(path), inner(optimizer)
     rank, world = _rank_and_world()
+    if DESCRIPTION in (stored.get("files") or {}):
+        require_undamaged(path, stored, [DESCRIPTION])
     require_undamaged(path, stored, files_of(found)[rank::world])
     wanted = Wanted(path, found, stored.get("tied") or {})
     wanted.model(parts, optimizer)

@@ -12,7 +12,7 @@ import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from profiles.documents import read_json, shown, write_text
 from profiles.errors import Contradiction, InvalidFile
@@ -26,6 +26,16 @@ DESCRIPTION = ".metadata"  # PyTorch's
 _NAME = re.compile(r"step-(\d{6,})")
 _PARTIAL = ".partial"
 _PIECE_BYTES = 4 * MiB
+# What a run takes from `meta.json`; null or missing where there was none.
+_KINDS: Final[dict[str, Any]] = {
+    "files": dict,
+    "sizes": dict,
+    "tied": dict,
+    "lr": int | float,
+    "loss_scale": list,
+    "seed": int,
+    "data": str,
+}
 
 
 def latest(folder: Path) -> Path | None:
@@ -93,8 +103,14 @@ def finish(partial: Path, meta: Mapping[str, Any]) -> None:
     shutil.rmtree(path, ignore_errors=True)  # of an earlier try from an older step
     partial.rename(path)
     until_now = [one for one in _whole(path.parent) if step_of(one) <= step_of(path)]
-    old = sorted(until_now, key=step_of)[:-KEPT]
-    for one in [*old, *path.parent.glob(f"step-*{_PARTIAL}")]:
+    for one in sorted(until_now, key=step_of)[:-KEPT]:
+        shutil.rmtree(one, ignore_errors=True)
+    forget_partial(path.parent)
+
+
+def forget_partial(folder: Path) -> None:
+    """Let go of what a run that has ended was still writing."""
+    for one in folder.glob(f"step-*{_PARTIAL}"):
         shutil.rmtree(one, ignore_errors=True)
 
 
@@ -127,7 +143,7 @@ def _require_there(path: Path, stored: Mapping[str, Any]) -> None:
     """What can be told without reading any file."""
     written = stored.get("files") or {}
     size_of = stored.get("sizes") or {}
-    for name in (DESCRIPTION, *sorted(written)):
+    for name in sorted({DESCRIPTION, *written}):
         file = path / name
         gone = not file.is_file()
         if gone or file.stat().st_size != size_of.get(name, file.stat().st_size):
@@ -159,6 +175,11 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise InvalidFile(
             f"{what} has version {meta.get('version')!r}; this program reads {VERSION}"
         )
+    for key, kind in _KINDS.items():
+        if not isinstance(meta.get(key), kind | None):
+            raise InvalidFile(
+                f"{what} is damaged: {key} in its {META} is {shown(meta[key])}"
+            )
     return meta
 
 

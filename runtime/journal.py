@@ -80,7 +80,7 @@ def until(path: Path, done: int) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidFile(f"{_no_log(path)}: it cannot be read") from error
     *lines, last = whole.split("\n")
-    if _step(last) is not None:
+    if _step(last) is not None or (last and not last.startswith("{")):
         lines.append(last)
     steps = [_step(line) for line in lines]
     if None in steps:
@@ -102,7 +102,7 @@ def _step(line: str) -> int | None:
 
 
 def _no_log(path: Path) -> str:
-    return f"--log {shown(path)} is no log that a resumed run could go on with"
+    return f"--log {shown(path)} is there and is no log of a run; name another file"
 
 
 def require_journals(training: Training, done: int) -> None:
@@ -110,7 +110,7 @@ def require_journals(training: Training, done: int) -> None:
     if training.log:
         log = Path(training.log)
         require_file(log, "--log")
-        if done and log.exists():
+        if log.is_file():  # another file is neither gone on with nor written over
             until(log, done)
     for option, folder in (
         ("--tensorboard", training.tensorboard),

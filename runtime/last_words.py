@@ -15,6 +15,7 @@ from pathlib import Path
 from profiles.errors import MeshwrightError
 
 FOLDER = "MESHWRIGHT_WORKER_FOLDER"  # the variable that names it to the worker
+LAUNCHER = "MESHWRIGHT_LAUNCHER"  # the one that has the launcher's process id
 _WORDS, _FAILURE = "words", "failure"
 _WORDS_BYTES = 256
 

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from profiles.errors import Contradiction, RunFailed
 from profiles.network import Endpoint, interface, meeting_point, route_to
+from runtime.handshake import require_launcher
 from runtime.relay import Relay
 
 MOST_RANKS_PER_CORE = 4  # more only wait for each other's turn
@@ -54,6 +55,8 @@ def launch(
     variables = _variables(nproc, endpoint, environment or {}, verbose)
     from runtime.agent import Logs, silenced, watch  # it loads torch
 
+    if endpoint is not None:
+        require_launcher(endpoint)
     folder = Path(mkdtemp(prefix="meshwright-run-"))
     try:
         with Relay(output or sys.stderr) as relay:

@@ -50,11 +50,6 @@ class LearningRate:
                 f"--min-lr {self.least:g} is above --lr {self.lr:g}; choose less"
             )
 
-    @property
-    def changes(self) -> bool:
-        """Whether any two steps differ."""
-        return self.kind != "constant" or self.warmup_steps > 0
-
     def at(self, step: int) -> float:
         """The rate of step *step*, from 0.
 

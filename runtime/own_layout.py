@@ -80,6 +80,12 @@ def _of_modules(used: Combination) -> Iterator[str]:
             f"precision {used.precision} is of the products of the catalogue's layers: "
             "train it with `execute`, or plan with --precision bf16"
         )
+    if used.pp > 1 and policy(used.precision).scaled:
+        yield (
+            f"precision {used.precision} scales the loss, whose backward is inside a "
+            "pipeline's step: plan with a bf16 precision or fp32, or with --pp 1 and a "
+            "GradScaler of the loop's own"
+        )
     if used.tp > 1 and True in used.sequence_parallel:
         yield (
             "a layout with sequence parallelism splits what lies between a module's "

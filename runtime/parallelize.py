@@ -16,13 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from costmodel.layout import Layout
@@ -75,7 +79,9 @@ def parallelize(
     Raises Unsupported for layouts or modules that are not carried out.
     """
     require_carried_out(layout)
+    require_ranks(layout)
     device = next(module.parameters()).device
+    begin_alike(module)
     whole = device_mesh(layout, device.type)
     chain = chain_of(module, units) if layout.pp > 1 else []
     bare = without_storage(chain)  # as they are, before anything is done to them
@@ -89,8 +95,39 @@ def parallelize(
         if loss is None:
             raise Contradiction("a pipeline needs loss=, of output and targets")
         return Pipelined(chain, layout, whole, loss, rules, bare=bare)
+    if rules.autocast is not None:
+        _cast(module, rules, device.type)
     shards = shard_mesh(layout, whole)
     return _replicated(module, members, whole, shards, layout, rules)
+
+
+def require_ranks(layout: Layout) -> None:
+    """Raise Contradiction unless the process group has the ranks of *layout*."""
+    if not dist.is_initialized():
+        raise Contradiction(
+            f"there is no process group: start {layout.gpus} processes (torchrun "
+            f"--nproc-per-node {layout.gpus}) and call "
+            "torch.distributed.init_process_group before parallelize"
+        )
+    if dist.get_world_size() != layout.gpus:
+        raise Contradiction(
+            f"the layout is of {layout.gpus} ranks and the process group has "
+            f"{dist.get_world_size()}; start {layout.gpus}, or plan with --gpus "
+            f"{dist.get_world_size()}"
+        )
+
+
+@torch.no_grad()
+def begin_alike(module: nn.Module) -> None:
+    """Give every rank rank 0's parameters and buffers, as `DistributedDataParallel`
+    does: modules made from unlike seeds would never agree."""
+    for one in (*module.parameters(), *module.buffers()):
+        if one.is_meta or isinstance(one, DTensor):
+            continue
+        whole = one.detach().contiguous()
+        dist.broadcast(whole, src=0)
+        if not one.is_contiguous():
+            one.copy_(whole)
 
 
 def optimizer(
@@ -211,8 +248,23 @@ def _redo(unit: nn.Module) -> None:
     """Recompute *unit* in backward; its parameters keep their names."""
     inside = unit.forward
 
-    def again(*arguments: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = checkpoint(inside, *arguments, use_reentrant=False)
-        return made
+    def again(*arguments: Any, **named: Any) -> Any:
+        return checkpoint(inside, *arguments, use_reentrant=False, **named)
 
     unit.forward = again
+
+
+def _cast(module: nn.Module, rules: Policy, device_type: str) -> None:
+    """Let *module* compute by autocast; what it gives is in 32 bits, for the loss."""
+    inside = module.forward
+
+    def cast(*arguments: Any, **named: Any) -> Any:
+        with rules.computing(device_type):
+            made = inside(*arguments, **named)
+        return tree_map_only(Tensor, _in_32_bits, made)
+
+    module.forward = cast
+
+
+def _in_32_bits(made: Tensor) -> Tensor:
+    return made.float() if made.is_floating_point() else made

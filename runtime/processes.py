@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import _world
 
 from profiles.errors import RunFailed, Unsupported
 from profiles.heap import keep_heap
-from runtime.last_words import FOLDER, status
+from runtime.last_words import FOLDER, LAUNCHER, status
 
 __all__ = [
     "Worker",
@@ -158,6 +158,8 @@ def _end_with_launcher() -> None:
         return
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH, signal.SIGKILL)
+        if os.getppid() != _number(LAUNCHER, os.getppid()):
+            os._exit(1)  # it was killed while this process loaded torch
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -14,7 +14,8 @@ from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
 from costmodel.software import shares_cores
-from costmodel.stored import fingerprint, job_of
+from costmodel.stored import fingerprint as job_fingerprint
+from costmodel.stored import job_of
 from costmodel.support import require_supported
 from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
@@ -24,7 +25,7 @@ from profiles.sample_files import require_writable
 from runtime import checkpoint, sampling
 from runtime.compiled import require_compilable
 from runtime.data.names import absolute
-from runtime.data.source import Source, source
+from runtime.data.source import Source, fingerprint, source
 from runtime.drive_room import require_drive
 from runtime.journal import require_journals
 from runtime.launcher import launch, require_startable
@@ -72,7 +73,7 @@ class Run:
     device: str
     data: Source
     prediction: Prediction
-    remarks: tuple[str, ...] = ()  # on the drive
+    remarks: tuple[str, ...] = ()  # on the drive, and on what it goes on from
     limits: tuple[str, ...] = ()  # of what the comparison says
 
     @property
@@ -96,15 +97,19 @@ class Run:
             result = Path(folder, "result.json")
             asked = Path(folder, "request.json")
             self._request(result).write(asked)
-            launch(
-                [str(asked)],
-                nproc=self.local_ranks,
-                nnodes=self.wish.nnodes,
-                rdzv_endpoint=self.wish.rdzv_endpoint,
-                max_restarts=self.wish.max_restarts,
-                device=self.device,
-                output=sys.stdout if self.wish.progress else sys.stderr,
-            )
+            try:
+                launch(
+                    [str(asked)],
+                    nproc=self.local_ranks,
+                    nnodes=self.wish.nnodes,
+                    rdzv_endpoint=self.wish.rdzv_endpoint,
+                    max_restarts=self.wish.max_restarts,
+                    device=self.device,
+                    output=sys.stdout if self.wish.progress else sys.stderr,
+                )
+            finally:  # no worker is left that could be writing one
+                if self.wish.checkpoint_dir is not None:
+                    checkpoint.forget_partial(self.wish.checkpoint_dir)
             seen = read_json(result, what="the run's result") if result.exists() else {}
         assert isinstance(seen, dict)
         document = {**seen, **self.prediction.against(seen)}
@@ -159,14 +164,15 @@ def prepare(wish: Wish) -> Run:
     if wish.compiled:
         require_compilable(layout, job, device)
     prediction = predict(file, job, wish.profiles)
+    data = _source(wish, job, wish.data)
     return Run(
         wish=wish,
         file=file,
         job=job,
         device=device,
-        data=_source(wish, job, wish.data),
+        data=data,
         prediction=prediction,
-        remarks=remarks,
+        remarks=(*remarks, *_unlike(wish, data)),
         limits=tuple(_limits(wish, prediction, device, done)),
     )
 
@@ -250,6 +256,25 @@ def _limits(
         )
 
 
+def _unlike(wish: Wish, data: Source) -> Iterator[str]:
+    """What a resumed run reads otherwise than the one that it goes on from did."""
+    if not wish.resume or wish.checkpoint_dir is None:
+        return
+    stored = checkpoint.meta(wish.checkpoint_dir)
+    seed = stored.get("seed", wish.seed)
+    if seed != wish.seed:
+        yield (
+            f"the checkpoint is of a run with --seed {seed}, this one has --seed "
+            f"{wish.seed}: from here on it reads other sequences than the run that "
+            "was not stopped would"
+        )
+    elif stored.get("data") not in (None, fingerprint(data)):
+        yield (
+            f"--data {shown(wish.data)} is not what the checkpoint's run read, or was "
+            "changed since: it goes on with other sequences"
+        )
+
+
 def _require_checkpoints(wish: Wish, job: Job) -> int:
     """How many steps the checkpoint that the run goes on from has behind it."""
     folder = wish.checkpoint_dir
@@ -262,7 +287,7 @@ def _require_checkpoints(wish: Wish, job: Job) -> int:
     if not wish.resume:
         checkpoint.require_fresh(folder)
         return 0
-    done = checkpoint.require_resumable(folder, {"job": fingerprint(job)})
+    done = checkpoint.require_resumable(folder, {"job": job_fingerprint(job)})
     if done >= wish.steps:
         raise Contradiction(
             f"the newest checkpoint in {shown(folder)} is of step {done} and --steps "

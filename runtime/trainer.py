@@ -120,7 +120,7 @@ class Trainer:
         """
         tokens, targets = self._batch(number, self.source)
         self._seeded(number)
-        if self.rate is not None and self.rate.changes:
+        if self.rate is not None:  # also a constant one: a checkpoint has another
             self.optimizer.learning_rate = self.rate.at(number)
         self._step.begin()
         self._wait()

@@ -14,12 +14,14 @@ import torch.distributed as dist
 
 from costmodel.flops import model_flops
 from costmodel.layout_reader import parse_file
-from costmodel.stored import fingerprint, job_of
+from costmodel.stored import fingerprint as job_fingerprint
+from costmodel.stored import job_of
 from profiles.documents import write_text
 from profiles.units import GB
 from runtime import checkpoint
+from runtime.agreement import question, require_agreed
 from runtime.data.held_out import HeldOut
-from runtime.data.source import Source, source
+from runtime.data.source import Source, fingerprint, source
 from runtime.journal import Journal, journals
 from runtime.memory import resident_bytes
 from runtime.modules.decoder import decoder_of
@@ -42,10 +44,13 @@ class Run:
         self.rank, self.device = worker.rank, worker.device
         self.journals: list[Journal] = []
         self.held_out: Source | None = None
+        data = self._source(request.data, request.seed)
+        self.data = fingerprint(data)
+        require_agreed(question(request, self.data))
         self.trainer = Trainer(
             self.job,
             self.layout,
-            self._source(request.data, request.seed),
+            data,
             settings=request.settings,
             seed=request.seed,
             device=self.device,
@@ -141,7 +146,9 @@ class Run:
             "parts": [held.stage for held in self.trainer.stages],
             "optimizer": self.trainer.optimizer,
             "meta": {
-                "job": fingerprint(self.job),
+                "job": job_fingerprint(self.job),
+                "seed": self.request.seed,
+                "data": self.data,
                 "loss_scale": [scale.value, scale.good_steps],
             },
         }

@@ -23,7 +23,7 @@ from runtime.checkpoint import (
     require_resumable,
     save,
 )
-from runtime.checkpoint_folder import begin, read_meta
+from runtime.checkpoint_folder import begin, checksums, read_meta, sizes
 from runtime.optimizer import Optimizer, Settings
 from tests.runtime.checkpoint_cases import META, Part, built, restored, stored
 
@@ -135,6 +135,26 @@ class Trap:
 Damage = Callable[[Path], object]
 
 
+def described_as(path: Path, description: object) -> None:
+    """By somebody who knows of its checksum."""
+    (path / ".metadata").write_bytes(pickle.dumps(description))
+    meta = read_meta(path)
+    meta["files"].update(checksums(path, [".metadata"]))
+    meta["sizes"].update(sizes(path, [".metadata"]))
+    (path / "meta.json").write_text(json.dumps(meta))
+
+
+def moved(path: Path) -> None:
+    """Two tensors of one shape change places in the description, which stays sound."""
+    with (path / ".metadata").open("rb") as file:
+        description = pickle.load(file)
+    places = {one.fqn: one for one in description.storage_data}
+    one, other = (places[f"model.layers.{number}.up.weight"] for number in (0, 1))
+    there = description.storage_data
+    there[one], there[other] = there[other], there[one]
+    (path / ".metadata").write_bytes(pickle.dumps(description))
+
+
 def damages() -> Iterator[tuple[str, Damage, str]]:
     """(name, what is done to a checkpoint, what is said)."""
 
@@ -160,14 +180,17 @@ def damages() -> Iterator[tuple[str, Damage, str]]:
         (path / data).write_bytes(content)
 
     yield "one bit", flipped, "not as it was written"
+    yield "tensors that changed places", moved, ".metadata is not as it was written"
     yield "cut tensors", cut(data, 0.5), "damaged"
     yield "no tensors", lambda path: (path / data).unlink(), f"{data} is not in it"
     yield "empty tensors", cut(data, 0), "damaged"
-    yield "cut description", cut(".metadata", 0.7), "cut or changed"
+    yield "cut description", cut(".metadata", 0.7), "not as it was written"
     yield "no description", lambda path: (path / ".metadata").unlink(), "is not in it"
     yield "cut meta", cut("meta.json", 0.5), "not whole JSON"
     yield "foreign meta", meta(format="other"), "not one of ours"
     yield "later version", meta(version=2), "version 2"
+    yield "odd list of files", meta(files=["a"]), r"damaged: files in its .* is \['a'\]"
+    yield "odd rate", meta(lr="fast"), "damaged: lr in its meta.json is fast"
 
 
 @pytest.mark.parametrize(
@@ -213,15 +236,30 @@ def test_missing_optimizer_state_is_damage(tmp_path: Path) -> None:
     with (path / ".metadata").open("rb") as file:
         description = pickle.load(file)
     description.state_dict_metadata.pop("optimizer.layers.1.up.weight.exp_avg_sq")
-    (path / ".metadata").write_bytes(pickle.dumps(description))
+    described_as(path, description)
     with pytest.raises(InvalidFile, match=r"layers.1.up.weight has no exp_avg_sq"):
+        restored(tmp_path)
+
+
+def test_a_description_without_checksum_is_read_and_said_to_be_cut(
+    tmp_path: Path,
+) -> None:
+    """As checkpoints were written before."""
+    path = stored(tmp_path)
+    meta = read_meta(path)
+    for known in (meta["files"], meta["sizes"]):
+        del known[".metadata"]
+    (path / "meta.json").write_text(json.dumps(meta))
+    restored(tmp_path)
+    os.truncate(path / ".metadata", 100)
+    with pytest.raises(InvalidFile, match="cut or changed"):
         restored(tmp_path)
 
 
 def test_nothing_in_a_checkpoint_can_run(tmp_path: Path) -> None:
     path = stored(tmp_path)
     sprung = tmp_path / "sprung"
-    (path / ".metadata").write_bytes(pickle.dumps(Trap(sprung)))
+    described_as(path, Trap(sprung))
     with pytest.raises(InvalidFile, match="describes no tensor"):
         restored(tmp_path)
     assert not sprung.exists()
@@ -238,7 +276,7 @@ def test_nothing_in_a_checkpoint_can_run(tmp_path: Path) -> None:
 )
 def test_a_description_of_nothing_is_damage(tmp_path: Path, description: Any) -> None:
     path = stored(tmp_path)
-    (path / ".metadata").write_bytes(pickle.dumps(description))
+    described_as(path, description)
     with pytest.raises(InvalidFile, match="describes no tensors"):
         restored(tmp_path)
 
@@ -252,7 +290,7 @@ def test_no_tensor_can_run_either(tmp_path: Path) -> None:
         description = pickle.load(file)
     for place in description.storage_data.values():
         place.relative_path, place.offset, place.length = "trap", 0, trap.stat().st_size
-    (path / ".metadata").write_bytes(pickle.dumps(description))
+    described_as(path, description)
     with pytest.raises(InvalidFile, match="damaged"):
         restored(tmp_path)
     assert not sprung.exists()
@@ -265,7 +303,7 @@ def test_files_outside_of_a_checkpoint_are_not_read(tmp_path: Path) -> None:
         description = pickle.load(file)
     for place in description.storage_data.values():
         place.relative_path = "../outside"
-    (path / ".metadata").write_bytes(pickle.dumps(description))
+    described_as(path, description)
     with pytest.raises(InvalidFile, match="is not in it"):
         restored(tmp_path)
 

@@ -21,7 +21,7 @@ from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, cut, shapes, without_storage
 from runtime.own_layout import require_carried_out
-from runtime.parallelize import _redone
+from runtime.parallelize import _redone, require_ranks
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
 from tests.small_layouts import (
@@ -240,6 +240,64 @@ def test_a_plain_module_trains_like_one_process() -> None:
             assert held[0] != held[-1], "each rank has its own stages"
 
 
+class Called(nn.Module):
+    """Calls its layers by name, as Hugging Face's models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Mlp() for _ in range(4))
+
+    def forward(self, stream: Tensor) -> Tensor:
+        for layer in self.layers:
+            stream = layer(stream=stream)
+        return stream
+
+
+def treated(rank: int) -> dict[str, Any]:
+    """What modules are after `parallelize`, on two ranks."""
+    from runtime.parallelize import parallelize
+
+    found: dict[str, Any] = {}
+    for name, choice in (("tp2", replace(FP32, tp=2)), ("pp2", PP2)):
+        module = Plain()
+        for one in module.parameters():
+            one.data += rank  # another seed, so to say
+        parallelize(module, layout(choice), units=module.units, loss=loss_of)
+        found[name] = {n: _whole(p.detach()) for n, p in module.named_parameters()}
+    inputs, _ = batch(0)
+    for zero in (0, 3):
+        amp = replace(FP32, dp=2, zero=zero, zero_group=2, precision="amp-bf16")
+        found[f"amp zero {zero}"] = parallelize(Plain(), layout(amp))(inputs).detach()
+    again = replace(FP32, dp=2, zero=0, recompute="full")
+    called = parallelize(Called(), layout(again))
+    called(torch.ones(2, WIDTH)).sum().backward()
+    found["made"] = [one.grad is not None for one in called.parameters()]
+    with pytest.raises(Contradiction, match=r"is of 4 ranks and .* has 2"):
+        parallelize(Plain(), layout(replace(FP32, dp=4)))
+    return found
+
+
+def test_ranks_begin_alike_and_compute_as_the_layout_says() -> None:
+    inputs, _ = batch(0)
+    wanted, module = dict(Plain().named_parameters()), Plain()
+    exact = module(inputs).detach()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = module(inputs).detach().float()
+    assert not torch.equal(cast, exact)
+    for seen in on_ranks(2, treated):
+        for name in ("tp2", "pp2"):
+            for parameter, value in wanted.items():
+                assert torch.equal(seen[name][parameter], value), (name, parameter)
+        for zero in (0, 3):
+            assert torch.equal(seen[f"amp zero {zero}"], cast)
+        assert all(seen["made"])
+
+
+def test_a_process_group_is_asked_for() -> None:
+    with pytest.raises(Contradiction, match="torchrun --nproc-per-node 4"):
+        require_ranks(layout(replace(FP32, dp=4)))
+
+
 @pytest.mark.slow
 def test_the_script_of_the_page_trains(run: Run, root: Path, tmp_path: Path) -> None:
     asked = "--model gpt-tiny --gpus 2 --pp 2 --global-batch 8 --micro-batch 2"
@@ -261,6 +319,7 @@ PP2 = replace(FP32, pp=2, micro_batch=2)
         (replace(FP32, cp=2), "cp 2 changes what a module computes"),
         (replace(FP32, tp=2, sequence_parallel=True), "--no-sequence-parallel"),
         (replace(FP32, precision="fp8"), "plan with --precision bf16"),
+        (replace(PP2, precision="amp-fp16"), "scales the loss.*plan with a bf16"),
         (replace(PP2, schedule="zb-h1"), "choose gpipe, 1f1b, interleaved"),
         (replace(FP32, recompute="selective"), r"otherwise \(selective\)"),
         (replace(FP32, recompute="cheap-ops"), r"otherwise \(by name\)"),

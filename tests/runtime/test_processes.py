@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import torch.distributed as dist
 
 from profiles.errors import InvalidSpec, Unsupported
 from runtime.casualties import ending, told
-from runtime.last_words import FOLDER, failure_in, status, words_in
+from runtime.last_words import FOLDER, LAUNCHER, failure_in, status, words_in
 from runtime.processes import local_device, process_group, restarts
 
 SIGTERM, SIGKILL, SIGSEGV = -15, -9, -11
@@ -126,3 +128,19 @@ def test_source_lines_and_control_characters_are_left_out(tmp_path: Path) -> Non
     line = told({0: (1, 0)}, {0: left(tmp_path, 0, error)})
     assert "RuntimeError: Timed?[31m out waiting long" in line
     assert len(line) < 500
+
+
+@pytest.mark.slow
+def test_a_worker_whose_launcher_is_gone_ends_at_once(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """It was killed while the worker loaded torch, too early to be told of."""
+    program = (
+        "from runtime.processes import process_group as p; p(timeout_s=60).__enter__()"
+    )
+    lost = {FOLDER: str(tmp_path), LAUNCHER: "1", "MASTER_ADDR": "192.0.2.1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**environment, **lost}, timeout=60
+    )
+    assert done.returncode == 1
+    assert words_in(tmp_path) == "its start"

@@ -20,10 +20,18 @@ from rich.console import Console
 from costmodel.__main__ import main as simulate
 from costmodel.stored import write_layout
 from costmodel.uniform import spell_out
-from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
+from profiles.errors import (
+    Contradiction,
+    InvalidFile,
+    MeshwrightError,
+    RunFailed,
+    Unsupported,
+)
+from runtime import run
+from runtime.checkpoint_folder import begin
 from runtime.data.hugging_face import Joined
 from runtime.data.source import source
-from runtime.journal import JsonLines, TensorBoard, until
+from runtime.journal import JsonLines, TensorBoard, require_journals, until
 from runtime.learning_rate import KINDS, LearningRate
 from runtime.report import run_view
 from runtime.run import prepare
@@ -88,14 +96,25 @@ def test_a_line_that_a_dying_run_left_torn_is_forgotten(tmp_path: Path) -> None:
     assert [(one["step"], one["loss"]) for one in found] == [(1, 2.0), (2, 0.5)]
 
 
-@pytest.mark.parametrize("content", ["a = 1\n", '{"loss": 2}\n', "[]\n", "\xff\n"])
+@pytest.mark.parametrize(
+    "content", ["a = 1\n", '{"loss": 2}\n', "[]\n", "\xff\n", "one line"]
+)
 def test_a_file_that_is_no_log_is_not_gone_on_with(
     tmp_path: Path, content: str
 ) -> None:
     path = tmp_path / "mine.txt"
     path.write_text('{"step": 1}\n' + content, encoding="latin-1")
-    with pytest.raises(InvalidFile, match=r"--log .*mine.txt is no log"):
-        until(path, 5)
+    for done in (5, 0):  # nor is it written over by a run that begins
+        with pytest.raises(InvalidFile, match=r"--log .*mine.txt is there and is no"):
+            require_journals(Training(log=str(path)), done)
+
+
+def test_a_run_that_begins_writes_over_the_log_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(TORN)
+    require_journals(Training(log=str(path)), 0)
+    JsonLines(path, done=0).close()
+    assert path.read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -348,6 +367,49 @@ def test_a_resumed_run_logs_what_the_whole_one_did(
     assert [one["step"] for one in document["evaluations"]] == [3, 6]
     trace = json.loads((tmp_path / "traces" / "rank-0.json").read_text())
     assert any("addmm" in event.get("name", "") for event in trace["traceEvents"])
+
+
+def test_a_resumed_run_has_its_own_rate_and_says_what_else_is_unlike(
+    executing: Execute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--model gpt-tiny --seq-len 32 --global-batch 2 --gpus 1 --precision fp32"
+    assert simulate([*small.split(), "--out", "a.json"]) == 0
+    (tmp_path / "words.txt").write_text("once upon a time " * 20)
+    options = "--device cpu --checkpoint-dir state --log run.jsonl --json"
+    begun = f"{options} --steps 1 --lr 1e-2 --seed 5 --data words.txt"
+    assert executing("a.json", *begun.split())[0] == 0
+    for asked, said in (
+        ("--steps 2 --lr 1e-3 --seed 5 --data words.txt", None),
+        ("--steps 3 --lr 1e-3 --data words.txt", "a run with --seed 5, this one has"),
+        ("--steps 4 --lr 1e-3 --seed 0", "--data synthetic is not what"),
+    ):
+        code, _, err = executing("a.json", *f"{options} --resume {asked}".split())
+        assert code == 0, err
+        warned = [
+            line for line in err.splitlines() if "on with" in line or "on it" in line
+        ]
+        assert [said in line for line in warned] == ([True] if said else [])
+    rates = [row["learning_rate"] for row in _numbers(tmp_path / "run.jsonl")]
+    assert rates == [1e-2, 1e-3, 1e-3, 1e-3]
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, RunFailed])
+def test_a_run_that_is_ended_leaves_no_half_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    file, state = tmp_path / "layout.json", tmp_path / "state"
+    layout = spell_out(CASES["dp2"], job("gpt").graph, BATCH)
+    write_layout(file, job("gpt"), "local", layout)
+
+    def ended(*_: Any, **__: Any) -> None:
+        (begin(state, 7) / "__0_0.distcp").touch()
+        raise end
+
+    monkeypatch.setattr(run, "launch", ended)
+    with pytest.raises(end):
+        prepare(replace(wish(file), checkpoint_dir=state)).carried_out()
+    assert list(state.iterdir()) == []
 
 
 def test_a_run_that_diverges_ends_and_says_when(
