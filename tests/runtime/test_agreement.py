@@ -22,7 +22,7 @@ REQUEST = Request(
     data="synthetic",
     seed=0,
     threads=1,
-    result="/tmp/one.json",
+    result="one.json",
 )
 
 
@@ -31,7 +31,7 @@ def answers(rank: int, machines: bool) -> list[str]:
     found = []
     for other in (
         REQUEST,
-        replace(REQUEST, result="/tmp/other.json", threads=2, progress=False),
+        replace(REQUEST, result="other.json", threads=2, progress=False),
         replace(REQUEST, seed=1),
         replace(REQUEST, layout={**REQUEST.layout, "gpus": 4}),
     ):
@@ -71,7 +71,7 @@ def test_ranks_of_one_machine_are_not_asked() -> None:
 )
 def test_what_all_must_have_is_in_the_question(other: Request) -> None:
     assert question(other, "data") != question(REQUEST, "data")
-    logged = replace(other, training=replace(other.training, log="/tmp/run.jsonl"))
+    logged = replace(other, training=replace(other.training, log="run.jsonl"))
     assert question(logged, "data") == question(other, "data")
 
 
