@@ -16,7 +16,7 @@ from profiles.documents import shown, write_text
 from profiles.errors import InvalidFile
 from runtime.observe import number
 from runtime.training import Training
-from runtime.writable import require_file, require_folder
+from runtime.writable import require_file, require_folder, unwritten
 
 Entry = Mapping[str, Any]  # "step", counted from 1, and numbers by name
 
@@ -41,10 +41,13 @@ class JsonLines:
         self._file = path.open("a" if done else "w", encoding="utf-8")
 
     def write(self, entry: Entry) -> None:
-        """Add a line; null is for what is not finite."""
+        """Add a line; null is for what is not finite. Raises InvalidFile."""
         line = {name: number(value) for name, value in entry.items()}
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise unwritten(self._file.name, "--log", error) from error
 
     def close(self) -> None:
         """Close the file."""

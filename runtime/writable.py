@@ -32,3 +32,12 @@ def require_file(path: Path, option: str) -> None:
     elif path.is_dir() or not os.access(path, os.W_OK):
         what = "is a folder" if path.is_dir() else "cannot be written"
         raise InvalidFile(f"{shown(path)} {what}; name another file with {option}")
+
+
+def unwritten(path: object, option: str, error: OSError) -> InvalidFile:
+    """What to say where a run could not go on writing what *option* names."""
+    why = error.strerror or str(error)
+    return InvalidFile(
+        f"{option} {shown(path)} cannot be written: {why[:1].lower()}{why[1:]}; make "
+        f"room, or name another with {option}"
+    )

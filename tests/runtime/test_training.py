@@ -35,6 +35,7 @@ from runtime.journal import JsonLines, TensorBoard, require_journals, until
 from runtime.learning_rate import KINDS, LearningRate
 from runtime.report import run_view
 from runtime.run import prepare
+from runtime.trace import traced
 from runtime.training import Training
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
@@ -107,6 +108,29 @@ def test_a_file_that_is_no_log_is_not_gone_on_with(
     for done in (5, 0):  # nor is it written over by a run that begins
         with pytest.raises(InvalidFile, match=r"--log .*mine.txt is there and is no"):
             require_journals(Training(log=str(path)), done)
+
+
+def test_a_log_and_a_trace_that_find_no_room_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    log = JsonLines(Path("/dev/full"), done=0)
+    with pytest.raises(InvalidFile, match=r"--log .*full cannot be written: no space"):
+        log.write({"step": 1, "loss": 1.0})
+    with pytest.raises(OSError, match="No space"):
+        log.close()
+
+    def cut(_: object, path: str) -> None:
+        Path(path).write_text('{"traceEvents": [{"name": "add')
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", cut)
+    with (
+        pytest.raises(InvalidFile, match=r"--trace .*rank-0.json cannot .*no space"),
+        traced(tmp_path / "traces", 0, torch.device("cpu")),
+    ):
+        torch.ones(1)
+    assert list((tmp_path / "traces").iterdir()) == []
 
 
 def test_a_run_that_begins_writes_over_the_log_of_another(tmp_path: Path) -> None:
