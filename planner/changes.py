@@ -5,7 +5,7 @@
                      to the hosts and then to drives              → offloaded
     a smaller batch  where in-flight micro-batches are the matter → smaller_batches
     a shorter one    the sequence halved, and halved again        → shorter_sequences
-    more GPUs        twice to 128 times as many                   → more_gpus
+    more GPUs        twice to 1,024 times                          → more_gpus
     what divides     another batch, the nearest numbers of GPUs   → dividing
 
 A change of the machine or the job that leaves the states alone too large is left out:
@@ -20,14 +20,17 @@ from typing import Final
 
 from costmodel.host_memory import capacity_bytes
 from costmodel.offload import TIERS, Offload
-from planner.memory_floor import states_bytes
+from planner.memory_floor import states_fit
 from planner.pinned import layout_pins, require_consistent
 from planner.problem import Problem
 from planner.space import Space
 from planner.table import divisors, length
 from profiles.errors import InvalidQuestion
 
-MULTIPLES: Final = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+MULTIPLES: Final = (
+    *(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128),
+    *(192, 256, 384, 512, 768, 1024),
+)
 MOST_GPUS: Final = 131_072  # more than any cluster joins
 SHORTEST: Final = 256  # tokens of a sequence that is tried
 FARTHEST_COUNT: Final = 256  # how many fewer or more GPUs are tried
@@ -102,7 +105,7 @@ def _offloading(problem: Problem) -> Change:
 
 def smaller_batches(problem: Problem) -> Iterator[Change]:
     """Divisors of the batch, the smallest first; where the states alone fit."""
-    if states_bytes(problem) > problem.memory_limit_bytes:
+    if not states_fit(problem):
         return
     batch = problem.job.global_batch
     for smaller in divisors(batch)[:-1]:
@@ -113,7 +116,7 @@ def smaller_batches(problem: Problem) -> Iterator[Change]:
 def shorter_sequences(problem: Problem) -> Iterator[Change]:
     """The sequence halved as often as it can be, the shortest first; where the states
     alone fit."""
-    if states_bytes(problem) > problem.memory_limit_bytes:
+    if not states_fit(problem):
         return
     whole, several = problem.job.seq_len, []
     while whole % 2 == 0 and (whole := whole // 2) >= SHORTEST:
@@ -133,7 +136,7 @@ def more_gpus(problem: Problem) -> Iterator[Change]:
     for multiple in MULTIPLES:
         gpus = problem.gpus * multiple
         larger = replace(problem, gpus=gpus)
-        if gpus <= most and states_bytes(larger) <= problem.memory_limit_bytes:
+        if gpus <= most and states_fit(larger):
             yield _gpus(gpus, larger)
 
 
@@ -167,4 +170,4 @@ def _possible(problem: Problem) -> bool:
         require_consistent(problem)
     except InvalidQuestion:
         return False
-    return states_bytes(problem) <= problem.memory_limit_bytes
+    return states_fit(problem)

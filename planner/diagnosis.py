@@ -25,6 +25,7 @@ from costmodel.estimate import Estimate
 from costmodel.legality import MOST_PASSES
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
+from planner.any_stage import any_fits
 from planner.branch_and_bound import BranchAndBound
 from planner.changes import (
     Change,
@@ -46,7 +47,7 @@ from planner.solution import Solution
 from planner.space import Space
 from planner.stage_places import is_unlike, only_unlike
 from planner.table import length
-from planner.words import choice_words
+from planner.words import candidate_words, choice_words
 from profiles.errors import Infeasible, InvalidQuestion, MeshwrightError
 from profiles.units import format_bytes, format_seconds
 
@@ -67,7 +68,7 @@ class Remedy:
     def words(self) -> str:
         found, batch = self.best.estimate, self.change.problem.job.global_batch
         return (
-            f"{self.change}: {choice_words(self.best.choice, batch)} needs "
+            f"{self.change}: {candidate_words(self.best, batch)} needs "
             f"{format_bytes(found.peak_needed_bytes)}{_on_host(found)}, "
             f"{format_seconds(found.step_time_s)} a step"
         )
@@ -86,13 +87,11 @@ class Remedy:
 
 def diagnose(problem: Problem) -> Infeasible:
     """What to say where no layout of *problem* is legal, or none fits."""
-    if only_unlike(problem):
-        constraint = constraint_of(problem)
-        if constraint.startswith("divisibility"):
-            return _named(constraint, f"fewer stages (--pp {problem.gpus} at most)")
-        return _with_remedies(constraint, [])
-    problem = everything_away(problem)
+    unlike = only_unlike(problem)
+    problem = problem if unlike else everything_away(problem)
     constraint = constraint_of(problem)
+    if unlike and constraint.startswith("divisibility"):
+        return _named(constraint, f"fewer stages (--pp {problem.gpus} at most)")
     if constraint.startswith("size"):
         return _named(constraint, "a smaller batch (--global-batch)")
     if constraint.startswith(("memory", "host memory")):
@@ -132,12 +131,24 @@ def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
 def tried(change: Change) -> Remedy | None:
     """What a cheap search finds once the question is changed; None if nothing."""
     try:
+        if only_unlike(change.problem):
+            return _tried_of_any_mesh(change)
         best = CHEAP.solve(_cheap(change.problem), Limits(runners_up=0)).best
     except InvalidQuestion:  # a space too large, pins that now contradict each other
         return None
     if best is None:
         return None
     return Remedy(change=change, best=_with_more_at_once(change.problem, best))
+
+
+def _tried_of_any_mesh(change: Change) -> Remedy | None:
+    """Stages of any mesh that fit, a sequence at a time unless that is pinned."""
+    problem = change.problem
+    pins, batch = problem.pins, problem.job.global_batch
+    if pins.micro_batch is None and pins.micro_batches is None:
+        problem = replace(problem, pins=replace(pins, micro_batches=batch))
+    best = any_fits(problem)
+    return None if best is None else Remedy(change=change, best=best)
 
 
 def _with_more_at_once(problem: Problem, best: Candidate) -> Candidate:
@@ -172,7 +183,7 @@ def _first(changes: Iterable[Change]) -> Remedy | None:
 
 def _largest(changes: Iterable[Change]) -> Remedy | None:
     """The largest of ascending *changes* with which a layout fits, by bisection."""
-    legal = [one for one in changes if length(Space(problem=one.problem).degrees)]
+    legal = [one for one in changes if _divides(one.problem)]
     found: dict[int, Remedy] = {}
 
     def fits(number: int) -> bool:
@@ -182,6 +193,12 @@ def _largest(changes: Iterable[Change]) -> Remedy | None:
         return remedy is not None
 
     return found.get(last_true(fits, 1, len(legal))) if legal else None
+
+
+def _divides(problem: Problem) -> bool:
+    """Whether some degrees split the model and the batch; those of unlike stages need
+    not divide the GPUs."""
+    return only_unlike(problem) or bool(length(Space(problem=problem).degrees))
 
 
 def _cheap(problem: Problem) -> Problem:

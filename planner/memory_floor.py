@@ -1,6 +1,7 @@
 """What the states of a model take on the fullest rank, however they are sharded.
 
     bytes     states of all parameters / GPUs                → states_bytes
+    room      whether all devices have as much               → states_fit
     search    over before it began, where that is too much   → hopeless
 
 Each parameter is somewhere, and the fullest rank holds at least the mean; replicas,
@@ -24,6 +25,7 @@ from costmodel.uniform import Uniform
 from planner.problem import Problem
 from planner.solution import Counters, Solution, Status
 from planner.space import Space
+from planner.stage_places import orders
 
 _LEVELS = np.arange(4)  # ZeRO's; they differ in what a framework keeps of a parameter
 _SHARDS = np.array([1, 1, 1, 2])  # two of ZeRO-3's are as good as any number
@@ -33,6 +35,15 @@ def states_bytes(problem: Problem) -> float:
     """Bytes that the peak of no layout of *problem* goes below."""
     held = _states(problem)
     return float(np.min(held.needed))
+
+
+def states_fit(problem: Problem) -> bool:
+    """Whether all devices together have room for that."""
+    parts = [place.problem(problem) for place in next(orders(problem))]
+    room_bytes = sum(one.gpus * one.memory_limit_bytes for one in parts)
+    largest = max(parts, key=lambda one: one.memory_limit_bytes)
+    alike = replace(problem, machine=largest.machine)
+    return states_bytes(alike) <= room_bytes / problem.gpus
 
 
 def hopeless(problem: Problem, search: str) -> Solution | None:

@@ -61,6 +61,10 @@ class Device:
         for name, figure, dimension in figures:
             if figure is not None:
                 figure.require(dimension, f"{self.name}: {name}")
+                if not figure.value and dimension.endswith("a second"):
+                    raise InvalidSpec(
+                        f"{self.name}: {name} is 0; give what the device does, above 0"
+                    )
 
     @property
     def capacity_bytes(self) -> float:

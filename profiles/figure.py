@@ -16,6 +16,7 @@ _DIMENSIONS = {
     "dollars an hour": {"USD/h": 1.0},
     "a number": {"": 1.0},
 }
+_LEAST, _MOST = 1e-18, 1e24  # beyond what anything has: products of them are finite
 _SCALES = {unit: scale for kin in _DIMENSIONS.values() for unit, scale in kin.items()}
 
 
@@ -31,9 +32,11 @@ class Figure:
         if self.unit not in _SCALES:
             known = ", ".join(repr(unit) for unit in _SCALES)
             raise InvalidSpec(f"unit {self.unit!r} is unknown; write one of {known}")
-        if not self.value >= 0 or self.si == float("inf"):
+        if not (self.value == 0 or _LEAST <= self.si <= _MOST):
             raise InvalidSpec(
-                f"a figure must be finite and >= 0, got {self.value:g} {self.unit}"
+                f"a figure must be finite: 0, or between {_LEAST:g} and {_MOST:g} in "
+                "bytes, FLOPs, seconds, watts or dollars, got "
+                f"{self.value:g} {self.unit}"
             )
 
     @property

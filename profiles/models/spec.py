@@ -10,6 +10,8 @@ from math import ceil
 
 from profiles.errors import InvalidSpec
 
+MOST_LAYERS = 100_000  # a hundred times the deepest networks that were trained
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoeSpec:
@@ -147,7 +149,9 @@ class DecoderSpec:
 
     def __post_init__(self) -> None:
         _positive(self, "layers hidden heads vocab ffn_hidden kv_heads head_dim")
+        _deep(self, "layers")
         _not_negative(self, "max_positions multi_token_heads")
+        _deep(self, "multi_token_heads")
         if self.moe is not None and self.moe.first_layer >= self.layers:
             raise InvalidSpec(
                 f"first_layer={self.moe.first_layer} of the experts is not one of the "
@@ -187,6 +191,7 @@ class EncoderDecoderSpec:
 
     def __post_init__(self) -> None:
         _positive(self, "encoder_layers decoder_layers hidden heads head_dim")
+        _deep(self, "encoder_layers decoder_layers")
         _positive(self, "ffn_hidden vocab decoder_seq_len")
         _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
 
@@ -207,6 +212,7 @@ class BertSpec:
 
     def __post_init__(self) -> None:
         _positive(self, "layers hidden heads ffn_hidden vocab max_positions")
+        _deep(self, "layers")
         _positive(self, "shared_layers")
         if self.embedding_rank is not None:
             _positive(self, "embedding_rank")
@@ -233,6 +239,7 @@ class VitSpec:
 
     def __post_init__(self) -> None:
         _positive(self, "layers hidden heads ffn_hidden image_size patch_size")
+        _deep(self, "layers")
         _positive(self, "channels classes")
         if self.image_size % self.patch_size:
             raise InvalidSpec(
@@ -299,6 +306,14 @@ def _positive(spec: object, names: str) -> None:
         value = getattr(spec, name)
         if not 1 <= value <= 10**9:
             raise InvalidSpec(f"{name} must be between 1 and 10^9, got {value}")
+
+
+def _deep(spec: object, names: str) -> None:
+    """Each layer takes room in every graph and layout."""
+    for name in names.split():
+        value = getattr(spec, name)
+        if value > MOST_LAYERS:
+            raise InvalidSpec(f"{name} must be at most {MOST_LAYERS:,}, got {value:,}")
 
 
 def _not_negative(spec: object, names: str) -> None:

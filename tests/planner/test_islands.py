@@ -13,6 +13,7 @@ from costmodel.estimate import estimate
 from costmodel.pins import Pins
 from costmodel.tied import layout_tied_sync
 from costmodel.uniform import Uniform
+from planner.any_stage import any_fits
 from planner.as_if_alike import as_if_alike, over_islands
 from planner.branch_and_bound import BranchAndBound
 from planner.check import check
@@ -193,6 +194,21 @@ def test_alike_stages_are_tried_too() -> None:
     unlike = asked(joined("dgx-a100-80gb", "dgx-h100"))
     slow = as_if_alike(unlike)
     assert slow.machine.device.name == "A100-SXM-80GB"
+
+
+def test_what_helps_over_islands_is_named_and_helps() -> None:
+    """Nodes of V100s are too small for the whole batch at once, not for the model."""
+    where = joined("p3.16xlarge", "dgx-v100-16gb")
+    pins = Pins(micro_batches=1, recompute="none")
+    posed = replace(asked(where, "gpt-6.7b", 64), pins=pins)
+    assert any_fits(posed) is None
+    said = diagnose(posed)
+    first = said.changes[0]
+    assert said.nearest is not None
+    assert said.nearest.startswith("leave --micro-batches out: tp ")
+    assert first["change"] == "leave --micro-batches out"
+    found = any_fits(replace(posed, pins=replace(pins, micro_batches=None)))
+    assert found is not None
 
 
 def test_nothing_fits_is_said() -> None:

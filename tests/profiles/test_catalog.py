@@ -238,6 +238,11 @@ def link_with(**changes: Any) -> dict[str, Any]:
     return written(levels=[{**levels[0], **changes}, levels[1]])
 
 
+def with_device(**changes: Any) -> dict[str, Any]:
+    """The same file, its device spelled out and changed."""
+    return written(device={**asdict(device("a100-40gb")), **changes})
+
+
 @pytest.mark.parametrize(
     "field", ["memory", "usable_memory", "memory_bandwidth", "host_link", "power"]
 )
@@ -277,6 +282,14 @@ def test_a_users_file_names_its_device_or_spells_it_out(tmp_path: Path) -> None:
         (link_with(bandwidth=figure_in("us")), InvalidSpec, "bytes a second"),
         (link_with(latency=figure_in("GB/s")), InvalidSpec, "one of us, s"),
         (link_with(bandwidth=figure_in("GB/s", 1e308)), InvalidSpec, "finite"),
+        (link_with(latency=figure_in("s", 1e-300)), InvalidSpec, "between 1e-18 and"),
+        (with_device(cost=figure_in("USD/h", 1e300)), InvalidSpec, "and 1e+24"),
+        (with_device(host_link=figure_in("GB/s", 0)), InvalidSpec, "host_link is 0"),
+        (
+            with_device(peak={"bf16": figure_in("TFLOP/s", 0)}),
+            InvalidSpec,
+            "peak.bf16 is 0; give what the device does, above 0",
+        ),
         (written(devices_per_node=1.5), InvalidFile, "expected int"),
         ({**written(), "name": "two\nlines"}, InvalidSpec, "printable"),
         ({"name": "x", "islands": []}, InvalidSpec, "no islands"),
