@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -53,7 +54,8 @@ def leanest(
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cuts:
     """Ways to cut the layers over *units* of devices into so many *stages*, if they are
-    given; of each kind its options, by their numbers."""
+    given; of each kind its options by their numbers, but for those that need no less
+    than another."""
 
     kinds: Mapping[Kind, Mapping[int, Room]]
     units: int
@@ -71,14 +73,14 @@ class Cuts:
         micro_batches: int,
         stages: int | None = None,
     ) -> Cuts:
-        kinds: dict[Kind, dict[int, Room]] = {}
+        kinds: dict[Kind, dict[int, Option]] = {}
         unit = unit_of(options, devices)
         for number, option in enumerate(options):
             kind = option.kind(devices, unit)
             if option.devices <= devices and kind.possible:
-                kinds.setdefault(kind, {})[number] = Room.of(option)
+                kinds.setdefault(kind, {})[number] = option
         return cls(
-            kinds=kinds,
+            kinds={kind: _unbeaten(several) for kind, several in kinds.items()},
             units=devices // unit,
             layers=len(options[0].seconds),
             micro_batches=micro_batches,
@@ -104,6 +106,8 @@ class Cuts:
         alone = self._alone(limit_bytes)
         if alone is not None:
             return self._lean([alone])
+        if self._work_bytes > self._room_bytes(limit_bytes) * (1 + EXACT):
+            return NOTHING
         nothing = np.zeros((self.layers + 1, self.units + 1), dtype=bool)
         nothing[self.layers, 0] = True
         reached, ends = [nothing], list[Mapping[Kind, Array]]()
@@ -117,6 +121,25 @@ class Cuts:
             if not reached[-1].any():
                 break
         return NOTHING
+
+    @cached_property
+    def _work_bytes(self) -> float:
+        """What no stages need less than in all, of a micro-batch in flight."""
+        each = [
+            kind.size * (room.option.state_bytes + room.option.saved_bytes)
+            for kind, rooms in self.kinds.items()
+            for room in rooms.values()
+        ]
+        return float(np.min(each, axis=0).sum()) if each else 0.0
+
+    def _room_bytes(self, limit_bytes: float) -> float:
+        """What no stages have more than in all, but for what each has anyway."""
+        most: dict[tuple[int, int], float] = {}
+        for kind, rooms in self.kinds.items():
+            home = kind.fewest - kind.size, kind.most
+            room_bytes = max(room.most_bytes(limit_bytes) for room in rooms.values())
+            most[home] = max(most.get(home, 0.0), room_bytes)
+        return sum((end - start) * each for (start, end), each in most.items())
 
     def _alone(self, limit_bytes: float) -> Part | None:
         """All layers on all devices, with the option that needs least."""
@@ -184,6 +207,32 @@ class Cuts:
             partition=Partition(parts=tuple(parts), seconds=seconds),
             peak_bytes=max(held),
         )
+
+
+def _unbeaten(options: Mapping[int, Option]) -> dict[int, Room]:
+    """Of options of one kind, by their numbers, those that may be the leanest."""
+    kept: dict[int, Option] = {}
+    for number, one in options.items():
+        if not any(_needs_no_more(other, one) for other in kept.values()):
+            beaten = [it for it, other in kept.items() if _needs_no_more(one, other)]
+            kept = {it: other for it, other in kept.items() if it not in beaten}
+            kept[number] = one
+    return {number: Room.of(one) for number, one in kept.items()}
+
+
+def _needs_no_more(one: Option, other: Option) -> bool:
+    """Whether every stage on *one* fits where it does on the *other*, and needs no
+    more."""
+    return (
+        one.starts >= other.starts
+        and one.ends >= other.ends
+        and one.capacity_bytes >= other.capacity_bytes
+        and one.base_bytes <= other.base_bytes
+        and one.base_bytes - one.alone_bytes <= other.base_bytes - other.alone_bytes
+        and bool((one.state_bytes <= other.state_bytes).all())
+        and bool((one.saved_bytes <= other.saved_bytes).all())
+        and bool((one.working_bytes <= other.working_bytes).all())
+    )
 
 
 def _one_more(ends: Mapping[Kind, Array], behind: Array) -> Array:

@@ -12,7 +12,6 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.layout import Layout, Stage
 from planner.stage_kinds import Array
 from planner.stage_layers import Option
 from planner.stage_passes import Passes
@@ -49,21 +48,6 @@ def grouped_passes(passes: Passes, size: int) -> Passes:
         step_s=np.add.reduceat(passes.step_s, starts),
         gather_s=np.add.reduceat(passes.gather_s, starts),
         layers=np.add.reduceat(np.ones(len(passes.forward_s)), starts),
-    )
-
-
-def grouped_layout(layout: Layout, size: int) -> Layout:
-    """*layout*, of a layer a stage, with so many of them a stage."""
-    stages = layout.stages
-    several = [stages[first : first + size] for first in range(0, len(stages), size)]
-    return replace(layout, stages=tuple(map(_joined, several)))
-
-
-def _joined(stages: tuple[Stage, ...]) -> Stage:
-    return replace(
-        stages[0],
-        layers=tuple(name for stage in stages for name in stage.layers),
-        plans=tuple(plan for stage in stages for plan in stage.plans),
     )
 
 

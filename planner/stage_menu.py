@@ -19,13 +19,9 @@ import numpy as np
 from costmodel.layout import Layout, Stage
 from costmodel.ranges import Ranges
 from planner.problem import Problem
+from planner.stage_alike import joined, like, shortened
 from planner.stage_bound import CLOSE, cut_bound_s
-from planner.stage_groups import (
-    group_size,
-    grouped_layout,
-    grouped_option,
-    grouped_passes,
-)
+from planner.stage_groups import group_size, grouped_option, grouped_passes
 from planner.stage_layers import Option
 from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
@@ -45,17 +41,19 @@ SPELLED: Final = 24  # pipelines that are found at once
 
 @dataclass(frozen=True, kw_only=True)
 class Menu:
-    """The options of stages for one number of micro-batches; their step ends with
-    `end_s` that are no stage's own."""
+    """The options of stages for one number of micro-batches, each of whose layers are
+    `group` neighbours; their step ends with `end_s` that are no stage's own."""
 
     problem: Problem
     micro_batches: int
-    layouts: tuple[Layout, ...]  # of each option, a layer a stage
+    layouts: tuple[Layout, ...]  # of each option, a layer of a short model a stage
+    alike: tuple[int, ...]  # of each layer, as a stage, the one that it is like
     options: tuple[Option, ...]
     passes: tuple[Passes, ...]  # of each option
     places: tuple[Place, ...]  # of each option
     end_s: float
     around: Menu | None = None  # of the same stages, with any ends
+    group: int = 1
 
     @property
     def lower_s(self) -> float:
@@ -160,18 +158,21 @@ class Menu:
     def layout(self, partition: Partition) -> Layout:
         """*partition* spelled out, its stages packed into domains."""
         parts = partition.parts
+        ranks = self._ranks(parts)
         stages = tuple(
-            _joined(
-                self.layouts[part.option].stages[part.first : part.last + 1],
-                ranks,
-                place,
-            )
-            for place, (part, ranks) in enumerate(
-                zip(parts, self._ranks(parts), strict=True)
+            replace(stage, mesh=replace(stage.mesh, ranks=here), held_by=(place,))
+            for place, (stage, here) in enumerate(
+                zip(map(self._stage, parts), ranks, strict=True)
             )
         )
         plain = self.layouts[parts[0].option]
         return replace(plain, stages=stages)
+
+    def _stage(self, part: Part) -> Stage:
+        """*part* with all of its layers, on some ranks."""
+        first, end = part.first * self.group, (part.last + 1) * self.group
+        layout, graph = self.layouts[part.option], self.problem.job.graph
+        return joined(layout, graph, self.alike, first, end)
 
     def _ranks(self, parts: Sequence[Part]) -> Iterator[Ranges]:
         """The ranks of each stage."""
@@ -239,9 +240,9 @@ def _grouped(menu: Menu, size: int) -> Menu:
     """*menu* of groups of so many layers."""
     return replace(
         menu,
-        layouts=tuple(grouped_layout(one, size) for one in menu.layouts),
         options=tuple(grouped_option(one, size) for one in menu.options),
         passes=tuple(grouped_passes(one, size) for one in menu.passes),
+        group=size,
     )
 
 
@@ -268,10 +269,11 @@ def _menu(
 ) -> Menu:
     """The menu of *places* in that order; what stages cost at each of them is *known*
     by its first rank, and the same in every order."""
+    short = shortened(problem)
+    alike = like(problem.job.graph, short.job.graph)
     for place in places:
         if place.first_rank not in known:
-            here = place.problem(problem)
-            known[place.first_rank] = priced_at(here, m, place)
+            known[place.first_rank] = priced_at(place.problem(short), m, place, alike)
     every = [
         one
         for number, place in enumerate(places)
@@ -288,6 +290,7 @@ def _menu(
         problem=problem,
         micro_batches=m,
         layouts=tuple(layout for layout, _, _, _ in every),
+        alike=tuple(alike.tolist()),
         options=tuple(option for _, option, _, _ in every),
         passes=tuple(passes for _, _, passes, _ in every),
         places=tuple(place for _, _, _, place in every),
@@ -375,15 +378,6 @@ def _largest(
         )
         if not any(around):
             yield (tp, size), cost
-
-
-def _joined(stages: Sequence[Stage], ranks: Ranges, place: int) -> Stage:
-    return Stage(
-        layers=tuple(name for stage in stages for name in stage.layers),
-        plans=tuple(plan for stage in stages for plan in stage.plans),
-        mesh=replace(stages[0].mesh, ranks=ranks),
-        held_by=(place,),
-    )
 
 
 def _staying(option: Option) -> Option:

@@ -27,6 +27,7 @@ from costmodel.step_work import accumulated, updated
 from costmodel.uniform import Uniform, spell_out
 from planner.axes import Axes
 from planner.problem import Problem
+from planner.stage_kinds import Array
 from planner.stage_layers import Option
 from planner.stage_passes import Passes
 from planner.stage_places import Place
@@ -39,15 +40,16 @@ LARGE_BYTES: Final = 1e6 * GB  # of activations: more than any step needs
 Priced = tuple[Layout, Option, Passes, Place]
 
 
-def priced_at(problem: Problem, m: int, place: Place) -> list[Priced]:
-    """Every option that a stage at *place* has, as *problem* asks there."""
+def priced_at(problem: Problem, m: int, place: Place, alike: Array) -> list[Priced]:
+    """Every option that a stage at *place* has, as *problem* asks there; of a model
+    each of whose layers is *alike* one of the problem's."""
     layouts = tuple(_layouts(problem, m))
     pricers = [
         LayoutPricer(job=problem.job, layout=layout, machine=problem.machine)
         for layout in layouts
     ]
     price_together(pricers)
-    prices = [pricer.columns() for pricer in pricers]
+    prices = [pricer.columns().take(alike) for pricer in pricers]
     known = Known()
     return [
         (

@@ -35,9 +35,8 @@ class Room:
 
         One with all layers is taken to need as much as it would among others.
         """
-        option = self.option
+        option, room = self.option, self._left_bytes(limit_bytes)
         layers = np.arange(len(option.seconds))
-        room = min(option.capacity_bytes, limit_bytes) * (1 + EXACT) - option.base_bytes
         each = option.state_bytes + in_flight * option.saved_bytes
         sums = np.cumsum(each)
         found = layers - 1
@@ -49,6 +48,16 @@ class Room:
         if not option.starts:
             found[0] = -1
         return np.maximum(found, layers - 1)
+
+    def _left_bytes(self, limit_bytes: float) -> float:
+        """What a stage has beside what is always there."""
+        option = self.option
+        most_bytes = min(option.capacity_bytes, limit_bytes) * (1 + EXACT)
+        return most_bytes - option.base_bytes
+
+    def most_bytes(self, limit_bytes: float) -> float:
+        """The same beside the least working set, too."""
+        return self._left_bytes(limit_bytes) - self.working[0][0]
 
     def is_legal(self, first: int, last: int) -> bool:
         """Whether a stage of those layers may be, if it fits."""

@@ -26,7 +26,7 @@ longest update of its stages comes on top.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Final, NamedTuple
 
@@ -36,10 +36,11 @@ from planner.stage_kinds import Kind
 from planner.stage_packing import is_regular, ways
 from planner.stage_partition import Array
 from planner.stage_prefixes import Prefix, prefixes
-from planner.stage_runs import ends_s
+from planner.stage_runs import AT_ONCE, ends_s
 from planner.stages_held import StagesHeld
 
 STARTS = 0  # the way to have packed nothing
+GROWN: Final = 1_024  # suffixes that get a stage more at a time
 
 
 class Whole(NamedTuple):
@@ -58,13 +59,14 @@ class Grown:
     lower_s: float
 
 
-_OF_ALL: Final = ("devices", "packed", "before_s", "path_s", "update_s")
+_OF_ALL: Final = ("devices", "packed", "before_s", "path_s", "update_s", "known_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Suffixes:
     """By suffix: the devices it is on, how they are packed, what the least before it
-    takes, its longest path and its longest update; by stage, the first one first: its
+    takes, its longest path and its longest update, and what is known of a step with
+    it; by stage, the first one first: its
     first layer, its kind's number, seconds of forward and backward, how late its
     reduction is, the way to the next and back."""
 
@@ -73,6 +75,7 @@ class _Suffixes:
     before_s: Array
     path_s: Array
     update_s: Array
+    known_s: Array
     firsts: Array
     kinds: Array
     forward_s: Array
@@ -107,6 +110,34 @@ class _Suffixes:
         )
 
 
+@dataclass(kw_only=True)
+class _Kept:
+    """The *width* suffixes of which the least is known; none that was put aside takes
+    less than `cut_s`."""
+
+    width: int
+    cut_s: float = inf
+    _several: list[_Suffixes] = field(default_factory=list)
+    _count: int = 0
+
+    def add(self, suffixes: _Suffixes) -> None:
+        self._several.append(suffixes)
+        self._count += len(suffixes)
+        if self._count > 2 * self.width:
+            self._several = [self.least()]
+            self._count = len(self._several[0])
+
+    def least(self) -> _Suffixes:
+        """Those that take least first."""
+        if not self._several:
+            return _Suffixes.of_none().taken(np.arange(0))
+        found = _joined(self._several)
+        order = np.argsort(found.known_s, kind="stable")
+        if len(order) > self.width:
+            self.cut_s = float(found.known_s[order[self.width]])
+        return found.taken(order[: self.width])
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tree:
     """Pipelines of a menu, of `held` stages."""
@@ -136,38 +167,63 @@ class Tree:
         suffixes, found = _Suffixes.of_none(), list[Whole]()
         lower_s = below_s
         for count in range(1, min(self.layers, self.units, stages or self.units) + 1):
-            several = [
-                one
-                for number in range(len(kinds))
-                for one in self._one_more(
-                    suffixes, number, kinds, packings, before[count], below_s
-                )
-            ]
-            if not several:
+            kept = _Kept(width=width)
+            for some in self._longer(suffixes, kinds, packings, before, below_s, kept):
+                ran = self._run(some)
+                done = np.flatnonzero((ran.firsts[:, 0] == 0) & (ran.known_s < below_s))
+                if len(done) and stages in (None, count):
+                    lower_s = min(lower_s, float(ran.known_s[done].min()))
+                    found += _spelled(ran, done, kinds, best)
+                opened = (ran.firsts[:, 0] > 0) & (ran.known_s < below_s)
+                kept.add(ran.taken(np.flatnonzero(opened)))
+            suffixes = kept.least()
+            lower_s = min(lower_s, kept.cut_s)
+            if not len(suffixes):
                 break
-            suffixes = _joined(several)
-            ends = ends_s(
-                suffixes.forward_s,
-                suffixes.backward_s,
-                suffixes.ways_s,
-                self.micro_batches,
-            )
-            whole = suffixes.firsts[:, 0] == 0
-            taken_s = suffixes.before_s + np.maximum(ends[:, 0], suffixes.path_s)
-            taken_s[whole] = (ends + suffixes.late_s)[whole].max(axis=1)
-            taken_s += suffixes.update_s
-            if stages in (None, count):
-                done = np.flatnonzero(whole & (taken_s < below_s))
-                lower_s = min(lower_s, float(np.min(taken_s[done], initial=inf)))
-                found += _spelled(suffixes, taken_s, done, kinds, best)
-            open_rows = np.flatnonzero(~whole & (taken_s < below_s))
-            if len(open_rows) > width:
-                order = open_rows[np.argsort(taken_s[open_rows], kind="stable")]
-                lower_s = min(lower_s, float(taken_s[order[width]]))
-                open_rows = order[:width]
-            suffixes = suffixes.taken(open_rows)
         found.sort(key=lambda one: one.seconds)
         return Grown(best=tuple(found[:best]), lower_s=lower_s)
+
+    def _longer(
+        self,
+        behind: _Suffixes,
+        kinds: Sequence[Kind],
+        packings: Sequence[_Packing],
+        before: Sequence[Prefix],
+        below_s: float,
+        kept: _Kept,
+    ) -> Iterator[_Suffixes]:
+        """All of *behind*, which take longer and longer, with a stage more, some at a
+        time, but for what takes too long for what is *kept*."""
+        several, waiting = list[_Suffixes](), 0
+        for first in range(0, len(behind), GROWN):
+            limit_s = min(below_s, kept.cut_s)
+            if behind.known_s[first] >= limit_s:
+                break
+            some = behind.taken(np.arange(first, min(first + GROWN, len(behind))))
+            for number in range(len(kinds)):
+                for one in self._one_more(
+                    some, number, kinds, packings, before[behind.stages + 1], limit_s
+                ):
+                    several.append(one)
+                    waiting += len(one)
+            if waiting >= AT_ONCE:
+                yield _joined(several)
+                several, waiting = [], 0
+        if waiting:
+            yield _joined(several)
+
+    def _run(self, suffixes: _Suffixes) -> _Suffixes:
+        """*suffixes* with what is known of them once they are run."""
+        ends = ends_s(
+            suffixes.forward_s,
+            suffixes.backward_s,
+            suffixes.ways_s,
+            self.micro_batches,
+        )
+        whole = suffixes.firsts[:, 0] == 0
+        known_s = suffixes.before_s + np.maximum(ends[:, 0], suffixes.path_s)
+        known_s[whole] = (ends + suffixes.late_s)[whole].max(axis=1)
+        return replace(suffixes, known_s=known_s + suffixes.update_s)
 
     def _one_more(
         self,
@@ -216,6 +272,7 @@ class Tree:
                 packed=packing.after[way[row]],
                 before_s=least_s[row, start],
                 path_s=rest.path_s,
+                known_s=rest.known_s,
                 update_s=np.maximum(one.update_s[start, last[row]], rest.update_s),
                 firsts=_put(start, rest.firsts),
                 kinds=_put(np.full(len(row), number), rest.kinds),
@@ -229,8 +286,9 @@ class Tree:
                 begins = grown.devices == kind.most
                 turn_s = before.last_s[start, self.units - grown.devices]
                 path_s[begins] = self._turned_s(grown, path_s, turn_s)[begins]
-            fits = grown.before_s + path_s + grown.update_s < below_s
-            yield replace(grown, path_s=path_s).taken(np.flatnonzero(fits))
+            known_s = grown.before_s + path_s + grown.update_s
+            fits = np.flatnonzero(known_s < below_s)
+            yield replace(grown, path_s=path_s, known_s=known_s).taken(fits)
 
     def _path_s(self, suffixes: _Suffixes) -> Array:
         """The longest path, where `path_s` is that behind the first stage."""
@@ -306,16 +364,12 @@ def _joined(several: Sequence[_Suffixes]) -> _Suffixes:
 
 
 def _spelled(
-    suffixes: _Suffixes,
-    taken_s: Array,
-    done: Array,
-    kinds: Sequence[Kind],
-    best: int,
+    suffixes: _Suffixes, done: Array, kinds: Sequence[Kind], best: int
 ) -> Iterator[Whole]:
     """The *best* of those that are *done*."""
-    for row in done[np.argsort(taken_s[done], kind="stable")][:best]:
+    for row in done[np.argsort(suffixes.known_s[done], kind="stable")][:best]:
         yield Whole(
             firsts=tuple(suffixes.firsts[row].tolist()),
             kinds=tuple(kinds[number] for number in suffixes.kinds[row]),
-            seconds=float(taken_s[row]),
+            seconds=float(suffixes.known_s[row]),
         )
