@@ -19,7 +19,7 @@ from costmodel.uniform import Uniform
 from planner.as_if_alike import over_islands
 from planner.branch_and_bound import BranchAndBound
 from planner.lean_stages import Cuts
-from planner.problem import Candidate, Problem, Staged
+from planner.problem import Candidate, Objective, Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
 from planner.stage_groups import group_size
@@ -83,7 +83,8 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     require_possible(problem)
     clock = Clock(limits=limits)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
-    alike = [*_alike(problem, limits), *_very_deep(problem)]
+    deep = _very_deep(problem)
+    alike = [*_alike(problem, limits), *deep]
     best = min(alike, key=problem.value, default=None)
     value = inf if best is None else problem.value(best)
     found = stages_of_any(problem, alone, value, clock, alone=best is None)
@@ -94,6 +95,10 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
         best = found.candidates[0]
         value = problem.value(best)
         proven = found.complete and found.lower >= value * (1 - EXACT)
+    lower, lower_s = found.lower, found.lower_s
+    if any(one is best for one in deep):  # cut where groups of layers are not
+        lower_s = min(lower_s, found.any_cut_s)
+        lower = min(lower, _least_value(problem, lower_s))
     status = Status.OPTIMAL if proven else Status.FEASIBLE
     left_out = found.partitions - found.simulated
     others = sorted((*alike, *found.candidates), key=problem.value)
@@ -102,8 +107,8 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
         status=Status.INFEASIBLE if best is None else status,
         best=best,
         value=value,
-        lower=min(found.lower, value),
-        lower_step_time_s=found.lower_s,
+        lower=min(lower, value),
+        lower_step_time_s=lower_s,
         complete=found.complete,
         counters=Counters(
             considered=found.partitions, simulated=found.simulated, by_value=left_out
@@ -131,6 +136,13 @@ def _very_deep(problem: Problem) -> list[Candidate]:
     deep = is_unlike(problem) and group_size(problem.job.graph.body) > 1
     found = any_fits(problem) if deep else None
     return [found] if found else []
+
+
+def _least_value(problem: Problem, step_s: float) -> float:
+    """What a step that takes no less is worth; 0 where memory is: nothing is known."""
+    if problem.objective is Objective.MEMORY:
+        return 0.0
+    return step_s * float(problem.value_of(1.0, 1.0))
 
 
 def _distinct(

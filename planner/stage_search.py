@@ -45,7 +45,7 @@ WIDE: Final = 200_000  # to prove that there is none better
 class Found:
     """Candidates that fit, the best first; how many partitions were weighed and
     simulated, what none goes below (the value and the seconds), and whether all was
-    looked at."""
+    looked at; seconds that none takes less than whose cuts lie between any layers."""
 
     candidates: tuple[Staged, ...]
     partitions: int
@@ -53,6 +53,7 @@ class Found:
     lower: float
     lower_s: float
     complete: bool
+    any_cut_s: float
 
 
 def stages_of_any(
@@ -68,16 +69,19 @@ def stages_of_any(
     if problem.objective is Objective.MEMORY:
         return _leanest_of_any(problem, beside, value, clock)
     hunt = _Hunt(problem=problem, beside=beside, value=value, clock=clock)
-    every, all_priced = hunt.priced(alone)
-    left, opened = deque(every), list[tuple[float, Menu]]()
+    left, all_priced = hunt.priced(alone)
+    any_cut_s = min((menu.lower_s for menu in left), default=inf)
+    if not all_priced:
+        any_cut_s = root_bound_s(problem)  # all that is known of the others
+    opened = list[tuple[float, Menu]]()
     while left and not clock.over:
-        menu = left.popleft()
+        menu = left.popleft()  # with its tables, which go when it is done
         if hunt.may_beat(menu):
             opened.append((hunt.open(menu), replace(menu)))  # keeps no tables
     hunt.climb()
     lower_s = hunt.lower_s(left, hunt.proven_s(opened))
     if not all_priced:
-        lower_s = min(lower_s, root_bound_s(problem))  # all that is known of the others
+        lower_s = min(lower_s, any_cut_s)
     return Found(
         candidates=tuple(sorted(hunt.found.values(), key=problem.value)),
         partitions=hunt.tried,
@@ -85,6 +89,7 @@ def stages_of_any(
         lower=lower_s * hunt.unit,
         lower_s=lower_s,
         complete=all_priced and not left and not clock.over,
+        any_cut_s=any_cut_s,
     )
 
 
@@ -111,7 +116,7 @@ class _Hunt:
     def value_s(self) -> float:
         return self.value / self.unit
 
-    def priced(self, alone: bool) -> tuple[list[Menu], bool]:
+    def priced(self, alone: bool) -> tuple[deque[Menu], bool]:
         """The menus that have options, by their bounds; and whether all are there: time
         may end it, but where stages are *alone*, only once some are found that fit."""
         found, tried, complete = list[Menu](), set[int](), True
@@ -127,7 +132,7 @@ class _Hunt:
             if self.clock.share >= PRICING and (self.value < inf or not alone):
                 complete = False
                 break
-        return sorted(found, key=lambda menu: menu.lower_s), complete
+        return deque(sorted(found, key=lambda menu: menu.lower_s)), complete
 
     def seed(self, menu: Menu) -> None:
         """Judge partitions of *menu* until one fits, however late it is."""
@@ -203,7 +208,9 @@ class _Hunt:
                 # Below what another may take nothing more is told of this one.
                 parts, known_s = menu.grown(min(lower_s, self.value_s), WIDE)
                 self.judge_all(menu, parts)
-            lower_s = min(lower_s, max(known_s, self.lower_s([menu], self.value_s)))
+            if known_s < min(lower_s, self.value_s):
+                bound_s = self.lower_s([menu], self.value_s)
+                lower_s = min(lower_s, max(known_s, bound_s))
         return min(lower_s, self.value_s)
 
     def lower_s(self, every: Iterable[Menu], best_s: float) -> float:
@@ -224,6 +231,7 @@ def _leanest_of_any(
     """The same where memory is the objective: of each menu the leanest partition."""
     found: dict[Layout, Staged] = {}
     every = promising(problem)
+    any_cut_s = min((menu.lower_s for menu in every), default=inf)
     lean = [(menu, _leanest(problem, menu)) for menu in every]
     simulated, complete = 0, True
     for menu, one in sorted(lean, key=lambda pair: pair[1].peak_bytes):
@@ -242,8 +250,9 @@ def _leanest_of_any(
         partitions=sum(one.partition is not None for _, one in lean),
         simulated=simulated,
         lower=min((one.peak_bytes for _, one in lean), default=value),
-        lower_s=min((menu.lower_s for menu in every), default=inf),
+        lower_s=any_cut_s,
         complete=complete,
+        any_cut_s=any_cut_s,
     )
 
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from costmodel.pins import Pins
 from planner import stage_groups
 from planner.branch_and_bound import BranchAndBound
 from planner.check import check
+from planner.largest import fits_somehow, last_true
 from planner.plan import solve
+from planner.problem import Problem
 from planner.search import Limits
+from planner.solution import Status
 from planner.stage_groups import grouped_option, grouped_passes
 from planner.stage_menu import menus
+from profiles.models.spec import DecoderSpec
 from tests.islands import asked, joined
 
 
@@ -45,3 +52,22 @@ def test_very_many_layers_are_cut_in_groups(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(
         menu.passes[0].forward_s.size <= 4 for menu in menus(one) if menu.options
     )
+
+
+def test_the_bound_speaks_of_all_cuts_where_groups_do_not_fit() -> None:
+    """What fits by cuts between any layers alone is not called the best of them."""
+    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-2.7b", 8)
+    job, pins = posed.job, Pins(micro_batches=8)
+    assert isinstance(job.spec, DecoderSpec)
+
+    def of(layers: int) -> Problem:
+        spec = replace(job.spec, layers=layers)
+        return replace(posed, job=replace(job, spec=spec), pins=pins)
+
+    most = last_true(lambda layers: fits_somehow(of(layers)), 500, 1000)
+    found = solve(of(most), BranchAndBound(), Limits())
+    check(of(most), found)
+    assert found.best is not None
+    assert found.status is Status.FEASIBLE
+    assert found.counters.simulated == 0, "no groups fit"
+    assert 0 < found.lower < found.value

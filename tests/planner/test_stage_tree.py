@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from planner import stage_tree
 from planner.stage_layers import Option
 from planner.stage_partition import Part
 from planner.stage_passes import Passes
@@ -72,6 +73,7 @@ def tree_of(
     m=st.integers(1, 6),
     room=st.sampled_from([inf, 12.0, 20.0]),
     width=st.sampled_from([1, 3, 10_000]),
+    at_a_time=st.sampled_from([1, 1_024]),
 )
 def test_nothing_is_below_and_the_best_is_found(
     menu: tuple[list[Option], int],
@@ -79,6 +81,7 @@ def test_nothing_is_below_and_the_best_is_found(
     m: int,
     room: float,
     width: int,
+    at_a_time: int,
 ) -> None:
     options, devices = menu
     passes = [
@@ -91,7 +94,10 @@ def test_nothing_is_below_and_the_best_is_found(
     cuts = everything(options, 0, devices)
     legal = [parts for parts in cuts if at_home(options, parts, devices)]
     least = min((run_s(parts, options, passes, m) for parts in legal), default=inf)
-    found = tree.grown(1000.0, width=width)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage_tree, "GROWN", at_a_time)
+        patch.setattr(stage_tree, "AT_ONCE", at_a_time)
+        found = tree.grown(1000.0, width=width)
     assert found.lower_s <= min(least, 1000.0) * (1 + 1e-9)
     if not found.best:
         assert width < 10_000 or least >= 1000.0
