@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ from costmodel.offload import parse_offload
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform, spell_out
 from planner.stage_alike import joined, like, shortened
+from planner.stage_layers import Option
 from planner.stage_options import priced_at
+from planner.stage_passes import Passes
 from planner.stage_places import orders
 from tests.planner.test_largest import asked as asking_of
 from tests.problems import problem
@@ -44,9 +46,13 @@ def test_they_cost_what_those_do(name: str, away: str | None) -> None:
     found = priced_at(short, 8, place, alike)
     assert len(found) == len(whole) > 0
     for (_, one, its, _), (_, other, those, _) in zip(found, whole, strict=True):
-        for mine, known in ((one, other), (its, those)):
-            for field in type(mine).__dataclass_fields__:
-                assert np.array_equal(getattr(mine, field), getattr(known, field))
+        pairs: list[tuple[Option | Passes, Option | Passes]]
+        pairs = [(one, other), (its, those)]
+        for mine, known in pairs:
+            for field in fields(mine):
+                assert np.array_equal(
+                    getattr(mine, field.name), getattr(known, field.name)
+                )
 
 
 @pytest.mark.parametrize("name", MODELS)
