@@ -80,39 +80,76 @@ def _watched_cpu(device: torch.device) -> Iterator[Peak]:
     yield peak
     with quiet():
         profiler.stop()
-    peak.allocated = before + _most_alive(profiler)
+    peak.allocated = before + most_alive(_changes(profiler))
     peak.reserved = peak.device = peak.allocated
 
 
-def _most_alive(profiler: torch.profiler.profile) -> int:
-    """The most bytes alive at once of what was taken while the profiler ran.
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A block taken or, where *size* is negative, freed."""
 
-    By address: a block that gloo's threads free goes unseen, until its place is taken.
+    at_ns: int
+    pointer: int
+    size: int
+    until_ns: int | None = None  # end of the collective that took it for itself
+
+
+def most_alive(changes: Iterable[Change]) -> int:
+    """The most bytes alive at once of what *changes* took, in the order of time.
+
+    The profiler does not see what gloo's threads free: a collective's own blocks, where
+    they let go of those last. Such a block went with its collective, which is waited
+    for; any other one whose free went unseen, when its place was taken.
     """
-    assert profiler.profiler is not None
-    results = profiler.profiler.kineto_results
-    assert results is not None
+    ordered = sorted(changes, key=lambda one: one.at_ns)
+    ordered = sorted([*ordered, *_unseen(ordered)], key=lambda one: one.at_ns)
     alive: dict[int, int] = {}
     total = most = 0
-    for pointer, size in _allocations(results.experimental_event_tree()):
-        total += max(size, 0) - alive.pop(pointer, 0)
-        if size > 0:
-            alive[pointer] = size
+    for one in ordered:
+        total += max(one.size, 0) - alive.pop(one.pointer, 0)
+        if one.size > 0:
+            alive[one.pointer] = one.size
         most = max(most, total)
     return most
 
 
-def _allocations(roots: Iterable[Any]) -> list[tuple[int, int]]:
-    """(address, bytes; negative where freed), in the order of time."""
-    found, waiting = [], list(roots)
+def _unseen(changes: Iterable[Change]) -> list[Change]:
+    """The frees, unseen, of what collectives took for themselves."""
+    found: list[Change] = []
+    held: dict[int, Change] = {}
+    for one in changes:
+        before = held.pop(one.pointer, None)
+        if one.size > 0:
+            held[one.pointer] = one
+            if before is not None:
+                found.append(before)
+    return [
+        Change(one.until_ns, one.pointer, -one.size)
+        for one in (*found, *held.values())
+        if one.until_ns is not None
+    ]
+
+
+def _changes(profiler: torch.profiler.profile) -> list[Change]:
+    """Every block that was taken or freed while *profiler* ran."""
+    assert profiler.profiler is not None
+    results = profiler.profiler.kineto_results
+    assert results is not None
+    found: list[Change] = []
+    waiting: list[tuple[Any, int | None]] = [
+        (event, None) for event in results.experimental_event_tree()
+    ]
     while waiting:
-        event = waiting.pop()
-        waiting += event.children
+        event, until_ns = waiting.pop()
+        if event.name.startswith("c10d::"):
+            until_ns = event.end_time_ns
+        waiting += [(child, until_ns) for child in event.children]
         fields = event.extra_fields
         if type(fields).__name__ == "_ExtraFields_Allocation":
-            found.append((event.start_time_ns, fields.ptr, fields.alloc_size))
-    found.sort(key=lambda one: one[0])
-    return [(pointer, size) for _, pointer, size in found]
+            found.append(
+                Change(event.start_time_ns, fields.ptr, fields.alloc_size, until_ns)
+            )
+    return found
 
 
 @contextmanager

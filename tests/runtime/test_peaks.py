@@ -13,42 +13,70 @@ from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.job import Job
 from profiles.models.catalog import model
-from runtime.memory import watched
+from runtime.memory import Change, most_alive, watched
 from tests.runtime.ranks import on_ranks
 from tests.small_layouts import FSDP, ZERO1, ZERO2
 
 CPU = torch.device("cpu")
 NEAR = 0.07
-BATCH = 4
 STEPS = 4  # the least counts: blocks that gloo's threads free can go unseen
 WHOLE = {
     f"{name} {recompute}": replace(choice, micro_batch=2, recompute=recompute)
     for name, choice in (("zero 1", ZERO1), ("zero 2", ZERO2), ("zero 3", FSDP))
     for recompute in ("none", "full", "sqrt")
 }
+IN_PARTS = {  # 4 micro-batches
+    f"{name} {recompute}, in parts": replace(choice, micro_batch=1, recompute=recompute)
+    for name, choice in (("zero 2", ZERO2), ("zero 3", FSDP))
+    for recompute in ("none", "full")
+}
 
 
 @pytest.mark.slow
 def test_peaks_of_one_micro_batch_are_priced() -> None:
     """Gradients come as weights go; 5.2 % were seen at the most."""
-    ranks = on_ranks(2, peaks, list(WHOLE))
-    for name, choice in WHOLE.items():
-        priced = estimate(job(), cluster("cpu"), layout(choice)).peak_allocated_bytes
+    hold_to_price(WHOLE, batch=4)
+
+
+@pytest.mark.slow
+def test_peaks_of_several_micro_batches_are_priced() -> None:
+    """Gradients stay beside all else, and no buffer until the next backward."""
+    hold_to_price(IN_PARTS, batch=8)
+
+
+def test_a_block_that_gloo_freed_unseen_went_with_its_collective() -> None:
+    """Of 8 bytes in each of two collectives; else both would be alive at once."""
+    taken = [Change(10, 1, 8, 15), Change(20, 2, 8, 25), Change(30, 3, 4)]
+    assert most_alive(taken) == 8
+    assert most_alive([*taken, Change(22, 1, -8)]) == 16  # seen, later
+
+
+def test_a_block_of_no_collective_stays_until_its_place_is_taken() -> None:
+    taken = [Change(10, 1, 8), Change(20, 2, 4), Change(30, 1, 2)]
+    assert most_alive(taken) == 12
+    assert most_alive(reversed(taken)) == 12
+    assert most_alive([*taken, Change(40, 3, 7)]) == 13
+
+
+def hold_to_price(choices: dict[str, Uniform], batch: int) -> None:
+    ranks = on_ranks(2, peaks, list(choices), batch)
+    for name, choice in choices.items():
+        asked = layout(choice, batch)
+        priced = estimate(job(batch), cluster("cpu"), asked).peak_allocated_bytes
         seen = max(rank[name] for rank in ranks)
         assert priced == pytest.approx(seen, rel=NEAR), name
 
 
-def job() -> Job:
-    return Job(
-        model="gpt-tiny", spec=model("gpt-tiny").spec, seq_len=256, global_batch=BATCH
-    )
+def job(batch: int) -> Job:
+    spec = model("gpt-tiny").spec
+    return Job(model="gpt-tiny", spec=spec, seq_len=256, global_batch=batch)
 
 
-def layout(choice: Uniform) -> Layout:
-    return spell_out(choice, job().graph, BATCH)
+def layout(choice: Uniform, batch: int) -> Layout:
+    return spell_out(choice, job(batch).graph, batch)
 
 
-def peaks(rank: int, names: list[str]) -> dict[str, int]:
+def peaks(rank: int, names: list[str], batch: int) -> dict[str, int]:
     from runtime.data.source import source
     from runtime.optimizer import Settings
     from runtime.trainer import Trainer
@@ -56,8 +84,8 @@ def peaks(rank: int, names: list[str]) -> dict[str, int]:
     found = {}
     for name in names:
         trainer = Trainer(
-            job(),
-            layout(WHOLE[name]),
+            job(batch),
+            layout({**WHOLE, **IN_PARTS}[name], batch),
             source("synthetic", vocab=512, seq_len=256, seed=1),
             settings=Settings(),
             seed=0,
