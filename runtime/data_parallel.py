@@ -178,7 +178,9 @@ class Sharded:
             parameter.grad = None
 
     def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
-        self._root.set_is_last_backward(last)
+        # Else it keeps the buffer that the last unit's gradients were sent from until
+        # the next backward sends some: through the whole of the next forward.
+        self._root.set_is_last_backward(last or self.zero >= 2)
         self._root.set_requires_gradient_sync(last or self.zero >= 2)
         self._root.set_requires_all_reduce(last)
         self._root.set_reshard_after_backward(last or self.zero == 3)
