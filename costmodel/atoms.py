@@ -93,7 +93,8 @@ def block_prices(
     prices = priced(machine)
     if not machine.knows_gaps:
         return prices
-    return priced(machine.sending(apart_s(block, degrees, precision, prices)))
+    apart = apart_s(block, degrees, precision, prices)
+    return priced(machine.sending(apart)) if np.isfinite(apart).any() else prices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -219,6 +219,11 @@ class Machine:
         whole: Sourced = found * pieces
         return whole.or_else(roofline)
 
+    def once_a_step(self, found: Sourced) -> Sourced:
+        """A collective *found* at a step's end: fitted rates are those beside
+        compute, samples are as they are."""
+        return found.unless_sampled(self.software.reduction)
+
     def collective_s(
         self, kind: str, size_bytes: Array, *, ranks: Array, near: Array
     ) -> Array:

@@ -79,8 +79,8 @@ class Software:
     beside it takes longer; `exposed_tensor` the share of tensor-parallel collectives
     that nothing hides, where `overlap` has `tp`; with `cuts_products` each hides behind
     the product beside it instead, as far as that goes (`operator_price`); `reduction`
-    multiplies the seconds of a step's gradient reduction, for copies, casts and
-    divisions around it; `sharpness` and `host_wait`
+    multiplies the seconds of a step's gradient reduction by fitted links, for copies,
+    casts and divisions around it; `sharpness` and `host_wait`
     say how device and host time make one; `step_s` what a step takes beside the model
     (data, logging).
     `tf32`: products of fp32 training run in TF32, where the device has it.

@@ -60,6 +60,11 @@ class Sourced:
         """The same, but not known (NaN) where *condition* does not hold."""
         return replace(self, seconds=np.where(condition, self.seconds, np.nan))
 
+    def unless_sampled(self, factor: Any) -> Sourced:
+        """What neither was measured nor follows from samples so many times."""
+        sampled_s = plus(self.measured_s, self.fitted_s)
+        return replace(self, seconds=sampled_s + (self.seconds - sampled_s) * factor)
+
     def behind(self, hidden_s: Any) -> Sourced:
         """What is left of these seconds after the first *hidden_s* of them."""
         left = np.maximum(self.seconds - hidden_s, 0.0)

@@ -137,7 +137,7 @@ def stage_price(
         beside = unit_work(experts, apart, precision, machine, units=layers)
         own = own + beside.where(held)
     accumulate_s = accumulate_s + own.backward.seconds
-    reduce_s = sync.step_reduce.seconds * machine.software.reduction
+    reduce_s = machine.once_a_step(sync.step_reduce).seconds
     backward_compute = total.recompute_s + total.backward_s + accumulate_s
     forward_exposed = exposed_s(
         sync.forward_gather.seconds,
@@ -202,7 +202,7 @@ def stage_price(
         brought_s = there_and_back_s(summed_away, parallel, offload, machine)
         step_s, step_copies_s = step_s + brought_s, step_copies_s + brought_s
     step_s = step_s + own.step.seconds
-    gather_s = sync.step_gather.seconds * machine.software.reduction
+    gather_s = machine.once_a_step(sync.step_gather).seconds
     if "param" in overlap:  # behind the next step's first forward
         gather_s = exposed_s(
             sync.step_gather.seconds,
@@ -211,7 +211,7 @@ def stage_price(
             overlapped=True,
             contention=machine.software.contention,
         )
-    gather_s = gather_s + sync.step_sum.seconds * machine.software.reduction
+    gather_s = gather_s + machine.once_a_step(sync.step_sum).seconds
     if np.any(total.summands):  # once gradients are reduced: nothing hides it
         gather_s = gather_s + summed_s(total.summands, parallel, precision, machine)
     sent = _reduced(sync.backward_reduce, sync.backward_gather)

@@ -74,7 +74,7 @@ def tied_sync(
         near=np.where(inside, two, 1),
         shares=shares(stride, on.island),
     )
-    return taken * on.software.reduction
+    return on.once_a_step(taken)
 
 
 def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:

@@ -30,9 +30,8 @@ from planner.stage_search import JUDGED, TOLERANCE, simulate, stages_of_any
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
 SHARE: Final = 0.3  # of the time, for alike stages over islands
-ALIKE: Final = (
-    100  # of them simulated: nothing is proven, and bounds of slow links are loose
-)
+# Simulations of them: nothing is proven by more, and bounds of slow links are loose.
+ALIKE: Final = 100
 ISLANDS: Final = "islands"  # the search over them
 ALONE: Final = "any-stage"  # that of one island where none are alike
 

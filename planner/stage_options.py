@@ -214,7 +214,7 @@ def _gradient_rates(
     added = accumulated(many, parallel, number, on)
     found = exchanges(many, parallel, number, on, offload=layout.offload)
     reduce_s, gather_s = (
-        float(each.seconds) * on.software.reduction
+        float(on.once_a_step(each).seconds)
         for each in (found.step_reduce, found.step_gather)
     )
     return float(added.seconds) / MANY, reduce_s / MANY, gather_s / MANY

@@ -11,6 +11,11 @@ from profiles.measure.arena import Arena
 from profiles.measure.clock import Clock
 from profiles.measure.tasks import FORWARD
 from profiles.measure.tensors import Tensor
+from profiles.units import MS
+
+# Code, its tables and the engine that no cache holds cost some 0.1 ms: in training the
+# layers before have brought them. What takes longer than this does not notice.
+BRIEF_S = 10 * MS
 
 Operands = Sequence[Any]
 Function = Callable[..., Any]
@@ -36,7 +41,8 @@ class Layer(Kernel):
     *passes* names the backward passes and which operands each makes gradients for.
     All calls go through the autograd engine together, as the operators of a model do,
     so that its fixed cost is shared among them. Before each pass the caches forget
-    all but what training has just made: the first operand, or the gradient.
+    all but what training has just made: the first operand, or the gradient. One call on
+    operands of its own then brings the code back, if a call is brief.
     """
 
     def __init__(
@@ -54,15 +60,19 @@ class Layer(Kernel):
         self.activations, self.within = activations, within
         self.passes, self.gradient = passes, gradient
         self.arena, self.cache_bytes = arena, cache_bytes
+        self.brief = True
 
     def visit(self, clock: Clock, calls: int) -> Seconds:
         with self.within():
-            return self._visited(clock, calls)
+            seconds = self._visited(clock, calls)
+        self.brief = max(seconds.values()) < BRIEF_S
+        return seconds
 
     def _visited(self, clock: Clock, calls: int) -> Seconds:
+        rehearsed = [self.operands() for _ in range(self.brief)]
         sets = [self.operands() for _ in range(calls)]
         self._forget([one[0] for one in sets])
-        made: list[Tensor] = []
+        early, made = self._forward(rehearsed), list[Tensor]()
         seconds = {FORWARD: clock.timed(lambda: made.extend(self._forward(sets)))}
         if not self.passes:
             return {FORWARD: seconds[FORWARD] / calls}
@@ -70,8 +80,12 @@ class Layer(Kernel):
         self._forget(gradients)
         last = len(self.passes) - 1
         for place, (direction, wanted) in enumerate(self.passes.items()):
+            keep = place < last
+            if early:
+                first = gradients[: len(early)]
+                self._backward(rehearsed, early, first, wanted, keep)
             seconds[direction] = clock.timed(
-                lambda wanted=wanted, keep=place < last: self._backward(  # type: ignore[misc]
+                lambda wanted=wanted, keep=keep: self._backward(  # type: ignore[misc]
                     sets, made, gradients, wanted, keep
                 )
             )
@@ -83,7 +97,7 @@ class Layer(Kernel):
 
     def _forward(self, sets: Sequence[Operands]) -> list[Tensor]:
         made = [self.function(*operands) for operands in sets]
-        if isinstance(made[0], tuple):
+        if made and isinstance(made[0], tuple):
             return [part for whole in made for part in whole]
         return made
 

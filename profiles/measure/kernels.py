@@ -33,7 +33,7 @@ DTYPES = {
 
 
 class Kernels:
-    """Makes kernels on one device; each dtype has its own arena."""
+    """Makes kernels on one device; each dtype has its own arena, and a blank one."""
 
     def __init__(self, device: str, arena_bytes: float, cache_bytes: float) -> None:
         import torch
@@ -41,17 +41,17 @@ class Kernels:
         self.device = torch.device(device)
         self.arena_bytes, self.cache_bytes = arena_bytes, cache_bytes
         self.functions = functions()
-        self._arenas: dict[str, Arena] = {}
+        self._arenas: dict[tuple[str, bool], Arena] = {}
 
-    def arena(self, precision: str = "fp32") -> Arena:
+    def arena(self, precision: str = "fp32", *, blank: bool = False) -> Arena:
         import torch
 
         name = DTYPES[precision]
-        if name not in self._arenas:
+        if (name, blank) not in self._arenas:
             dtype: DType = getattr(torch, name)
             size = int(self.arena_bytes // dtype.itemsize)
-            self._arenas[name] = Arena(size, dtype, self.device)
-        return self._arenas[name]
+            self._arenas[name, blank] = Arena(size, dtype, self.device, blank=blank)
+        return self._arenas[name, blank]
 
     def kernel(self, operation: Operation) -> Kernel:
         """The kernel of *operation*, whichever of its passes that is.
@@ -93,7 +93,8 @@ class Kernels:
 
     def _joined(self, operation: Operation) -> Kernel:
         """A residual hands its gradient on twice, and two gradients become one."""
-        deal, shape = self.arena(operation.precision).deal, operation.shape
+        deal = self.arena(operation.precision, blank=True).deal
+        shape = operation.shape
         return Plain(
             lambda one, other: one.add_(other),
             lambda: (deal(*shape), deal(*shape)),

@@ -98,12 +98,12 @@ def _subjects(
         yield Operated(operations, kernels)
     groups = Groups(request, group.rank)
     smaller: Exchanged | None = None
-    arena = kernels.arena()
+    arena, sent = kernels.arena(), kernels.arena(blank=True)
     soon, late = (between(arena, side, turns) for side in (SHORT, LONG))
     for exchange in request.exchanges:
         smaller = Exchanged(
             exchange,
-            groups.call(exchange, arena),
+            groups.call(exchange, sent),
             soon if exchange.how in (SOON, BESIDE) else late,
             beside=soon if exchange.how == BESIDE else None,
             smaller=smaller if _goes_on(smaller, exchange) else None,

@@ -242,6 +242,19 @@ def test_groups_that_talk_at_once_are_those_that_are_there() -> None:
         assert float(found) == pytest.approx(seconds)
 
 
+def test_a_steps_reduction_is_as_long_as_it_was_measured() -> None:
+    """Fitted links are faster at a step's end than beside compute; samples are not."""
+    four = np.asarray(4)
+    where = exchanges({collective_key("all_reduce", 4, 2**20): 1e-3})
+    sizes = np.array([2.0**20, 2.0**22])
+    found = where.collective("all_reduce", sizes, ranks=four, near=four)
+    assert where.once_a_step(found).seconds == pytest.approx(found.seconds)
+    other = where.collective("all_gather", sizes, ranks=four, near=four)
+    faster = where.software.reduction
+    assert faster < 1
+    assert where.once_a_step(other).seconds == pytest.approx(faster * other.seconds)
+
+
 def test_a_message_in_pieces() -> None:
     where = exchanges(
         {collective_key("all_gather", 4, 2**power): 1e-3 for power in (18, 20)}

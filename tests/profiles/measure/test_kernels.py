@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,48 @@ def test_operands_are_dealt_cold(kernels: Kernels) -> None:
     assert isinstance(kernel, Layer)
     places = [one.data_ptr() for _ in range(16) for one in kernel.operands()]
     assert len(set(places)) == len(places)
+
+
+def test_what_is_timed_leaves_the_numbers_as_they_are(
+    kernels: Kernels, clock: Clock
+) -> None:
+    """Times of some operators hang on them."""
+    before = kernels.arena().block.clone()
+    for operation in operations(
+        job(GPT), parts=(1,), precisions=("fp32",), most_tokens=64
+    ):
+        kernels.kernel(operation).visit(clock, 2)
+    assert kernels.arena().block.equal(before)
+    assert not kernels.arena(blank=True).block.any()
+
+
+class Slow(Clock):
+    """All that is timed took a second."""
+
+    def timed(self, work: Callable[[], object]) -> float:
+        work()
+        return 1.0
+
+
+def test_a_brief_call_is_rehearsed_on_operands_of_its_own(
+    kernels: Kernels, clock: Clock
+) -> None:
+    kernel = kernels.kernel(Operation(kind="gelu", direction=FORWARD, shape=(32, 16)))
+    assert isinstance(kernel, Layer)
+    function, given = kernel.function, list[int]()
+
+    def seen(one: Any) -> Any:
+        given.append(one.data_ptr())
+        return function(one)
+
+    kernel.function = seen
+    kernel.visit(clock, 2)
+    assert len(set(given)) == len(given) == 3
+    slow = Slow(Alone(), "cpu", own=True, budget_s=60.0)
+    kernel.visit(slow, 2)  # which only then is known to be long
+    given.clear()
+    kernel.visit(slow, 2)
+    assert len(given) == 2
 
 
 def test_attention_of_packed_and_of_separate_tensors_agree() -> None:
