@@ -58,10 +58,11 @@ def test_the_bound_speaks_of_all_cuts_where_groups_do_not_fit() -> None:
     """What fits by cuts between any layers alone is not called the best of them."""
     posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-2.7b", 8)
     job, pins = posed.job, Pins(micro_batches=8)
-    assert isinstance(job.spec, DecoderSpec)
+    whole = job.spec
+    assert isinstance(whole, DecoderSpec)
 
     def of(layers: int) -> Problem:
-        spec = replace(job.spec, layers=layers)
+        spec = replace(whole, layers=layers)
         return replace(posed, job=replace(job, spec=spec), pins=pins)
 
     most = last_true(lambda layers: fits_somehow(of(layers)), 500, 1000)
