@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from costmodel.__main__ import main as simulate
 from costmodel.layout import Layout
-from costmodel.offload import Offload
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.chain import chain_of, cut, shapes, without_storage
-from runtime.own_layout import require_carried_out
 from runtime.parallelize import _redone, require_ranks
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
@@ -313,41 +311,6 @@ def test_the_script_of_the_page_trains(run: Run, root: Path, tmp_path: Path) -> 
 PP2 = replace(FP32, pp=2, micro_batch=2)
 
 
-@pytest.mark.parametrize(
-    ("choice", "reason"),
-    [
-        (replace(FP32, cp=2), "cp 2 changes what a module computes"),
-        (replace(FP32, tp=2, sequence_parallel=True), "--no-sequence-parallel"),
-        (replace(FP32, precision="fp8"), "plan with --precision bf16"),
-        (replace(PP2, precision="amp-fp16"), "scales the loss.*plan with a bf16"),
-        (replace(PP2, schedule="zb-h1"), "choose gpipe, 1f1b, interleaved"),
-        (replace(FP32, recompute="selective"), r"otherwise \(selective\)"),
-        (replace(FP32, recompute="cheap-ops"), r"otherwise \(by name\)"),
-        (replace(FP32, recompute="sqrt"), "choose recompute none or full"),
-        (
-            replace(FP32, offload=Offload(activations=0.5)),
-            r"otherwise \(offloaded\).*without --offload activations",
-        ),
-        (replace(FP32, zero=3, offload=Offload(parameters=True)), "add optimizer to"),
-        (replace(FP32, dp=2, zero=0, offload=STATES), "choose zero 3"),
-        (
-            replace(FP32, precision="bf16", gradient_format="bf16"),
-            "gradients in bf16: .* leave --grad-dtype out",
-        ),
-    ],
-)
-def test_what_needs_execute_is_refused(choice: Uniform, reason: str) -> None:
-    with pytest.raises(Unsupported, match=reason) as raised:
-        require_carried_out(layout(choice))
-    assert raised.value.exit_code == 2
-
-
-def test_every_reason_is_said_at_once() -> None:
-    asked = replace(FP32, cp=2, recompute="selective")
-    with pytest.raises(Unsupported, match=r"cp 2 .*; layers that are treated"):
-        require_carried_out(layout(asked))
-
-
 def test_layers_made_again_are_told_by_their_number() -> None:
     units, again = Plain().units, [True, True, False, False]
     wanted = units[1:3]
@@ -387,34 +350,3 @@ def test_a_module_that_is_no_known_chain_is_refused() -> None:
     with pytest.raises(Unsupported, match="tied"):
         chain_of(module, module.units)
     assert len(chain_of(nn.Sequential(*Plain().units), None)) == 6
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_hugging_face_models_are_chains(family: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    if family == "gpt2":
-        config = transformers.GPT2Config(
-            n_layer=2, n_embd=32, n_head=2, vocab_size=64, tie_word_embeddings=False
-        )
-        model = transformers.GPT2LMHeadModel(config)
-    else:
-        config = transformers.LlamaConfig(
-            num_hidden_layers=2,
-            hidden_size=32,
-            intermediate_size=48,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            vocab_size=64,
-        )
-        model = transformers.LlamaForCausalLM(config)
-    model.eval()
-    tokens = torch.randint(64, (2, 12))
-    stream = tokens
-    units = chain_of(model, None)
-    for unit in units:
-        stream = unit(stream)
-    assert len(units) == 4
-    torch.testing.assert_close(stream, model(tokens).logits)
-    bare = without_storage(units)
-    assert shapes(bare, tokens)[-1] == (2, 12, 64)
