@@ -2,9 +2,11 @@
 
 `python -m benchmarks.loop_worker request.json`, under the launcher. Every layout is
 visited in every round, every other round from the last to the first, so that a machine
-that slows down meets all alike. A visit builds it anew, since the threads of others'
-process groups would take time from it, warms up, sees the peak of memory and is then
-timed; the first also sees where the step's time goes.
+that slows down meets all alike. A visit is a process of its own, as a run is: it builds
+the layout, warms up, sees the peak of memory and is then timed; the first also sees
+where the step's time goes. In one process PyTorch's caches of sharded tensors would
+keep the process groups of layouts before, and each of gloo's has threads that wake a
+hundred times a second: after one round they took pipelines a tenth of their time.
 
 A virtual machine's neighbours take up to half of its speed for minutes. A fixed product
 is timed before and after each visit: as long as it takes much longer, or less, than in
@@ -14,12 +16,13 @@ lasts. What is left out stays in the result, as `disturbed_s`.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.forked import forked
 from costmodel.layout_reader import parse_file
 from costmodel.stored import job_of
 from profiles.documents import decode, read_json, write_text
@@ -36,7 +40,7 @@ from runtime.memory import alive_bytes
 from runtime.modules.decoder import decoder_of
 from runtime.observe import WARM_UP_STEPS
 from runtime.optimizer import Settings
-from runtime.processes import Worker, leave_groups, process_group
+from runtime.processes import process_group
 from runtime.told import told
 from runtime.trainer import Trainer
 from runtime.watch import Watch, everyone
@@ -63,149 +67,173 @@ class Request:
         write_text(path, json.dumps(asdict(self)))
 
 
-class Visited:
-    """One layout on this rank; grows with every visit."""
+@dataclass(slots=True)
+class Visits:
+    """What all visits to one layout saw on this rank, as `execute --json` has it."""
 
-    def __init__(self, document: dict[str, Any], device: torch.device) -> None:
-        file = parse_file(document)
-        self.job, self.layout, self.device = job_of(file), file.layout, device
-        self.rounds_s: list[list[float]] = []
-        self.disturbed_s: list[list[float]] = []
-        self.losses: list[float] = []
-        self.peak_bytes: int | None = None
-        self.seen: dict[str, Any] = {}
-        self._steps = 0
+    rounds_s: list[list[float]] = field(default_factory=list)
+    disturbed_s: list[list[float]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    peaks: list[list[int]] = field(default_factory=list)  # by visit and rank
+    seen: dict[str, Any] = field(default_factory=dict)
 
-    def visit(self, steps: int) -> None:
-        """Warm up, then time *steps* of them."""
-        before = self._alive()
-        watch = self._built()
-        for since in range(WARM_UP_STEPS):
-            self._step(watch, since)
-        # What gloo's threads free goes unseen now and then (`runtime.memory`): of
-        # visits that are alike the least counts.
-        peak_bytes = watch.peak.allocated - before
-        self.peak_bytes = min(self.peak_bytes or peak_bytes, peak_bytes)
-        self.rounds_s.append([self._step(watch, WARM_UP_STEPS) for _ in range(steps)])
-        if len(self.rounds_s) == 1:
-            self.seen = self._told(watch)
-        del watch
-        gc.collect()
-        leave_groups()
+    @property
+    def steps(self) -> int:
+        return len(self.losses)
 
-    def disturbed(self) -> None:
-        """The last visit does not count."""
-        self.disturbed_s.append(self.rounds_s.pop())
-
-    def _built(self) -> Watch:
-        spec = decoder_of(self.job)
-        data = source(
-            "synthetic", vocab=spec.vocab, seq_len=self.job.seq_len, seed=SEED
-        )
-        trainer = Trainer(
-            self.job,
-            self.layout,
-            data,
-            settings=Settings(name=self.job.optimizer),
-            seed=SEED,
-            device=self.device,
-        )
-        return Watch(trainer, record=False, untimed=WARM_UP_STEPS, trace=None)
-
-    def _alive(self) -> int:
-        """Bytes that are there before anything is built."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.device)
-        return alive_bytes()
-
-    def _step(self, watch: Watch, since: int) -> float:
-        result = watch.step(self._steps, since=since)
-        self._steps += 1
-        self.losses.append(result.loss)
-        return result.seconds
-
-    def _told(self, watch: Watch) -> dict[str, Any]:
-        reports, step_s = everyone(watch.report()), median(self.rounds_s[0])
-        return told(reports, self.job, step_s, device=self.device.type)
+    def keep(self, visit: Mapping[str, Any]) -> None:
+        """One more visit."""
+        self.seen = self.seen or visit["seen"]
+        self.losses += visit["losses"]
+        self.peaks.append(visit["peaks"])
+        rounds = self.disturbed_s if visit["disturbed"] else self.rounds_s
+        rounds.append(visit["steps_s"])
 
     def document(self) -> dict[str, Any]:
-        """As `execute --json` has it, with the seconds of every round."""
-        peaks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(peaks, self.peak_bytes)
+        """With the seconds of every round."""
         every = [one for seconds in self.rounds_s for one in seconds]
         return {
             "step_time_s": {"median": median(every)},
             "rounds_s": self.rounds_s,
             "disturbed_s": self.disturbed_s,
             "losses": self.losses,
-            "peak_allocated_bytes": peaks,
+            # What gloo's threads free goes unseen now and then (`runtime.memory`): of
+            # visits that are alike the least counts.
+            "peak_allocated_bytes": [
+                min(by_rank) for by_rank in zip(*self.peaks, strict=True)
+            ],
             **{name: self.seen[name] for name in ("parts_s", "exchanges")},
         }
 
 
-def run(request: Request, worker: Worker) -> None:
-    """All rounds; rank 0 writes the result."""
-    visited = {
-        name: Visited(document, worker.device)
-        for name, document in request.layouts.items()
-    }
-    speeds, patience = [], Patience(request)
-    for number in range(request.rounds):
-        dist.barrier()
-        speeds.append(calibration_s(request.device))
-        order = list(visited.items())
-        for name, one in order if number % 2 == 0 else reversed(order):
-            patience.visit(one)
-            if worker.rank == 0:
-                seconds = " ".join(f"{step:.3f}" for step in one.rounds_s[-1])
-                print(f"round {number + 1}  {name}: {seconds} s", flush=True)
-    documents = {name: one.document() for name, one in visited.items()}
-    if worker.rank == 0:
-        found = {"calibrations_s": speeds, "runs": documents}
-        write_text(Path(request.result), json.dumps(found))
+def visit(
+    request: Request, layout: Mapping[str, Any], first_step: int, patience_s: float
+) -> dict[str, Any]:
+    """Wait until the machine is as in the profile, then train *layout*: steps to warm
+    up, and those that are timed. Every rank calls this at once, in a process of its
+    own."""
+    group = process_group(request.device, timeout_s=600, threads=request.threads)
+    with group as worker:
+        patience = Patience(request, patience_s)
+        pace_s = patience.wait()
+        began_s, before = time.monotonic(), _alive_bytes(worker.device)
+        watch = _built(layout, worker.device)
+        results = [
+            watch.step(first_step + since, since=min(since, WARM_UP_STEPS))
+            for since in range(WARM_UP_STEPS + request.steps)
+        ]
+        steps_s = [one.seconds for one in results[WARM_UP_STEPS:]]
+        job = watch.trainer.job
+        return {
+            "calibration_s": pace_s,
+            "steps_s": steps_s,
+            "losses": [one.loss for one in results],
+            "peaks": _gathered(watch.peak.allocated - before),
+            "seen": told(
+                everyone(watch.report()), job, median(steps_s), device=request.device
+            ),
+            "disturbed": patience.lost(time.monotonic() - began_s),
+            "patience_s": patience.left_s,
+        }
+
+
+def _built(layout: Mapping[str, Any], device: torch.device) -> Watch:
+    file = parse_file(layout)
+    job = job_of(file)
+    data = source(
+        "synthetic", vocab=decoder_of(job).vocab, seq_len=job.seq_len, seed=SEED
+    )
+    trainer = Trainer(
+        job,
+        file.layout,
+        data,
+        settings=Settings(name=job.optimizer),
+        seed=SEED,
+        device=device,
+    )
+    return Watch(trainer, record=False, untimed=WARM_UP_STEPS, trace=None)
+
+
+def _alive_bytes(device: torch.device) -> int:
+    """What is there before anything is built."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return alive_bytes()
+
+
+def _gathered(own: Any) -> list[Any]:
+    """*own* of every rank, by rank."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, own)
+    return told
 
 
 class Patience:
-    """Visits while the machine is as fast as it was for the profile, as long as the
+    """Begins while the machine is as fast as it was for the profile, as long as the
     seconds for waiting and for visits that are made again last."""
 
-    def __init__(self, request: Request) -> None:
-        self.request, self.left_s = request, request.patience_s
+    def __init__(self, request: Request, left_s: float) -> None:
+        self.request, self.left_s = request, left_s
+        self.seen_s = 0.0  # the product's seconds, the last time that it was timed
 
-    def visit(self, one: Visited) -> None:
-        """Visit *one* until that was undisturbed."""
-        while True:
-            self._wait()
-            started_s = time.monotonic()
-            one.visit(self.request.steps)
-            if not self._unlike():
-                return
-            one.disturbed()
-            self.left_s -= time.monotonic() - started_s
-
-    def _wait(self) -> None:
+    def wait(self) -> float:
+        """The product's seconds, on this rank, once there is no more to wait for."""
         while self._unlike():
             time.sleep(PAUSE_S)
             self.left_s -= PAUSE_S
+        return self.seen_s
+
+    def lost(self, took_s: float) -> bool:
+        """Whether a visit of *took_s* ended on another machine, and is to be made
+        again."""
+        unlike = self._unlike()
+        self.left_s -= took_s * unlike
+        return unlike
 
     def _unlike(self) -> bool:
         """Whether any rank is slower or faster than the profile's were, and there is
         patience left: as the first of them sees it."""
-        told: list[Any] = [None] * dist.get_world_size()
-        pace = calibration_s(self.request.device) / self.request.calm_s
-        dist.all_gather_object(told, (pace, self.left_s > 0))
+        self.seen_s = calibration_s(self.request.device)
+        pace = self.seen_s / self.request.calm_s
+        told = _gathered((pace, self.left_s > 0))
         unlike = max(max(pace, 1 / pace) for pace, _ in told) > ALIKE
         return unlike and bool(told[0][1])
 
 
+def run(request: Request, rank: int) -> dict[str, Any]:
+    """All rounds; the same decisions on every rank."""
+    found = {name: Visits() for name in request.layouts}
+    left_s, number = request.patience_s, 0
+    speeds: list[float] = []
+    for round_number in range(request.rounds):
+        order = list(found.items())
+        for name, seen in order if round_number % 2 == 0 else reversed(order):
+            again = True
+            while again:
+                asked = partial(
+                    visit, request, request.layouts[name], seen.steps, left_s
+                )
+                visited = forked(asked, number=number)
+                number += 1
+                seen.keep(visited)
+                again, left_s = visited["disturbed"], visited["patience_s"]
+                if len(speeds) == round_number:
+                    speeds.append(visited["calibration_s"])
+            if rank == 0:
+                seconds = " ".join(f"{step:.3f}" for step in seen.rounds_s[-1])
+                print(f"round {round_number + 1}  {name}: {seconds} s", flush=True)
+    documents = {name: one.document() for name, one in found.items()}
+    return {"calibrations_s": speeds, "runs": documents}
+
+
 def main(path: str) -> None:
-    """Carry the request at *path* out in this process."""
+    """Carry the request at *path* out in this process and those that it starts."""
     document = read_json(Path(path), what="the loop's request")
     request = decode(document, Request, what="request")
-    with process_group(
-        request.device, timeout_s=600, threads=request.threads
-    ) as worker:
-        run(request, worker)
+    rank = int(os.environ.get("RANK", 0))
+    found = run(request, rank)
+    if rank == 0:
+        write_text(Path(request.result), json.dumps(found))
 
 
 if __name__ == "__main__":

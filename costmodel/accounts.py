@@ -77,6 +77,7 @@ class Accounts:
             buckets=self._buckets,
             overlap_reduce=self._hides_gradients,
             turns=self.on.turns,
+            messages=self._messages,
         )
 
     def breakdown(self, timeline: Timeline) -> dict[str, float]:
@@ -202,6 +203,21 @@ class Accounts:
         seconds = transfers(self.layout, self.job, self.on).seconds
         onward, back = np.append(seconds, 0.0), np.append(0.0, seconds)
         return sends(onward, self.on), sends(back, self.on)
+
+    @property
+    def _messages(self) -> float:
+        """The share of messages in what all passes take, where ranks take turns."""
+        if self.on.turns == 1:
+            return 0.0
+        stages, sent = self.stages, sum(way.in_passes_s.sum() for way in self._sends)
+        messages = (
+            stages.tensor_comm_s
+            + stages.context_comm_s
+            + stages.expert_comm_s
+            + stages.data_comm_s
+        )
+        passes = np.sum(stages.forward_s + stages.backward_s) + sent
+        return float((np.sum(messages) + sent) / passes) if passes else 0.0
 
     @property
     def _tied_s(self) -> Array:

@@ -56,7 +56,9 @@ class _Run:
         at_once: set[Action],
     ) -> None:
         self.clock = Clock()
-        self.cores = Shared(self.clock, partial(speed, costs.turns, len(full)))
+        self.cores = Shared(
+            self.clock, partial(speed, costs.turns, costs.messages, len(full))
+        )
         self.costs = costs
         self.held_by = held_by
         self.at_once = at_once  # backwards, with a forward

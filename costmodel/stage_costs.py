@@ -12,7 +12,13 @@ from profiles.errors import InvalidSpec
 
 FloatArray = NDArray[np.float64]
 _BY_RANK: Final = ("step_s", "gather_s", "static_bytes")
-_OF_ALL: Final = ("buckets", "overlap_reduce", "synchronised_step", "turns")
+_OF_ALL: Final = (
+    "buckets",
+    "overlap_reduce",
+    "synchronised_step",
+    "turns",
+    "messages",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +36,8 @@ class StageCosts:
     them, or after the rank's last backward unless `overlap_reduce`.
 
     `turns` ranks share a core (`costmodel.turns`); where they do, nothing is hidden, so
-    that `overlap_reduce` does not go with it.
+    that `overlap_reduce` does not go with it. The share *messages* of all passes is no
+    faster where others wait.
 
     By pipeline rank: the optimizer's `step_s`, the `gather_s` of updated parameters
     after it (ZeRO-1), and `static_bytes` that are always alive. With
@@ -57,6 +64,7 @@ class StageCosts:
     overlap_reduce: bool = True
     synchronised_step: bool = True
     turns: float = 1.0
+    messages: float = 0.0
 
     def optional(self, name: str) -> FloatArray:
         """One that may be left out, by virtual stage."""
@@ -80,6 +88,8 @@ def require_costs(costs: StageCosts, pp: int, stages: int) -> None:
             f"turns={costs.turns}, overlap_reduce={costs.overlap_reduce}; at least one "
             "rank has a core, and where more share it nothing is hidden"
         )
+    if not 0 <= costs.messages <= 1:
+        raise InvalidSpec(f"messages={costs.messages}; it is a share, 0 to 1")
 
 
 def _require_length(

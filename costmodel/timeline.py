@@ -238,7 +238,7 @@ def run(
         return _before(end), end
     if costs.turns > 1:
         sends = sends_of(costs, program.shape.copies)
-        return run_in_turns(program, sends, durations, costs.turns)
+        return run_in_turns(program, sends, durations, costs.turns, costs.messages)
     if contends(program, costs, durations):
         return _queued(program, sends_of(costs, program.shape.copies), durations)
     arrivals = arrivals_of(program, costs)

@@ -56,11 +56,30 @@ def boundary(
         "changes_rail": changes_rail(stride, on.island),
     }
     if not on.software.scatters_sends:
-        return on.send(np.where(split, whole / tp, whole), **ways)
-    sent = on.send(whole / tp, **ways)
+        return _hop(on, np.where(split, whole / tp, whole), **ways)
+    sent = _hop(on, whole / tp, **ways)
     near = near_members(np.asarray(1), tp, on.island)
     joined = on.collective("all_gather", whole, ranks=tp, near=near)
     return sent + joined.where(~split)
+
+
+def _hop(on: Machine, size_bytes: Array, **ways: Any) -> Sourced:
+    """From a rank to that of the next stage.
+
+    Ranks that take turns on their cores all come to send and to receive at about the
+    same time, each amid the others' passes: as in a step of a ring, not as two that
+    wait for nothing but each other.
+    """
+    if on.turns == 1:
+        return on.send(size_bytes, **ways)
+    both, near = np.asarray(2), np.where(ways["far"], 1, 2)
+    return on.shift(
+        size_bytes,
+        np.ones(()),
+        ranks=both,
+        near=near,
+        changes_rail=ways["changes_rail"],
+    )
 
 
 def boundary_s(job: Job, on: Machine, precision: Precision, **where: Array) -> Array:

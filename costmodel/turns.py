@@ -7,7 +7,9 @@ have more of the cores, up to one each:
     speed(a) = min(turns, p / a)    with a of p at work
 
 so that nothing is lost to a bubble that somebody else can fill (processor sharing;
-Kleinrock, Queueing Systems II, 1976, section 4.4).
+Kleinrock, Queueing Systems II, 1976, section 4.4). What of a pass is messages is no
+faster with more of the cores: two ranks alone on two cores wait for each other as long
+as amid others (`docs/design.md`).
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from costmodel.stage_costs import FloatArray
 Array = NDArray[Any]
 
 
-def speed(turns: float, pp: int, at_work: int) -> float:
-    """How many times faster than priced *at_work* of *pp* pipeline ranks compute.
+def speed(turns: float, messages: float, pp: int, at_work: int) -> float:
+    """How many times faster than priced *at_work* of *pp* pipeline ranks get on, whose
+    passes are *messages* to that share.
 
-    >>> [speed(2.0, 4, at_work) for at_work in (4, 3, 2, 1)]
+    >>> [speed(2.0, 0.0, 4, at_work) for at_work in (4, 3, 2, 1)]
     [1.0, 1.3333333333333333, 2.0, 2.0]
+    >>> speed(2.0, 0.5, 4, 1)
+    1.3333333333333333
     """
-    return min(turns, pp / at_work)
+    return 1 / ((1 - messages) / min(turns, pp / at_work) + messages)
 
 
 def shared_bound_s(
@@ -49,10 +54,15 @@ def shared_bound_s(
 
 
 def run_in_turns(
-    program: Program, sends: FloatArray, durations: FloatArray, turns: float
+    program: Program,
+    sends: FloatArray,
+    durations: FloatArray,
+    turns: float,
+    messages: float,
 ) -> tuple[FloatArray, FloatArray]:
-    """Start and end of each action, [pp, actions], of *durations* as priced; *sends*
-    are seconds of what each row sends, which waits for its link."""
+    """Start and end of each action, [pp, actions], of *durations* as priced, to the
+    share *messages*; *sends* are seconds of what each row sends beside them, which
+    waits for its link."""
     run, pp = _Run(program, sends, durations), program.shape.pp
     while True:
         comes_s = run.begin()
@@ -61,7 +71,7 @@ def run_in_turns(
                 return run.in_streams(run.start_s), run.in_streams(run.end_s)
             run.now_s = comes_s
             continue
-        pace = speed(turns, pp, len(run.going))
+        pace = speed(turns, messages, pp, len(run.going))
         first = min(run.going, key=run.left_s.__getitem__)
         ends_s = run.now_s + run.left_s[first] / pace
         run.compute(min(ends_s, comes_s), pace)

@@ -104,6 +104,7 @@ def costs_of(draw: st.DrawFn, pipeline: Pipeline, *, turns: float = 1.0) -> Stag
         overlap_reduce=turns == 1.0 and draw(st.booleans()),
         synchronised_step=draw(st.booleans()),
         turns=turns,
+        messages=draw(st.sampled_from([0.0, 0.3, 1.0])) if turns > 1 else 0.0,
     )
 
 
