@@ -30,7 +30,7 @@ test: $(VENV)/.installed-dev
 
 loop: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.closed_loop --model gpt-mini --ranks 2 --layouts 6 \
-		--rounds 3 $(LOOP)
+		--rounds 3 --profile-seconds 75 $(LOOP)
 
 networks: $(VENV)/.installed
 	$(BIN)/python benchmarks/networks.py $(NETWORKS)

@@ -95,7 +95,7 @@ def _wish() -> argparse.Namespace:
     parser.add_argument("--layouts", type=int, help="the first so many  [default: all]")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=3, help="timed in a round")
-    parser.add_argument("--profile-seconds", type=float, default=75.0)
+    parser.add_argument("--profile-seconds", type=float, default=150.0)
     parser.add_argument(
         "--patience",
         type=float,

@@ -115,7 +115,7 @@ def visit(
     group = process_group(request.device, timeout_s=600, threads=request.threads)
     with group as worker:
         patience = Patience(request, patience_s)
-        pace_s = patience.wait()
+        product_s = patience.wait()
         began_s, before = time.monotonic(), _alive_bytes(worker.device)
         watch = _built(layout, worker.device)
         results = [
@@ -125,7 +125,7 @@ def visit(
         steps_s = [one.seconds for one in results[WARM_UP_STEPS:]]
         job = watch.trainer.job
         return {
-            "calibration_s": pace_s,
+            "calibration_s": product_s,
             "steps_s": steps_s,
             "losses": [one.loss for one in results],
             "peaks": _gathered(watch.peak.allocated - before),
