@@ -38,10 +38,11 @@ BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """A micro-batch in flight through a stage."""
+    """A micro-batch in flight through a stage; `output` is None where nothing that made
+    it is trained, as of a first stage that is frozen."""
 
     inputs: Tensor
-    output: GradientEdge
+    output: GradientEdge | None
 
 
 class Executor:
@@ -141,7 +142,8 @@ class Executor:
         given = (inputs, self._targets[number]) if stage.last else (inputs,)
         with self._hooks.forward(stage.index), self._splitting(stage, number):
             output = stage.module(*given)
-        self._passes[stage.index, number] = _Pass(inputs, get_gradient_edge(output))
+        edge = get_gradient_edge(output) if output.requires_grad else None
+        self._passes[stage.index, number] = _Pass(inputs, edge)
         if stage.last:
             self._losses[number] = output.detach()
         else:
@@ -155,7 +157,8 @@ class Executor:
             gradient = self._there.pop(replace(action, kind=Kind.RECV_B))
         taken = self._passes.pop((stage.index, number))
         with self._of_backward(action), self._splitting(stage, number):
-            torch.autograd.backward((taken.output,), (gradient,))
+            if taken.output is not None:
+                torch.autograd.backward((taken.output,), (gradient,))
         if not stage.first:
             assert taken.inputs.grad is not None, "the input took no part in the output"
             self._hand_on(Kind.SEND_B, action, taken.inputs.grad)

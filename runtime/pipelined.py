@@ -73,6 +73,8 @@ class Replicated:
         if self._mesh.size() == 1:
             return
         made = [one.grad for one in self._part.parameters() if one.grad is not None]
+        if not made:  # all of it is frozen
+            return
         parts = [local(gradient) for gradient in made]
         flat = torch.cat([part.flatten() for part in parts])
         all_reduce(flat, self._mesh.get_group()).div_(self._mesh.size())

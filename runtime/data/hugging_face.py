@@ -24,6 +24,7 @@ from runtime.data.text import BYTES
 from runtime.training import require_package
 
 COLUMNS: Final = ("input_ids", "tokens", "text")  # the first of them that is there
+SPLIT: Final = "train"  # where none is named
 _CHUNK: Final = 2**22
 
 
@@ -81,7 +82,7 @@ def _asked(name: str) -> tuple[str, str, str | None]:
             f"--data {name}: write hf:NAME_OR_FOLDER, hf:NAME:SPLIT or "
             "hf:NAME:SPLIT:COLUMN"
         )
-    return where, split or "train", column or None
+    return where, split or SPLIT, column or None
 
 
 def _loaded(name: str, where: str, split: str) -> Any:
@@ -96,6 +97,11 @@ def _loaded(name: str, where: str, split: str) -> Any:
             found = datasets.load_dataset(where, split=split)
         if isinstance(found, datasets.DatasetDict):
             found = found[split]
+        elif split not in (SPLIT, str(found.split)):
+            raise Contradiction(
+                f"--data {name}: {where} is one dataset, not a set of splits; leave "
+                f"{split} out (hf:{where}, or hf:{where}::COLUMN)"
+            )
         return found.flatten_indices() if found._indices is not None else found
     except MeshwrightError:
         raise

@@ -208,6 +208,8 @@ def test_datasets_are_read_where_they_lie(tmp_path: Path) -> None:
         source(f"hf:{where}", vocab=7, seq_len=3, seed=1)
     with pytest.raises(Contradiction, match="no column words"):
         source(f"hf:{where}:train:words", vocab=300, seq_len=3, seed=1)
+    with pytest.raises(Contradiction, match="one dataset, not a set of splits"):
+        source(f"hf:{where}:test", vocab=300, seq_len=3, seed=1)
     with pytest.raises(InvalidFile, match="cannot be loaded"):
         source(f"hf:{tmp_path}", vocab=300, seq_len=3, seed=1)
 
