@@ -5,8 +5,8 @@ visited in every round, every other round from the last to the first, so that a 
 that slows down meets all alike. A visit is a process of its own, as a run is: it builds
 the layout, warms up, sees the peak of memory and is then timed; the first also sees
 where the step's time goes. In one process PyTorch's caches of sharded tensors would
-keep the process groups of layouts before, and each of gloo's has threads that wake a
-hundred times a second: after one round they took pipelines a tenth of their time.
+keep a dozen process groups of layouts before, and each of gloo's has threads that wake
+a hundred times a second.
 
 A virtual machine's neighbours take up to half of its speed for minutes. A fixed product
 is timed before and after each visit: as long as it takes much longer, or less, than in
