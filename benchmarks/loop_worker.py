@@ -83,11 +83,13 @@ class Visits:
 
     def keep(self, visit: Mapping[str, Any]) -> None:
         """One more visit."""
-        self.seen = self.seen or visit["seen"]
         self.losses += visit["losses"]
         self.peaks.append(visit["peaks"])
-        rounds = self.disturbed_s if visit["disturbed"] else self.rounds_s
-        rounds.append(visit["steps_s"])
+        if visit["disturbed"]:
+            self.disturbed_s.append(visit["steps_s"])
+            return
+        self.seen = self.seen or visit["seen"]
+        self.rounds_s.append(visit["steps_s"])
 
     def document(self) -> dict[str, Any]:
         """With the seconds of every round."""

@@ -217,7 +217,8 @@ class Accounts:
             + stages.data_comm_s
         )
         passes = np.sum(stages.forward_s + stages.backward_s) + sent
-        return float((np.sum(messages) + sent) / passes) if passes else 0.0
+        share = (np.sum(messages) + sent) / passes if passes else 0.0
+        return float(min(share, 1.0))  # sums of the same numbers, in another order
 
     @property
     def _tied_s(self) -> Array:

@@ -9,7 +9,7 @@ have more of the cores, up to one each:
 so that nothing is lost to a bubble that somebody else can fill (processor sharing;
 Kleinrock, Queueing Systems II, 1976, section 4.4). What of a pass is messages is no
 faster with more of the cores: two ranks alone on two cores wait for each other as long
-as amid others (`docs/design.md`).
+as amid others (`docs/cost-model.md`).
 """
 
 from __future__ import annotations
