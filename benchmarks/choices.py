@@ -5,12 +5,13 @@
 FILE.csv is runs.csv of the folder unless given. A group is the runs alike in family,
 GPUs, batch, kernels, precision and framework, four measured layouts or more: they
 differ in layout only. The planner takes the layout that it prices fastest of those that
-fit with its probability, and is held to the measured steps:
+fit with its probability, or of those within a percent that it cannot tell from it the
+one whose bad case is best (`planner.robust`), and is held to the measured steps:
 
     best      it is the fastest measured one, or as fast within what repeats differ by
     within    it loses at most 2 % to that
     top 3     at most two measured layouts are faster
-    by time   the same loss if nothing is left out for its memory
+    by time   the loss of the fastest estimate, if nothing is left out for its memory
 
 Layouts that were measured to be out of memory stand among the choices; to take one is
 to lose everything. Runs of one layout are one, of their median.
@@ -31,7 +32,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.published_runs import asked_runs
+from benchmarks.recommended import recommended
 from costmodel.compared import Compared
+from costmodel.question import Question
 from costmodel.rank_order import SMALLEST_GROUP
 from costmodel.report.table import layout_words
 from costmodel.runs.run import read_runs
@@ -55,6 +58,7 @@ class Swept:
     estimated_s: float
     measured_s: float
     fits: bool
+    question: Question | None = None  # which asks for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +68,7 @@ class Choice:
     source: str
     named: str
     swept: tuple[Swept, ...]
-
-    @property
-    def taken(self) -> Swept:
-        """The fastest estimate of those that fit; of all, where none is said to."""
-        fitting = [one for one in self.swept if one.fits]
-        return min(fitting or self.swept, key=lambda one: one.estimated_s)
+    taken: Swept
 
     @property
     def best(self) -> Swept:
@@ -112,11 +111,24 @@ def choices(compared: Iterable[Compared]) -> list[Choice]:
         if item.counts and (item.times or item.measured.get("oom") == "y"):
             alike = tuple(item.run.cell(name) for name in ("source", *GROUP))
             groups[alike].append(item)
-    found = (
-        Choice(source=alike[0], named=_named(alike), swept=_swept(items))
-        for alike, items in groups.items()
-    )
-    return [one for one in found if _ran(one.swept) >= SMALLEST_GROUP]
+    found = [(alike, _swept(items)) for alike, items in groups.items()]
+    return [
+        _choice(alike, swept) for alike, swept in found if _ran(swept) >= SMALLEST_GROUP
+    ]
+
+
+def _choice(alike: tuple[str, ...], swept: tuple[Swept, ...]) -> Choice:
+    fastest = by_estimate(swept)
+    asked = [one.question for one in fastest if one.question is not None]
+    taken = fastest[recommended(asked)]
+    return Choice(source=alike[0], named=_named(alike), swept=swept, taken=taken)
+
+
+def by_estimate(swept: Iterable[Swept]) -> list[Swept]:
+    """Those that fit, or all where none is said to; the fastest estimate first."""
+    swept = list(swept)
+    fitting = [one for one in swept if one.fits]
+    return sorted(fitting or swept, key=lambda one: one.estimated_s)
 
 
 def _named(alike: Sequence[str]) -> str:
@@ -150,6 +162,7 @@ def _one(items: Sequence[Compared]) -> Swept:
         estimated_s=first.price.step_time_s,
         measured_s=median(took),
         fits=first.price.probability_fits >= PROBABILITY,
+        question=first.question,
     )
 
 

@@ -181,6 +181,11 @@ def test_regret_is_what_the_choice_loses() -> None:
     assert regret([(1.0, 2.0), (2.0, 3.0)]) == 0.0
 
 
+def test_regret_does_not_hang_on_the_order_of_rows() -> None:
+    pairs = [(1.0, 3.0), (1.0, 2.0), (1.0, 4.0), (2.0, 5.0)]
+    assert regret(pairs) == regret(pairs[::-1]) == pytest.approx(0.5)
+
+
 def test_groups_are_alike_and_sources_weigh_the_same() -> None:
     def group(
         source: str, family: str, estimates: list[float], gpus: str = "8"

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.choices import Choice, Swept, choices, losers, share, table
+from benchmarks.choices import Choice, Swept, by_estimate, choices, losers, share, table
 from costmodel.runs.run import Run, read_runs
 from costmodel.validate import compare
+from planner.robust import LARGEST_GAP
 
 DATA = os.environ.get("MESHWRIGHT_DATA", "")
 # Li et al. (AMP, NeurIPS 2022), real trials of a GPT of 24 layers on twelve V100 and
@@ -77,7 +78,8 @@ def swept(estimated: float, measured: float, *, fits: bool = True) -> Swept:
 
 
 def choice(*layouts: Swept) -> Choice:
-    return Choice(source="a paper", named="a group", swept=layouts)
+    taken = by_estimate(layouts)[0]
+    return Choice(source="a paper", named="a group", swept=layouts, taken=taken)
 
 
 def test_what_is_said_not_to_fit_is_not_taken() -> None:
@@ -97,6 +99,14 @@ def test_to_take_what_ran_out_of_memory_is_to_lose_everything() -> None:
     assert (found.is_near, found.loss_by_time) == (False, 0)
     assert table([found])[-1].endswith("    1")
     assert losers([found])[0].startswith("out of memory")
+
+
+def test_near_ties_are_chosen_among_as_plan_does() -> None:
+    runs = [amp(number, row) for number, row in enumerate(AMP)]
+    (found,) = choices(compare(runs))
+    fastest = by_estimate(found.swept)[0]
+    assert found.taken.fits
+    assert found.taken.estimated_s <= fastest.estimated_s / (1 - LARGEST_GAP)
 
 
 def test_where_nothing_is_said_to_fit_the_fastest_is_taken() -> None:
