@@ -259,7 +259,7 @@ class _Page:
             sheet.entry_bytes,
             whole=sheet.whole,
             stops_early=software.stops_early,
-            sharpness=software.sharpness,
+            floor=software.launch_floor,
         )
 
     def _retention(self, kept: str | Retention) -> Retention:

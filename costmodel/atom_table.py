@@ -160,7 +160,7 @@ def _treated(treatment: Treatment, priced: _Priced, packer: Packer) -> Atom:
         entry,
         whole=whole,
         stops_early=software.stops_early,
-        sharpness=software.sharpness,
+        floor=software.launch_floor,
         packer=packer,
     )
 

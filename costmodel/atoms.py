@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from costmodel.apart import apart_s
 from costmodel.compression import Packed, Packer, require_packable
+from costmodel.launch_floor import ASSUMED, LaunchFloor
 from costmodel.machine import Machine
 from costmodel.operator_price import operator_price
 from costmodel.retention import CORE, EVERYTHING, Retention
 from costmodel.sharding import Degrees
-from costmodel.software import HOST_SHARPNESS
 from costmodel.work import OperatorPrice, Work
 from profiles.graph import Block
 from profiles.operators import PRODUCTS, Kind
@@ -131,14 +131,14 @@ def atom(
     *,
     whole: Whole | None = None,
     stops_early: bool = False,
-    sharpness: float = HOST_SHARPNESS,
+    floor: LaunchFloor = ASSUMED,
     packer: Packer | None = None,
 ) -> Atom:
     """Assemble a block's operators under *retention*.
 
     *entry_bytes* is the size of the block's input: what is kept when all is
     recomputed, with *stops_early* only as far as needed (`recomputed_operators`).
-    *sharpness* is that of the softer maximum of device and host; *packer* says what
+    *floor* is what a host needs to issue what the device does; *packer* says what
     compression costs, where *retention* compresses. Who assembles several gives the
     *whole* of *prices*, made once.
     """
@@ -154,11 +154,11 @@ def atom(
         unpacked = packed.largest_bytes
     else:
         unpacked = _ZERO
-    backward_s = backward.total_s(sharpness)
+    backward_s = backward.total_s(floor)
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     values = {
-        "forward_s": forward.total_s(sharpness),
-        "recompute_s": repeated.total_s(sharpness),
+        "forward_s": forward.total_s(floor),
+        "recompute_s": repeated.total_s(floor),
         "backward_s": backward_s,
         "weight_s": backward_s * _part(backward.weight_s, backward.device_s),
         "forward_tensor_s": forward.tensor_comm_s,

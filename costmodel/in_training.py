@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from costmodel.coefficients import Coefficients
 from costmodel.collectives import LinkRate, LinkRates
+from costmodel.launch_floor import LaunchFloor
 from costmodel.rates import AttentionRate, MatmulRate, Rates
 from costmodel.software import Software
 from profiles.cluster import Cluster
@@ -63,7 +64,11 @@ def software_in_training(software: Software, fitted: Coefficients) -> Software:
         reduction=software.reduction * fitted.of("reduction", *owners),
         contention=software.contention * fitted.of("contention", *owners),
         exposed_tensor=software.exposed_tensor * fitted.of("exposed_tensor", *owners),
-        sharpness=software.sharpness * fitted.of("sharpness", *owners),
+        launch_floor=LaunchFloor(
+            alone=software.launch_floor.alone * fitted.of("sharpness", *owners),
+            together=software.launch_floor.together * fitted.of("together", *owners),
+        ),
+        host_wait=software.host_wait * fitted.of("host_wait", *owners),
         exposed_expert=software.exposed_expert * fitted.of("exposed_expert", *owners),
         expert_launch=software.expert_launch * fitted.of("expert_launch", *owners),
     )

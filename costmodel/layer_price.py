@@ -43,5 +43,5 @@ def layer_price(
         preset(recompute, block),
         entry_bytes(block, degrees, policy),
         stops_early=on.software.stops_early,
-        sharpness=on.software.sharpness,
+        floor=on.software.launch_floor,
     )

@@ -115,6 +115,7 @@ def operator_price(
     forth, back = host_launches(
         operator, block, degrees, precision, machine, np.asarray(peers)
     )
+    awaited = np.asarray(peers) > 1
     gap_s = np.asarray(host.gap_us * US * floor)
     if sent is None:
         sent = _sent(operator, block, degrees, precision, machine, (forward, backward))
@@ -122,11 +123,13 @@ def operator_price(
         Sourced(seconds=gap_s),
         tensor_comm=sent.forward,
         host_s=host.forward_host_s * floor * forth,
+        awaited_s=host.forward_host_s * floor * forth * awaited,
     )
     backward += Work.of(
         Sourced(seconds=2 * gap_s * operator.has_backward),
         tensor_comm=sent.backward,
         host_s=host.backward_host_s * floor * operator.has_backward * back,
+        awaited_s=host.backward_host_s * floor * operator.has_backward * back * awaited,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from costmodel.atoms import Whole, kept_bytes, run_again
 from costmodel.combination import SEGMENTS, treatment
+from costmodel.launch_floor import LaunchFloor
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload, offloaded
 from costmodel.retention import CORE, PRESETS, Retention, preset, recompute
@@ -96,7 +97,7 @@ def menu(
     for name in PRESETS:
         one = preset(name, block)
         found[one.recomputed] = one
-    for names in _closed_sets(block, prices, on.software.sharpness):
+    for names in _closed_sets(block, prices, on.software.launch_floor):
         one = recompute(*names)
         found.setdefault(one.recomputed, one)
     layer = _Layer.of(block, prices, entry_bytes, on)
@@ -132,17 +133,17 @@ def remade(operator: Operator) -> frozenset[str]:
 
 
 def _closed_sets(
-    block: Block, prices: dict[str, OperatorPrice], sharpness: float
+    block: Block, prices: dict[str, OperatorPrice], floor: LaunchFloor
 ) -> Iterator[frozenset[str]]:
     """Names to drop, of the closed sets of operators that nothing dominates."""
     operators = block.operators
     freed = np.array([_freed(one, prices) for one in operators])
-    device = np.array([_number(prices[one.name].forward.device_s) for one in operators])
-    host = np.array([_number(prices[one.name].forward.host_s) for one in operators])
+    forward = [prices[one.name].forward for one in operators]
+    device = np.array([_number(one.device_s) for one in forward])
+    host = np.array([_number(one.host_s) for one in forward])
+    awaited = np.array([_number(one.awaited_s) for one in forward])
     again = _subsets(block, freed, device + host)
-    seconds = ((again @ device) ** sharpness + (again @ host) ** sharpness) ** (
-        1 / sharpness
-    )
+    seconds = floor.seconds(again @ device, again @ host, again @ awaited)
     for row in _front(seconds, -(again @ freed)):
         picked = [one for one, run in zip(operators, again[row], strict=True) if run]
         if picked:
@@ -185,6 +186,7 @@ class _Layer:
     block: Block
     device_s: dict[str, float]  # of forwards
     host_s: dict[str, float]
+    awaited_s: dict[str, float]
     tensors: dict[str, float]
     widest_bytes: float
     entry_bytes: float
@@ -204,6 +206,7 @@ class _Layer:
             block=block,
             device_s={name: _number(one.device_s) for name, one in forward.items()},
             host_s={name: _number(one.host_s) for name, one in forward.items()},
+            awaited_s={name: _number(one.awaited_s) for name, one in forward.items()},
             tensors={name: _number(size) for name, size in whole.tensors.items()},
             widest_bytes=_number(whole.widest_bytes),
             entry_bytes=_number(entry_bytes),
@@ -221,10 +224,11 @@ class _Layer:
                 sum(self.device_s[name] * part for name, part in again)
             ),
             host_s=sum(self.host_s[name] * part for name, part in again),
+            awaited_s=sum(self.awaited_s[name] * part for name, part in again),
         )
         return Option(
             retention=retention,
-            recompute_s=_number(repeated.total_s(self.software.sharpness)),
+            recompute_s=_number(repeated.total_s(self.software.launch_floor)),
             saved_bytes=_number(saved),
             working_bytes=self.widest_bytes + _number(dropped),
         )

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from costmodel.footprint import PLAIN, Footprint, footprints
+from costmodel.launch_floor import ADDED, ASSUMED, LaunchFloor
 from profiles.cluster import Cluster
 from profiles.device import Device
 from profiles.errors import UnknownName
@@ -34,12 +35,8 @@ DEFAULT: Final = "meshwright"
 # Compute beside a collective takes (1 + γ) as long: γ = 0.1 for GPT on V100 clusters in
 # Proteus' simulator (Duan et al., TPDS 2024, section 6; its shipped configurations).
 OVERLAP_SLOWDOWN: Final = 0.1
-# Exponent of the softer maximum of device and host time [assumed]: 1 would be a sum,
-# infinity a maximum; some kernels of a layer are bound by the host, others not.
-HOST_SHARPNESS: Final = 4.0
 # Every collective waits for the last host of its group: by so much longer for each
-# doubling of tp [fitted by hand] vTrain's one-node runs at micro-batch 1; it is not
-# among the coefficients.
+# doubling of tp [assumed]; published runs say how much (`host_wait`).
 HOST_WAIT: Final = 0.07
 STEP_S: Final = 0.01  # [assumed] reading data, logging, the scheduler of learning rates
 
@@ -80,9 +77,8 @@ class Software:
     that nothing hides, where `overlap` has `tp`; with `cuts_products` each hides behind
     the product beside it instead, as far as that goes (`operator_price`); `reduction`
     multiplies the seconds of a step's gradient reduction by fitted links, for copies,
-    casts and divisions around it; `sharpness` and `host_wait`
-    say how device and host time make one; `step_s` what a step takes beside the model
-    (data, logging).
+    casts and divisions around it; `launch_floor` and `host_wait` say how device and
+    host time make one; `step_s` what a step takes beside the model (data, logging).
     `tf32`: products of fp32 training run in TF32, where the device has it.
     `loss_elements` are what the loss moves forward and backward for each logit, in
     16-bit elements (None: a fused kernel's); `pads_vocab`: the vocabulary is padded to
@@ -135,7 +131,7 @@ class Software:
     cuts_products: bool = False
     tf32: bool = False
     gap_us: float = 10.0
-    sharpness: float = HOST_SHARPNESS
+    launch_floor: LaunchFloor = ASSUMED
     host_wait: float = HOST_WAIT
     step_s: float = STEP_S
     loss_elements: tuple[float, float] | None = None
@@ -233,7 +229,7 @@ def software_at(cluster: Cluster, base: Software, blocked: float = 1.0) -> Softw
         return base
     return replace(
         base,
-        sharpness=1.0,
+        launch_floor=ADDED,
         forward_host_us=base.forward_host_us * blocked,
         backward_host_us=base.backward_host_us * blocked,
     )

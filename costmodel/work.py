@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.launch_floor import LaunchFloor
 from costmodel.sourced import Sourced, plus, zero
 
 Array = NDArray[Any]
@@ -29,6 +30,7 @@ class Work:
     weight_s: Array = field(default_factory=zero)  # of compute: weights' gradients
     flops: Array = field(default_factory=zero)
     host_s: Any = 0.0  # a number or an array
+    awaited_s: Any = 0.0  # of the host's: where other ranks wait for it
     measured_s: Array = field(default_factory=zero)
     fitted_s: Array = field(default_factory=zero)
     spread_s: Array = field(default_factory=zero)
@@ -43,6 +45,7 @@ class Work:
         expert_comm: Sourced | None = None,
         flops: Array = _ZERO,
         host_s: Any = 0.0,
+        awaited_s: Any = 0.0,
         weight_s: Array = _ZERO,
     ) -> Work:
         """The work of *compute* and of what is communicated beside it."""
@@ -57,6 +60,7 @@ class Work:
             expert_comm_s=expert.seconds,
             flops=flops,
             host_s=host_s,
+            awaited_s=awaited_s,
             weight_s=weight_s,
             measured_s=total.measured_s,
             fitted_s=total.fitted_s,
@@ -72,6 +76,7 @@ class Work:
             weight_s=plus(self.weight_s, other.weight_s),
             flops=self.flops + other.flops,
             host_s=self.host_s + other.host_s,
+            awaited_s=self.awaited_s + other.awaited_s,
             measured_s=plus(self.measured_s, other.measured_s),
             fitted_s=plus(self.fitted_s, other.fitted_s),
             spread_s=plus(self.spread_s, other.spread_s),
@@ -96,11 +101,11 @@ class Work:
             spread_s=self.spread_s,
         )
 
-    def total_s(self, sharpness: float) -> Array:
-        """Device time over the host's launch floor, softly: some kernels are bound
-        by the host, others not (a power mean; docs/cost-model.md)."""
-        total = self.device_s**sharpness + self.host_s**sharpness
-        return np.asarray(total ** (1 / sharpness))
+    def total_s(self, floor: LaunchFloor) -> Array:
+        """Device time over the host's launch floor."""
+        return floor.seconds(
+            self.device_s, np.asarray(self.host_s, float), np.asarray(self.awaited_s)
+        )
 
 
 _FIELDS = fields(Work)

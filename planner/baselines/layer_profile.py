@@ -91,7 +91,7 @@ def _profiled(
         kept,
         entered,
         stops_early=software.stops_early,
-        sharpness=software.sharpness,
+        floor=software.launch_floor,
     )
     return found, float(entered)
 

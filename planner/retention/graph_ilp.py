@@ -25,6 +25,7 @@ from typing import Any, Final
 import numpy as np
 
 from costmodel.compression import Packer, packable
+from costmodel.launch_floor import ASSUMED, LaunchFloor
 from costmodel.retention import Action, Retention, Treatment
 from costmodel.retention_menu import remade
 from costmodel.work import OperatorPrice
@@ -49,7 +50,7 @@ class Question:
     flying: float = 1.0
     link_bytes_per_s: float = 0.0
     pass_s: tuple[float, float] = (0.0, 0.0)
-    sharpness: float = 4.0
+    floor: LaunchFloor = ASSUMED
     packer: Packer | None = None
     bits: tuple[int, ...] = (8, 4, 2)
 
@@ -186,7 +187,7 @@ def packings(asked: Question, tensor: str) -> list[Packing]:
                 tensor=tensor,
                 treatment=treatment,
                 held_bytes=size - _number(packed.saved_bytes),
-                extra_s=2 * _number(packed.each_way.total_s(asked.sharpness)),
+                extra_s=2 * _number(packed.each_way.total_s(asked.floor)),
             )
         )
     return found
@@ -203,7 +204,7 @@ def saved_sizes(asked: Question) -> dict[str, float]:
 def forward_s(asked: Question) -> dict[str, float]:
     """Seconds of each operator's forward, run again by itself."""
     return {
-        name: _number(price.forward.total_s(asked.sharpness))
+        name: _number(price.forward.total_s(asked.floor))
         for name, price in asked.prices.items()
     }
 

@@ -84,7 +84,7 @@ def by_itself(asked: AtomBook, name: str, site: np.ndarray, kept: str) -> list[f
         retention,
         entry_bytes(block, degrees, asked.policy),
         stops_early=asked.on.software.stops_early,
-        sharpness=asked.on.software.sharpness,
+        floor=asked.on.software.launch_floor,
     )
     return [float(getattr(found, field)) for field in ATOM]
 

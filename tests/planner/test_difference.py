@@ -98,7 +98,7 @@ def test_layouts_with_unlike_layers_differ_as_a_whole() -> None:
 
 
 def write(asking: Ask, file: Path, *more: str) -> str:
-    assert asking("--model", "gpt-tiny", *more, "--out", str(file))[0] == 0
+    assert asking("--model", "gpt-mini", *more, "--out", str(file))[0] == 0
     return str(file)
 
 
