@@ -186,6 +186,7 @@ def exchanges(
         pieces=pieces,
     )
     zero = parallel.zero
+    whole = (zero == 0) | ((zero == 1) & machine.software.reduces_whole)
     of_passes = gather.where(zero == 3)
     if np.any(np.asarray(frozen) > 0):
         weights = parameters * precision.parameter.bytes
@@ -198,10 +199,10 @@ def exchanges(
         ).where(zero == 3)
     last = sums_shards_last(offload, zero, copies=1)
     return Exchanges(
-        step_reduce=all_reduce.where(zero == 0)
-        + scatter.where(zero == 1)
-        + across.where((zero > 0) & ~last),
-        step_sum=across.where(last),
+        step_reduce=all_reduce.where(whole)
+        + scatter.where((zero == 1) & ~whole)
+        + across.where((zero > 0) & ~whole & ~last),
+        step_sum=across.where(last & ~whole),
         step_gather=gather.where((zero == 1) | (zero == 2)),
         forward_gather=of_passes,
         backward_gather=of_passes,

@@ -104,7 +104,9 @@ class Software:
     gradient_format: str = "fp32"
     reduce: str = "gradient"
     reduce_shards: str = ""  # under ZeRO-3, where that is another
-    accumulation: str = "separate"  # or fused into the weight gradient's product
+    # or fused into the weight gradient's product, or by autograd as they are made
+    accumulation: str = "separate"
+    reduces_whole: bool = False  # ZeRO-1 all-reduces gradients, then takes its shard's
     casts_gradients: bool = False  # to the format they are added up in, by a kernel
     flash: str = "flash-2"
     unfused: str = "fused-softmax"

@@ -105,17 +105,20 @@ def accumulation_bytes(
     """Bytes that handling the weight gradients of one micro-batch moves on a rank.
 
     Below ZeRO-2 the product's gradient is read and added to the accumulated one, which
-    is read and written; `fused` products do that themselves, for reading it, and
-    software that casts 16-bit gradients first writes fp32 ones and reads them. From
-    ZeRO-2 on it is copied into the reduction's buffer instead, and at ZeRO-3 gathered
-    weights are copied out of the gather's buffer before each pass (as FSDP does):
-    here, where `unit_work` has no samples of that.
+    is read and written; `fused` products do that themselves, for reading it, `autograd`
+    adds 16-bit ones up in 16 bits, and software that casts 16-bit gradients first
+    writes fp32 ones and reads them. From ZeRO-2 on it is copied into the reduction's
+    buffer instead, and at ZeRO-3 gathered weights are copied out of the gather's buffer
+    before each pass (as FSDP does): here, where `unit_work` has no samples of that.
     """
     made = precision.activation.bytes
     kept = reduced_bytes(precision, machine)
     cast = 2 * kept if machine.software.casts_gradients and made < kept else 0.0
-    fused = machine.software.accumulation == "fused"
-    added = kept if fused else made + cast + 2 * kept
+    added = {
+        "fused": kept,
+        "autograd": 3 * made,
+        "separate": made + cast + 2 * kept,
+    }[machine.software.accumulation]
     copied = made + kept
     gathered = 2 * 2 * precision.parameter.bytes
     if measures_units(machine):

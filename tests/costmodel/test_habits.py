@@ -97,18 +97,43 @@ def test_megatron_lm_of_2021_accumulates_beside_its_products() -> None:
     assert software_of_run("Megatron-LM").accumulation == "fused"
 
 
+def moved(framework: str, number: str) -> float:
+    """Bytes that adding one gradient up moves."""
+    on = machine(CLUSTER, software(framework), fitted=FITTED)
+    one = np.ones(())
+    alone = DataParallel(tp=one, cp=one, dp=one, zero=0 * one, zero_group=one)
+    return float(accumulation_bytes(one, alone, precision(number), on))
+
+
 def test_deepspeeds_bf16_optimizer_casts_gradients_before_it_adds_them_up() -> None:
     """2 bytes read, 4 written and read again, and 4 + 4 of the sum; fp16 ones are
     added up as they are."""
-    on = machine(CLUSTER, software("megatron-deepspeed"), fitted=FITTED)
-    one = np.ones(())
-    alone = DataParallel(tp=one, cp=one, dp=one, zero=0 * one, zero_group=one)
+    assert moved("megatron-deepspeed", "bf16") == 2 + 4 + 4 + 4 + 4
+    assert moved("megatron-deepspeed", "fp16") == 2 + 2 + 2
 
-    def moved(number: str) -> float:
-        return float(accumulation_bytes(one, alone, precision(number), on))
 
-    assert moved("bf16") == 2 + 4 + 4 + 4 + 4
-    assert moved("fp16") == 2 + 2 + 2
+def test_aleph_alphas_library_adds_16_bit_gradients_up_in_16_bits() -> None:
+    assert moved("aa-scaling", "bf16") == moved("aa-scaling", "fp16") == 2 + 2 + 2
+    assert moved("megatron-lm-2021", "bf16") == 2 + 4 + 4
+
+
+def test_aleph_alphas_library_all_reduces_the_gradients_of_shards_whole() -> None:
+    base = software("aa-scaling")
+    layout = spell_out(
+        Uniform(dp=16, zero=1, zero_group=16), JOB.graph, JOB.global_batch
+    )
+    whole, plain, scattered = (
+        estimate(JOB, CLUSTER, one, on=machine(CLUSTER, how, fitted=FITTED))
+        for one, how in (
+            (layout, base),
+            (spell_out(Uniform(dp=16, zero=0), JOB.graph, JOB.global_batch), base),
+            (layout, replace(base, reduces_whole=False)),
+        )
+    )
+    least, more, most = (
+        one.breakdown_s["data_comm"] for one in (scattered, plain, whole)
+    )
+    assert least < more < most  # which gathers weights beside
 
 
 def test_what_xla_makes_again_is_what_backward_needs() -> None:
