@@ -106,10 +106,11 @@ def step_time_s(rows: Rows) -> Array:
         overlap=overlapped,
     )
     tail = np.where(columns.ends_at_first, tail, 0.0)
-    ends = [
+    at_first, at_last = (
         rows.seconds_of(end, "step_s") + rows.seconds_of(end, "gather_s")
         for end in (first, last)
-    ]
+    )
+    at_last = np.where(rows.counts[-1] > 0, at_last, 0.0)  # one stage has no other
     tied = tied_sync(
         rows.job,
         rows.on,
@@ -120,7 +121,7 @@ def step_time_s(rows: Rows) -> Array:
         inside=rows.stride * (columns.pp - 1) < rows.on.island.domain,
     )
     apart = ~columns.in_v  # in a V one rank holds both ends
-    end = np.maximum(*ends) + apart * tied.seconds + rows.on.step_s
+    end = np.maximum(at_first, at_last) + apart * tied.seconds + rows.on.step_s
     return np.asarray(makespan + tail + end)
 
 

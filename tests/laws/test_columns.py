@@ -22,6 +22,7 @@ from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.job import Job
 from profiles.models.catalog import model
+from profiles.models.spec import DecoderSpec
 from tests.pipelines import WHOLE
 
 CLUSTER = cluster("dgx-a100-80gb")
@@ -90,6 +91,30 @@ def test_columns_equal_the_closed_form_and_bound_the_simulation(
 ) -> None:
     found, _, column_bytes = bounded(choice, on(framework))
     assert column_bytes == pytest.approx(found.peak_needed_bytes, rel=0.02)
+
+
+def test_an_end_that_a_pipeline_of_one_stage_lacks_costs_nothing() -> None:
+    """Of a tied table beside few small layers: an end of its own would gather it in
+    one message, which takes longer than the whole model's."""
+    spec = DecoderSpec(
+        layers=4,
+        hidden=128,
+        heads=1,
+        kv_heads=1,
+        head_dim=128,
+        ffn_hidden=512,
+        vocab=50257,
+        max_positions=128,
+    )
+    small = Job(model="small", spec=spec, seq_len=128, global_batch=1)
+    for zero in range(4):
+        choice = Uniform(cp=2, zero=zero, precision="tf32")
+        layout = spell_out(choice, small.graph, small.global_batch)
+        (column_s,) = price(Columns.of([choice]), small, on("meshwright")).step_time_s
+        closed_s = step_time_bound_s(small, layout, on("meshwright"))
+        found = estimate(small, CLUSTER, layout, on=on("meshwright"))
+        assert column_s == pytest.approx(closed_s, rel=1e-12)
+        assert column_s <= found.step_time_s * (1 + 1e-12)
 
 
 @st.composite
