@@ -62,9 +62,9 @@ def with_own_shardings(
     """*solution* with the proof of its operators' shardings, or with better ones.
 
     Where only memory is in the way of much faster ones, smaller micro-batches are tried
-    too. Blocks of routed experts, context parallelism and gathers of 8 bits keep their
-    preset, and have no proof. *cache* is a folder of solved programs (None: memory
-    only).
+    too. Blocks of routed experts, context parallelism, gathers of 8 bits and stages on
+    unlike devices keep their preset, and have no proof. *cache* is a folder of solved
+    programs (None: memory only).
     """
     best = solution.best
     if best is None or problem.objective is Objective.MEMORY:
@@ -98,7 +98,9 @@ def _looked(problem: Problem, candidate: Candidate, cache: Path | None) -> _Look
     known: dict[object, _Answer | None] = {}
     better: dict[str, tuple[ModuleSharding, ...]] = {}
     for name, block, stage, plan in _questions(problem, layout):
-        (on,) = machines_of(problem.machine, [stage.mesh.ranks])
+        on, *others = machines_of(problem.machine, [stage.mesh.ranks])
+        if others:
+            continue
         sequences = layout.micro_batch(stage)
         key = (id(on), block.name, stage.mesh.tp, sequences, plan.sharding)
         if key not in known:

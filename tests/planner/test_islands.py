@@ -196,6 +196,19 @@ def test_alike_stages_are_tried_too() -> None:
     assert slow.machine.device.name == "A100-SXM-80GB"
 
 
+def test_a_stage_on_unlike_devices_keeps_its_preset() -> None:
+    """Everyone waits for the slowest, and no one device's price is a proof of both."""
+    posed = asked(joined("dgx-a100-80gb", "dgx-h100"), "gpt-1.3b", 16)
+    posed = replace(posed, pins=Pins(tp=4, pp=1))
+    alike = over_islands(posed, BranchAndBound(), LIMITS)
+    assert alike.best is not None
+    (stage,) = alike.best.estimate.layout.stages
+    assert stage.mesh.ranks.spans == ((0, 15),)
+    found = sharded(posed, replace(alike, only_unlike=True))
+    assert found.operators is None
+    assert found.value == alike.value
+
+
 def test_what_helps_over_islands_is_named_and_helps() -> None:
     """Nodes of V100s are too small for the whole batch at once, not for the model."""
     where = joined("p3.16xlarge", "dgx-v100-16gb")
