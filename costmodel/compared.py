@@ -34,6 +34,7 @@ NUMBERS: Final = (
     "mfu",
     "peak_memory_gib",
 )
+LEAST: Final = 1e-9  # of what was measured: no step, rate or memory is less
 MEMORY_KINDS: Final = ("device", "reserved", "allocated")
 
 
@@ -141,7 +142,7 @@ def compared_with(priced: Priced) -> Compared:
 
 def _read(cells: Cells, column: str) -> Any:
     if column in NUMBERS:
-        return cells.number(column)
+        return cells.number(column, least=LEAST)
     if column == "oom":
         return "y" if cells.flag(column) else "n"
     if column == "peak_memory_kind" and cells.text[column] not in MEMORY_KINDS:

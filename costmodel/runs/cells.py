@@ -48,8 +48,8 @@ class Cells:
             raise self.missing(column, "fill it in")
         return found
 
-    def number(self, column: str, most: float = MOST) -> float | None:
-        """A number from 0 to *most*; raises InvalidSpec with column and value."""
+    def number(self, column: str, most: float = MOST, least: float = 0) -> float | None:
+        """A number from *least* to *most*; raises InvalidSpec with column and value."""
         text = self.text.get(column)
         if text is None:
             return None
@@ -59,8 +59,8 @@ class Cells:
             found = math.nan
         if not math.isfinite(found) or "_" in text:
             raise self.wrong(column, "a number, or empty where it is unknown")
-        if not 0 <= found <= most:
-            raise self.wrong(column, f"a number from 0 to {most:,}")
+        if not least <= found <= most:
+            raise self.wrong(column, f"a number from {least:g} to {most:,}")
         return found
 
     def flag(self, column: str) -> bool | None:

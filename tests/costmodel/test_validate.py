@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from costmodel.compared import NUMBERS
 from costmodel.layout import Layout
 from costmodel.runs.prices import Price, Priced
 from costmodel.runs.run import MEASURED, NAMES, Run
@@ -269,6 +271,22 @@ def test_the_document_of_a_file(tmp_path: Path) -> None:
     assert third["measured"] == {"step_time_s": None}
     counted = {name: found["summary"][name] for name in ("rows", "priced", "compared")}
     assert counted == {"rows": 3, "priced": 2, "compared": 1}
+
+
+@pytest.mark.parametrize("column", NUMBERS)
+def test_a_measurement_that_no_run_has_is_said_and_not_compared(
+    column: str, tmp_path: Path
+) -> None:
+    """1e-308 GiB: the error beside it would be infinite, which JSON cannot say."""
+    said = {**GPT, "micro_batch": "1"}
+    rows = [{**said, column: text} for text in ("1e-308", "0", "-1", "1e308", "nan")]
+    found = compare_file(written(tmp_path, rows))
+    for row, run in zip(rows, found["runs"], strict=True):
+        assert run["measured"] == {column: None}
+        assert f"{column}='{row[column]}'" in run["error"]
+        assert run["estimate"]["step_time_s"] > 0
+    assert found["summary"]["compared"] == 0
+    json.dumps(found, allow_nan=False)
 
 
 def test_equal_questions_are_priced_once(
