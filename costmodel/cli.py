@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from costmodel.pins import Pins, layout_options
+from profiles.apart import require_apart
 from profiles.command import command, warn
 from profiles.errors import Contradiction, Unsupported
 from profiles.job_options import JobOptions, job_options
@@ -77,6 +78,9 @@ def simulate(
         raise Unsupported("--inference is not part of this version; leave it out")
     if report is not None and runs is None:
         raise Contradiction("--report is the page of a table of runs; give --runs too")
+    require_apart(
+        {"--out": out, "--trace": trace, "--report": report}, (file, runs, *job.files)
+    )
     several = "--runs" if runs is not None else "--sweep" if sweep else None
     if several is not None:
         _require_of_one(
@@ -172,29 +176,24 @@ def _from_file(
 ) -> tuple[Any, Estimate]:
     """The cluster as written, and the price of a layout file.
 
-    Another cluster, framework or profile may be asked about.
+    Another machine, framework or profile may be asked about.
     """
     from costmodel.estimate import estimate
     from costmodel.machine_asked import remarks_on
     from costmodel.question import unbalanced
-    from costmodel.stored import job_of, machine_of, read_layout_file
+    from costmodel.stored import (
+        job_of,
+        machine_of,
+        read_layout_file,
+        require_left_open,
+    )
     from costmodel.support import local_warnings
 
-    fixed = {**given(pins), **given(job)}
-    for name in ("cluster", "framework", "profile", "imbalance"):
-        fixed.pop(name, None)
-    if fixed:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in fixed)
-        raise Contradiction(
-            f"{named} cannot change a layout file, which holds its own answer; "
-            "leave it out (--cluster, --framework, --profile, --imbalance may differ)"
-        )
+    require_left_open(job, pins, "a layout file, which holds its own answer")
     stored = read_layout_file(file)
     samples = profile.samples if profile else None
-    on, priced = machine_of(stored, job.cluster, job.framework, samples), job_of(stored)
     assumed: dict[str, Any] = {}
-    if job.framework is None:
-        assumed["framework"] = on.software.name
+    priced, on = job_of(stored), machine_of(stored, job, pins, samples, assumed)
     on = unbalanced(on, priced, pins.imbalance, assumed)
     if profile is not None:
         assumed["profile"] = profile.words

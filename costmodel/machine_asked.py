@@ -22,6 +22,10 @@ from profiles.errors import Contradiction
 from profiles.job_options import JobOptions
 
 NO_OVERLAP: Final = "none (ranks communicate with the cores that compute)"
+NO_CUT: Final = (
+    "--overlap tp cuts products with the gathers and scatters of sequence parallelism, "
+    "which --no-sequence-parallel does without; leave one of the two out"
+)
 OURS: Final = (DEFAULT, "fsdp2")  # whose operators are those that are measured
 
 

@@ -56,6 +56,12 @@ class Pins:
     bucket_mb: float | None = None
 
 
+def cuts_products(pins: Pins) -> bool:
+    """Whether tensor parallelism is asked to hide behind products cut in pieces, which
+    needs the gathers and scatters of sequence parallelism."""
+    return "tp" in (pins.overlap or "").split(",")
+
+
 _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     _degree("--tp", help="Tensor-parallel degree."),
     _degree("--pp", help="Pipeline ranks."),

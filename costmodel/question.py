@@ -12,9 +12,9 @@ from typing import Any
 from costmodel.islands import placed
 from costmodel.legality import fuses_attention, require_legal
 from costmodel.machine import Machine
-from costmodel.machine_asked import machine_of, remarks_on
+from costmodel.machine_asked import NO_CUT, machine_of, remarks_on
 from costmodel.offload import Offload, parse_offload
-from costmodel.pins import Pins
+from costmodel.pins import Pins, cuts_products
 from costmodel.profiled import Profile
 from costmodel.schedule import SCHEDULES
 from costmodel.software import shares_cores
@@ -197,13 +197,8 @@ def unbalanced(
 
 def _require_cut(choice: Uniform, pins: Pins) -> None:
     """Raise Contradiction for hiding a sum behind the product that it waits for."""
-    hides = "tp" in (pins.overlap or "").split(",")
-    if hides and choice.tp > 1 and not choice.sequence_parallel:
-        raise Contradiction(
-            "--overlap tp cuts products with the gathers and scatters of sequence "
-            "parallelism, which --no-sequence-parallel does without; leave one of the "
-            "two out"
-        )
+    if cuts_products(pins) and choice.tp > 1 and not choice.sequence_parallel:
+        raise Contradiction(NO_CUT)
 
 
 def _degrees(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Uniform:

@@ -5,22 +5,31 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
 from costmodel.machine import Machine, machine
+from costmodel.machine_asked import NO_CUT, framework_of
+from costmodel.pins import Pins, cuts_products
 from costmodel.profiled import cluster_called
-from costmodel.software import software, software_on
 from profiles.catalog import parse_cluster
 from profiles.cluster import Cluster
 from profiles.documents import read_json, write_text
-from profiles.errors import InvalidFile, MeshwrightError, Unsupported
+from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
 from profiles.job import Job
+from profiles.job_options import JobOptions
 from profiles.models.catalog import model, parse_model
 from profiles.models.model import Model
+from profiles.options import given
 from profiles.samples import Samples
+
+# What a layout file leaves open: where it runs and under which software, not what runs.
+LEFT_OPEN: Final = (
+    *("cluster", "framework", "profile", "imbalance", "overlap", "bucket_mb"),
+    "grad_dtype",  # in the file; said again, a framework keeps gradients just so
+)
 
 
 def read_layout_file(path: Path) -> LayoutFile:
@@ -30,21 +39,49 @@ def read_layout_file(path: Path) -> LayoutFile:
 
 def machine_of(
     file: LayoutFile,
-    cluster_name: str | None = None,
-    framework: str | None = None,
-    samples: Samples | None = None,
+    wish: JobOptions,
+    pins: Pins,
+    samples: Samples | None,
+    assumed: dict[str, Any],
 ) -> Machine:
-    """The machine that a layout file is for; another cluster or framework may be named.
+    """The machine that a layout file is for, or what is asked of what it leaves open.
 
-    Raises UnknownName, and StaleProfile for *samples* of another device.
+    Raises UnknownName, Contradiction, and StaleProfile for *samples* of another device.
     """
+    _require_gradients(file.layout, wish.grad_dtype)
+    _require_sequence_parallel(file.layout, pins)
     where = cluster_of(file, samples)
-    if cluster_name is not None:
-        where = cluster_called(cluster_name, samples)
-    chosen = (
-        software_on(software(framework), where.islands[0].device) if framework else None
-    )
-    return machine(where, chosen, samples=samples)
+    if wish.cluster is not None:
+        where = cluster_called(wish.cluster, samples)
+    asked = framework_of(wish, pins, where.islands[0].device, assumed)
+    return machine(where, asked, samples=samples)
+
+
+def require_left_open(wish: JobOptions, pins: Pins, file: str) -> None:
+    """Raise Contradiction for options that *file*, in words, answers itself."""
+    said = {**given(pins), **given(wish)}
+    fixed = [f"--{name.replace('_', '-')}" for name in said if name not in LEFT_OPEN]
+    if fixed:
+        may = ", ".join(f"--{name.replace('_', '-')}" for name in LEFT_OPEN[:-1])
+        raise Contradiction(
+            f"{', '.join(fixed)} cannot change {file}; leave it out ({may} may differ)"
+        )
+
+
+def _require_gradients(layout: Layout, asked: str | None) -> None:
+    if asked not in (None, layout.gradient_format):
+        raise Contradiction(
+            f"--grad-dtype {asked} cannot change a layout file, whose gradients are "
+            f"{layout.gradient_format}; leave it out"
+        )
+
+
+def _require_sequence_parallel(layout: Layout, pins: Pins) -> None:
+    """Raise Contradiction for hiding a sum behind the product that it waits for."""
+    wide = [stage for stage in layout.stages if stage.mesh.tp > 1]
+    plain = any(one.sharding == "megatron" for stage in wide for one in stage.plans)
+    if plain and cuts_products(pins):
+        raise Contradiction(NO_CUT)
 
 
 def write_layout(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from costmodel.pins import Pins
 from planner.around import Around
 from profiles.command import premise, warn
 from profiles.errors import Contradiction
 from profiles.job_options import JobOptions
-from profiles.options import given
 from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
@@ -25,9 +24,13 @@ if TYPE_CHECKING:
     from planner.solution import Solution
 
 
-def refuse_beside(what: str, out: Path | None, around: Around, several: bool) -> None:
-    """Raise for options that are about one plan, where *what* asks for more."""
+def refuse_beside(
+    what: str, out: Path | None, around: Around, several: bool, **more: bool
+) -> None:
+    """Raise for options that are about one plan, where *what* asks for something else;
+    *more* are options that were given, by their names."""
     flags = {
+        **{f"--{name.replace('_', '-')}": said for name, said in more.items()},
         "--out": out is not None,
         "--compare-searches": several,
         "--maximize": around.maximize is not None,
@@ -45,33 +48,30 @@ def compare(
 ) -> None:
     """What differs between two layout files, and what each difference costs."""
     from costmodel.profiled import read_profile
-    from costmodel.stored import job_of, machine_of, read_layout_file
+    from costmodel.question import unbalanced
+    from costmodel.stored import (
+        job_of,
+        machine_of,
+        read_layout_file,
+        require_left_open,
+    )
     from planner.difference import difference, require_alike
     from planner.difference_report import difference_document, difference_view
 
-    _refuse_options({**given(pins), **given(job)})
+    require_left_open(job, pins, "the layout files of --diff")
     a, b = (read_layout_file(file) for file in files)
     jobs = (job_of(a), job_of(b))
     require_alike(jobs, None if job.cluster else (a.cluster, b.cluster))
     profile = read_profile(job.profile)
     samples = profile.samples if profile else None
-    on = machine_of(a, job.cluster, job.framework, samples)
+    on = machine_of(a, job, pins, samples, {})
+    machine_of(b, job, pins, samples, {})  # what is asked must suit both
+    on = unbalanced(on, jobs[0], pins.imbalance, {})
     found = difference(jobs[0], on, a.layout, b.layout)
     if as_json:
         emit_json(difference_document(found, files))
     else:
         console().print(difference_view(found))
-
-
-def _refuse_options(said: dict[str, Any]) -> None:
-    """Raise for options that two layout files answer themselves."""
-    left = [name for name in said if name not in ("cluster", "framework", "profile")]
-    if left:
-        named = ", ".join(f"--{name.replace('_', '-')}" for name in left)
-        raise Contradiction(
-            f"{named} cannot change the layout files of --diff; leave it out "
-            "(--cluster, --framework, --profile may be given)"
-        )
 
 
 def answer_each(
@@ -114,6 +114,14 @@ def wanted_runners_up(top: int, around: Around) -> int:
     from planner.probe import POOL
 
     return max(top, POOL * around.probe)
+
+
+def probe_outputs(around: Around, out: Path | None) -> dict[str, Path | None]:
+    """The files that `--probe` writes, by words for each."""
+    from planner.probe import probe_files
+
+    files = probe_files(around.probe or 0, out)
+    return {f"--probe {place}:": file for place, file in enumerate(files, 1)}
 
 
 def probe(

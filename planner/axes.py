@@ -14,7 +14,7 @@ from typing import Any, Final
 from costmodel.columns import SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
 from costmodel.pins import Pins
-from costmodel.question import has_experts, width_over
+from costmodel.question import width_over
 from costmodel.schedule import require_schedule, schedule_called
 from costmodel.support import refusals
 from costmodel.uniform import Uniform, interleaves
@@ -51,8 +51,8 @@ class Axes:
             return True
         if values.get("cp", 1) > 1 and "cp_kind" not in values:
             return any(self.carried(**values, cp_kind=kind) for kind in CP_KINDS)
-        if values.get("tp", 1) > 1 and has_experts(self.problem.job):
-            values = {"sequence_parallel": True, **values}  # experts need it
+        if values.get("tp", 1) > 1 and self.problem.needs_sequence_parallel:
+            values = {"sequence_parallel": True, **values}
         if self._plain.zero and "zero" not in values:
             values = {"zero_group": values.get("dp", 1), **values}
         return not refusals(replace(self._plain, **values), self.problem.job)
@@ -120,10 +120,10 @@ class Axes:
     def sequence_parallel(self, tp: int, cp: int) -> list[Option]:
         """Off; and on where there is something to split, and it divides.
 
-        Experts beside tensor parallelism need it.
+        Experts beside tensor parallelism need it, and products that are cut.
         """
         can = tp > 1 and self.problem.job.seq_len % (tp * cp) == 0
-        needed = tp > 1 and has_experts(self.problem.job)
+        needed = tp > 1 and self.problem.needs_sequence_parallel
         pinned = self.pins.sequence_parallel
         return [
             (on,)

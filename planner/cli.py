@@ -110,6 +110,7 @@ def plan(
         answer_each,
         compare,
         probe,
+        probe_outputs,
         refuse_beside,
         wanted_runners_up,
         write,
@@ -119,9 +120,24 @@ def plan(
     from planner.retention.polish import without_auto
     from planner.robust import LOOKED_AT, recommended
     from planner.searches import search_called
+    from profiles.apart import require_apart
 
     search_called(search)
+    require_apart(
+        {"--out": out, **probe_outputs(around, out)}, (*job.files, *(around.diff or ()))
+    )
     if around.diff is not None:
+        refuse_beside(
+            "--diff",
+            out,
+            around,
+            compare_searches,
+            tokens=around.tokens is not None,
+            any_stage=any_stage,
+            time_limit=time_limit is not None,
+            probability=probability is not None,
+            executable=executable is not None,
+        )
         compare(around.diff, job, pins, as_json=as_json)
         return
     asked = replace(

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from costmodel.legality import violations
-from costmodel.pins import Pins
+from costmodel.machine_asked import NO_CUT
+from costmodel.pins import Pins, cuts_products
 from costmodel.question import has_experts
 from costmodel.retention import body_presets
 from costmodel.schedule import SCHEDULES, holders, least_chunks
@@ -145,7 +146,7 @@ def _fewest(problem: Problem) -> int:
 
 def _splits_sequence(problem: Problem, tp: int) -> bool:
     asked = problem.pins.sequence_parallel
-    if asked is None and tp > 1 and has_experts(problem.job):
+    if asked is None and tp > 1 and problem.needs_sequence_parallel:
         return True
     return bool(asked) and (tp > 1 or bool(problem.pins.tp))
 
@@ -207,6 +208,8 @@ def _between(problem: Problem) -> Iterator[str]:
             f"global batch {batch} does not split into {pins.micro_batches} "
             f"micro-batches × dp {pins.dp or 1}"
         )
+    if cuts_products(pins) and (pins.tp or 1) > 1 and pins.sequence_parallel is False:
+        yield NO_CUT
     if pins.zero == 0 and (pins.zero_group or 1) > 1:
         yield "--zero-group needs --zero 1, 2 or 3"
     if (pins.virtual_stages or 1) > 1 and pins.pp == 1:

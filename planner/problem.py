@@ -24,7 +24,8 @@ from costmodel.host_memory import capacity_bytes
 from costmodel.known import Known
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
-from costmodel.pins import Pins
+from costmodel.pins import Pins, cuts_products
+from costmodel.question import has_experts
 from costmodel.uncertainty import spread_of
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Unsupported
@@ -148,6 +149,12 @@ class Problem:
         """The objective's value of a simulated candidate."""
         found = candidate.estimate
         return float(self.value_of(found.step_time_s, found.peak_needed_bytes))
+
+    @property
+    def needs_sequence_parallel(self) -> bool:
+        """Whether tensor parallelism is not without it: beside experts, and where it
+        is to hide behind products."""
+        return has_experts(self.job) or cuts_products(self.pins)
 
     @cached_property
     def host_limit_bytes(self) -> float:

@@ -88,6 +88,8 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
             if not fits or pins.micro_batch not in (None, share // dp):
                 continue
             split = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel
+            if tp > 1 and not split and problem.needs_sequence_parallel:
+                continue
             zero = 1 if pins.zero is None else pins.zero
             for (ep, etp), (code,), (kind,) in product(
                 axes.experts(tp, cp, dp),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from profiles.documents import names_a_file
 from profiles.errors import InvalidQuestion
 from profiles.options import Function, collected, option
 from profiles.parameters import LARGEST_SEQUENCE, one_of, path, text, whole
@@ -30,6 +31,13 @@ class JobOptions:
     grad_dtype: str | None = None
     framework: str | None = None
     profile: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[str | Path, ...]:
+        """What is read, where the model and the cluster are no catalogue's."""
+        named = [one for one in (self.model, self.cluster) if one is not None]
+        files = [one for one in named if names_a_file(one)]
+        return (*files, *(Path(one) / "config.json" for one in files), *self.profile)
 
     def require(self, *names: str) -> None:
         """Raise InvalidQuestion for the first of *names* that was left out."""

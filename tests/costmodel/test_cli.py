@@ -135,6 +135,56 @@ def test_a_layout_file_gives_the_same_estimate(
 
 
 @pytest.mark.parametrize(
+    "option",
+    [
+        ("--bucket-mb", "1"),
+        ("--overlap", "none"),
+        ("--framework", "megatron-deepspeed", "--grad-dtype", "fp32"),
+    ],
+    ids=lambda option: option[0],
+)
+def test_what_a_layout_file_leaves_open_may_be_said_again(
+    option: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Software is no part of a layout: with the same the same estimate."""
+    file = tmp_path / "layout.json"
+    small = ("--model", "gpt-1.3b", "--gpus", "16", "--micro-batch", "4")
+    asked = answered(capsys, *small, *option, "--out", str(file))
+    stored = answered(capsys, str(file), *option)
+    for key in ("step_time_s", "memory", "breakdown_s", "layout"):
+        assert stored[key] == asked[key], key
+    plain = answered(capsys, str(file), *option[:-2])
+    kinds = ("breakdown_s", "memory")
+    assert [plain[kind] for kind in kinds] != [asked[kind] for kind in kinds]
+
+
+@pytest.mark.parametrize(
+    ("asked", "option", "said"),
+    [
+        ((), ("--grad-dtype", "bf16"), "gradients are fp32"),
+        (
+            ("--tp", "2", "--no-sequence-parallel"),
+            ("--overlap", "tp"),
+            "--no-sequence-parallel",
+        ),
+    ],
+)
+def test_what_contradicts_a_layout_file_is_refused(
+    asked: tuple[str, ...],
+    option: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "layout.json"
+    answered(capsys, *ASKED[:4], *asked, "--out", str(file))
+    assert simulate(str(file), *option) == 2
+    heard = capsys.readouterr()
+    assert heard.out == ""
+    assert said in heard.err
+
+
+@pytest.mark.parametrize(
     ("path", "value", "said"),
     [
         (("mesh", "tp"), 3, "40 heads"),

@@ -121,6 +121,20 @@ def test_two_files_are_compared(asking: Ask, tmp_path: Path) -> None:
     assert "the same layout" in asking("--diff", a, a)[1]
 
 
+def test_files_are_compared_under_the_software_that_is_asked(
+    asking: Ask, tmp_path: Path
+) -> None:
+    software = ("--overlap", "none", "--bucket-mb", "1")
+    a = write(asking, tmp_path / "a.json", "--gpus", "4", "--tp", "4", *software)
+    b = write(asking, tmp_path / "b.json", "--gpus", "4", "--dp", "4", *software)
+    found = json.loads(asking("--diff", a, b, *software, "--json")[1])
+    for name, file in (("a", a), ("b", b)):
+        degree = "--tp" if name == "a" else "--dp"
+        options = ("--model", "gpt-tiny", "--gpus", "4", degree, "4", *software)
+        planned = json.loads(asking(*options, "--json")[1])["estimate"]
+        assert found[name]["estimate"]["step_time_s"] == planned["step_time_s"], file
+
+
 def test_more_gpus_are_a_change_too(asking: Ask, tmp_path: Path) -> None:
     a = write(asking, tmp_path / "a.json", "--gpus", "2", "--dp", "2")
     b = write(asking, tmp_path / "b.json", "--gpus", "4", "--dp", "4")

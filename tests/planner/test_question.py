@@ -94,6 +94,7 @@ def test_an_old_device_gets_its_own_defaults() -> None:
         ({"dp": 64, "global_batch": 100}, "not a multiple"),
         ({"micro_batch": 7, "global_batch": 64}, "not a multiple"),
         ({"micro_batches": 7, "global_batch": 64}, "7 micro-batches"),
+        ({"tp": 2, "overlap": "tp", "sequence_parallel": False}, "--overlap tp cuts"),
         ({"zero": 0, "zero_group": 2}, "--zero 1, 2 or 3"),
         ({"dp": 8, "zero_group": 3}, "zero_group=3"),
         ({"tp": 1, "sequence_parallel": True}, "tp > 1"),
