@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from costmodel.lower_hull import lower_hull
 from costmodel.retention_menu import Option
 
 Array = NDArray[Any]
+MOST_MIXES: Final = 2**22  # rows; 30 options of 4,000 layers have as many
 Chosen = tuple[Option, ...]  # one a layer, those that keep the least first
 Way = TypeVar("Way")
 
@@ -129,29 +130,41 @@ def _alone(group: Group, room_bytes: float, floor_bytes: float) -> Chosen:
 
 @lru_cache(maxsize=256)
 def mixes(layers: int, options: tuple[Option, ...]) -> Mixes:
-    """What so many layers alike may do with two of *options* at most."""
-    each = np.arange(len(options))
+    """What so many layers alike may do with two of *options* at most.
+
+    Of thousands of layers the counts are thinned out evenly, down to `MOST_MIXES` rows:
+    one layer more or less is little there.
+    """
+    each, counts = np.arange(len(options)), _counts(layers, len(options))
     lean, rich, count = (
-        axis.ravel()
-        for axis in np.meshgrid(each, each, np.arange(1, layers + 1), indexing="ij")
+        axis.ravel() for axis in np.meshgrid(each, each, counts, indexing="ij")
     )
     wanted = (lean > rich) | ((lean == rich) & (count == layers))
     lean, rich, count = lean[wanted], rich[wanted], count[wanted]
+    numbers = np.union1d(counts, layers - counts)  # of layers that do the same
     seconds, held, working = (
-        np.array([[of(one, taken) for taken in range(layers + 1)] for one in options])
+        np.array([[of(one, int(taken)) for taken in numbers] for one in options])
         for of in (Option.seconds, Option.held_bytes, Option.needs_bytes)
     )
     saved = np.array([one.saved_bytes for one in options])
     others = layers - count
+    here, there = (np.searchsorted(numbers, some) for some in (count, others))
     return Mixes(
         lean=lean,
         rich=rich,
         count=count,
-        seconds=seconds[lean, count] + seconds[rich, others],
-        held_bytes=held[lean, count] + held[rich, others],
-        working_bytes=np.maximum(working[lean, count], working[rich, others]),
+        seconds=seconds[lean, here] + seconds[rich, there],
+        held_bytes=held[lean, here] + held[rich, there],
+        working_bytes=np.maximum(working[lean, here], working[rich, there]),
         widest_bytes=np.maximum(saved[lean], np.where(others > 0, saved[rich], 0.0)),
     )
+
+
+def _counts(layers: int, options: int) -> Array:
+    """How many layers may take the leaner of two options: 1 … *layers*, or of those as
+    many as `MOST_MIXES` leaves, with both ends."""
+    most = max(MOST_MIXES // options**2, 2)
+    return np.unique(np.linspace(1, layers, min(layers, most)).round().astype(int))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.retention import recompute
-from costmodel.retention_fit import Chosen, Group, fit, needed_bytes
+from costmodel.retention_fit import MOST_MIXES, Chosen, Group, fit, mixes, needed_bytes
 from costmodel.retention_menu import Option
 from tests.retention_menus import joining_menus, menus
 
@@ -125,3 +125,27 @@ def test_more_room_never_takes_longer_alone(
 
 def _held(option: Option) -> float:
     return option.saved_bytes
+
+
+def test_of_very_many_layers_the_counts_are_thinned_out() -> None:
+    """40 options of 100,000 layers would be 160 million rows; both ends are kept."""
+    layers = 100_000
+    options = tuple(
+        Option(
+            retention=recompute("*"),
+            recompute_s=float(place),
+            saved_bytes=40.0 - place,
+            working_bytes=1.0,
+        )
+        for place in range(40)
+    )
+    known = mixes(layers, options)
+    assert len(known.count) <= MOST_MIXES
+    assert {1, layers} <= set(known.count)
+    group = Group(count=layers, weight=1.0, options=options)
+    for room in (20.5 * layers, 40.0 * layers + 1, 1.0 * layers + 1):
+        (chosen,) = fit([group], room)
+        assert len(chosen) == layers
+        assert needed_bytes([group], [chosen]) <= room
+        exact = max(40.0 * layers + 1 - room, 0.0)  # a second frees a byte
+        assert exact <= seconds([chosen]) <= exact + 0.001 * layers

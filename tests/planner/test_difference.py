@@ -130,7 +130,7 @@ def test_files_are_compared_under_the_software_that_is_asked(
     found = json.loads(asking("--diff", a, b, *software, "--json")[1])
     for name, file in (("a", a), ("b", b)):
         degree = "--tp" if name == "a" else "--dp"
-        options = ("--model", "gpt-tiny", "--gpus", "4", degree, "4", *software)
+        options = ("--model", "gpt-mini", "--gpus", "4", degree, "4", *software)
         planned = json.loads(asking(*options, "--json")[1])["estimate"]
         assert found[name]["estimate"]["step_time_s"] == planned["step_time_s"], file
 
