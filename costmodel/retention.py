@@ -139,7 +139,7 @@ def body_presets(name: str, graph: ModelGraph) -> dict[str, Retention]:
 
     A list may name operators that only some kinds have. Raises UnknownName.
     """
-    blocks = {block.name: block for block, _ in graph.runs}
+    blocks = graph.kinds
     if name in (*PRESETS, *LATER):
         return {kind: preset(name, block) for kind, block in blocks.items()}
     known = {item.name for block in blocks.values() for item in block.operators}

@@ -23,6 +23,7 @@ from costmodel.offload import TIERS, Offload
 from planner.memory_floor import states_fit
 from planner.pinned import layout_pins, require_consistent
 from planner.problem import Problem
+from planner.question import dp_to_split
 from planner.space import Space
 from planner.table import divisors, length
 from profiles.errors import InvalidQuestion
@@ -156,7 +157,12 @@ def dividing(problem: Problem) -> Iterator[Change]:
 
 
 def _gpus(count: int, problem: Problem) -> Change:
-    return Change(what=f"{count} GPUs", option=f"--gpus {count}", problem=problem)
+    """The batch is said where one that nobody gave would be raised for so many."""
+    pins, batch = problem.pins, problem.job.global_batch
+    pieces = (pins.micro_batch or 1) * (pins.micro_batches or 1)
+    stays = batch % (dp_to_split(problem) * pieces) == 0
+    option = f"--gpus {count}" if stays else f"--gpus {count} --global-batch {batch}"
+    return Change(what=f"{count} GPUs", option=option, problem=problem)
 
 
 def _batch(size: int, problem: Problem) -> Change:

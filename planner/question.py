@@ -79,7 +79,8 @@ def pose(
         any_stage=any_stage,
         memory_limit_bytes=memory_limit(where, probability),
     )
-    job, warnings = job_of(model, wish, _dp_to_split(problem, wish), pins, assumed)
+    dp = 1 if wish.global_batch is not None else dp_to_split(problem)
+    job, warnings = job_of(model, wish, dp, pins, assumed)
     problem = replace(problem, job=job)
     require_consistent(problem)
     require_possible(problem)
@@ -144,7 +145,7 @@ def _problem(
     )
 
 
-def _dp_to_split(problem: Problem, wish: JobOptions) -> int:
+def dp_to_split(problem: Problem) -> int:
     """The data-parallel degree that a batch nobody gave is made to suit.
 
     The smallest raise that lets some layout with equal pipeline stages split the
@@ -153,7 +154,7 @@ def _dp_to_split(problem: Problem, wish: JobOptions) -> int:
     """
     pins, batch = problem.pins, problem.job.global_batch
     shapes = Space(problem=problem).shapes
-    if wish.global_batch is not None or not length(shapes):
+    if not length(shapes):
         return pins.dp or 1
     even = problem.job.graph.body % shapes["pp"] == 0
     if even.any():

@@ -128,6 +128,11 @@ class ModelGraph:
         return tuple(one for one in self.blocks if one[0].name not in ENDS)
 
     @cached_property
+    def kinds(self) -> Mapping[str, Block]:
+        """The distinct blocks of the numbered layers, by name."""
+        return {block.name: block for block, _ in self.runs}
+
+    @cached_property
     def turn(self) -> int:
         """After how many layers their kinds repeat: 1 where they change once or never,
         0 where they repeat at no time."""

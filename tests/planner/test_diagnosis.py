@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from costmodel.legality import MOST_PASSES
 from costmodel.offload import NOTHING, Offload, parse_offload
 from costmodel.pins import Pins
-from planner.changes import Change
+from planner.changes import Change, more_gpus
 from planner.diagnosis import diagnose, leanest, tried
 from planner.floors import leaf_bounds
 from planner.memory_floor import states_bytes
 from planner.plan import solve
 from planner.problem import Problem
+from planner.question import dp_to_split
 from planner.search import Limits
 from planner.searches import SEARCHES
 from planner.solution import EXACT, Status
@@ -123,6 +124,17 @@ def test_divisibility_names_a_batch_that_divides(gpus: int) -> None:
     assert said.nearest.startswith(f"a batch of {gpus} (--global-batch {gpus}): dp")
     raised = replace(posed, job=replace(posed.job, global_batch=gpus))
     assert length(Space(problem=raised).branches)
+
+
+def test_more_gpus_are_said_with_a_batch_that_they_would_raise() -> None:
+    """24 GPUs split 1,024 sequences as 3 stages of dp 8, but a batch that nobody gave
+    is raised for even stages: who asks for 24 GPUs alone is given another plan."""
+    posed = problem("mixtral-8x7b", 1, global_batch=1024, where=on("l40s-8x"))
+    found = {change.problem.gpus: change.option for change in more_gpus(posed)}
+    assert found[24] == "--gpus 24 --global-batch 1024"
+    assert found[32] == "--gpus 32"
+    split = dp_to_split(replace(posed, gpus=24))
+    assert 1024 % split
 
 
 def test_what_divides_and_does_not_fit_is_not_said_to_work() -> None:
