@@ -78,7 +78,7 @@ def _states(problem: Problem) -> Memory:
     whole = rows.held[0]  # of one stage, the first is all of the model
     one, share = np.ones_like(_LEVELS), _SHARDS / gpus
     # Others that have shards of their own: one rank has nobody to send gradients to.
-    dp = np.maximum(gpus, _SHARDS)
+    dp = -(-gpus // _SHARDS) * _SHARDS  # whole groups, of experts too
     others = DataParallel(tp=one, cp=one, dp=dp, zero=_LEVELS, zero_group=_SHARDS)
     return memory(
         parameters=whole.parameters * share,

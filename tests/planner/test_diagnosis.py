@@ -23,6 +23,7 @@ from planner.searches import SEARCHES
 from planner.solution import EXACT, Status
 from planner.space import Space
 from planner.table import length
+from profiles.models.spec import DecoderSpec
 from profiles.units import MiB
 from tests.problems import on, problem, small_problems
 
@@ -92,6 +93,29 @@ def test_no_layout_needs_less_than_its_states(posed: Problem, zero: int | None) 
         posed = replace(posed, offload=offload, pins=pins)
     space = Space(problem=posed)
     assume(length(space.branches))
+    peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
+    assert states_bytes(posed) <= peaks.min() * (1 + EXACT)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 11])
+def test_experts_on_an_odd_number_of_gpus_are_sharded_too(gpus: int) -> None:
+    """Of a deep and narrow model, whose states are nearly all that it needs."""
+    pins = Pins(zero=3, recompute="full", micro_batch=1)
+    posed = problem("mixtral-8x7b", gpus, global_batch=gpus, pins=pins)
+    spec = posed.job.spec
+    assert isinstance(spec, DecoderSpec)
+    assert spec.moe is not None
+    spec = replace(
+        spec,
+        layers=400,
+        hidden=256,
+        heads=2,
+        kv_heads=2,
+        vocab=512,
+        moe=replace(spec.moe, expert_ffn_hidden=512),
+    )
+    posed = replace(posed, job=replace(posed.job, spec=spec, seq_len=64))
+    space = Space(problem=posed)
     peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
     assert states_bytes(posed) <= peaks.min() * (1 + EXACT)
 
