@@ -37,14 +37,14 @@ class BranchAndBound(AbstractSearch):
 
     def solve(self, problem: Problem, limits: Limits) -> Solution:
         clock = Clock(limits=limits)
-        frontier = Frontier(problem)
+        frontier = Frontier(problem, clock)
         shortlist = Shortlist(problem, limits.runners_up)
         lower = self._prove(frontier, shortlist, clock)
         if shortlist.best is None and lower < inf:
             raise clock.out_of_time(frontier.considered)
         if shortlist.best is not None:
             self._look_further(frontier, shortlist, clock)
-        runners_up = shortlist.runners_up()
+        runners_up = shortlist.runners_up(clock)
         best, value = shortlist.best, shortlist.value
         proven = lower >= value * (1 - EXACT)
         status = Status.OPTIMAL if proven else Status.FEASIBLE
@@ -108,7 +108,7 @@ def _counters(frontier: Frontier, simulated: int) -> Counters:
 
 
 def _too_big(frontier: Frontier, best: Candidate | None) -> Candidate | None:
-    if best is None:
+    if best is None or frontier.clock.over:
         return None
     wanted_s = best.estimate.step_time_s * WORTHWHILE
     choice = frontier.too_big(wanted_s)

@@ -5,6 +5,7 @@
                          looked at closely and wait by the second
 
 Where the glance is good, most branches are never looked at again: that is the saving.
+Once it is late nothing is looked at any more, and the glance has to do.
 """
 
 from __future__ import annotations
@@ -20,13 +21,18 @@ FIRST_LOOK, GROWTH, LARGEST_LOOK = 2048, 2, 65536  # branches looked at closely 
 
 
 class BranchQueue:
-    """*table*'s branches; `floor` gives the floors of some of them."""
+    """*table*'s branches; `floor` gives the floors of some of them, `late` says when
+    time is over."""
 
     def __init__(
-        self, table: Table, rough: Array, floor: Callable[[Table], Array]
+        self,
+        table: Table,
+        rough: Array,
+        floor: Callable[[Table], Array],
+        late: Callable[[], bool] = lambda: False,
     ) -> None:
         self.table = table
-        self._rough, self._floor = rough, floor
+        self._rough, self._floor, self._late = rough, floor, late
         self._order = np.argsort(rough, kind="stable")
         self._looked_at, self._look = 0, FIRST_LOOK
         self._rows, self._floors = np.empty(0, dtype=np.int64), np.empty(0)
@@ -36,7 +42,8 @@ class BranchQueue:
     def least(self) -> float:
         """No branch that is left has a smaller floor; infinite if none is left."""
         self._look_closely(1)
-        return float(self._floors[0]) if len(self._floors) else inf
+        known = float(self._floors[0]) if len(self._floors) else inf
+        return min(known, self._next_rough)
 
     def take(self, most: int, below: float = inf) -> tuple[Table, Array]:
         """Up to *most* branches of the least floors, in order, with their floors, all
@@ -56,8 +63,8 @@ class BranchQueue:
     def _look_closely(self, count: int, below: float = inf) -> None:
         """Until the *count* branches of least floor are known, or all of them that are
         *below* a floor."""
-        while self._looked_at < len(self._order):
-            next_rough = self._rough[self._order[self._looked_at]]
+        while self._looked_at < len(self._order) and not self._late():
+            next_rough = self._next_rough
             if next_rough >= below:
                 return
             if len(self._floors) >= count and self._floors[count - 1] <= next_rough:
@@ -69,6 +76,13 @@ class BranchQueue:
             self._look = min(GROWTH * self._look, LARGEST_LOOK)
             if len(rows):
                 self._add(rows)
+
+    @property
+    def _next_rough(self) -> float:
+        """The least floor, at a glance, of what was not looked at closely."""
+        if self._looked_at == len(self._order):
+            return inf
+        return float(self._rough[self._order[self._looked_at]])
 
     def _add(self, rows: Array) -> None:
         floors = np.maximum(self._floor(take(self.table, rows)), self._rough[rows])

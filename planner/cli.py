@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from planner.largest import Largest
     from planner.problem import Problem
     from planner.question import Posed
+    from planner.search import Limits
     from planner.solution import Solution
 
 OBJECTIVES = ("throughput", "cost", "memory", "time-to-train")
@@ -147,15 +148,16 @@ def plan(
 
     wanted = max(wanted_runners_up(top, around), LOOKED_AT)
 
-    def improved(problem: Problem, found: Solution) -> Solution:
-        better = refined(problem, found, pins, wanted, time_limit)
+    def improved(problem: Problem, found: Solution, limits: Limits) -> Solution:
+        better = refined(problem, found, pins, limits)
         if any_stage:
-            better = _widened(problem, better, time_limit)
+            better = _widened(problem, better, limits)
         better = recommended(problem, better, wanted_runners_up(top, around))
-        return sharded(problem, better, on_disk=True)
+        return sharded(problem, better, limits, on_disk=True)
 
     def solved(problem: Problem) -> Solution:
-        found = improved(problem, _solved(problem, search, wanted, time_limit))
+        limits = _limits(time_limit, wanted)
+        found = improved(problem, _solved(problem, search, limits), limits)
         problem.forget()  # one of several
         return found
 
@@ -171,18 +173,19 @@ def plan(
             sizes, posed_on, solved, asked.where, around.tokens, as_json=as_json
         )
         return
-    largest = _largest(asked, around)
+    largest = _largest(asked, around, _limits(time_limit, wanted))
+    limits = _limits(time_limit, wanted)
     posed = _posed(asked, largest)
     require_answerable(posed.problem, around, any_stage=any_stage)
     if any_stage:
         _require_any_stage(posed.problem)
-    solution = _solved(posed.problem, search, wanted, time_limit)
+    solution = _solved(posed.problem, search, limits)
     _require_found(posed.problem, solution, asked.where)
     compared = [solution]
+    solution = improved(posed.problem, solution, limits)
     if compare_searches:
         limit = COMPARE_S if time_limit is None else time_limit
         compared += _others(posed.problem, search, limit)
-    solution = improved(posed.problem, solution)
     if out is not None and solution.best is not None:
         write(out, posed.problem, solution.best, asked)
     found = beside(posed.problem, solution, around, largest, solved)
@@ -226,12 +229,12 @@ def _asked(
     )
 
 
-def _largest(asked: Asked, around: Around) -> Largest | None:
+def _largest(asked: Asked, around: Around, limits: Limits) -> Largest | None:
     if around.maximize is None:
         return None
     from planner.largest import maximize
 
-    return maximize(asked, around.maximize)
+    return maximize(asked, around.maximize, limits)
 
 
 def _posed(asked: Asked, largest: Largest | None) -> Posed:
@@ -245,29 +248,29 @@ def _posed(asked: Asked, largest: Largest | None) -> Posed:
     return posed
 
 
-def _solved(
-    problem: Problem, search: str, runners_up: int, time_limit: float | None
-) -> Solution:
+def _limits(time_limit: float | None, runners_up: int) -> Limits:
+    """Those of one plan, whose time begins now: what is imported later, or read, is
+    part of it."""
+    from planner.search import Limits
+
+    limit = inf if time_limit is None else time_limit
+    return Limits(time_limit_s=limit, runners_up=runners_up).begun()
+
+
+def _solved(problem: Problem, search: str, limits: Limits) -> Solution:
+    from dataclasses import replace
+
     from planner.meter import metered
     from planner.plan import solve
-    from planner.search import Limits
     from planner.searches import search_called
 
     with metered(problem.objective.quantity) as meter:
-        limits = Limits(
-            time_limit_s=inf if time_limit is None else time_limit,
-            runners_up=runners_up,
-            watch=meter,
-        )
-        return solve(problem, search_called(search), limits)
+        return solve(problem, search_called(search), replace(limits, watch=meter))
 
 
-def _widened(
-    problem: Problem, solution: Solution, time_limit: float | None
-) -> Solution:
+def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or what stages of unlike meshes can do better."""
     from planner.plan import widen
-    from planner.search import Limits
     from planner.stage_places import MOST_LAYERS, only_unlike, too_deep
 
     if too_deep(problem) and not only_unlike(problem):
@@ -275,8 +278,7 @@ def _widened(
             f"--any-stage: {problem.job.graph.body:,} layers are more than the "
             f"{MOST_LAYERS} that are cut over unlike meshes; stages are alike"
         )
-    limit = inf if time_limit is None else time_limit
-    return widen(problem, solution, Limits(time_limit_s=limit))
+    return widen(problem, solution, limits)
 
 
 def _others(problem: Problem, chosen: str, limit: float) -> list[Solution]:
@@ -288,7 +290,7 @@ def _others(problem: Problem, chosen: str, limit: float) -> list[Solution]:
         if name == chosen:
             continue
         try:
-            found.append(_solved(problem, name, 0, limit))
+            found.append(_solved(problem, name, _limits(limit, 0)))
         except (OutOfTime, Unsupported) as error:
             said = f"--search {name}"
             warn(str(error) if said in str(error) else f"{said}: {error}")

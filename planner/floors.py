@@ -14,6 +14,7 @@ faster than its mean rank is busy, the second because every term left out adds t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -80,8 +81,13 @@ def floor_bytes(peak_bytes: Array, branch: Array) -> Array:
     return least
 
 
-def rough_s(problem: Problem, branches: Table) -> Array:
-    """At least the step time of every leaf of each branch, at a glance: a gather."""
+def rough_s(
+    problem: Problem, branches: Table, between: Callable[[], None] = lambda: None
+) -> Array:
+    """At least the step time of every leaf of each branch, at a glance: a gather.
+
+    *between* is called after each block is priced: it may raise.
+    """
     if not length(branches):
         return np.empty(0)
     site = branches["site"]
@@ -95,8 +101,10 @@ def rough_s(problem: Problem, branches: Table) -> Array:
     work = np.zeros(len(known) * len(codes))
     for block, count in problem.job.graph.runs:
         work += count * np.add(*floor.body(block.name))
+        between()
     for name in _ENDS:
         work += np.add(*floor.end(name))
+        between()
     place = np.empty((len(first), len(problem.recomputes)))
     place[np.ix_(known, codes)] = work.reshape(len(known), len(codes))
     each = place[site, _recompute(problem, branches)]

@@ -4,7 +4,7 @@ Branches wait in the order of their floors (`branch_queue`). Only where the leas
 is below the least bound of the leaves at hand is the next batch of branches opened, of
 those below that bound: what cannot fit is dropped, the rest is spelled out as leaves,
 and of those that may fit the seconds are priced. So `least` bounds every candidate that
-has not been taken, at any time.
+has not been taken, at any time; once time is over, no more are opened.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from costmodel.uniform import Uniform
 from planner.branch_queue import BranchQueue
 from planner.floors import floor_bytes, floor_s, leaf_bytes, leaf_s, rough_s
 from planner.problem import Objective, Problem
+from planner.search import Clock, Limits
 from planner.space import Space
 from planner.table import Array, Table, length, take
 
@@ -66,13 +67,18 @@ class Lost:
 
 
 class Frontier:
-    """The candidates of a problem that have not been taken yet."""
+    """The candidates of a problem that have not been taken yet.
 
-    def __init__(self, problem: Problem) -> None:
+    Raises OutOfTime where the time of *clock* ends before they lie in order.
+    """
+
+    def __init__(self, problem: Problem, clock: Clock | None = None) -> None:
         self.problem = problem
+        self.clock = clock or Clock(limits=Limits())
         self.space = Space.of(problem)
         branches = self.space.branches
         self.considered = int(branches["leaves"].sum())
+        self.clock.require(self.considered)
         self.dropped_for_memory = 0
         self._lost: list[Lost] = []
         self._by_bytes = problem.objective is Objective.MEMORY
@@ -80,25 +86,29 @@ class Frontier:
         self._queue = self._of_bytes() if self._by_bytes else self._of_seconds()
         self._first_floor = self._queue.least
         self.opened, self._batch = 0, FIRST_BATCH
+        self._dropped = inf  # the least floor of what time did not suffice to open
         self._leaves: Leaves | None = None
         self._taken = 0
 
     @property
     def least(self) -> float:
         """No candidate left has a smaller value; infinite if none is left."""
-        return min(self._next_leaf, self._queue.least)
+        return min(self._next_leaf, self._queue.least, self._dropped)
 
     @property
     def lower_step_time_s(self) -> float:
-        """No candidate of the problem has a shorter step."""
+        """No candidate of the problem has a shorter step; 0 where time was over before
+        that was known."""
+        if self._by_bytes and self.clock.over:
+            return 0.0
         least = self._of_seconds().least if self._by_bytes else self._first_floor
         return least / self._unit
 
     def take(self) -> Uniform | None:
-        """The candidate with the least bound, None if none is left."""
-        while self._queue.least < self._next_leaf:
+        """The candidate with the least bound, None if none is left, or no time."""
+        while self._queue.least < self._next_leaf and not self.clock.over:
             self._open()
-        if self._leaves is None or self._next_leaf == inf:
+        if self.clock.over or self._leaves is None or self._next_leaf == inf:
             return None
         self._taken += 1
         return self.space.choice(self._leaves.columns, self._taken - 1)
@@ -134,7 +144,7 @@ class Frontier:
         order = np.argsort(peaks, kind="stable")
         order = order[(floors_s[order] < seconds) & (peaks[order] < inf)]
         start, size = 0, FIRST_LOST
-        while start < len(order):
+        while start < len(order) and not self.clock.over:
             rows = order[start : start + size]
             here = columns.take(rows)
             faster = np.flatnonzero(leaf_s(self.problem, here) < seconds)
@@ -146,8 +156,15 @@ class Frontier:
     def _of_seconds(self) -> BranchQueue:
         """All branches by the floors of what their seconds are worth."""
         problem, branches, unit = self.problem, self.space.branches, self._unit
-        rough = unit * rough_s(problem, branches)
-        return BranchQueue(branches, rough, lambda some: unit * floor_s(problem, some))
+
+        def floors(some: Table) -> Array:
+            return np.asarray(unit * floor_s(problem, some))
+
+        def pause() -> None:
+            self.clock.require(self.considered)
+
+        rough = unit * rough_s(problem, branches, between=pause)
+        return BranchQueue(branches, rough, floors, self._late)
 
     def _of_bytes(self) -> BranchQueue:
         """All branches by the floors of their bytes, of which no glance tells."""
@@ -157,7 +174,11 @@ class Frontier:
             return floor_bytes(leaf_bytes(self.problem, columns), branch)
 
         branches = self.space.branches
-        return BranchQueue(branches, np.zeros(length(branches)), floors)
+        rough = np.zeros(length(branches))
+        return BranchQueue(branches, rough, floors, self._late)
+
+    def _late(self) -> bool:
+        return self.clock.over
 
     @property
     def _next_leaf(self) -> float:
@@ -172,6 +193,9 @@ class Frontier:
         self._batch = min(GROWTH * self._batch, LARGEST_BATCH)
         columns, branch = self.space.leanest(batch)
         peaks = leaf_bytes(self.problem, columns)
+        if self.clock.over:
+            self._dropped = min(self._dropped, floors.min(initial=inf))
+            return
         too_big = floor_bytes(peaks, branch) > self.problem.memory_limit_bytes
         self.dropped_for_memory += int(batch["leaves"][too_big].sum())
         floors_s = self._seconds_of(floors)

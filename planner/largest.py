@@ -22,6 +22,7 @@ from planner.frontier import Frontier
 from planner.offloading import everything_away
 from planner.problem import Objective, Problem
 from planner.question import Posed
+from planner.search import Clock, Limits
 from planner.stage_places import only_unlike
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.models.spec import DecoderSpec
@@ -35,13 +36,15 @@ FARTHER: Final = 64  # times the batch: where that fits as well, every batch doe
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Largest:
     """The largest *value* of a quantity that fits, the problem at it, and the least
-    value tried that does not; both None where memory sets no limit."""
+    value tried that does not; both None where memory sets no limit. Where it is *late*
+    time was over before larger ones were tried."""
 
     quantity: str
     unit: int
     value: int | None
     too_large: int | None
     posed: Posed
+    late: bool = False
 
     def document(self) -> dict[str, object]:
         return {
@@ -49,6 +52,7 @@ class Largest:
             "value": self.value,
             "unit": self.unit,
             "too_large": self.too_large,
+            "complete": not self.late,
         }
 
     @property
@@ -61,22 +65,27 @@ class Largest:
                 "--micro-batches to bound it"
             )
         more = f"; {self.too_large:,} does not" if self.too_large is not None else ""
+        if self.late:
+            more = "; more may: time was over before it was tried"
         return f"{name} {self.value:,} fits{more} (in steps of {self.unit:,})"
 
 
-def maximize(asked: Asked, quantity: str) -> Largest:
-    """The largest *quantity* (as an option: seq-len …) with which a layout fits.
+def maximize(asked: Asked, quantity: str, limits: Limits | None = None) -> Largest:
+    """The largest *quantity* (as an option: seq-len …) with which a layout fits, as far
+    as time suffices to try.
 
-    Raises what posing the question with the value that was asked raises, and
-    Contradiction where the model has another shape than a decoder's.
+    Raises what posing the question with the value that was asked raises,
+    Contradiction where the model has another shape than a decoder's, and OutOfTime
+    where none was found to fit yet.
     """
+    clock = Clock(limits=limits or Limits())
     name = quantity.replace("-", "_")
     base = asked.pose()
     unit, start = _unit(asked, base, name), _asked_value(base.problem, name)
     pose = partial(_posed, asked, name)
 
     def fitting(units: int) -> bool:
-        posed = pose(units * unit)
+        posed = None if clock.over else pose(units * unit)
         return posed is not None and fits_somehow(posed.problem)
 
     free = name == "global_batch" and asked.pins.micro_batches is None
@@ -85,14 +94,18 @@ def maximize(asked: Asked, quantity: str) -> Largest:
         return Largest(quantity=name, unit=unit, value=None, too_large=None, posed=base)
     most = LARGEST[name] // unit
     found = last_true(fitting, first, most)
+    late = clock.over and found < most
+    if late and not found:
+        raise clock.out_of_time(0)
     posed = pose(found * unit) if found else pose(unit)
-    too_large = None if found == most else (found + 1) * unit
+    too_large = None if late or found == most else (found + 1) * unit
     return Largest(
         quantity=name,
         unit=unit,
         value=found * unit,
         too_large=too_large,
         posed=posed or base,
+        late=late,
     )
 
 

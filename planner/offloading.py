@@ -49,12 +49,12 @@ def over_offloads(problem: Problem, solve: Solve, limits: Limits) -> Solution:
 
     Raises OutOfTime if time passes before any candidate was found to fit.
     """
-    clock = Clock(limits=limits)
+    together = limits if limits.began_s is not None else limits.begun()
+    clock = Clock(limits=together)
     parts, late = [], None
     for way in ways(problem):
-        left = max(limits.time_limit_s - clock.seconds, 0.0)
         try:
-            parts.append(solve(way, replace(limits, time_limit_s=left)))
+            parts.append(solve(way, together))
         except OutOfTime as error:
             late = error
     if late is not None and not any(part.best for part in parts):
@@ -62,6 +62,10 @@ def over_offloads(problem: Problem, solve: Solve, limits: Limits) -> Solution:
     found = _joined(problem, parts, limits, complete=late is None)
     if problem.objective is not Objective.MEMORY:
         for way in ways(problem):
+            if clock.over:  # of shares that were not looked at nothing is known
+                bare = replace(found, lower=0.0, lower_step_time_s=0.0, complete=False)
+                found = replace(bare, status=_status(bare.best, 0.0, bare.value))
+                break
             found = _Shares(way, found.value).best(found, clock)
     return replace(found, seconds=clock.seconds)
 

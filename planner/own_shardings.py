@@ -42,6 +42,7 @@ from planner.elimination import eliminate
 from planner.intra_op import Posed, described, peak_bytes, pose
 from planner.problem import Candidate, Objective, Problem, Staged
 from planner.sharding_prices import moments
+from planner.search import Clock, Limits
 from planner.shardings import preset, state_bytes
 from planner.solution import WORTHWHILE, Operators, Proof, Solution
 from planner.solution import Status as SolutionStatus
@@ -57,9 +58,13 @@ LEANER: Final = 3  # of those
 
 
 def with_own_shardings(
-    problem: Problem, solution: Solution, cache: Path | None = None
+    problem: Problem,
+    solution: Solution,
+    cache: Path | None = None,
+    clock: Clock | None = None,
 ) -> Solution:
-    """*solution* with the proof of its operators' shardings, or with better ones.
+    """*solution* with the proof of its operators' shardings, or with better ones, as
+    far as the time of *clock* suffices.
 
     Where only memory is in the way of much faster ones, smaller micro-batches are tried
     too. Blocks of routed experts, context parallelism, gathers of 8 bits and stages on
@@ -69,15 +74,18 @@ def with_own_shardings(
     best = solution.best
     if best is None or problem.objective is Objective.MEMORY:
         return solution
-    looked = _looked(problem, best, cache)
+    clock = clock or Clock(limits=Limits())
+    looked = _looked(problem, best, cache, clock)
     if not looked.proofs:
         return solution
     operators = Operators(proofs=looked.proofs)
     found = _replaced(problem, replace(solution, operators=operators), best, looked)
     for choice in _leaner(problem, best) if looked.free > MUCH else ():
+        if clock.over:
+            break
         candidate = problem.simulate(choice)
         if problem.fits(candidate):
-            looked = _looked(problem, candidate, cache)
+            looked = _looked(problem, candidate, cache, clock)
             found = _replaced(problem, found, candidate, looked)
     return found
 
@@ -92,7 +100,9 @@ class _Looked:
     free: float
 
 
-def _looked(problem: Problem, candidate: Candidate, cache: Path | None) -> _Looked:
+def _looked(
+    problem: Problem, candidate: Candidate, cache: Path | None, clock: Clock
+) -> _Looked:
     layout = candidate.estimate.layout
     room = _room_bytes(problem, candidate)
     known: dict[object, _Answer | None] = {}
@@ -104,8 +114,11 @@ def _looked(problem: Problem, candidate: Candidate, cache: Path | None) -> _Look
         sequences = layout.micro_batch(stage)
         key = (id(on), block.name, stage.mesh.tp, sequences, plan.sharding)
         if key not in known:
+            if clock.over:
+                break
             posed = _posed(problem.job, on, layout, block, stage, plan)
-            known[key] = _answer(posed, room, cache)
+            left_s = min(clock.left_s, TIME_LIMIT_S)
+            known[key] = _answer(posed, room, cache, left_s)
         answer = known[key]
         if answer is not None:
             proof = answer.proof
@@ -190,7 +203,9 @@ def _posed(
     return pose(asked)
 
 
-def _answer(posed: Posed | None, room: float, cache: Path | None) -> _Answer | None:
+def _answer(
+    posed: Posed | None, room: float, cache: Path | None, left_s: float
+) -> _Answer | None:
     """The best sharding in the preset's memory and *room*; None where the preset is
     not among the choices."""
     if posed is None:
@@ -204,7 +219,7 @@ def _answer(posed: Posed | None, room: float, cache: Path | None) -> _Answer | N
     found = eliminate(posed.graph)
     free = max(0.0, 1 - found.value / own_s)
     if found.value < own_s * (1 - EXACT) and peak_bytes(posed, found.choice) > most:
-        found = _by_program(posed, most, cache)
+        found = _by_program(posed, most, cache, left_s)
     if found.status is Status.INFEASIBLE or found.value >= own_s * (1 - EXACT):
         none_fits = found.status in (Status.INFEASIBLE, Status.OPTIMAL)
         found = Chosen(
@@ -247,12 +262,12 @@ def _gathered_bytes(posed: Posed, own: Choice, *, split: bool) -> float:
     return asked.in_flight * max(said - kept, 0.0)
 
 
-def _by_program(posed: Posed, most_bytes: float, cache: Path | None) -> Chosen:
+def _by_program(
+    posed: Posed, most_bytes: float, cache: Path | None, left_s: float
+) -> Chosen:
     limited = replace(posed.problem, memory_bytes=most_bytes)
     graph = replace(posed.graph, limits=moments(limited, posed.options))
-    return cached(
-        graph, lambda one: solve_choice(one, time_limit_s=TIME_LIMIT_S), cache
-    )
+    return cached(graph, lambda one: solve_choice(one, time_limit_s=left_s), cache)
 
 
 def _room_bytes(problem: Problem, candidate: Candidate) -> float:

@@ -5,7 +5,6 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -27,7 +26,7 @@ from planner.problem import (
 )
 from planner.retention.polish import polished, without_auto
 from planner.robust import LOOKED_AT, recommended
-from planner.search import AbstractSearch, Limits
+from planner.search import AbstractSearch, Clock, Limits
 from planner.searches import BASELINES, search_called
 from planner.solution import Solution
 from planner.stage_places import is_unlike, only_unlike, too_deep
@@ -90,20 +89,24 @@ def plan(
     )
     chosen = search_called(search) if isinstance(search, str) else search
     wanted = max(runners_up, LOOKED_AT)
-    limits = Limits(time_limit_s=time_limit_s, runners_up=wanted)
+    limits = Limits(time_limit_s=time_limit_s, runners_up=wanted).begun()
     found = solve(problem, chosen, limits)
-    found = refined(problem, found, asked, wanted, time_limit_s)
+    found = refined(problem, found, asked, limits)
     if any_stage:
         found = widen(problem, found, limits)
-    return sharded(problem, recommended(problem, found, runners_up))
+    return sharded(problem, recommended(problem, found, runners_up), limits)
 
 
-def sharded(problem: Problem, solution: Solution, *, on_disk: bool = False) -> Solution:
+def sharded(
+    problem: Problem, solution: Solution, limits: Limits, *, on_disk: bool = False
+) -> Solution:
     """*solution* of the default search, its operators sharded as is best; checked.
 
     Solved programs are kept *on_disk* for the next time, or in memory alone.
     """
-    best = solution.best
+    best, clock = solution.best, Clock(limits=limits)
+    if clock.over:
+        return solution
     if solution.search != DEFAULT and not solution.only_unlike:
         return solution
     if best is None:
@@ -114,7 +117,7 @@ def sharded(problem: Problem, solution: Solution, *, on_disk: bool = False) -> S
     from planner.own_shardings import with_own_shardings
 
     cache = cache_folder() if on_disk else None
-    found = with_own_shardings(problem, solution, cache)
+    found = with_own_shardings(problem, solution, cache, clock)
     if found.best is not best:
         check(problem, found)
     return found
@@ -127,8 +130,7 @@ def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         return solution
     from planner.any_stage import widened
 
-    left = replace(limits, time_limit_s=max(limits.time_limit_s - solution.seconds, 0))
-    found = widened(problem, solution, left)
+    found = widened(problem, solution, limits)
     check(problem, found)
     return found
 
@@ -177,11 +179,7 @@ def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solut
 
 
 def refined(
-    problem: Problem,
-    solution: Solution,
-    asked: Pins,
-    runners_up: int,
-    time_limit_s: float | None,
+    problem: Problem, solution: Solution, asked: Pins, limits: Limits
 ) -> Solution:
     """*solution* with retention chosen stage by stage where that is better: what the
     default search found, or any if `--recompute auto` is *asked* for; checked."""
@@ -189,10 +187,7 @@ def refined(
         return solution
     if only_unlike(problem):
         return solution
-    limit = inf if time_limit_s is None else time_limit_s
-    left = max(limit - solution.seconds, 0.0)
-    found = polished(
-        problem, solution, Limits(time_limit_s=left, runners_up=runners_up)
-    )
-    check(problem, found)
+    found = polished(problem, solution, limits)
+    if found is not solution:
+        check(problem, found)
     return found

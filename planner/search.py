@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from time import perf_counter
 from typing import ClassVar
@@ -26,16 +26,25 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long to look, how many runners-up to name, and who watches."""
+    """How long to look, how many runners-up to name, and who watches.
+
+    The time there is counts from `began_s`, so that all steps of a plan share it; from
+    the start of each search where that is None.
+    """
 
     time_limit_s: float = inf
     runners_up: int = 5
     watch: Callable[[Progress], None] | None = None
+    began_s: float | None = None
+
+    def begun(self) -> Limits:
+        """The same, its time counting from now."""
+        return replace(self, began_s=perf_counter())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """The time since a search began."""
+    """The time since a search began, and what is left of that there is."""
 
     limits: Limits
     started_s: float = field(default_factory=perf_counter)
@@ -48,11 +57,26 @@ class Clock:
     def share(self) -> float:
         """Of the time there is that has passed."""
         limit_s = self.limits.time_limit_s
-        return self.seconds / limit_s if limit_s > 0 else inf
+        return self._passed_s / limit_s if limit_s > 0 else inf
 
     @property
     def over(self) -> bool:
-        return self.seconds >= self.limits.time_limit_s
+        return self._passed_s >= self.limits.time_limit_s
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the time there is."""
+        return max(self.limits.time_limit_s - self._passed_s, 0.0)
+
+    @property
+    def _passed_s(self) -> float:
+        began_s = self.limits.began_s
+        return perf_counter() - (self.started_s if began_s is None else began_s)
+
+    def require(self, considered: int = 0) -> None:
+        """Raise OutOfTime where none is left: for steps before anything is found."""
+        if self.over:
+            raise self.out_of_time(considered)
 
     def tell(self, simulated: int, value: float, lower: float) -> None:
         """Show whoever watches where the search is."""

@@ -14,6 +14,7 @@ from costmodel.known import Known
 from costmodel.uniform import Uniform
 from planner.frontier import DEGREES
 from planner.problem import Candidate, Problem
+from planner.search import Clock
 
 Key = tuple[object, ...]
 TRIED_OF_DEGREES = 3  # simulated to find the best; the first nearly always is
@@ -94,14 +95,15 @@ class Shortlist:
         enough = len(values) + len(self._spare) > named
         return bool(values) and enough and least > FARTHEST * values[0]
 
-    def runners_up(self) -> tuple[Candidate, ...]:
-        """All but the best, in order; of lesser interest where there are too few."""
+    def runners_up(self, clock: Clock) -> tuple[Candidate, ...]:
+        """All but the best, in order; of lesser interest where there are too few, as
+        far as time suffices."""
         found = sorted(self._kept.values(), key=self._rank)[: self.wanted + 1]
         spare = sorted(self._spare, key=lambda choice: self._spare[choice])
         for key in (family, exactly):
             seen = {key(one.choice) for one in found}
             for choice in spare:
-                if len(found) > self.wanted:
+                if len(found) > self.wanted or clock.over:
                     break
                 if key(choice) not in seen:
                     seen.add(key(choice))

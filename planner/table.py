@@ -37,7 +37,9 @@ def length(table: Table) -> int:
 
 
 def take(table: Table, index: Array) -> Table:
-    """The rows at *index*, or where a mask is true."""
+    """The rows at *index*, or where a mask is true: no copies where all of it is."""
+    if index.dtype == bool and index.all():
+        return dict(table)
     return {name: column[index] for name, column in table.items()}
 
 

@@ -33,7 +33,7 @@ class Exhaustive(AbstractSearch):
 
     def solve(self, problem: Problem, limits: Limits) -> Solution:
         clock = Clock(limits=limits)
-        space = Space(problem=problem)
+        space = Space.of(problem)
         considered = int(space.branches["leaves"].sum())
         shortlist = Shortlist(problem, limits.runners_up)
         seen: list[_Seen] = []
@@ -60,7 +60,7 @@ class Exhaustive(AbstractSearch):
             complete=complete,
             counters=Counters(considered=considered, simulated=shortlist.simulated),
             seconds=clock.seconds,
-            runners_up=shortlist.runners_up(),
+            runners_up=shortlist.runners_up(clock),
             too_big=_too_big(problem, best, seen),
         )
 

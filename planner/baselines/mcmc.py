@@ -46,7 +46,7 @@ class Mcmc(AbstractSearch):
     def solve(self, problem: Problem, limits: Limits) -> Solution:
         clock = Clock(limits=limits)
         shortlist = Shortlist(problem, limits.runners_up)
-        edits = Edits(space=Space(problem=problem))
+        edits = Edits(space=Space.of(problem))
         draw = Random(self.seed)
         if clock.over:
             raise clock.out_of_time(0)
@@ -63,7 +63,7 @@ class Mcmc(AbstractSearch):
             self._walk(start, edits, draw, cost, clock)
         if shortlist.best is None and clock.over:
             raise clock.out_of_time(shortlist.simulated)
-        runners_up = shortlist.runners_up()
+        runners_up = shortlist.runners_up(clock)
         tried = Counters(considered=shortlist.simulated, simulated=shortlist.simulated)
         return unproven(self.name, shortlist, clock, tried, runners_up)
 

@@ -59,7 +59,7 @@ def follow(
         _climb(rung, np.flatnonzero(fits), shortlist, clock)
     if shortlist.best is None and clock.over:
         raise clock.out_of_time(considered)
-    runners_up = shortlist.runners_up()
+    runners_up = shortlist.runners_up(clock)
     found = shortlist.simulated + by_memory
     return unproven(
         name,

@@ -33,7 +33,7 @@ from planner.search import Clock, Limits
 from planner.solution import EXACT, WORTHWHILE, Added, Solution
 from planner.space import Space
 from planner.table import Array, Table, length
-from profiles.errors import Contradiction
+from profiles.errors import Contradiction, OutOfTime
 
 MOST: Final = 8  # candidates that are fitted
 MISSES: Final = 4  # of them in a row that bring nothing: the next will not either
@@ -65,7 +65,8 @@ def without_auto(pins: Pins) -> Pins:
 def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or one that is better by choosing retention stage by stage.
 
-    Where the recompute is pinned, or memory itself is the objective, nothing is tried.
+    Where the recompute is pinned, or memory itself is the objective, nothing is tried;
+    nor where time is over before it is known what is promising.
     """
     pins = problem.pins
     if solution.best is None or problem.objective is Objective.MEMORY:
@@ -73,7 +74,10 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     if pins.recompute is not None or pins.recompute_layers is not None:
         return solution
     clock = Clock(limits=limits)
-    fields = [_Field(one, solution.value) for one in _free(problem)]
+    try:
+        fields = [_Field(one, solution.value, clock) for one in _free(problem)]
+    except OutOfTime:
+        return solution
     listed = [one for field in fields for one in field.promising()]
     best, simulated, misses, known = solution.best, 0, 0, Known()
     for one in sorted(listed, key=lambda one: one.guess)[:LISTED]:
@@ -150,10 +154,14 @@ class _Promise:
 
 
 class _Field:
-    """The candidates whose retention is worth choosing; *value* is to be beaten."""
+    """The candidates whose retention is worth choosing; *value* is to be beaten.
 
-    def __init__(self, problem: Problem, value: float) -> None:
-        self.problem = problem
+    Raises OutOfTime where the time of *clock* ends before they are known.
+    """
+
+    def __init__(self, problem: Problem, value: float, clock: Clock) -> None:
+        self.problem, self.clock = problem, clock
+        clock.require()
         self.space = Space.of(problem).keeping_all()
         self.lower, self.considered = inf, 0
         self._rows = self._found(value)
@@ -180,8 +188,10 @@ class _Field:
         if not length(table):
             return None
         columns = self.space.leaves(table)
+        self.clock.require()
         limit = problem.memory_limit_bytes
         over = leaf_bytes(self.space.problem, columns)
+        self.clock.require()
         columns, over = columns.take(over > limit), over[over > limit]
         bounds = self._values(columns, over)
         rows = np.flatnonzero(bounds < value)
@@ -190,6 +200,7 @@ class _Field:
         columns, bounds, over = columns.take(rows), bounds[rows], over[rows]
         leanest, again = self._leanest(columns)
         made = leaf_bytes(leanest, again)
+        self.clock.require()
         fits = made <= limit
         if not fits.any():
             return None
@@ -218,9 +229,11 @@ class _Field:
         def floors(some: Table) -> Array:
             return np.asarray(problem.value_of(floor_s(problem, some), 0.0))
 
-        rough = np.asarray(problem.value_of(rough_s(problem, branches), 0.0))
-        queue = BranchQueue(branches, rough, floors)
+        glance = rough_s(problem, branches, between=self.clock.require)
+        rough = np.asarray(problem.value_of(glance, 0.0))
+        queue = BranchQueue(branches, rough, floors, lambda: self.clock.over)
         table, _ = queue.take(MOST_BRANCHES, below=value)
+        self.clock.require()
         if length(table) == MOST_BRANCHES:
             self.lower = min(self.lower, queue.least)
         return table

@@ -29,7 +29,7 @@ LIMITS = Limits(runners_up=2)
 
 
 def refine(posed: Problem, found: Solution, limits: Limits) -> Solution:
-    return refined(posed, found, posed.pins, limits.runners_up, None)
+    return refined(posed, found, posed.pins, limits)
 
 
 @cache
