@@ -19,6 +19,7 @@ from costmodel.uniform import Uniform
 from planner.as_if_alike import over_islands
 from planner.branch_and_bound import BranchAndBound
 from planner.lean_stages import Cuts
+from planner.memory_floor import states_fit
 from planner.problem import Candidate, Objective, Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
@@ -81,6 +82,8 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     """
     require_possible(problem)
     clock = Clock(limits=limits)
+    if not states_fit(problem):
+        return _nothing(problem, clock)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
     deep = _very_deep(problem)
     alike = [*_alike(problem, limits), *deep]
@@ -102,7 +105,7 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     left_out = found.partitions - found.simulated
     others = sorted((*alike, *found.candidates), key=problem.value)
     return Solution(
-        search=ISLANDS if is_unlike(problem) else ALONE,
+        search=_name(problem),
         status=Status.INFEASIBLE if best is None else status,
         best=best,
         value=value,
@@ -114,6 +117,26 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
         ),
         seconds=clock.seconds,
         runners_up=_distinct(others, best)[: limits.runners_up],
+        only_unlike=True,
+    )
+
+
+def _name(problem: Problem) -> str:
+    return ISLANDS if is_unlike(problem) else ALONE
+
+
+def _nothing(problem: Problem, clock: Clock) -> Solution:
+    """The answer where nothing has to be priced to know that nothing fits."""
+    return Solution(
+        search=_name(problem),
+        status=Status.INFEASIBLE,
+        best=None,
+        value=inf,
+        lower=inf,
+        lower_step_time_s=0.0,
+        complete=True,
+        counters=Counters(considered=0, simulated=0),
+        seconds=clock.seconds,
         only_unlike=True,
     )
 
@@ -200,6 +223,8 @@ def any_fits(problem: Problem) -> Staged | None:
     Raises as `require_possible`.
     """
     require_possible(problem)
+    if not states_fit(problem):
+        return None
     alone = Uniform(precision=problem.precision, offload=problem.offload)
     for menu in lean_menus(problem):
         for partition in _proposed(menu):

@@ -39,7 +39,7 @@ from planner.changes import (
 from planner.explain import fullest
 from planner.frontier import Frontier
 from planner.largest import last_true
-from planner.memory_floor import states_bytes
+from planner.memory_floor import states_bytes, too_large, widest_bytes
 from planner.offloading import everything_away
 from planner.problem import Candidate, Objective, Problem
 from planner.search import Limits
@@ -133,6 +133,8 @@ def tried(change: Change) -> Remedy | None:
     try:
         if only_unlike(change.problem):
             return _tried_of_any_mesh(change)
+        if too_large(change.problem):
+            return None
         best = CHEAP.solve(_cheap(change.problem), Limits(runners_up=0)).best
     except InvalidQuestion:  # a space too large, pins that now contradict each other
         return None
@@ -292,10 +294,13 @@ def _too_little_on_hosts(problem: Problem, found: Candidate) -> str:
 
 
 def _alone(problem: Problem) -> str:
-    """What the states need by themselves, where that is too much already."""
-    alone = states_bytes(problem)
-    if alone <= problem.memory_limit_bytes:
+    """What the states or the largest weight need by themselves, where that is too much
+    already."""
+    alone, widest = states_bytes(problem), widest_bytes(problem)
+    if max(alone, widest) <= problem.memory_limit_bytes:
         return ""
+    if widest > alone:
+        return f"; its largest weight alone is {format_bytes(widest)} a device"
     return (
         f"; parameters, gradients and optimizer states alone are "
         f"{format_bytes(alone)} a device, however they are sharded"

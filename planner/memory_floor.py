@@ -1,12 +1,14 @@
-"""What the states of a model take on the fullest rank, however they are sharded.
+"""What a model takes on the fullest rank, however it is sharded.
 
     bytes     states of all parameters / GPUs                → states_bytes
+              the largest weight / tensor parallelism        → widest_bytes
     room      whether all devices have as much               → states_fit
     search    over before it began, where that is too much   → hopeless
 
-Each parameter is somewhere, and the fullest rank holds at least the mean; replicas,
-activations and what is gathered come on top. So no layout needs less, and where this
-alone does not fit, nothing has to be priced to know it.
+Each parameter is somewhere, and the fullest rank holds at least the mean; and who works
+with a matrix or a table has all of its tensor-parallel part, gathered if it must be.
+Replicas and activations come on top. So no layout needs less, and where either does not
+fit, nothing has to be priced to know it.
 """
 
 from __future__ import annotations
@@ -19,13 +21,19 @@ import numpy as np
 
 from costmodel.columns import Columns
 from costmodel.data_parallel import DataParallel
+from costmodel.degrees import Degrees
 from costmodel.memory import Memory, memory
 from costmodel.rows import Rows
+from costmodel.sharding import parameters
+from costmodel.stage_bytes import WIDEST_WEIGHT
 from costmodel.uniform import Uniform
 from planner.problem import Problem
 from planner.solution import Counters, Solution, Status
 from planner.space import Space
 from planner.stage_places import orders
+from profiles.models.spec import DecoderSpec
+from profiles.operators import Kind
+from profiles.precision import precision
 
 _LEVELS = np.arange(4)  # ZeRO's; they differ in what a framework keeps of a parameter
 _SHARDS = np.array([1, 1, 1, 2])  # two of ZeRO-3's are as good as any number
@@ -37,19 +45,57 @@ def states_bytes(problem: Problem) -> float:
     return float(np.min(held.needed))
 
 
+def widest_bytes(problem: Problem) -> float:
+    """Those of the largest weight on a rank that works with it, in any layout: a part
+    of it, where the framework sets a number of parameters that are whole at a time.
+    Experts, which others split too, do not count."""
+    job, policy = problem.job, precision(problem.precision)
+    heads = job.spec.heads if isinstance(job.spec, DecoderSpec) else problem.gpus
+    limited = problem.machine.software.footprint.live_parameters is not None
+    ways = (problem.pins.tp or min(problem.gpus, heads)) * (
+        WIDEST_WEIGHT if limited else 1
+    )
+    one_rank = np.asarray(1)
+    whole = Degrees(
+        tp=one_rank,
+        cp=one_rank,
+        micro_batch=one_rank,
+        seq_len=job.seq_len,
+        sequence_parallel=False,
+    )
+    found = [
+        float(parameters(one, block, whole))
+        * (policy.frozen_bytes if one.frozen else policy.parameter.bytes)
+        for block, _ in job.graph.blocks
+        for one in block.operators
+        if one.kind is not Kind.GROUPED_MATMUL
+    ]
+    return max(found, default=0.0) / ways
+
+
 def states_fit(problem: Problem) -> bool:
-    """Whether all devices together have room for that."""
+    """Whether all devices together have room for the states, and one for the largest
+    weight."""
     parts = [place.problem(problem) for place in next(orders(problem))]
     room_bytes = sum(one.gpus * one.memory_limit_bytes for one in parts)
     largest = max(parts, key=lambda one: one.memory_limit_bytes)
     alike = replace(problem, machine=largest.machine)
+    if widest_bytes(alike) > largest.memory_limit_bytes:
+        return False
     return states_bytes(alike) <= room_bytes / problem.gpus
 
 
+def too_large(problem: Problem) -> bool:
+    """Whether its states or its largest weight alone are more than a device has."""
+    least = max(widest_bytes(problem), states_bytes(problem))
+    return least > problem.memory_limit_bytes
+
+
 def hopeless(problem: Problem, search: str) -> Solution | None:
-    """The answer where the states of every candidate are too large; else None."""
+    """The answer where the states of every candidate, or its largest weight, are too
+    large; else None."""
     began_s = perf_counter()
-    if states_bytes(problem) <= problem.memory_limit_bytes:
+    if not too_large(problem):
         return None
     considered = int(Space.of(problem).branches["leaves"].sum())
     return Solution(
