@@ -7,8 +7,9 @@ fills the bubbles, and a loose bound where it does not:
     zb-h1, zb-interleaved   the first rank, and the last of each run of stages
     zb-v, dualpipe-v        the first and the last rank, two stages each
     chimera                 the first rank and one in the middle, half of the
-                            micro-batches through each of two stages; and a
-                            micro-batch alone, there and back
+                            micro-batches through each of two stages; a micro-batch
+                            alone, there and back; and stages all as light as the
+                            lightest (`_both_ways`)
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class Chain:
             found = np.where(inside, value, found)
         return found
 
-    def least_s(self) -> Array:
-        """Of the lightest stage."""
-        pairs = zip(self.both_s, self.counts, strict=True)
+    def least_s(self, values: tuple[Array, ...] | None = None) -> Array:
+        """The least of *values*, by default of the passes of the lightest stage."""
+        pairs = zip(values or self.both_s, self.counts, strict=True)
         there = [np.where(count > 0, value, np.inf) for value, count in pairs]
         return np.asarray(np.minimum.reduce(there))
 
@@ -82,7 +83,8 @@ def busy_bound_s(
         )
         there_and_back = alone + 2 * (stages - 1) * chain.transfer_s
         pairs = (_pair(chain, rank, pp - 1 - rank, m / 2) for rank in (0 * pp, middle))
-        return np.asarray(np.maximum.reduce([there_and_back, *pairs]))
+        alike = _both_ways(chain, pp, m)
+        return np.asarray(np.maximum.reduce([there_and_back, alike, *pairs]))
     if known.in_v:
         last = pp - 1
         ranks = (0 * pp, last)
@@ -93,6 +95,19 @@ def busy_bound_s(
     ends = [np.minimum(end - 1, pp - 1) for end in accumulate(chain.counts)]
     others = [chain.fill_s(rank) + m * (chain.both_at(rank) + rest) for rank in ends]
     return np.asarray(np.maximum.reduce([first, *others]))
+
+
+def _both_ways(chain: Chain, pp: Array, micro_batches: Array) -> Array:
+    """Chimera of equal stages: each turn of pp micro-batches is as long as its passes,
+    and pp − 2 times as long as a backward outlasts a forward. A pipeline of stages that
+    are no lighter takes no less, its order being the same."""
+    backward_s = tuple(
+        both - forward
+        for both, forward in zip(chain.both_s, chain.forward_s, strict=True)
+    )
+    f, b = chain.least_s(chain.forward_s), chain.least_s(backward_s)
+    wait = np.maximum(pp - 2, 0) * (f + micro_batches // pp * (b - f))
+    return np.where(b >= f, micro_batches * (f + b) + wait, 0.0)
 
 
 def _pair(chain: Chain, stage: Array, other: Array, each: Array) -> Array:
