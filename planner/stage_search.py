@@ -23,7 +23,6 @@ from typing import Final
 from costmodel.estimate import estimate
 from costmodel.layout import Layout
 from costmodel.uniform import Uniform
-from planner.lean_stages import Lean, leanest
 from planner.problem import Objective, Problem, Staged
 from planner.root_bound import root_bound_s
 from planner.search import Clock
@@ -67,7 +66,9 @@ def stages_of_any(
     """Layouts of any stages that fit, of what may be better than *value*; one at least
     where they are *alone* and there is one, whatever the time."""
     if problem.objective is Objective.MEMORY:
-        return _leanest_of_any(problem, beside, value, clock)
+        from planner.lean_search import leanest_of_any  # of use to few
+
+        return leanest_of_any(problem, beside, value, clock, alone=alone)
     hunt = _Hunt(problem=problem, beside=beside, value=value, clock=clock)
     left, all_priced = hunt.priced(alone)
     any_cut_s = min((menu.lower_s for menu in left), default=inf)
@@ -223,52 +224,6 @@ class _Hunt:
                 found_s = menu.tighter_s(lower_s) if known else menu.lower_s
                 lower_s = min(lower_s, found_s)
         return lower_s
-
-
-def _leanest_of_any(
-    problem: Problem, beside: Uniform, value: float, clock: Clock
-) -> Found:
-    """The same where memory is the objective: of each menu the leanest partition."""
-    found: dict[Layout, Staged] = {}
-    every = promising(problem)
-    any_cut_s = min((menu.lower_s for menu in every), default=inf)
-    lean = [(menu, _leanest(problem, menu)) for menu in every]
-    simulated, complete = 0, True
-    for menu, one in sorted(lean, key=lambda pair: pair[1].peak_bytes):
-        if clock.over:
-            complete = False
-            break
-        if one.partition is None or one.peak_bytes >= value:
-            continue
-        simulated += 1
-        candidate = simulate(problem, beside, menu.layout(one.partition))
-        if candidate is not None:
-            found[candidate.estimate.layout] = candidate
-            value = min(value, problem.value(candidate))
-    return Found(
-        candidates=tuple(sorted(found.values(), key=problem.value)),
-        partitions=sum(one.partition is not None for _, one in lean),
-        simulated=simulated,
-        lower=min((one.peak_bytes for _, one in lean), default=value),
-        lower_s=any_cut_s,
-        complete=complete,
-        any_cut_s=any_cut_s,
-    )
-
-
-def _leanest(problem: Problem, menu: Menu) -> Lean:
-    return leanest(
-        menu.options,
-        devices=problem.gpus,
-        micro_batches=menu.micro_batches,
-        stages=problem.pins.pp,
-    )
-
-
-def promising(problem: Problem) -> list[Menu]:
-    """The menus that have options, by their bounds."""
-    found = [menu for menu in menus(problem) if menu.options]
-    return sorted(found, key=lambda menu: menu.lower_s)
 
 
 def simulate(problem: Problem, beside: Uniform, layout: Layout) -> Staged | None:
