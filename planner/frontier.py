@@ -22,6 +22,7 @@ from planner.problem import Objective, Problem
 from planner.search import Clock, Limits
 from planner.space import Space
 from planner.table import Array, Table, length, take
+from profiles.errors import OutOfTime
 
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
@@ -99,10 +100,13 @@ class Frontier:
     def lower_step_time_s(self) -> float:
         """No candidate of the problem has a shorter step; 0 where time was over before
         that was known."""
-        if self._by_bytes and self.clock.over:
+        if not self._by_bytes:
+            return self._first_floor / self._unit
+        try:
+            self.clock.require(self.considered)
+            return self._of_seconds().least / self._unit
+        except OutOfTime:
             return 0.0
-        least = self._of_seconds().least if self._by_bytes else self._first_floor
-        return least / self._unit
 
     def take(self) -> Uniform | None:
         """The candidate with the least bound, None if none is left, or no time."""

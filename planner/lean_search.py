@@ -16,12 +16,12 @@ from math import inf
 
 from costmodel.layout import Layout
 from costmodel.uniform import Uniform
-from planner.lean_stages import Cuts, Lean
-from planner.memory_floor import states_bytes
+from planner.lean_stages import Cuts
 from planner.problem import Problem, Staged
 from planner.root_bound import root_bound_s
 from planner.search import Clock
 from planner.stage_menu import Menu, menus
+from planner.stage_partition import EXACT
 from planner.stage_search import Found, simulate
 
 _Told = tuple[Menu, Cuts]
@@ -49,7 +49,7 @@ def leanest_of_any(
         candidates=tuple(sorted(hunt.found.values(), key=problem.value)),
         partitions=looked_at,
         simulated=hunt.simulated,
-        lower=lower if complete else min(lower, states_bytes(problem)),
+        lower=lower if complete else 0.0,
         lower_s=any_cut_s,
         complete=complete,
         any_cut_s=any_cut_s,
@@ -103,7 +103,7 @@ class _LeanHunt:
         for one in left:
             if self.ends or (self.clock.over and leanest is not None):
                 break
-            some = one[1].within(limit)
+            some = one[1].within(limit * (1 - EXACT))
             if some.partition is None and limit == self.value:
                 dropped.append(one)
             elif some.partition is not None:
@@ -116,7 +116,7 @@ class _LeanHunt:
 
     def judge(self, menu: Menu, cuts: Cuts) -> None:
         """Simulate the leanest partition of *menu*."""
-        lean: Lean = cuts.leaner(cuts.within(inf))
+        lean = cuts.leanest()
         assert lean.partition is not None, "it has one"
         self.least_bytes = min(self.least_bytes, lean.peak_bytes)
         self.simulated += 1

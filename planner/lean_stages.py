@@ -38,19 +38,6 @@ class Lean:
 NOTHING = Lean(partition=None, peak_bytes=inf)
 
 
-def leanest(
-    options: Sequence[Option],
-    *,
-    devices: int,
-    micro_batches: int,
-    stages: int | None = None,
-) -> Lean:
-    """The cut of the layers over all *devices* that needs least, of so many *stages* if
-    they are given."""
-    cuts = Cuts.of(options, devices=devices, micro_batches=micro_batches, stages=stages)
-    return cuts.leaner(cuts.within(inf))
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Cuts:
     """Ways to cut the layers over *units* of devices into so many *stages*, if they are
@@ -87,6 +74,10 @@ class Cuts:
             stages=stages,
             options=options,
         )
+
+    def leanest(self) -> Lean:
+        """The cut of the layers over all devices that needs least."""
+        return self.leaner(self.within(inf))
 
     def leaner(self, best: Lean) -> Lean:
         """The leanest of all, of which *best* is one, or there is none."""

@@ -41,8 +41,8 @@ from planner.choice_ilp import solve_choice
 from planner.elimination import eliminate
 from planner.intra_op import Posed, described, peak_bytes, pose
 from planner.problem import Candidate, Objective, Problem, Staged
-from planner.sharding_prices import moments
 from planner.search import Clock, Limits
+from planner.sharding_prices import moments
 from planner.shardings import preset, state_bytes
 from planner.solution import WORTHWHILE, Operators, Proof, Solution
 from planner.solution import Status as SolutionStatus

@@ -47,7 +47,7 @@ class Clock:
     """The time since a search began, and what is left of that there is."""
 
     limits: Limits
-    started_s: float = field(default_factory=perf_counter)
+    started_s: float = field(default_factory=lambda: perf_counter())
 
     @property
     def seconds(self) -> float:

@@ -4,7 +4,7 @@
     1    the question is sound and the answer is no, or it could not be written out
     2    the question is wrong
     70   a mistake of this project's, in one line; MESHWRIGHT_DEBUG=1 adds where
-    130  Ctrl-C
+    130  Ctrl-C; more of them, while the process ends, change nothing
     141  whoever read the answer left early, as `head` does (128 + SIGPIPE)
 
 Nothing heavy is imported here, so that Ctrl-C is answered during slow imports too.
@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from types import FrameType
 
 from profiles.errors import MeshwrightError
 
@@ -37,6 +40,29 @@ def enter(
         return code
 
     return guarded(prog or name, body)
+
+
+@contextmanager
+def one_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt for the first Ctrl-C alone: the process ends then, and
+    whoever presses it again would end it in the middle of ending. For the main thread
+    of a process that has nothing to wait for."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def once(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or before is not signal.default_int_handler:
+        yield  # somebody else has it, or nobody is to
+        return
+    signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is once:  # there was none
+            signal.signal(signal.SIGINT, before)
 
 
 def guarded(prog: str, body: Callable[[], int]) -> int:

@@ -53,6 +53,18 @@ def test_branches_come_in_the_order_of_their_floors(
     assert sorted(seen) == list(range(len(pairs))), "each is looked at once"
 
 
+@given(pairs=values)
+def test_once_it_is_late_the_glance_has_to_do(pairs: list[tuple[int, int]]) -> None:
+    def floor(_: Table) -> Array:
+        raise AssertionError("nothing is looked at any more")
+
+    rough = np.array([glance for glance, _ in pairs], dtype=float)
+    table = {"row": np.arange(len(pairs))}
+    queue = BranchQueue(table, rough, floor, late=lambda: True)
+    assert queue.least == min((glance for glance, _ in pairs), default=inf)
+    assert length(queue.take(5)[0]) == 0
+
+
 @given(pairs=values, closed=st.integers(0, 9))
 def test_what_is_closed_does_not_come(
     pairs: list[tuple[int, int]], closed: int

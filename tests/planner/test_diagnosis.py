@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from costmodel.legality import MOST_PASSES
 from costmodel.offload import NOTHING, Offload, parse_offload
 from costmodel.pins import Pins
+from planner.branch_and_bound import BranchAndBound
 from planner.changes import Change, more_gpus
 from planner.diagnosis import diagnose, leanest, tried
 from planner.floors import leaf_bounds
-from planner.memory_floor import states_bytes
+from planner.memory_floor import states_bytes, widest_bytes
 from planner.plan import solve
 from planner.problem import Problem
 from planner.question import dp_to_split
@@ -118,6 +119,48 @@ def test_experts_on_an_odd_number_of_gpus_are_sharded_too(gpus: int) -> None:
     space = Space(problem=posed)
     peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
     assert states_bytes(posed) <= peaks.min() * (1 + EXACT)
+
+
+def worded(posed: Problem, vocab: int, *, tied: bool) -> Problem:
+    """*posed* with another vocabulary."""
+    spec = posed.job.spec
+    assert isinstance(spec, DecoderSpec)
+    spec = replace(spec, vocab=vocab, tied_embeddings=tied)
+    return replace(posed, job=replace(posed.job, spec=spec))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    posed=small_problems(),
+    vocab=st.sampled_from([1_000, 2**20, 10**9]),
+    tied=st.booleans(),
+)
+def test_no_layout_needs_less_than_its_largest_weight(
+    posed: Problem, vocab: int, tied: bool
+) -> None:
+    posed = worded(posed, vocab, tied=tied)
+    space = Space(problem=posed)
+    assume(length(space.branches))
+    peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
+    assert widest_bytes(posed) <= peaks.min() * (1 + EXACT)
+
+
+def test_a_weight_too_large_for_any_device_is_not_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its states would fit on so many devices: it is the table that does not."""
+    posed = worded(problem("llama3.2-1b", 4096, global_batch=4096), 10**9, tied=True)
+    assert states_bytes(posed) < posed.memory_limit_bytes < widest_bytes(posed)
+
+    def solved(*_: object) -> None:
+        raise AssertionError("nothing is searched")
+
+    monkeypatch.setattr(BranchAndBound, "solve", solved)
+    found = solve(posed, BranchAndBound(), Limits())
+    assert (found.status, found.best) == (Status.INFEASIBLE, None)
+    said = diagnose(posed)
+    assert "its largest weight alone is" in said.constraint
+    assert said.nearest is None
 
 
 def test_what_states_alone_rule_out_is_not_searched() -> None:

@@ -52,7 +52,8 @@ def test_stages_lie_inside_islands_and_the_faster_one_has_more_layers() -> None:
     first, *middle, last = found.best.estimate.layout.stages
     assert min(first.mesh.tp, last.mesh.tp) > 1, "slices of the tied table are summed"
     assert any(stage.mesh.tp == 1 for stage in middle)
-    proven = sharded(posed, found, LIMITS)  # each block on its island's devices and links
+    # Each block on the devices and links of its island.
+    proven = sharded(posed, found, LIMITS)
     assert proven.operators is not None
     assert {one.tp for one in proven.operators.proofs} >= {first.mesh.tp}
     assert proven.value <= found.value

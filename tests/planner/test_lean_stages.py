@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 
 from costmodel.estimate import estimate
 from costmodel.pins import Pins
+from costmodel.uniform import Uniform
 from planner.branch_and_bound import BranchAndBound
 from planner.check import check
-from planner.lean_stages import leanest
+from planner.lean_search import leanest_of_any
+from planner.lean_stages import Cuts, Lean
 from planner.plan import solve, widen
 from planner.problem import Objective
-from planner.search import Limits
+from planner.search import Clock, Limits
 from planner.solution import EXACT
 from planner.stage_layers import Option
 from planner.stage_menu import menus
@@ -46,7 +48,7 @@ def test_no_partition_needs_less(
     cuts = everything(options, 0, devices)
     legal = [parts for parts in cuts if at_home(options, parts, devices)]
     least = min((fullest(parts, options, m) for parts in legal), default=inf)
-    found = leanest(options, devices=devices, micro_batches=m)
+    found = Cuts.of(options, devices=devices, micro_batches=m).leanest()
     assert found.peak_bytes == pytest.approx(least)
     if found.partition is not None:
         assert fullest(found.partition.parts, options, m) == pytest.approx(least)
@@ -63,6 +65,47 @@ def test_memory_is_an_objective_over_unlike_islands() -> None:
     assert found.value == found.best.estimate.peak_needed_bytes
     assert found.value < fast.best.estimate.peak_needed_bytes
     assert found.lower == pytest.approx(found.value), "the programme's bytes are needed"
+
+
+def test_few_menus_are_halved_and_none_is_leaner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), batch=8)
+    lean = replace(posed, objective=Objective.MEMORY)
+    every = [
+        Cuts.of(menu.options, devices=lean.gpus, micro_batches=menu.micro_batches)
+        for menu in menus(lean)
+        if menu.options
+    ]
+    least = min(one.leanest().peak_bytes for one in every)
+    halved, leaner = list[Cuts](), Cuts.leaner
+
+    def counted(cuts: Cuts, best: Lean) -> Lean:
+        halved.append(cuts)
+        return leaner(cuts, best)
+
+    monkeypatch.setattr(Cuts, "leaner", counted)
+    clock = Clock(limits=Limits())
+    found = leanest_of_any(lean, Uniform(), inf, clock, alone=True)
+    assert found.complete
+    assert found.lower == pytest.approx(least)
+    assert 0 < found.simulated < len(halved) < len(every) / 2
+    halved.clear()
+    best = lean.value(found.candidates[0])
+    again = leanest_of_any(lean, Uniform(), best, clock, alone=False)
+    assert (again.simulated, halved) == (0, []), "one look tells that none is leaner"
+
+
+def test_without_time_one_lean_layout_is_found() -> None:
+    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), batch=8)
+    lean = replace(posed, objective=Objective.MEMORY)
+    whole = solve(lean, BranchAndBound(), Limits())
+    found = solve(lean, BranchAndBound(), Limits(time_limit_s=0.0))
+    check(lean, found)
+    assert found.best is not None
+    assert not found.complete
+    assert found.counters.considered < whole.counters.considered
+    assert found.lower <= whole.value <= found.value
 
 
 def test_memory_is_an_objective_of_unlike_stages() -> None:
@@ -83,7 +126,7 @@ def test_no_partition_is_simulated_with_less(
     posed = problem(gpus=gpus, where=where, global_batch=12, pins=Pins(zero=zero))
     menu = data.draw(st.sampled_from([one for one in menus(posed) if one.options]))
     m = menu.micro_batches
-    lower = leanest(menu.options, devices=gpus, micro_batches=m).peak_bytes
+    lower = Cuts.of(menu.options, devices=gpus, micro_batches=m).leanest().peak_bytes
     for partition in menu.best()[:6]:
         layout = menu.layout(partition)
         run = estimate(posed.job, posed.machine.cluster, layout, on=posed.machine)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from profiles.entry import LONGEST_LINE, guarded, one_line
+from profiles.entry import LONGEST_LINE, guarded, one_interrupt, one_line
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -31,6 +31,25 @@ WAITING = """
 import sys, time
 from profiles.entry import enter
 sys.exit(enter("slow:command", []))
+"""
+ENDING = """
+import sys, time
+from profiles.entry import guarded, one_interrupt
+
+def body():
+    try:
+        print("waits", flush=True)
+        time.sleep(60)
+    finally:
+        print("ends", flush=True)
+        end = time.monotonic() + 0.3  # signals arrive in here, where sleep would go on
+        while time.monotonic() < end:
+            pass
+        print("ended", flush=True)
+
+with one_interrupt():
+    code = guarded("t", body)
+sys.exit(code)
 """
 
 
@@ -125,6 +144,34 @@ def test_ctrl_c_while_the_command_is_imported(
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "command: interrupted\n")
+
+
+def test_ctrl_c_again_while_the_process_ends_changes_nothing(
+    environment: dict[str, str], tmp_path: Path, root: Path
+) -> None:
+    (tmp_path / "ending.py").write_text(ENDING)
+    with subprocess.Popen(
+        [sys.executable, "-m", "ending"],
+        env={**environment, "PYTHONPATH": f"{root}{os.pathsep}{tmp_path}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "ends\n"
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "ended\n", "t: interrupted\n")
+
+
+def test_ctrl_c_is_as_before_where_there_was_none() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with one_interrupt():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_inside_exec_is_exit_130_too(

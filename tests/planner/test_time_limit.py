@@ -1,0 +1,140 @@
+"""The time limit: all steps of a plan share it, and bounds hold whenever it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from planner import largest, search
+from planner.branch_and_bound import BranchAndBound
+from planner.largest import Largest, maximize
+from planner.plan import plan, refined, sharded, solve
+from planner.problem import Candidate, Objective, Problem
+from planner.retention import polish
+from planner.search import Clock, Limits
+from planner.solution import EXACT
+from profiles.errors import OutOfTime
+from tests.planner.test_largest import asked
+from tests.problems import problem
+
+
+class Hand:
+    """A clock's hand, which moves by itself so much whenever it is looked at."""
+
+    def __init__(self, each_s: float = 0.0) -> None:
+        self.now_s, self.each_s = 0.0, each_s
+
+    def __call__(self) -> float:
+        self.now_s += self.each_s
+        return self.now_s
+
+
+@pytest.fixture
+def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
+    """One that stands still."""
+    found = Hand()
+    monkeypatch.setattr(search, "perf_counter", found)
+    return found
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, hand: Hand) -> list[Candidate]:
+    """What is simulated, a second each."""
+    found, simulate = list[Candidate](), Problem.simulate
+
+    def slowly(*arguments: object) -> Candidate:
+        hand.now_s += 1.0
+        found.append(simulate(*arguments))  # type: ignore[arg-type]
+        return found[-1]
+
+    monkeypatch.setattr(Problem, "simulate", slowly)
+    return found
+
+
+def test_all_steps_of_a_plan_share_its_time(simulated: list[Candidate]) -> None:
+    """What fits is known after a second or two; retention by stage, runners-up and
+    shardings would take a dozen more."""
+    posed = problem("gpt-13b", 8, global_batch=64)
+    limit_s = 2.5
+    found = plan(posed.job, posed.machine.cluster, gpus=8, time_limit_s=limit_s)
+    assert found.best is not None
+    assert (found.added, found.operators) == (None, None)
+    checks = 2  # of the search's answer, and of the recommended one
+    assert len(simulated) <= limit_s + 1 + checks
+    simulated.clear()
+    found = plan(posed.job, posed.machine.cluster, gpus=8)
+    assert len(simulated) > 2 * (limit_s + 1 + checks)
+
+
+def test_nothing_is_priced_once_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    posed = problem("gpt-13b", 8, global_batch=64)
+    found = solve(posed, BranchAndBound(), Limits(runners_up=0))
+
+    def priced(*_: object) -> None:
+        raise AssertionError("it is late")
+
+    for name in ("floor_s", "leaf_bytes", "leaf_s", "rough_s"):
+        monkeypatch.setattr(polish, name, priced)
+    late = Limits(time_limit_s=0.0).begun()
+    assert refined(posed, found, posed.pins, late) is found
+    assert sharded(posed, found, late) is found
+
+
+@pytest.mark.parametrize("objective", [Objective.THROUGHPUT, Objective.MEMORY])
+def test_bounds_hold_whenever_time_ends(hand: Hand, objective: Objective) -> None:
+    posed = problem("gpt-mini", 4, objective=objective)
+    best = BranchAndBound().solve(posed, Limits()).value
+    hand.each_s, late, answers = 1.0, 0, 0
+    for limit_s in range(0, 120, 5):
+        try:
+            found = BranchAndBound().solve(posed, Limits(time_limit_s=limit_s))
+        except OutOfTime:
+            late += 1
+            assert not answers, "with more time there is an answer too"
+            continue
+        answers += 1
+        assert found.lower <= best * (1 + EXACT)
+        assert best <= found.value * (1 + EXACT)
+    assert late
+    assert answers
+
+
+def test_limits_count_from_when_they_began(hand: Hand) -> None:
+    limits = Limits(time_limit_s=10.0)
+    shared = limits.begun()
+    hand.now_s = 8.0
+    assert Clock(limits=limits).left_s == 10.0
+    clock = Clock(limits=shared)
+    assert (clock.left_s, clock.share, clock.over) == (2.0, 0.8, False)
+    hand.now_s = 12.0
+    assert (clock.seconds, clock.left_s, clock.over) == (4.0, 0.0, True)
+    with pytest.raises(OutOfTime, match="any of the 7 layouts"):
+        clock.require(7)
+
+
+@pytest.mark.parametrize("tries", [0, 1, 4])
+def test_the_largest_so_far(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """As many numbers are tried as there are seconds."""
+    tried = list[int]()
+
+    def fits(posed: Problem) -> bool:
+        hand.now_s += 1.0
+        tried.append(posed.job.seq_len)
+        return True
+
+    monkeypatch.setattr(largest, "fits_somehow", fits)
+    limits = Limits(time_limit_s=float(tries)).begun()
+
+    def found() -> Largest:
+        return maximize(asked("gpt-1.3b", 8), "seq-len", limits)
+
+    if not tries:
+        with pytest.raises(OutOfTime):
+            found()
+        return
+    so_far = found()
+    assert len(tried) == tries
+    assert (so_far.value, so_far.too_large) == (max(tried), None)
+    assert not so_far.document()["complete"]
+    assert "time was over" in so_far.words
