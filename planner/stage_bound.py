@@ -31,7 +31,12 @@ from planner.stage_passes import Passes, Stages, gathered
 
 Array = NDArray[Any]
 CLOSE = 2e-3  # of the bound: halving stops there
+Late = Callable[[], bool]  # whether time is over
 Kind = tuple[int, int, int]  # devices, and between which a stage of so many may lie
+
+
+def never() -> bool:
+    return False
 
 
 def cut_bound_s(
@@ -42,9 +47,11 @@ def cut_bound_s(
     micro_batches: int,
     at_least_s: float = 0.0,
     at_most_s: float,
+    late: Late = never,
 ) -> float:
     """Seconds that no partition takes less than, with the *passes* of each option;
     *at_least_s* is known to be one such bound, and more than *at_most_s* is of no use.
+    Once it is *late* a looser one will do.
     """
     unit, kinds = _kinds(options, passes, devices, micro_batches)
 
@@ -53,15 +60,20 @@ def cut_bound_s(
 
     if not kinds:
         return at_most_s
-    return halved(possible, at_least_s, at_most_s)
+    return halved(possible, at_least_s, at_most_s, late)
 
 
-def halved(possible: Callable[[float], bool], low: float, high: float) -> float:
+def halved(
+    possible: Callable[[float], bool], low: float, high: float, late: Late = never
+) -> float:
     """The largest number up to *high* known to be impossible, within `CLOSE`: *low* is
-    one, and what is more than a possible one is possible."""
+    one, and what is more than a possible one is possible. What is known once it is
+    *late* has to do."""
+    if late():
+        return low
     if not possible(high):
         return high
-    while high - low > CLOSE * high:
+    while high - low > CLOSE * high and not late():
         middle = (low + high) / 2
         if possible(middle):
             high = middle

@@ -7,7 +7,7 @@ between them (`stage_links`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, product
@@ -20,7 +20,7 @@ from costmodel.layout import Layout, Stage
 from costmodel.ranges import Ranges
 from planner.problem import Problem
 from planner.stage_alike import joined, like, shortened
-from planner.stage_bound import CLOSE, cut_bound_s
+from planner.stage_bound import CLOSE, Late, cut_bound_s, never
 from planner.stage_groups import group_size, grouped_option, grouped_passes
 from planner.stage_layers import Option
 from planner.stage_links import ends_s, with_links
@@ -77,13 +77,13 @@ class Menu:
         twice_s = self.micro_batches * shared_s
         return max(self.micro_batches * work_s, through) - twice_s + self.end_s
 
-    def tighter_s(self, at_most_s: float) -> float:
+    def tighter_s(self, at_most_s: float, late: Late = never) -> float:
         """The same, as far as *at_most_s* (which is finite), of stages that are whole
-        layers on whole meshes and hold what they must."""
+        layers on whole meshes and hold what they must; looser once it is *late*."""
         least_s = self.lower_s
         if least_s >= at_most_s:
             return least_s
-        return self._bound_s(least_s, at_most_s)
+        return self._bound_s(least_s, at_most_s, late)
 
     def may_beat(self, seconds: float) -> bool:
         """Whether `tighter_s` is below *seconds*, without saying by how much."""
@@ -91,11 +91,11 @@ class Menu:
             return self.lower_s < seconds
         return self._bound_s(seconds * (1 - CLOSE), seconds) < seconds
 
-    def _bound_s(self, from_s: float, at_most_s: float) -> float:
+    def _bound_s(self, from_s: float, at_most_s: float, late: Late = never) -> float:
         at_least_s, at_most_s = max(from_s - self.end_s, 0.0), at_most_s - self.end_s
         if len(set(self.places)) > 1:
             bound_s = trip_bound_s(
-                self._held, at_least_s=at_least_s, at_most_s=at_most_s
+                self._held, at_least_s=at_least_s, at_most_s=at_most_s, late=late
             )
         else:
             bound_s = cut_bound_s(
@@ -105,6 +105,7 @@ class Menu:
                 micro_batches=self.micro_batches,
                 at_least_s=at_least_s,
                 at_most_s=at_most_s,
+                late=late,
             )
         return bound_s + self.end_s
 
@@ -190,11 +191,18 @@ class Menu:
         """Whether the options say what is sent between them: over several places."""
         return self.places[0].span is not None
 
-    def grown(self, below_s: float, width: int) -> tuple[list[Partition], float]:
+    def grown(
+        self, below_s: float, width: int, between: Callable[[], None] = lambda: None
+    ) -> tuple[list[Partition], float]:
         """Partitions that may take less than *below_s*, the best first, and what none
-        takes less than; with so many suffixes of each number of stages at most."""
+        takes less than; with so many suffixes of each number of stages at most.
+        *between* is called again and again, and may raise."""
         found = Tree(held=self._held).grown(
-            below_s - self.end_s, width=width, stages=self.problem.pins.pp, best=SPELLED
+            below_s - self.end_s,
+            width=width,
+            stages=self.problem.pins.pp,
+            best=SPELLED,
+            between=between,
         )
         unit = self._held.unit
         spelled = (self._spelled(one, unit) for one in found.best)

@@ -12,6 +12,7 @@ where B(w + 1, j, d − devices) + m · t + update is below the limit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -33,13 +34,17 @@ class Prefix:
     last_s: Array
 
 
-def prefixes(stages: StagesHeld, below_s: float) -> list[Prefix]:
-    """[stages behind] → what is before them, of what takes less than *below_s*."""
+def prefixes(
+    stages: StagesHeld, below_s: float, between: Callable[[], None] = lambda: None
+) -> list[Prefix]:
+    """[stages behind] → what is before them, of what takes less than *below_s*;
+    *between* is called before each number of them, and may raise."""
     layers, units = stages.layers, stages.units
     nothing = np.full((layers + 1, units + 1), inf)
     nothing[0, 0] = 0.0
     found = [Prefix(sums_s=nothing, last_s=np.zeros_like(nothing))]
     for behind in reversed(range(min(layers, units))):
+        between()
         before, m = found[-1].sums_s, stages.micro_batches
         found.append(_one_more(stages[behind], before, m, below_s))
     return found[::-1]

@@ -8,7 +8,8 @@ they take, the simulation last.
 A menu whose bound is not below the best value is passed over. Over several islands the
 tree is narrow first, to find what is good, and wide then, to prove that none is better.
 Where no layout is known to begin with, a rough partition is found while menus are
-priced, so that there is an answer whenever time ends.
+priced; and if time is limited the leanest stages are, before anything else, so that
+there is an answer whenever it ends.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from planner.search import Clock
 from planner.stage_cuts import climbed
 from planner.stage_menu import Menu, menus
 from planner.stage_partition import Partition
-from profiles.errors import MeshwrightError
+from profiles.errors import MeshwrightError, OutOfTime
 
 PRICING: Final = 0.4  # of the time there is, at most, before menus are opened
 ROUGH: Final = 0.1  # of the first partition that fits
@@ -113,6 +114,9 @@ class _Hunt:
         """The value of a second."""
         return float(self.problem.value_of(1.0, 1.0))
 
+    def late(self) -> bool:
+        return self.clock.over
+
     @property
     def value_s(self) -> float:
         return self.value / self.unit
@@ -121,19 +125,32 @@ class _Hunt:
         """The menus that have options, by their bounds; and whether all are there: time
         may end it, but where stages are *alone*, only once some are found that fit."""
         found, tried, complete = list[Menu](), set[int](), True
+        if alone and self.clock.limits.time_limit_s < inf:
+            self.anything()
         for menu in menus(self.problem):
             if not menu.options:
                 continue
             found.append(menu)
             around = menu.around or menu
-            sought = alone and self.value == inf
-            if sought and id(around) not in tried:
+            sought = alone and self.best is None
+            soon = self.clock.share >= PRICING and self.value < inf
+            if sought and not soon and id(around) not in tried:
                 tried.add(id(around))
                 self.seed(around)
             if self.clock.share >= PRICING and (self.value < inf or not alone):
                 complete = False
                 break
         return deque(sorted(found, key=lambda menu: menu.lower_s)), complete
+
+    def anything(self) -> None:
+        """Find stages that fit, the leanest first, and no menu's."""
+        from planner.any_stage import any_fits
+
+        candidate = any_fits(self.problem)
+        if candidate is not None and self.problem.value(candidate) < self.value:
+            self.simulated += 1
+            self.found[candidate.estimate.layout] = candidate
+            self.value = self.problem.value(candidate)
 
     def seed(self, menu: Menu) -> None:
         """Judge partitions of *menu* until one fits, however late it is."""
@@ -149,7 +166,8 @@ class _Hunt:
         if self.value < inf and around is not None:
             number = id(around)
             if number not in self.floors_s:
-                self.floors_s[number] = replace(around).tighter_s(self.value_s)
+                floor_s = replace(around).tighter_s(self.value_s, self.late)
+                self.floors_s[number] = floor_s
             ends_s = menu.end_s - around.end_s
             if self.floors_s[number] + ends_s >= self.value_s:
                 return False
@@ -186,9 +204,18 @@ class _Hunt:
             self.judge_all(menu, menu.best(tolerance=TOLERANCE, below_s=below_s))
         if not menu.knows_ways or self.value == inf:
             return menu.lower_s
-        parts, known_s = menu.grown(self.value_s, NARROW)
+        parts, known_s = self.grown(menu, self.value_s, NARROW)
         self.judge_all(menu, parts)
         return known_s
+
+    def grown(
+        self, menu: Menu, below_s: float, width: int
+    ) -> tuple[list[Partition], float]:
+        """Those of *menu*; none where time ends before they are known."""
+        try:
+            return menu.grown(below_s, width, self.clock.require)
+        except OutOfTime:
+            return [], menu.lower_s
 
     def climb(self) -> None:
         """Move the cuts of the best one."""
@@ -207,7 +234,8 @@ class _Hunt:
             menu = replace(menu)  # its tables go with it
             if menu.knows_ways and self.value < inf and not self.clock.over:
                 # Below what another may take nothing more is told of this one.
-                parts, known_s = menu.grown(min(lower_s, self.value_s), WIDE)
+                below_s = min(lower_s, self.value_s)
+                parts, known_s = self.grown(menu, below_s, WIDE)
                 self.judge_all(menu, parts)
             if known_s < min(lower_s, self.value_s):
                 bound_s = self.lower_s([menu], self.value_s)
@@ -221,7 +249,7 @@ class _Hunt:
         for menu in every:
             if menu.lower_s < lower_s:
                 known = lower_s < inf and not self.clock.over
-                found_s = menu.tighter_s(lower_s) if known else menu.lower_s
+                found_s = menu.tighter_s(lower_s, self.late) if known else menu.lower_s
                 lower_s = min(lower_s, found_s)
         return lower_s
 

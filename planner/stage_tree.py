@@ -25,7 +25,7 @@ longest update of its stages comes on top.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import inf
 from typing import Final, NamedTuple
@@ -157,18 +157,26 @@ class Tree:
         return self.held.micro_batches
 
     def grown(
-        self, below_s: float, *, width: int, stages: int | None = None, best: int = 1
+        self,
+        below_s: float,
+        *,
+        width: int,
+        stages: int | None = None,
+        best: int = 1,
+        between: Callable[[], None] = lambda: None,
     ) -> Grown:
         """The *best* pipelines that take less than *below_s*, of so many *stages* if
-        they are given; with at most *width* suffixes of each number of stages."""
+        they are given; with at most *width* suffixes of each number of stages.
+        *between* is called again and again, and may raise."""
         kinds = [kind for kind in self.held[0] if kind.possible]
-        before = prefixes(self.held, below_s)
+        before = prefixes(self.held, below_s, between)
         packings = [_packing(kind, kinds, self.held) for kind in kinds]
         suffixes, found = _Suffixes.of_none(), list[Whole]()
         lower_s = below_s
         for count in range(1, min(self.layers, self.units, stages or self.units) + 1):
             kept = _Kept(width=width)
             for some in self._longer(suffixes, kinds, packings, before, below_s, kept):
+                between()
                 ran = self._run(some)
                 done = np.flatnonzero((ran.firsts[:, 0] == 0) & (ran.known_s < below_s))
                 if len(done) and stages in (None, count):

@@ -36,7 +36,7 @@ from math import inf
 
 import numpy as np
 
-from planner.stage_bound import halved
+from planner.stage_bound import Late, halved, never
 from planner.stage_kinds import Growing, Kind, Sums
 from planner.stage_partition import Array
 from planner.stage_passes import Stages
@@ -44,13 +44,17 @@ from planner.stages_held import StagesHeld
 
 
 def trip_bound_s(
-    stages: StagesHeld, *, at_least_s: float = 0.0, at_most_s: float
+    stages: StagesHeld,
+    *,
+    at_least_s: float = 0.0,
+    at_most_s: float,
+    late: Late = never,
 ) -> float:
     """Seconds that no partition into *stages* takes less than; the others as
     `cut_bound_s` has them. Options of one size and span cross in the same time."""
     if stages.is_empty:
         return at_most_s
-    return halved(_Trips(stages=stages).possible, at_least_s, at_most_s)
+    return halved(_Trips(stages=stages).possible, at_least_s, at_most_s, late)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,7 +12,9 @@ from planner.problem import Candidate, Objective, Problem
 from planner.retention import polish
 from planner.search import Clock, Limits
 from planner.solution import EXACT
+from planner.stage_bound import halved
 from profiles.errors import OutOfTime
+from tests import islands
 from tests.planner.test_largest import asked
 from tests.problems import problem
 
@@ -96,6 +98,32 @@ def test_bounds_hold_whenever_time_ends(hand: Hand, objective: Objective) -> Non
         assert best <= found.value * (1 + EXACT)
     assert late
     assert answers
+
+
+@pytest.mark.parametrize("limit_s", [0, 5, 10, 30, 100, 300])
+def test_bounds_over_islands_hold_whenever_time_ends(hand: Hand, limit_s: int) -> None:
+    posed = islands.asked(islands.joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-125m")
+    whole = solve(posed, BranchAndBound(), Limits())
+    hand.each_s = 1.0
+    found = solve(posed, BranchAndBound(), Limits(time_limit_s=limit_s))
+    assert found.best is not None
+    assert found.lower <= whole.value * (1 + EXACT)
+    assert whole.value <= found.value * (1 + EXACT)
+
+
+def test_halving_ends_once_it_is_late() -> None:
+    """With what is known to be impossible by then."""
+    asked_of = list[float]()
+
+    def possible(number: float) -> bool:
+        asked_of.append(number)
+        return number > 6.5
+
+    assert halved(possible, 1.0, 9.0) == pytest.approx(6.5, rel=0.01)
+    asked_of.clear()
+    assert halved(possible, 1.0, 9.0, lambda: len(asked_of) == 3) == 5.0
+    assert asked_of == [9.0, 5.0, 7.0]
+    assert halved(possible, 1.0, 9.0, lambda: True) == 1.0
 
 
 def test_limits_count_from_when_they_began(hand: Hand) -> None:
