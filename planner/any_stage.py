@@ -18,16 +18,18 @@ from typing import Final
 from costmodel.uniform import Uniform
 from planner.as_if_alike import over_islands
 from planner.branch_and_bound import BranchAndBound
+from planner.lean_search import leanest_of_any
 from planner.lean_stages import Cuts
 from planner.memory_floor import states_fit
 from planner.problem import Candidate, Objective, Problem, Staged
 from planner.search import Clock, Limits
 from planner.solution import EXACT, Counters, Solution, Status, Wider
+from planner.stage_found import Found, simulate
 from planner.stage_groups import group_size
 from planner.stage_menu import Menu, lean_menus
 from planner.stage_partition import Partition
 from planner.stage_places import is_unlike
-from planner.stage_search import JUDGED, TOLERANCE, simulate, stages_of_any
+from planner.stage_search import JUDGED, TOLERANCE, stages_of_any
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
 SHARE: Final = 0.3  # of the time, for alike stages over islands
@@ -48,7 +50,7 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     clock = Clock(limits=limits)
     if solution.best is None:
         return solution
-    found = stages_of_any(problem, solution.best.choice, solution.value, clock)
+    found = _searched(problem, solution.best.choice, solution.value, clock)
     best, value = solution.best, solution.value
     if found.candidates and problem.value(found.candidates[0]) < value:
         best = found.candidates[0]
@@ -89,7 +91,7 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     alike = [*_alike(problem, limits), *deep]
     best = min(alike, key=problem.value, default=None)
     value = inf if best is None else problem.value(best)
-    found = stages_of_any(problem, alone, value, clock, alone=best is None)
+    found = _searched(problem, alone, value, clock, alone=best is None)
     if best is None and not found.candidates and not found.complete:
         raise clock.out_of_time(found.partitions)
     proven = False
@@ -119,6 +121,19 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
         runners_up=_distinct(others, best)[: limits.runners_up],
         only_unlike=True,
     )
+
+
+def _searched(
+    problem: Problem,
+    beside: Uniform,
+    value: float,
+    clock: Clock,
+    *,
+    alone: bool = False,
+) -> Found:
+    if problem.objective is Objective.MEMORY:
+        return leanest_of_any(problem, beside, value, clock, alone=alone)
+    return stages_of_any(problem, beside, value, clock, alone=alone, anything=any_fits)
 
 
 def _name(problem: Problem) -> str:

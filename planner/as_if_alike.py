@@ -19,7 +19,7 @@ from costmodel.ranges import Ranges
 from planner.problem import Problem
 from planner.search import AbstractSearch, Clock, Limits
 from planner.solution import Counters, Solution, Status
-from planner.stage_search import simulate
+from planner.stage_found import simulate
 from profiles.precision import precision
 
 

@@ -20,9 +20,9 @@ from planner.lean_stages import Cuts
 from planner.problem import Problem, Staged
 from planner.root_bound import root_bound_s
 from planner.search import Clock
+from planner.stage_found import Found, simulate
 from planner.stage_menu import Menu, menus
 from planner.stage_partition import EXACT
-from planner.stage_search import Found, simulate
 
 _Told = tuple[Menu, Cuts]
 

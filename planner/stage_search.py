@@ -15,22 +15,22 @@ there is an answer whenever it ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Final
 
-from costmodel.estimate import estimate
 from costmodel.layout import Layout
 from costmodel.uniform import Uniform
-from planner.problem import Objective, Problem, Staged
+from planner.problem import Problem, Staged
 from planner.root_bound import root_bound_s
 from planner.search import Clock
 from planner.stage_cuts import climbed
+from planner.stage_found import Found, simulate
 from planner.stage_menu import Menu, menus
 from planner.stage_partition import Partition
-from profiles.errors import MeshwrightError, OutOfTime
+from profiles.errors import OutOfTime
 
 PRICING: Final = 0.4  # of the time there is, at most, before menus are opened
 ROUGH: Final = 0.1  # of the first partition that fits
@@ -41,21 +41,6 @@ NARROW: Final = 1_000  # suffixes of a number of stages, to find a good partitio
 WIDE: Final = 200_000  # to prove that there is none better
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Candidates that fit, the best first; how many partitions were weighed and
-    simulated, what none goes below (the value and the seconds), and whether all was
-    looked at; seconds that none takes less than whose cuts lie between any layers."""
-
-    candidates: tuple[Staged, ...]
-    partitions: int
-    simulated: int
-    lower: float
-    lower_s: float
-    complete: bool
-    any_cut_s: float
-
-
 def stages_of_any(
     problem: Problem,
     beside: Uniform,
@@ -63,14 +48,14 @@ def stages_of_any(
     clock: Clock,
     *,
     alone: bool = False,
+    anything: Callable[[Problem], Staged | None] | None = None,
 ) -> Found:
     """Layouts of any stages that fit, of what may be better than *value*; one at least
-    where they are *alone* and there is one, whatever the time."""
-    if problem.objective is Objective.MEMORY:
-        from planner.lean_search import leanest_of_any  # of use to few
-
-        return leanest_of_any(problem, beside, value, clock, alone=alone)
+    where they are *alone* and there is one, whatever the time: *anything* finds it
+    soon."""
     hunt = _Hunt(problem=problem, beside=beside, value=value, clock=clock)
+    if alone and clock.limits.time_limit_s < inf and anything is not None:
+        hunt.begin(anything(problem))
     left, all_priced = hunt.priced(alone)
     any_cut_s = min((menu.lower_s for menu in left), default=inf)
     if not all_priced:
@@ -125,8 +110,6 @@ class _Hunt:
         """The menus that have options, by their bounds; and whether all are there: time
         may end it, but where stages are *alone*, only once some are found that fit."""
         found, tried, complete = list[Menu](), set[int](), True
-        if alone and self.clock.limits.time_limit_s < inf:
-            self.anything()
         for menu in menus(self.problem):
             if not menu.options:
                 continue
@@ -142,11 +125,8 @@ class _Hunt:
                 break
         return deque(sorted(found, key=lambda menu: menu.lower_s)), complete
 
-    def anything(self) -> None:
-        """Find stages that fit, the leanest first, and no menu's."""
-        from planner.any_stage import any_fits
-
-        candidate = any_fits(self.problem)
+    def begin(self, candidate: Staged | None) -> None:
+        """With stages that fit, which are no menu's."""
         if candidate is not None and self.problem.value(candidate) < self.value:
             self.simulated += 1
             self.found[candidate.estimate.layout] = candidate
@@ -252,15 +232,3 @@ class _Hunt:
                 found_s = menu.tighter_s(lower_s, self.late) if known else menu.lower_s
                 lower_s = min(lower_s, found_s)
         return lower_s
-
-
-def simulate(problem: Problem, beside: Uniform, layout: Layout) -> Staged | None:
-    """*layout* simulated; None if it cannot run or does not fit."""
-    try:
-        found = estimate(
-            problem.job, problem.machine.cluster, layout, on=problem.machine
-        )
-    except MeshwrightError:
-        return None
-    candidate = Staged(choice=beside, estimate=found)
-    return candidate if problem.fits(candidate) else None
