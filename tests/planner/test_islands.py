@@ -205,7 +205,7 @@ def test_a_stage_on_unlike_devices_keeps_its_preset() -> None:
     assert alike.best is not None
     (stage,) = alike.best.estimate.layout.stages
     assert stage.mesh.ranks.spans == ((0, 15),)
-    found = sharded(posed, replace(alike, only_unlike=True))
+    found = sharded(posed, replace(alike, only_unlike=True), LIMITS)
     assert found.operators is None
     assert found.value == alike.value
 
