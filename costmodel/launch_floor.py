@@ -17,14 +17,14 @@ class LaunchFloor:
     are bound by the host and others not. An exponent of 1 would be their sum, infinity
     their maximum.
 
-    `alone` is the exponent of ranks that wait for nobody in a pass. Where collectives
-    make them wait for each other it is now the device that is late and now the host of
-    another rank, so that more of both adds up: `together` is the lower exponent there.
-    Both are [assumed], and fitted (`costmodel.in_training`).
+    `alone` is the exponent of ranks that wait for nobody in a pass, `together` where
+    collectives make them wait for each other: now the device is late and now the host
+    of another rank, so that more of both adds up. Both are [assumed], and fitted where
+    runs tell (`costmodel.in_training`).
     """
 
     alone: float = 4.0
-    together: float = 3.0
+    together: float = 4.0
 
     def seconds(self, device_s: Array, host_s: Array, awaited_s: Array) -> Array:
         """Seconds of passes of *device_s* that take *host_s* to issue, of which
@@ -32,9 +32,19 @@ class LaunchFloor:
         share = np.divide(
             awaited_s, host_s, out=np.zeros_like(host_s), where=host_s > 0
         )
-        exponent = self.alone + (self.together - self.alone) * share
-        total = device_s**exponent + host_s**exponent
-        return np.asarray(total ** (1 / exponent))
+        if not np.any(share):
+            return _power_mean(device_s, host_s, self.alone)
+        together = _power_mean(device_s, host_s, self.together)
+        if np.all(share == 1.0):
+            return together
+        return (1 - share) * _power_mean(
+            device_s, host_s, self.alone
+        ) + share * together
+
+
+def _power_mean(device_s: Array, host_s: Array, exponent: float) -> Array:
+    total = device_s**exponent + host_s**exponent
+    return np.asarray(total ** (1 / exponent))
 
 
 ASSUMED = LaunchFloor()
