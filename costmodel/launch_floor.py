@@ -34,12 +34,11 @@ class LaunchFloor:
         )
         if not np.any(share):
             return _power_mean(device_s, host_s, self.alone)
-        together = _power_mean(device_s, host_s, self.together)
+        waiting_s = _power_mean(device_s, host_s, self.together)
         if np.all(share == 1.0):
-            return together
-        return (1 - share) * _power_mean(
-            device_s, host_s, self.alone
-        ) + share * together
+            return waiting_s
+        alone_s = _power_mean(device_s, host_s, self.alone)
+        return (1 - share) * alone_s + share * waiting_s
 
 
 def _power_mean(device_s: Array, host_s: Array, exponent: float) -> Array:
