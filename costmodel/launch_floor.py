@@ -38,7 +38,7 @@ class LaunchFloor:
         if np.all(share == 1.0):
             return waiting_s
         alone_s = _power_mean(device_s, host_s, self.alone)
-        return (1 - share) * alone_s + share * waiting_s
+        return np.asarray((1 - share) * alone_s + share * waiting_s)
 
 
 def _power_mean(device_s: Array, host_s: Array, exponent: float) -> Array:

@@ -23,7 +23,14 @@ from planner.lean_stages import Cuts
 from planner.memory_floor import states_fit
 from planner.problem import Candidate, Objective, Problem, Staged
 from planner.search import Clock, Limits
-from planner.solution import EXACT, Counters, Solution, Status, Wider
+from planner.solution import (
+    EXACT,
+    Counters,
+    Solution,
+    Status,
+    Wider,
+    hopeless_by_states,
+)
 from planner.stage_found import Found, simulate
 from planner.stage_groups import group_size
 from planner.stage_menu import Menu, lean_menus
@@ -85,7 +92,7 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     require_possible(problem)
     clock = Clock(limits=limits)
     if not states_fit(problem):
-        return _nothing(problem, clock)
+        return hopeless_by_states(_name(problem), clock.seconds, only_unlike=True)
     alone = Uniform(precision=problem.precision, offload=problem.offload)
     deep = _very_deep(problem)
     alike = [*_alike(problem, limits), *deep]
@@ -138,22 +145,6 @@ def _searched(
 
 def _name(problem: Problem) -> str:
     return ISLANDS if is_unlike(problem) else ALONE
-
-
-def _nothing(problem: Problem, clock: Clock) -> Solution:
-    """The answer where nothing has to be priced to know that nothing fits."""
-    return Solution(
-        search=_name(problem),
-        status=Status.INFEASIBLE,
-        best=None,
-        value=inf,
-        lower=inf,
-        lower_step_time_s=0.0,
-        complete=True,
-        counters=Counters(considered=0, simulated=0),
-        seconds=clock.seconds,
-        only_unlike=True,
-    )
 
 
 def _alike(problem: Problem, limits: Limits) -> list[Candidate]:

@@ -14,7 +14,6 @@ fit, nothing has to be priced to know it.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from time import perf_counter
 
 import numpy as np
@@ -28,7 +27,7 @@ from costmodel.sharding import parameters
 from costmodel.stage_bytes import WIDEST_WEIGHT
 from costmodel.uniform import Uniform
 from planner.problem import Problem
-from planner.solution import Counters, Solution, Status
+from planner.solution import Solution, hopeless_by_states
 from planner.space import Space
 from planner.stage_places import orders
 from profiles.models.spec import DecoderSpec
@@ -98,17 +97,8 @@ def hopeless(problem: Problem, search: str) -> Solution | None:
     if not too_large(problem):
         return None
     considered = int(Space.of(problem).branches["leaves"].sum())
-    return Solution(
-        search=search,
-        status=Status.INFEASIBLE,
-        best=None,
-        value=inf,
-        lower=inf,
-        lower_step_time_s=0.0,
-        complete=True,
-        counters=Counters(considered=considered, simulated=0, by_memory=considered),
-        seconds=perf_counter() - began_s,
-    )
+    seconds = perf_counter() - began_s
+    return hopeless_by_states(search, seconds, considered=considered)
 
 
 def _states(problem: Problem) -> Memory:

@@ -142,3 +142,21 @@ class Solution:
         if self.value == inf:
             return 1.0
         return max(0.0, 1 - self.lower / self.value)
+
+
+def hopeless_by_states(
+    search: str, seconds: float, *, considered: int = 0, only_unlike: bool = False
+) -> Solution:
+    """The answer where nothing has to be priced to know that nothing fits."""
+    return Solution(
+        search=search,
+        status=Status.INFEASIBLE,
+        best=None,
+        value=inf,
+        lower=inf,
+        lower_step_time_s=0.0,
+        complete=True,
+        counters=Counters(considered=considered, simulated=0, by_memory=considered),
+        seconds=seconds,
+        only_unlike=only_unlike,
+    )
