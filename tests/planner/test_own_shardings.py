@@ -170,11 +170,11 @@ def test_modules_that_cannot_be_are_refused_in_words(small: Solution) -> None:
     assert "in order" in said(*modules[1:], modules[0])
     other = replace(modules[0], axes=("dp",))
     assert "tp is the only axis" in said(other, *modules[1:])
-    last = modules[-1]
-    whole = replace(
-        last, output=replace(last.output, made=("whole",), handed=("whole",))
-    )
-    assert "of no split of one of its loops" in said(*modules[:-1], whole)
+    split = max(n for n, one in enumerate(modules) if one.output.made != ("whole",))
+    output = replace(modules[split].output, made=("whole",), handed=("whole",))
+    whole = replace(modules[split], output=output)
+    asked_for = said(*modules[:split], whole, *modules[split + 1 :])
+    assert "of no split of one of its loops" in asked_for
     assert not list(module_violations(layout, asked))
 
 
