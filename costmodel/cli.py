@@ -14,12 +14,13 @@ from profiles.command import command, warn
 from profiles.errors import Contradiction, Unsupported
 from profiles.job_options import JobOptions, job_options
 from profiles.options import given
-from profiles.parameters import path, real, text
+from profiles.parameters import LARGEST_SAMPLES, path, real, text, whole
 from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
     from costmodel.estimate import Estimate
     from costmodel.layout_file import LayoutFile
+    from costmodel.machine import Machine
     from costmodel.profiled import Profile
 
 
@@ -41,7 +42,16 @@ if TYPE_CHECKING:
     "--tokens",
     type=real(1, 1e18),
     metavar="N",
-    help="Also: days (and dollars, where the device has a price) to train N tokens.",
+    help="Also: days (and dollars, where the device has a price) and total FLOPs to "
+    "train N tokens.",
+)
+@click.option(
+    "--rampup-batch-size",
+    "rampup",
+    type=(whole(), whole(), whole(most=LARGEST_SAMPLES)),
+    metavar="START INCREMENT SAMPLES",
+    help="Of --tokens: the batch grows from START sequences to the global batch by "
+    "INCREMENT, over the first SAMPLES sequences.",
 )
 @click.option(
     "--flops-convention",
@@ -65,6 +75,7 @@ def simulate(
     out: Path | None,
     sweep: tuple[str, ...],
     tokens: float | None,
+    rampup: tuple[int, int, int] | None,
     convention: str | None,
     report: Path | None,
     inference: bool,
@@ -89,6 +100,7 @@ def simulate(
                 "--trace": trace,
                 "--out": out,
                 "--tokens": tokens,
+                "--rampup-batch-size": rampup,
                 "--flops-convention": convention,
                 "--sweep": (sweep or None) if runs is not None else None,
             },
@@ -100,15 +112,20 @@ def simulate(
             raise Contradiction("--sweep changes layout options, not a layout file")
         _sweep(job, pins, sweep, as_json=as_json)
     else:
+        if rampup is not None and tokens is None:
+            raise Contradiction(
+                "--rampup-batch-size is about a whole run; give its --tokens too"
+            )
         profile = _profile(job)
-        where, found = (
+        where, on, found = (
             _from_file(file, job, pins, profile)
             if file
             else _from_options(job, pins, profile)
         )
         found = _counted(found, convention)
+        whole_run = None if tokens is None else _whole_run(found, on, tokens, rampup)
         _write(found, trace, out, where, profile)
-        _show(found, tokens, as_json=as_json)
+        _show(found, whole_run, as_json=as_json)
 
 
 def _require_of_one(several: str, options: Mapping[str, object]) -> None:
@@ -142,8 +159,8 @@ def _profile(job: JobOptions) -> Profile | None:
 
 def _from_options(
     job: JobOptions, pins: Pins, profile: Profile | None
-) -> tuple[Any, Estimate]:
-    """The cluster's name, and the price of what the options say."""
+) -> tuple[Any, Machine, Estimate]:
+    """The cluster's name, the machine, and the price of what the options say."""
     from costmodel.auto_retention import spelled_out
     from costmodel.estimate import estimate
     from costmodel.profiled import cluster_called, cluster_name
@@ -161,20 +178,25 @@ def _from_options(
     layout = spelled_out(
         question.choice, question.job, question.machine, executable=is_local(where)
     )
-    return named, estimate(
-        question.job,
-        where,
-        layout,
-        on=question.machine,
-        assumed=assumed,
-        warnings=question.warnings,
+    on = question.machine
+    return (
+        named,
+        on,
+        estimate(
+            question.job,
+            where,
+            layout,
+            on=on,
+            assumed=assumed,
+            warnings=question.warnings,
+        ),
     )
 
 
 def _from_file(
     file: Path, job: JobOptions, pins: Pins, profile: Profile | None
-) -> tuple[Any, Estimate]:
-    """The cluster as written, and the price of a layout file.
+) -> tuple[Any, Machine, Estimate]:
+    """The cluster as written, the machine, and the price of a layout file.
 
     Another machine, framework or profile may be asked about.
     """
@@ -202,8 +224,12 @@ def _from_file(
         *_other_samples(stored, profile),
         *remarks_on(profile, on),
     )
-    return job.cluster or stored.cluster, estimate(
-        priced, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
+    return (
+        job.cluster or stored.cluster,
+        on,
+        estimate(
+            priced, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
+        ),
     )
 
 
@@ -237,23 +263,37 @@ def _write(
         write_layout(out, found.job, where, found.layout, hashes)
 
 
-def _show(found: Estimate, tokens: float | None, *, as_json: bool) -> None:
-    from costmodel.whatif import training
+def _whole_run(
+    found: Estimate, on: Machine, tokens: float, rampup: tuple[int, int, int] | None
+) -> dict[str, Any]:
+    """What a run of *tokens* tokens takes, with its batch ramped up or not."""
+    from costmodel.batch_ramp import BatchRamp, ramped
+    from costmodel.whole_run import training
 
+    if rampup is None:
+        return training(found, tokens)
+    start, increment, samples = rampup
+    ramp = BatchRamp(start=start, increment=increment, samples=samples)
+    return training(found, tokens, ramped(found, on, ramp, tokens))
+
+
+def _show(found: Estimate, whole_run: dict[str, Any] | None, *, as_json: bool) -> None:
     document = found.document()
-    if tokens is not None:
-        document["training"] = training(found, tokens)
+    if whole_run is not None:
+        document["training"] = whole_run
     if as_json:
         emit_json(document)
         return
-    from costmodel.report.table import estimate_view, training_words
+    from costmodel.report.table import estimate_view, pairs_table
+    from costmodel.report.whole_run import training_rows
 
     for line in found.warnings:
         warn(line)
     screen = console()
     screen.print(estimate_view(found))
-    if tokens is not None:
-        screen.print(training_words(document["training"]))
+    if whole_run is not None:
+        screen.print()
+        screen.print(pairs_table(training_rows(whole_run)))
 
 
 def _sweep(

@@ -1,4 +1,4 @@
-"""Questions around a price: sweeps over layout options, and whole training runs."""
+"""Sweeps: a price for each value of layout options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from profiles.cluster import Cluster
 from profiles.errors import Contradiction, InvalidSpec, UnknownName
 from profiles.job_options import JobOptions
 from profiles.models.catalog import Model
-from profiles.units import DAY_S, HOUR_S
 
 MOST_POINTS = 10_000
 _JOB_AXES = ("gpus", "seq_len", "global_batch")
@@ -113,22 +112,3 @@ def _priced(
         assumed=question.assumed,
         warnings=question.warnings,
     )
-
-
-def training(found: Estimate, tokens: float) -> dict[str, float | None]:
-    """Steps, days, device-hours and dollars to train *tokens* tokens at this step."""
-    steps = tokens / found.job.tokens
-    seconds = steps * found.step_time_s
-    device_hours = seconds * found.layout.gpus / HOUR_S
-    return {
-        "tokens": tokens,
-        "steps": steps,
-        "days": seconds / DAY_S,
-        "device_hours": device_hours,
-        "dollars": None
-        if found.device_cost is None
-        else device_hours * found.device_cost,
-        "energy_kwh": None
-        if found.device_power_w is None
-        else device_hours * found.device_power_w / 1e3,
-    }

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from costmodel.report.table import training_words
+from costmodel.report.whole_run import training_rows
 from costmodel.uniform import Uniform
-from costmodel.whatif import training
+from costmodel.whole_run import training
 from planner.around import Around
 from planner.problem import Problem
 from planner.solution import Solution
@@ -68,9 +68,7 @@ def beside(
         )
     if around.tokens is not None:
         whole = training(best.estimate, around.tokens)
-        found += Beside(
-            lines=(("training", training_words(whole)),), members={"training": whole}
-        )
+        found += Beside(lines=training_rows(whole), members={"training": whole})
     if around.explain:
         found += _sensitivities(problem, solution, solve)
     if around.shardings:

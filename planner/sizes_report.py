@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from costmodel.estimate import Estimate
-from costmodel.whatif import training
+from costmodel.whole_run import training
 from planner.document import answer_document, nothing_document, premise_document
 from planner.sizes import Sized, efficiency
 from planner.words import short_candidate_words

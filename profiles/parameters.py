@@ -15,6 +15,7 @@ import click
 
 LARGEST = 10_000_000  # more devices, layers or micro-batches than anybody has
 LARGEST_SEQUENCE = 1_000_000_000
+LARGEST_SAMPLES = 10**15  # more sequences than a run has
 LONGEST_TEXT = 4096  # PATH_MAX
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)

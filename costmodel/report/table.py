@@ -13,7 +13,7 @@ from costmodel.layout import Layout
 from costmodel.memory import KINDS, Memory
 from costmodel.offload import Offload
 from costmodel.retention import CORE, EVERYTHING, Action, Retention, operator_of
-from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
+from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -276,23 +276,6 @@ def assumed_words(assumed: Mapping[str, Any]) -> str:
         f"{name.replace('_', '-')} {words[value] if isinstance(value, bool) else value}"
         for name, value in assumed.items()
     )
-
-
-def training_words(training: Mapping[str, float | None]) -> str:
-    """Days, device-hours and dollars of a whole run in one line."""
-    tokens, steps, days, hours = (
-        training[name] or 0.0 for name in ("tokens", "steps", "days", "device_hours")
-    )
-    parts = [
-        f"{format_count(tokens)} tokens: {steps:,.0f} steps",
-        f"{days:,.1f} days",
-        f"{hours:,.0f} device-hours",
-    ]
-    if training["dollars"] is not None:
-        parts.append(f"{training['dollars']:,.0f} dollars")
-    if training["energy_kwh"] is not None:
-        parts.append(f"{training['energy_kwh']:,.0f} kWh at the devices' rated power")
-    return ", ".join(parts)
 
 
 def point_words(point: Mapping[str, Any]) -> str:

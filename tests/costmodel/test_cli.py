@@ -17,6 +17,8 @@ from costmodel.pins import Pins
 from costmodel.report.table import layout_words
 from costmodel.stored import read_layout_file
 from costmodel.whatif import AXES
+from profiles.models.catalog import model
+from profiles.models.parameters import parameters
 from tests.unlike import cluster_file
 
 ASKED = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--pp", "2")
@@ -304,6 +306,42 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
     found = answered(capsys, *ASKED, "--tokens", "3e11")["training"]
     assert found["steps"] == pytest.approx(3e11 / (1536 * 2048))
     assert found["device_hours"] == pytest.approx(found["days"] * 24 * 64)
+    assert found["rampup"] is None
+    total = found["compute"]
+    assert total["parameters"] == parameters(model("gpt-13b").spec).total
+    assert total["by_parameters"]["flops"] == 6 * total["parameters"] * 3e11
+    assert total["by_operators"]["convention"].startswith("megatron")
+
+
+def test_a_run_counts_its_flops_by_the_convention_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (*ASKED, "--tokens", "3e11", "--flops-convention", "causal")
+    own = answered(capsys, *asked)["training"]["compute"]["by_operators"]
+    full = answered(capsys, *asked[:-2])["training"]["compute"]["by_operators"]
+    assert own["convention"].startswith("causal")
+    assert own["pf_days"] < full["pf_days"]
+
+
+RAMP = ("--tokens", "3e11", "--rampup-batch-size", "64", "64", "2000000")
+
+
+def test_a_batch_ramps_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """By options and by the layout file alike."""
+    file = tmp_path / "layout.json"
+    found = answered(capsys, *ASKED, *RAMP, "--out", str(file))
+    whole = found["training"]
+    rows = whole["rampup"]["batches"]
+    assert [row["global_batch"] for row in rows] == list(range(64, 1537, 64))
+    assert whole["steps"] == pytest.approx(sum(row["steps"] for row in rows))
+    seconds = sum(row["steps"] * row["step_time_s"] for row in rows)
+    assert whole["days"] * 86400 == pytest.approx(seconds)
+    assert rows[-1]["step_time_s"] == found["step_time_s"]
+    level = answered(capsys, *ASKED, *RAMP[:2])["training"]["days"]
+    assert whole["rampup"]["added"] == pytest.approx(whole["days"] / level - 1)
+    assert answered(capsys, str(file), *RAMP)["training"] == whole
+    assert simulate(*ASKED, *RAMP) == 0
+    assert "longer than with one batch" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -339,6 +377,13 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
         (("--runs", "x.csv", "--trace", "t", "--tokens", "9"), "--trace, --tokens are"),
         (("--runs", "x.csv", "--sweep", "tp=1"), "--sweep is about one layout"),
         ((*ASKED, "--tokens", "0"), "must be a number >= 1"),
+        ((*ASKED, *RAMP[2:]), "give its --tokens too"),
+        ((*ASKED, *RAMP[:2], "--rampup-batch-size", "64", "64"), "3 arguments"),
+        ((*ASKED, *RAMP[:-1], "0"), "must be a whole number >= 1"),
+        ((*ASKED, *RAMP[:3], "2000", *RAMP[4:]), "start below it"),
+        ((*ASKED, *RAMP[:4], "60", *RAMP[5:]), "choose a divisor of 1472"),
+        ((*ASKED, *RAMP[:4], "4", *RAMP[5:]), "is not a multiple of 8"),
+        ((*ASKED, *RAMP, "--sweep", "tp=1"), "--rampup-batch-size are about one"),
         ((*ASKED, "--recompute-layers", "2"), "add --recompute full"),
         (("--model", "resnet-50", "--gpus", "8"), "resnet"),
         (("--model", "mixtral-8x7b", "--gpus", "8", "--ep", "3"), "the 8 experts"),
@@ -390,6 +435,7 @@ words = st.sampled_from(
         ),
         *("--overlap", "none", "--zero-group", "--recompute-layers", "--framework"),
         *("megatron-lm", "1e400", "--bucket-mb", "0", "--no-flash-attention"),
+        "--rampup-batch-size",
     )
 )
 
