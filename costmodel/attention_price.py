@@ -55,13 +55,16 @@ def attention_work(
     """Forward and backward of the core."""
     heads = -(-block.heads // degrees.tp) * degrees.micro_batch
     local = -(-degrees.seq_len // degrees.cp)
-    window = min(block.window or degrees.seq_len, degrees.seq_len)
+    in_blocks = degrees.cp_kind == "rsa"  # of whole rows, a window or not
+    window = degrees.seq_len if in_blocks else _window(block, degrees)
     shape = {
         "batch_heads": heads,
         "seq_q": local,
         "seq_kv": np.asarray(window),
         "head_dim": np.asarray(block.head_dim),
     }
+    once = {**shape, "seq_kv": local} if in_blocks else shape
+    times = degrees.cp if in_blocks else np.ones(())
     # A window shorter than the sequence is a band: no half of it is masked.
     causal = block.causal and window == degrees.seq_len
     number = number_of(operator, precision)
@@ -70,7 +73,7 @@ def attention_work(
     for direction, scale in (("forward", 1.0), ("backward", 2.5)):
 
         def kernel_s(kernel: str, direction: str = direction) -> Array:
-            return attention_s(
+            one_s = attention_s(
                 kernel,
                 direction,
                 causal=causal,
@@ -78,8 +81,9 @@ def attention_work(
                 rates=machine.rates,
                 number=number,
                 slowdown=alignment_slowdown(block.head_dim, machine.device, number),
-                **shape,
+                **once,
             )
+            return one_s * times
 
         def roofline(kernel_s: Callable[[str], Array] = kernel_s) -> Array:
             found = kernel_s(attention_kernel(degrees, machine))
@@ -93,7 +97,7 @@ def attention_work(
             direction,
             number,
             roofline,
-            where=is_whole(block, degrees),
+            where=is_whole(block, degrees) & (not in_blocks),
             share=share,
         )
         works.append(
@@ -106,6 +110,11 @@ def attention_work(
             )
         )
     return works[0], works[1]
+
+
+def _window(block: Block, degrees: Degrees) -> int:
+    """How many keys a query looks at, at most."""
+    return min(block.window or degrees.seq_len, degrees.seq_len)
 
 
 def _whole_sequence(degrees: Degrees) -> tuple[Degrees, Array]:
@@ -130,7 +139,9 @@ def _exchanged(
 
     Each round of a ring lies behind one block of attention. A causal mask is cut so
     that all ranks have as much of it (each a part of the sequence's head and of its
-    tail: zig-zag), or by heads.
+    tail: zig-zag), or by heads. Ring self-attention waits for every block: a row of
+    scores has to be whole before its softmax, and its code stops for each transfer
+    (Colossal-AI, communication/ring.py).
     """
     cp = degrees.cp
     near = near_members(degrees.tp, cp, machine.island)
@@ -148,7 +159,15 @@ def _exchanged(
         return step.behind(machine.hides(attention / cp)) * (cp - 1.0)
     total = Sourced(seconds=np.zeros(()))
     for one in sent:
-        total = total + machine.collective(
-            one.kind, one.size_bytes, ranks=cp, near=near
-        )
+        if one.kind == "send":
+            taken = machine.shift(
+                one.size_bytes,
+                np.ones(()),
+                ranks=cp,
+                near=near,
+                changes_rail=changes_rail(degrees.tp, machine.island),
+            )
+        else:
+            taken = machine.collective(one.kind, one.size_bytes, ranks=cp, near=near)
+        total = total + taken * one.times
     return total.where(cp > 1)

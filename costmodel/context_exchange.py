@@ -7,6 +7,10 @@ all-gather   keys and values gathered before each pass, their gradients
 ulysses      all-to-all of queries, keys and values and of the output, and of their
              gradients (Jacobs et al., 2023); key-value heads fewer than cp are
              repeated, so that each rank has one
+rsa          keys go round for whole rows of scores, then values; backward: both again,
+             and their gradients, made over the whole sequence, are all-reduced (ring
+             self-attention, Li et al., ACL 2023, section 3.2): 8(cp − 1)·b·s/cp·h
+             elements a layer
 """
 
 from __future__ import annotations
@@ -49,6 +53,10 @@ def messages(
     if degrees.cp_kind == "all-gather":
         kinds = ("all_gather",) if forward else ("all_gather", "reduce_scatter")
         return tuple(_message(kind, local * cp * width) for kind in kinds)
+    if degrees.cp_kind == "rsa":
+        round_twice = _message("send", local * width / 2, 2 * (cp - 1))
+        summed = _message("all_reduce", local * cp * width / 2, 2)
+        return (round_twice,) if forward else (round_twice, summed)
     query = extent("query", block, degrees) * precision.activation.bytes
     one_each = 2 * cp * block.head_dim * precision.activation.bytes
     packed = local * (query + np.maximum(width, one_each))

@@ -124,8 +124,8 @@ def _experts(spec: DecoderSpec, used: Combination) -> dict[str, Fact]:
 
 def _chunks(used: Combination) -> int:
     """Into how many chunks context parallelism cuts the sequence: a causal mask is
-    shared out by two a rank, or by heads."""
-    return used.cp if used.cp_kind == "ulysses" else 2 * used.cp
+    shared out by two a rank, or by heads, or not at all."""
+    return used.cp if used.cp_kind in ("ulysses", "rsa") else 2 * used.cp
 
 
 def _spread(spec: DecoderSpec, used: Combination) -> str:

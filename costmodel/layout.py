@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ENDS = ("embedding", "final_norm", "head")
 SHARDINGS = ("megatron", "megatron-sp")
-CP_KINDS = ("ring", "all-gather", "ulysses")
+CP_KINDS = ("ring", "all-gather", "ulysses", "rsa")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

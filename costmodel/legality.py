@@ -103,6 +103,8 @@ def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
         yield f"ring context parallelism needs seq_len a multiple of {2 * cp}"
     if choice.cp > 1 and choice.cp_kind == "ulysses" and (spec.heads // tp) % cp:
         yield f"ulysses needs cp={cp} to divide the {spec.heads // tp} heads of a rank"
+    if choice.cp > 1 and choice.cp_kind == "rsa" and choice.flash_attention:
+        yield "rsa stores whole rows of scores: it needs --no-flash-attention"
     if choice.sequence_parallel and tp == 1:
         yield "sequence parallelism splits over tp: it needs tp > 1"
 

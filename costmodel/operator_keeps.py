@@ -14,6 +14,7 @@ from costmodel.machine import Machine
 from costmodel.sharding import (
     Degrees,
     elements,
+    extent,
     product_shape,
     splits_columns,
     tensor_bytes,
@@ -73,11 +74,23 @@ def beside(
     if operator.kind is Kind.ATTENTION:
         written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
-        return np.asarray(rows * float(degrees.seq_len) * written)
+        working = rows * float(degrees.seq_len) * written
+        return np.asarray(working + _summed_keys(block, degrees, precision))
     narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
     if narrow and machine.software.quantises_again:
         return _operands(operator, block, degrees, precision, machine)
     return _ZERO
+
+
+def _summed_keys(block: Block, degrees: Degrees, precision: Precision) -> Array:
+    """The gradient of all keys, or of all values, that ring self-attention makes on
+    every rank and sums (Colossal-AI, parallel_sequence/_operation.py)."""
+    if degrees.cp_kind != "rsa":
+        return _ZERO
+    keys = tokens(degrees, split=False) * extent("key_value", block, degrees) / 2
+    return np.asarray(np.where(degrees.cp > 1, degrees.cp * keys, 0.0)) * (
+        precision.activation.bytes
+    )
 
 
 def _operands(

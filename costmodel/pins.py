@@ -96,7 +96,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--cp-kind",
         type=one_of(*CP_KINDS),
         metavar="NAME",
-        help=f"{', '.join(CP_KINDS)}.",
+        help=f"{', '.join(CP_KINDS)} (without flash attention, simulated only).",
     ),
     _option(
         "--recompute",

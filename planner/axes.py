@@ -27,7 +27,9 @@ ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
 GPIPE: Final = SCHEDULES.index("gpipe")
 INTERLEAVED: Final = SCHEDULES.index("interleaved")
 SEARCHED: Final = ("1f1b", "gpipe", "interleaved")
-RING, ALL_GATHER, ULYSSES = map(CP_KINDS.index, ("ring", "all-gather", "ulysses"))
+RING, ALL_GATHER, ULYSSES, RSA = map(
+    CP_KINDS.index, ("ring", "all-gather", "ulysses", "rsa")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +135,8 @@ class Axes:
         ]
 
     def cp_kinds(self, tp: int, cp: int) -> list[Option]:
-        """One where there is nothing to exchange."""
+        """One where there is nothing to exchange; rsa just where it is asked for: what
+        it sends all-gather sends in less time, and both keep as much."""
         pinned = self.pins.cp_kind
         if cp == 1:
             return [(RING if pinned is None else CP_KINDS.index(pinned),)]
@@ -141,6 +144,7 @@ class Axes:
             RING: self.problem.job.seq_len % (2 * cp) == 0,
             ALL_GATHER: True,
             ULYSSES: self._heads(tp) % cp == 0,
+            RSA: pinned == "rsa" and not self.problem.flash_attention,
         }
         return [
             (kind,)

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from costmodel.attention_price import attention_work
+from costmodel.context_exchange import messages
 from costmodel.machine import machine
-from costmodel.sharding import Degrees
+from costmodel.sharding import (
+    Degrees,
+    backward_collectives,
+    forward_collectives,
+)
 from costmodel.work import Work
 from profiles.catalog import cluster
 from profiles.job import Job
@@ -30,6 +35,7 @@ def passes(kind: str, cp: int) -> tuple[Work, Work]:
         seq_len=S,
         sequence_parallel=True,
         cp_kind=kind,
+        flash_attention=kind != "rsa",
     )
     return attention_work(BLOCK.operator("attention"), BLOCK, degrees, BF16, ON)
 
@@ -86,6 +92,65 @@ def test_a_ring_passes_blocks_on_behind_attention(cp: int) -> None:
         hidden = float(work.compute_s) / cp
         wanted = (cp - 1) * max(sent - hidden, 0.0)
         assert float(work.context_comm_s) == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize(("cp", "near"), [(2, 2), (4, 4), (8, 4)])
+def test_rsa_waits_for_keys_then_values_and_sums_their_gradients(
+    cp: int, near: int
+) -> None:
+    keys = B * S // cp * KEY_VALUE / 2
+    turn = float(ON.send_s(np.asarray(2.0 * keys), far=np.asarray(cp > near)))
+    summed = taken("all_reduce", cp * keys, cp, near)
+    forward, backward = passes("rsa", cp)
+    assert float(forward.context_comm_s) == pytest.approx(2 * (cp - 1) * turn)
+    assert float(backward.context_comm_s) == pytest.approx(
+        2 * (cp - 1) * turn + 2 * summed
+    )
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_rsa_takes_the_longer_the_smaller_its_blocks(cp: int) -> None:
+    """All ranks together fill the whole square, block by block."""
+    alone, part = passes("rsa", 1), passes("rsa", cp)
+    for one, some in zip(alone, part, strict=True):
+        assert float(some.compute_s) * cp >= float(one.compute_s)
+        assert float(some.flops) == pytest.approx(float(one.flops) / cp)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+def test_rsa_sends_as_much_as_tensor_parallelism(ranks: int) -> None:
+    """Li et al. (ACL 2023), section 3.2: 8(N − 1)·B·Z·(L/N)·A elements a layer and
+    rank, of a model with as many key-value heads as others."""
+    spec = model("llama-65b").spec
+    whole = Job(model="llama-65b", spec=spec, seq_len=S, global_batch=8)
+    block = whole.graph.block("layer")
+    sent = {"send": 1.0, "all_reduce": 2 * (ranks - 1) / ranks}  # shares of a ring
+    rsa, tensor = (
+        Degrees(
+            tp=np.asarray(tp),
+            cp=np.asarray(cp),
+            micro_batch=np.asarray(B),
+            seq_len=S,
+            sequence_parallel=False,
+            cp_kind="rsa",
+            flash_attention=False,
+        )
+        for tp, cp in ((1, ranks), (ranks, 1))
+    )
+    by_rsa = sum(
+        float(one.size_bytes * one.times) * sent[one.kind]
+        for direction in ("forward", "backward")
+        for one in messages(direction, block, rsa, BF16)
+    )
+    by_tensor = sum(
+        float(one.size_bytes) * sent[one.kind]
+        for rule in (forward_collectives, backward_collectives)
+        for operator in block.operators
+        for one in rule(operator, block, tensor, BF16)
+    )
+    wanted = 8 * (ranks - 1) * B * block.heads * S / ranks * block.head_dim
+    assert by_rsa / 2 == pytest.approx(wanted)  # 16 bits
+    assert by_tensor / 2 == pytest.approx(wanted)
 
 
 def test_causal_work_is_shared_equally() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from costmodel.combination import Combination
 from costmodel.facts import facts
+from costmodel.layout import CP_KINDS
 from costmodel.legality import fuses_attention
 from costmodel.offload import Offload
 from costmodel.pins import Pins
@@ -96,7 +97,7 @@ def test_rows_say_why_and_name_known_facts() -> None:
         ("precision", PRECISIONS),
         ("recompute", PRESETS),
         ("zero", (0, 1, 2, 3)),
-        ("cp_kind", ("ring", "all-gather", "ulysses")),
+        ("cp_kind", CP_KINDS),
     ],
 )
 def test_every_value_of_a_layout_is_known_to_the_table(

@@ -94,10 +94,12 @@ def test_what_is_contracted_over_an_axis_is_summed_over_it(name: str, sp: bool) 
         ("gpt-13b", Uniform(dp=3, micro_batch=3), "not a multiple of micro-batch"),
         ("gpt-13b", Uniform(dp=4, zero_group=3), "zero_group=3 does not divide dp=4"),
         ("gpt-13b", Uniform(cp=3, cp_kind="ulysses"), "not a multiple of cp"),
+        ("gpt-13b", Uniform(cp=2, cp_kind="rsa"), "needs --no-flash-attention"),
     ],
 )
-def test_what_does_not_divide_is_refused(name: str, choice: Uniform, said: str) -> None:
-    """Shoeybi et al. (2019), section 3; every violation is named."""
+def test_what_does_not_go_is_refused(name: str, choice: Uniform, said: str) -> None:
+    """Shoeybi et al. (2019), section 3; scores that are stored and are not (Li et al.,
+    2023); every violation is named."""
     found = list(violations(choice, job_of(name, 64), cluster(A100)))
     assert any(said in sentence for sentence in found), found
 

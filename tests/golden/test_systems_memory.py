@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -11,15 +14,20 @@ import pytest
 from costmodel.atoms import atom, block_prices
 from costmodel.columns import Columns
 from costmodel.data_parallel import DataParallel
+from costmodel.estimate import Estimate
 from costmodel.grid import price
 from costmodel.in_flight import peak_in_flight
 from costmodel.legality import violations
+from costmodel.machine import machine
 from costmodel.memory import memory
 from costmodel.retention import preset
 from costmodel.sharding import Degrees, tensor_bytes
+from costmodel.software import software
 from costmodel.uniform import Uniform
+from profiles.catalog import cluster, device
 from profiles.job import Job
 from profiles.models.spec import DecoderSpec
+from profiles.operators import PRODUCTS, Kind
 from profiles.precision import precision
 from profiles.units import GB, GiB
 from tests.golden.priced import job_of, machine_of, priced
@@ -147,11 +155,12 @@ def test_activations_in_flight_of_llama_65b(
     assert activations == pytest.approx(measured, rel=0.1)
 
 
-@pytest.mark.parametrize("kind", ["ring", "all-gather", "ulysses"])
+@pytest.mark.parametrize("kind", ["ring", "all-gather", "ulysses", "rsa"])
 def test_context_parallelism_splits_tokens_and_not_weights(kind: str) -> None:
     """Li et al. (ACL 2023): each of c ranks has s/c tokens and all the weights."""
     job, where = job_of("llama3-8b", 8), machine_of("megatron-core")
-    one, four = (priced(job, where, cp=cp, cp_kind=kind) for cp in (1, 4))
+    how = {"cp_kind": kind, "flash_attention": kind != "rsa"}
+    one, four = (priced(job, where, cp=cp, **how) for cp in (1, 4))
     saved, quarter = (float(item.memory[0].activations) for item in (one, four))
     assert quarter == pytest.approx(saved / 4, rel=1e-9)
     assert float(four.memory[0].parameters) == float(one.memory[0].parameters)
@@ -226,3 +235,106 @@ def test_zero_takes_a_quarter_of_turings_tensor_parallelism() -> None:
     assert fits_on_v100s(tp=4, zero=1, heads=28)
     assert not fits_on_v100s(tp=4, zero=0, heads=28)
     assert fits_on_v100s(tp=16, zero=0, heads=32)
+
+
+# Li et al. (ACL 2023): BERT-Base, 16 GB P100s; tensor parallelism ends at 12 heads.
+RSA = {"cp": 64, "cp_kind": "rsa"}
+TENSOR = {"tp": 12}
+_NODES = cluster("v100-32gb-ib")
+P100S = machine(
+    replace(
+        _NODES,
+        islands=tuple(replace(one, device=device("p100")) for one in _NODES.islands),
+    ),
+    software("megatron-lm-2021"),
+)
+
+
+def bert_base(sequences: int, seq_len: int, dropout: float = 0.1) -> Job:
+    """A decoder of BERT-Base's shape: where scores are stored, a mask saves no byte."""
+    spec = DecoderSpec(
+        layers=12,
+        hidden=768,
+        heads=12,
+        kv_heads=12,
+        head_dim=64,
+        ffn_hidden=3072,
+        vocab=30522,
+        max_positions=seq_len,
+        dropout=dropout,
+    )
+    return Job(model="bert-base", spec=spec, seq_len=seq_len, global_batch=sequences)
+
+
+@pytest.mark.parametrize(
+    ("split", "own", "whole"), [({"cp": 64}, 10 / 64, 0.0), ({"tp": 12}, 8 / 12, 2.0)]
+)
+def test_what_products_keep_is_rsas_formulas(
+    split: dict[str, int], own: float, whole: float
+) -> None:
+    """An MLP 5BLH/N and attention 4BZLA/N + BZL²/N + BLH/N elements; under tensor
+    parallelism 4BLH/N + BLH and 4BZLA/N + BZL²/N + BLH."""
+    sequences, seq_len, hidden, heads = 4, 768, 768, 12
+    block = bert_base(sequences, seq_len, dropout=0.0).graph.block("layer")
+    degrees = Degrees(
+        tp=np.asarray(split.get("tp", 1)),
+        cp=np.asarray(split.get("cp", 1)),
+        micro_batch=np.asarray(sequences),
+        seq_len=seq_len,
+        sequence_parallel=False,
+        cp_kind="rsa",
+        flash_attention=False,
+    )
+    prices = block_prices(block, degrees, precision("fp32"), machine_of())
+    kept: dict[str, Any] = {}
+    for item in block.operators:
+        if item.kind in (*PRODUCTS, Kind.ATTENTION):
+            kept |= prices[item.name].saved | prices[item.name].internal
+    ranks = max(split.values())
+    stream, scores = sequences * seq_len * hidden, sequences * heads * seq_len**2
+    assert sum(kept.values()) / 4 == (own + whole) * stream + scores / ranks
+
+
+def of_bert(sequences: int, seq_len: int, **split: Any) -> Estimate:
+    """In fp16, as the authors' released configuration."""
+    return priced(
+        bert_base(sequences, seq_len),
+        P100S,
+        micro_batch=sequences,
+        flash_attention=False,
+        precision="fp16",
+        **split,
+    )
+
+
+def most(fits: Callable[[int], bool]) -> int:
+    """The largest number that fits, where each smaller one does."""
+    low, high = 1, 2
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def test_rsa_trains_larger_batches_and_three_times_as_long_sequences() -> None:
+    """13.7 times the batch (L = 512) and 3.0 times the sequence (B = 64) on 64 P100s.
+    What a sequence keeps is within 20 % of the first and the sequences of the second;
+    the batch comes out at 10, a quarter less: weights, logits and the gradient of all
+    keys, which do not shrink so."""
+    ways = (RSA, TENSOR)
+    kept = [float(of_bert(64, 512, **way).memory[0].activations) for way in ways]
+    assert kept[1] / kept[0] == pytest.approx(13.7, rel=0.2)
+    batches = [most(partial(_fits_so_many, way)) for way in ways]
+    assert 9.9 < batches[0] / batches[1] < 13.7
+    tokens = [most(partial(_fits_so_long, way)) for way in ways]
+    assert tokens[0] / tokens[1] == pytest.approx(3.0, rel=0.2)
+
+
+def _fits_so_many(way: dict[str, Any], sequences: int) -> bool:
+    return of_bert(sequences, 512, **way).fits
+
+
+def _fits_so_long(way: dict[str, Any], times_64: int) -> bool:
+    return of_bert(64, 64 * times_64, **way).fits

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.columns import RECOMPUTES, SCHEDULES
+from costmodel.columns import RECOMPUTES, SCHEDULES, Columns
+from costmodel.grid import price
 from costmodel.layout import CP_KINDS
 from costmodel.legality import MOST_PASSES, violations
 from costmodel.pins import Pins
@@ -269,3 +270,45 @@ def test_more_layers_than_a_stage_has_are_all_of_them(pp: int, most: int) -> Non
 def test_where_no_layer_is_made_again_one_name_stands_for_all() -> None:
     posed = problem(pins=Pins(recompute_layers=0))
     assert {one.recompute for one in candidates(posed)} == {"none"}
+
+
+@settings(max_examples=20)
+@given(
+    cp=st.sampled_from((2, 4, 8)),
+    tp=st.sampled_from((1, 2)),
+    micro_batch=st.sampled_from((1, 4)),
+    recompute=st.sampled_from(("none", "selective", "full")),
+)
+def test_what_rsa_does_all_gather_does_no_worse(
+    cp: int, tp: int, micro_batch: int, recompute: str
+) -> None:
+    """So that it is looked at only where it is asked for."""
+    where = on("p3.16xlarge")
+    posed = problem("gpt-mini", tp * cp, global_batch=4, where=where)
+    rsa, gathered = (
+        Uniform(
+            tp=tp,
+            cp=cp,
+            cp_kind=kind,
+            micro_batch=micro_batch,
+            recompute=recompute,
+            flash_attention=False,
+            precision="fp16",
+        )
+        for kind in ("rsa", "all-gather")
+    )
+    assert not list(violations(rsa, posed.job, where.cluster))
+    prices = price(Columns.of([rsa, gathered]), posed.job, where)
+    for each in (prices.step_time_s, prices.needed_bytes):
+        assert each[0] >= each[1]
+
+
+@pytest.mark.parametrize("asked", [None, "rsa", "ring"])
+def test_rsa_is_searched_where_it_is_asked_for(asked: str | None) -> None:
+    """Without flash attention, which a V100 has not; else nowhere."""
+    pins = Pins(cp=2, cp_kind=asked)
+    posed = problem("gpt-mini", 4, global_batch=4, where=on("p3.16xlarge"), pins=pins)
+    kinds = {choice.cp_kind for choice in candidates(posed)}
+    assert kinds == {asked} if asked else kinds and "rsa" not in kinds
+    newer = replace(posed, flash_attention=True, machine=on("dgx-a100-80gb"))
+    assert bool(candidates(newer)) == (asked != "rsa")

@@ -98,7 +98,10 @@ def test_help_groups_its_options_and_ends_with_the_example(
         ("--json=1", "option '--json' does not take a value; see trial --help"),
         ("one", "got unexpected extra argument (one); see trial --help"),
         ("--top c", "--top 'c' is not one of 'a', 'b'."),
-        ("--cp-kind rung", "--cp-kind rung: must be one of ring, all-gather, ulysses"),
+        (
+            "--cp-kind rung",
+            "--cp-kind rung: must be one of ring, all-gather, ulysses, rsa",
+        ),
     ],
 )
 def test_a_wrong_question_is_one_line(
