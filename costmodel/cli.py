@@ -18,6 +18,7 @@ from profiles.parameters import LARGEST_SAMPLES, path, real, text, whole
 from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
+    from costmodel.beside import Beside
     from costmodel.estimate import Estimate
     from costmodel.layout_file import LayoutFile
     from costmodel.machine import Machine
@@ -54,6 +55,13 @@ if TYPE_CHECKING:
     "INCREMENT, over the first SAMPLES sequences.",
 )
 @click.option(
+    "--compare-data-parallel",
+    "compares",
+    is_flag=True,
+    help="Also: the same replicas under torch.nn.DataParallel, one process for all "
+    "GPUs of a node, and under DistributedDataParallel.",
+)
+@click.option(
     "--flops-convention",
     "convention",
     type=text,
@@ -76,6 +84,7 @@ def simulate(
     sweep: tuple[str, ...],
     tokens: float | None,
     rampup: tuple[int, int, int] | None,
+    compares: bool,
     convention: str | None,
     report: Path | None,
     inference: bool,
@@ -101,6 +110,7 @@ def simulate(
                 "--out": out,
                 "--tokens": tokens,
                 "--rampup-batch-size": rampup,
+                "--compare-data-parallel": compares or None,
                 "--flops-convention": convention,
                 "--sweep": (sweep or None) if runs is not None else None,
             },
@@ -116,6 +126,8 @@ def simulate(
             raise Contradiction(
                 "--rampup-batch-size is about a whole run; give its --tokens too"
             )
+        from costmodel.beside import beside
+
         profile = _profile(job)
         where, on, found = (
             _from_file(file, job, pins, profile)
@@ -123,9 +135,9 @@ def simulate(
             else _from_options(job, pins, profile)
         )
         found = _counted(found, convention)
-        whole_run = None if tokens is None else _whole_run(found, on, tokens, rampup)
+        more = beside(found, on, tokens=tokens, rampup=rampup, compares=compares)
         _write(found, trace, out, where, profile)
-        _show(found, whole_run, as_json=as_json)
+        _show(found, more, as_json=as_json)
 
 
 def _require_of_one(several: str, options: Mapping[str, object]) -> None:
@@ -263,37 +275,19 @@ def _write(
         write_layout(out, found.job, where, found.layout, hashes)
 
 
-def _whole_run(
-    found: Estimate, on: Machine, tokens: float, rampup: tuple[int, int, int] | None
-) -> dict[str, Any]:
-    """What a run of *tokens* tokens takes, with its batch ramped up or not."""
-    from costmodel.batch_ramp import BatchRamp, ramped
-    from costmodel.whole_run import training
-
-    if rampup is None:
-        return training(found, tokens)
-    start, increment, samples = rampup
-    ramp = BatchRamp(start=start, increment=increment, samples=samples)
-    return training(found, tokens, ramped(found, on, ramp, tokens))
-
-
-def _show(found: Estimate, whole_run: dict[str, Any] | None, *, as_json: bool) -> None:
-    document = found.document()
-    if whole_run is not None:
-        document["training"] = whole_run
+def _show(found: Estimate, more: Beside, *, as_json: bool) -> None:
     if as_json:
-        emit_json(document)
+        emit_json({**found.document(), **more.members})
         return
     from costmodel.report.table import estimate_view, pairs_table
-    from costmodel.report.whole_run import training_rows
 
     for line in found.warnings:
         warn(line)
     screen = console()
     screen.print(estimate_view(found))
-    if whole_run is not None:
+    for rows in more.rows:
         screen.print()
-        screen.print(pairs_table(training_rows(whole_run)))
+        screen.print(pairs_table(rows))
 
 
 def _sweep(

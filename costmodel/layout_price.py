@@ -90,7 +90,7 @@ class LayoutPricer:
         total = Work()
         for name, plan in zip(stage.layers, stage.plans, strict=True):
             block = blocks[name]
-            prices = self._prices(block, plan, stage)
+            prices = self.operator_prices(block, plan, stage)
             for price in prices.values():
                 total = total + price.forward + price.backward
             redone = recomputed_operators(
@@ -102,9 +102,10 @@ class LayoutPricer:
                 total = total + prices[again].forward
         return total
 
-    def _prices(
+    def operator_prices(
         self, block: Block, plan: LayerPlan, stage: Stage
     ) -> dict[str, OperatorPrice]:
+        """Each operator of a *block* of *stage*, by name."""
         place = place_of(stage.mesh, self.layout.micro_batch(stage))
         key = (block.name, plan.sharding, plan.modules, place)
         if key not in self._operators:

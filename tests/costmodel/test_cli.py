@@ -344,10 +344,41 @@ def test_a_batch_ramps_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert "longer than with one batch" in " ".join(capsys.readouterr().out.split())
 
 
+REPLICAS = ("--model", "gpt-350m", "--gpus", "8", "--global-batch", "64")
+
+
+def test_one_process_is_compared_with_one_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (*REPLICAS, "--compare-data-parallel")
+    plain, found = answered(capsys, *REPLICAS), answered(capsys, *asked)
+    both = found.pop("data_parallel")
+    assert found == plain
+    single, distributed = both["nn.DataParallel"], both["DistributedDataParallel"]
+    assert sum(single["breakdown_s"].values()) == pytest.approx(single["step_time_s"])
+    assert both["slowdown"] == single["step_time_s"] / distributed["step_time_s"] > 1
+    first, others = single["memory"]
+    assert (first["gpus"], others["gpus"]) == ("0", "1-7")
+    assert first["total"] > distributed["memory"][0]["total"] > others["total"]
+    assert single["fits"]
+    assert distributed["fits"]
+    assert simulate(*asked) == 0
+    assert "times the" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
         ((), "--model"),
+        ((*ASKED, "--compare-data-parallel"), "leave --tp, --pp"),
+        (
+            (*REPLICAS, "--offload", "optimizer", "--compare-data-parallel"),
+            "leave --offload out",
+        ),
+        (
+            (*REPLICAS, "--compare-data-parallel", "--sweep", "zero=0"),
+            "--compare-data-parallel is about one layout",
+        ),
         (
             (
                 "--model",
@@ -435,7 +466,7 @@ words = st.sampled_from(
         ),
         *("--overlap", "none", "--zero-group", "--recompute-layers", "--framework"),
         *("megatron-lm", "1e400", "--bucket-mb", "0", "--no-flash-attention"),
-        "--rampup-batch-size",
+        *("--rampup-batch-size", "--compare-data-parallel"),
     )
 )
 
