@@ -102,7 +102,8 @@ def _copied_bytes(
 def accumulation_bytes(
     parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
 ) -> Array:
-    """Bytes that handling the weight gradients of one micro-batch moves on a rank.
+    """Bytes that handling the weights and their gradients of one micro-batch moves on a
+    rank, beside the products.
 
     Below ZeRO-2 the product's gradient is read and added to the accumulated one, which
     is read and written; `fused` products do that themselves, for reading it, `autograd`
@@ -110,10 +111,13 @@ def accumulation_bytes(
     writes fp32 ones and reads them. From ZeRO-2 on it is copied into the reduction's
     buffer instead, and at ZeRO-3 gathered weights are copied out of the gather's buffer
     before each pass (as FSDP does): here, where `unit_work` has no samples of that.
+    Autocast writes a copy of all weights for each forward, and casts gradients back.
     """
     made = precision.activation.bytes
     kept = reduced_bytes(precision, machine)
-    cast = 2 * kept if machine.software.casts_gradients and made < kept else 0.0
+    copy = precision.cast_cache
+    casts = machine.software.casts_gradients or copy is not None
+    cast = 2 * kept if casts and made < kept else 0.0
     added = {
         "fused": kept,
         "autograd": 3 * made,
@@ -127,6 +131,8 @@ def accumulation_bytes(
     per_parameter = np.where(zero >= 2, copied, added) + np.where(
         zero == 3, gathered, 0
     )
+    if copy is not None:
+        per_parameter = per_parameter + precision.parameter.bytes + copy.bytes
     return np.asarray(parameters * per_parameter)
 
 

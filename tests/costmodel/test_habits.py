@@ -117,6 +117,14 @@ def test_aleph_alphas_library_adds_16_bit_gradients_up_in_16_bits() -> None:
     assert moved("megatron-lm-2021", "bf16") == 2 + 4 + 4
 
 
+def test_autocast_copies_weights_and_casts_gradients_back() -> None:
+    """4 bytes read and 2 written for each forward; 2 read, 4 written and read again,
+    and 4 + 4 of the sum."""
+    cast_back = 2 + 4 + 4 + 4 + 4
+    assert moved("megatron-lm-2021", "amp-bf16") == 4 + 2 + cast_back
+    assert moved("megatron-lm-2021", "fp32") == 4 + 4 + 4
+
+
 def test_aleph_alphas_library_all_reduces_the_gradients_of_shards_whole() -> None:
     base = software("aa-scaling")
     layout = spell_out(
