@@ -13,6 +13,7 @@ from costmodel.software import DEFAULT
 from profiles.errors import Contradiction, Unsupported
 
 OPTION: Final = "--compare-data-parallel"
+NO_GPUS: Final = ("cpu", "tpu")  # on a CPU it runs the module as it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +94,11 @@ def _require_replicas(layout: Layout) -> None:
 
 
 def _require_node(gpus: int, on: Machine) -> None:
-    if on.shares_cores:
+    kind = on.device.architecture.lower()
+    if kind.startswith(NO_GPUS):
         raise Unsupported(
-            f"{OPTION}: nn.DataParallel is for GPUs, and on {on.device.name} runs the "
-            "model as it is; name a --cluster of GPUs"
+            f"{OPTION}: nn.DataParallel is for GPUs, and {on.device.name} is none; "
+            "name a --cluster of GPUs"
         )
     most = on.island.devices_per_node
     if gpus > most:

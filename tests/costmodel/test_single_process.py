@@ -168,6 +168,7 @@ def test_what_one_process_cannot_have_is_refused(
     [
         (machine_of("megatron-lm"), "leave --framework out"),
         (machine_of("meshwright", "cpu"), "name a --cluster of GPUs"),
+        (machine_of("meshwright", "tpu-v4"), "name a --cluster of GPUs"),
     ],
 )
 def test_whose_it_is_not_is_refused(on: Machine, said: str) -> None:
