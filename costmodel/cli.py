@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from costmodel.inference.options import InferenceOptions, inference_options
 from costmodel.pins import Pins, layout_options
 from profiles.apart import require_apart
 from profiles.command import command, warn
-from profiles.errors import Contradiction, Unsupported
+from profiles.errors import Contradiction
 from profiles.job_options import JobOptions, job_options
 from profiles.options import given
 from profiles.parameters import LARGEST_SAMPLES, path, real, text, whole
@@ -72,11 +73,12 @@ if TYPE_CHECKING:
 @click.option(
     "--report", type=path, metavar="FILE.html", help="Write a page about --runs."
 )
-@click.option("--inference", is_flag=True, hidden=True)
+@inference_options
 def simulate(
     file: Path | None,
     job: JobOptions,
     pins: Pins,
+    inference: InferenceOptions,
     *,
     runs: Path | None,
     trace: Path | None,
@@ -87,15 +89,27 @@ def simulate(
     compares: bool,
     convention: str | None,
     report: Path | None,
-    inference: bool,
     as_json: bool,
 ) -> None:
     """What would this layout cost: seconds, bytes, utilisation?
 
     Give a layout file, or a model with layout options; or a table of runs.
     """
-    if inference:
-        raise Unsupported("--inference is not part of this version; leave it out")
+    of_training = {
+        "--runs": runs,
+        "--trace": trace,
+        "--out": out,
+        "--sweep": sweep or None,
+        "--tokens": tokens,
+        "--flops-convention": convention,
+        "--report": report,
+        "a layout file": file,
+    }
+    others = [name for name, value in of_training.items() if value is not None]
+    inference.require_alone(job, pins, others)
+    if inference.inference:
+        _inference(job, pins, inference, as_json=as_json)
+        return
     if report is not None and runs is None:
         raise Contradiction("--report is the page of a table of runs; give --runs too")
     require_apart(
@@ -138,6 +152,29 @@ def simulate(
         more = beside(found, on, tokens=tokens, rampup=rampup, compares=compares)
         _write(found, trace, out, where, profile)
         _show(found, more, as_json=as_json)
+
+
+def _inference(
+    job: JobOptions, pins: Pins, options: InferenceOptions, *, as_json: bool
+) -> None:
+    from costmodel.inference.document import document, warnings
+    from costmodel.inference.estimate import estimate
+    from costmodel.inference.question import resolve
+    from profiles.catalog import DEFAULT_CLUSTER, cluster
+    from profiles.models.catalog import model
+
+    job.require("model")
+    where = cluster(job.cluster or DEFAULT_CLUSTER)
+    asked = resolve(model(job.model or ""), where, job, pins, options)
+    found = estimate(asked)
+    if as_json:
+        emit_json(document(found))
+        return
+    from costmodel.inference.view import inference_view
+
+    for line in warnings(found):
+        warn(line)
+    console().print(inference_view(found))
 
 
 def _require_of_one(several: str, options: Mapping[str, object]) -> None:

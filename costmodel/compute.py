@@ -69,6 +69,7 @@ def matmul_s(
     rates: Rates,
     number: Format,
     output_bytes: ArrayLike | None = None,
+    weight_bytes: float | None = None,
 ) -> Floats:
     """Seconds of *batch* equal products (m x k)(k x n) in one launch.
 
@@ -77,7 +78,8 @@ def matmul_s(
     rate; the cheapest of six tile shapes counts. Beside it the operands are read and
     the output written once at the fitted share of bandwidth; the two overlap softly
     (fourth power mean), and each launch has a fixed overhead. *output_bytes* is the
-    size of one output element, 2 unless *number* is wider.
+    size of one output element, 2 unless *number* is wider, *weight_bytes* that of the
+    k x n operand where it is stored in fewer than it is multiplied in.
 
     Raises Unsupported if the device does not multiply in *number*.
     """
@@ -85,6 +87,8 @@ def matmul_s(
     fit = rates.matmul
     written = max(number.bytes, 2.0) if output_bytes is None else _floats(output_bytes)
     moved = number.bytes * (m + n) * k + written * m * n
+    if weight_bytes is not None:
+        moved = moved - (number.bytes - weight_bytes) * n * k
     traffic = batch * moved / (fit.bandwidth * device.memory_bytes_per_s)
     flops_per_s = fit.sustained_of(number) * device.peak_flops_per_s(number)
     units = _tiled(m, n, batch, device.multiprocessors, fit.wave, fit.edge)

@@ -34,8 +34,7 @@ def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
     yield from _data(choice, job)
     on_host = shares_cores(cluster.islands[0].device)
     yield from offload_problems(choice.offload, zero=choice.zero, on_host=on_host)
-    yield from _size(choice.gpus, cluster)
-    yield from _cluster(choice, cluster)
+    yield from machine_violations(choice, cluster)
 
 
 def require_legal(choice: Uniform, job: Job, cluster: Cluster) -> None:
@@ -89,12 +88,7 @@ def _of_stages(layout: Layout, job: Job, cluster: Cluster) -> Iterator[str]:
 
 def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
     tp, cp = choice.tp, choice.cp
-    if spec.heads % tp:
-        yield f"tp={tp} does not divide the {spec.heads} heads"
-    if spec.kv_heads % tp and tp % spec.kv_heads:
-        yield f"tp={tp} and {spec.kv_heads} key-value heads do not divide each other"
-    if spec.has_dense_mlp and spec.ffn_hidden % tp:
-        yield f"tp={tp} does not divide ffn_hidden={spec.ffn_hidden}"
+    yield from width_violations(tp, spec)
     yield from _experts(choice, spec, job)
     pieces = cp * (tp if choice.sequence_parallel else 1)
     if job.seq_len % pieces:
@@ -107,6 +101,16 @@ def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
         yield "rsa stores whole rows of scores: it needs --no-flash-attention"
     if choice.sequence_parallel and tp == 1:
         yield "sequence parallelism splits over tp: it needs tp > 1"
+
+
+def width_violations(tp: int, spec: DecoderSpec) -> Iterator[str]:
+    """What of a model's heads and dense widths *tp* does not divide."""
+    if spec.heads % tp:
+        yield f"tp={tp} does not divide the {spec.heads} heads"
+    if spec.kv_heads % tp and tp % spec.kv_heads:
+        yield f"tp={tp} and {spec.kv_heads} key-value heads do not divide each other"
+    if spec.has_dense_mlp and spec.ffn_hidden % tp:
+        yield f"tp={tp} does not divide ffn_hidden={spec.ffn_hidden}"
 
 
 def _experts(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
@@ -183,6 +187,12 @@ def fuses_attention(cluster: Cluster) -> bool:
         for island in cluster.islands
     )
     return is_local(cluster) or not old
+
+
+def machine_violations(choice: Uniform, cluster: Cluster) -> Iterator[str]:
+    """What of *choice* the GPUs of *cluster* are too few for, or cannot compute."""
+    yield from _size(choice.gpus, cluster)
+    yield from _cluster(choice, cluster)
 
 
 def _size(gpus: int, cluster: Cluster) -> Iterator[str]:

@@ -208,7 +208,9 @@ def memory(
     )
     held = weight + gradient + optimizer + activations + transient
     shape = np.broadcast(held, np.asarray(ranks)).shape
-    communicators = _communicator_bytes(device, ranks, parallel)
+    communicators = communicator_bytes(
+        device, ranks, np.asarray(parallel.tp) * parallel.pp * parallel.cp
+    )
     later = (
         (parallel.zero >= 2) & (parallel.shards > 1) & (np.asarray(micro_batches) < 2)
     )
@@ -217,7 +219,7 @@ def memory(
     absent = np.where(later & fully_shard, instead, 0.0)
     # A tensor that is there from the first step to the last breaks no block.
     loose = held - (weight + optimizer) * footprint.flat_states
-    pinned, context = PINNED * loose, _own(device, "context", CONTEXT_BYTES)
+    pinned, context = PINNED * loose, own_bytes(device, "context", CONTEXT_BYTES)
     # Blocks that nothing uses are given back before the allocator fails.
     room = device.capacity_bytes - (held - absent + pinned + communicators + context)
     room = np.maximum(room, 0.0)
@@ -314,19 +316,18 @@ def _step_or_passes(
     )
 
 
-def _communicator_bytes(device: Device, ranks: Array, parallel: DataParallel) -> Array:
-    """Bytes of a process's communicators: less where data parallelism alone needs no
-    other group than the whole job's."""
+def communicator_bytes(device: Device, ranks: Array, ways: Array) -> Array:
+    """Bytes of a process's communicators in a job of *ranks*: less where it is cut in
+    one of *ways* (tp · pp · cp), and nobody needs another group than the whole job's."""
     architecture = device.architecture.lower()
     known = (
         size for name, size in COMMUNICATORS_OF.items() if architecture.startswith(name)
     )
-    every = _own(device, "communicator", next(known, COMMUNICATOR_BYTES))
-    ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp
+    every = own_bytes(device, "communicator", next(known, COMMUNICATOR_BYTES))
     one = np.where(ways == 1, np.minimum(every, ONE_COMMUNICATOR_BYTES), every)
     return np.where(np.asarray(ranks) > 1, one, 0.0)
 
 
-def _own(device: Device, kind: str, usual: float) -> float:
+def own_bytes(device: Device, kind: str, usual: float) -> float:
     """What *device* says of itself, or what is *usual* on a GPU."""
     return device.extra[kind].si if kind in device.extra else usual

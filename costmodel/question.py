@@ -84,7 +84,7 @@ def resolve(
     """
     assumed: dict[str, Any] = {}
     where = machine_of(cluster, wish, pins, profile, assumed)
-    choice = _degrees(wish, pins, assumed)
+    choice = degrees_asked(wish, pins, assumed)
     job, warnings = job_of(model, wish, choice.dp, pins, assumed)
     choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
     choice = _rest(choice, wish, pins, where, assumed)
@@ -201,7 +201,7 @@ def _require_cut(choice: Uniform, pins: Pins) -> None:
         raise Contradiction(NO_CUT)
 
 
-def _degrees(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Uniform:
+def degrees_asked(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Uniform:
     """tp, pp and cp are 1 where left out; dp fills the GPUs up."""
     tp, pp, cp = (pins.tp or 1, pins.pp or 1, pins.cp or 1)
     for name in ("tp", "pp", "cp"):

@@ -146,7 +146,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
                 held_by=ranks,
             )
             for (first, end), ranks in zip(
-                _cuts(counts), zip(*held, strict=True), strict=True
+                stage_cuts(counts), zip(*held, strict=True), strict=True
             )
         ),
         schedule=choice.schedule,
@@ -161,11 +161,11 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
     )
 
 
-def _cuts(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+def stage_cuts(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Where each stage begins and ends among all layers, of which the embedding comes
     first, and the final norm and the head last.
 
-    >>> list(_cuts((1, 2)))
+    >>> list(stage_cuts((1, 2)))
     [(0, 2), (2, 6)]
     """
     ends = [1 + count for count in accumulate(counts)]

@@ -1,0 +1,242 @@
+"""What inference costs: prefill, decoding, and a whole batch of answers.
+
+    question → price of each distinct block → stages → passes through the pipeline
+
+Stages work one after another on a micro-batch; with several on their way each waits for
+the slowest stage: a step takes max(all stages and sends, micro-batches × slowest stage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.flops import CONVENTIONS, operator_flops
+from costmodel.inference.cache import token_elements
+from costmodel.inference.memory import (
+    Held,
+    fits,
+    largest_micro_batch,
+    memory,
+    prompts_together,
+    stages_of,
+)
+from costmodel.inference.passes import FREE, HEAD, Pass, PassPrice, block_pass, served
+from costmodel.inference.question import Question
+from costmodel.placement import shares
+from profiles.job import Job
+
+Array = NDArray[Any]
+BOUNDS: Final = ("memory_bandwidth", "compute", "links", "host")
+BREAKDOWN: Final = (
+    *("compute", "tensor_comm", "expert_comm", "pipeline_comm", "host", "waiting"),
+)
+_SAMPLED_CONTEXTS: Final = 65
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """A pass of one micro-batch through all stages, on one rank of each.
+
+    `stages_s` are what the stages take, `sends_s` what is sent between them; `bounds_s`
+    what each resource alone would take for all of them, one after another: bytes of
+    weights and cache at the datasheet's bandwidth, FLOPs at its peak, messages, a host.
+    """
+
+    stages_s: tuple[Array, ...]
+    sends_s: Array
+    parts_s: Mapping[str, Array]
+    bounds_s: Mapping[str, Array]
+    weight_bytes: Array
+    cache_bytes: Array
+
+    @property
+    def latency_s(self) -> Array:
+        return np.asarray(sum(self.stages_s) + self.sends_s)
+
+    @property
+    def slowest_s(self) -> Array:
+        return np.asarray(np.max(np.broadcast_arrays(*self.stages_s), axis=0))
+
+    @property
+    def bound(self) -> str:
+        """The resource that alone would take longest."""
+        return max(BOUNDS, key=lambda name: float(np.max(self.bounds_s[name])))
+
+    def step_s(self, micro_batches: int) -> Array:
+        """Until a micro-batch is through once more, with so many on their way."""
+        return np.asarray(np.maximum(self.latency_s, micro_batches * self.slowest_s))
+
+    def breakdown_s(self, total_s: float) -> dict[str, float]:
+        """Where *total_s* goes: the parts of a pass, and waiting for others."""
+        found = {name: float(self.parts_s[name]) for name in BREAKDOWN[:-1]}
+        return {**found, "waiting": max(total_s - sum(found.values()), 0.0)}
+
+
+def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
+    """A prefill pass of so many *prompts*, or a decode pass at *context* tokens."""
+    decodes = context is not None
+    degrees = (
+        asked.degrees(asked.choice.micro_batch, 1)
+        if decodes
+        else asked.degrees(prompts, asked.prompt_len)
+    )
+    of = Pass(
+        degrees=degrees,
+        stored=asked.stored,
+        cache=asked.cache,
+        machine=asked.machine,
+        context=np.asarray(context, dtype=float) if decodes else None,
+        graphs=decodes and asked.graphs,
+    )
+    floor = asked.machine.software.launch_floor
+    prices = {one.name: block_pass(one, of) for one in asked.job.graph.distinct()}
+    seconds = {name: price.seconds(floor) for name, price in prices.items()}
+    stages = stages_of(asked)
+    stages_s = tuple(
+        np.asarray(sum(count * seconds[name] for name, count in stage.items()))
+        for stage in stages
+    )
+    total = _summed(prices, stages)
+    sends_s = _sends_s(asked, degrees.micro_batch * degrees.seq_len)
+    work, device = total.work, asked.machine.device
+    peak = device.peak_flops_per_s(asked.precision.matmul)
+    read = total.weight_bytes + total.cache_bytes
+    sent_s = work.tensor_comm_s + work.expert_comm_s
+    return Passed(
+        stages_s=stages_s,
+        sends_s=sends_s,
+        parts_s={
+            "compute": work.compute_s,
+            "tensor_comm": work.tensor_comm_s,
+            "expert_comm": work.expert_comm_s,
+            "pipeline_comm": sends_s,
+            "host": np.asarray(sum(stages_s) - work.device_s),
+        },
+        bounds_s={
+            "memory_bandwidth": read / device.memory_bytes_per_s,
+            "compute": work.flops / peak,
+            "links": sent_s + sends_s,
+            "host": np.asarray(work.host_s, dtype=float),
+        },
+        weight_bytes=total.weight_bytes,
+        cache_bytes=total.cache_bytes,
+    )
+
+
+def _summed(
+    prices: Mapping[str, PassPrice], stages: list[Mapping[str, int]]
+) -> PassPrice:
+    total = FREE
+    for stage in stages:
+        for name, count in stage.items():
+            total = total + prices[name].times(count)
+    return total
+
+
+def _sends_s(asked: Question, tokens: Array) -> Array:
+    """Seconds of a micro-batch between all stages of a replica, whose ranks lie side by
+    side; each tp rank sends the whole of what layers hand on."""
+    tp, pp, island = asked.choice.tp, asked.choice.pp, asked.machine.island
+    size = tokens * asked.job.graph.hidden * asked.precision.activation.bytes
+    ends = np.arange(1, pp) * tp
+    whole = (island.domain % (tp * pp) == 0) | ((tp * pp) % island.domain == 0)
+    far = (ends % island.domain == 0) if whole else np.ones(len(ends), dtype=bool)
+    sent = asked.machine.send(
+        np.asarray(size, dtype=float), far=far, shares=shares(np.asarray(tp), island)
+    )
+    return np.asarray(np.sum(np.broadcast_to(sent.seconds, far.shape)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceEstimate:
+    """A question with its prices."""
+
+    asked: Question
+    held: tuple[Held, ...]
+    largest_micro_batch: int
+    prefill: Passed
+    decode: Passed
+    generation_s: float
+
+    @property
+    def fits(self) -> bool:
+        return fits(self.asked, self.held)
+
+    @property
+    def gpus(self) -> int:
+        return self.asked.choice.gpus
+
+    @property
+    def prefill_s(self) -> float:
+        """Until every prompt of the batch has been read."""
+        asked, size = self.asked, self.asked.choice.micro_batch
+        passes = asked.micro_batches * -(-size // prompts_together(asked, size))
+        return float(self.prefill.latency_s + (passes - 1) * self.prefill.slowest_s)
+
+    @property
+    def step_s(self) -> float:
+        """Until every sequence has one more token, at the whole context."""
+        return float(self.decode.step_s(self.asked.micro_batches))
+
+    @property
+    def total_s(self) -> float:
+        """Until every sequence has all its new tokens."""
+        return self.prefill_s + self.generation_s
+
+    @property
+    def least_step_s(self) -> float:
+        """Bytes of weights and cache at the datasheet's bandwidth: no step is faster."""
+        return float(self.decode.bounds_s["memory_bandwidth"])
+
+
+def estimate(asked: Question) -> InferenceEstimate:
+    """Price a question about inference."""
+    together = prompts_together(asked, asked.choice.micro_batch)
+    return InferenceEstimate(
+        asked=asked,
+        held=memory(asked),
+        largest_micro_batch=largest_micro_batch(asked),
+        prefill=passed(asked, prompts=together),
+        decode=passed(asked, context=asked.job.seq_len),
+        generation_s=_generation_s(asked),
+    )
+
+
+def _generation_s(asked: Question) -> float:
+    """Seconds of all new tokens but the first, which the prefill makes: the mean step
+    over the contexts that they have."""
+    steps = asked.new_tokens - 1
+    if not steps:
+        return 0.0
+    first, last = asked.prompt_len + 1, asked.prompt_len + steps
+    count = min(steps, _SAMPLED_CONTEXTS)
+    contexts = np.linspace(first, last, count)
+    taken = passed(asked, context=contexts).step_s(asked.micro_batches)
+    taken = np.broadcast_to(taken, contexts.shape)
+    if count == steps:
+        return float(np.sum(taken))
+    return steps * float(np.trapezoid(taken, contexts)) / (last - first)
+
+
+def prefill_flops(job: Job, prompt_len: int) -> float:
+    """FLOPs of reading one prompt: two a weight that a token meets, attention's causal
+    half beside; the head sees the last token alone."""
+    one = Job(model=job.model, spec=job.spec, seq_len=prompt_len, global_batch=1)
+    causal = CONVENTIONS["causal"]
+    return sum(
+        count
+        * operator_flops(item, block, one, causal)
+        / (prompt_len if block.name == HEAD else 1)
+        for block, count in one.graph.blocks
+        for item in served(block)
+    )
+
+
+def token_bytes(asked: Question) -> float:
+    """Bytes of the cache for each token of a sequence, in all layers of the model."""
+    return token_elements(asked.job.graph.layers) * asked.cache.bytes

@@ -1,0 +1,183 @@
+"""Bytes that a rank needs to serve: no gradients, no optimizer, nothing kept for them.
+
+parameters      every weight, as it is stored; of experts all that lie there
+kv_cache        the context of every sequence that the replica has
+activations     the largest operator's input and output beside the stream, of the pass
+                that has more: prompts that are read together, or a decoded batch
+communication   NCCL's buffers        reserve   the allocator's rounding of activations
+context         what the driver keeps of a process
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.degrees import Degrees
+from costmodel.inference.cache import cached_elements, span
+from costmodel.inference.passes import HEAD, served
+from costmodel.inference.question import Question
+from costmodel.memory import (
+    CONTEXT_BYTES,
+    FRAGMENTATION,
+    communicator_bytes,
+    own_bytes,
+)
+from costmodel.operator_keeps import beside
+from costmodel.sharding import entry_bytes, tensor_bytes
+from costmodel.uniform import split_layers, stage_cuts
+from profiles.graph import Block
+from profiles.precision import Format
+
+Array = NDArray[Any]
+
+# Tokens of the prompts that are read together, one at least: vLLM's budget of a pass
+# on GPUs of 70 GiB and more (max_num_batched_tokens, its engine arguments).
+PREFILL_TOKENS: Final = 8192
+LARGEST_BATCH: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Bytes of one rank by kind."""
+
+    parameters: float
+    kv_cache: float
+    activations: float
+    communication: float
+    reserve: float
+    context: float
+
+    @property
+    def total(self) -> float:
+        return sum(getattr(self, item.name) for item in fields(self))
+
+    def document(self) -> dict[str, float]:
+        """Bytes by kind, and their sum."""
+        kinds = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**kinds, "total": self.total}
+
+
+def stages_of(asked: Question) -> list[Mapping[str, int]]:
+    """How many of each block every stage has, by the block's name."""
+    layers = [block.name for block in asked.job.graph.layers]
+    counts = split_layers(asked.job.graph.body, asked.choice.pp)
+    return [Counter(layers[first:end]) for first, end in stage_cuts(counts)]
+
+
+def prompts_together(asked: Question, micro_batch: int) -> int:
+    """Prompts of a prefill pass."""
+    return min(micro_batch, max(PREFILL_TOKENS // asked.prompt_len, 1))
+
+
+def memory(asked: Question, micro_batch: int | None = None) -> tuple[Held, ...]:
+    """Bytes of a rank of each stage; *micro_batch* instead of the one asked for."""
+    size = micro_batch or asked.choice.micro_batch
+    blocks = {block.name: block for block in asked.job.graph.distinct()}
+    together = prompts_together(asked, size)
+    prefill = asked.degrees(together, asked.prompt_len)
+    decode = asked.degrees(size, 1)
+    found = []
+    for stage in stages_of(asked):
+        here = [(blocks[name], count) for name, count in stage.items()]
+        held = [block for block, _ in here]
+        activations = max(
+            _working_bytes(asked, held, prefill), _working_bytes(asked, held, decode)
+        )
+        device = asked.machine.device
+        found.append(
+            Held(
+                parameters=_weight_bytes(asked, here),
+                kv_cache=_cache_bytes(asked, here) * asked.micro_batches * size,
+                activations=activations,
+                communication=_communicators(asked),
+                reserve=FRAGMENTATION * activations,
+                context=own_bytes(device, "context", CONTEXT_BYTES),
+            )
+        )
+    return tuple(found)
+
+
+def fits(asked: Question, held: Sequence[Held]) -> bool:
+    """Whether every stage fits into its device."""
+    return all(one.total <= asked.machine.device.capacity_bytes for one in held)
+
+
+def largest_micro_batch(asked: Question) -> int:
+    """The most sequences of a pass that fit; 0 if not even one does."""
+    if not fits(asked, memory(asked, 1)):
+        return 0
+    low, high = 1, 2
+    while high < LARGEST_BATCH and fits(asked, memory(asked, high)):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fits(asked, memory(asked, middle)):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _weight_bytes(asked: Question, here: Iterable[tuple[Block, int]]) -> float:
+    """Of all blocks of a stage; a table that is the head too is there once."""
+    degrees = asked.degrees(1, 1)
+    total, names = 0.0, set()
+    for block, count in here:
+        names.add(block.name)
+        for operator in served(block):
+            held = asked.stored.held_bytes(operator, block, degrees)
+            total += count * float(held)
+    for (first, operator), (second, _) in asked.job.graph.tied:
+        if {first, second} <= names:
+            holder = asked.job.graph.block(first)
+            twice = holder.operator(operator)
+            total -= float(asked.stored.held_bytes(twice, holder, degrees))
+    return total
+
+
+def _cache_bytes(asked: Question, here: Iterable[tuple[Block, int]]) -> float:
+    """Of one sequence at the whole context."""
+    elements = sum(
+        count
+        * cached_elements(block, asked.choice.tp)
+        * float(span(block, asked.job.seq_len))
+        for block, count in here
+    )
+    return elements * asked.cache.bytes
+
+
+def _working_bytes(asked: Question, blocks: Iterable[Block], degrees: Degrees) -> float:
+    """The most that is alive in a pass: an operator's input and output, with what it
+    works with beside them, and the stream that goes round it; logits in fp32 too."""
+    precision, most = asked.precision, 0.0
+    for block in blocks:
+        cut = asked.degrees(degrees.micro_batch, 1) if block.name == HEAD else degrees
+        stream = float(entry_bytes(block, cut, precision))
+        for operator in served(block):
+            given = sum(
+                float(tensor_bytes(item, block, cut, precision))
+                for item in operator.inputs
+            )
+            asks = float(np.max(beside(operator, block, cut, precision, asked.machine)))
+            made = float(tensor_bytes(operator.output, block, cut, precision))
+            if "vocab" in operator.columns:
+                ranks = asked.choice.tp  # gathered, and once in fp32
+                made *= ranks * (1 + Format.FP32.bytes / precision.activation.bytes)
+            most = max(most, stream + max(given, asks) + made)
+    return most
+
+
+def _communicators(asked: Question) -> float:
+    choice = asked.choice
+    ranks = max(choice.tp * choice.pp, choice.ep)
+    ways = (choice.tp > 1) + (choice.pp > 1) + (choice.ep > choice.tp)
+    found = communicator_bytes(
+        asked.machine.device, np.asarray(ranks), np.asarray(max(ways, 1))
+    )
+    return float(np.max(found))
