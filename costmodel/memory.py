@@ -318,7 +318,7 @@ def _step_or_passes(
 
 def communicator_bytes(device: Device, ranks: Array, ways: Array) -> Array:
     """Bytes of a process's communicators in a job of *ranks*: less where it is cut in
-    one of *ways* (tp · pp · cp), and nobody needs another group than the whole job's."""
+    one of *ways* (tp · pp · cp), where nobody needs another group than the whole."""
     architecture = device.architecture.lower()
     known = (
         size for name, size in COMMUNICATORS_OF.items() if architecture.startswith(name)

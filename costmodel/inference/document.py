@@ -18,6 +18,7 @@ def document(found: InferenceEstimate) -> dict[str, Any]:
     """What `simulate --inference --json` prints; units are in the names."""
     asked, gpus = found.asked, found.gpus
     choice, batch = asked.choice, asked.job.global_batch
+    quantization = asked.stored.quantization
     fullest = max(found.held, key=lambda one: one.total)
     return {
         "fits": found.fits,
@@ -67,10 +68,8 @@ def document(found: InferenceEstimate) -> dict[str, Any]:
             "global_batch": batch,
             "precision": choice.precision,
             "kv_cache_dtype": asked.cache.value,
-            "quantization": asked.stored.quantization,
-            "group_size": asked.stored.group_size
-            if asked.stored.quantization
-            else None,
+            "quantization": quantization,
+            "group_size": asked.stored.group_size if quantization else None,
             "flash_attention": choice.flash_attention,
             "cuda_graphs": asked.graphs,
         },

@@ -2,8 +2,9 @@
 
     question → price of each distinct block → stages → passes through the pipeline
 
-Stages work one after another on a micro-batch; with several on their way each waits for
-the slowest stage: a step takes max(all stages and sends, micro-batches × slowest stage).
+Stages work one after another on a micro-batch; where several are on their way, each
+waits for the slowest stage: a step takes the longer of all stages with their sends, and
+micro-batches × slowest stage.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
             "tensor_comm": work.tensor_comm_s,
             "expert_comm": work.expert_comm_s,
             "pipeline_comm": sends_s,
-            "host": np.asarray(sum(stages_s) - work.device_s),
+            "host": np.maximum(sum(stages_s) - work.device_s, 0.0),
         },
         bounds_s={
             "memory_bandwidth": read / device.memory_bytes_per_s,
@@ -190,7 +191,7 @@ class InferenceEstimate:
 
     @property
     def least_step_s(self) -> float:
-        """Bytes of weights and cache at the datasheet's bandwidth: no step is faster."""
+        """Weights and cache at the datasheet's bandwidth: no step is faster."""
         return float(self.decode.bounds_s["memory_bandwidth"])
 
 

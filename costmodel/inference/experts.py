@@ -7,8 +7,8 @@ Every tp rank of a replica has the replica's tokens. Experts are cut in width ov
     ep = tp · d    d replicas' tokens, each rank of tp those of a share: rows there and
                    back all-to-all over ep, then gathered over tp
 
-Of E experts n tokens meet E (1 − (1 − k/E)^n) on average, chosen evenly: few tokens read
-few experts' weights, and all of them are there.
+Of E experts n tokens meet E (1 − (1 − k/E)^n) on average, chosen evenly: few tokens
+read few experts' weights, and all of them are there.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Met:
 
 def replicas_together(degrees: Degrees) -> Array:
     """Replicas that share experts."""
-    return np.maximum(degrees.ep // degrees.tp, 1)
+    return np.asarray(np.maximum(degrees.ep // degrees.tp, 1))
 
 
 def met(block: Block, degrees: Degrees) -> Met:

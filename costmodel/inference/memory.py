@@ -55,7 +55,7 @@ class Held:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, item.name) for item in fields(self))
+        return float(sum(getattr(self, item.name) for item in fields(self)))
 
     def document(self) -> dict[str, float]:
         """Bytes by kind, and their sum."""
@@ -133,10 +133,10 @@ def _weight_bytes(asked: Question, here: Iterable[tuple[Block, int]]) -> float:
         for operator in served(block):
             held = asked.stored.held_bytes(operator, block, degrees)
             total += count * float(held)
-    for (first, operator), (second, _) in asked.job.graph.tied:
+    for (first, table), (second, _) in asked.job.graph.tied:
         if {first, second} <= names:
             holder = asked.job.graph.block(first)
-            twice = holder.operator(operator)
+            twice = holder.operator(table)
             total -= float(asked.stored.held_bytes(twice, holder, degrees))
     return total
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from costmodel.attention_price import attention_work
 from costmodel.compute import matmul_flops, traffic_s
 from costmodel.degrees import Degrees, tokens
+from costmodel.experts import held_experts
 from costmodel.host_launches import host_launches
 from costmodel.inference import experts
 from costmodel.inference.cache import cached_elements
@@ -201,7 +202,7 @@ def _grouped(operator: Operator, block: Block, of: Pass) -> PassPrice:
         weight_bytes=of.stored.each_bytes(operator),
     )
     held = of.stored.held_bytes(operator, block, degrees)
-    share = here.experts / experts.held_experts(block, degrees)
+    share = here.experts / held_experts(block, degrees)
     return PassPrice(
         work=Work.of(
             Sourced(seconds=seconds), flops=matmul_flops(here.rows, n, k, here.experts)

@@ -49,11 +49,7 @@ def inference_view(found: InferenceEstimate) -> Group:
         ("prefill", _prefill_words(found)),
         ("decode", _decode_words(found)),
         ("", _least_words(found)),
-        (
-            "answers",
-            f"{format_seconds(found.total_s)} for all, "
-            f"{batch * asked.new_tokens / found.total_s:,.0f} new tokens/s",
-        ),
+        ("answers", _answers_words(found)),
         ("peak memory", _memory_words(found)),
         (
             "KV cache",
@@ -76,13 +72,13 @@ def _layout_words(found: InferenceEstimate) -> str:
     sizes = {name: getattr(choice, name) for name in ("tp", "pp", "dp", "ep")}
     degrees = " · ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     stored = asked.stored.quantization
-    weights = f"{stored} in groups of {asked.stored.group_size}" if stored else ""
+    weights = f"{choice.precision} weights"
+    if stored:
+        weights = f"{stored} weights in groups of {asked.stored.group_size}"
     parts = (
         degrees or "one device",
         f"micro-batch {choice.micro_batch} × {asked.micro_batches}",
-        f"{choice.precision} weights"
-        if not stored
-        else f"{weights}, {choice.precision}",
+        weights,
     )
     return ", ".join(parts)
 
@@ -115,6 +111,12 @@ def _least_words(found: InferenceEstimate) -> str:
         f"{times:.2f} × the {format_seconds(found.least_step_s)} that reading "
         f"{format_bytes(read)} a rank takes"
     )
+
+
+def _answers_words(found: InferenceEstimate) -> str:
+    tokens = found.asked.job.global_batch * found.asked.new_tokens
+    rate = f"{tokens / found.total_s:,.0f} new tokens/s"
+    return f"{format_seconds(found.total_s)} for all, {rate}"
 
 
 def _memory_words(found: InferenceEstimate) -> str:
