@@ -101,6 +101,7 @@ def simulate(
         "--out": out,
         "--sweep": sweep or None,
         "--tokens": tokens,
+        "--rampup-batch-size": rampup,
         "--flops-convention": convention,
         "--report": report,
         "a layout file": file,

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Final
 
 from costmodel.pins import Pins
-from profiles.errors import Contradiction
+from profiles.errors import Contradiction, Unsupported
 from profiles.job_options import JobOptions
+from profiles.local import LOCAL
 from profiles.options import Function, collected, given, option
 from profiles.parameters import LARGEST_SEQUENCE, one_of, whole
 
@@ -36,7 +37,8 @@ class InferenceOptions:
     cuda_graphs: bool | None = None
 
     def require_alone(self, job: JobOptions, pins: Pins, others: Iterable[str]) -> None:
-        """Raise Contradiction unless these options go with the rest of the command.
+        """Raise Contradiction unless these options go with the rest of the command, and
+        Unsupported for a machine that is known by its samples alone.
 
         *others* are given flags that are no option of the question or the layout.
         """
@@ -47,13 +49,18 @@ class InferenceOptions:
                     f"{', '.join(mine)} {_be(mine)} about inference; add --inference"
                 )
             return
+        if job.cluster is not None and job.cluster.lower() == LOCAL:
+            raise Unsupported(
+                f"--cluster {job.cluster} is known by its samples, which are of training's "
+                "shapes; inference is priced on clusters of the catalogue, or of a file"
+            )
         said = {**given(job), **given(pins)}
         wrong = [_flag(name) for name in said if name not in _TAKEN] + list(others)
         if wrong:
             mine = [_flag(name) for name in (*_TAKEN, *_OWN)]
             raise Contradiction(
-                f"{', '.join(wrong)} {_be(wrong)} not of inference; leave it out "
-                f"(--inference takes {', '.join(mine)})"
+                f"{', '.join(wrong)} {_be(wrong)} not of inference, which takes "
+                f"{', '.join(mine)}; leave the rest out"
             )
 
 

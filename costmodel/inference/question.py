@@ -22,11 +22,11 @@ from costmodel.question import (
 )
 from costmodel.uniform import Uniform
 from profiles.cluster import Cluster
-from profiles.errors import Contradiction, InvalidSpec, Unsupported
+from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
 from profiles.job_options import JobOptions
 from profiles.models.catalog import Model
-from profiles.models.spec import DecoderSpec, ModelSpec
+from profiles.models.spec import DecoderSpec
 from profiles.precision import Format, Precision, precision
 
 NEW_TOKENS: Final = 128  # as vLLM's benchmarks (`vllm bench latency`, --output-len)
@@ -86,14 +86,15 @@ def resolve(
 ) -> Question:
     """Complete a question about inference.
 
-    Raises Contradiction with every violation, InvalidSpec, Unsupported.
+    Raises Contradiction with every violation, InvalidSpec for more tokens than learned
+    positions, Unsupported for other models than decoders and unlike islands.
     """
     if len(cluster.islands) > 1:
         raise Unsupported(
             f"cluster {cluster.name!r} joins {len(cluster.islands)} islands; inference "
             "is priced on one: name one of them"
         )
-    assumed: dict[str, Any] = {}
+    spec, assumed = _served(model), dict[str, Any]()
     if wish.cluster is None:
         assumed["cluster"] = cluster.name
     choice = degrees_asked(wish, pins, assumed)
@@ -102,7 +103,7 @@ def resolve(
     choice, groups = _batches(choice, wish, pins, assumed)
     job = Job(
         model=model.name,
-        spec=_served(model.spec),
+        spec=spec,
         seq_len=context,
         global_batch=choice.dp * groups * choice.micro_batch,
     )
@@ -208,11 +209,14 @@ def _most_divisor(number: int, most: int) -> int:
     )
 
 
-def _served(spec: ModelSpec) -> ModelSpec:
-    """*spec* without what is of training alone: dropout, tokens dropped at full
+def _served(model: Model) -> DecoderSpec:
+    """A model's spec without what is of training alone: dropout, tokens dropped at full
     experts, and further tokens predicted."""
+    spec = model.spec
     if not isinstance(spec, DecoderSpec):
-        return spec
+        raise Unsupported(
+            f"{model.name} is of family {spec.family!r}; inference is priced of decoders"
+        )
     moe = None if spec.moe is None else replace(spec.moe, capacity_factor=None)
     return replace(spec, dropout=0.0, multi_token_heads=0, moe=moe)
 
@@ -255,8 +259,7 @@ def _violations(asked: Question, cluster: Cluster) -> Iterator[str]:
     if choice.pp > job.graph.body:
         yield f"pp={choice.pp} is more than the {job.graph.body} layers"
     spec = job.spec
-    if not isinstance(spec, DecoderSpec):
-        raise InvalidSpec(f"{job.model} is no decoder, and has no key-value cache")
+    assert isinstance(spec, DecoderSpec), "`resolve` takes no others"
     yield from width_violations(choice.tp, spec)
     yield from _of_experts(choice, spec, job)
 

@@ -1,0 +1,190 @@
+"""`simulate --inference`: its document, its table, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from costmodel.__main__ import main
+from costmodel.inference.estimate import BOUNDS, BREAKDOWN
+
+ASKED = ("--inference", "--model", "llama2-7b")
+KEYS = {
+    *("fits", "peak_memory_bytes", "capacity_bytes", "largest_global_batch", "memory"),
+    *("kv_cache_bytes_per_token", "context_tokens", "prompt_tokens", "new_tokens"),
+    *("prefill", "decode", "generation", "layout", "assumed", "warnings"),
+}
+BOUND = {"bound", "bounds_s", "breakdown_s"}
+
+
+def simulate(*argv: str) -> int:
+    return main([*argv], prog="simulate")
+
+
+def answered(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
+    assert simulate(*argv, "--json") == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    document: dict[str, Any] = json.loads(said.out)
+    return document
+
+
+def test_the_document_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, *ASKED)
+    assert set(found) == KEYS
+    assert set(found["prefill"]) == BOUND | {
+        *("time_s", "time_to_first_token_s", "prompts_together", "tokens_per_s"),
+        *("tokens_per_s_per_gpu", "flops_per_token", "mfu"),
+    }
+    assert set(found["decode"]) == BOUND | {
+        *("step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "least_step_time_s"),
+        *("weight_bytes_read", "kv_cache_bytes_read"),
+    }
+    assert set(found["generation"]) == {"time_s", "decode_time_s", "tokens_per_s"}
+    for part in ("prefill", "decode"):
+        assert tuple(found[part]["bounds_s"]) == BOUNDS
+        assert tuple(found[part]["breakdown_s"]) == BREAKDOWN
+    assert found["assumed"] == {
+        "cluster": "dgx-a100-80gb",
+        "tp": 1,
+        "pp": 1,
+        "gpus": 1,
+        "dp": 1,
+        "seq_len": 4096,
+        "new_tokens": 128,
+        "prompt_len": 3968,
+        "micro_batch": 1,
+        "micro_batches": 1,
+        "global_batch": 1,
+        "precision": "bf16",
+        "flash_attention": True,
+        "kv_cache_dtype": "bf16",
+        "cuda_graphs": True,
+    }
+
+
+def test_what_was_asked_is_not_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--gpus", "8", "--tp", "2", "--pp", "2", "--global-batch", "16")
+    lengths = ("--prompt-len", "1000", "--new-tokens", "24", "--seq-len", "2048")
+    stored = ("--quantization", "int4", "--kv-cache-dtype", "fp8", "--no-cuda-graphs")
+    found = answered(capsys, *ASKED, *asked, *lengths, *stored)
+    assert found["layout"] == {
+        "tp": 2,
+        "pp": 2,
+        "dp": 2,
+        "ep": 1,
+        "micro_batch": 4,
+        "micro_batches": 2,
+        "global_batch": 16,
+        "precision": "bf16",
+        "kv_cache_dtype": "fp8",
+        "quantization": "int4",
+        "group_size": 128,
+        "flash_attention": True,
+        "cuda_graphs": False,
+    }
+    assert found["context_tokens"] == 2048
+    assert (found["prompt_tokens"], found["new_tokens"]) == (1000, 24)
+    assert {"dp", "micro_batch", "micro_batches", "group_size"} <= set(found["assumed"])
+    assert not {"tp", "seq_len", "cuda_graphs"} & set(found["assumed"])
+
+
+def test_a_person_is_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(*ASKED, "--micro-batch", "1000") == 0
+    said = capsys.readouterr().out
+    for words in ("prefill", "decode", "DOES NOT FIT", "largest global batch 32", "KV"):
+        assert words in said
+    assert "bound by memory bandwidth" in " ".join(said.split())
+    assert simulate("--inference", "--model", "llama3-405b") == 0
+    assert "nor does any batch" in capsys.readouterr().out
+
+
+def test_many_stages_are_a_short_table(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--inference", "--model", "gpt-175b", "--gpus", "96", "--pp", "96")
+    assert simulate(*asked) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = [int(row[0]) for row in rows if row and row[0].isdigit()]
+    assert shown == [0, 1, 95]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--zero", "1"),
+        ("--zero-group", "2"),
+        ("--recompute", "none"),
+        ("--recompute-layers", "1"),
+        ("--offload", "optimizer"),
+        ("--offload-to", "cpu"),
+        ("--schedule", "1f1b"),
+        ("--virtual-stages", "2"),
+        ("--optimizer", "adamw"),
+        ("--grad-dtype", "fp32"),
+        ("--sequence-parallel",),
+        ("--cp", "2"),
+        ("--cp-kind", "ring"),
+        ("--etp", "1"),
+        ("--overlap", "grad"),
+        ("--bucket-mb", "25"),
+        ("--framework", "megatron-core"),
+        ("--profile", "samples.json"),
+        ("--sweep", "tp=1,2"),
+        ("--trace", "trace.json"),
+        ("--tokens", "1e9"),
+        ("--rampup-batch-size", "8", "8", "1000"),
+        ("--out", "layout.json"),
+        ("--runs", "runs.csv"),
+        ("--report", "page.html"),
+        ("--flops-convention", "palm"),
+    ],
+)
+def test_what_is_of_training_is_refused(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert simulate(*ASKED, *options) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert f"{options[0]} is not of inference" in said.err
+
+
+def test_a_layout_file_is_of_training(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert simulate("--inference", str(tmp_path / "layout.json")) == 2
+    assert "a layout file is not of inference" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--prompt-len", "5"),
+        ("--new-tokens", "5"),
+        ("--kv-cache-dtype", "fp8"),
+        ("--quantization", "int8"),
+        ("--group-size", "64"),
+        ("--no-cuda-graphs",),
+    ],
+)
+def test_what_is_of_inference_needs_the_word(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert simulate("--model", "llama2-7b", "--gpus", "8", *options) == 2
+    assert "add --inference" in capsys.readouterr().err
+
+
+def test_the_machine_of_a_profile_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert simulate(*ASKED, "--cluster", "local") == 2
+    said = capsys.readouterr().err
+    assert "--cluster local" in said
+    assert "--profile" not in said
+
+
+def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--inference") == 2
+    assert "--model is missing" in capsys.readouterr().err
