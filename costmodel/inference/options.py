@@ -51,8 +51,8 @@ class InferenceOptions:
             return
         if job.cluster is not None and job.cluster.lower() == LOCAL:
             raise Unsupported(
-                f"--cluster {job.cluster} is known by its samples, which are of training's "
-                "shapes; inference is priced on clusters of the catalogue, or of a file"
+                f"--cluster {job.cluster} is known by samples of training alone; "
+                "inference is priced on clusters of the catalogue, or of a file"
             )
         said = {**given(job), **given(pins)}
         wrong = [_flag(name) for name in said if name not in _TAKEN] + list(others)

@@ -215,7 +215,8 @@ def _served(model: Model) -> DecoderSpec:
     spec = model.spec
     if not isinstance(spec, DecoderSpec):
         raise Unsupported(
-            f"{model.name} is of family {spec.family!r}; inference is priced of decoders"
+            f"{model.name} is of family {spec.family!r}; inference is priced for "
+            "decoders"
         )
     moe = None if spec.moe is None else replace(spec.moe, capacity_factor=None)
     return replace(spec, dropout=0.0, multi_token_heads=0, moe=moe)
