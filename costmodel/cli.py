@@ -102,6 +102,7 @@ def simulate(
         "--sweep": sweep or None,
         "--tokens": tokens,
         "--rampup-batch-size": rampup,
+        "--compare-data-parallel": compares or None,
         "--flops-convention": convention,
         "--report": report,
         "a layout file": file,
@@ -109,7 +110,9 @@ def simulate(
     others = [name for name, value in of_training.items() if value is not None]
     inference.require_alone(job, pins, others)
     if inference.inference:
-        _inference(job, pins, inference, as_json=as_json)
+        from costmodel.inference.command import answer
+
+        answer(job, pins, inference, as_json=as_json)
         return
     if report is not None and runs is None:
         raise Contradiction("--report is the page of a table of runs; give --runs too")
@@ -153,29 +156,6 @@ def simulate(
         more = beside(found, on, tokens=tokens, rampup=rampup, compares=compares)
         _write(found, trace, out, where, profile)
         _show(found, more, as_json=as_json)
-
-
-def _inference(
-    job: JobOptions, pins: Pins, options: InferenceOptions, *, as_json: bool
-) -> None:
-    from costmodel.inference.document import document, warnings
-    from costmodel.inference.estimate import estimate
-    from costmodel.inference.question import resolve
-    from profiles.catalog import DEFAULT_CLUSTER, cluster
-    from profiles.models.catalog import model
-
-    job.require("model")
-    where = cluster(job.cluster or DEFAULT_CLUSTER)
-    asked = resolve(model(job.model or ""), where, job, pins, options)
-    found = estimate(asked)
-    if as_json:
-        emit_json(document(found))
-        return
-    from costmodel.inference.view import inference_view
-
-    for line in warnings(found):
-        warn(line)
-    console().print(inference_view(found))
 
 
 def _require_of_one(several: str, options: Mapping[str, object]) -> None:

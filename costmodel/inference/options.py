@@ -17,7 +17,7 @@ from profiles.parameters import LARGEST_SEQUENCE, one_of, whole
 CACHE_FORMATS: Final = ("fp32", "fp16", "bf16", "fp8")
 QUANTIZATIONS: Final = ("int8", "int4")
 # What of the question and of the layout inference takes; the rest is training's.
-_TAKEN: Final = (
+TAKEN: Final = (
     *("model", "cluster", "gpus", "seq_len", "global_batch", "precision"),
     *("tp", "pp", "dp", "ep", "micro_batch", "micro_batches"),
     *("flash_attention", "imbalance"),
@@ -55,9 +55,9 @@ class InferenceOptions:
                 "inference is priced on clusters of the catalogue, or of a file"
             )
         said = {**given(job), **given(pins)}
-        wrong = [_flag(name) for name in said if name not in _TAKEN] + list(others)
+        wrong = [_flag(name) for name in said if name not in TAKEN] + list(others)
         if wrong:
-            mine = [_flag(name) for name in (*_TAKEN, *_OWN)]
+            mine = [_flag(name) for name in (*TAKEN, *OWN)]
             raise Contradiction(
                 f"{', '.join(wrong)} {_be(wrong)} not of inference, which takes "
                 f"{', '.join(mine)}; leave the rest out"
@@ -72,7 +72,7 @@ def _be(names: list[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-_OWN: Final = tuple(InferenceOptions.__dataclass_fields__)[1:]
+OWN: Final = tuple(InferenceOptions.__dataclass_fields__)[1:]
 _option = partial(option, "Inference")
 _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     _option(

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from costmodel.__main__ import main
+from costmodel.cli import simulate as command
 from costmodel.inference.estimate import BOUNDS, BREAKDOWN
+from costmodel.inference.options import OWN, TAKEN
 
 ASKED = ("--inference", "--model", "llama2-7b")
 KEYS = {
@@ -110,37 +113,38 @@ def test_many_stages_are_a_short_table(capsys: pytest.CaptureFixture[str]) -> No
     assert shown == [0, 1, 95]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--zero", "1"),
-        ("--zero-group", "2"),
-        ("--recompute", "none"),
-        ("--recompute-layers", "1"),
-        ("--offload", "optimizer"),
-        ("--offload-to", "cpu"),
-        ("--schedule", "1f1b"),
-        ("--virtual-stages", "2"),
-        ("--optimizer", "adamw"),
-        ("--grad-dtype", "fp32"),
-        ("--sequence-parallel",),
-        ("--cp", "2"),
-        ("--cp-kind", "ring"),
-        ("--etp", "1"),
-        ("--overlap", "grad"),
-        ("--bucket-mb", "25"),
-        ("--framework", "megatron-core"),
-        ("--profile", "samples.json"),
-        ("--sweep", "tp=1,2"),
-        ("--trace", "trace.json"),
-        ("--tokens", "1e9"),
-        ("--rampup-batch-size", "8", "8", "1000"),
-        ("--out", "layout.json"),
-        ("--runs", "runs.csv"),
-        ("--report", "page.html"),
-        ("--flops-convention", "palm"),
-    ],
+OF_TRAINING: tuple[tuple[str, ...], ...] = (
+    ("--zero", "1"),
+    ("--zero-group", "2"),
+    ("--recompute", "none"),
+    ("--recompute-layers", "1"),
+    ("--offload", "optimizer"),
+    ("--offload-to", "cpu"),
+    ("--schedule", "1f1b"),
+    ("--virtual-stages", "2"),
+    ("--optimizer", "adamw"),
+    ("--grad-dtype", "fp32"),
+    ("--sequence-parallel",),
+    ("--cp", "2"),
+    ("--cp-kind", "ring"),
+    ("--etp", "1"),
+    ("--overlap", "grad"),
+    ("--bucket-mb", "25"),
+    ("--framework", "megatron-core"),
+    ("--profile", "samples.json"),
+    ("--sweep", "tp=1,2"),
+    ("--trace", "trace.json"),
+    ("--tokens", "1e9"),
+    ("--rampup-batch-size", "8", "8", "1000"),
+    ("--out", "layout.json"),
+    ("--runs", "runs.csv"),
+    ("--report", "page.html"),
+    ("--flops-convention", "palm"),
+    ("--compare-data-parallel",),
 )
+
+
+@pytest.mark.parametrize("options", OF_TRAINING)
 def test_what_is_of_training_is_refused(
     capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
@@ -149,6 +153,17 @@ def test_what_is_of_training_is_refused(
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert f"{options[0]} is not of inference" in said.err
+
+
+def test_every_option_is_taken_or_refused() -> None:
+    both = {"--json", "--version", "--inference"}
+    flags = {
+        max(option.opts, key=len)
+        for option in command.params
+        if isinstance(option, click.Option)
+    }
+    taken = {f"--{name.replace('_', '-')}" for name in (*TAKEN, *OWN)}
+    assert flags - taken - both == {options[0] for options in OF_TRAINING}
 
 
 def test_a_layout_file_is_of_training(
