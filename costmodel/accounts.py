@@ -178,7 +178,7 @@ class Accounts:
 
     def _row(self, stage: Stage) -> tuple[int, ...]:
         """What data parallelism hangs on."""
-        return degrees_of_stage(stage, self.layout.pp)
+        return degrees_of_stage(stage, self.layout.pp, self.layout.zero_plus)
 
     @cached_property
     def _holders(self) -> Array:

@@ -144,7 +144,8 @@ def collective_s(
     leaves out the in-training factors, as a stand-alone benchmark does. One rank is
     free. All groups that the node's other devices form are taken to run at once: each
     rank has its own share of the NICs and no more; or so many *shares*, where fewer
-    speak (`placement.shares`). In *pieces*, each goes round the ring.
+    speak (`placement.shares`). In *pieces*, each goes round the ring; of an all-to-all
+    each starts anew.
 
     Raises UnknownName for a kind that is not a `Collective`.
     """
@@ -155,7 +156,7 @@ def collective_s(
     own = _own(shares, rates)
     once = _latency_s(k, r, rates)
     if collective is Collective.ALL_TO_ALL:
-        seconds = once + _exchange_s(size, k, r, rates, alone, own)
+        seconds = _floats(pieces) * once + _exchange_s(size, k, r, rates, alone, own)
     elif collective is Collective.BROADCAST:
         seconds = once + _streamed_s(size, k, r, rates, alone, own)
     else:

@@ -14,6 +14,7 @@ from costmodel.offload import NOTHING, Offload
 from costmodel.retention import LATER, PRESETS
 from costmodel.schedule import schedule_called
 from costmodel.uniform import Uniform
+from costmodel.zero_plus import PLAIN, ZeroPlus
 
 Array = NDArray[Any]
 SCHEDULES: Final = (
@@ -22,7 +23,13 @@ SCHEDULES: Final = (
 )
 RECOMPUTES: Final = PRESETS
 SQRT: Final = RECOMPUTES.index("sqrt")
-_SHARED: Final = ("precision", "gradient_format", "flash_attention", "offload")
+_SHARED: Final = (
+    "precision",
+    "gradient_format",
+    "flash_attention",
+    "offload",
+    "zero_plus",
+)
 _NAMED: Final = {"schedule": SCHEDULES, "cp_kind": CP_KINDS}
 _IN_PAIRS: Final = tuple(
     known.in_v or known.copies > 1 for known in map(schedule_called, SCHEDULES)
@@ -35,8 +42,8 @@ class Columns:
     """Equal-length integer arrays; names are indices into the tuples above, those of
     what is made again into `recomputes`.
 
-    Precision, the attention kernel and what is offloaded are one for all rows: they
-    are the question's.
+    Precision, the attention kernel, what is offloaded and ZeRO++ are one for all rows:
+    they are the question's.
     """
 
     tp: Array
@@ -57,6 +64,7 @@ class Columns:
     gradient_format: str = "fp32"
     flash_attention: bool = True
     offload: Offload = NOTHING
+    zero_plus: ZeroPlus = PLAIN
     recomputes: tuple[str, ...] = RECOMPUTES
 
     def __len__(self) -> int:

@@ -64,6 +64,7 @@ class Combination:
     flash_attention: bool
     states: str  # on the device, or which of them are away
     states_on: str  # what keeps those that are away: device (none is), host, drive
+    zero_plus: str  # which of ZeRO++, or none
     by_modules: bool  # whether layers have explicit shardings
     stages: str  # alike, unlike, held elsewhere, gaps
 
@@ -89,6 +90,7 @@ class Combination:
             flash_attention=choice.flash_attention,
             states=_states(choice.offload),
             states_on=_kept_on(choice.offload),
+            zero_plus=str(choice.zero_plus),
             by_modules=False,
             stages="alike",
         )
@@ -123,6 +125,7 @@ class Combination:
             flash_attention=layout.flash_attention,
             states=_states(layout.offload),
             states_on=_kept_on(layout.offload),
+            zero_plus=str(layout.zero_plus),
             by_modules=any(plan.modules for _, plan in plans),
             stages=_stages(layout),
         )

@@ -28,7 +28,8 @@ Array = NDArray[Any]
 def links_of(found: Estimate, job: Job, on: Machine, tier: str) -> tuple[Link, ...]:
     """The link of every virtual stage of *found*, whose activations are all here."""
     layout, where = found.layout, on.running(found.layout.gpus)
-    rows = np.array([degrees_of_stage(one, layout.pp) for one in layout.stages]).T
+    plus = layout.zero_plus
+    rows = np.array([degrees_of_stage(one, layout.pp, plus) for one in layout.stages]).T
     parallel, costs = parallel_of(rows), found.timeline.costs
     to = tier_rates(parallel, Offload(tier=tier), where)
     rate = np.broadcast_to(np.minimum(to.read, to.write), len(layout.stages))

@@ -8,6 +8,7 @@
 (Rajbhandari et al., SC 2020, section 5; with accumulation, section 5.2's reduction
 happens once a micro-batch from level 2 on.) Shard groups span `zero_group · cp` ranks,
 tp apart; the rest of data parallelism replicates the shards and all-reduces them.
+ZeRO++ sends less at level 3 (`zero_plus`, `quantised_exchange`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload, sums_shards_last
 from costmodel.placement import near_members
+from costmodel.quantised_exchange import Group, blocks_gathered, blocks_reduced
 from costmodel.software import Software
 from costmodel.sourced import Sourced
 from profiles.precision import Format, Precision
@@ -34,6 +36,7 @@ class DataParallel:
 
     `dp` counts the ranks of all `copies` of the model in opposite directions; `apart`
     are parts of data parallelism of which no two share a fast domain, such as those.
+    The last three are ZeRO++'s (`zero_plus`).
     """
 
     tp: Array
@@ -46,6 +49,9 @@ class DataParallel:
     etp: Any = 1
     apart: Any = 1
     copies: Any = 1
+    quantized_weights: Any = False
+    hpz_partition_size: Any = 1
+    quantized_gradients: Any = False
 
     @property
     def ranks(self) -> Array:
@@ -87,6 +93,36 @@ class DataParallel:
     def shard_of(self, level: int) -> Array:
         """The divisor of what ZeRO *level* shards: 1 below that level."""
         return np.where(self.zero >= level, self.shards, 1)
+
+    @property
+    def has_zero_plus(self) -> bool:
+        """Whether anything of ZeRO++ is chosen anywhere."""
+        chosen = np.any(self.quantized_weights) or np.any(self.quantized_gradients)
+        return bool(chosen or np.any(np.asarray(self.hpz_partition_size) > 1))
+
+    @property
+    def second_copy(self) -> Array:
+        """The share of the weights that a rank has of a second copy of them."""
+        if not self.has_zero_plus:
+            return np.zeros(())
+        size = np.asarray(self.hpz_partition_size)
+        return np.where((self.zero == 3) & (size > 1), 1 / size, 0.0)
+
+    def shard_group(self, machine: Machine) -> Group:
+        """The ranks of a shard group as they lie on *machine*."""
+        near = near_members(self.tp, self.shards, machine.island)
+        return Group(ranks=self.shards, stride=self.tp, near=near)
+
+    @property
+    def gathers_blocks(self) -> Array:
+        """Where forward's gather is quantised."""
+        chosen = np.asarray(self.quantized_weights, dtype=bool)
+        return np.asarray((self.zero == 3) & chosen & (self.shards > 1))
+
+    def reduces_blocks(self, group: Group) -> Array:
+        """Where gradients travel quantised: between domains alone."""
+        chosen = np.asarray(self.quantized_gradients, dtype=bool)
+        return np.asarray((self.zero == 3) & chosen & (group.across > 1))
 
 
 def sharded_experts(
@@ -160,7 +196,7 @@ def exchanges(
         reduced_bytes(precision, machine),
     )
     shards, replicas = parallel.shards, parallel.replicas
-    near = near_members(parallel.tp, shards, machine.island)
+    near = parallel.shard_group(machine).near
     together = np.maximum(replicas // parallel.apart, 1)
     far = near_members(parallel.tp * shards, together, machine.island)
     everyone = shards * replicas
@@ -198,7 +234,7 @@ def exchanges(
             pieces=pieces,
         ).where(zero == 3)
     last = sums_shards_last(offload, zero, copies=1)
-    return Exchanges(
+    found = Exchanges(
         step_reduce=all_reduce.where(whole)
         + scatter.where((zero == 1) & ~whole)
         + across.where((zero > 0) & ~whole & ~last),
@@ -207,6 +243,50 @@ def exchanges(
         forward_gather=of_passes,
         backward_gather=of_passes,
         backward_reduce=scatter.where(zero >= 2),
+    )
+    if not parallel.has_zero_plus:
+        return found
+    weights = parameters * precision.parameter.bytes + frozen * precision.frozen_bytes
+    return _with_zero_plus(
+        found, parameters, frozen, weights, parallel, machine, pieces=pieces
+    )
+
+
+def _with_zero_plus(
+    plain: Exchanges,
+    parameters: Array,
+    frozen: Any,
+    weight_bytes: Array,
+    parallel: DataParallel,
+    machine: Machine,
+    *,
+    pieces: Any,
+) -> Exchanges:
+    """*plain* exchanges, but for what ZeRO++ sends instead: of *parameters* and
+    *frozen* ones, which are *weight_bytes* together."""
+    group = parallel.shard_group(machine)
+    second = np.asarray(parallel.hpz_partition_size)
+    gathered = blocks_gathered(parameters + frozen, group, machine, pieces=pieces)
+    copied = machine.collective(
+        "all_gather",
+        weight_bytes,
+        ranks=second,
+        near=near_members(parallel.tp, second, machine.island),
+        pieces=pieces,
+    )
+    reduced = blocks_reduced(parameters, group, machine, pieces=pieces)
+
+    def instead(name: str, other: Sourced, where: Array) -> Sourced:
+        found: Sourced = getattr(plain, name).where(~where) + other.where(where)
+        return found
+
+    return replace(
+        plain,
+        forward_gather=instead("forward_gather", gathered, parallel.gathers_blocks),
+        backward_gather=instead("backward_gather", copied, parallel.second_copy > 0),
+        backward_reduce=instead(
+            "backward_reduce", reduced, parallel.reduces_blocks(group)
+        ),
     )
 
 

@@ -64,6 +64,7 @@ def _layout(used: Combination, job: Job) -> dict[str, Fact]:
         "saved tensors": _plain(_elsewhere(used)),
         "states": _plain(used.states),
         "states on": _plain(used.states_on),
+        "ZeRO++": Fact("none" if used.zero_plus == "none" else "some", used.zero_plus),
         "attention kernel": _plain("fused" if used.flash_attention else "unfused"),
         "precision": _plain(used.precision),
         "gradients": _plain(_gradients(used)),

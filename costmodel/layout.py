@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from costmodel.offload import NOTHING, Offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Action, Retention
+from costmodel.zero_plus import PLAIN, ZeroPlus
 from profiles.errors import InvalidSpec
 from profiles.precision import Precision, precision
 
@@ -125,6 +126,7 @@ class Layout:
     flash_attention: bool = True
     cp_kind: str = "ring"
     offload: Offload = NOTHING  # of states; of activations, the layers' retention
+    zero_plus: ZeroPlus = PLAIN
 
     def __post_init__(self) -> None:
         if not self.stages:

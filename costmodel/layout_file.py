@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import groupby
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from costmodel.module_sharding import ModuleSharding, sharding_documents
 from costmodel.offload import Offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Retention
+from costmodel.zero_plus import PLAIN, ZeroPlus
 from profiles.errors import InvalidSpec
 
 FORMAT: Final = "meshwright/layout"
@@ -45,6 +46,7 @@ def layout_document(layout: Layout) -> dict[str, Any]:
         "flash_attention": layout.flash_attention,
         "cp_kind": layout.cp_kind,
         **_offload_document(layout.offload),
+        **_zero_plus_document(layout.zero_plus),
         "summary": layout.summary,
         **({"shardings": [sharding_documents(one) for one in sets]} if sets else {}),
         "stages": [_stage_document(stage, sets) for stage in layout.stages],
@@ -69,6 +71,17 @@ def _offload_document(offload: Offload) -> dict[str, str]:
     if not offload.states:
         return {}
     return {"offload": str(offload), "offload_to": offload.tier}
+
+
+def _zero_plus_document(plus: ZeroPlus) -> dict[str, bool | int]:
+    """What of ZeRO++ is chosen, by the names of DeepSpeed's configuration."""
+    names = [item.name for item in fields(ZeroPlus)]
+    chosen = {name: getattr(plus, name) for name in names}
+    return {
+        f"zero_{name}": value
+        for name, value in chosen.items()
+        if value != getattr(PLAIN, name)
+    }
 
 
 def _sharding_sets(layout: Layout) -> list[Modules]:

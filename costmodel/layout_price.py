@@ -49,7 +49,7 @@ class _Kind:
 
     parts: Held[Wanted]
     segments: tuple[Held[Wanted], ...]  # those that are made again together
-    mesh: tuple[int, ...]  # tp, cp, dp, ep, etp, ZeRO level and group, pp, apart
+    mesh: tuple[int, ...]  # what `parallel_of` takes
     micro_batches: int
 
 
@@ -255,7 +255,8 @@ class _Batch:
         )
         pp = pricer.layout.pp if self._shares_hosts else 1  # just where they are used
         together = pricer.layout.gpus <= pricer.machine.island.domain
-        mesh = degrees_of_stage(stage, pp, together=together)
+        plus = pricer.layout.zero_plus
+        mesh = degrees_of_stage(stage, pp, plus, together=together)
         m = pricer.layout.micro_batches // len(stage.held_by)
         m = m if self._adds_up_on_drives else 1
         return _Kind(held(parts), tuple(dict.fromkeys(segments)), mesh, m)

@@ -14,6 +14,7 @@ from costmodel.module_sharding import read_shardings
 from costmodel.offload import parse_offload
 from costmodel.ranges import Ranges
 from costmodel.retention import Action, Retention, Treatment
+from costmodel.zero_plus import ZeroPlus
 from profiles.errors import InvalidFile, InvalidSpec
 
 MOST_RANKS: Final = 10**7
@@ -54,9 +55,12 @@ def _layout(data: dict[str, Any], global_batch: int) -> Layout:
     _keys(
         data,
         "schedule virtual_stages micro_batches precision gradient_format "
-        "flash_attention cp_kind offload offload_to shardings summary stages",
+        "flash_attention cp_kind offload offload_to zero_quantized_weights "
+        "zero_hpz_partition_size zero_quantized_gradients shardings summary stages",
         "layout",
-        "gradient_format flash_attention cp_kind offload offload_to shardings summary",
+        "gradient_format flash_attention cp_kind offload offload_to "
+        "zero_quantized_weights zero_hpz_partition_size zero_quantized_gradients "
+        "shardings summary",
     )
     sets = _sharding_sets(data.get("shardings", []))
     stages = [
@@ -83,10 +87,23 @@ def _layout(data: dict[str, Any], global_batch: int) -> Layout:
             _text(data.get("offload", "none"), "layout.offload"),
             _text(data.get("offload_to", "cpu"), "layout.offload_to"),
         ),
+        zero_plus=_zero_plus(data),
     )
     assert layout.precision.name, "unknown precisions are refused on construction"
     _check_summary(layout, data.get("summary", {}))
     return layout
+
+
+def _zero_plus(data: dict[str, Any]) -> ZeroPlus:
+    def flag(key: str) -> bool:
+        return _flag(data.get(key, False), f"layout.{key}")
+
+    size = "zero_hpz_partition_size"
+    return ZeroPlus(
+        quantized_weights=flag("zero_quantized_weights"),
+        hpz_partition_size=_whole(data.get(size, 1), f"layout.{size}"),
+        quantized_gradients=flag("zero_quantized_gradients"),
+    )
 
 
 def _check_summary(layout: Layout, given: object) -> None:

@@ -15,6 +15,7 @@ from costmodel.schedule import require_schedule
 from costmodel.software import shares_cores
 from costmodel.support import is_local
 from costmodel.uniform import Uniform, interleaves
+from costmodel.zero_plus import zero_plus_problems
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, MeshwrightError
 from profiles.job import Job
@@ -34,6 +35,15 @@ def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
     yield from _data(choice, job)
     on_host = shares_cores(cluster.islands[0].device)
     yield from offload_problems(choice.offload, zero=choice.zero, on_host=on_host)
+    yield from zero_plus_problems(
+        choice.zero_plus,
+        zero=choice.zero,
+        dp=choice.dp,
+        cp=choice.cp,
+        zero_group=choice.zero_group,
+        offload=choice.offload,
+        experts=job.has_experts,
+    )
     yield from machine_violations(choice, cluster)
 
 
@@ -56,8 +66,24 @@ def require_legal_layout(layout: Layout, job: Job, cluster: Cluster) -> None:
         zero=min(plan.zero for one in layout.stages for plan in one.plans),
         on_host=shares_cores(cluster.islands[0].device),
     )
+    found += dict.fromkeys(_of_zero_plus(layout, job))
     if found:
         raise Contradiction("; ".join(found))
+
+
+def _of_zero_plus(layout: Layout, job: Job) -> Iterator[str]:
+    if not layout.zero_plus.anything:
+        return
+    for stage in layout.stages:
+        yield from zero_plus_problems(
+            layout.zero_plus,
+            zero=min(plan.zero for plan in stage.plans),
+            dp=stage.mesh.dp,
+            cp=stage.mesh.cp,
+            zero_group=stage.mesh.dp_shard,
+            offload=layout.offload,
+            experts=job.has_experts,
+        )
 
 
 def _of_stages(layout: Layout, job: Job, cluster: Cluster) -> Iterator[str]:

@@ -182,7 +182,8 @@ def memory(
         weight, gradient, optimizer, copies = (
             one + more for one, more in zip(dense, of_experts, strict=True)
         )
-    weight = weight + frozen_parameters * precision.frozen_bytes / parallel.shard_of(3)
+    frozen = frozen_parameters * precision.frozen_bytes
+    weight = weight + frozen / parallel.shard_of(3) + frozen * parallel.second_copy
     cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
     if offload.parameters:
         weight = np.zeros_like(weight)
@@ -256,14 +257,17 @@ def _of_one_backward(parallel: DataParallel, micro_batches: Any) -> DataParallel
 def _weight_bytes(
     parameters: Array, parallel: DataParallel, precision: Precision, shards: _Shards
 ) -> Array:
-    """Of trained parameters, as they are kept; the optimizer's masters are its own."""
+    """Of trained parameters, as they are kept, with hpZ's second copy; the optimizer's
+    masters are its own."""
     each = precision.parameter.bytes
+    second = parameters * each * parallel.second_copy
     weight = np.asarray(parameters * each / parallel.shard_of(3))
     if precision.master:
         own = parameters * precision.master_bytes / parallel.shard_of(3)
-        return np.where(shards.masters, own, weight)
+        return np.where(shards.masters, own, weight) + second
     both = shards.twice & ((parallel.zero == 1) | (parallel.zero == 2))
-    return weight + np.where(both, parameters * each / parallel.shards, 0.0)
+    weight = weight + np.where(both, parameters * each / parallel.shards, 0.0)
+    return weight + second
 
 
 def waiting_bytes(gradients: Array, device: Device) -> Array:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from costmodel.data_parallel import DataParallel
 from costmodel.layout import Mesh, Stage
+from costmodel.zero_plus import PLAIN, ZeroPlus
 from profiles.errors import Unsupported
 
 Array = NDArray[Any]
@@ -22,12 +23,13 @@ def place_of(mesh: Mesh, micro_batch: int) -> Place:
 
 
 def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:
-    """The data-parallel side of a stage's mesh, one of *pp* ranks'."""
-    return parallel_of(np.array([*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp, 1, 1]))
+    """The data-parallel side of a stage's mesh, one of *pp* ranks', without ZeRO++."""
+    row = (*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp, 1, 1, *_row(PLAIN))
+    return parallel_of(np.array(row))
 
 
 def degrees_of_stage(
-    stage: Stage, pp: int, *, together: bool = True
+    stage: Stage, pp: int, plus: ZeroPlus, *, together: bool = True
 ) -> tuple[int, ...]:
     """What `parallel_of` takes, of a stage and all of its copies; *together* where all
     of them lie in one fast domain."""
@@ -35,12 +37,19 @@ def degrees_of_stage(
     tp, cp, dp, ep, etp, group = degrees_of(stage.mesh)
     apart = 1 if together else copies
     zero, ranks = one_zero(stage), -(-pp // copies)
-    return tp, cp, dp * copies, ep, etp, zero, group, ranks, apart, copies
+    row = (tp, cp, dp * copies, ep, etp, zero, group, ranks, apart, copies)
+    return (*row, *_row(plus))
+
+
+def _row(plus: ZeroPlus) -> tuple[int, ...]:
+    size = plus.hpz_partition_size
+    return int(plus.quantized_weights), size, int(plus.quantized_gradients)
 
 
 def parallel_of(columns: Array) -> DataParallel:
     """The same of rows, of what `degrees_of_stage` gives."""
-    tp, cp, dp, ep, etp, zero, group, pp, apart, copies = map(np.asarray, columns)
+    *degrees, weights, size, gradients = map(np.asarray, columns)
+    tp, cp, dp, ep, etp, zero, group, pp, apart, copies = degrees
     return DataParallel(
         tp=tp,
         cp=cp,
@@ -52,6 +61,9 @@ def parallel_of(columns: Array) -> DataParallel:
         pp=pp,
         apart=apart,
         copies=copies,
+        quantized_weights=weights,
+        hpz_partition_size=size,
+        quantized_gradients=gradients,
     )
 
 

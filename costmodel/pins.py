@@ -44,6 +44,9 @@ class Pins:
     virtual_stages: int | None = None
     zero: int | None = None
     zero_group: int | None = None
+    zero_quantized_weights: bool | None = None
+    zero_hpz_partition_size: int | None = None
+    zero_quantized_gradients: bool | None = None
     sequence_parallel: bool | None = None
     cp_kind: str | None = None
     recompute: str | None = None
@@ -86,6 +89,22 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "too, parameters too.  [default in simulate: 1]",
     ),
     _degree("--zero-group", help="Ranks that a shard spans.  [default: all of dp]"),
+    _option(
+        "--zero-quantized-weights/--no-zero-quantized-weights",
+        default=None,
+        help="ZeRO++ (qwZ): forward gathers weights in blocks of INT8.  [default: off]",
+    ),
+    _degree(
+        "--zero-hpz-partition-size",
+        help="ZeRO++ (hpZ): ranks, best those of a node, that hold a second copy of "
+        "the weights, from which backward gathers.  [default: 1, no copy]",
+    ),
+    _option(
+        "--zero-quantized-gradients/--no-zero-quantized-gradients",
+        default=None,
+        help="ZeRO++ (qgZ): gradients are reduced between nodes in blocks of INT4.  "
+        "[default: off]",
+    ),
     _option(
         "--sequence-parallel/--no-sequence-parallel",
         default=None,

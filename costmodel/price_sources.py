@@ -74,7 +74,9 @@ def price_sources(pricer: LayoutPricer) -> PriceSources:
 def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     """All that a rank of *stage* does in a step, transfers and tied weights apart."""
     precision, on = pricer.layout.precision, pricer.machine
-    parallel = parallel_of(np.array(degrees_of_stage(stage, 1)))
+    parallel = parallel_of(
+        np.array(degrees_of_stage(stage, 1, pricer.layout.zero_plus))
+    )
     parameters = np.asarray(priced.parameters)
     frozen = np.asarray(priced.frozen_parameters)
     units, optimizer = len(stage.layers), pricer.job.optimizer

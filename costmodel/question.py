@@ -20,6 +20,7 @@ from costmodel.schedule import SCHEDULES
 from costmodel.software import shares_cores
 from costmodel.support import default_precisions, local_warnings
 from costmodel.uniform import Uniform
+from costmodel.zero_plus import ZeroPlus
 from profiles.cluster import Cluster
 from profiles.errors import Contradiction, Unsupported
 from profiles.job import Job
@@ -50,6 +51,15 @@ def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
             "--offload optimizer, parameters or activations=RATIO"
         )
     return found
+
+
+def zero_plus_of(pins: Pins) -> ZeroPlus:
+    """What of ZeRO++ is asked for."""
+    return ZeroPlus(
+        quantized_weights=bool(pins.zero_quantized_weights),
+        hpz_partition_size=pins.zero_hpz_partition_size or 1,
+        quantized_gradients=bool(pins.zero_quantized_gradients),
+    )
 
 
 def flash_default(cluster: Cluster) -> bool:
@@ -295,6 +305,7 @@ def _rest(
         precision=precision,
         gradient_format=gradient,
         offload=offload_of(pins, assumed),
+        zero_plus=zero_plus_of(pins),
     )
 
 

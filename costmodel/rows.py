@@ -49,7 +49,11 @@ class Rows:
 
     @cached_property
     def parallel(self) -> DataParallel:
-        columns, copies = self.columns, self.columns.copies
+        columns, copies, plus = (
+            self.columns,
+            self.columns.copies,
+            self.columns.zero_plus,
+        )
         names = ("tp", "cp", "ep", "etp", "zero", "zero_group")
         inside = columns.gpus <= self.on.island.domain
         return DataParallel(
@@ -58,6 +62,9 @@ class Rows:
             pp=-(-columns.pp // copies),
             apart=np.where(inside, 1, copies),
             copies=copies,
+            quantized_weights=plus.quantized_weights,
+            hpz_partition_size=plus.hpz_partition_size,
+            quantized_gradients=plus.quantized_gradients,
         )
 
     @cached_property

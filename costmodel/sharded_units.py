@@ -3,10 +3,12 @@
     every micro-batch   hooks around the passes; from ZeRO-2 on gradients are copied
                         into a buffer and their sums divided; ZeRO-3 copies what it
                         gathers into a buffer and out of one, for either pass
+                        ZeRO++ makes blocks of numbers and numbers of blocks, and
+                        copies its part of what forward gathered (hpZ)
     every step          ZeRO-1 and 2 copy what they gather, ZeRO-1 what it reduces
 
 As `fully_shard` was measured on a CPU (`profiles.measure.units`). Beside a GPU hooks
-are the host's, and copies are priced by bytes (`step_work`).
+are the host's, and copies are priced by bytes (`step_work`), ZeRO++'s work everywhere.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.compute import traffic_s
 from costmodel.data_parallel import DataParallel, reduced_bytes
 from costmodel.machine import Machine
+from costmodel.quantised_exchange import gathering_bytes, reducing_bytes
 from costmodel.sourced import Sourced
 from profiles.measurable import UNIT_KINDS
 from profiles.precision import Format, Precision
@@ -76,8 +80,39 @@ def unit_work(
     units: Any,
 ) -> UnitWork:
     """Of a stage of *parameters* (per tp rank) in *units* layers."""
-    if not measures_units(machine):
-        return NO_WORK
+    work = NO_WORK
+    if measures_units(machine):
+        work = _measured(parameters, parallel, precision, machine, units)
+    if not parallel.has_zero_plus:
+        return work
+    return work + _of_zero_plus(parameters, parallel, precision, machine)
+
+
+def _of_zero_plus(
+    parameters: Array, parallel: DataParallel, precision: Precision, machine: Machine
+) -> UnitWork:
+    """Bytes at the bandwidth of memory."""
+    group, number = parallel.shard_group(machine), precision.parameter.bytes
+    gathered = gathering_bytes(parameters, group, number)
+    forward = np.where(parallel.gathers_blocks, gathered, 0.0)
+    forward = forward + 2 * number * parameters * parallel.second_copy
+    reduced = reducing_bytes(parameters, group, number)
+    backward = np.where(parallel.reduces_blocks(group), reduced, 0.0)
+
+    def moved(size_bytes: Array) -> Sourced:
+        found = traffic_s(size_bytes, device=machine.device, rates=machine.rates)
+        return Sourced(seconds=found).where(size_bytes > 0)
+
+    return UnitWork(forward=moved(forward), backward=moved(backward), step=NO_WORK.step)
+
+
+def _measured(
+    parameters: Array,
+    parallel: DataParallel,
+    precision: Precision,
+    machine: Machine,
+    units: Any,
+) -> UnitWork:
     zero = np.where(parallel.shards > 1, parallel.zero, 0)
     units = np.maximum(units, 1)
 

@@ -15,6 +15,7 @@ from costmodel.contents import Contents
 from costmodel.data_parallel import DataParallel
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
+from costmodel.quantised_exchange import INT4_BYTES, INT8_BYTES
 from costmodel.software import shares_cores
 from profiles.precision import Precision
 
@@ -63,6 +64,15 @@ def stage_bytes(
     )
 
 
+def _blocks(contents: Contents, parallel: DataParallel, machine: Machine) -> Array:
+    """A layer's weights as ZeRO++ gathers them, before they are numbers; or its
+    gradients, as they are sent and as others' come, which are as many bytes."""
+    reduced = parallel.reduces_blocks(parallel.shard_group(machine))
+    here = np.where(parallel.gathers_blocks, INT8_BYTES, 0.0)
+    here = np.maximum(here, np.where(reduced, 2 * INT4_BYTES, 0.0))
+    return np.asarray(contents.trained_parameters * here)
+
+
 def _gathered(
     contents: Contents,
     parallel: DataParallel,
@@ -86,6 +96,8 @@ def _gathered(
         live = habits.live_parameters * precision.parameter.bytes
         whole = np.minimum(whole, live + weights / WIDEST_WEIGHT)
     whole = np.where(parallel.zero == 3, whole, 0.0)
+    if parallel.has_zero_plus:
+        whole = whole + _blocks(contents, parallel, machine)
     if habits.dummy_gradients:
         whole = whole + contents.parameters * precision.activation.bytes
     if not by_units and not offload.optimizer:

@@ -20,6 +20,7 @@ from costmodel.ranges import Ranges
 from costmodel.retention import KEEP_ALL, Retention, body_presets
 from costmodel.schedule import copies_held
 from costmodel.segments import first_of_each, inner
+from costmodel.zero_plus import PLAIN, ZeroPlus
 from profiles.errors import InvalidSpec
 from profiles.graph import Block, ModelGraph
 
@@ -47,6 +48,7 @@ class Uniform:
     precision: str = "bf16"
     gradient_format: str = "fp32"
     offload: Offload = NOTHING
+    zero_plus: ZeroPlus = PLAIN
     layers_per_stage: tuple[int, ...] | None = None  # None: as even as can be
 
     @property
@@ -158,6 +160,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
         flash_attention=choice.flash_attention,
         cp_kind=choice.cp_kind,
         offload=choice.offload.of_states,
+        zero_plus=choice.zero_plus,
     )
 
 

@@ -23,10 +23,14 @@ _JOB_AXES = ("gpus", "seq_len", "global_batch")
 _WHOLE = (
     *_JOB_AXES,
     *("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch", "micro_batches"),
-    *("virtual_stages", "zero", "zero_group", "recompute_layers"),
+    *("virtual_stages", "zero", "zero_group", "zero_hpz_partition_size"),
+    "recompute_layers",
 )
 _NAMES = ("schedule", "cp_kind", "recompute", "precision")
-_FLAGS = ("sequence_parallel", "flash_attention")
+_FLAGS = (
+    *("sequence_parallel", "flash_attention"),
+    *("zero_quantized_weights", "zero_quantized_gradients"),
+)
 AXES = tuple(name.replace("_", "-") for name in (*_WHOLE, *_NAMES, *_FLAGS))
 
 

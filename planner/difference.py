@@ -35,6 +35,7 @@ DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "schedule": ("schedule", "virtual_stages"),
     "micro-batch": ("micro_batch",),
     "ZeRO": ("zero", "zero_group"),
+    "ZeRO++": ("zero_plus",),
     "recompute": ("recompute", "recompute_layers"),
     "flash attention": ("flash_attention",),
     "precision": ("precision", "gradient_format"),

@@ -74,7 +74,8 @@ def _listed(choice: Uniform, names: list[str]) -> str:
 def _said(name: str, value: object) -> str:
     if isinstance(value, bool):
         value = "on" if value else "off"
-    return f"{name.replace('_', '-')} {value}"
+    called = "ZeRO++" if name == "zero_plus" else name.replace("_", "-")
+    return f"{called} {value}"
 
 
 def difference_view(found: Difference) -> Group:

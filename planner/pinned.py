@@ -13,7 +13,7 @@ from dataclasses import replace
 from costmodel.legality import violations
 from costmodel.machine_asked import NO_CUT
 from costmodel.pins import Pins, cuts_products
-from costmodel.question import has_experts
+from costmodel.question import has_experts, zero_plus_of
 from costmodel.retention import body_presets
 from costmodel.schedule import SCHEDULES, holders, least_chunks
 from costmodel.support import refusals, refused
@@ -30,6 +30,8 @@ DEGREES = ("tp", "pp", "dp", "cp")
 _NOT_LAYOUT = (
     *("overlap", "bucket_mb", "flash_attention"),
     *("offload", "offload_to", "imbalance"),
+    *("zero_quantized_weights", "zero_quantized_gradients"),
+    "zero_hpz_partition_size",
 )
 
 
@@ -106,6 +108,12 @@ def _require_searched(problem: Problem) -> None:
         raise Unsupported(
             "--recompute sqrt beside --recompute-layers is not searched: leave one of "
             "them out, or price the layout with simulate"
+        )
+    plus = zero_plus_of(pins)
+    if plus.anything:
+        raise Unsupported(
+            f"ZeRO++ ({plus}) is not searched: leave it out, or price a layout with it "
+            "by simulate"
         )
     if pins.schedule is not None:
         least = least_chunks(pins.schedule)

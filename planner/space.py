@@ -25,6 +25,7 @@ import numpy as np
 from costmodel.columns import INTEGERS, RECOMPUTES, Columns
 from costmodel.legality import MOST_PASSES
 from costmodel.uniform import Uniform, split_layers
+from costmodel.zero_plus import PLAIN
 from planner.axes import Axes
 from planner.problem import Problem
 from planner.table import Array, Table, counts, length, take, widen
@@ -161,5 +162,6 @@ class Space:
             gradient_format=self.problem.gradient_format,
             flash_attention=self.problem.flash_attention,
             offload=self.problem.offload,
+            zero_plus=PLAIN,
             recomputes=self.problem.recomputes,
         )

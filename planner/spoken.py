@@ -45,6 +45,7 @@ def _guesses(layout: Layout) -> Iterator[Uniform]:
         precision=layout.precision_name,
         gradient_format=layout.gradient_format,
         offload=replace(layout.away, activations=layout.away_share),
+        zero_plus=layout.zero_plus,
     )
     for name in RECOMPUTES:
         yield replace(plain, recompute=name)

@@ -36,6 +36,8 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
     if choice.zero:
         group = f"/{choice.zero_group}" if choice.zero_group < choice.dp else ""
         parts.append(f"ZeRO-{choice.zero}{group}")
+    if choice.zero_plus.anything:
+        parts.append(str(choice.zero_plus))
     if choice.sequence_parallel:
         parts.append("sequence parallel")
     if choice.cp > 1:

@@ -13,6 +13,7 @@ from typing import Any
 from costmodel.offload import Offload
 from costmodel.retention import EVERYTHING, Action, Retention, Treatment, recompute
 from costmodel.schedule import SCHEDULES, least_chunks
+from costmodel.zero_plus import ZeroPlus
 from profiles.models.decoder import decoder_graph
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
 from tests.blocks import along_sequences
@@ -211,6 +212,7 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "saved tensors": _saved,
     "states": lambda value: {"offload": _away(value)},
     "states on": _kept_on,
+    "ZeRO++": lambda _: {"zero": 3, "zero_plus": ZeroPlus(quantized_weights=True)},
     "replicas": lambda _: {"dp": 2},
     "precision": lambda value: {"precision": value},
     "gradients": _gradients,

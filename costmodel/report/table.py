@@ -67,6 +67,8 @@ def layout_words(layout: Layout) -> str:
         group = summary["zero_group"]
         shared = "" if group == summary["dp"] or plan.zero == 0 else f"/{group}"
         parts.append(f"ZeRO-{summary['zero']}{shared}")
+    if layout.zero_plus.anything:
+        parts.append(str(layout.zero_plus))
     if plan.sharding == "megatron-sp":
         parts.append("sequence parallel")
     if any(plan.modules for stage in layout.stages for plan in stage.plans):

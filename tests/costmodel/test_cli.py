@@ -239,6 +239,29 @@ def test_a_sweep_prices_what_is_legal_and_says_what_is_not(
     assert "tp=3 does not divide" in rows[-1]["error"]
 
 
+def test_zero_plus_is_asked_for_printed_kept_and_swept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argv = ("--model", "gpt-13b", "--gpus", "64", "--zero", "3")
+    asked = ("--zero-quantized-weights", "--zero-hpz-partition-size", "8")
+    file = str(tmp_path / "layout.json")
+    found = answered(capsys, *argv, *asked, "--out", file)
+    assert found["layout"]["zero_quantized_weights"] is True
+    assert found["layout"]["zero_hpz_partition_size"] == 8
+    assert answered(capsys, file)["step_time_s"] == found["step_time_s"]
+    assert simulate(file) == 0
+    assert "ZeRO-3, quantized weights, hpZ 8" in capsys.readouterr().out
+    rows = answered(
+        capsys,
+        *argv,
+        *("--sweep", "zero-quantized-gradients=on,off"),
+        *("--sweep", "zero-hpz-partition-size=1,8,9"),
+    )["sweep"]
+    assert [row["error"] is None for row in rows] == [True, True, False] * 2
+    priced = (row["estimate"] for row in rows if row["error"] is None)
+    assert len({one["step_time_s"] for one in priced}) == 4
+
+
 def test_a_sweep_says_whose_batch_was_raised(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -402,6 +425,13 @@ def test_one_process_is_compared_with_one_each(
         ((*ASKED, "--ep", "2"), "no experts to spread"),
         ((*ASKED, "--imbalance", "2"), "is about experts"),
         ((*ASKED, "--zero", "0", "--zero-group", "2"), "--zero-group"),
+        ((*ASKED, "--zero-quantized-weights"), "needs --zero 3, not 1"),
+        (
+            (*ASKED, "--zero", "3", "--zero-hpz-partition-size", "3"),
+            "3 does not divide the dp × cp = 8 ranks",
+        ),
+        ((*ASKED, "--zero-hpz-partition-size", "0"), "must be a whole number >= 1"),
+        ((*ASKED, "--sweep", "zero-quantized-weights=1"), "write on or off"),
         ((*ASKED, "--sweep", "tp"), "AXIS"),
         ((*ASKED, "--sweep", "colour=1"), "sweep axis"),
         ((*ASKED, "--sweep", "tp=1", "--out", "x.json"), "--out is about one layout"),

@@ -116,6 +116,9 @@ def test_many_stages_are_a_short_table(capsys: pytest.CaptureFixture[str]) -> No
 OF_TRAINING: tuple[tuple[str, ...], ...] = (
     ("--zero", "1"),
     ("--zero-group", "2"),
+    ("--zero-quantized-weights",),
+    ("--zero-hpz-partition-size", "2"),
+    ("--zero-quantized-gradients",),
     ("--recompute", "none"),
     ("--recompute-layers", "1"),
     ("--offload", "optimizer"),

@@ -20,6 +20,7 @@ from costmodel.layout_file import (
 )
 from costmodel.layout_reader import parse_file
 from costmodel.uniform import Uniform, spell_out
+from costmodel.zero_plus import ZeroPlus
 from profiles.errors import InvalidFile, InvalidQuestion, MeshwrightError
 from profiles.models.catalog import model
 from profiles.models.decoder import decoder_graph
@@ -132,6 +133,11 @@ def _set(*path: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (_set("layout", "stages", to=[]), "stage"),
         (_set("layout", "stages", 0, "layer_plans", to=[]), "layer_plans"),
         (_set("layout", "precision", to="fp12"), "fp12"),
+        (_set("layout", "zero_quantized_weights", to=1), "zero_quantized_weights"),
+        (_set("layout", "zero_quantized_gradients", to="on"), "gradients must be true"),
+        (_set("layout", "zero_hpz_partition_size", to=0), "zero_hpz_partition_size"),
+        (_set("layout", "zero_hpz_partition_size", to=True), "must be a whole number"),
+        (_set("layout", "zero_quantised_weights", to=True), "weights is unknown"),
         (_set("job", "global_batch", to=-1), "global_batch"),
         (_set("gpus", to=63), "gpus"),
         (_set("layout", "stages", 0, "layers", to="0-4294967"), "layers"),
@@ -145,6 +151,15 @@ def test_what_is_wrong_is_named(
     with pytest.raises(MeshwrightError, match=named) as refused:
         parse_file(document)
     assert refused.value.exit_code == 2
+
+
+def test_what_is_not_chosen_is_not_written() -> None:
+    """Readers that do not know ZeRO++ read all other files as before."""
+    assert not any(key.startswith("zero_") for key in written()["layout"])
+    chosen = ZeroPlus(hpz_partition_size=8)
+    found = file_document(a_file(zero=3, zero_plus=chosen))["layout"]
+    assert found["zero_hpz_partition_size"] == 8
+    assert not {"zero_quantized_weights", "zero_quantized_gradients"} & set(found)
 
 
 def test_any_missing_key_is_named() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -85,3 +87,14 @@ def test_copies_count_once() -> None:
     assert measures_units(on(ranks=RANKS))
     assert float(accumulated(count, parallel(3), FP32, without).seconds) > 0.0
     assert float(accumulated(count, parallel(3), FP32, known()).seconds) == 0.0
+
+
+def test_blocks_are_made_beside_what_was_measured() -> None:
+    """Of ZeRO++ there are no samples: bytes, on top of what there are samples of."""
+    count = np.asarray(float(UNITS * SIZE))
+    plain = unit_work(count, parallel(3), FP32, known(), units=UNITS)
+    chosen = replace(parallel(3), quantized_weights=True, hpz_partition_size=RANKS)
+    found = unit_work(count, chosen, FP32, known(), units=UNITS)
+    assert float(found.forward.seconds) > float(plain.forward.seconds)
+    assert float(found.forward.measured_s) == float(plain.forward.measured_s)
+    assert float(found.backward.seconds) == float(plain.backward.seconds)

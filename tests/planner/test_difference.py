@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from costmodel.legality import violations
 from costmodel.uniform import Uniform, spell_out
+from costmodel.zero_plus import ZeroPlus
 from planner.difference import WHOLE, difference, way
 from planner.problem import Problem
 from planner.space import Space
@@ -23,6 +24,7 @@ from tests.problems import problem, small_problems
 Ask = Callable[..., tuple[int, str, str]]
 CHOICE = Uniform(dp=2, zero_group=2)
 FLAT = Uniform(dp=64, zero=3, zero_group=64, recompute="full", micro_batch=2)
+LESS = replace(FLAT, zero_plus=ZeroPlus(quantized_weights=True, hpz_partition_size=8))
 DEEP = Uniform(
     tp=4,
     pp=4,
@@ -71,7 +73,7 @@ def test_a_spelled_out_layout_is_read_back(data: st.DataObject) -> None:
 def test_the_changes_add_up() -> None:
     posed = problem("gpt-13b", 64, global_batch=256)
     job, on = posed.job, posed.machine
-    for a, b in ((FLAT, DEEP), (DEEP, FLAT)):
+    for a, b in ((FLAT, DEEP), (DEEP, FLAT), (FLAT, LESS), (LESS, DEEP)):
         layouts = [spell_out(one, job.graph, job.global_batch) for one in (a, b)]
         found = difference(job, on, *layouts)
         assert found.changes
