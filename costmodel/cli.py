@@ -99,7 +99,6 @@ def simulate(
         "--runs": runs,
         "--trace": trace,
         "--out": out,
-        "--sweep": sweep or None,
         "--tokens": tokens,
         "--rampup-batch-size": rampup,
         "--compare-data-parallel": compares or None,
@@ -112,7 +111,7 @@ def simulate(
     if inference.inference:
         from costmodel.inference.command import answer
 
-        answer(job, pins, inference, as_json=as_json)
+        answer(job, pins, inference, sweep, as_json=as_json)
         return
     if report is not None and runs is None:
         raise Contradiction("--report is the page of a table of runs; give --runs too")

@@ -209,9 +209,8 @@ def memory(
     )
     held = weight + gradient + optimizer + activations + transient
     shape = np.broadcast(held, np.asarray(ranks)).shape
-    communicators = communicator_bytes(
-        device, ranks, np.asarray(parallel.tp) * parallel.pp * parallel.cp
-    )
+    ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp
+    communicators = communicator_bytes(device, ranks, one_group=ways == 1)
     later = (
         (parallel.zero >= 2) & (parallel.shards > 1) & (np.asarray(micro_batches) < 2)
     )
@@ -320,15 +319,15 @@ def _step_or_passes(
     )
 
 
-def communicator_bytes(device: Device, ranks: Array, ways: Array) -> Array:
-    """Bytes of a process's communicators in a job of *ranks*: less where it is cut in
-    one of *ways* (tp · pp · cp), where nobody needs another group than the whole."""
+def communicator_bytes(device: Device, ranks: Array, *, one_group: Any) -> Array:
+    """Bytes of a process's communicators in a job of *ranks*: less where *one_group*,
+    of the whole job, is all that anybody needs (data parallelism alone)."""
     architecture = device.architecture.lower()
     known = (
         size for name, size in COMMUNICATORS_OF.items() if architecture.startswith(name)
     )
     every = own_bytes(device, "communicator", next(known, COMMUNICATOR_BYTES))
-    one = np.where(ways == 1, np.minimum(every, ONE_COMMUNICATOR_BYTES), every)
+    one = np.where(one_group, np.minimum(every, ONE_COMMUNICATOR_BYTES), every)
     return np.where(np.asarray(ranks) > 1, one, 0.0)
 
 

@@ -32,9 +32,10 @@ _FLAGS = (
     *("zero_quantized_weights", "zero_quantized_gradients"),
 )
 AXES = tuple(name.replace("_", "-") for name in (*_WHOLE, *_NAMES, *_FLAGS))
+_OF_INFERENCE = ("kv_cache_dtype", "quantization")
 
 
-def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
+def parse_axis(text: str, known: Sequence[str] = AXES) -> tuple[str, tuple[Any, ...]]:
     """An axis and its values as written, `tp=1,2,4`.
 
     >>> parse_axis("micro-batch=1,2")
@@ -45,14 +46,14 @@ def parse_axis(text: str) -> tuple[str, tuple[Any, ...]]:
     axis, equals, values = text.partition("=")
     if not equals or not values:
         raise InvalidSpec(f"--sweep {text!r}: write AXIS=V1,V2, such as tp=1,2,4")
-    if axis.replace("_", "-") not in AXES:
-        raise UnknownName("sweep axis", axis, AXES)
+    if axis.replace("_", "-") not in known:
+        raise UnknownName("sweep axis", axis, known)
     name = axis.replace("-", "_")
     return name, tuple(_value(name, part.strip()) for part in values.split(","))
 
 
 def _value(axis: str, text: str) -> Any:
-    if axis in _NAMES:
+    if axis in (*_NAMES, *_OF_INFERENCE):
         return text
     if axis in _FLAGS:
         if text not in ("on", "off"):
@@ -64,6 +65,25 @@ def _value(axis: str, text: str) -> Any:
             f"--sweep {axis}={text!r}: write whole numbers between {least} and 10^7"
         )
     return int(text)
+
+
+def points(
+    axes: Sequence[str], known: Sequence[str] = AXES
+) -> Iterator[dict[str, Any]]:
+    """Each combination of the values of *axes*, which are among those *known*.
+
+    Raises InvalidSpec for more than 10,000 of them, and what `parse_axis` does.
+    """
+    named = dict(parse_axis(text, known) for text in axes)
+    if len(named) < len(axes):
+        raise Contradiction("--sweep names one axis twice; list its values together")
+    count = 1
+    for values in named.values():
+        count *= len(values)
+    if count > MOST_POINTS:
+        raise InvalidSpec(f"--sweep has {count} combinations, most {MOST_POINTS}")
+    for values in product(*named.values()):
+        yield dict(zip(named, values, strict=True))
 
 
 def sweep(
@@ -78,17 +98,8 @@ def sweep(
 
     Raises InvalidSpec for more than 10,000 combinations.
     """
-    named = dict(parse_axis(text) for text in axes)
-    if len(named) < len(axes):
-        raise Contradiction("--sweep names one axis twice; list its values together")
-    points = 1
-    for values in named.values():
-        points *= len(values)
-    if points > MOST_POINTS:
-        raise InvalidSpec(f"--sweep has {points} combinations, most {MOST_POINTS}")
     pin_names = {item.name for item in fields(Pins)}
-    for values in product(*named.values()):
-        point = dict(zip(named, values, strict=True))
+    for point in points(axes):
         asked = replace(job, **{k: v for k, v in point.items() if k not in pin_names})
         fixed = replace(pins, **{k: v for k, v in point.items() if k in pin_names})
         try:

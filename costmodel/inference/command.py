@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from costmodel.inference.document import document, warnings
-from costmodel.inference.estimate import estimate
+from costmodel.inference.estimate import InferenceEstimate, estimate
 from costmodel.inference.options import InferenceOptions
 from costmodel.inference.question import resolve
+from costmodel.inference.sweep import sweep
 from costmodel.pins import Pins
 from profiles.catalog import DEFAULT_CLUSTER, cluster
 from profiles.command import warn
@@ -15,12 +19,23 @@ from profiles.terminal import console, emit_json
 
 
 def answer(
-    job: JobOptions, pins: Pins, options: InferenceOptions, *, as_json: bool
+    job: JobOptions,
+    pins: Pins,
+    options: InferenceOptions,
+    axes: Sequence[str],
+    *,
+    as_json: bool,
 ) -> None:
-    """Print the estimate as a table, or as one JSON document."""
+    """Print the estimate, or those along *axes*, as a table or one JSON document."""
     job.require("model")
+    named = model(job.model or "")
     where = cluster(job.cluster or DEFAULT_CLUSTER)
-    found = estimate(resolve(model(job.model or ""), where, job, pins, options))
+    if axes:
+        _show_sweep(
+            list(sweep(named, where, job, pins, options, axes)), as_json=as_json
+        )
+        return
+    found = estimate(resolve(named, where, job, pins, options))
     if as_json:
         emit_json(document(found))
         return
@@ -29,3 +44,24 @@ def answer(
     for line in warnings(found):
         warn(line)
     console().print(inference_view(found))
+
+
+def _show_sweep(
+    rows: Sequence[tuple[dict[str, Any], InferenceEstimate | str]], *, as_json: bool
+) -> None:
+    if as_json:
+        points = [
+            {"point": point, "estimate": None, "error": found}
+            if isinstance(found, str)
+            else {"point": point, "estimate": document(found), "error": None}
+            for point, found in rows
+        ]
+        emit_json({"sweep": points})
+        return
+    from costmodel.inference.view import sweep_table
+    from costmodel.report.table import point_words
+
+    for point, found in rows:
+        for line in () if isinstance(found, str) else warnings(found):
+            warn(f"{point_words(point)}: {line}")
+    console().print(sweep_table(rows))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from costmodel.degrees import Degrees
 from costmodel.inference.cache import cached_elements, span
+from costmodel.inference.experts import routed_degrees
 from costmodel.inference.passes import HEAD, served
 from costmodel.inference.question import Question
 from costmodel.memory import (
@@ -28,11 +29,12 @@ from costmodel.memory import (
     communicator_bytes,
     own_bytes,
 )
-from costmodel.operator_keeps import beside
+from costmodel.operator_keeps import beside, internal
 from costmodel.sharding import entry_bytes, tensor_bytes
 from costmodel.uniform import split_layers, stage_cuts
 from profiles.graph import Block
-from profiles.precision import Format
+from profiles.operators import Kind, Operator, Tensor
+from profiles.precision import Format, Precision
 
 Array = NDArray[Any]
 
@@ -160,12 +162,9 @@ def _working_bytes(asked: Question, blocks: Iterable[Block], degrees: Degrees) -
         cut = asked.degrees(degrees.micro_batch, 1) if block.name == HEAD else degrees
         stream = float(entry_bytes(block, cut, precision))
         for operator in served(block):
-            given = sum(
-                float(tensor_bytes(item, block, cut, precision))
-                for item in operator.inputs
-            )
-            asks = float(np.max(beside(operator, block, cut, precision, asked.machine)))
-            made = float(tensor_bytes(operator.output, block, cut, precision))
+            given = sum(_bytes(item, block, cut, precision) for item in operator.inputs)
+            asks = _beside_bytes(operator, block, cut, asked)
+            made = _bytes(operator.output, block, cut, precision)
             if "vocab" in operator.columns:
                 ranks = asked.choice.tp  # gathered, and once in fp32
                 made *= ranks * (1 + Format.FP32.bytes / precision.activation.bytes)
@@ -173,11 +172,32 @@ def _working_bytes(asked: Question, blocks: Iterable[Block], degrees: Degrees) -
     return most
 
 
+def _bytes(
+    tensor: Tensor, block: Block, degrees: Degrees, precision: Precision
+) -> float:
+    cut = routed_degrees(degrees) if "routed" in tensor.dims else degrees
+    return float(tensor_bytes(tensor, block, cut, precision))
+
+
+def _beside_bytes(
+    operator: Operator, block: Block, degrees: Degrees, asked: Question
+) -> float:
+    """What an operator works with: scores where attention writes them."""
+    works = operator, block, degrees, asked.precision, asked.machine
+    found = float(np.max(beside(*works)))
+    if operator.kind is Kind.ATTENTION:
+        given = sum(
+            _bytes(item, block, degrees, asked.precision) for item in operator.inputs
+        )
+        found += given + float(internal(*works)["attention_core"])
+    return found
+
+
 def _communicators(asked: Question) -> float:
     choice = asked.choice
     ranks = max(choice.tp * choice.pp, choice.ep)
-    ways = (choice.tp > 1) + (choice.pp > 1) + (choice.ep > choice.tp)
+    groups = (choice.tp > 1) + (choice.pp > 1) + (choice.ep > choice.tp)
     found = communicator_bytes(
-        asked.machine.device, np.asarray(ranks), np.asarray(max(ways, 1))
+        asked.machine.device, np.asarray(ranks), one_group=groups <= 1
     )
     return float(np.max(found))

@@ -9,7 +9,11 @@ from typing import Any, Final
 import numpy as np
 
 from costmodel.degrees import Degrees
-from costmodel.inference.options import InferenceOptions
+from costmodel.inference.options import (
+    CACHE_FORMATS,
+    QUANTIZATIONS,
+    InferenceOptions,
+)
 from costmodel.inference.weights import GROUP_SIZE, Stored
 from costmodel.legality import machine_violations, width_violations
 from costmodel.machine import Machine, machine
@@ -22,7 +26,7 @@ from costmodel.question import (
 )
 from costmodel.uniform import Uniform
 from profiles.cluster import Cluster
-from profiles.errors import Contradiction, Unsupported
+from profiles.errors import Contradiction, UnknownName, Unsupported
 from profiles.job import Job
 from profiles.job_options import JobOptions
 from profiles.models.catalog import Model
@@ -120,6 +124,8 @@ def resolve(
     cache = options.kv_cache_dtype or _noted(
         assumed, "kv_cache_dtype", stored.precision.activation.value
     )
+    if cache not in CACHE_FORMATS:
+        raise UnknownName("format of the cache", cache, CACHE_FORMATS)
     graphs = options.cuda_graphs
     if graphs is None:
         graphs = _noted(assumed, "cuda_graphs", True)
@@ -243,6 +249,8 @@ def _stored(name: str, options: InferenceOptions, assumed: dict[str, Any]) -> St
                 f"--group-size {group} is of quantized weights; add --quantization"
             )
         return Stored(precision=precision(name))
+    if quantization not in QUANTIZATIONS:
+        raise UnknownName("quantization", quantization, QUANTIZATIONS)
     if name not in _SIXTEEN_BIT:
         raise Contradiction(
             f"--quantization {quantization} stores weights that are multiplied in 16 "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.inference.document import prefill_mfu
 from costmodel.inference.estimate import InferenceEstimate, Passed, token_bytes
@@ -145,4 +146,35 @@ def _memory_table(held: tuple[Held, ...]) -> Table:
         before, sizes = one, one.document()
         cells = [f"{sizes[name] / scale:.1f}" for name in _COLUMNS]
         table.add_row(str(stage), *cells)
+    return table
+
+
+def sweep_table(
+    rows: Sequence[tuple[Mapping[str, Any], InferenceEstimate | str]],
+) -> Table:
+    """One line a combination: first token, step, rates, memory, or why it cannot be."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in rows[0][0]:
+        table.add_column(name.replace("_", "-"), justify="right")
+    named = ("first token", "step", "tokens/s", "tokens/s/GPU", "peak memory", "fits")
+    for name in named:
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for point, found in rows:
+        cells = [str(value) for value in point.values()]
+        if isinstance(found, str):
+            table.add_row(*cells, *[""] * len(named), found)
+            continue
+        rate = found.asked.job.global_batch / found.step_s
+        table.add_row(
+            *cells,
+            format_seconds(float(found.prefill.latency_s)),
+            format_seconds(found.step_s),
+            f"{rate:,.0f}",
+            f"{rate / found.gpus:,.1f}",
+            format_bytes(max(one.total for one in found.held)),
+            "yes" if found.fits else "no",
+        )
     return table

@@ -150,6 +150,28 @@ def test_precision_says_what_weights_and_the_cache_take() -> None:
     assert eight - ends == pytest.approx((half - ends) / 2, rel=1e-3)
 
 
+def test_scores_are_held_where_attention_writes_them() -> None:
+    """Of one prompt: 2 bytes of each of 32 · 2048² of them."""
+    flash, written = (
+        served("llama2-7b", prompt_len=2048, new_tokens=1, flash_attention=kernel)
+        for kernel in (True, False)
+    )
+    scores = 2 * 32 * 2048**2
+    more = written.held[0].activations - flash.held[0].activations
+    assert scores / 2 < more < 2 * scores
+    assert written.prefill_s > flash.prefill_s
+
+
+def test_rows_of_experts_on_many_ranks_are_shared_by_them() -> None:
+    """Each of 8 tp ranks has an eighth of the rows that are sorted by expert."""
+    cut, spread = (
+        served("mixtral-8x22b", "hgx-h200", gpus=8, tp=8, ep=ep, prompt_len=8192)
+        for ep in (1, 8)
+    )
+    assert spread.held[0].activations < cut.held[0].activations
+    assert spread.held[0].parameters == cut.held[0].parameters
+
+
 def test_a_window_bounds_the_cache() -> None:
     """gpt-oss: every other layer sees 128 tokens."""
     short, long = (

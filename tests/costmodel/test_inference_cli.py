@@ -135,7 +135,6 @@ OF_TRAINING: tuple[tuple[str, ...], ...] = (
     ("--bucket-mb", "25"),
     ("--framework", "megatron-core"),
     ("--profile", "samples.json"),
-    ("--sweep", "tp=1,2"),
     ("--trace", "trace.json"),
     ("--tokens", "1e9"),
     ("--rampup-batch-size", "8", "8", "1000"),
@@ -166,7 +165,7 @@ def test_every_option_is_taken_or_refused() -> None:
         if isinstance(option, click.Option)
     }
     taken = {f"--{name.replace('_', '-')}" for name in (*TAKEN, *OWN)}
-    assert flags - taken - both == {options[0] for options in OF_TRAINING}
+    assert flags - taken - both - {"--sweep"} == {options[0] for options in OF_TRAINING}
 
 
 def test_a_layout_file_is_of_training(
@@ -201,6 +200,41 @@ def test_the_machine_of_a_profile_is_refused(
     said = capsys.readouterr().err
     assert "--cluster local" in said
     assert "--profile" not in said
+
+
+def test_a_sweep_prices_each_combination(capsys: pytest.CaptureFixture[str]) -> None:
+    axes = ("--sweep", "tp=1,3", "--sweep", "micro-batch=1,8")
+    found = answered(capsys, *ASKED, *axes)["sweep"]
+    assert [one["point"] for one in found] == [
+        {"tp": tp, "micro_batch": size} for tp in (1, 3) for size in (1, 8)
+    ]
+    assert found[1]["estimate"] == answered(
+        capsys, *ASKED, "--tp", "1", "--micro-batch", "8"
+    )
+    assert found[2]["estimate"] is None
+    assert "32 heads" in found[2]["error"]
+    assert simulate(*ASKED, *axes) == 0
+    assert "32 heads" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("axis", "said"),
+    [
+        ("zero=1,2", "sweep axis"),
+        ("kv-cache-dtype=int3", "cache"),
+        ("quantization=int3", "quantization"),
+        ("precision=int3", "precision"),
+        ("prompt-len=0", "whole numbers"),
+        ("tp", "AXIS=V1,V2"),
+    ],
+)
+def test_a_sweep_of_what_is_not_is_refused(
+    capsys: pytest.CaptureFixture[str], axis: str, said: str
+) -> None:
+    assert simulate(*ASKED, "--sweep", axis) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert said in told.err
 
 
 def test_a_model_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
