@@ -55,18 +55,19 @@ def attention_work(
     """Forward and backward of the core."""
     heads = -(-block.heads // degrees.tp) * degrees.micro_batch
     local = -(-degrees.seq_len // degrees.cp)
-    in_blocks = degrees.cp_kind == "rsa"  # of whole rows, a window or not
-    window = degrees.seq_len if in_blocks else _window(block, degrees)
+    # Of whole rows, a window or not.
+    in_blocks = (degrees.cp > 1) & (degrees.cp_kind == "rsa")
+    window = np.where(in_blocks, degrees.seq_len, _window(block, degrees))
     shape = {
         "batch_heads": heads,
         "seq_q": local,
-        "seq_kv": np.asarray(window),
+        "seq_kv": window,
         "head_dim": np.asarray(block.head_dim),
     }
-    once = {**shape, "seq_kv": local} if in_blocks else shape
-    times = degrees.cp if in_blocks else np.ones(())
+    once = {**shape, "seq_kv": np.where(in_blocks, local, window)}
+    times = np.where(in_blocks, degrees.cp, 1)
     # A window shorter than the sequence is a band: no half of it is masked.
-    causal = block.causal and window == degrees.seq_len
+    causal = block.causal & (window == degrees.seq_len)
     number = number_of(operator, precision)
     of_sequence, share = _whole_sequence(degrees)
     works = []
@@ -97,7 +98,7 @@ def attention_work(
             direction,
             number,
             roofline,
-            where=is_whole(block, degrees) & (not in_blocks),
+            where=is_whole(block, degrees) & ~in_blocks,
             share=share,
         )
         works.append(

@@ -10,6 +10,7 @@ from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.single_process import SingleProcess, single_process
 from costmodel.software import DEFAULT
+from costmodel.zero_plus import PLAIN
 from profiles.errors import Contradiction, Unsupported
 
 OPTION: Final = "--compare-data-parallel"
@@ -100,6 +101,11 @@ def _require_node(gpus: int, on: Machine) -> None:
             f"{OPTION}: nn.DataParallel is for GPUs, and {on.device.name} is none; "
             "name a --cluster of GPUs"
         )
+    if len(on.cluster.islands) > 1:
+        raise Unsupported(
+            f"{OPTION}: one process has the GPUs of one node, and {on.cluster.name!r} "
+            f"joins {len(on.cluster.islands)} islands; name one of them"
+        )
     most = on.island.devices_per_node
     if gpus > most:
         raise Contradiction(
@@ -124,5 +130,6 @@ def _whole(layout: Layout) -> Layout:
         stages=(
             replace(stage, mesh=mesh, plans=tuple(plans[one] for one in stage.plans)),
         ),
+        zero_plus=PLAIN,
         gradient_format="bf16",  # of 16-bit weights: theirs; fp32 ones have fp32
     )

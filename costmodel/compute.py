@@ -52,11 +52,11 @@ def attention_flops(
     seq_kv: ArrayLike,
     head_dim: ArrayLike,
     *,
-    causal: bool,
+    causal: ArrayLike,
 ) -> Floats:
     """FLOPs of one attention forward: scores and values, half of them if causal."""
     full = 2.0 * matmul_flops(seq_q, seq_kv, head_dim, batch_heads)
-    return full * (0.5 if causal else 1.0)
+    return _floats(full * np.where(causal, 0.5, 1.0))
 
 
 def matmul_s(
@@ -133,7 +133,7 @@ def attention_s(
     seq_q: ArrayLike,
     seq_kv: ArrayLike,
     head_dim: ArrayLike,
-    causal: bool,
+    causal: ArrayLike,
     device: Device,
     rates: Rates,
     number: Format,
@@ -235,13 +235,13 @@ def _padded_head(kernel: str, head_dim: Floats) -> Floats:
 def _flash_s(
     shape: tuple[Floats, ...],
     forward: bool,
-    causal: bool,
+    causal: ArrayLike,
     rate: AttentionRate,
     device: Device,
     number: Format,
 ) -> Floats:
     batch_heads, seq_q, seq_kv, head_dim = shape
-    share = 0.5 if causal else 1.0
+    share = np.where(causal, 0.5, 1.0)
     rows = np.ceil(seq_q / _BLOCK) * batch_heads
     # List scheduling: the mean load, and the last block to finish (a full row).
     loads = rows * share / device.multiprocessors + (

@@ -55,15 +55,14 @@ def parse_axis(text: str, known: Sequence[str] = AXES) -> tuple[str, tuple[Any, 
 def _value(axis: str, text: str) -> Any:
     if axis in (*_NAMES, *_OF_INFERENCE):
         return text
+    written = f"--sweep {axis.replace('_', '-')}={text!r}"
     if axis in _FLAGS:
         if text not in ("on", "off"):
-            raise InvalidSpec(f"--sweep {axis}={text!r}: write on or off")
+            raise InvalidSpec(f"{written}: write on or off")
         return text == "on"
     least = 0 if axis in ("zero", "recompute_layers") else 1
     if not text.isdecimal() or not least <= int(text) <= 10**7:
-        raise InvalidSpec(
-            f"--sweep {axis}={text!r}: write whole numbers between {least} and 10^7"
-        )
+        raise InvalidSpec(f"{written}: write whole numbers between {least} and 10^7")
     return int(text)
 
 

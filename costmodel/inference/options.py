@@ -57,7 +57,7 @@ class InferenceOptions:
         said = {**given(job), **given(pins)}
         wrong = [_flag(name) for name in said if name not in TAKEN] + list(others)
         if wrong:
-            mine = [_flag(name) for name in (*TAKEN, *OWN)]
+            mine = [*(_flag(name) for name in (*TAKEN, *OWN)), "--sweep"]
             raise Contradiction(
                 f"{', '.join(wrong)} {_be(wrong)} not of inference, which takes "
                 f"{', '.join(mine)}; leave the rest out"

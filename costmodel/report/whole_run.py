@@ -21,16 +21,19 @@ def training_rows(training: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def _took(training: Mapping[str, Any]) -> str:
     """Days, device-hours, dollars and energy in one line."""
-    parts = [
-        f"{format_count(training['tokens'])} tokens: {training['steps']:,.0f} steps",
-        f"{training['days']:,.1f} days",
-        f"{training['device_hours']:,.0f} device-hours",
-    ]
-    if training["dollars"] is not None:
-        parts.append(f"{training['dollars']:,.0f} dollars")
-    if training["energy_kwh"] is not None:
-        parts.append(f"{training['energy_kwh']:,.0f} kWh at the devices' rated power")
-    return ", ".join(parts)
+    units = {
+        "days": "days",
+        "device_hours": "device-hours",
+        "dollars": "dollars",
+        "energy_kwh": "kWh at the devices' rated power",
+    }
+    steps = f"{_in_full(training['steps'])} steps"
+    taken = (
+        f"{_in_full(training[name])} {unit}"
+        for name, unit in units.items()
+        if training[name] is not None
+    )
+    return f"{format_count(training['tokens'])} tokens: {', '.join((steps, *taken))}"
 
 
 def _compute_words(compute: Mapping[str, Any]) -> str:
@@ -40,6 +43,15 @@ def _compute_words(compute: Mapping[str, Any]) -> str:
         f"({one['convention']})"
         for one in (compute["by_parameters"], compute["by_operators"])
     )
+
+
+def _in_full(number: float) -> str:
+    """A number without its fraction, three digits of a small one.
+
+    >>> _in_full(4245777.3), _in_full(33.71), _in_full(0.00184)
+    ('4,245,777', '33.7', '0.00184')
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _rounded(number: float) -> str:

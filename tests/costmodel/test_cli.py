@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -336,6 +337,16 @@ def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> Non
     assert total["by_operators"]["convention"].startswith("megatron")
 
 
+def test_a_small_run_takes_more_than_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert simulate("--model", "gpt-tiny", "--gpus", "1", "--tokens", "1e6") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    figures = re.search(r"tokens: (\S+) steps, (\S+) days, (\S+) device-hours", said)
+    assert figures is not None
+    assert all(float(one) > 0 for one in figures.groups())
+
+
 def test_a_run_counts_its_flops_by_the_convention_asked(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -432,6 +443,7 @@ def test_one_process_is_compared_with_one_each(
         ),
         ((*ASKED, "--zero-hpz-partition-size", "0"), "must be a whole number >= 1"),
         ((*ASKED, "--sweep", "zero-quantized-weights=1"), "write on or off"),
+        ((*ASKED, "--sweep", "micro-batch=0"), "--sweep micro-batch='0': write whole"),
         ((*ASKED, "--sweep", "tp"), "AXIS"),
         ((*ASKED, "--sweep", "colour=1"), "sweep axis"),
         ((*ASKED, "--sweep", "tp=1", "--out", "x.json"), "--out is about one layout"),

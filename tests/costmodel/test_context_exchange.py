@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from costmodel.attention_price import attention_work
 from costmodel.context_exchange import messages
@@ -115,6 +118,36 @@ def test_rsa_takes_the_longer_the_smaller_its_blocks(cp: int) -> None:
     for one, some in zip(alone, part, strict=True):
         assert float(some.compute_s) * cp >= float(one.compute_s)
         assert float(some.flops) == pytest.approx(float(one.flops) / cp)
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "mistral-7b"])
+def test_a_rank_alone_has_no_ring(name: str) -> None:
+    """Nor whole rows where a window bands them, though others of a table of layouts
+    have a ring."""
+    whole = Job(model=name, spec=model(name).spec, seq_len=S, global_batch=8)
+    block = whole.graph.block("layer")
+    one, four, many = np.asarray(1), np.asarray(4), np.asarray([1, 4])
+
+    def works(kind: str, cp: NDArray[Any]) -> tuple[Work, Work]:
+        degrees = Degrees(
+            tp=one,
+            cp=cp,
+            micro_batch=one,
+            seq_len=S,
+            sequence_parallel=False,
+            cp_kind=kind,
+            flash_attention=False,
+        )
+        operator = block.operator("attention")
+        return attention_work(operator, block, degrees, BF16, ON)
+
+    together = works("rsa", many)
+    apart = zip(works("ring", one), works("rsa", four), strict=True)
+    for both, (alone, ring) in zip(together, apart, strict=True):
+        for member in ("compute_s", "flops", "context_comm_s"):
+            expected = [float(getattr(work, member)) for work in (alone, ring)]
+            found = np.broadcast_to(getattr(both, member), many.shape)
+            assert found == pytest.approx(expected), member
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 16])

@@ -155,6 +155,7 @@ def test_what_is_of_training_is_refused(
     assert said.out == ""
     assert said.err.count("\n") == 1
     assert f"{options[0]} is not of inference" in said.err
+    assert "--sweep" in said.err  # which inference takes
 
 
 def test_every_option_is_taken_or_refused() -> None:

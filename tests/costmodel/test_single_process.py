@@ -15,10 +15,12 @@ from costmodel.estimate import estimate
 from costmodel.machine import Machine, machine
 from costmodel.single_process import PARTS
 from costmodel.uniform import Uniform, spell_out
+from costmodel.zero_plus import ZeroPlus
 from profiles.catalog import cluster
 from profiles.errors import Contradiction, Unsupported
 from profiles.models.parameters import parameters
 from tests.golden.priced import job_of, machine_of
+from tests.islands import joined
 
 MESHWRIGHT = machine_of("meshwright")
 
@@ -67,7 +69,14 @@ def test_it_is_slower_than_a_process_each_and_gpu_0_is_the_fullest(
 
 def test_both_sum_gradients_in_the_weights_format_and_keep_all_states() -> None:
     """Whatever the layout that was asked about does."""
-    found = compared("gpt-350m", 8, zero=3, zero_group=8, gradient_format="fp32")
+    found = compared(
+        "gpt-350m",
+        8,
+        zero=3,
+        zero_group=8,
+        gradient_format="fp32",
+        zero_plus=ZeroPlus(quantized_weights=True),
+    )
     other = compared("gpt-350m", 8, zero=0, gradient_format="bf16")
     assert found.document() == other.document()
     count = parameters(job_of("gpt-350m", 8).spec).total
@@ -169,6 +178,7 @@ def test_what_one_process_cannot_have_is_refused(
         (machine_of("megatron-lm"), "leave --framework out"),
         (machine_of("meshwright", "cpu"), "name a --cluster of GPUs"),
         (machine_of("meshwright", "tpu-v4"), "name a --cluster of GPUs"),
+        (machine(joined("dgx-a100", "dgx-h100")), "joins 2 islands; name one of them"),
     ],
 )
 def test_whose_it_is_not_is_refused(on: Machine, said: str) -> None:
