@@ -14,7 +14,7 @@ from costmodel.compute import alignment_slowdown, attention_flops, attention_s
 from costmodel.context_exchange import messages
 from costmodel.local_shape import is_whole, local_shape
 from costmodel.machine import Machine
-from costmodel.placement import changes_rail, near_members
+from costmodel.placement import changes_rail, near_members, shares
 from costmodel.sharding import Degrees
 from costmodel.sourced import Sourced
 from costmodel.work import Work
@@ -144,30 +144,24 @@ def _exchanged(
     scores has to be whole before its softmax, and its code stops for each transfer
     (Colossal-AI, communication/ring.py).
     """
-    cp = degrees.cp
-    near = near_members(degrees.tp, cp, machine.island)
+    cp, island = degrees.cp, machine.island
+    near = near_members(degrees.tp, cp, island)
+    ways: dict[str, Any] = {
+        "ranks": cp,
+        "near": near,
+        "shares": shares(island.domain // near, island),  # of each ring one leaves
+        "changes_rail": changes_rail(degrees.tp, island),
+    }
     sent = messages(direction, block, degrees, precision)
     if degrees.cp_kind == "ring":
         (keys,) = sent
         rounds = np.maximum(cp - 1, 1)
-        step = machine.shift(
-            keys.size_bytes,
-            keys.times // rounds,
-            ranks=cp,
-            near=near,
-            changes_rail=changes_rail(degrees.tp, machine.island),
-        )
+        step = machine.shift(keys.size_bytes, keys.times // rounds, **ways)
         return step.behind(machine.hides(attention / cp)) * (cp - 1.0)
     total = Sourced(seconds=np.zeros(()))
     for one in sent:
         if one.kind == "send":
-            taken = machine.shift(
-                one.size_bytes,
-                np.ones(()),
-                ranks=cp,
-                near=near,
-                changes_rail=changes_rail(degrees.tp, machine.island),
-            )
+            taken = machine.shift(one.size_bytes, np.ones(()), **ways)
         else:
             taken = machine.collective(one.kind, one.size_bytes, ranks=cp, near=near)
         total = total + taken * one.times

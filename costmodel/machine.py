@@ -272,16 +272,21 @@ class Machine:
         *,
         ranks: Array,
         near: Array,
+        shares: Any = 1.0,
         changes_rail: Any = False,
     ) -> Sourced:
         """A step of a ring over groups with *near* members in a fast domain: everybody
-        sends to the next, so many *times*.
+        sends to the next, so many *times*; who leaves a domain, with so many *shares*
+        of its NICs.
 
         CPU ranks that send and receive at once wait for each other, as in a collective;
         where that was not measured, and on GPUs, which do both at once, a transfer.
         """
         sent = self.send(
-            size_bytes * times, far=near < ranks, changes_rail=changes_rail
+            size_bytes * times,
+            far=near < ranks,
+            shares=shares,
+            changes_rail=changes_rail,
         )
         if self.measured is None or not self.shares_cores:
             return sent

@@ -72,14 +72,9 @@ def _hop(on: Machine, size_bytes: Array, **ways: Any) -> Sourced:
     """
     if on.turns == 1:
         return on.send(size_bytes, **ways)
-    both, near = np.asarray(2), np.where(ways["far"], 1, 2)
-    return on.shift(
-        size_bytes,
-        np.ones(()),
-        ranks=both,
-        near=near,
-        changes_rail=ways["changes_rail"],
-    )
+    far = ways.pop("far")
+    both, near = np.asarray(2), np.where(far, 1, 2)
+    return on.shift(size_bytes, np.ones(()), ranks=both, near=near, **ways)
 
 
 def boundary_s(job: Job, on: Machine, precision: Precision, **where: Array) -> Array:

@@ -192,3 +192,25 @@ def test_causal_work_is_shared_equally() -> None:
     for one, quarter in zip(alone, shared, strict=True):
         assert float(quarter.flops) == pytest.approx(float(one.flops) / 4)
         assert float(one.context_comm_s) == 0
+
+
+@pytest.mark.parametrize(("tp", "rings"), [(1, 1), (2, 2), (8, 8)])
+def test_rings_over_nodes_share_the_ports_they_leave_by(tp: int, rings: int) -> None:
+    """Of each ring one rank sends out of a node: eight of them share its one port."""
+    on = machine(cluster("p3.16xlarge"))
+    degrees = Degrees(
+        tp=np.asarray(tp),
+        cp=np.asarray(16),
+        micro_batch=np.asarray(1),
+        seq_len=2048,
+        sequence_parallel=False,
+        cp_kind="rsa",
+        flash_attention=False,
+    )
+    forward, _ = attention_work(
+        BLOCK.operator("attention"), BLOCK, degrees, precision("fp16"), on
+    )
+    (keys,) = messages("forward", BLOCK, degrees, precision("fp16"))
+    far, port = np.asarray(True), 8 / rings
+    turn = float(on.send(keys.size_bytes, far=far, shares=port).seconds)
+    assert float(forward.context_comm_s) == pytest.approx(2 * 15 * turn)
