@@ -92,18 +92,20 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     _option(
         "--zero-quantized-weights/--no-zero-quantized-weights",
         default=None,
-        help="ZeRO++ (qwZ): forward gathers weights in blocks of INT8.  [default: off]",
+        help="ZeRO++ (qwZ), simulated only: forward gathers weights in blocks of "
+        "INT8.  [default: off]",
     ),
     _degree(
         "--zero-hpz-partition-size",
-        help="ZeRO++ (hpZ): ranks, best those of a node, that hold a second copy of "
-        "the weights, from which backward gathers.  [default: 1, no copy]",
+        help="ZeRO++ (hpZ), simulated only: ranks, best those of a node, that hold a "
+        "second copy of the weights, from which backward gathers.  [default: 1, no "
+        "copy]",
     ),
     _option(
         "--zero-quantized-gradients/--no-zero-quantized-gradients",
         default=None,
-        help="ZeRO++ (qgZ): gradients are reduced between nodes in blocks of INT4.  "
-        "[default: off]",
+        help="ZeRO++ (qgZ), simulated only: gradients are reduced between nodes in "
+        "blocks of INT4.  [default: off]",
     ),
     _option(
         "--sequence-parallel/--no-sequence-parallel",
