@@ -128,6 +128,7 @@ class _Hunt:
     def begin(self, candidate: Staged | None) -> None:
         """With stages that fit, which are no menu's."""
         if candidate is not None and self.problem.value(candidate) < self.value:
+            self.tried += 1
             self.simulated += 1
             self.found[candidate.estimate.layout] = candidate
             self.value = self.problem.value(candidate)
@@ -201,8 +202,13 @@ class _Hunt:
         """Move the cuts of the best one."""
         if self.best is not None:
             menu, partition = self.best
-            for _ in climbed(partition, self.value, partial(self.judge, menu)):
+            for _ in climbed(partition, self.value, partial(self.moved, menu)):
                 pass
+
+    def moved(self, menu: Menu, partition: Partition) -> float:
+        """The value of what no menu proposed."""
+        self.tried += 1
+        return self.judge(menu, partition)
 
     def proven_s(self, opened: Sequence[tuple[float, Menu]]) -> float:
         """What no partition of menus takes less than that are *opened* and known to

@@ -33,6 +33,15 @@ LIMITS = Limits(runners_up=3)
 KINDS = ("dgx-a100-80gb", "p3.16xlarge", "dgx-h100")
 
 
+@pytest.mark.parametrize("batch", [7, 14])
+def test_no_more_is_simulated_than_looked_at(batch: int) -> None:
+    """Partitions whose cuts were moved count, too."""
+    posed = asked(joined("dgx-h100", "dgx-a100-80gb"), batch=batch)
+    counters = solve(posed, BranchAndBound(), LIMITS).counters
+    assert 0 < counters.simulated <= counters.considered
+    assert counters.considered == counters.simulated + counters.pruned
+
+
 def test_stages_lie_inside_islands_and_the_faster_one_has_more_layers() -> None:
     """Yang et al., ICPP 2024: layers in proportion to the speed of the island."""
     posed = asked(joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-1.3b", 64)
