@@ -107,7 +107,7 @@ def _kinds(
         ]
     )
     kinds = [_kind(option, devices, unit) for option in found]
-    return unit, gathered(kinds, ways, Stages.of(found, ways).where(fits))
+    return unit, gathered(kinds, ways, Stages.of(found, ways), fits)
 
 
 def _kind(option: Option, devices: int, unit: int) -> Kind:

@@ -7,10 +7,10 @@ between them (`stage_links`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby
 from math import inf, isfinite, log
 from typing import Final
 
@@ -21,6 +21,7 @@ from costmodel.ranges import Ranges
 from planner.problem import Problem
 from planner.stage_alike import joined, like, shortened
 from planner.stage_bound import CLOSE, Late, cut_bound_s, never
+from planner.stage_ends import Box, boxes, lies_in, of_both, shape_of, together
 from planner.stage_groups import group_size, grouped_option, grouped_passes
 from planner.stage_layers import Option
 from planner.stage_links import ends_s, with_links
@@ -36,13 +37,15 @@ from planner.table import divisors
 from planner.trip_bound import trip_bound_s
 
 LIKELY: Final = 32  # micro-batches: enough to fill a pipeline of a few stages
+ROUGHLY: Final = 16  # larger meshes have more than such a part of all devices
 SPELLED: Final = 24  # pipelines that are found at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Menu:
     """The options of stages for one number of micro-batches, each of whose layers are
-    `group` neighbours; their step ends with `end_s` that are no stage's own."""
+    `group` neighbours; their step ends with `end_s` or more that are no stage's own,
+    of which `ends_s` of its two ends."""
 
     problem: Problem
     micro_batches: int
@@ -52,6 +55,7 @@ class Menu:
     passes: tuple[Passes, ...]  # of each option
     places: tuple[Place, ...]  # of each option
     end_s: float
+    ends_s: Mapping[Box, float] = field(default_factory=dict)
     around: Menu | None = None  # of the same stages, with any ends
     group: int = 1
 
@@ -66,16 +70,30 @@ class Menu:
         """
         if not self.options:
             return float("inf")
-        through = float(np.min([one.both_s for one in self.passes], axis=0).sum())
+        alone = len(set(self.places)) == 1
+        shared_s = max(one.shared_backward_s for one in self.passes) if alone else 0.0
+        twice_s = self.micro_batches * shared_s
+        return max(self._busy_s, self._through_s) - twice_s + self.end_s
+
+    @property
+    def guess_s(self) -> float:
+        """What the best of these stages may take, if nothing waits: in what order menus
+        are looked at."""
+        return self._busy_s + self._through_s + self.end_s
+
+    @property
+    def _through_s(self) -> float:
+        """One micro-batch through all layers and back, on the fastest stages."""
+        return float(np.min([one.both_s for one in self.passes], axis=0).sum())
+
+    @property
+    def _busy_s(self) -> float:
+        """All of them over all devices as is best."""
         places = dict.fromkeys(self.places)
         works = {place: self._work(place) for place in places}
         rate = sum(place.devices / float(works[place].sum()) for place in places)
         shares = [works[place] / works[place].sum() for place in places]
-        work_s = float(np.min(shares, axis=0).sum()) / rate
-        alone = len(places) == 1
-        shared_s = max(one.shared_backward_s for one in self.passes) if alone else 0.0
-        twice_s = self.micro_batches * shared_s
-        return max(self.micro_batches * work_s, through) - twice_s + self.end_s
+        return self.micro_batches * float(np.min(shares, axis=0).sum()) / rate
 
     def tighter_s(self, at_most_s: float, late: Late = never) -> float:
         """The same, as far as *at_most_s* (which is finite), of stages that are whole
@@ -116,6 +134,7 @@ class Menu:
             self.passes,
             devices=self.problem.gpus,
             micro_batches=self.micro_batches,
+            tied_s=self.end_s - self.problem.machine.step_s,
         )
 
     def best(self, *, below_s: float = inf, tolerance: float = 0.0) -> list[Partition]:
@@ -140,10 +159,50 @@ class Menu:
         distinct = {partition.parts: partition for partition in found}
         return sorted(distinct.values(), key=self.path_s)
 
+    def roughly(self, tolerance: float, below_s: float = inf) -> list[Partition]:
+        """The same of the larger meshes alone, so that there are few to a pipeline."""
+        least = self.problem.gpus // ROUGHLY
+        numbers = [
+            number
+            for number, option in enumerate(self.options)
+            if option.devices >= least
+        ]
+        found = partitions(
+            [self.options[number] for number in numbers],
+            devices=self.problem.gpus,
+            micro_batches=self.micro_batches,
+            stages=self.problem.pins.pp,
+            tolerance=tolerance,
+            below_s=below_s - self.end_s,
+        )
+        spelled = [
+            replace(
+                one,
+                parts=tuple(
+                    replace(part, option=numbers[part.option]) for part in one.parts
+                ),
+            )
+            for one in found
+        ]
+        return sorted(spelled, key=self.path_s)
+
     def path_s(self, partition: Partition) -> float:
         """What a step of *partition* takes at the least."""
-        taken_s = path_s(partition.parts, self.options, self.passes, self.micro_batches)
-        return taken_s + self.end_s
+        ending_s = self.ending_s(partition)
+        taken_s = path_s(
+            partition.parts,
+            self.options,
+            self.passes,
+            self.micro_batches,
+            tied_s=ending_s - self.problem.machine.step_s,
+        )
+        return taken_s + ending_s
+
+    def ending_s(self, partition: Partition) -> float:
+        """What is no stage's own at the end of a step of *partition*."""
+        ends = partition.parts[0], partition.parts[-1]
+        box = of_both(*(shape_of(self.layouts[part.option]) for part in ends))
+        return self.problem.machine.step_s + self.ends_s.get(box, 0.0)
 
     def _work(self, place: Place) -> Array:
         """Device-seconds of each layer at *place*, by the option that needs least."""
@@ -330,16 +389,13 @@ def _linked(
 
 def _by_ends(menu: Menu) -> Iterator[Menu]:
     """*menu*, or one for each cost of summing the tied gradient between the pipeline's
-    two ends: of stages there with so large a tp, or larger, on so many devices, or
-    fewer. The smaller tp and the larger stage set the time; ends that cost less have
-    a menu of their own, which bounds them."""
+    two ends."""
     places = sorted(set(menu.places), key=lambda place: place.span or (0, 0))
     if len(places) < 2:
         yield menu
         return
     first, last = places[0], places[-1]
-    meshes = [layout.stages[0].mesh for layout in menu.layouts]
-    shapes = [(mesh.tp, mesh.size) for mesh in meshes]
+    shapes = [shape_of(layout) for layout in menu.layouts]
     at_ends = [
         {
             shape
@@ -348,44 +404,24 @@ def _by_ends(menu: Menu) -> Iterator[Menu]:
         }
         for end in (first, last)
     ]
-    pairs = {(min(a[0], b[0]), max(a[1], b[1])) for a, b in product(*at_ends)}
+    pairs = boxes(*at_ends)
     if not pairs:
         return
-    boxes = sorted(pairs)
-    costs = ends_s(boxes, menu.layouts[0], menu.problem, first, last)
-    for (tp, size), end_s in _largest(boxes, costs):
+    costs = ends_s(pairs, menu.layouts[0], menu.problem, first, last)
+    menu = replace(menu, ends_s=dict(zip(pairs, costs, strict=True)))
+    for several, end_s in together(menu.ends_s, CLOSE * menu.lower_s):
+        inside = [lies_in(shape, several) for shape in shapes]
         options = tuple(
             replace(
                 option,
-                starts=place is first and shape[0] >= tp and shape[1] <= size,
-                ends=place is last and shape[0] >= tp and shape[1] <= size,
+                starts=place is first and within,
+                ends=place is last and within,
             )
-            for option, place, shape in zip(
-                menu.options, menu.places, shapes, strict=True
+            for option, place, within in zip(
+                menu.options, menu.places, inside, strict=True
             )
         )
         yield replace(menu, end_s=menu.end_s + end_s, options=options, around=menu)
-
-
-Box = tuple[int, int]  # the least tp, and the most devices
-
-
-def _largest(
-    boxes: Sequence[Box], costs: Sequence[float]
-) -> Iterator[tuple[Box, float]]:
-    """Each box with its cost, but for those that lie in another that costs the same."""
-    priced = list(zip(boxes, costs, strict=True))
-    for (tp, size), cost in priced:
-        around = (
-            one
-            for one, other in priced
-            if one != (tp, size)
-            and one[0] <= tp
-            and one[1] >= size
-            and other <= cost * (1 + EXACT)
-        )
-        if not any(around):
-            yield (tp, size), cost
 
 
 def _staying(option: Option) -> Option:

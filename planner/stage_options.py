@@ -21,6 +21,7 @@ from costmodel.layout_price import LayoutPricer, price_together
 from costmodel.machine import Machine
 from costmodel.memory import memory, pipeline_buffers
 from costmodel.mesh_parallel import data_parallel
+from costmodel.offload_price import host_step
 from costmodel.software import hides_gradients
 from costmodel.stage import StagePrice
 from costmodel.step_work import accumulated, updated
@@ -36,6 +37,7 @@ from profiles.errors import MeshwrightError
 from profiles.units import GB
 
 MANY: Final = 1e12  # parameters, of which what a message costs is nothing
+LONG_S: Final = 1e12  # of a backward: it hides whatever may leave behind it
 LARGE_BYTES: Final = 1e6 * GB  # of activations: more than any step needs
 Priced = tuple[Layout, Option, Passes, Place]
 
@@ -164,7 +166,8 @@ def _passes(
     """What each layer adds to a stage at the least: nothing is exposed of what its
     passes gather and scatter or have away, and gradients are added up and summed,
     parameters updated and gathered at the best rate. A gathering behind a forward that
-    takes longer than this knows counts nothing, nor does an optimizer that is away."""
+    takes longer than this knows counts nothing, nor do gradients that leave for an
+    optimizer that is away."""
     on, stage, held = problem.machine, layout.stages[0], price.expert_parameters > 0
     parallel = data_parallel(stage.mesh, stage.plans[0].zero, 2)
     apart = sharded_experts(parallel, on.software, layout.offload)
@@ -176,7 +179,7 @@ def _passes(
         ("rates", _degrees(layout)),
         lambda: (
             [_gradient_rates(one, layout, on) for one in (parallel, apart)],
-            [_step_rate(problem, one, layout) for one in (parallel, apart)],
+            [_step_rate(problem, one, layout, parallel) for one in (parallel, apart)],
         ),
     )
     (add_rate, reduce_rate, gather_rate), (experts_rate, _, experts_gather_rate) = rates
@@ -222,18 +225,19 @@ def _gradient_rates(
     return float(added.seconds) / MANY, reduce_s / MANY, gather_s / MANY
 
 
-def _step_rate(problem: Problem, parallel: DataParallel, layout: Layout) -> float:
-    """Seconds of the optimizer's step for a parameter, of very many."""
-    if layout.offload.optimizer:
-        return 0.0
-    found = updated(
-        np.asarray(MANY),
-        parallel,
-        layout.precision,
-        problem.machine,
-        problem.job.optimizer,
+def _step_rate(
+    problem: Problem, parallel: DataParallel, layout: Layout, layers: DataParallel
+) -> float:
+    """Seconds of the optimizer's step for a parameter, of very many; *layers* is the
+    data parallelism of those that are no experts."""
+    many, job, on = np.asarray(MANY), problem.job, problem.machine
+    asked = many, parallel, layout.precision, on, job.optimizer
+    if not layout.offload.optimizer:
+        return float(updated(*asked).seconds) / MANY
+    away = host_step(
+        *asked, offload=layout.offload, backward_s=np.asarray(LONG_S), layers=layers
     )
-    return float(found.seconds) / MANY
+    return float(away.seconds) / MANY
 
 
 def _shared_parameters(problem: Problem) -> float:

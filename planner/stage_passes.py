@@ -10,13 +10,16 @@ The last backward of the first stage is the pipeline's last pass, so that its `l
 comes on top of all that others take. Once all have reduced, each rank updates its
 parameters and gathers what others did, as far as the next forward does not hide that;
 with what a backward loses to a reduction beside it this is its `update`, and the
-longest of these comes on top of all (as `costmodel.stage` and `timeline` have it).
+longest of these comes on top of all (as `costmodel.stage` and `timeline` have it). The
+pipeline's two ends then sum the gradient of a tied table, others do not:
+
+    T ≥ max(update of an end + tied, update of another) = tied + max(…, update − tied)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -83,8 +86,11 @@ class Stages:
     update_s: Array
 
     @classmethod
-    def of(cls, options: Sequence[Option], passes: Sequence[Passes]) -> Stages:
-        """Those of each of the *options*, with its *passes*."""
+    def of(
+        cls, options: Sequence[Option], passes: Sequence[Passes], tied_s: float = 0.0
+    ) -> Stages:
+        """Those of each of the *options*, with its *passes*; what ends take on top of
+        updates, *tied_s*, is no update of others."""
         forward_s, backward_s, late_s, update_s = (
             np.array(each)
             for each in zip(*(one.stages_s for one in passes), strict=True)
@@ -92,6 +98,7 @@ class Stages:
         for each_s in (forward_s, backward_s):
             each_s[[not one.starts for one in options], 0] = np.inf
             each_s[[not one.ends for one in options], :, -1] = np.inf
+        update_s[:, 1:, :-1] = without_tied_s(update_s[:, 1:, :-1], tied_s)
         return cls(
             both_s=forward_s + backward_s,
             forward_s=forward_s,
@@ -100,28 +107,35 @@ class Stages:
             update_s=update_s,
         )
 
-    def where(self, fits: Array) -> Stages:
-        """Those that *fit*."""
-        return replace(
-            self,
-            both_s=np.where(fits, self.both_s, np.inf),
-            forward_s=np.where(fits, self.forward_s, np.inf),
-            backward_s=np.where(fits, self.backward_s, np.inf),
-        )
-
     @property
-    def is_late(self) -> Array:
-        """Whether any of them is, of each option."""
-        late = (self.late_s > 0) & np.isfinite(self.both_s)
-        return np.asarray(late.any(axis=(-2, -1)))
+    def is_late(self) -> bool:
+        """Whether the reduction of any of them is."""
+        return bool(np.any((self.late_s > 0) & np.isfinite(self.both_s)))
 
-    def least(self, options: Sequence[int]) -> Stages:
-        """What none of those *options* goes below."""
+    def late_where(self, fits: Array) -> list[bool]:
+        """The same of each option, of those that *fit*."""
+        ever = (self.late_s > 0).any(axis=(-2, -1)).tolist()
+        return [
+            late and bool(np.any((late_s > 0) & fit & np.isfinite(both_s)))
+            for late, late_s, fit, both_s in zip(
+                ever, self.late_s, fits, self.both_s, strict=True
+            )
+        ]
+
+    def least(self, options: Sequence[int], fits: Array) -> Stages:
+        """What none of those *options* goes below where it *fits*."""
+
+        def lowest(values: Array) -> Array:
+            found = np.full(values.shape[1:], np.inf)
+            for number in options:
+                np.minimum(found, values[number], out=found, where=fits[number])
+            return found
+
         chosen = list(options)
         return Stages(
-            both_s=self.both_s[chosen].min(axis=0),
-            forward_s=self.forward_s[chosen].min(axis=0),
-            backward_s=self.backward_s[chosen].min(axis=0),
+            both_s=lowest(self.both_s),
+            forward_s=lowest(self.forward_s),
+            backward_s=lowest(self.backward_s),
             late_s=self.late_s[chosen].min(axis=0),
             update_s=self.update_s[chosen].min(axis=0),
         )
@@ -135,6 +149,11 @@ class Stages:
             and (self.late_s <= other.late_s).all()
             and (self.update_s <= other.update_s).all()
         )
+
+
+def without_tied_s(update_s: Array, tied_s: float) -> Array:
+    """Updates of stages that are no end, beyond what ends take for a tied table."""
+    return np.maximum(update_s - tied_s, 0.0)
 
 
 def _updates_s(passes: Passes) -> Array:
@@ -170,18 +189,18 @@ def _sums(values: Array) -> Array:
 
 
 def gathered(
-    kinds: Sequence[Kind], passes: Sequence[Passes], stages: Stages
+    kinds: Sequence[Kind], passes: Sequence[Passes], stages: Stages, fits: Array
 ) -> dict[Kind, tuple[Stages, ...]]:
-    """Of each kind what its options' *stages* do not go below: one for all that reduce
-    in time, one for each way to reduce that may be late, but for those that another
-    beats."""
+    """Of each kind what those of its options' *stages* that *fit* do not go below: one
+    for all that reduce in time, one for each way to reduce that may be late, but for
+    those that another beats."""
     by_way: dict[Kind, dict[bytes, list[int]]] = {}
-    late = stages.is_late
+    late = stages.late_where(fits)
     for number, (kind, each) in enumerate(zip(kinds, passes, strict=True)):
         way = each.reduce_s.tobytes() if late[number] else b""
         by_way.setdefault(kind, {}).setdefault(way, []).append(number)
     return {
-        kind: _unbeaten([stages.least(options) for options in ways.values()])
+        kind: _unbeaten([stages.least(options, fits) for options in ways.values()])
         for kind, ways in by_way.items()
     }
 

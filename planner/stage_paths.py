@@ -19,9 +19,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from planner.stage_layers import Option
 from planner.stage_partition import Array, Part, ways_s
-from planner.stage_passes import Passes
+from planner.stage_passes import Passes, without_tied_s
 
 
 def path_s(
@@ -29,9 +31,10 @@ def path_s(
     options: Sequence[Option],
     passes: Sequence[Passes],
     micro_batches: int,
+    tied_s: float = 0.0,
 ) -> float:
     """Seconds that a step of *parts* takes at least, with the *passes* of each of the
-    *options*, but for what is no stage's own."""
+    *options*, but for what is no stage's own: *tied_s* at the two ends, and more."""
     chosen = [(passes[part.option], part) for part in parts]
     there = [_sum(each.forward_s, part) for each, part in chosen]
     back = [_sum(each.backward_s, part) for each, part in chosen]
@@ -62,8 +65,9 @@ def path_s(
         held = min(len(both) - first, micro_batches)
         filled = before[-1] + (micro_batches - 1) * back[first]
         longest = max(longest, filled + (micro_batches - held) * there[first])
-    updated = max(each.stages_s[3][part.first, part.last] for each, part in chosen)
-    return longest + late[0] + float(updated)
+    updates = [each.stages_s[3][part.first, part.last] for each, part in chosen]
+    updates[1:-1] = without_tied_s(np.array(updates[1:-1]), tied_s)
+    return longest + late[0] + float(max(updates))
 
 
 def _sum(seconds: Array, part: Part) -> float:

@@ -8,8 +8,8 @@ they take, the simulation last.
 A menu whose bound is not below the best value is passed over. Over several islands the
 tree is narrow first, to find what is good, and wide then, to prove that none is better.
 Where no layout is known to begin with, a rough partition is found while menus are
-priced; and if time is limited the leanest stages are, before anything else, so that
-there is an answer whenever it ends.
+priced, and then of the likely menus one of large meshes; and if time is limited the
+leanest stages are, before anything else, so that there is an answer whenever it ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
+from math import inf, log
 from typing import Final
 
 from costmodel.layout import Layout
@@ -35,10 +35,12 @@ from profiles.errors import OutOfTime
 PRICING: Final = 0.4  # of the time there is, at most, before menus are opened
 ROUGH: Final = 0.1  # of the first partition that fits
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
+PATIENCE: Final = 6  # menus without a better rough partition
+ROUGHLY_JUDGED: Final = 2  # of a menu
 JUDGED: Final = 24  # partitions of a menu that are simulated
 HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
 NARROW: Final = 1_000  # suffixes of a number of stages, to find a good partition
-WIDE: Final = 200_000  # to prove that there is none better
+WIDER: Final = (4_000, 20_000, 200_000)  # to prove that there is none better
 
 
 def stages_of_any(
@@ -60,10 +62,11 @@ def stages_of_any(
     any_cut_s = min((menu.lower_s for menu in left), default=inf)
     if not all_priced:
         any_cut_s = root_bound_s(problem)  # all that is known of the others
+    hunt.begin_with(left)
     opened = list[tuple[float, Menu]]()
     while left and not clock.over:
         menu = left.popleft()  # with its tables, which go when it is done
-        if hunt.may_beat(menu):
+        if menu.may_beat(hunt.value_s):
             opened.append((hunt.open(menu), replace(menu)))  # keeps no tables
     hunt.climb()
     lower_s = hunt.lower_s(left, hunt.proven_s(opened))
@@ -92,7 +95,6 @@ class _Hunt:
     best: tuple[Menu, Partition] | None = None
     tried: int = 0
     simulated: int = 0
-    floors_s: dict[int, float] = field(default_factory=dict)
 
     @property
     def unit(self) -> float:
@@ -123,7 +125,7 @@ class _Hunt:
             if self.clock.share >= PRICING and (self.value < inf or not alone):
                 complete = False
                 break
-        return deque(sorted(found, key=lambda menu: menu.lower_s)), complete
+        return deque(sorted(found, key=lambda menu: menu.guess_s)), complete
 
     def begin(self, candidate: Staged | None) -> None:
         """With stages that fit, which are no menu's."""
@@ -140,19 +142,20 @@ class _Hunt:
             if self.judged(menu, partition) < inf:
                 break
 
-    def may_beat(self, menu: Menu) -> bool:
-        """Whether *menu* may have what is better; menus that differ in ends alone are
-        bounded together first."""
-        around = menu.around
-        if self.value < inf and around is not None:
-            number = id(around)
-            if number not in self.floors_s:
-                floor_s = replace(around).tighter_s(self.value_s, self.late)
-                self.floors_s[number] = floor_s
-            ends_s = menu.end_s - around.end_s
-            if self.floors_s[number] + ends_s >= self.value_s:
-                return False
-        return menu.may_beat(self.value_s)
+    def begin_with(self, left: Iterable[Menu]) -> None:
+        """A rough partition of each of *left*, the likely ones first, for as long as
+        that helps: what is good soon tells of most menus that they are not."""
+        seen, in_vain = list[Menu](), 0
+        for menu in left:
+            around = menu.around or menu
+            if in_vain == PATIENCE or self.clock.over or menu.guess_s >= self.value_s:
+                return
+            if not menu.knows_ways or any(around is one for one in seen):
+                continue
+            seen.append(around)
+            before = self.value
+            self.judge_all(around, around.roughly(ROUGH, self.value_s)[:ROUGHLY_JUDGED])
+            in_vain = 0 if self.value < before else in_vain + 1
 
     def judge(self, menu: Menu, partition: Partition) -> float:
         """The value of *partition*; infinite where it is no better or does not fit."""
@@ -218,15 +221,28 @@ class _Hunt:
             if known_s >= min(lower_s, self.value_s):
                 break
             menu = replace(menu)  # its tables go with it
-            if menu.knows_ways and self.value < inf and not self.clock.over:
-                # Below what another may take nothing more is told of this one.
-                below_s = min(lower_s, self.value_s)
-                parts, known_s = self.grown(menu, below_s, WIDE)
-                self.judge_all(menu, parts)
-            if known_s < min(lower_s, self.value_s):
-                bound_s = self.lower_s([menu], self.value_s)
-                lower_s = min(lower_s, max(known_s, bound_s))
+            # Below what another may take nothing more is told of this one.
+            known_s = self.widened_s(menu, known_s, lower_s)
+            lower_s = min(lower_s, known_s)
         return min(lower_s, self.value_s)
+
+    def widened_s(self, menu: Menu, known_s: float, below_s: float) -> float:
+        """What no partition of *menu* takes less than, or *below_s*; of a tree as wide
+        as it has to be, if it may tell more than a bound of the whole menu does."""
+        bound_s = self.lower_s([menu], min(below_s, self.value_s))
+        narrow = NARROW
+        for width in WIDER:
+            below_s = min(below_s, self.value_s)
+            tells = menu.knows_ways and self.value < inf and not self.clock.over
+            if not tells or max(known_s, bound_s) >= below_s:
+                break
+            parts, wider_s = self.grown(menu, below_s, width)
+            self.judge_all(menu, parts)
+            gained_s = max(wider_s - known_s, 0.0) / log(width / narrow)
+            known_s, narrow = max(known_s, wider_s), width
+            if known_s + gained_s * log(WIDER[-1] / width) < bound_s:
+                break  # not even the widest one will
+        return max(known_s, bound_s)
 
     def lower_s(self, every: Iterable[Menu], best_s: float) -> float:
         """What no partition of *every* menu takes less than, of what is below *best_s*;
