@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from planner.beside import Beside
     from planner.problem import Candidate, Problem
     from planner.question import Posed
+    from planner.search import Limits
     from planner.solution import Solution
 
 
@@ -81,9 +82,11 @@ def answer_each(
     where: str,
     tokens: float | None,
     *,
+    limits: Callable[[], Limits],
     as_json: bool,
 ) -> None:
-    """A plan for each number of GPUs; raises what was wrong where none has one."""
+    """A plan for each number of GPUs; raises what was wrong where none has one, within
+    *limits* of its own."""
     from planner.diagnosis import diagnose
     from planner.sizes import plans
     from planner.sizes_report import sizes_document, sizes_table, sizes_words
@@ -94,7 +97,7 @@ def answer_each(
         premise(document)
         sound = [row.posed for row in rows if row.posed is not None]
         if sound:
-            raise diagnose(sound[-1].problem)
+            raise diagnose(sound[-1].problem, limits())
         raise next(row.error for row in rows if row.error is not None)
     for row in rows:
         for line in row.posed.warnings if row.posed else ():

@@ -221,10 +221,10 @@ def require_possible(problem: Problem) -> None:
         )
 
 
-def any_fits(problem: Problem) -> Staged | None:
+def any_fits(problem: Problem, clock: Clock | None = None) -> Staged | None:
     """A layout of stages of any mesh that fits, if there is one: those that need the
     least memory, or where these need more than they seem to, those that the programme
-    proposes; the most micro-batches first.
+    proposes; the most micro-batches first, as long as there is time by the *clock*.
 
     Raises as `require_possible`.
     """
@@ -234,6 +234,8 @@ def any_fits(problem: Problem) -> Staged | None:
     alone = Uniform(precision=problem.precision, offload=problem.offload)
     for menu in lean_menus(problem):
         for partition in _proposed(menu):
+            if clock is not None and clock.over:
+                return None
             found = simulate(problem, alone, menu.layout(partition))
             if found is not None:
                 return found

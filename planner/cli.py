@@ -170,7 +170,13 @@ def plan(
     if sizes:
         refuse_beside("several numbers of --gpus", out, around, compare_searches)
         answer_each(
-            sizes, posed_on, solved, asked.where, around.tokens, as_json=as_json
+            sizes,
+            posed_on,
+            solved,
+            asked.where,
+            around.tokens,
+            limits=lambda: _limits(time_limit, 0),
+            as_json=as_json,
         )
         return
     largest = _largest(asked, around, _limits(time_limit, wanted))
@@ -180,7 +186,7 @@ def plan(
     if any_stage:
         _require_any_stage(posed.problem)
     solution = _solved(posed.problem, search, limits)
-    _require_found(posed.problem, solution, asked.where)
+    _require_found(posed.problem, solution, asked.where, limits)
     compared = [solution]
     solution = improved(posed.problem, solution, limits)
     if compare_searches:
@@ -297,7 +303,9 @@ def _others(problem: Problem, chosen: str, limit: float) -> list[Solution]:
     return found
 
 
-def _require_found(problem: Problem, solution: Solution, where: str) -> None:
+def _require_found(
+    problem: Problem, solution: Solution, where: str, limits: Limits
+) -> None:
     """Raise Infeasible, with what is known of the search, if nothing was found."""
     if solution.best is not None:
         return
@@ -305,7 +313,7 @@ def _require_found(problem: Problem, solution: Solution, where: str) -> None:
     from planner.document import nothing_document, premise_document
 
     premise({**premise_document(problem, where), **nothing_document(solution)})
-    raise diagnose_search(problem, solution)
+    raise diagnose_search(problem, solution, limits)
 
 
 def _show(

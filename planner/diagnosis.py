@@ -10,14 +10,14 @@ What changes and in what order is `planner.changes`'s. Each is tried by the defa
 search on a cheap budget: 1F1B and micro-batches of one sequence, unless they are
 pinned, of which memory needs least; then of more sequences, while they fit and are
 faster. So what is named fits, in the seconds that are named; a plan of its own may be
-faster.
+faster. Once time is over no more are tried, which is said.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from math import inf
 from typing import Any, Final
 
@@ -42,17 +42,23 @@ from planner.largest import last_true
 from planner.memory_floor import states_bytes, too_large, widest_bytes
 from planner.offloading import everything_away
 from planner.problem import Candidate, Objective, Problem
-from planner.search import Limits
+from planner.search import Clock, Limits
 from planner.solution import Solution
 from planner.space import Space
 from planner.stage_places import is_unlike, only_unlike
 from planner.table import length
 from planner.words import candidate_words, choice_words
-from profiles.errors import Infeasible, InvalidQuestion, MeshwrightError
+from profiles.errors import (
+    Infeasible,
+    InvalidQuestion,
+    MeshwrightError,
+    OutOfTime,
+)
 from profiles.units import format_bytes, format_seconds
 
 CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
 _NOTHING: Final = "nothing near works"
+_LATE: Final = "time was over before every change was tried (--time-limit)"
 MOST_TRIED: Final = 10  # changes of a kind
 NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
 
@@ -85,41 +91,46 @@ class Remedy:
         }
 
 
-def diagnose(problem: Problem) -> Infeasible:
-    """What to say where no layout of *problem* is legal, or none fits."""
+def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
+    """What to say where no layout of *problem* is legal, or none fits; of changes as
+    many as there is time to try."""
+    clock = Clock(limits=limits or Limits())
     unlike = only_unlike(problem)
     problem = problem if unlike else everything_away(problem)
-    constraint = constraint_of(problem)
+    constraint = constraint_of(problem, clock)
     if unlike and constraint.startswith("divisibility"):
         return _named(constraint, f"fewer stages (--pp {problem.gpus} at most)")
     if constraint.startswith("size"):
         return _named(constraint, "a smaller batch (--global-batch)")
     if constraint.startswith(("memory", "host memory")):
         kinds = (
-            _first(unpinned(problem)),
-            _first(offloaded(problem)),
-            _largest(smaller_batches(problem)),
-            _largest(shorter_sequences(problem)),
-            _first(more_gpus(problem)),
+            _first(unpinned(problem), clock),
+            _first(offloaded(problem), clock),
+            _largest(smaller_batches(problem), clock),
+            _largest(shorter_sequences(problem), clock),
+            _first(more_gpus(problem), clock),
         )
-        return _with_remedies(constraint, [one for one in kinds if one is not None])
+        found = [one for one in kinds if one is not None]
+        return _with_remedies(constraint, found, late=clock.over)
     legal = list(islice(dividing(problem), MOST_TRIED))
-    remedy = _first(legal)
-    if remedy is None and legal:
+    remedy = _first(legal, clock)
+    if remedy is None and legal and not clock.over:
         return _named(constraint, f"{legal[0]}, which divides but does not fit")
-    return _with_remedies(constraint, [remedy] if remedy else [])
+    return _with_remedies(constraint, [remedy] if remedy else [], late=clock.over)
 
 
-def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
+def diagnose_search(
+    problem: Problem, solution: Solution, limits: Limits | None = None
+) -> Infeasible:
     """The same where a search found nothing, which may be its own doing: a baseline
     looks at few layouts."""
     if solution.complete:
-        return diagnose(problem)
+        return diagnose(problem, limits)
     problem = everything_away(problem)
     other = Change(what="--search branch-and-bound", option="", problem=problem)
-    found = tried(other)
+    found = tried(other, Clock(limits=limits or Limits()))
     if found is None:
-        return diagnose(problem)
+        return diagnose(problem, limits)
     seen = solution.counters.considered
     looked_at = f"{seen:,} layouts, none of which fits" if seen else "no layout at all"
     return _with_remedies(
@@ -128,35 +139,43 @@ def diagnose_search(problem: Problem, solution: Solution) -> Infeasible:
     )
 
 
-def tried(change: Change) -> Remedy | None:
-    """What a cheap search finds once the question is changed; None if nothing."""
+def tried(change: Change, clock: Clock | None = None) -> Remedy | None:
+    """What a cheap search finds once the question is changed; None if nothing, in
+    time."""
+    clock = clock or Clock(limits=Limits())
+    limits = replace(clock.shared, runners_up=0, watch=None)
     try:
+        clock.require()
         if only_unlike(change.problem):
-            return _tried_of_any_mesh(change)
+            return _tried_of_any_mesh(change, clock)
         if too_large(change.problem):
             return None
-        best = CHEAP.solve(_cheap(change.problem), Limits(runners_up=0)).best
+        best = CHEAP.solve(_cheap(change.problem), limits).best
     except InvalidQuestion:  # a space too large, pins that now contradict each other
+        return None
+    except OutOfTime:
         return None
     if best is None:
         return None
-    return Remedy(change=change, best=_with_more_at_once(change.problem, best))
+    return Remedy(change=change, best=_with_more_at_once(change.problem, best, clock))
 
 
-def _tried_of_any_mesh(change: Change) -> Remedy | None:
+def _tried_of_any_mesh(change: Change, clock: Clock) -> Remedy | None:
     """Stages of any mesh that fit, a sequence at a time unless that is pinned."""
     problem = change.problem
     pins, batch = problem.pins, problem.job.global_batch
     if pins.micro_batch is None and pins.micro_batches is None:
         problem = replace(problem, pins=replace(pins, micro_batches=batch))
-    best = any_fits(problem)
+    best = any_fits(problem, clock)
     return None if best is None else Remedy(change=change, best=best)
 
 
-def _with_more_at_once(problem: Problem, best: Candidate) -> Candidate:
+def _with_more_at_once(problem: Problem, best: Candidate, clock: Clock) -> Candidate:
     """*best* with larger micro-batches for as long as they fit and are faster, unless
     they are pinned: what is fetched for each of them is fetched less often."""
     if (problem.pins.micro_batch, problem.pins.micro_batches) != (None, None):
+        return best
+    if clock.over:
         return best
     for wider in _twice_at_once(problem, best.choice):
         try:
@@ -165,7 +184,7 @@ def _with_more_at_once(problem: Problem, best: Candidate) -> Candidate:
             continue
         faster = found.estimate.step_time_s < best.estimate.step_time_s
         if faster and problem.fits(found):
-            return _with_more_at_once(problem, found)
+            return _with_more_at_once(problem, found, clock)
     return best
 
 
@@ -177,19 +196,20 @@ def _twice_at_once(problem: Problem, choice: Uniform) -> Iterator[Uniform]:
         yield replace(wider, recompute="full")
 
 
-def _first(changes: Iterable[Change]) -> Remedy | None:
+def _first(changes: Iterable[Change], clock: Clock) -> Remedy | None:
     """The first of a few changes that gives a layout."""
-    remedies = map(tried, islice(changes, MOST_TRIED))
+    several = takewhile(lambda _: not clock.over, islice(changes, MOST_TRIED))
+    remedies = (tried(one, clock) for one in several)
     return next((one for one in remedies if one is not None), None)
 
 
-def _largest(changes: Iterable[Change]) -> Remedy | None:
+def _largest(changes: Iterable[Change], clock: Clock) -> Remedy | None:
     """The largest of ascending *changes* with which a layout fits, by bisection."""
-    legal = [one for one in changes if _divides(one.problem)]
+    legal = [one for one in changes if not clock.over and _divides(one.problem)]
     found: dict[int, Remedy] = {}
 
     def fits(number: int) -> bool:
-        remedy = tried(legal[number - 1])
+        remedy = None if clock.over else tried(legal[number - 1], clock)
         if remedy is not None:
             found[number] = remedy
         return remedy is not None
@@ -218,9 +238,10 @@ def _on_host(found: Estimate) -> str:
     return "" if found.away is None else f" (and {found.away.words})"
 
 
-def constraint_of(problem: Problem) -> str:
+def constraint_of(problem: Problem, clock: Clock | None = None) -> str:
     """What keeps *problem* from having a layout, in words that start with its kind:
-    divisibility, size, support, memory or host memory."""
+    divisibility, size, support, memory or host memory; how much the least of them needs
+    only if there is time to look."""
     pp, gpus = problem.pins.pp or 1, problem.gpus
     if only_unlike(problem) and pp > gpus:
         return f"divisibility: {pp} stages (--pp) on {gpus} GPUs, one GPU each at least"
@@ -237,7 +258,7 @@ def constraint_of(problem: Problem) -> str:
         )
     problem = everything_away(problem)
     if length(Space(problem=problem).branches):
-        return _too_little_memory(problem)
+        return _too_little_memory(problem, clock or Clock(limits=Limits()))
     job = problem.job
     if length(Space(problem=replace(problem, executable=False)).branches):
         return _not_executed(problem)
@@ -268,9 +289,15 @@ def _not_executed(problem: Problem) -> str:
     )
 
 
-def _too_little_memory(problem: Problem) -> str:
+def _too_little_memory(problem: Problem, clock: Clock) -> str:
     device = problem.machine.device
-    smallest = leanest(problem.with_hosts_of_any_size())
+    try:
+        smallest = leanest(problem.with_hosts_of_any_size(), clock)
+    except OutOfTime:
+        return (
+            f"memory: no layout of {problem.job.model} fits on {problem.gpus} GPUs, "
+            f"{device.name} offers {_offered(problem)}{_alone(problem)}"
+        )
     assert smallest is not None, "something is legal"
     if smallest.estimate.peak_needed_bytes <= problem.memory_limit_bytes:
         return _too_little_on_hosts(problem, smallest)
@@ -319,9 +346,9 @@ def _offered(problem: Problem) -> str:
     )
 
 
-def leanest(problem: Problem) -> Candidate | None:
+def leanest(problem: Problem, clock: Clock | None = None) -> Candidate | None:
     """The candidate that needs least, None if there is no candidate; of
-    `NEAR_LEAST` at most whose bounds leave it open.
+    `NEAR_LEAST` at most whose bounds leave it open, as far as there is time.
 
     Micro-batches of one sequence hold the least: where they are free, others need not
     be looked at, unless a step has more of those than can be simulated.
@@ -331,13 +358,16 @@ def leanest(problem: Problem) -> Candidate | None:
     if pins.micro_batch is None and pins.micro_batches is None:
         single = lean.repinned(replace(pins, micro_batch=1))
         lean = single if length(Space.of(single).branches) else lean
-    return min(_nearly_least(lean), key=lean.value, default=None)
+    timed = clock or Clock(limits=Limits())
+    return min(_nearly_least(lean, timed), key=lean.value, default=None)
 
 
-def _nearly_least(lean: Problem) -> Iterator[Candidate]:
+def _nearly_least(lean: Problem, clock: Clock) -> Iterator[Candidate]:
     """Candidates by the bounds of their peaks, until none left can be smaller."""
-    frontier, least = Frontier(lean), inf
-    for _ in range(NEAR_LEAST):
+    frontier, least = Frontier(lean, clock), inf
+    for number in range(NEAR_LEAST):
+        if number and clock.over:
+            return
         choice = frontier.take() if frontier.least < least else None
         if choice is None:
             return
@@ -345,15 +375,21 @@ def _nearly_least(lean: Problem) -> Iterator[Candidate]:
         least = min(least, lean.value(found))
 
 
-def _with_remedies(constraint: str, found: Sequence[Remedy]) -> Infeasible:
-    """The nearest change first; the others beside it."""
+def _with_remedies(
+    constraint: str, found: Sequence[Remedy], *, late: bool = False
+) -> Infeasible:
+    """The nearest change first; the others beside it. Where it is *late* others may be
+    nearer."""
     words = [one.words for one in found]
     hint = f"nearest that works: {'; or '.join(words)}" if words else _NOTHING
+    if late:
+        hint = f"{hint}; {_LATE}" if words else _LATE
     return Infeasible(
         f"no layout: {constraint}; {hint}",
         constraint=constraint,
         nearest=next(iter(words), None),
         changes=[one.document() for one in found],
+        complete=not late,
     )
 
 

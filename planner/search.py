@@ -60,6 +60,13 @@ class Clock:
         return self._passed_s / limit_s if limit_s > 0 else inf
 
     @property
+    def shared(self) -> Limits:
+        """The limits of what counts on the same time."""
+        began_s = self.limits.began_s
+        since_s = self.started_s if began_s is None else began_s
+        return replace(self.limits, began_s=since_s)
+
+    @property
     def over(self) -> bool:
         return self._passed_s >= self.limits.time_limit_s
 

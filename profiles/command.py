@@ -120,6 +120,8 @@ def no_answer(error: NoAnswer) -> dict[str, Any]:
         said = {"constraint": error.constraint, "nearest": error.nearest}
         if error.changes:
             said["changes"] = [dict(one) for one in error.changes]
+        if not error.complete:
+            said["complete"] = False
     else:
         kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__)
         said = {"constraint": kind.lower(), "nearest": None}

@@ -81,7 +81,8 @@ class NoAnswer(MeshwrightError):
 
 class Infeasible(NoAnswer):
     """No layout does it. *constraint* binds; *nearest* is what would change that, and
-    *changes* say more of it, and of others, as documents."""
+    *changes* say more of it, and of others, as documents; not *complete* where time was
+    over before all were tried."""
 
     def __init__(
         self,
@@ -90,10 +91,11 @@ class Infeasible(NoAnswer):
         constraint: str,
         nearest: str | None,
         changes: Iterable[Mapping[str, Any]] = (),
+        complete: bool = True,
     ) -> None:
         super().__init__(message)
         self.constraint, self.nearest = constraint, nearest
-        self.changes = tuple(changes)
+        self.changes, self.complete = tuple(changes), complete
 
 
 class Unmeasured(NoAnswer):

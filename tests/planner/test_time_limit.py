@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from planner import largest, search
+from costmodel.pins import Pins
+from planner import diagnosis, largest, search
 from planner.branch_and_bound import BranchAndBound
+from planner.changes import Change
 from planner.largest import Largest, maximize
 from planner.plan import plan, refined, sharded, solve
 from planner.problem import Candidate, Objective, Problem
@@ -166,3 +170,40 @@ def test_the_largest_so_far(
     assert (so_far.value, so_far.too_large) == (max(tried), None)
     assert not so_far.document()["complete"]
     assert "time was over" in so_far.words
+
+
+@pytest.mark.parametrize("tries", [0, 1, 2])
+def test_a_diagnosis_is_cut_short_and_says_so(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch, tries: int
+) -> None:
+    """As many changes are tried as there are seconds."""
+    posed, seen = problem("gpt-13b", 1, global_batch=8), list[str]()
+    whole = diagnosis.diagnose(posed)
+    assert whole.complete
+    assert len(whole.changes) > 1
+    trying = diagnosis.tried
+
+    def slowly(change: Change, clock: Clock) -> diagnosis.Remedy | None:
+        found = trying(change, clock)
+        hand.now_s += 1.0
+        seen.append(change.what)
+        return found
+
+    monkeypatch.setattr(diagnosis, "tried", slowly)
+    limits = Limits(time_limit_s=float(tries)).begun()
+    said = diagnosis.diagnose(posed, limits)
+    assert len(seen) == tries
+    assert not said.complete
+    assert "time was over before every change was tried" in str(said)
+    assert said.constraint.startswith("memory: ")
+    assert list(said.changes) == list(whole.changes)[: len(said.changes)]
+
+
+def test_a_diagnosis_over_islands_is_cut_short(hand: Hand) -> None:
+    posed = islands.asked(islands.joined("p3.16xlarge", "dgx-v100-16gb"), "gpt-6.7b")
+    posed = replace(posed, pins=Pins(micro_batches=1, recompute="none"))
+    limits = Limits(time_limit_s=5.0).begun()
+    hand.now_s = 5.0
+    said = diagnosis.diagnose(posed, limits)
+    assert not said.complete
+    assert not said.changes
