@@ -16,7 +16,7 @@ from math import inf
 
 from costmodel.layout import Layout
 from costmodel.uniform import Uniform
-from planner.lean_stages import Cuts
+from planner.lean_stages import Cuts, Lean
 from planner.problem import Problem, Staged
 from planner.root_bound import root_bound_s
 from planner.search import Clock
@@ -41,8 +41,9 @@ def leanest_of_any(
         found = hunt.leanest_of(left)
         if found is None:
             break
-        left.remove(found)
-        hunt.judge(*found)
+        told, lean = found
+        left.remove(told)
+        hunt.judge(told[0], lean)
     complete = not clock.over
     lower = min(hunt.least_bytes, hunt.value)
     return Found(
@@ -95,10 +96,10 @@ class _LeanHunt:
             stages=self.problem.pins.pp,
         )
 
-    def leanest_of(self, left: list[_Told]) -> _Told | None:
+    def leanest_of(self, left: list[_Told]) -> tuple[_Told, Lean] | None:
         """The one of *left* whose leanest partition needs least, and less than the best
-        value; those that have none are dropped from it."""
-        leanest: _Told | None = None
+        value, and that; those that have none are dropped from it."""
+        leanest: tuple[_Told, Lean] | None = None
         limit, dropped = self.value, list[_Told]()
         for one in left:
             if self.ends or (self.clock.over and leanest is not None):
@@ -107,16 +108,15 @@ class _LeanHunt:
             if some.partition is None and limit == self.value:
                 dropped.append(one)
             elif some.partition is not None:
-                found = one[1].leaner(some)
+                found = one[1].leaner(some, lambda: self.clock.over)
                 if found.peak_bytes < limit:
-                    leanest, limit = one, found.peak_bytes
+                    leanest, limit = (one, found), found.peak_bytes
         for one in dropped:
             left.remove(one)
         return leanest
 
-    def judge(self, menu: Menu, cuts: Cuts) -> None:
+    def judge(self, menu: Menu, lean: Lean) -> None:
         """Simulate the leanest partition of *menu*."""
-        lean = cuts.leanest()
         assert lean.partition is not None, "it has one"
         self.least_bytes = min(self.least_bytes, lean.peak_bytes)
         self.simulated += 1

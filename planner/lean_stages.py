@@ -20,6 +20,7 @@ from math import inf
 
 import numpy as np
 
+from planner.stage_bound import Late, never
 from planner.stage_kinds import Array, Kind
 from planner.stage_layers import Option, unit_of
 from planner.stage_partition import EXACT, Part, Partition, latency_s
@@ -79,10 +80,11 @@ class Cuts:
         """The cut of the layers over all devices that needs least."""
         return self.leaner(self.within(inf))
 
-    def leaner(self, best: Lean) -> Lean:
-        """The leanest of all, of which *best* is one, or there is none."""
+    def leaner(self, best: Lean, late: Late = never) -> Lean:
+        """The leanest of all, of which *best* is one, or there is none; once it is
+        *late*, the leanest so far."""
         low, high = 0.0, best.peak_bytes
-        while high < inf and high - low > EXACT * high:
+        while high < inf and high - low > EXACT * high and not late():
             middle = (low + high) / 2
             found = self.within(middle)
             if found.partition is None:

@@ -21,6 +21,7 @@ from planner.problem import Objective
 from planner.search import Clock, Limits
 from planner.solution import EXACT
 from planner.stage_layers import Option
+from planner.stage_bound import Late, never
 from planner.stage_menu import menus
 from planner.stage_partition import Part
 from tests.islands import asked, joined
@@ -80,9 +81,9 @@ def test_few_menus_are_halved_and_none_is_leaner(
     least = min(one.leanest().peak_bytes for one in every)
     halved, leaner = list[Cuts](), Cuts.leaner
 
-    def counted(cuts: Cuts, best: Lean) -> Lean:
+    def counted(cuts: Cuts, best: Lean, late: Late = never) -> Lean:
         halved.append(cuts)
-        return leaner(cuts, best)
+        return leaner(cuts, best, late)
 
     monkeypatch.setattr(Cuts, "leaner", counted)
     clock = Clock(limits=Limits())
@@ -94,6 +95,26 @@ def test_few_menus_are_halved_and_none_is_leaner(
     best = lean.value(found.candidates[0])
     again = leanest_of_any(lean, Uniform(), best, clock, alone=False)
     assert (again.simulated, halved) == (0, []), "one look tells that none is leaner"
+
+
+def test_halving_ends_once_it_is_late() -> None:
+    """With the leanest stages so far, which fit."""
+    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-125m", 8)
+    every = (
+        Cuts.of(menu.options, devices=16, micro_batches=menu.micro_batches)
+        for menu in menus(posed)
+        if menu.options
+    )
+    cuts, some, leanest = next(
+        (one, some, leanest)
+        for one in every
+        for some, leanest in [(one.within(inf), one.leanest())]
+        if leanest.peak_bytes < some.peak_bytes
+    )
+    assert cuts.leaner(some, lambda: True) == some
+    looks = iter([False, False, True])
+    soon = cuts.leaner(some, lambda: next(looks))
+    assert leanest.peak_bytes <= soon.peak_bytes <= some.peak_bytes
 
 
 def test_without_time_one_lean_layout_is_found() -> None:
