@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from costmodel.uniform import Uniform
-from planner.as_if_alike import over_islands
+from planner.as_if_alike import by_other_schedules, over_islands
 from planner.branch_and_bound import BranchAndBound
 from planner.lean_search import leanest_of_any
 from planner.lean_stages import Cuts
@@ -152,11 +152,16 @@ def _alike(problem: Problem, limits: Limits) -> list[Candidate]:
     if not is_unlike(problem):
         return []
     part = replace(limits, time_limit_s=SHARE * limits.time_limit_s)
+    search = BranchAndBound(most=ALIKE)
     try:
-        found = over_islands(problem, BranchAndBound(most=ALIKE), part)
+        found = over_islands(problem, search, part)
     except MeshwrightError:  # nothing in time, or nothing that is legal
-        return []
-    return [found.best, *found.runners_up] if found.best else []
+        known = []
+    else:
+        known = [found.best, *found.runners_up] if found.best else []
+    if problem.pins.schedule is None and problem.objective is not Objective.MEMORY:
+        known += by_other_schedules(problem, search, part)
+    return known
 
 
 def _very_deep(problem: Problem) -> list[Candidate]:
