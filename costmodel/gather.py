@@ -96,8 +96,8 @@ class Gather:
         """Of each kind of numbered layer."""
         graph, chosen = self.book.job.graph, self._own["recompute"]
         return {
-            block.name: self._atoms(block.name, self.columns.recomputes, chosen)
-            for block, _ in graph.runs
+            name: self._atoms(name, self.columns.recomputes, chosen)
+            for name in graph.kinds
         }
 
     @cached_property

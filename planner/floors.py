@@ -99,8 +99,8 @@ def rough_s(
     every["recompute"] = np.tile(codes, len(known))
     floor = _Floor.of(problem, every)
     work = np.zeros(len(known) * len(codes))
-    for block, count in problem.job.graph.runs:
-        work += count * np.add(*floor.body(block.name))
+    for name, count in problem.job.graph.counts.items():
+        work += count * np.add(*floor.body(name))
         between()
     for name in _ENDS:
         work += np.add(*floor.end(name))
@@ -147,7 +147,7 @@ class _Floor:
         stages = table["pp"] * table["virtual_stages"]
         runs = stage_runs(graph, stages)
         start, norm, head = (self.end(name) for name in _ENDS)
-        layers = {block.name: self.body(block.name) for block, _ in graph.runs}
+        layers = {name: self.body(name) for name in graph.kinds}
         sides = []
         for side in (0, 1):
             passes = [

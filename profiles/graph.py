@@ -133,6 +133,14 @@ class ModelGraph:
         return {block.name: block for block, _ in self.runs}
 
     @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """How many numbered layers there are of each kind."""
+        found = dict.fromkeys(self.kinds, 0)
+        for block, count in self.runs:
+            found[block.name] += count
+        return found
+
+    @cached_property
     def turn(self) -> int:
         """After how many layers their kinds repeat: 1 where they change once or never,
         0 where they repeat at no time."""
