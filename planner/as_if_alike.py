@@ -71,9 +71,7 @@ def over_islands(problem: Problem, search: AbstractSearch, limits: Limits) -> So
         lower=0.0,
         lower_step_time_s=0.0,
         complete=False,
-        counters=Counters(
-            considered=seen.considered, simulated=seen.simulated + tried
-        ),
+        counters=Counters(considered=seen.considered, simulated=seen.simulated + tried),
         seconds=clock.seconds,
         runners_up=tuple(fitting[1:]),
     )

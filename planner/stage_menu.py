@@ -14,8 +14,6 @@ from itertools import groupby
 from math import inf, isfinite, log
 from typing import Final
 
-import numpy as np
-
 from costmodel.layout import Layout, Stage
 from costmodel.ranges import Ranges
 from planner.problem import Problem
@@ -27,11 +25,17 @@ from planner.stage_layers import Option
 from planner.stage_links import ends_s, with_links
 from planner.stage_options import Priced, priced_at
 from planner.stage_packing import starts
-from planner.stage_partition import EXACT, Array, Part, Partition, partitions
+from planner.stage_partition import (
+    Part,
+    Partition,
+    partitions,
+    partitions_among,
+)
 from planner.stage_passes import Passes
 from planner.stage_paths import path_s
 from planner.stage_places import Place, is_unlike, orders
 from planner.stage_tree import Tree, Whole
+from planner.stage_work import busy_s, through_s
 from planner.stages_held import StagesHeld
 from planner.table import divisors
 from planner.trip_bound import trip_bound_s
@@ -61,39 +65,26 @@ class Menu:
 
     @property
     def lower_s(self) -> float:
-        """No pipeline of these stages takes less, whatever its cuts.
-
-        Every device is busy with what it holds, m times: the mean over devices of the
-        least device-seconds, those of each place weighed by how fast it is (any weights
-        bound, by duality); and one micro-batch goes through all layers and back. A
-        single stage counts a parameter that its ends share once.
+        """No pipeline of these stages takes less, whatever its cuts: every device is
+        busy with what it holds, m times, and one micro-batch goes through all layers
+        and back. A single stage counts a parameter that its ends share once.
         """
         if not self.options:
             return float("inf")
         alone = len(set(self.places)) == 1
         shared_s = max(one.shared_backward_s for one in self.passes) if alone else 0.0
         twice_s = self.micro_batches * shared_s
-        return max(self._busy_s, self._through_s) - twice_s + self.end_s
+        return max(self._busy_s, through_s(self.passes)) - twice_s + self.end_s
 
     @property
     def guess_s(self) -> float:
         """What the best of these stages may take, if nothing waits: in what order menus
         are looked at."""
-        return self._busy_s + self._through_s + self.end_s
-
-    @property
-    def _through_s(self) -> float:
-        """One micro-batch through all layers and back, on the fastest stages."""
-        return float(np.min([one.both_s for one in self.passes], axis=0).sum())
+        return self._busy_s + through_s(self.passes) + self.end_s
 
     @property
     def _busy_s(self) -> float:
-        """All of them over all devices as is best."""
-        places = dict.fromkeys(self.places)
-        works = {place: self._work(place) for place in places}
-        rate = sum(place.devices / float(works[place].sum()) for place in places)
-        shares = [works[place] / works[place].sum() for place in places]
-        return self.micro_batches * float(np.min(shares, axis=0).sum()) / rate
+        return self.micro_batches * busy_s(self.options, self.passes, self.places)
 
     def tighter_s(self, at_most_s: float, late: Late = never) -> float:
         """The same, as far as *at_most_s* (which is finite), of stages that are whole
@@ -162,29 +153,15 @@ class Menu:
     def roughly(self, tolerance: float, below_s: float = inf) -> list[Partition]:
         """The same of the larger meshes alone, so that there are few to a pipeline."""
         least = self.problem.gpus // ROUGHLY
-        numbers = [
-            number
-            for number, option in enumerate(self.options)
-            if option.devices >= least
-        ]
-        found = partitions(
-            [self.options[number] for number in numbers],
+        found = partitions_among(
+            [one if one.devices >= least else None for one in self.options],
             devices=self.problem.gpus,
             micro_batches=self.micro_batches,
             stages=self.problem.pins.pp,
             tolerance=tolerance,
             below_s=below_s - self.end_s,
         )
-        spelled = [
-            replace(
-                one,
-                parts=tuple(
-                    replace(part, option=numbers[part.option]) for part in one.parts
-                ),
-            )
-            for one in found
-        ]
-        return sorted(spelled, key=self.path_s)
+        return sorted(found, key=self.path_s)
 
     def path_s(self, partition: Partition) -> float:
         """What a step of *partition* takes at the least."""
@@ -203,17 +180,6 @@ class Menu:
         ends = partition.parts[0], partition.parts[-1]
         box = of_both(*(shape_of(self.layouts[part.option]) for part in ends))
         return self.problem.machine.step_s + self.ends_s.get(box, 0.0)
-
-    def _work(self, place: Place) -> Array:
-        """Device-seconds of each layer at *place*, by the option that needs least."""
-        here = [
-            passes.both_s * option.devices
-            for passes, option, where in zip(
-                self.passes, self.options, self.places, strict=True
-            )
-            if where is place
-        ]
-        return np.asarray(np.min(here, axis=0))
 
     def layout(self, partition: Partition) -> Layout:
         """*partition* spelled out, its stages packed into domains."""

@@ -24,7 +24,7 @@ PipeDream's recurrence (min-max), which `slowest` asks for.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 from typing import Any
@@ -99,6 +99,37 @@ def partitions(
         below=below_s,
     )
     return sorted(found.values(), key=lambda one: one.seconds)
+
+
+def partitions_among(
+    options: Sequence[Option | None],
+    *,
+    devices: int,
+    micro_batches: int,
+    stages: int | None = None,
+    tolerance: float = 0.0,
+    below_s: float = inf,
+) -> list[Partition]:
+    """The same of those *options* that are there; parts keep their numbers."""
+    here = {number: one for number, one in enumerate(options) if one is not None}
+    numbers = list(here)
+    found = partitions(
+        list(here.values()),
+        devices=devices,
+        micro_batches=micro_batches,
+        stages=stages,
+        tolerance=tolerance,
+        below_s=below_s,
+    )
+    return [
+        replace(
+            one,
+            parts=tuple(
+                replace(part, option=numbers[part.option]) for part in one.parts
+            ),
+        )
+        for one in found
+    ]
 
 
 def slowest(partition: Partition, options: Sequence[Option]) -> float:

@@ -114,7 +114,7 @@ class Stages:
 
     def late_where(self, fits: Array) -> list[bool]:
         """The same of each option, of those that *fit*."""
-        ever = (self.late_s > 0).any(axis=(-2, -1)).tolist()
+        ever = np.asarray((self.late_s > 0).any(axis=(-2, -1)))
         return [
             late and bool(np.any((late_s > 0) & fit & np.isfinite(both_s)))
             for late, late_s, fit, both_s in zip(

@@ -20,8 +20,8 @@ from planner.plan import solve, widen
 from planner.problem import Objective
 from planner.search import Clock, Limits
 from planner.solution import EXACT
-from planner.stage_layers import Option
 from planner.stage_bound import Late, never
+from planner.stage_layers import Option
 from planner.stage_menu import menus
 from planner.stage_partition import Part
 from tests.islands import asked, joined
