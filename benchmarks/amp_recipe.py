@@ -26,6 +26,7 @@ from costmodel.layer_price import layer_price
 from costmodel.machine import Machine, machine
 from costmodel.step_work import accumulated, updated
 from profiles.catalog import cluster
+from profiles.errors import MeshwrightError
 from profiles.precision import precision
 from profiles.units import MS
 
@@ -113,7 +114,10 @@ def main() -> None:
     parser.add_argument("--cluster", default="hgx-h200")
     parser.add_argument("--device", choices=("cpu", "cuda"))
     wish = parser.parse_args()
-    on = machine(cluster(wish.cluster))
+    try:
+        on = machine(cluster(wish.cluster))
+    except MeshwrightError as error:
+        parser.error(str(error))
     _show(f"{on.device.name}, predicted", predicted(on))
     if wish.device is not None:
         _show(f"{wish.device}, measured", measured(wish.device))

@@ -28,6 +28,7 @@ from benchmarks.plain_mlp import plain_mlp
 from costmodel.layer_price import layer_price
 from costmodel.machine import Machine, machine
 from profiles.documents import read_json, write_text
+from profiles.errors import MeshwrightError
 from profiles.sample_files import read_samples
 from profiles.units import MS
 from runtime.launcher import launch
@@ -128,17 +129,32 @@ def _width(points: Sequence[Point]) -> str:
     return "none here" if found is None else f"{found:.0f}"
 
 
+def _rows(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number >= 1")
+    return int(text)
+
+
+def _even(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2 or int(text) % 2:
+        raise argparse.ArgumentTypeError(f"{text}: must be even (two ranks share it)")
+    return int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--profile", type=Path, required=True)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
-    parser.add_argument("--widths", type=int, nargs="+", default=WIDTHS)
+    parser.add_argument("--rows", type=_rows, nargs="+", default=ROWS)
+    parser.add_argument("--widths", type=_even, nargs="+", default=WIDTHS)
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--page", type=Path)
     wish = parser.parse_args()
-    samples = read_samples(wish.profile)
+    try:
+        samples = read_samples(wish.profile)
+    except MeshwrightError as error:
+        parser.error(str(error))
     assert samples.cluster is not None, "a profile says what it was taken on"
     on = machine(samples.cluster, samples=samples)
     found = measured(wish)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 
-from costmodel.__main__ import main
 from costmodel.cli import simulate as command
 from costmodel.inference.estimate import BOUNDS, BREAKDOWN
 from costmodel.inference.options import OWN, TAKEN
+from tests.commanded import answered, simulate
 
 ASKED = ("--inference", "--model", "llama2-7b")
 KEYS = {
@@ -21,18 +19,6 @@ KEYS = {
     *("prefill", "decode", "generation", "layout", "assumed", "warnings"),
 }
 BOUND = {"bound", "bounds_s", "breakdown_s"}
-
-
-def simulate(*argv: str) -> int:
-    return main([*argv], prog="simulate")
-
-
-def answered(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
-    assert simulate(*argv, "--json") == 0
-    said = capsys.readouterr()
-    assert said.err == ""
-    document: dict[str, Any] = json.loads(said.out)
-    return document
 
 
 def test_the_document_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:

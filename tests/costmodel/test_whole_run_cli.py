@@ -1,0 +1,115 @@
+"""`simulate` about more than a step: whole runs, and one process for all replicas."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from profiles.models.catalog import model
+from profiles.models.parameters import parameters
+from tests.commanded import answered, refused, simulate
+
+ASKED = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--pp", "2")
+
+
+def test_a_whole_run_takes_its_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answered(capsys, *ASKED, "--tokens", "3e11")["training"]
+    assert found["steps"] == pytest.approx(3e11 / (1536 * 2048))
+    assert found["device_hours"] == pytest.approx(found["days"] * 24 * 64)
+    assert found["rampup"] is None
+    total = found["compute"]
+    assert total["parameters"] == parameters(model("gpt-13b").spec).total
+    assert total["by_parameters"]["flops"] == 6 * total["parameters"] * 3e11
+    assert total["by_operators"]["convention"].startswith("megatron")
+
+
+def test_a_small_run_takes_more_than_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert simulate("--model", "gpt-tiny", "--gpus", "1", "--tokens", "1e6") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    figures = re.search(r"tokens: (\S+) steps, (\S+) days, (\S+) device-hours", said)
+    assert figures is not None
+    assert all(float(one) > 0 for one in figures.groups())
+
+
+def test_a_run_counts_its_flops_by_the_convention_asked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (*ASKED, "--tokens", "3e11", "--flops-convention", "causal")
+    own = answered(capsys, *asked)["training"]["compute"]["by_operators"]
+    full = answered(capsys, *asked[:-2])["training"]["compute"]["by_operators"]
+    assert own["convention"].startswith("causal")
+    assert own["pf_days"] < full["pf_days"]
+
+
+RAMP = ("--tokens", "3e11", "--rampup-batch-size", "64", "64", "2000000")
+
+
+def test_a_batch_ramps_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """By options and by the layout file alike."""
+    file = tmp_path / "layout.json"
+    found = answered(capsys, *ASKED, *RAMP, "--out", str(file))
+    whole = found["training"]
+    rows = whole["rampup"]["batches"]
+    assert [row["global_batch"] for row in rows] == list(range(64, 1537, 64))
+    assert whole["steps"] == pytest.approx(sum(row["steps"] for row in rows))
+    seconds = sum(row["steps"] * row["step_time_s"] for row in rows)
+    assert whole["days"] * 86400 == pytest.approx(seconds)
+    assert rows[-1]["step_time_s"] == found["step_time_s"]
+    level = answered(capsys, *ASKED, *RAMP[:2])["training"]["days"]
+    assert whole["rampup"]["added"] == pytest.approx(whole["days"] / level - 1)
+    assert answered(capsys, str(file), *RAMP)["training"] == whole
+    assert simulate(*ASKED, *RAMP) == 0
+    assert "longer than with one batch" in " ".join(capsys.readouterr().out.split())
+
+
+REPLICAS = ("--model", "gpt-350m", "--gpus", "8", "--global-batch", "64")
+
+
+def test_one_process_is_compared_with_one_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (*REPLICAS, "--compare-data-parallel")
+    plain, found = answered(capsys, *REPLICAS), answered(capsys, *asked)
+    both = found.pop("data_parallel")
+    assert found == plain
+    single, distributed = both["nn.DataParallel"], both["DistributedDataParallel"]
+    assert sum(single["breakdown_s"].values()) == pytest.approx(single["step_time_s"])
+    assert both["slowdown"] == single["step_time_s"] / distributed["step_time_s"] > 1
+    first, others = single["memory"]
+    assert (first["gpus"], others["gpus"]) == ("0", "1-7")
+    assert first["total"] > distributed["memory"][0]["total"] > others["total"]
+    assert single["fits"]
+    assert distributed["fits"]
+    assert simulate(*asked) == 0
+    assert "times the" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ((*ASKED, "--compare-data-parallel"), "leave --tp, --pp"),
+        (
+            (*REPLICAS, "--offload", "optimizer", "--compare-data-parallel"),
+            "leave --offload out",
+        ),
+        (
+            (*REPLICAS, "--compare-data-parallel", "--sweep", "zero=0"),
+            "--compare-data-parallel is about one layout",
+        ),
+        ((*ASKED, *RAMP[2:]), "give its --tokens too"),
+        ((*ASKED, *RAMP[:2], "--rampup-batch-size", "64", "64"), "3 arguments"),
+        ((*ASKED, *RAMP[:-1], "0"), "must be a whole number >= 1"),
+        ((*ASKED, *RAMP[:3], "2000", *RAMP[4:]), "start below it"),
+        ((*ASKED, *RAMP[:4], "60", *RAMP[5:]), "choose a divisor of 1472"),
+        ((*ASKED, *RAMP[:4], "4", *RAMP[5:]), "is not a multiple of 8"),
+        ((*ASKED, *RAMP, "--sweep", "tp=1"), "--rampup-batch-size are about one"),
+    ],
+)
+def test_a_wrong_question_is_one_line_and_exit_2(
+    argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refused(capsys, *argv)
