@@ -58,6 +58,11 @@ class Pins:
     imbalance: float | None = None
     bucket_mb: float | None = None
 
+    @property
+    def free_tier(self) -> str | None:
+        """Where a search may offload what it likes, if that is asked for."""
+        return (self.offload_to or TIERS[0]) if self.offload == "auto" else None
+
 
 def cuts_products(pins: Pins) -> bool:
     """Whether tensor parallelism is asked to hide behind products cut in pieces, which

@@ -18,8 +18,7 @@ from typing import Final
 import numpy as np
 
 from costmodel.columns import Columns
-from costmodel.offload import TIERS, Offload
-from costmodel.pins import Pins
+from costmodel.offload import Offload
 from costmodel.uniform import Uniform
 from planner.floors import floor_s, leaf_bounds
 from planner.pinned import require_consistent
@@ -34,14 +33,8 @@ from profiles.errors import InvalidQuestion, OutOfTime
 MOST: Final = 12  # candidates of each way whose share is solved for
 MOST_BRANCHES: Final = 8192  # that are priced
 
-AUTO: Final = "auto"
 
 Solve = Callable[[Problem, Limits], Solution]
-
-
-def free_tier(pins: Pins) -> str | None:
-    """Where to a search may offload what it likes, if that is asked for."""
-    return (pins.offload_to or TIERS[0]) if pins.offload == AUTO else None
 
 
 def over_offloads(problem: Problem, solve: Solve, limits: Limits) -> Solution:

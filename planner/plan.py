@@ -17,7 +17,7 @@ from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
 from planner.check import check
 from planner.memory_floor import hopeless
-from planner.offloading import free_tier, over_offloads
+from planner.offloading import over_offloads
 from planner.problem import (
     PROBABILITY,
     Objective,
@@ -70,7 +70,7 @@ def plan(
     asked = pins or Pins()
     fixed = without_auto(asked)
     flash = fixed.flash_attention
-    limit, away = memory_limit_bytes, free_tier(fixed)
+    limit, away = memory_limit_bytes, fixed.free_tier
     problem = Problem(
         job=job,
         machine=where,

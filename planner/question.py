@@ -20,7 +20,6 @@ from costmodel.question import (
     unbalanced,
 )
 from costmodel.support import is_local
-from planner.offloading import free_tier
 from planner.pinned import require_consistent, require_possible
 from planner.problem import PROBABILITY, Objective, Problem, memory_limit
 from planner.space import Space
@@ -122,7 +121,7 @@ def _problem(
     objective: Objective,
 ) -> Problem:
     precision, flash = wish.precision, pins.flash_attention
-    away = free_tier(pins)
+    away = pins.free_tier
     if precision is None:
         precision = assumed["precision"] = default_precision(where.cluster)
     gradient = wish.grad_dtype or where.software.gradient_format

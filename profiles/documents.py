@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from profiles.errors import InvalidFile, InvalidSpec
+from profiles.errors import InvalidFile, InvalidSpec, Unsupported
 from profiles.units import MiB, format_bytes
 
 # msgspec takes as long to load as this whole package, so functions load it inside.
@@ -224,3 +224,14 @@ def _mode_of(target: Path, name: str) -> int:
 def _why(error: OSError) -> str:
     reason = error.strerror or type(error).__name__
     return reason[:1].lower() + reason[1:]
+
+
+def require_package(name: str, asked: str, *, extra: str) -> None:
+    """Raise Unsupported where an optional package is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec(name) is None:
+        raise Unsupported(
+            f"{asked} needs the package {name}, which is not installed here; "
+            f"pip install 'meshwright[{extra}]' brings it"
+        )

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiles.errors import Contradiction, Unsupported
+from profiles.documents import require_package
+from profiles.errors import Contradiction
 from runtime.data.names import absolute
 from runtime.learning_rate import LearningRate
 
@@ -66,17 +67,6 @@ def learning_rate(settings: Settings, training: Training, steps: int) -> Learnin
         warmup_steps=training.warmup_steps,
         least=training.min_lr,
     )
-
-
-def require_package(name: str, asked: str, *, extra: str) -> None:
-    """Raise Unsupported where an optional package is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec(name) is None:
-        raise Unsupported(
-            f"{asked} needs the package {name}, which is not installed here; "
-            f"pip install 'meshwright[{extra}]' brings it"
-        )
 
 
 def _absolute(given: str | None) -> str | None:
