@@ -12,6 +12,7 @@ from costmodel.layout import ENDS, LayerPlan, Layout, Mesh, Stage
 from costmodel.layout_file import FORMAT, VERSION, LayoutFile, Modules, parse_layers
 from costmodel.module_sharding import read_shardings
 from costmodel.offload import parse_offload
+from costmodel.origin import read_origin
 from costmodel.ranges import Ranges
 from costmodel.retention import Action, Retention, Treatment
 from costmodel.zero_plus import ZeroPlus
@@ -32,7 +33,8 @@ def parse_file(data: object) -> LayoutFile:
             f"layout file version {top.get('version')!r} is unknown; this release "
             f"reads version {VERSION}"
         )
-    _keys(top, "format version job cluster gpus profiles layout", "", "profiles")
+    members = "format version job cluster gpus profiles origin layout"
+    _keys(top, members, "", "profiles origin")
     job = _object(top["job"], "job")
     _keys(job, "model seq_len global_batch optimizer", "job", "optimizer")
     batch = _whole(job["global_batch"], "job.global_batch")
@@ -47,7 +49,12 @@ def parse_file(data: object) -> LayoutFile:
         raise InvalidFile(f"gpus is {gpus} but the layout's ranks are {layout.gpus}")
     hashes = tuple(str(item) for item in _list(top.get("profiles", []), "profiles"))
     return LayoutFile(
-        job=job, cluster=top["cluster"], gpus=gpus, profiles=hashes, layout=layout
+        job=job,
+        cluster=top["cluster"],
+        gpus=gpus,
+        profiles=hashes,
+        origin=read_origin(top.get("origin", {}), hashes),
+        layout=layout,
     )
 
 

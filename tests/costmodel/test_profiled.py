@@ -123,7 +123,10 @@ def test_a_layout_file_remembers_its_samples(
     assert err == ""
     assert json.loads(again)["step_time_s"] == json.loads(asked)["step_time_s"]
     assert json.loads(again)["warnings"] == []
+    assert json.loads(ask(layout, "--json")[1]) == json.loads(again)
+    file.rename(tmp_path / "moved.json")
     assert ask(layout)[0] == 2  # whose machine is local?
+    file = (tmp_path / "moved.json").rename(file)
     other = samples(job(), ranks=2, share=0.9)
     newer = written(tmp_path / "newer.json", other)
     _, _, err = ask(layout, "--profile", newer)
