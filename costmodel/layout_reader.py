@@ -17,6 +17,7 @@ from costmodel.ranges import Ranges
 from costmodel.retention import Action, Retention, Treatment
 from costmodel.zero_plus import ZeroPlus
 from profiles.errors import InvalidFile, InvalidSpec
+from profiles.limits import require
 
 MOST_RANKS: Final = 10**7
 
@@ -280,6 +281,6 @@ def _flag(value: object, path: str) -> bool:
 def _whole(value: object, path: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidFile(f"{path} must be a whole number >= {least}, got {value!r}")
-    if value > 10**9:
-        raise InvalidFile(f"{path}={value} is absurdly large (most: 10^9)")
+    if value:
+        require("size", value, path)
     return value

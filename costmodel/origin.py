@@ -72,7 +72,7 @@ class Estimated:
 
     def __post_init__(self) -> None:
         for seconds in (self.step_time_s, *self.step_time_interval_s):
-            require("seconds", seconds, "an estimated step time")
+            require("duration", seconds, "an estimated step time")
         for size in (
             self.peak_memory_bytes,
             self.peak_allocated_bytes,

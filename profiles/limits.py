@@ -29,8 +29,8 @@ class Limit:
     def __str__(self) -> str:
         """What is allowed, in words.
 
-        >>> str(Limit(least=1e-9, most=10, unit="s", zero=True))
-        '0, or between 1e-09 and 10 s'
+        >>> str(Limit(least=1e3, most=1e16, unit="bytes", zero=True))
+        '0, or between 1,000 and 1e+16 bytes'
         >>> str(Limit(least=1, most=10_000_000))
         'between 1 and 10,000,000'
         """
@@ -40,23 +40,26 @@ class Limit:
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
+    # figures, by what they measure
+    "bytes": Limit(least=1, most=1e18, unit="bytes", zero=True),
+    "bytes a second": Limit(least=1, most=1e16, unit="bytes a second", zero=True),
+    "FLOP a second": Limit(least=1, most=1e20, unit="FLOP/s", zero=True),
+    "seconds": Limit(least=0, most=10, unit="s"),  # latencies
+    "watts": Limit(least=1e-3, most=1e6, unit="W", zero=True),
+    "dollars an hour": Limit(least=1e-6, most=1e6, unit="dollars an hour", zero=True),
+    "a number": Limit(least=1e-9, most=1e9, zero=True),
     # clusters and devices
     "devices": Limit(least=1, most=10_000_000),  # of a cluster, a node or a domain
-    "latency": Limit(least=1e-9, most=10, unit="s", zero=True),
-    "bandwidth": Limit(least=1e3, most=1e16, unit="B/s"),
-    "memory": Limit(least=1e6, most=1e16, unit="B"),  # of a device
-    "storage": Limit(least=1e6, most=1e18, unit="B", zero=True),  # of a node
-    "peak": Limit(least=1e6, most=1e20, unit="FLOP/s"),
-    "power": Limit(least=1e-3, most=1e6, unit="W", zero=True),
-    "cost": Limit(least=1e-6, most=1e6, unit="dollars an hour", zero=True),
+    "memory": Limit(least=1e6, most=1e16, unit="bytes"),  # of a device
     "multiprocessors": Limit(least=1, most=1_000_000),
     # models
     "size": Limit(least=1, most=1_000_000_000),  # a dimension, a sequence, a batch
     "layers": Limit(least=1, most=100_000),  # a hundred times the deepest trained
+    "capacity": Limit(least=1e-6, most=1_000),  # rows of an expert over the mean
+    "width": Limit(least=1e-6, most=1_000),  # of a residual network
     # samples and estimates
-    "seconds": Limit(least=1e-12, most=1e15, unit="s"),
-    "bytes": Limit(least=1, most=1e18, unit="B", zero=True),
-    "spread": Limit(least=1e-9, most=1e6, zero=True),  # a share of the median
+    "duration": Limit(least=1e-12, most=1e15, unit="s"),
+    "spread": Limit(least=0, most=1e6),  # a share of the median
     "repeats": Limit(least=1, most=1_000_000_000),
     # what layouts leave open
     "bucket": Limit(least=1e-6, most=1_000_000, unit="MB"),
@@ -68,8 +71,7 @@ def require(kind: str, value: float, what: str) -> None:
     """Raise InvalidSpec, naming *what* it is, for a *value* outside LIMITS[*kind*]."""
     limit = LIMITS[kind]
     if not limit.holds(value):
-        given = _written(value)
-        raise InvalidSpec(f"{what} is {given}; it must be {limit}")
+        raise InvalidSpec(f"{what} must be {limit}, got {_written(value)}")
 
 
 def _written(value: float) -> str:

@@ -202,7 +202,7 @@ def test_a_profile_that_is_gone_or_changed_is_said(gone: bool, tmp_path: Path) -
     ("change", "said"),
     [
         ({"options": {"imbalance": float(10**19)}}, "between 1 and 100,000"),
-        ({"options": {"bucket_mb": -1}}, "bucket_mb is -1"),
+        ({"options": {"bucket_mb": -1}}, "bucket_mb must be"),
         ({"options": {"framework": "megatrn-core"}}, "megatron-core"),
         ({"options": {"colour": "red"}}, "colour"),
         ({"profile_files": ["a", "b"]}, "2 paths"),
