@@ -194,7 +194,7 @@ def test_a_noisy_profile_is_no_surer_than_its_machine_was(
     ask: Ask, tmp_path: Path
 ) -> None:
     """Samples may repeat well, and the machine have been half as fast an hour later: a
-    spread of 59 % is 1.75 either way, not the 5 % of a quiet one."""
+    spread of 59 % is 1.74 either way, not the 5 % of a quiet one."""
     halves = {}
     quiet = "quiet: calibration spread 2.0 %, drift 0.0 %, others used 0.0 % of the"
     noisy = "noisy: calibration spread 59.0 %, drift -9.0 %, others used 30.0 % of the"
