@@ -298,15 +298,15 @@ def print_parameters(values: Coefficients) -> None:
 
 
 def write_left_out(runs: Sequence[Timed], fit: Floats, left: dict[str, Floats]) -> None:
-    """Row, and predicted / measured when fitted, without its family, its source."""
+    """Run, and predicted / measured when fitted, without its family, its source."""
     with LEFT_OUT.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["row", "fit", *(f"without_{name}" for name in left)])
+        table.writerow(["run", "fit", *(f"without_{name}" for name in left)])
         for number, item in enumerate(runs):
             if item.rounded:
                 continue
             ratios = [fit[number], *(misses[number] for misses in left.values())]
-            table.writerow([item.run.row, *(f"{np.exp(one):.5f}" for one in ratios)])
+            table.writerow([item.run.key, *(f"{np.exp(one):.5f}" for one in ratios)])
 
 
 def _robust(scaled: Floats) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,9 +21,6 @@ from profiles.terminal import console, emit_json
 if TYPE_CHECKING:
     from costmodel.beside import Beside
     from costmodel.estimate import Estimate
-    from costmodel.layout_file import LayoutFile
-    from costmodel.machine import Machine
-    from costmodel.profiled import Profile
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
@@ -144,16 +141,15 @@ def simulate(
                 "--rampup-batch-size is about a whole run; give its --tokens too"
             )
         from costmodel.beside import beside
+        from costmodel.pricing import from_file, from_options
 
-        profile = _profile(job)
-        where, on, found = (
-            _from_file(file, job, pins, profile)
-            if file
-            else _from_options(job, pins, profile)
-        )
-        found = _counted(found, convention)
-        more = beside(found, on, tokens=tokens, rampup=rampup, compares=compares)
-        _write(found, trace, out, where, profile)
+        priced = from_file(file, job, pins) if file else from_options(job, pins)
+        found = _counted(priced.estimate, convention)
+        more = beside(found, priced.on, tokens=tokens, rampup=rampup, compares=compares)
+        if trace is not None:
+            _write_trace(trace, found)
+        if out is not None:
+            priced.write(out)
         _show(found, more, as_json=as_json)
 
 
@@ -180,116 +176,11 @@ def _counted(found: Estimate, name: str | None) -> Estimate:
     return replace(found, counted=convention(name))
 
 
-def _profile(job: JobOptions) -> Profile | None:
-    from costmodel.profiled import read_profile
-
-    return read_profile(job.profile)
-
-
-def _from_options(
-    job: JobOptions, pins: Pins, profile: Profile | None
-) -> tuple[Any, Machine, Estimate]:
-    """The cluster's name, the machine, and the price of what the options say."""
-    from costmodel.auto_retention import spelled_out
-    from costmodel.estimate import estimate
-    from costmodel.profiled import cluster_called, cluster_name
-    from costmodel.question import resolve
-    from costmodel.support import is_local
-    from profiles.models.catalog import model
-
-    job.require("model")
-    named = cluster_name(job.cluster, profile)
-    where = cluster_called(named, profile.samples if profile else None)
-    question = resolve(model(job.model or ""), where, job, pins, profile)
-    assumed = dict(question.assumed)
-    if job.cluster is None:
-        assumed = {"cluster": named, **assumed}
-    layout = spelled_out(
-        question.choice, question.job, question.machine, executable=is_local(where)
-    )
-    on = question.machine
-    return (
-        named,
-        on,
-        estimate(
-            question.job,
-            where,
-            layout,
-            on=on,
-            assumed=assumed,
-            warnings=question.warnings,
-        ),
-    )
-
-
-def _from_file(
-    file: Path, job: JobOptions, pins: Pins, profile: Profile | None
-) -> tuple[Any, Machine, Estimate]:
-    """The cluster as written, the machine, and the price of a layout file.
-
-    Another machine, framework or profile may be asked about.
-    """
-    from costmodel.estimate import estimate
-    from costmodel.machine_asked import remarks_on
-    from costmodel.question import unbalanced
-    from costmodel.stored import (
-        job_of,
-        machine_of,
-        read_layout_file,
-        require_left_open,
-    )
-    from costmodel.support import local_warnings
-
-    require_left_open(job, pins, "a layout file, which holds its own answer")
-    stored = read_layout_file(file)
-    samples = profile.samples if profile else None
-    assumed: dict[str, Any] = {}
-    priced, on = job_of(stored), machine_of(stored, job, pins, samples, assumed)
-    on = unbalanced(on, priced, pins.imbalance, assumed)
-    if profile is not None:
-        assumed["profile"] = profile.words
-    warnings = (
-        *local_warnings(stored.layout, priced, on.cluster),
-        *_other_samples(stored, profile),
-        *remarks_on(profile, on),
-    )
-    return (
-        job.cluster or stored.cluster,
-        on,
-        estimate(
-            priced, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
-        ),
-    )
-
-
-def _other_samples(stored: LayoutFile, profile: Profile | None) -> tuple[str, ...]:
-    """Whether a layout was chosen by samples that are not these."""
-    here = set(profile.hashes) if profile else set()
-    if not stored.profiles or set(stored.profiles) == here:
-        return ()
-    if here:
-        return ("this layout was priced with other samples than those of --profile",)
-    return ("this layout was priced with measured samples; --profile FILE names them",)
-
-
-def _write(
-    found: Estimate,
-    trace: Path | None,
-    out: Path | None,
-    where: Any,
-    profile: Profile | None,
-) -> None:
+def _write_trace(trace: Path, found: Estimate) -> None:
+    from costmodel.report.trace import chrome_trace
     from profiles.documents import write_text
 
-    if trace is not None:
-        from costmodel.report.trace import chrome_trace
-
-        write_text(trace, chrome_trace(found))
-    if out is not None:
-        from costmodel.stored import write_layout
-
-        hashes = profile.hashes if profile else ()
-        write_layout(out, found.job, where, found.layout, hashes)
+    write_text(trace, chrome_trace(found))
 
 
 def _show(found: Estimate, more: Beside, *, as_json: bool) -> None:
@@ -310,12 +201,12 @@ def _show(found: Estimate, more: Beside, *, as_json: bool) -> None:
 def _sweep(
     job: JobOptions, pins: Pins, axes: tuple[str, ...], *, as_json: bool
 ) -> None:
-    from costmodel.profiled import cluster_called, cluster_name
+    from costmodel.profiled import cluster_called, cluster_name, read_profile
     from costmodel.whatif import sweep
     from profiles.models.catalog import model
 
     job.require("model")
-    profile = _profile(job)
+    profile = read_profile(job.profile)
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
     rows = list(sweep(model(job.model or ""), where, job, pins, axes, profile))

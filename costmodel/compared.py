@@ -93,7 +93,7 @@ class Compared:
     @cached_property
     def left_out(self) -> LeftOut | None:
         """What coefficients fitted without it say, if it counts and they are known."""
-        known = left_out().get(self.run.row)
+        known = left_out().get(self.run.key)
         if known is None or not self.times:
             return None
         return known if known.is_of(self.times[0] / self.times[1]) else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from costmodel.layout import Layout
+from costmodel.layout_file import layer_text
 from costmodel.machine import Machine
 from costmodel.ranges import Ranges
 from costmodel.stage import StagePrice
@@ -79,6 +80,41 @@ def placed(cluster: Cluster, gpus: int) -> str:
             last = gpus - 1 if span.last is None else min(span.last, gpus - 1)
             words.append(f"ranks {span.first}-{last} on {span.island.device.name}")
     return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a stage is: its layers and ranks as layout files write them, and which
+    devices these are."""
+
+    stage: int
+    layers: str
+    ranks: str
+    devices: tuple[str, ...]
+
+
+def places_of(layout: Layout, cluster: Cluster) -> tuple[Place, ...]:
+    """Which layers run on which devices, where one stage's are unlike another's; empty
+    where every stage has its like mesh on one island."""
+    meshes = {(one.mesh.tp, one.mesh.cp, one.mesh.dp) for one in layout.stages}
+    if len(meshes) == 1 and len(cluster.islands) == 1:
+        return ()
+    spans = spans_of(cluster)
+    return tuple(
+        Place(
+            stage=number,
+            layers=layer_text(stage.layers),
+            ranks=str(stage.mesh.ranks),
+            devices=tuple(
+                dict.fromkeys(
+                    span.island.device.name
+                    for span in spans
+                    if span.holds(stage.mesh.ranks)
+                )
+            ),
+        )
+        for number, stage in enumerate(layout.stages)
+    )
 
 
 def machines_of(on: Machine, ranks: Sequence[Ranges]) -> tuple[Machine, ...]:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Final
 
 from costmodel.layout import ENDS, LayerPlan, Layout, Stage
 from costmodel.module_sharding import ModuleSharding, sharding_documents
 from costmodel.offload import Offload
+from costmodel.origin import Origin
 from costmodel.ranges import Ranges
 from costmodel.retention import Retention
 from costmodel.zero_plus import PLAIN, ZeroPlus
@@ -25,13 +26,17 @@ Modules = tuple[ModuleSharding, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutFile:
-    """What the file holds: the job and cluster as written, and the layout."""
+    """What the file holds: the job and cluster as written, and the layout.
+
+    `profiles` are the content hashes of the samples that it was priced with.
+    """
 
     job: Mapping[str, Any]
     cluster: Any
     gpus: int
     profiles: tuple[str, ...]
     layout: Layout
+    origin: Origin = field(default_factory=Origin)
 
 
 def layout_document(layout: Layout) -> dict[str, Any]:
@@ -55,6 +60,7 @@ def layout_document(layout: Layout) -> dict[str, Any]:
 
 def file_document(file: LayoutFile) -> dict[str, Any]:
     """The whole file."""
+    origin = file.origin.document()
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -62,6 +68,7 @@ def file_document(file: LayoutFile) -> dict[str, Any]:
         "cluster": file.cluster,
         "gpus": file.gpus,
         "profiles": list(file.profiles),
+        **({"origin": origin} if origin else {}),
         "layout": layout_document(file.layout),
     }
 

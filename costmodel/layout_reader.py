@@ -12,10 +12,12 @@ from costmodel.layout import ENDS, LayerPlan, Layout, Mesh, Stage
 from costmodel.layout_file import FORMAT, VERSION, LayoutFile, Modules, parse_layers
 from costmodel.module_sharding import read_shardings
 from costmodel.offload import parse_offload
+from costmodel.origin import read_origin
 from costmodel.ranges import Ranges
 from costmodel.retention import Action, Retention, Treatment
 from costmodel.zero_plus import ZeroPlus
 from profiles.errors import InvalidFile, InvalidSpec
+from profiles.limits import require
 
 MOST_RANKS: Final = 10**7
 
@@ -32,7 +34,8 @@ def parse_file(data: object) -> LayoutFile:
             f"layout file version {top.get('version')!r} is unknown; this release "
             f"reads version {VERSION}"
         )
-    _keys(top, "format version job cluster gpus profiles layout", "", "profiles")
+    members = "format version job cluster gpus profiles origin layout"
+    _keys(top, members, "", "profiles origin")
     job = _object(top["job"], "job")
     _keys(job, "model seq_len global_batch optimizer", "job", "optimizer")
     batch = _whole(job["global_batch"], "job.global_batch")
@@ -47,7 +50,12 @@ def parse_file(data: object) -> LayoutFile:
         raise InvalidFile(f"gpus is {gpus} but the layout's ranks are {layout.gpus}")
     hashes = tuple(str(item) for item in _list(top.get("profiles", []), "profiles"))
     return LayoutFile(
-        job=job, cluster=top["cluster"], gpus=gpus, profiles=hashes, layout=layout
+        job=job,
+        cluster=top["cluster"],
+        gpus=gpus,
+        profiles=hashes,
+        origin=read_origin(top.get("origin", {}), hashes),
+        layout=layout,
     )
 
 
@@ -273,6 +281,6 @@ def _flag(value: object, path: str) -> bool:
 def _whole(value: object, path: str, least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidFile(f"{path} must be a whole number >= {least}, got {value!r}")
-    if value > 10**9:
-        raise InvalidFile(f"{path}={value} is absurdly large (most: 10^9)")
+    if value:
+        require("size", value, path)
     return value

@@ -1,8 +1,9 @@
 """Errors of runs that the fit never saw: without their family, without their source.
 
-`data/left-out.csv` has a line a run, as `benchmarks/fit_runs.py` writes it: its row in
-the published table, and estimated over measured seconds of a step by coefficients
-fitted to all runs (`fit`), to all but its family's, and to all but its source's.
+`data/left-out.csv` has a line a run, as `benchmarks/fit_runs.py` writes it: the run's
+key (`runs.run`), and estimated over measured seconds of a step by coefficients fitted
+to all runs (`fit`), to all but its family's, and to all but its source's. A run that is
+not of the published table has no line.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from typing import Final
 from profiles.errors import InvalidFile
 
 PATH: Final = Path(__file__).parent / "data" / "left-out.csv"
-COLUMNS: Final = ("row", "fit", "without_family", "without_source")
-SAME: Final = 0.1  # an estimate farther from `fit` is of another table, or model
+COLUMNS: Final = ("run", "fit", "without_family", "without_source")
+SAME: Final = 0.1  # an estimate farther from `fit` is by another model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
     """One run: estimated over measured seconds, by three fits."""
 
-    row: int
+    run: str
     fit: float
     without_family: float
     without_source: float
@@ -47,8 +48,8 @@ class Errors:
     by_source: float | None  # the mean over sources of their means
 
 
-def read_left_out(path: Path = PATH) -> Mapping[int, LeftOut]:
-    """The runs of the file by row; none if it is not there.
+def read_left_out(path: Path = PATH) -> Mapping[str, LeftOut]:
+    """The runs of the file by their keys; none if it is not there.
 
     Raises InvalidFile for another table.
     """
@@ -62,11 +63,11 @@ def read_left_out(path: Path = PATH) -> Mapping[int, LeftOut]:
             found = [_run(row) for row in table]
         except (TypeError, ValueError) as error:
             raise InvalidFile(f"{path}: {error}") from error
-    return {item.row: item for item in found}
+    return {item.run: item for item in found}
 
 
 @lru_cache(maxsize=1)
-def left_out() -> Mapping[int, LeftOut]:
+def left_out() -> Mapping[str, LeftOut]:
     """Those of the coefficients in use."""
     return read_left_out()
 
@@ -93,4 +94,4 @@ def errors_of(runs: Iterable[tuple[str, float]]) -> Errors:
 
 def _run(row: Mapping[str, str]) -> LeftOut:
     ratios = {name: float(row[name]) for name in COLUMNS[1:]}
-    return LeftOut(row=int(row["row"]), **ratios)
+    return LeftOut(run=row["run"], **ratios)

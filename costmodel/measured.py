@@ -12,17 +12,18 @@ falls back to the rates of the device and its links (`Sourced.or_else`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log
+from math import asinh, log
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.message_table import MessageTable, message_tables
-from costmodel.sample_table import Shape, Table
+from costmodel.sample_table import QUARTILES, Shape, Table
 from costmodel.sourced import Sourced
 from profiles.cluster import Island
 from profiles.measurable import BESIDE, SOON
@@ -31,6 +32,7 @@ from profiles.samples import ALONE, FORWARD, OperatorKey, Sample, Samples
 Array = NDArray[Any]
 RANKS: Final = "ranks="
 NOISY: Final = "noisy"  # how the note of a noisy machine begins
+_CALIBRATION: Final = re.compile(r"\bspread (\d{1,6}(?:\.\d{1,6})?) ?%")
 STEP_PRECISION: Final = "fp32"  # of gradients, moments and master weights
 _PAIR: Final[Shape] = (2,)
 _APART: Final[Shape] = (1, 2)  # a pair of ranks on two nodes
@@ -144,6 +146,14 @@ class Measured:
         noise = self.samples.machine.get("noise", "")
         if noise.startswith(NOISY):
             yield f"while its profile was taken the machine was {noise}"
+
+    @cached_property
+    def noise(self) -> float:
+        """The standard deviation of the logarithm of the machine's own speed while it
+        was measured, of the spread that its note on noise gives (an interquartile range
+        over the median, of a normal law); 0 where nobody says."""
+        found = _CALIBRATION.search(self.samples.machine.get("noise", ""))
+        return 2 * asinh(float(found[1]) / 100 / 2) / QUARTILES if found else 0.0
 
     @cached_property
     def gaps_s(self) -> tuple[float, float] | None:

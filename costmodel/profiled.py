@@ -34,10 +34,11 @@ _OWN: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """Samples of one or several files together. `hashes` are those of the files."""
+    """Samples of one or several `files` together. `hashes` are those of the files."""
 
     samples: Samples
     hashes: tuple[str, ...]
+    files: tuple[Path, ...]
     warnings: tuple[str, ...] = ()
 
     @property
@@ -63,6 +64,7 @@ def read_profile(paths: Sequence[Path]) -> Profile | None:
     return Profile(
         samples=replace(merged, machine=_facts(tables), cluster=_largest(tables)),
         hashes=tuple(content_hash(table) for table in tables),
+        files=tuple(paths),
         warnings=tuple(_unlike(tables)),
     )
 

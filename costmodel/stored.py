@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
+from costmodel.answer import Answer
 from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
 from costmodel.machine import Machine, machine
 from costmodel.machine_asked import NO_CUT, framework_of
+from costmodel.origin import Estimated, Options, Origin
 from costmodel.pins import Pins, cuts_products
-from costmodel.profiled import cluster_called
-from profiles.catalog import parse_cluster
+from costmodel.profiled import Profile, cluster_called, read_profile
+from costmodel.question import unbalanced
+from profiles.catalog import knows_cluster, parse_cluster
 from profiles.cluster import Cluster
 from profiles.documents import read_json, write_text
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
 from profiles.job import Job
 from profiles.job_options import JobOptions
+from profiles.local import LOCAL
 from profiles.models.catalog import model, parse_model
 from profiles.models.model import Model
 from profiles.options import given
@@ -34,7 +38,8 @@ LEFT_OPEN: Final = (
 
 def read_layout_file(path: Path) -> LayoutFile:
     """A layout file as it stands; raises InvalidFile with the path of what is wrong."""
-    return parse_file(read_json(path, what="layout file"))
+    found = parse_file(read_json(path, what="layout file"))
+    return replace(found, origin=found.origin.read_from(path.parent))
 
 
 def machine_of(
@@ -44,17 +49,37 @@ def machine_of(
     samples: Samples | None,
     assumed: dict[str, Any],
 ) -> Machine:
-    """The machine that a layout file is for, or what is asked of what it leaves open.
+    """The machine that a layout file was priced on, or what is asked of what it leaves
+    open.
 
     Raises UnknownName, Contradiction, and StaleProfile for *samples* of another device.
     """
+    wish, pins = file.origin.options.under(wish, pins)
     _require_gradients(file.layout, wish.grad_dtype)
     _require_sequence_parallel(file.layout, pins)
     where = cluster_of(file, samples)
     if wish.cluster is not None:
         where = cluster_called(wish.cluster, samples)
     asked = framework_of(wish, pins, where.islands[0].device, assumed)
-    return machine(where, asked, samples=samples)
+    on = machine(where, asked, samples=samples)
+    return unbalanced(on, job_of(file), pins.imbalance, assumed)
+
+
+def profile_of(
+    file: LayoutFile, wish: JobOptions
+) -> tuple[Profile | None, tuple[str, ...]]:
+    """The samples that are asked for, else those that a file was priced with, where
+    they are as they were; and what is to be said of them.
+
+    Raises InvalidFile and StaleProfile for a profile that was asked for.
+    """
+    asked = read_profile(wish.profile)
+    if asked is None and wish.cluster is None:
+        return file.origin.profile(file.profiles)
+    if not file.profiles or (asked and set(asked.hashes) == set(file.profiles)):
+        return asked, ()
+    other = "other samples than these" if asked else "measured samples"
+    return asked, (f"this layout was priced with {other}",)
 
 
 def require_left_open(wish: JobOptions, pins: Pins, file: str) -> None:
@@ -85,12 +110,19 @@ def _require_sequence_parallel(layout: Layout, pins: Pins) -> None:
 
 
 def write_layout(
-    path: Path, job: Job, where: Any, layout: Layout, profiles: tuple[str, ...] = ()
+    path: Path,
+    job: Job,
+    where: Any,
+    layout: Layout,
+    profiles: tuple[str, ...] = (),
+    *,
+    origin: Origin | None = None,
 ) -> None:
     """Write a question and its layout; *where* is a cluster's name or spelling.
 
-    *profiles* are the content hashes of the samples that it was priced with. Raises
-    Unsupported for a job that trains adapters alone.
+    *profiles* are the content hashes of the samples that it was priced with, *origin*
+    what else that price was made of. Raises Unsupported for a job that trains adapters
+    alone.
     """
     if job.adapters is not None:
         raise Unsupported(
@@ -108,6 +140,7 @@ def write_layout(
         cluster=where,
         gpus=layout.gpus,
         profiles=profiles,
+        origin=(origin or Origin()).written_to(path.parent),
         layout=layout,
     )
     write_text(path, json.dumps(file_document(file), indent=1, allow_nan=False) + "\n")
@@ -145,6 +178,31 @@ def job_of(file: LayoutFile) -> Job:
         spec=found.spec,
         **{key: value for key, value in file.job.items() if key != "model"},
     )
+
+
+def origin_of(
+    job: JobOptions, pins: Pins, profile: Profile | None, found: Answer
+) -> Origin:
+    """What a file keeps of how a layout was priced by *job* and *pins*, and at what."""
+    low, high = found.interval["peak_memory_bytes"]
+    return Origin(
+        options=Options.of(job, pins),
+        profile_files=tuple(map(str, profile.files)) if profile else (),
+        estimate=Estimated(
+            step_time_s=float(found.step_time_s),
+            peak_memory_bytes=found.peak_memory_bytes,
+            peak_allocated_bytes=found.peak_allocated_bytes,
+            step_time_interval_s=found.interval_s,
+            peak_memory_interval_bytes=(low, high),
+        ),
+    )
+
+
+def spelled(where: Any, on: Cluster) -> Any:
+    """How a layout file holds the cluster *on*, called *where*: a file of one's own is
+    spelled out, for its name means nothing elsewhere."""
+    named = not isinstance(where, str) or where.lower() == LOCAL
+    return where if named or knows_cluster(where) else asdict(on)
 
 
 def cluster_of(file: LayoutFile, samples: Samples | None = None) -> Cluster:

@@ -122,13 +122,16 @@ def spread_of(
     *exchanged* is the share of the step that waits for data (`exchanged_share`).
 
     A busy machine or a wrong clock shifts all samples alike, so their deviations add
-    up as they are, and so does that of the share without samples. A step never
-    repeats better than `STEP_NOISE`. Of memory each framework has its own.
+    up as they are, and so does that of the share without samples. Samples that repeat
+    are no surer than the machine was steady while they were taken (`Measured.noise`),
+    and a step never repeats better than `STEP_NOISE`. Of memory each framework has its
+    own.
     """
     known = calibration()
     half = known.half_width(on.software.name, on.device.name, exchanged=exchanged)
     step = half / P90 * (GENERIC_FACTOR if on.rates.kin == GENERIC else 1.0)
     if sources is not None:
         sampled = 1.0 - sources.roofline
-        step = max(sampled * sources.sigma + sources.roofline * step, STEP_NOISE)
+        sigma = max(sources.sigma, on.measured.noise if on.measured else 0.0)
+        step = max(sampled * sigma + sources.roofline * step, STEP_NOISE)
     return Spread(step_sigma=step, memory_sigma=on.software.footprint.memory_sigma)

@@ -48,11 +48,11 @@ def compare(
     files: tuple[Path, Path], job: JobOptions, pins: Pins, *, as_json: bool
 ) -> None:
     """What differs between two layout files, and what each difference costs."""
-    from costmodel.profiled import read_profile
-    from costmodel.question import unbalanced
+    from costmodel.origin import Options, require_one_price
     from costmodel.stored import (
         job_of,
         machine_of,
+        profile_of,
         read_layout_file,
         require_left_open,
     )
@@ -63,11 +63,14 @@ def compare(
     a, b = (read_layout_file(file) for file in files)
     jobs = (job_of(a), job_of(b))
     require_alike(jobs, None if job.cluster else (a.cluster, b.cluster))
-    profile = read_profile(job.profile)
+    asked = [one.origin.options.under(job, pins) for one in (a, b)]
+    require_one_price(*(Options.of(*one) for one in asked))
+    profile, said = profile_of(a, job)
+    for line in dict.fromkeys((*said, *profile_of(b, job)[1])):
+        warn(line)
     samples = profile.samples if profile else None
     on = machine_of(a, job, pins, samples, {})
     machine_of(b, job, pins, samples, {})  # what is asked must suit both
-    on = unbalanced(on, jobs[0], pins.imbalance, {})
     found = difference(jobs[0], on, a.layout, b.layout)
     if as_json:
         emit_json(difference_document(found, files))
@@ -155,8 +158,14 @@ def write(
     candidate: Candidate,
     asked: Asked,
 ) -> None:
-    from costmodel.stored import write_layout
+    from costmodel.stored import origin_of, spelled, write_layout
 
-    layout = candidate.estimate.layout
-    hashes = asked.profile.hashes if asked.profile else ()
-    write_layout(out, problem.job, asked.where, layout, hashes)
+    found, profile = candidate.estimate, asked.profile
+    write_layout(
+        out,
+        problem.job,
+        spelled(asked.where, asked.cluster),
+        found.layout,
+        profile.hashes if profile else (),
+        origin=origin_of(asked.job, asked.pins, profile, found),
+    )

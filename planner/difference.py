@@ -10,17 +10,19 @@ another order they would share it out otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
+from costmodel.auto_retention import AUTO, spelled_out
 from costmodel.estimate import Estimate, estimate
 from costmodel.layout import Layout
 from costmodel.legality import violations
 from costmodel.machine import Machine
+from costmodel.support import is_local
 from costmodel.uniform import Uniform, spell_out
-from planner.spoken import uniform_of
+from planner.spoken import nearly_uniform_of
 from profiles.errors import Contradiction, MeshwrightError
 from profiles.job import Job
 
@@ -33,6 +35,7 @@ DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "sequence parallelism": ("sequence_parallel",),
     "way of context parallelism": ("cp_kind",),
     "schedule": ("schedule", "virtual_stages"),
+    "layers of each stage": ("layers_per_stage",),
     "micro-batch": ("micro_batch",),
     "ZeRO": ("zero", "zero_group"),
     "ZeRO++": ("zero_plus",),
@@ -41,7 +44,28 @@ DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "precision": ("precision", "gradient_format"),
     "offload": ("offload",),
 }
-WHOLE: Final = "the layout as a whole"
+OPERATORS: Final = "sharding of operators"
+# Of layouts that no dozen numbers say: what may be unlike, and who has it.
+PARTS: Final[Mapping[str, Callable[[Layout], Any]]] = {
+    "GPUs": lambda layout: layout.gpus,
+    "pipeline parallelism": lambda layout: layout.pp,
+    "layers of each stage": lambda layout: [one.layers for one in layout.stages],
+    "mesh of each stage": lambda layout: [one.mesh for one in layout.stages],
+    "schedule": lambda layout: (layout.schedule, layout.virtual_stages),
+    "micro-batch": lambda layout: layout.micro_batches,
+    "sequence parallelism": lambda layout: _of_layers(layout, "sharding"),
+    OPERATORS: lambda layout: _of_layers(layout, "modules"),
+    "ZeRO": lambda layout: _of_layers(layout, "zero"),
+    "ZeRO++": lambda layout: layout.zero_plus,
+    "recompute": lambda layout: _of_layers(layout, "retention"),
+    "way of context parallelism": lambda layout: layout.cp_kind,
+    "flash attention": lambda layout: layout.flash_attention,
+    "precision": lambda layout: (layout.precision_name, layout.gradient_format),
+    "offload": lambda layout: layout.offload,
+}
+
+
+Pair = tuple[Uniform, Uniform]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +75,7 @@ class Change:
     dimensions: tuple[str, ...]
     before: Estimate
     after: Estimate
-    choices: tuple[Uniform, Uniform] | None = None  # None: not alike stages
+    choices: Pair | None = None  # None: not all in numbers
 
     @property
     def step_time_s(self) -> float:
@@ -86,24 +110,46 @@ def difference(job: Job, on: Machine, a: Layout, b: Layout) -> Difference:
     Raises Contradiction for layouts of another job or cluster.
     """
     first, last = (estimate(job, on.cluster, one, on=on) for one in (a, b))
-    ends = (uniform_of(a, job.graph), uniform_of(b, job.graph))
-    changes: list[Change] = []
-    if a != b and (ends[0] is None or ends[1] is None):
-        changes = [Change(dimensions=(WHOLE,), before=first, after=last)]
-    elif ends[0] is not None and ends[1] is not None:
-        before, old = first, ends[0]
-        for dimensions, choice in way(ends[0], ends[1], job, on):
-            after = last if choice == ends[1] else _priced(job, on, choice)
-            changes.append(
-                Change(
-                    dimensions=dimensions,
-                    before=before,
-                    after=after,
-                    choices=(old, choice),
-                )
-            )
-            before, old = after, choice
+    ends = [nearly_uniform_of(one, job.graph) for one in (a, b)]
+    goal, changes = ends[1], list[Change]()
+
+    def to(after: Estimate, *names: str, by: Pair | None = None) -> None:
+        before = changes[-1].after if changes else first
+        changes.append(Change(dimensions=names, before=before, after=after, choices=by))
+
+    here = ends[0]
+    if here is not None and goal is not None and here != goal:
+        if own_operators(a):
+            to(_priced(job, on, here), OPERATORS)
+        for dimensions, choice in way(here, goal, job, on):
+            done = choice == goal and not own_operators(b)
+            after = last if done else _priced(job, on, choice)
+            to(after, *dimensions, by=(here, choice))
+            here = choice
+        if own_operators(b):
+            to(last, OPERATORS)
+    elif a != b:
+        to(last, *unlike(a, b))
     return Difference(a=first, b=last, changes=tuple(changes))
+
+
+def own_operators(layout: Layout) -> bool:
+    """Whether operators of *layout* are sharded otherwise than by the preset."""
+    return any(plan.modules for plan in layout.plans)
+
+
+def unlike(a: Layout, b: Layout) -> tuple[str, ...]:
+    """What of two layouts is not the same, by name."""
+    return tuple(name for name, part in PARTS.items() if part(a) != part(b))
+
+
+def _of_layers(layout: Layout, *names: str) -> dict[str, tuple[Any, ...]]:
+    """What the plan of each layer says, wherever the layer is."""
+    return {
+        layer: tuple(getattr(plan, name) for name in names)
+        for stage in layout.stages
+        for layer, plan in zip(stage.layers, stage.plans, strict=True)
+    }
 
 
 def way(
@@ -171,6 +217,9 @@ def _uniform(values: dict[str, Any]) -> Uniform | None:
         rest["sequence_parallel"] = False
     if rest["pp"] == 1:
         rest["schedule"], rest["virtual_stages"] = "1f1b", 1
+    cuts = rest["layers_per_stage"]
+    if cuts is not None and len(cuts) != rest["pp"] * rest["virtual_stages"]:
+        rest["layers_per_stage"] = None
     return Uniform(dp=dp, **rest)
 
 
@@ -181,15 +230,17 @@ def _differs(name: str, a: dict[str, Any], b: dict[str, Any]) -> bool:
 def _legal(choice: Uniform, job: Job, on: Machine) -> bool:
     if list(violations(choice, job, on.cluster)):
         return False
+    plain = replace(choice, recompute="none") if choice.recompute == AUTO else choice
     try:
-        spell_out(choice, job.graph, job.global_batch)
+        spell_out(plain, job.graph, job.global_batch)
     except MeshwrightError:
         return False
     return True
 
 
 def _priced(job: Job, on: Machine, choice: Uniform) -> Estimate:
-    layout = spell_out(choice, job.graph, job.global_batch)
+    here = is_local(on.cluster)
+    layout = spelled_out(choice, job, on, executable=here)
     return estimate(job, on.cluster, layout, on=on)
 
 

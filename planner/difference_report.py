@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodel.estimate import Estimate
+from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.report.table import headline, layout_words
 from costmodel.uniform import Uniform
-from planner.difference import DIMENSIONS, Change, Difference
+from planner.difference import (
+    DIMENSIONS,
+    OPERATORS,
+    Change,
+    Difference,
+    own_operators,
+)
 from planner.explain import WORDS
+from planner.words import away_words, retention_words
 from profiles.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -53,7 +61,12 @@ def _change(change: Change) -> dict[str, Any]:
 def changed_words(change: Change) -> tuple[str, str]:
     """What the changed dimensions are before and after."""
     if change.choices is None:
-        return layout_words(change.before.layout), layout_words(change.after.layout)
+        a, b = change.before.layout, change.after.layout
+        if change.dimensions == (OPERATORS,):
+            return _sharded(a), _sharded(b)
+        ways = (layout_words, retention_words, away_words)
+        told = next((way for way in ways if way(a) != way(b)), layout_words)
+        return told(a), told(b)
     old, new = change.choices
     names = [
         field
@@ -65,6 +78,10 @@ def changed_words(change: Change) -> tuple[str, str]:
     if old.dp != new.dp:
         names.append("dp")
     return _listed(old, names), _listed(new, names)
+
+
+def _sharded(layout: Layout) -> str:
+    return "their own" if own_operators(layout) else "the preset's"
 
 
 def _listed(choice: Uniform, names: list[str]) -> str:

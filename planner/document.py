@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from costmodel.islands import places_of
 from costmodel.layout_file import layout_document
 from planner.explain import binds, indistinguishable, loss, worse
 from planner.problem import Candidate, Problem
@@ -57,8 +58,10 @@ def answer_document(problem: Problem, solution: Solution) -> dict[str, Any]:
     """The answer: layout, estimate, bound, search, alternatives."""
     best = solution.best
     assert best is not None, "who has no layout says why instead"
+    places = places_of(best.estimate.layout, problem.machine.cluster)
     return {
         "layout": layout_document(best.estimate.layout),
+        **({"placement": [asdict(one) for one in places]} if places else {}),
         "estimate": best.estimate.document(),
         "bound": bound_document(problem, solution),
         "search": search_document(solution),

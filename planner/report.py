@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.auto_retention import AUTO
+from costmodel.islands import Place, places_of
+from costmodel.layout import Layout
 from costmodel.report.table import (
     assumed_words,
     breakdown_words,
@@ -79,9 +81,34 @@ def plan_view(
         Text(),
         memory_table(found.memory),
     ]
+    places = places_of(found.layout, problem.machine.cluster)
+    if places:
+        parts += [Text(), places_table(places, found.layout)]
     if solution.runners_up:
         parts += [Text(), runners_up_table(problem, solution)]
     return Group(*parts)
+
+
+def places_table(places: Sequence[Place], layout: Layout) -> Table:
+    """One line a stage: its layers, and the devices that they run on."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold", show_edge=False)
+    table.add_column("stage", justify="right", no_wrap=True)
+    for name in ("layers", "ranks", "devices", "mesh"):
+        table.add_column(name, overflow="fold")
+    for place in places:
+        mesh = layout.stages[place.stage].mesh
+        sizes = {"tp": mesh.tp, "cp": mesh.cp, "dp": mesh.dp}
+        degrees = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        table.add_row(
+            str(place.stage),
+            place.layers.replace(",", ", "),
+            place.ranks,
+            f"{mesh.size} × {' and '.join(place.devices)}",
+            " · ".join(degrees) or "one device",
+        )
+    return table
 
 
 def wider_words(problem: Problem, solution: Solution) -> list[tuple[str, str]]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
+from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES
 from costmodel.layout import Layout
+from costmodel.retention import KEEP_ALL
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import MeshwrightError
 from profiles.graph import ModelGraph
@@ -14,13 +17,48 @@ from profiles.graph import ModelGraph
 
 def uniform_of(layout: Layout, graph: ModelGraph) -> Uniform | None:
     """The dozen numbers that mean exactly *layout*; None if no such numbers do."""
-    for choice in _guesses(layout):
+    return _meaning(layout, graph, _guesses(layout))
+
+
+def nearly_uniform_of(layout: Layout, graph: ModelGraph) -> Uniform | None:
+    """The same, but that what layers keep, how their operators are sharded and how many
+    a stage has may be their own: recompute is then `auto`, and shardings the preset."""
+    cuts = tuple(one.body for one in layout.stages)
+    stages = tuple(
+        replace(one, plans=tuple(replace(plan, modules=()) for plan in one.plans))
+        for one in layout.stages
+    )
+    preset = replace(layout, stages=stages)
+    found = _meaning(preset, graph, _cut(_guesses(preset), cuts))
+    if found is not None:
+        return found
+    stages = tuple(
+        replace(one, plans=tuple(replace(it, retention=KEEP_ALL) for it in one.plans))
+        for one in stages
+    )
+    bare = replace(layout, stages=stages)
+    found = _meaning(bare, graph, _cut(islice(_guesses(bare), 1), cuts))
+    return None if found is None else replace(found, recompute=AUTO)
+
+
+def _meaning(
+    layout: Layout, graph: ModelGraph, choices: Iterable[Uniform]
+) -> Uniform | None:
+    """The first of *choices* that means *layout*."""
+    for choice in choices:
         try:
             if spell_out(choice, graph, layout.global_batch) == layout:
                 return choice
         except MeshwrightError:
             continue
     return None
+
+
+def _cut(choices: Iterable[Uniform], cuts: tuple[int, ...]) -> Iterator[Uniform]:
+    """Each of *choices* with stages as even as can be, and with these *cuts*."""
+    for choice in choices:
+        yield choice
+        yield replace(choice, layers_per_stage=cuts)
 
 
 def _guesses(layout: Layout) -> Iterator[Uniform]:

@@ -43,6 +43,12 @@ def cluster_names() -> tuple[str, ...]:
     return tuple(entries)
 
 
+def knows_cluster(name: str) -> bool:
+    """Whether the catalogue has a cluster of that name or alias, in any case."""
+    entries, aliases = _clusters()
+    return aliases.get(name.lower(), name.lower()) in entries
+
+
 def device(name: str) -> Device:
     """A device by name or alias, in any case; raises UnknownName."""
     return _device(_device_key(name))
@@ -56,9 +62,8 @@ def cluster(name_or_path: str) -> Cluster:
     """
     entries, aliases = _clusters()
     name = name_or_path.lower()
-    name = aliases.get(name, name)
-    if name in entries:
-        return _cluster(name)
+    if knows_cluster(name):
+        return _cluster(aliases.get(name, name))
     if names_a_file(name_or_path):
         document = read_json(name_or_path, what="cluster file")
         return parse_cluster(document, what=f"cluster file {shown(name_or_path)}")

@@ -9,6 +9,7 @@ from itertools import combinations
 from profiles.device import Device
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.figure import Figure
+from profiles.limits import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +35,12 @@ class Level:
     def __post_init__(self) -> None:
         self.bandwidth.require("bytes a second", f"bandwidth of level {self.name!r}")
         self.latency.require("seconds", f"latency of level {self.name!r}")
-        if not self.bandwidth.value or (self.devices is not None and self.devices < 1):
-            raise InvalidSpec(f"level {self.name!r} needs bandwidth and devices >= 1")
-        if self.ports is not None and self.ports < 1:
-            raise InvalidSpec(f"level {self.name!r} needs ports >= 1, or null")
+        if not self.bandwidth.value:
+            raise InvalidSpec(f"bandwidth of level {self.name!r} is 0; give more")
+        for name in ("devices", "ports"):
+            if getattr(self, name) is not None:
+                what = f"{name} of level {self.name!r}"
+                require("devices", getattr(self, name), what)
         if self.rails and (self.devices is not None or self.ports is not None):
             raise InvalidSpec(
                 f"level {self.name!r}: rails join whole domains, a port a device; "
@@ -75,11 +78,10 @@ class Island:
         sizes = [level.devices for level in self.levels]
         if not self.levels or sizes[-1] is not None or None in sizes[:-1]:
             raise InvalidSpec("an island's last level, and no other, has devices=null")
-        if self.devices_per_node < 1 or (self.nodes is not None and self.nodes < 1):
-            raise InvalidSpec(
-                f"an island needs devices_per_node >= 1 and nodes >= 1 (null: as many "
-                f"as asked), got {self.devices_per_node} and {self.nodes}"
-            )
+        require("devices", self.devices_per_node, "devices_per_node of an island")
+        if self.nodes is not None:
+            require("devices", self.nodes, "nodes of an island")
+            require("devices", self.nodes * self.devices_per_node, "an island's size")
         inner = [size for size in sizes if size is not None]
         if inner != sorted(inner):
             raise InvalidSpec("levels go from the innermost domain to the outermost")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.figure import Figure
+from profiles.limits import require
 from profiles.precision import Format
 
 MEMORIES = ("memory", "usable_memory")
@@ -42,9 +43,14 @@ class Device:
         unknown = set(self.peak) - {item.value for item in Format}
         if unknown:
             raise InvalidSpec(f"{self.name}: unknown number formats {sorted(unknown)}")
-        if not 1 <= self.multiprocessors <= 10**6 or not self.memory_bandwidth.value:
-            raise InvalidSpec(f"{self.name}: a device needs cores and memory bandwidth")
+        require(
+            "multiprocessors", self.multiprocessors, f"{self.name}: multiprocessors"
+        )
         self._require_units()
+        for name in MEMORIES:
+            require("memory", getattr(self, name).si, f"{self.name}: {name}")
+        for name, figure in self.extra.items():
+            figure.require_sane(f"{self.name}: extra.{name}")
 
     def _require_units(self) -> None:
         rates = ("memory_bandwidth", "host_link")

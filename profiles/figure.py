@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiles.errors import InvalidSpec
+from profiles.limits import require
 from profiles.units import GB, GBIT_BYTES, GFLOPS, TB, TFLOPS, US, GiB
 
 _DIMENSIONS = {
@@ -16,8 +17,8 @@ _DIMENSIONS = {
     "dollars an hour": {"USD/h": 1.0},
     "a number": {"": 1.0},
 }
-_LEAST, _MOST = 1e-18, 1e24  # beyond what anything has: products of them are finite
 _SCALES = {unit: scale for kin in _DIMENSIONS.values() for unit, scale in kin.items()}
+_DIMENSION = {unit: kin for kin, units in _DIMENSIONS.items() for unit in units}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +33,6 @@ class Figure:
         if self.unit not in _SCALES:
             known = ", ".join(repr(unit) for unit in _SCALES)
             raise InvalidSpec(f"unit {self.unit!r} is unknown; write one of {known}")
-        if not (self.value == 0 or _LEAST <= self.si <= _MOST):
-            raise InvalidSpec(
-                f"a figure must be finite: 0, or between {_LEAST:g} and {_MOST:g} in "
-                "bytes, FLOPs, seconds, watts or dollars, got "
-                f"{self.value:g} {self.unit}"
-            )
 
     @property
     def si(self) -> float:
@@ -45,10 +40,17 @@ class Figure:
         return self.value * _SCALES[self.unit]
 
     def require(self, dimension: str, what: str) -> None:
-        """Raise InvalidSpec, naming *what* it is, unless it measures *dimension*."""
+        """Raise InvalidSpec, naming *what* it is, unless it measures *dimension*, and
+        as much of it as there may be."""
         units = _DIMENSIONS[dimension]
         if self.unit not in units:
             raise InvalidSpec(
                 f"{what} is {self.value:g} {self.unit}; it is measured in {dimension}: "
                 f"write one of {', '.join(units)}"
             )
+        self.require_sane(what)
+
+    def require_sane(self, what: str) -> None:
+        """Raise InvalidSpec, naming *what* it is, for more or less than there may be of
+        what it measures (`profiles.limits`)."""
+        require(_DIMENSION[self.unit], self.si, what)

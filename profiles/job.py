@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from profiles.adapters import Adapters
 from profiles.errors import InvalidSpec, UnknownName, Unsupported
 from profiles.graph import ModelGraph
+from profiles.limits import require
 from profiles.models.decoder import decoder_graph
 from profiles.models.lora import with_adapters
 from profiles.models.spec import DecoderSpec, ModelSpec
@@ -35,10 +36,7 @@ class Job:
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("seq_len", "global_batch"):
-            if not 1 <= getattr(self, name) <= 10**9:
-                raise InvalidSpec(
-                    f"{name} must be between 1 and 10^9, got {getattr(self, name)}"
-                )
+            require("size", getattr(self, name), name)
         spec = self.spec
         if (
             isinstance(spec, DecoderSpec)

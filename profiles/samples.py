@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 from profiles.cluster import Cluster
 from profiles.curve import Curve, made_monotone
 from profiles.errors import InvalidSpec, StaleProfile
+from profiles.limits import require
 from profiles.measurable import GAPS
 
 __all__ = [
@@ -149,13 +150,11 @@ class Sample:
     saved_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        if not (self.seconds > 0 and isfinite(self.seconds)):
-            raise InvalidSpec(f"a sample takes > 0 seconds, got {self.seconds}")
-        if not (self.spread >= 0 and isfinite(self.spread)) or self.repeats < 1:
-            raise InvalidSpec(
-                f"a sample has a spread >= 0 and >= 1 repeats, got {self.spread} and "
-                f"{self.repeats}"
-            )
+        require("duration", self.seconds, "the seconds of a sample")
+        require("spread", self.spread, "the spread of a sample")
+        require("repeats", self.repeats, "the repeats of a sample")
+        if self.saved_bytes is not None:
+            require("bytes", self.saved_bytes, "the saved_bytes of a sample")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

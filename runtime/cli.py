@@ -53,7 +53,8 @@ MOST_STEPS = 10**9
     type=path,
     multiple=True,
     metavar="FILE",
-    help="Measured samples to predict from; may be given several times.",
+    help="Measured samples to predict from; may be given several times.  [default: "
+    "those that the layout was priced with]",
 )
 @click.option("--lr", type=real(0, 10, strictly=True), default="3e-4", metavar="X")
 @click.option("--weight-decay", type=real(0, 1), default="0.1", metavar="X")

@@ -142,5 +142,5 @@ def _asked(file: LayoutFile) -> tuple[dict[str, Any], int]:
 
 
 def _predicted(run: Any) -> float | None:
-    estimate = run.prediction.estimate
-    return None if estimate is None else float(estimate.step_time_s)
+    found = run.prediction.held_against
+    return None if found is None else float(found.step_time_s)

@@ -32,8 +32,8 @@ def opening(run: Run) -> RenderableType:
             f"waits for all of {run.wish.nnodes} machines at {run.wish.rdzv_endpoint}; "
             "the same command runs on each"
         )
-    if run.prediction.estimate is not None:
-        found = run.prediction.estimate
+    found = run.prediction.held_against
+    if found is not None:
         lines.append(
             f"predicted: {found.step_time_s:.3f} s a step, "
             f"{found.peak_allocated_bytes / GB:.3f} GB allocated"

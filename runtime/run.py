@@ -12,10 +12,9 @@ from typing import Any
 
 from costmodel.layout import Layout
 from costmodel.layout_file import LayoutFile, file_document
-from costmodel.layout_reader import parse_file
 from costmodel.software import shares_cores
 from costmodel.stored import fingerprint as job_fingerprint
-from costmodel.stored import job_of
+from costmodel.stored import job_of, read_layout_file
 from costmodel.support import require_supported
 from profiles.documents import read_json, shown
 from profiles.errors import Contradiction, Unsupported
@@ -142,7 +141,7 @@ class Run:
 
 def prepare(wish: Wish) -> Run:
     """Check everything; raises the errors of the tree that say what is wrong."""
-    file = parse_file(read_json(wish.layout, what="layout file"))
+    file = read_layout_file(wish.layout)
     job, layout = job_of(file), file.layout
     require_supported(layout, job)
     device = _device(wish.device, layout)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,13 @@ class Run:
     measured: Mapping[str, str]
     kept: Mapping[str, str]
     fault: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells this run from others in any table: its question and its step time,
+        hashed. Where it stands, what it is called and other columns do not matter."""
+        said = {**self.asked, "step_time_s": self.measured.get("step_time_s", "")}
+        return sha256(repr(sorted(said.items())).encode()).hexdigest()[:16]
 
     def cell(self, column: str) -> str:
         """What stands in a column that no measurement is in; "" where empty."""

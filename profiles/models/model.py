@@ -7,6 +7,7 @@ from typing import Any
 
 from profiles.documents import decode, require_name, shown
 from profiles.errors import InvalidFile, InvalidSpec
+from profiles.limits import require
 from profiles.models.spec import FAMILIES, ModelSpec
 
 SEQ_LEN = 2048  # [assumed] where neither the catalogue nor a file says
@@ -31,10 +32,7 @@ class Model:
     def __post_init__(self) -> None:
         require_name(self.name)
         for name in ("seq_len", "global_batch"):
-            if not 1 <= getattr(self, name) <= 10**9:
-                raise InvalidSpec(
-                    f"{name} must be between 1 and 10^9, got {getattr(self, name)}"
-                )
+            require("size", getattr(self, name), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from profiles.errors import InvalidSpec
-
-MOST_LAYERS = 100_000  # a hundred times the deepest networks that were trained
+from profiles.limits import require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +33,8 @@ class MoeSpec:
         _positive(self, "experts experts_per_token expert_ffn_hidden every")
         _positive(self, "router_groups")
         _not_negative(self, "shared_experts shared_ffn_hidden first_layer")
-        if self.capacity_factor is not None and not 0 < self.capacity_factor <= 1000:
-            raise InvalidSpec(
-                f"capacity_factor={self.capacity_factor} must be above 0, at most 1000"
-            )
+        if self.capacity_factor is not None:
+            require("capacity", self.capacity_factor, "capacity_factor")
         if self.shared_experts and not self.shared_ffn_hidden:
             raise InvalidSpec(
                 f"shared_experts={self.shared_experts} needs shared_ffn_hidden, the "
@@ -281,11 +278,9 @@ class ResnetSpec:
 
     def __post_init__(self) -> None:
         _positive(self, "image_size classes")
-        if not self.blocks or min(self.blocks) < 1 or not 0 < self.width <= 1000:
-            raise InvalidSpec(
-                "a residual network needs blocks >= 1 in each stage and a width above "
-                f"0, got blocks={list(self.blocks)} width={self.width}"
-            )
+        require("width", self.width, "width")
+        for blocks in self.blocks or (0,):
+            require("layers", blocks, "the blocks of a stage")
 
 
 ModelSpec = (
@@ -303,24 +298,20 @@ FAMILIES: dict[str, type[ModelSpec]] = {
 
 def _positive(spec: object, names: str) -> None:
     for name in names.split():
-        value = getattr(spec, name)
-        if not 1 <= value <= 10**9:
-            raise InvalidSpec(f"{name} must be between 1 and 10^9, got {value}")
+        require("size", getattr(spec, name), name)
 
 
 def _deep(spec: object, names: str) -> None:
     """Each layer takes room in every graph and layout."""
     for name in names.split():
-        value = getattr(spec, name)
-        if value > MOST_LAYERS:
-            raise InvalidSpec(f"{name} must be at most {MOST_LAYERS:,}, got {value:,}")
+        if getattr(spec, name):
+            require("layers", getattr(spec, name), name)
 
 
 def _not_negative(spec: object, names: str) -> None:
     for name in names.split():
-        value = getattr(spec, name)
-        if not 0 <= value <= 10**9:
-            raise InvalidSpec(f"{name} must be between 0 and 10^9, got {value}")
+        if getattr(spec, name):
+            require("size", getattr(spec, name), name)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -69,10 +69,10 @@ def test_left_out_runs_lie_inside_as_often_as_they_should() -> None:
         pytest.skip("MESHWRIGHT_DATA does not name the folder of measurements")
     known, inside, halves, errors = left_out(), [], [], []
     runs = read_runs(Path(folder) / "runs.csv")
-    for item in price_runs([run for run in runs if run.row in known]):
+    for item in price_runs([run for run in runs if run.key in known]):
         if item.price is None:
             continue
-        size = abs(log(known[item.run.row].without_family))
+        size = abs(log(known[item.run.key].without_family))
         low, high = item.price.interval_s
         half = log(high / low) / 2
         inside.append(size <= half)

@@ -12,10 +12,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from costmodel.layout import Layout
 from costmodel.legality import violations
+from costmodel.ranges import Ranges
 from costmodel.uniform import Uniform, spell_out
 from costmodel.zero_plus import ZeroPlus
-from planner.difference import WHOLE, difference, way
+from planner.difference import difference, way
 from planner.problem import Problem
 from planner.space import Space
 from planner.spoken import uniform_of
@@ -86,7 +88,7 @@ def test_the_changes_add_up() -> None:
             assert sum(change.parts_s.values()) == pytest.approx(change.step_time_s)
 
 
-def test_layouts_with_unlike_layers_differ_as_a_whole() -> None:
+def test_layouts_with_unlike_layers_say_what_is_unlike() -> None:
     posed = problem("gpt-mini", 2)
     job, on = posed.job, posed.machine
     whole = spell_out(replace(CHOICE, recompute="full"), job.graph, 8)
@@ -96,7 +98,36 @@ def test_layouts_with_unlike_layers_differ_as_a_whole() -> None:
     odd = replace(plain, stages=(replace(ours, plans=plans),))
     assert uniform_of(odd, job.graph) is None
     (change,) = difference(job, on, plain, odd).changes
-    assert change.dimensions == (WHOLE,)
+    assert change.dimensions == ("recompute",)
+    uneven = replace(FLAT, pp=2, dp=1, zero_group=1, layers_per_stage=(5, 3))
+    cut = spell_out(uneven, job.graph, 8)
+    even = spell_out(replace(uneven, layers_per_stage=None), job.graph, 8)
+    (change,) = difference(job, on, even, cut).changes
+    assert change.dimensions == ("layers of each stage",)
+    (change,) = difference(job, on, even, with_unlike_meshes(even)).changes
+    assert change.dimensions == ("GPUs", "mesh of each stage")
+
+
+def with_unlike_meshes(layout: Layout) -> Layout:
+    """The second of two stages on two ranks."""
+    first, last = layout.stages
+    wide = replace(last, mesh=replace(last.mesh, ranks=Ranges(((1, 2),)), tp=2))
+    return replace(layout, stages=(first, wide))
+
+
+@pytest.mark.slow
+def test_plans_differ_by_name(asking: Ask, tmp_path: Path) -> None:
+    """The page's example, whose plans recompute by stage and shard on their own."""
+    a, b = (str(tmp_path / f"{name}.json") for name in "ab")
+    asked = ("--model", "gpt-13b", "--gpus", "64", "--top", "0")
+    assert asking(*asked, "--out", a)[0] == 0
+    assert asking(*asked, "--tp", "4", "--pp", "4", "--out", b)[0] == 0
+    found = json.loads(asking("--diff", a, b, "--json")[1])
+    named = [name for change in found["changes"] for name in change["dimensions"]]
+    assert {"tensor parallelism", "pipeline parallelism", "micro-batch"} <= set(named)
+    assert len(found["changes"]) > 3
+    total = sum(change["step_time_s"] for change in found["changes"])
+    assert found["step_time_s"] == pytest.approx(total)
 
 
 def write(asking: Ask, file: Path, *more: str) -> str:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import io
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from math import inf
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from costmodel.estimate import estimate
+from costmodel.islands import places_of
+from costmodel.layout_file import parse_layers
 from costmodel.machine import machine
 from costmodel.offload import Offload
 from costmodel.pins import Pins
+from costmodel.ranges import Ranges
 from costmodel.tied import layout_tied_sync
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, spell_out
 from planner import stage_menu
 from planner.any_stage import any_fits
 from planner.as_if_alike import (
@@ -29,6 +37,7 @@ from planner.diagnosis import diagnose
 from planner.largest import fits_somehow
 from planner.plan import sharded, solve
 from planner.problem import Staged
+from planner.report import places_table
 from planner.search import Limits
 from planner.solution import EXACT
 from planner.stage_menu import menus
@@ -38,6 +47,7 @@ from profiles.catalog import cluster
 from profiles.errors import Unsupported
 from tests.islands import asked, joined
 
+Ask = Callable[..., tuple[int, str, str]]
 LIMITS = Limits(runners_up=3)
 KINDS = ("dgx-a100-80gb", "p3.16xlarge", "dgx-h100")
 
@@ -75,6 +85,59 @@ def test_stages_lie_inside_islands_and_the_faster_one_has_more_layers() -> None:
     assert proven.operators is not None
     assert {one.tp for one in proven.operators.proofs} >= {first.mesh.tp}
     assert proven.value <= found.value
+
+
+def test_each_stage_says_which_layers_run_on_which_devices() -> None:
+    where = joined("dgx-a100-80gb", "dgx-h100")
+    posed = asked(where)
+    layout = spell_out(Uniform(tp=8, pp=2), posed.job.graph, 8)
+    places = places_of(layout, where)
+    assert [asdict(one) for one in places] == [
+        {
+            "stage": 0,
+            "layers": "embedding,0-1",
+            "ranks": "0-7",
+            "devices": ("A100-SXM-80GB",),
+        },
+        {
+            "stage": 1,
+            "layers": "2-3,final_norm,head",
+            "ranks": "8-15",
+            "devices": ("H100-SXM-80GB",),
+        },
+    ]
+    across = spell_out(Uniform(tp=8, dp=2), posed.job.graph, 8)
+    (place,) = places_of(across, where)
+    assert place.devices == ("A100-SXM-80GB", "H100-SXM-80GB")
+    assert places_of(layout, cluster("dgx-h100")) == ()
+    screen = Console(file=io.StringIO(), width=80)
+    screen.print(places_table(places, layout))
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "8 × A100-SXM-80GB" in shown
+    assert "2-3, final_norm, head" in shown
+
+
+@pytest.mark.slow
+def test_a_plan_over_islands_says_so_too(asking: Ask, tmp_path: Path) -> None:
+    """Every layer and every rank once, with the device of the rank's own island."""
+    own = tmp_path / "joined.json"
+    where = joined("dgx-a100-80gb", "dgx-h100")
+    few = tuple(replace(island, devices_per_node=2) for island in where.islands)
+    own.write_text(json.dumps(asdict(replace(where, islands=few))))
+    question = ("--model", "gpt-tiny", "--gpus", "4", "--global-batch", "4")
+    code, out, _ = asking(*question, "--cluster", str(own), "--json")
+    assert code == 0
+    names = ("A100-SXM-80GB", "H100-SXM-80GB")
+    held: list[int] = []
+    layers: list[str] = []
+    for place in json.loads(out)["placement"]:
+        ranks = list(Ranges.parse(place["ranks"]))
+        assert set(place["devices"]) == {names[rank // 2] for rank in ranks}
+        held += ranks
+        layers += parse_layers(place["layers"])
+    assert sorted(held) == list(range(4))
+    assert layers == ["embedding", *map(str, range(4)), "final_norm", "head"]
+    assert "placement" not in json.loads(asking(*question, "--json")[1])
 
 
 @settings(max_examples=6, deadline=None)

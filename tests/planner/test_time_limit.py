@@ -207,3 +207,22 @@ def test_a_diagnosis_over_islands_is_cut_short(hand: Hand) -> None:
     said = diagnosis.diagnose(posed, limits)
     assert not said.complete
     assert not said.changes
+
+
+def test_a_diagnosis_without_time_for_one_layout_says_so() -> None:
+    """Time may be over between the first look and the first layout: a search that has
+    looked at nothing is no proof that nothing is legal."""
+    posed = problem("gpt-13b", 1, global_batch=8)
+
+    class Short(Clock):
+        """Over once a layout is asked for, not before."""
+
+        @property
+        def over(self) -> bool:
+            return True
+
+        def require(self, considered: int = 0) -> None:
+            """There is time to begin."""
+
+    said = diagnosis.constraint_of(posed, Short(limits=Limits()))
+    assert said.startswith("memory: no layout of gpt-13b fits on 1 GPUs")

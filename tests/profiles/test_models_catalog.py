@@ -202,7 +202,7 @@ def test_the_catalogue_goes_before_files_of_the_folder(
         ({"kv_heads": 3}, InvalidSpec, "heads=4 is not a multiple of kv_heads=3"),
         ({"layers": -1}, InvalidSpec, "layers must be between 1 and"),
         ({"layers": 10**30}, InvalidSpec, "layers must be between 1 and"),
-        ({"layers": 10**9}, InvalidSpec, "layers must be at most 100,000"),
+        ({"layers": 10**9}, InvalidSpec, "layers must be between 1 and 100,000"),
         ({"norm": "batchnorm"}, InvalidSpec, "norm='batchnorm'"),
         ({"dropout": 1.5}, InvalidSpec, "dropout must be in"),
         ({"seq_len": 0}, InvalidSpec, "max_positions >= 1"),
