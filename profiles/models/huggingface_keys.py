@@ -1,12 +1,18 @@
-"""The keys of a Hugging Face `config.json`, and what most decoders share of them."""
+"""The keys of a Hugging Face `config.json`, and what most decoders share of them.
+
+What changes the loss and neither shapes nor prices goes to the spec's `numerics`: what
+the runtime computes by its value, anything else by name, for `execute` to refuse.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from profiles.documents import shown
 from profiles.errors import InvalidFile, InvalidSpec, Unsupported
+from profiles.models.huggingface_rotation import rotation_of
+from profiles.models.numerics import Numerics
 from profiles.models.spec import DecoderSpec
 
 Read = tuple[DecoderSpec, int]  # and the longest sequence
@@ -18,10 +24,8 @@ ACTIVATIONS: Final = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     "relu": "relu",
 }
-# `ROPE_INIT_FUNCTIONS`: other angles in a table that is made once, at the same cost.
-ROTATIONS: Final = (
-    *("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "mrope"),
-)
+# Those of them that are the error function's, not its approximation by tanh.
+EXACT: Final = ("gelu", "gelu_python")
 
 
 class Config:
@@ -53,6 +57,15 @@ class Config:
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.get(key, bool, default))
 
+    def asked(self, key: str, default: bool) -> bool:
+        """Whether a flag, or a number in its place, is set."""
+        value = self._keys.get(key)
+        return default if value is None else bool(value)
+
+    def nullable(self, key: str, kind: type, default: Any) -> Any:
+        """The value of *key*: a null is none at all, an absent one the default."""
+        return self.get(key, kind, None if key in self._keys else default)
+
     def head_dim(self, default: int | None = None) -> int:
         """`head_dim`, or hidden / heads where it is left out."""
         found = self.count("head_dim", default)
@@ -75,20 +88,17 @@ class Config:
             )
         return ACTIVATIONS[name]
 
-    def require_known_rotation(self) -> None:
-        """Raise Unsupported for a scaling of the rotation that is not known; known
-        ones, of which nothing is kept, cost what none does."""
-        for key in ("rope_scaling", "rope_parameters"):
-            rope = Config(self.get(key, dict, {}), f"{self._what}: {key}")
-            name = rope.get("rope_type", str, rope.get("type", str, "default"))
-            if name not in ROTATIONS:
-                raise rope.unsupported(
-                    f"rope_type {shown(name)}", f"known: {', '.join(ROTATIONS)}"
-                )
-
-    def inside(self, key: str) -> Config:
+    def inside(self, key: str, *default: dict[str, Any]) -> Config:
         """The object that stands under *key*."""
-        return Config(self.get(key, dict), f"{self._what}: {key}")
+        return Config(self.get(key, dict, *default), f"{self._what}: {key}")
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether other objects stand in it."""
+        return any(isinstance(value, dict) for value in self._keys.values())
 
     def has(self, key: str) -> bool:
         return key in self._keys
@@ -99,9 +109,36 @@ class Config:
         return Unsupported(f"{self._what} has {feature}, not read yet; {instead}")
 
 
-def rotary(config: Config, **differences: Any) -> Read:
-    """What Llama and everything after it share; *differences* override."""
-    config.require_known_rotation()
+def numerics_of(
+    config: Config,
+    *,
+    rotation: Mapping[str, Any],
+    epsilon: float = 1e-6,
+    not_computed: Sequence[str] = (),
+    **differences: Any,
+) -> Numerics:
+    """What Llama and everything after it share: norms, the *rotation*, dropout of the
+    attention; *epsilon* is the class's own, *differences* override."""
+    shape: dict[str, Any] = {
+        **rotation,
+        "norm_epsilon": config.get("rms_norm_eps", float, epsilon),
+        "exact_gelu": config.get("hidden_act", str, "silu") in EXACT,
+        "attention_dropout": config.get("attention_dropout", float, 0.0),
+        "balance": 0.0,
+        "not_computed": (*rotation["not_computed"], *not_computed),
+    }
+    return Numerics(**{**shape, **differences})
+
+
+def rotary(
+    config: Config,
+    *,
+    numerics: Mapping[str, Any] | None = None,
+    theta: float = 10000.0,
+    **differences: Any,
+) -> Read:
+    """What Llama and everything after it share; *numerics* and other *differences*
+    override, *theta* is the class's own base of the rotation."""
     heads = config.count("num_attention_heads")
     shape: dict[str, Any] = {
         "layers": config.count("num_hidden_layers"),
@@ -122,14 +159,14 @@ def rotary(config: Config, **differences: Any) -> Read:
     shape.update(differences)
     if "head_dim" not in shape:
         shape["head_dim"] = config.head_dim()
+    turned = rotation_of(config, theta)
+    shape["numerics"] = numerics_of(config, rotation=turned, **(numerics or {}))
     return DecoderSpec(**shape), config.count("max_position_embeddings")
 
 
 def window_of(config: Config, default: int | None) -> int | None:
     """A null window is none at all; an absent one is the class's default."""
-    if not config.has("sliding_window"):
-        return default
-    return config.count("sliding_window", None)  # type: ignore[no-any-return]
+    return config.nullable("sliding_window", int, default)  # type: ignore[no-any-return]
 
 
 def qwen3(config: Config, **differences: Any) -> Read:
@@ -138,7 +175,6 @@ def qwen3(config: Config, **differences: Any) -> Read:
     windowed = config.flag("use_sliding_window", False)
     return rotary(
         config,
-        head_dim=config.head_dim(128),
         qk_norm=True,
         attention_bias=biased,
         output_bias=biased,
