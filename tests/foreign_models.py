@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from costmodel.layout import Layout
 from costmodel.uniform import Uniform, spell_out
 from profiles.job import Job
 from profiles.models.huggingface import parse_config
@@ -21,7 +21,9 @@ from profiles.models.spec import DecoderSpec
 from runtime.optimizer import Settings
 
 BATCH, SEQ_LEN, SEED, DATA_SEED = 4, 32, 5, 3
-ADAMW = Settings(lr=2e-3, clip=0.5)
+ADAMW = Settings(lr=1e-3, clip=0.5)
+FP32 = Uniform(precision="fp32", micro_batch=1)
+DP = replace(FP32, dp=2, zero=0)
 META = {"job": "a foreign model"}  # of the checkpoint that the weights lie in
 
 
@@ -141,6 +143,23 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 }
 
 
+# What is compared on several ranks; experts need the split of the sequence under tp.
+LAYOUTS: Final[dict[str, Uniform]] = {
+    "dp 2": DP,
+    "ZeRO-3": replace(DP, zero=3, zero_group=2),
+    "tp 2": replace(FP32, tp=2, sequence_parallel=True),
+    "pp 2": replace(FP32, pp=2),
+    "tp 2 × pp 2": replace(FP32, tp=2, sequence_parallel=True, pp=2),
+}
+
+
+class Apart(NamedTuple):
+    """A first step beside Hugging Face's: the loss in nats, the norm relative."""
+
+    loss: float
+    norm: float
+
+
 def job_of(name: str) -> Job:
     """What `execute` is given of a configuration."""
     found = parse_config(CONFIGS[name], what="config.json", name=name)
@@ -157,7 +176,8 @@ def foreign(name: str) -> Any:
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
-            about = 1.0 if parameter.dim() == 1 and bool((parameter == 1).all()) else 0
+            of_norm = parameter.dim() == 1 and bool((parameter == 1).all())
+            about = 1.0 if of_norm else 0.0
             parameter.normal_(about, 0.15)
     return model.float().train()
 
@@ -170,7 +190,10 @@ def trained_foreign(name: str, steps: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(
         [
             {"params": [one for one in parameters if one.dim() > 1]},
-            {"params": [one for one in parameters if one.dim() <= 1], "weight_decay": 0},
+            {
+                "params": [one for one in parameters if one.dim() <= 1],
+                "weight_decay": 0,
+            },
         ],
         lr=ADAMW.lr,
         betas=(ADAMW.beta1, ADAMW.beta2),
@@ -178,7 +201,7 @@ def trained_foreign(name: str, steps: int) -> dict[str, Any]:
     )
     losses, norms = [], []
     for step in range(steps):
-        batch = _data().sequences(step * BATCH, BATCH)
+        batch = data().sequences(step * BATCH, BATCH)
         logits = model(batch[:, :-1]).logits
         targets = batch[:, 1:].flatten()
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets)
@@ -193,14 +216,52 @@ def trained_foreign(name: str, steps: int) -> dict[str, Any]:
 def write_weights(name: str, weights: dict[str, Tensor], folder: Path) -> None:
     """A checkpoint of the whole model, from which any layout starts."""
     from runtime.checkpoint import save
-    from runtime.modules.decoder import Stage, decoder_of
 
-    job = job_of(name)
-    whole = Stage(decoder_of(job), job.graph.layer_names)
-    missing, unknown = whole.load_state_dict(weights, strict=False)
-    assert not unknown
-    assert set(missing) <= {"head.weight"}, missing  # tied
-    save(folder, step=0, parts=[whole], optimizer=None, meta=META)
+    spec = job_of(name).spec
+    assert isinstance(spec, DecoderSpec)
+    save(folder, step=0, parts=[_whole(spec, weights)], optimizer=None, meta=META)
+
+
+def logits_of(spec: DecoderSpec, weights: dict[str, Tensor]) -> Tensor:
+    """Of the first batch under *spec*, which may compute something else than the
+    configuration says."""
+    with torch.no_grad():
+        made: Tensor = _whole(spec, weights)(data().sequences(0, BATCH)[:, :-1])
+    return made
+
+
+def _whole(spec: DecoderSpec, weights: dict[str, Tensor]) -> Any:
+    """The whole model in one process."""
+    from runtime.modules.decoder import Stage
+
+    layers = map(str, range(spec.layers))
+    whole = Stage(spec, ["embedding", *layers, "final_norm", "head"])
+    whole.load_state_dict(weights)
+    return whole
+
+
+def first_steps(
+    names: Sequence[str], ranks: int, folder: Path
+) -> dict[tuple[str, str], Apart]:
+    """By model and layout of *ranks* how far its first step is from Hugging Face's, on
+    the rank that is farthest; *folder* takes the weights."""
+    from tests.runtime.ranks import on_ranks
+
+    layouts = {key: one for key, one in LAYOUTS.items() if one.gpus == ranks}
+    keys = [(name, layout) for name in names for layout in layouts]
+    theirs = {name: trained_foreign(name, 1) for name in names}
+    for name, known in theirs.items():
+        write_weights(name, known["start"], folder / name)
+    asked = [(name, layouts[layout]) for name, layout in keys]
+    by_rank = on_ranks(ranks, trained_ours, asked, 1, str(folder))
+    found = {}
+    for (name, layout), *seen in zip(keys, *by_rank, strict=True):
+        loss, norm = (theirs[name][one][0] for one in ("losses", "norms"))
+        found[name, layout] = Apart(
+            loss=max(abs(one["losses"][0] - loss) for one in seen),
+            norm=max(abs(one["norms"][0] / norm - 1) for one in seen),
+        )
+    return found
 
 
 def trained_ours(
@@ -218,11 +279,11 @@ def _trained(job: Job, choice: Uniform, steps: int, folder: Path) -> dict[str, A
     from runtime.checkpoint import load
     from runtime.trainer import Trainer
 
-    layout: Layout = spell_out(choice, job.graph, BATCH)
+    layout = spell_out(choice, job.graph, BATCH)
     trainer = Trainer(
         job,
         layout,
-        _data(),
+        data(),
         settings=ADAMW,
         seed=SEED,
         device=torch.device("cpu"),
@@ -236,7 +297,8 @@ def _trained(job: Job, choice: Uniform, steps: int, folder: Path) -> dict[str, A
     }
 
 
-def _data() -> Any:
+def data() -> Any:
+    """What both are trained with."""
     from runtime.data.source import source
 
     return source("synthetic", vocab=96, seq_len=SEQ_LEN, seed=DATA_SEED)
@@ -329,7 +391,11 @@ def _halves(rows: Tensor, head_dim: int) -> Tensor:
 
 
 def _mlp(to: str, given: Any) -> Named:
-    for ours, theirs in (("gate", "gate_proj"), ("up", "up_proj"), ("down", "down_proj")):
+    for ours, theirs in (
+        ("gate", "gate_proj"),
+        ("up", "up_proj"),
+        ("down", "down_proj"),
+    ):
         yield from _module(f"{to}.{ours}", getattr(given, theirs))
 
 
