@@ -145,8 +145,8 @@ def _held(
         compile_layer(layer)
     numbered = zip(plan.layers, plan.plans, strict=True)
     treated = [one.retention for name, one in numbered if name.isdigit()]
-    drops = spec.drops
-    retention.apply(stage, treated, dropout=drops, device=device, folder=folder)
+    dropout = spec.most_dropped > 0
+    retention.apply(stage, treated, dropout=dropout, device=device, folder=folder)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     sharding = Sharding(zero=zero, policy=rules, away=away, device=device)
     parallel = _data_parallel(stage, sharding, meshes, alike, later, layout, copies)

@@ -145,6 +145,7 @@ CONFIGS: Final[dict[str, dict[str, Any]]] = {
 
 # What is compared on several ranks; experts need the split of the sequence under tp.
 LAYOUTS: Final[dict[str, Uniform]] = {
+    "one rank": FP32,
     "dp 2": DP,
     "ZeRO-3": replace(DP, zero=3, zero_group=2),
     "tp 2": replace(FP32, tp=2, sequence_parallel=True),
@@ -173,7 +174,8 @@ def foreign(name: str) -> Any:
     given = dict(CONFIGS[name])
     config = AutoConfig.for_model(given.pop("model_type"), **given)
     torch.manual_seed(SEED)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             of_norm = parameter.dim() == 1 and bool((parameter == 1).all())
@@ -187,14 +189,12 @@ def trained_foreign(name: str, steps: int) -> dict[str, Any]:
     model = foreign(name)
     start = {key: one.clone() for key, one in as_ours(name, model).items()}
     parameters = list(model.parameters())
+    groups: list[dict[str, Any]] = [
+        {"params": [one for one in parameters if one.dim() > 1]},
+        {"params": [one for one in parameters if one.dim() <= 1], "weight_decay": 0},
+    ]
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [one for one in parameters if one.dim() > 1]},
-            {
-                "params": [one for one in parameters if one.dim() <= 1],
-                "weight_decay": 0,
-            },
-        ],
+        groups,
         lr=ADAMW.lr,
         betas=(ADAMW.beta1, ADAMW.beta2),
         weight_decay=ADAMW.weight_decay,
@@ -387,7 +387,8 @@ def _attention(to: str, given: Any, spec: DecoderSpec) -> Named:
 
 def _halves(rows: Tensor, head_dim: int) -> Tensor:
     """Rows of heads whose neighbours turn together, as heads whose halves do."""
-    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
+    neighbours: Tensor = rows.unflatten(0, (-1, head_dim // 2, 2))
+    return neighbours.transpose(1, 2).flatten(0, 2)
 
 
 def _mlp(to: str, given: Any) -> Named:

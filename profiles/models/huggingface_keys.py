@@ -1,21 +1,12 @@
-"""The keys of a Hugging Face `config.json`, and what most decoders share of them.
-
-What changes the loss and neither shapes nor prices goes to the spec's `numerics`: what
-the runtime computes by its value, anything else by name, for `execute` to refuse.
-"""
+"""The keys of a Hugging Face `config.json`, each checked as it is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from profiles.documents import shown
 from profiles.errors import InvalidFile, InvalidSpec, Unsupported
-from profiles.models.huggingface_rotation import rotation_of
-from profiles.models.numerics import Numerics
-from profiles.models.spec import DecoderSpec
-
-Read = tuple[DecoderSpec, int]  # and the longest sequence
 
 # `ACT2FN` of transformers: names of three functions, of gelu with its approximations.
 ACTIVATIONS: Final = {
@@ -107,77 +98,3 @@ class Config:
         self, feature: str, instead: str = "write a model file"
     ) -> Unsupported:
         return Unsupported(f"{self._what} has {feature}, not read yet; {instead}")
-
-
-def numerics_of(
-    config: Config,
-    *,
-    rotation: Mapping[str, Any],
-    epsilon: float = 1e-6,
-    not_computed: Sequence[str] = (),
-    **differences: Any,
-) -> Numerics:
-    """What Llama and everything after it share: norms, the *rotation*, dropout of the
-    attention; *epsilon* is the class's own, *differences* override."""
-    shape: dict[str, Any] = {
-        **rotation,
-        "norm_epsilon": config.get("rms_norm_eps", float, epsilon),
-        "exact_gelu": config.get("hidden_act", str, "silu") in EXACT,
-        "attention_dropout": config.get("attention_dropout", float, 0.0),
-        "balance": 0.0,
-        "not_computed": (*rotation["not_computed"], *not_computed),
-    }
-    return Numerics(**{**shape, **differences})
-
-
-def rotary(
-    config: Config,
-    *,
-    numerics: Mapping[str, Any] | None = None,
-    theta: float = 10000.0,
-    **differences: Any,
-) -> Read:
-    """What Llama and everything after it share; *numerics* and other *differences*
-    override, *theta* is the class's own base of the rotation."""
-    heads = config.count("num_attention_heads")
-    shape: dict[str, Any] = {
-        "layers": config.count("num_hidden_layers"),
-        "hidden": config.count("hidden_size"),
-        "heads": heads,
-        "kv_heads": config.count("num_key_value_heads", heads),
-        "vocab": config.count("vocab_size"),
-        "ffn_hidden": config.count("intermediate_size"),
-        "gated_mlp": True,
-        "activation": config.activation("hidden_act", "silu"),
-        "norm": "rmsnorm",
-        "position": "rotary",
-        "attention_bias": False,
-        "output_bias": False,
-        "mlp_bias": False,
-        "tied_embeddings": config.flag("tie_word_embeddings", False),
-    }
-    shape.update(differences)
-    if "head_dim" not in shape:
-        shape["head_dim"] = config.head_dim()
-    turned = rotation_of(config, theta)
-    shape["numerics"] = numerics_of(config, rotation=turned, **(numerics or {}))
-    return DecoderSpec(**shape), config.count("max_position_embeddings")
-
-
-def window_of(config: Config, default: int | None) -> int | None:
-    """A null window is none at all; an absent one is the class's default."""
-    return config.nullable("sliding_window", int, default)  # type: ignore[no-any-return]
-
-
-def qwen3(config: Config, **differences: Any) -> Read:
-    """A Qwen3: its queries and keys are normalised."""
-    biased = config.flag("attention_bias", False)
-    windowed = config.flag("use_sliding_window", False)
-    return rotary(
-        config,
-        qk_norm=True,
-        attention_bias=biased,
-        output_bias=biased,
-        window=window_of(config, 4096) if windowed else None,
-        **differences,
-    )

@@ -6,16 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from profiles.errors import InvalidSpec
-from profiles.models.huggingface_keys import (
-    EXACT,
-    Config,
+from profiles.models.huggingface_keys import EXACT, Config
+from profiles.models.huggingface_rotary import (
     Read,
     numerics_of,
     qwen3,
     rotary,
+    rotation_of,
     window_of,
 )
-from profiles.models.huggingface_rotation import rotation_of
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
 
 

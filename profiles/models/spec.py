@@ -165,10 +165,10 @@ class DecoderSpec:
         return self.dropout if own is None else own
 
     @property
-    def drops(self) -> bool:
-        """Whether a step draws random numbers."""
+    def most_dropped(self) -> float:
+        """The largest share that is dropped anywhere; 0 draws no random numbers."""
         attention = self.numerics.attention_dropout
-        return max(self.dropout, self.embedding_dropout, attention) > 0
+        return max(self.dropout, self.embedding_dropout, attention)
 
     def __post_init__(self) -> None:
         _positive(self, "layers hidden heads vocab ffn_hidden kv_heads head_dim")

@@ -187,7 +187,8 @@ class ExpertMlp(nn.Module):
         one."""
         if self.shared_gate is None:
             return made
-        return made * self.shared_gate(stream).sigmoid()
+        share: Tensor = self.shared_gate(stream).sigmoid()
+        return made * share
 
     def sent(self, stream: Tensor, routed: Routed) -> Sent:
         """The rows that go to experts."""

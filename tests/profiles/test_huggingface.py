@@ -146,19 +146,17 @@ GPT_OSS = config(
     sliding_window=128,
     layer_types=["sliding_attention", "full_attention"] * 18,
 )
-MAVERICK = {
-    "model_type": "llama4",
-    "text_config": config(
-        *("llama4_text", 48, 5120, 40, 8192, 202048),
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size_mlp=16384,
-        max_position_embeddings=1048576,
-        num_local_experts=128,
-        num_experts_per_tok=1,
-        interleave_moe_layer_step=2,
-    ),
-}
+LLAMA4 = config(
+    *("llama4_text", 48, 5120, 40, 8192, 202048),
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size_mlp=16384,
+    max_position_embeddings=1048576,
+    num_local_experts=128,
+    num_experts_per_tok=1,
+    interleave_moe_layer_step=2,
+)
+MAVERICK = {"model_type": "llama4", "text_config": LLAMA4}
 FFN = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}
 DBRX = {
     "model_type": "dbrx",
@@ -448,7 +446,7 @@ def test_constants_are_carried_into_the_spec(
             "moe_jitter_eps 0.01",
         ),
         (
-            {**MAVERICK["text_config"], "no_rope_layers": [1, 0, 0] * 16},
+            {**LLAMA4, "no_rope_layers": [1, 0, 0] * 16},
             "no_rope_layers",
         ),
     ],
@@ -466,12 +464,12 @@ def test_what_is_not_computed_is_named_and_priced_without(
     [([1, 1, 1, 0] * 12, 4), ([1, 0] * 24, 2), ([1] * 48, 0), ([], 4), (None, 4)],
 )
 def test_layers_of_llama4_that_are_not_turned(given: object, every: int) -> None:
-    found = spec_of({**MAVERICK["text_config"], "no_rope_layers": given}).numerics
+    found = spec_of({**LLAMA4, "no_rope_layers": given}).numerics
     assert (found.unrotated_every, found.not_computed) == (every, ())
 
 
 def test_attention_of_llama4_is_plain_up_to_a_chunk() -> None:
-    text = MAVERICK["text_config"]
+    text = LLAMA4
     plain = {**text, "attn_temperature_tuning": False}
     assert spec_of({**text, "attention_chunk_size": 512}).reach == 512
     assert spec_of(plain).reach == 8192
@@ -492,7 +490,7 @@ def test_gates_and_biases_of_a_class_are_its_own() -> None:
     assert moe.shared_gate
     assert not spec_of({**QWEN2_MOE, "qkv_bias": False}).attention_bias
     assert not spec_of(DBRX).norm_bias
-    biased = {**MAVERICK["text_config"], "attention_bias": True}
+    biased = {**LLAMA4, "attention_bias": True}
     assert spec_of(biased).attention_bias
     with pytest.raises(Unsupported, match="moe_layers"):
         spec_of({**biased, "moe_layers": [0, 5]})
