@@ -48,7 +48,10 @@ def table(models: Sequence[str], seen: Seen) -> str:
     rows = [
         ("model", *LAYOUTS),
         ("---", *("---:" for _ in LAYOUTS)),
-        *((name, *(_cell(seen[name, layout]) for layout in LAYOUTS)) for name in models),
+        *(
+            (name, *(_cell(seen[name, layout]) for layout in LAYOUTS))
+            for name in models
+        ),
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -6,7 +6,7 @@ Constants are away from the defaults of either side, so that one that is not rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from costmodel.layout import Layout
 from costmodel.uniform import Uniform, spell_out
 from profiles.job import Job
 from profiles.models.huggingface import parse_config
@@ -241,13 +242,16 @@ def _whole(spec: DecoderSpec, weights: dict[str, Tensor]) -> Any:
 
 
 def first_steps(
-    names: Sequence[str], ranks: int, folder: Path
+    names: Sequence[str],
+    ranks: int,
+    folder: Path,
+    among: Mapping[str, Uniform] = LAYOUTS,
 ) -> dict[tuple[str, str], Apart]:
     """By model and layout of *ranks* how far its first step is from Hugging Face's, on
     the rank that is farthest; *folder* takes the weights."""
     from tests.runtime.ranks import on_ranks
 
-    layouts = {key: one for key, one in LAYOUTS.items() if one.gpus == ranks}
+    layouts = {key: one for key, one in among.items() if one.gpus == ranks}
     keys = [(name, layout) for name in names for layout in layouts]
     theirs = {name: trained_foreign(name, 1) for name in names}
     for name, known in theirs.items():
@@ -276,10 +280,19 @@ def trained_ours(
 
 
 def _trained(job: Job, choice: Uniform, steps: int, folder: Path) -> dict[str, Any]:
+    trainer = trainer_of(job, spell_out(choice, job.graph, BATCH), folder)
+    seen = [trainer.step(number) for number in range(steps)]
+    return {
+        "losses": [one.loss for one in seen],
+        "norms": [one.gradient_norm for one in seen],
+    }
+
+
+def trainer_of(job: Job, layout: Layout, folder: Path | str | None = None) -> Any:
+    """This rank's trainer, from the weights in *folder* if there is one."""
     from runtime.checkpoint import load
     from runtime.trainer import Trainer
 
-    layout = spell_out(choice, job.graph, BATCH)
     trainer = Trainer(
         job,
         layout,
@@ -288,13 +301,10 @@ def _trained(job: Job, choice: Uniform, steps: int, folder: Path) -> dict[str, A
         seed=SEED,
         device=torch.device("cpu"),
     )
-    parts = [held.stage for held in trainer.stages]
-    load(folder, parts=parts, optimizer=None, meta=META)
-    seen = [trainer.step(number) for number in range(steps)]
-    return {
-        "losses": [one.loss for one in seen],
-        "norms": [one.gradient_norm for one in seen],
-    }
+    if folder is not None:
+        parts = [held.stage for held in trainer.stages]
+        load(Path(folder), parts=parts, optimizer=None, meta=META)
+    return trainer
 
 
 def data() -> Any:
