@@ -42,7 +42,8 @@ def rotation_of(config: Config, theta: float) -> dict[str, Any]:
     theta = config.get("rope_theta", float, theta)
     part = config.get("partial_rotary_factor", float, 1.0)
     part = rope.get("partial_rotary_factor", float, part)
-    lacks = [key for key in SCALINGS.get(name, ()) if not rope.has(key)]
+    needed = SCALINGS.get(name, ())
+    lacks = [key for key in needed if rope.get(key, float, None) is None]
     beyond = {
         f"partial_rotary_factor {part:g}": part != 1,
         "rope_parameters by layer type": rope.has_objects,

@@ -170,7 +170,18 @@ DBRX = {
     "tie_word_embeddings": False,
 }
 MIXTURES = (DEEPSEEK_LITE, QWEN2_MOE, GPT_OSS, MAVERICK, DBRX)
-EVERY = (*MIXTURES, GPT2, LLAMA3, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, DEEPSEEK)
+EVERY = (
+    *MIXTURES,
+    LLAMA4,
+    GPT2,
+    LLAMA3,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    DEEPSEEK,
+)
 
 
 def spec_of(document: object) -> DecoderSpec:
