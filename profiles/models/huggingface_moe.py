@@ -15,7 +15,7 @@ from profiles.models.huggingface_rotary import (
     rotation_of,
     window_of,
 )
-from profiles.models.spec import MOST_LAYERS, DecoderSpec, MlaSpec, MoeSpec
+from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
 
 
 def _routing(config: Config, *, normalised: bool) -> dict[str, Any]:
@@ -164,11 +164,11 @@ def _gpt_oss(config: Config) -> Read:
 def _llama4(config: Config) -> Read:
     """The text decoder; beside a vision encoder it stands under `text_config`."""
     text = config.inside("text_config") if config.has("text_config") else config
-    width = text.count("intermediate_size")
-    layers = min(text.count("num_hidden_layers"), MOST_LAYERS)  # more are refused
+    width, layers = text.count("intermediate_size"), text.count("num_hidden_layers")
     step = text.count("interleave_moe_layer_step", 1)
     named = text.get("moe_layers", list, None)
-    if named is not None and named != list(range(step - 1, layers, max(step, 1))):
+    wanted = range(step - 1, layers, max(step, 1))
+    if named is not None and named != list(wanted[: len(named) + 1]):
         raise text.unsupported("moe_layers other than each interleave_moe_layer_step")
     moe = MoeSpec(
         experts=text.count("num_local_experts"),
@@ -196,14 +196,14 @@ def _llama4_numerics(text: Config, layers: int) -> dict[str, Any]:
     """Layers that are not turned, and the router: σ of each score multiplies what its
     expert takes. Attention is plain up to a chunk, and to where it is tempered."""
     every = text.count("no_rope_layer_interval", 4)
-    turned: list[Any] = text.get("no_rope_layers", list, [])
+    turned: list[Any] = text.get("no_rope_layers", list, [])[:layers]
     if turned:
         every = turned.index(0) + 1 if 0 in turned else 0
-    pattern = [int(not every or (n + 1) % every > 0) for n in range(layers)]
     reach = [text.nullable("attention_chunk_size", int, 8192)]
-    if text.asked("attn_temperature_tuning", True) and 0 in pattern:
-        reach.append(text.count("floor_scale", 8192) - 1)
-    odd = bool(turned) and turned[:layers] != pattern
+    if text.asked("attn_temperature_tuning", True) and 0 < every <= layers:
+        reach.append(max(text.count("floor_scale", 8192) - 1, 1))
+    pattern = [int(not every or (n + 1) % every > 0) for n in range(len(turned))]
+    odd = bool(turned) and (turned != pattern or len(turned) < layers)
     return {
         "unrotated_every": every,
         "head_rms_norm": text.flag("use_qk_norm", True),

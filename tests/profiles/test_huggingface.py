@@ -484,6 +484,7 @@ def test_attention_of_llama4_is_plain_up_to_a_chunk() -> None:
     plain = {**text, "attn_temperature_tuning": False}
     assert spec_of({**text, "attention_chunk_size": 512}).reach == 512
     assert spec_of(plain).reach == 8192
+    assert spec_of({**text, "floor_scale": 1}).reach == 1
     assert spec_of({**plain, "attention_chunk_size": None}).reach is None
     every = {**text, "no_rope_layers": [1] * 48, "attention_chunk_size": None}
     assert spec_of(every).reach is None
