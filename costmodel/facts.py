@@ -89,7 +89,8 @@ def _model(job: Job, used: Combination) -> dict[str, Fact]:
         "tied embeddings": spec.tied_embeddings,
     }
     sizes = ("heads", "kv_heads", "ffn_hidden", "vocab")
-    short = spec.window is not None and spec.window < job.seq_len
+    short = spec.reach is not None and spec.reach < job.seq_len
+    dropout, beyond = max(spec.dropout, spec.embedding_dropout), spec.numerics
     known = spec.activation in ACTIVATIONS
     return {
         **found,
@@ -98,10 +99,16 @@ def _model(job: Job, used: Combination) -> dict[str, Fact]:
         **_experts(spec, used),
         "heads of a rank": _plain(_spread(spec, used)),
         "positions": _plain(spec.position),
-        "window": Fact("short" if short else "none", str(spec.window)),
+        "window": Fact("short" if short else "none", str(spec.reach)),
         "norm": _plain(spec.norm),
         "activation": Fact(spec.activation if known else "other", spec.activation),
-        "dropout": Fact(">0" if spec.dropout else "0", f"{spec.dropout:g}"),
+        "dropout": Fact(">0" if dropout else "0", f"{dropout:g}"),
+        "attention dropout": Fact(
+            ">0" if beyond.attention_dropout else "0", f"{beyond.attention_dropout:g}"
+        ),
+        "not computed": Fact(
+            "some" if beyond.not_computed else "none", ", ".join(beyond.not_computed)
+        ),
     }
 
 

@@ -26,6 +26,7 @@ from profiles.job_options import JobOptions
 from profiles.local import LOCAL
 from profiles.models.catalog import model, parse_model
 from profiles.models.model import Model
+from profiles.models.spec import spec_document
 from profiles.options import given
 from profiles.samples import Samples
 
@@ -132,7 +133,9 @@ def write_layout(
     known = _is_catalogue_model(job)
     file = LayoutFile(
         job={
-            "model": job.model if known else {"name": job.model, **asdict(job.spec)},
+            "model": job.model
+            if known
+            else {"name": job.model, **spec_document(job.spec)},
             "seq_len": job.seq_len,
             "global_batch": job.global_batch,
             "optimizer": job.optimizer,
@@ -149,7 +152,7 @@ def write_layout(
 def fingerprint(job: Job) -> dict[str, Any]:
     """What must be the same for two runs to be of one job; JSON values."""
     return {
-        "model": {"name": job.model, **asdict(job.spec)},
+        "model": {"name": job.model, **spec_document(job.spec)},
         "seq_len": job.seq_len,
         "global_batch": job.global_batch,
         "optimizer": job.optimizer,

@@ -14,6 +14,7 @@ from planner.solution import Operators, Solution, Wider
 from profiles.errors import MeshwrightError
 from profiles.job import Job
 from profiles.models.catalog import model
+from profiles.models.spec import spec_document
 
 
 def premise_document(problem: Problem, cluster: str) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def nothing_document(solution: Solution | None = None) -> dict[str, Any]:
 def job_document(job: Job) -> dict[str, Any]:
     """The job as layout files hold it: a model of no catalogue is spelled out."""
     return {
-        "model": job.model if _in_catalogue(job) else asdict(job.spec),
+        "model": job.model if _in_catalogue(job) else spec_document(job.spec),
         "seq_len": job.seq_len,
         "global_batch": job.global_batch,
         "optimizer": job.optimizer,

@@ -113,8 +113,8 @@ def _reasons(layout: Layout, job: Job) -> Iterator[str]:
             f"layers that are treated inside ({', '.join(other)}): choose recompute "
             "none, full or sqrt, without --offload activations"
         )
-    if spec.dropout:
-        yield f"dropout {spec.dropout:g}: set it to 0 in the model file"
+    if spec.most_dropped:
+        yield f"dropout {spec.most_dropped:g}: set it to 0 in the model file"
 
 
 def _missing(device: str) -> Iterator[str]:

@@ -145,7 +145,7 @@ def _held(
         compile_layer(layer)
     numbered = zip(plan.layers, plan.plans, strict=True)
     treated = [one.retention for name, one in numbered if name.isdigit()]
-    dropout = spec.dropout > 0
+    dropout = spec.most_dropped > 0
     retention.apply(stage, treated, dropout=dropout, device=device, folder=folder)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     sharding = Sharding(zero=zero, policy=rules, away=away, device=device)

@@ -45,7 +45,7 @@ def _shared(mlp: ExpertMlp, stream: Kept, taken: Pass) -> Tensor:
     up = taken.do("shared_up_out", shared.inner, stream)
     active = taken.do("shared_activation_out", shared.activation, up)
     (made,) = taken.do("shared_down_out", shared.down, active).values
-    return made
+    return mlp.gated(made, stream.values[0])
 
 
 class _Told:

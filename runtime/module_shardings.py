@@ -230,7 +230,7 @@ def _head_norms(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
 
 def _rotary(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
     def run(given: Value) -> Value:
-        query, key, value = _parts(layer, *given)
+        query, key, value = _parts(layer, layer.attention.clipped(*given))
         query, key = layer.attention.turn(query, key)
         return (_packed(layer, query, key, value),)
 
@@ -241,7 +241,7 @@ def _turned(layer: Layer, group: Group) -> Callable[..., Value]:
     """Rotation of this rank's part of the sequence."""
 
     def run(given: Value) -> Value:
-        query, key, value = _parts(layer, *given)
+        query, key, value = _parts(layer, layer.attention.clipped(*given))
         first = group.rank() * query.shape[1]
         query, key = layer.attention.turn(query, key, first=first)
         return (_packed(layer, query, key, value),)

@@ -118,7 +118,10 @@ def _together(
         assert isinstance(layer, Layer), "layers of the catalogue's decoder have a core"
         core = layer.attention.core
         core.forward = partial(  # type: ignore[method-assign]
-            checkpoint, core.forward, use_reentrant=False, preserve_rng_state=False
+            checkpoint,
+            core.forward,
+            use_reentrant=False,
+            preserve_rng_state=dropout,
         )
     elif retention.tensors:
         assert isinstance(layer, Layer), "layers of the catalogue's decoder have steps"

@@ -172,7 +172,7 @@ def prepare(wish: Wish) -> Run:
         data=data,
         prediction=prediction,
         remarks=(*remarks, *_unlike(wish, data)),
-        limits=tuple(_limits(wish, prediction, device, done)),
+        limits=tuple(_limits(wish, job, prediction, device, done)),
     )
 
 
@@ -236,7 +236,7 @@ def _require_watched(wish: Wish, done: int) -> None:
 
 
 def _limits(
-    wish: Wish, prediction: Prediction, device: str, done: int
+    wish: Wish, job: Job, prediction: Prediction, device: str, done: int
 ) -> Iterator[str]:
     """What the comparison at the end of a run cannot say, and why."""
     if prediction.on is None:
@@ -246,6 +246,11 @@ def _limits(
         yield (
             f"the layout is priced for {priced.name} and trained on this machine's "
             f"{device}: seconds and bytes of either say nothing of the other"
+        )
+    if device == "cpu" and decoder_of(job).numerics.attention_dropout:
+        yield (
+            "attention with dropout stores its scores on a CPU, which is not priced: "
+            "expect more seconds and bytes than predicted, or set it to 0"
         )
     least = untimed_steps(observe=wish.observe is not None) + 1
     if wish.steps - done < least:

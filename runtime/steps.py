@@ -74,16 +74,18 @@ def _core(layer: Layer, heads: Kept, taken: Pass) -> Kept:
     """Attention itself. What it keeps inside is made again by itself, unless its output
     is made again too, in one go."""
     core, name = layer.attention.core, "attention_out"
+    draws = layer.attention.numerics.attention_dropout > 0
     again = _recomputes(taken, CORE) and not _recomputes(taken, name)
     if not again and not _blurs(taken, _name_of_heads(layer)):
-        return taken.do(name, core, heads)
+        return taken.do(name, core, heads, draws=draws)
     given = taken.source(heads)
     return taken.do(
         name,
         lambda *_: checkpoint(
-            lambda: core(*given()), use_reentrant=False, preserve_rng_state=False
+            lambda: core(*given()), use_reentrant=False, preserve_rng_state=draws
         ),
         heads,
+        draws=draws,
     )
 
 

@@ -15,6 +15,7 @@ from costmodel.retention import EVERYTHING, Action, Retention, Treatment, recomp
 from costmodel.schedule import SCHEDULES, least_chunks
 from costmodel.zero_plus import ZeroPlus
 from profiles.models.decoder import decoder_graph
+from profiles.models.numerics import Numerics
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
 from tests.blocks import along_sequences
 from tests.edits import (
@@ -189,6 +190,8 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "norm": lambda value: {"norm": value},
     "activation": lambda value: {"activation": "tanh" if value == "other" else value},
     "dropout": lambda _: {"dropout": 0.1},
+    "attention dropout": lambda _: {"numerics": Numerics(attention_dropout=0.1)},
+    "not computed": lambda _: {"numerics": Numerics(not_computed=("alibi slopes",))},
     "attention kernel": lambda value: {"flash_attention": value == "fused"},
     **{name: _degree(name) for name in ("tp", "pp", "cp")},
     "cp kind": lambda value: {"cp": 2, "cp_kind": value},

@@ -16,15 +16,22 @@ from profiles.measure.tensors import Tensor
 
 
 def choose(
-    scores: Tensor, k: int, groups: int = 1, allowed: int | None = None
+    scores: Tensor,
+    k: int,
+    groups: int = 1,
+    allowed: int | None = None,
+    *,
+    routing: str = "softmax",
+    norm: float | None = 1.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of *scores* (…, experts): weights of the *k* best, whose sum is one, which they
-    are, and the softmax of all (Jiang et al., Mixtral of Experts, 2024, section 2.1).
+    """Of *scores* (…, experts): weights of the *k* best, which they are, and the
+    softmax of all (Jiang et al., Mixtral of Experts, 2024, section 2.1), or the sigmoid
+    of each. Weights are divided by their *norm* of that p, of 1 by their sum.
 
     They lie in *allowed* of the *groups* of experts (None: in any), those whose best
     ⌈k / allowed⌉ experts have the largest sum (DeepSeek-V3, 2024, section 2.1.2).
     """
-    probabilities = scores.softmax(-1)
+    probabilities = scores.softmax(-1) if routing == "softmax" else scores.sigmoid()
     among = probabilities
     if allowed is not None and allowed < groups:
         by_group = among.unflatten(-1, (groups, -1))
@@ -33,7 +40,11 @@ def choose(
         open_ = by_group.new_zeros(by_group.shape[:-1]).scatter_(-1, taken, 1.0)
         among = (by_group * open_.unsqueeze(-1)).flatten(-2)
     largest, chosen = among.topk(k, dim=-1)
-    return largest / largest.sum(-1, keepdim=True), chosen, probabilities
+    if norm == 1:
+        largest = largest / largest.sum(-1, keepdim=True)
+    elif norm is not None:
+        largest = largest / largest.norm(norm, dim=-1, keepdim=True)
+    return largest, chosen, probabilities
 
 
 def chosen_often(chosen: Tensor, experts: int) -> Tensor:

@@ -266,7 +266,7 @@ def _embedding(spec: DecoderSpec) -> Block:
         output=stream("table_out"),
         columns=("hidden",),
         contracted="vocab",
-        saves=(mask,) if spec.dropout > 0 else (),
+        saves=(mask,) if spec.embedding_dropout > 0 else (),
         forward_elements=2,
         backward_elements=3,
     )

@@ -9,9 +9,11 @@ from collections.abc import Callable
 
 from profiles.documents import shown
 from profiles.errors import InvalidSpec
-from profiles.models.huggingface_keys import Config, Read, qwen3, rotary, window_of
+from profiles.models.huggingface_keys import EXACT, Config
 from profiles.models.huggingface_moe import MIXTURES
+from profiles.models.huggingface_rotary import Read, qwen3, rotary, window_of
 from profiles.models.model import Model
+from profiles.models.numerics import Numerics
 from profiles.models.spec import DecoderSpec
 
 LONGEST_DEFAULT = 8192  # a config gives the longest sequence served, not one trained
@@ -51,6 +53,20 @@ def _gpt2(config: Config) -> Read:
     if heads < 1 or hidden % heads:
         raise InvalidSpec(f"n_head={heads} does not divide n_embd={hidden}")
     longest = config.count("n_positions", config.count("n_ctx", 1024))
+    beyond = {
+        "scale_attn_weights false": not config.flag("scale_attn_weights", True),
+        "scale_attn_by_inverse_layer_idx": config.flag(
+            "scale_attn_by_inverse_layer_idx", False
+        ),
+        "add_cross_attention": config.flag("add_cross_attention", False),
+    }
+    numerics = Numerics(
+        norm_epsilon=config.get("layer_norm_epsilon", float, 1e-5),
+        exact_gelu=config.get("activation_function", str, "gelu_new") in EXACT,
+        attention_dropout=config.get("attn_pdrop", float, 0.1),
+        embedding_dropout=config.get("embd_pdrop", float, 0.1),
+        not_computed=tuple(name for name, asked in beyond.items() if asked),
+    )
     spec = DecoderSpec(
         layers=config.count("n_layer"),
         hidden=hidden,
@@ -63,6 +79,7 @@ def _gpt2(config: Config) -> Read:
         max_positions=longest,
         tied_embeddings=config.flag("tie_word_embeddings", True),
         dropout=config.get("resid_pdrop", float, 0.1),
+        numerics=numerics,
     )
     return spec, longest
 
@@ -94,11 +111,15 @@ def _qwen2(config: Config) -> Read:
     )
 
 
+def _qwen3(config: Config) -> Read:
+    return qwen3(config, head_dim=config.head_dim(128))
+
+
 _READERS: dict[str, Callable[[Config], Read]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
-    "qwen3": qwen3,
+    "qwen3": _qwen3,
     **MIXTURES,
 }

@@ -1,4 +1,4 @@
-"""The keys of a Hugging Face `config.json`, and what most decoders share of them."""
+"""The keys of a Hugging Face `config.json`, each checked as it is read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any, Final
 
 from profiles.documents import shown
 from profiles.errors import InvalidFile, InvalidSpec, Unsupported
-from profiles.models.spec import DecoderSpec
-
-Read = tuple[DecoderSpec, int]  # and the longest sequence
 
 # `ACT2FN` of transformers: names of three functions, of gelu with its approximations.
 ACTIVATIONS: Final = {
@@ -18,10 +15,8 @@ ACTIVATIONS: Final = {
     **dict.fromkeys(("silu", "swish"), "silu"),
     "relu": "relu",
 }
-# `ROPE_INIT_FUNCTIONS`: other angles in a table that is made once, at the same cost.
-ROTATIONS: Final = (
-    *("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "mrope"),
-)
+# Those of them that are the error function's, not its approximation by tanh.
+EXACT: Final = ("gelu", "gelu_python")
 
 
 class Config:
@@ -53,6 +48,15 @@ class Config:
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.get(key, bool, default))
 
+    def asked(self, key: str, default: bool) -> bool:
+        """Whether a flag, or a number in its place, is set."""
+        value = self._keys.get(key)
+        return default if value is None else bool(value)
+
+    def nullable(self, key: str, kind: type, default: Any) -> Any:
+        """The value of *key*: a null is none at all, an absent one the default."""
+        return self.get(key, kind, None if key in self._keys else default)
+
     def head_dim(self, default: int | None = None) -> int:
         """`head_dim`, or hidden / heads where it is left out."""
         found = self.count("head_dim", default)
@@ -75,20 +79,17 @@ class Config:
             )
         return ACTIVATIONS[name]
 
-    def require_known_rotation(self) -> None:
-        """Raise Unsupported for a scaling of the rotation that is not known; known
-        ones, of which nothing is kept, cost what none does."""
-        for key in ("rope_scaling", "rope_parameters"):
-            rope = Config(self.get(key, dict, {}), f"{self._what}: {key}")
-            name = rope.get("rope_type", str, rope.get("type", str, "default"))
-            if name not in ROTATIONS:
-                raise rope.unsupported(
-                    f"rope_type {shown(name)}", f"known: {', '.join(ROTATIONS)}"
-                )
-
-    def inside(self, key: str) -> Config:
+    def inside(self, key: str, *default: dict[str, Any]) -> Config:
         """The object that stands under *key*."""
-        return Config(self.get(key, dict), f"{self._what}: {key}")
+        return Config(self.get(key, dict, *default), f"{self._what}: {key}")
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether other objects stand in it."""
+        return any(isinstance(value, dict) for value in self._keys.values())
 
     def has(self, key: str) -> bool:
         return key in self._keys
@@ -97,51 +98,3 @@ class Config:
         self, feature: str, instead: str = "write a model file"
     ) -> Unsupported:
         return Unsupported(f"{self._what} has {feature}, not read yet; {instead}")
-
-
-def rotary(config: Config, **differences: Any) -> Read:
-    """What Llama and everything after it share; *differences* override."""
-    config.require_known_rotation()
-    heads = config.count("num_attention_heads")
-    shape: dict[str, Any] = {
-        "layers": config.count("num_hidden_layers"),
-        "hidden": config.count("hidden_size"),
-        "heads": heads,
-        "kv_heads": config.count("num_key_value_heads", heads),
-        "vocab": config.count("vocab_size"),
-        "ffn_hidden": config.count("intermediate_size"),
-        "gated_mlp": True,
-        "activation": config.activation("hidden_act", "silu"),
-        "norm": "rmsnorm",
-        "position": "rotary",
-        "attention_bias": False,
-        "output_bias": False,
-        "mlp_bias": False,
-        "tied_embeddings": config.flag("tie_word_embeddings", False),
-    }
-    shape.update(differences)
-    if "head_dim" not in shape:
-        shape["head_dim"] = config.head_dim()
-    return DecoderSpec(**shape), config.count("max_position_embeddings")
-
-
-def window_of(config: Config, default: int | None) -> int | None:
-    """A null window is none at all; an absent one is the class's default."""
-    if not config.has("sliding_window"):
-        return default
-    return config.count("sliding_window", None)  # type: ignore[no-any-return]
-
-
-def qwen3(config: Config, **differences: Any) -> Read:
-    """A Qwen3: its queries and keys are normalised."""
-    biased = config.flag("attention_bias", False)
-    windowed = config.flag("use_sliding_window", False)
-    return rotary(
-        config,
-        head_dim=config.head_dim(128),
-        qk_norm=True,
-        attention_bias=biased,
-        output_bias=biased,
-        window=window_of(config, 4096) if windowed else None,
-        **differences,
-    )

@@ -6,8 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 from profiles.errors import InvalidSpec
-from profiles.models.huggingface_keys import Config, Read, qwen3, rotary, window_of
+from profiles.models.huggingface_keys import EXACT, Config
+from profiles.models.huggingface_rotary import (
+    Read,
+    numerics_of,
+    qwen3,
+    rotary,
+    rotation_of,
+    window_of,
+)
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
+
+
+def _routing(config: Config, *, normalised: bool) -> dict[str, Any]:
+    """Numerics of a softmax router, whose weights the class divides by their sum or
+    not. The loss that balances experts is over all layers, and left out by default."""
+    jitter = config.get("router_jitter_noise", float, 0.0)
+    balanced = config.flag("output_router_logits", False)
+    beyond = {
+        f"router_jitter_noise {jitter:g}": jitter > 0,
+        "output_router_logits (a balancing loss over all layers)": balanced,
+    }
+    return {
+        "routing_norm": 1.0 if normalised else None,
+        "not_computed": tuple(name for name, asked in beyond.items() if asked),
+    }
 
 
 def _mixtral(config: Config) -> Read:
@@ -21,6 +44,8 @@ def _mixtral(config: Config) -> Read:
         kv_heads=config.count("num_key_value_heads", 8),
         window=window_of(config, None),
         moe=moe,
+        theta=1e6,
+        numerics={"epsilon": 1e-5, **_routing(config, normalised=True)},
     )
 
 
@@ -46,7 +71,8 @@ def _qwen3_moe(config: Config) -> Read:
         first_layer=first,
         every=step,
     )
-    return qwen3(config, moe=moe)
+    normalised = config.flag("norm_topk_prob", False)
+    return qwen3(config, moe=moe, numerics=_routing(config, normalised=normalised))
 
 
 def _qwen2_moe(config: Config) -> Read:
@@ -57,12 +83,20 @@ def _qwen2_moe(config: Config) -> Read:
         expert_ffn_hidden=config.count("moe_intermediate_size"),
         shared_experts=1,
         shared_ffn_hidden=config.count("shared_expert_intermediate_size"),
+        shared_gate=True,
         first_layer=first,
         every=step,
     )
     windowed = config.flag("use_sliding_window", False)
     window = window_of(config, 4096) if windowed else None
-    return rotary(config, attention_bias=True, window=window, moe=moe)
+    normalised = config.flag("norm_topk_prob", False)
+    return rotary(
+        config,
+        attention_bias=config.flag("qkv_bias", True),
+        window=window,
+        moe=moe,
+        numerics=_routing(config, normalised=normalised),
+    )
 
 
 def _deepseek_v3(config: Config) -> Read:
@@ -122,14 +156,20 @@ def _gpt_oss(config: Config) -> Read:
         window=window_of(config, 128),
         window_every=2,
         moe=moe,
+        theta=150000.0,
+        numerics={"epsilon": 1e-5},
     )
 
 
 def _llama4(config: Config) -> Read:
     """The text decoder; beside a vision encoder it stands under `text_config`."""
     text = config.inside("text_config") if config.has("text_config") else config
-    width = text.count("intermediate_size")
+    width, layers = text.count("intermediate_size"), text.count("num_hidden_layers")
     step = text.count("interleave_moe_layer_step", 1)
+    named = text.get("moe_layers", list, None)
+    wanted = range(step - 1, layers, max(step, 1))
+    if named is not None and named != list(wanted[: len(named) + 1]):
+        raise text.unsupported("moe_layers other than each interleave_moe_layer_step")
     moe = MoeSpec(
         experts=text.count("num_local_experts"),
         experts_per_token=text.count("num_experts_per_tok", 1),
@@ -139,16 +179,61 @@ def _llama4(config: Config) -> Read:
         first_layer=max(step - 1, 0),
         every=step,
     )
-    return rotary(text, ffn_hidden=text.count("intermediate_size_mlp"), moe=moe)
+    biased = text.flag("attention_bias", False)
+    return rotary(
+        text,
+        ffn_hidden=text.count("intermediate_size_mlp"),
+        head_dim=text.head_dim(128),
+        attention_bias=biased,
+        output_bias=biased,
+        moe=moe,
+        theta=500000.0,
+        numerics={"epsilon": 1e-5, **_llama4_numerics(text, layers)},
+    )
+
+
+def _llama4_numerics(text: Config, layers: int) -> dict[str, Any]:
+    """Layers that are not turned, and the router: σ of each score multiplies what its
+    expert takes. Attention is plain up to a chunk, and to where it is tempered."""
+    every = text.count("no_rope_layer_interval", 4)
+    turned: list[Any] = text.get("no_rope_layers", list, [])[:layers]
+    if turned:
+        every = turned.index(0) + 1 if 0 in turned else 0
+    reach = [text.nullable("attention_chunk_size", int, 8192)]
+    if text.asked("attn_temperature_tuning", True) and 0 < every <= layers:
+        reach.append(max(text.count("floor_scale", 8192) - 1, 1))
+    pattern = [int(not every or (n + 1) % every > 0) for n in range(len(turned))]
+    odd = bool(turned) and (turned != pattern or len(turned) < layers)
+    return {
+        "unrotated_every": every,
+        "head_rms_norm": text.flag("use_qk_norm", True),
+        "routing": "sigmoid",
+        "routing_norm": None,
+        "weighted_input": True,
+        "longest": min((one for one in reach if one), default=None),
+        "not_computed": ("no_rope_layers that are not each so manieth",) if odd else (),
+    }
 
 
 def _dbrx(config: Config) -> Read:
     hidden, heads = config.count("d_model"), config.count("n_heads")
     attention, ffn = config.inside("attn_config"), config.inside("ffn_config")
     width = ffn.count("ffn_hidden_size")
-    named = ffn.inside("ffn_act_fn") if ffn.has("ffn_act_fn") else Config({}, "")
+    named = ffn.inside("ffn_act_fn", {})
     if heads < 1 or hidden % heads:
         raise InvalidSpec(f"n_heads={heads} does not divide d_model={hidden}")
+    jitter = ffn.get("moe_jitter_eps", float, 0.0)
+    numerics = numerics_of(
+        config,
+        rotation=rotation_of(config, attention.get("rope_theta", float, 10000.0)),
+        not_computed=(f"moe_jitter_eps {jitter:g}",) if jitter else (),
+        norm_epsilon=1e-5,
+        exact_gelu=named.get("name", str, "silu") in EXACT,
+        qkv_clip=attention.get("clip_qkv", float, None),
+        attention_dropout=attention.get("attn_pdrop", float, 0.0),
+        embedding_dropout=config.get("emb_pdrop", float, 0.0),
+        routing_norm=ffn.nullable("moe_normalize_expert_weights", float, 1.0),
+    )
     spec = DecoderSpec(
         layers=config.count("n_layers"),
         hidden=hidden,
@@ -159,16 +244,19 @@ def _dbrx(config: Config) -> Read:
         ffn_hidden=width,
         gated_mlp=True,
         activation=named.activation("name", "silu"),
+        norm_bias=False,
         position="rotary",
         attention_bias=False,
         output_bias=False,
         mlp_bias=False,
         tied_embeddings=config.flag("tie_word_embeddings", False),
+        dropout=config.get("resid_pdrop", float, 0.0),
         moe=MoeSpec(
             experts=ffn.count("moe_num_experts"),
             experts_per_token=ffn.count("moe_top_k"),
             expert_ffn_hidden=width,
         ),
+        numerics=numerics,
     )
     return spec, config.count("max_seq_len", 2048)
 

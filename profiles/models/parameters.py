@@ -125,6 +125,7 @@ def _layer(spec: DecoderSpec, moe: MoeSpec | None) -> LayerParameters:
     if moe is not None:
         always = (spec.hidden + moe.router_bias) * moe.experts
         always += moe.shared_experts * _mlp(spec, moe.shared_ffn_hidden)
+        always += spec.hidden if moe.shared_gate else 0
         one = _mlp(spec, moe.expert_ffn_hidden)
         mlp = always + moe.experts * one
         active = always + moe.experts_per_token * one
@@ -168,7 +169,7 @@ def _mlp(spec: DecoderSpec, width: int) -> int:
 
 
 def _norm(spec: DecoderSpec) -> int:
-    return spec.hidden * (2 if spec.norm == "layernorm" else 1)
+    return spec.hidden * (2 if spec.norm == "layernorm" and spec.norm_bias else 1)
 
 
 def _prediction(spec: DecoderSpec) -> int:

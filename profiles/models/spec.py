@@ -5,11 +5,15 @@ One dataclass a family; `family` in a spec file says which. Sizes are counts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import ceil
+from typing import Any
 
 from profiles.errors import InvalidSpec
 from profiles.limits import require
+from profiles.models.numerics import USUAL, Numerics
+
+MOST_LAYERS = 100_000  # a hundred times the deepest networks that were trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class MoeSpec:
     router_groups: int = 1  # experts in a row, as many in each
     groups_per_token: int | None = None  # that a token's experts lie in; None: any
     router_bias: bool = False
+    shared_gate: bool = False  # the shared experts times σ(w · x) (Qwen2-MoE)
 
     def __post_init__(self) -> None:
         _positive(self, "experts experts_per_token expert_ffn_hidden every")
@@ -121,6 +126,7 @@ class DecoderSpec:
     gated_mlp: bool = False
     activation: str = "gelu"
     norm: str = "layernorm"  # or rmsnorm
+    norm_bias: bool = True  # of a layernorm
     qk_norm: bool = False
     position: str = "learned"  # or rotary, alibi, none
     max_positions: int = 0  # rows of a learned position table
@@ -136,6 +142,7 @@ class DecoderSpec:
     multi_token_heads: int = 0  # DeepSeek-V3's extra prediction layers
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
+    numerics: Numerics = USUAL
     family: str = "decoder"
 
     @property
@@ -143,6 +150,24 @@ class DecoderSpec:
         """Whether any layer has an MLP that every token takes and no experts."""
         moe = self.moe
         return moe is None or moe.first_layer > 0 or moe.every > 1
+
+    @property
+    def reach(self) -> int | None:
+        """The longest sequence of which every token sees all before it; None: any."""
+        known = [one for one in (self.window, self.numerics.longest) if one]
+        return min(known, default=None)
+
+    @property
+    def embedding_dropout(self) -> float:
+        """The share of the embedding's output that is dropped."""
+        own = self.numerics.embedding_dropout
+        return self.dropout if own is None else own
+
+    @property
+    def most_dropped(self) -> float:
+        """The largest share that is dropped anywhere; 0 draws no random numbers."""
+        attention = self.numerics.attention_dropout
+        return max(self.dropout, self.embedding_dropout, attention)
 
     def __post_init__(self) -> None:
         _positive(self, "layers hidden heads vocab ffn_hidden kv_heads head_dim")
@@ -167,6 +192,16 @@ class DecoderSpec:
             raise InvalidSpec("a learned position table needs max_positions >= 1")
         _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
         _one_of("position", self.position, ("learned", "rotary", "alibi", "none"))
+        self._require_numerics(self.numerics)
+
+    def _require_numerics(self, given: Numerics) -> None:
+        plain = self.qk_norm or given.unrotated_every or self.position != "rotary"
+        if given.qkv_clip is not None and plain:
+            raise InvalidSpec(
+                "qkv_clip is of decoders whose layers are all rotary, without qk_norm"
+            )
+        if given.weighted_input and self.moe and self.moe.capacity_factor is not None:
+            raise InvalidSpec("weighted_input is of experts without a capacity_factor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +329,27 @@ FAMILIES: dict[str, type[ModelSpec]] = {
     "unet": UnetSpec,
     "resnet": ResnetSpec,
 }
+
+
+def spec_document(spec: ModelSpec) -> dict[str, Any]:
+    """*spec* as JSON values, which `parse_model` reads back.
+
+    What came to decoders after the first files were written is left out where it has
+    its default, so that files and checkpoints of before are those of now.
+    """
+    document = asdict(spec)
+    if isinstance(spec, DecoderSpec):
+        document["numerics"] = spec.numerics.document
+        _leave_out(document, norm_bias=True, numerics={})
+        if spec.moe is not None:
+            _leave_out(document["moe"], shared_gate=False)
+    return document
+
+
+def _leave_out(document: dict[str, Any], **usual: object) -> None:
+    for name, value in usual.items():
+        if document[name] == value:
+            del document[name]
 
 
 def _positive(spec: object, names: str) -> None:

@@ -27,7 +27,7 @@ def norm_step(
         function=spec.norm,
         inputs=(source,),
         output=output,
-        vectors=2 if spec.norm == "layernorm" else 1,
+        vectors=2 if spec.norm == "layernorm" and spec.norm_bias else 1,
         vector_dim=width,
         saves=(source,),
         forward_elements=2,  # read x, write y

@@ -16,21 +16,23 @@ from runtime.modules.rotary import angles, turned
 
 
 class Attention(nn.Module):
-    """(batch, seq_len, hidden) → the same, each token seeing those before it."""
+    """(batch, seq_len, hidden) → the same, each token seeing those before it: of the
+    layer called *number*."""
 
-    def __init__(self, spec: DecoderSpec) -> None:
+    def __init__(self, spec: DecoderSpec, number: int) -> None:
         super().__init__()
+        self.numerics = spec.numerics
         self.head_dim = spec.head_dim
         self.queries = spec.heads // spec.kv_heads  # query heads a key-value head
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
         self.qkv = nn.Linear(spec.hidden, width, bias=spec.attention_bias)
-        self.core = AttentionCore()
+        self.core = AttentionCore(spec.numerics.attention_dropout)
         self.projection = nn.Linear(
             spec.heads * spec.head_dim, spec.hidden, bias=spec.output_bias
         )
         self.query_norm = norm(spec, spec.head_dim) if spec.qk_norm else None
         self.key_norm = norm(spec, spec.head_dim) if spec.qk_norm else None
-        self.rotary = spec.position == "rotary"
+        self.rotary = spec.position == "rotary" and spec.numerics.turns(number)
         self.places: Tensor | None = None  # of the tokens in the sequence, from 0
         self._angles: tuple[Tensor, Tensor] | None = None
 
@@ -41,7 +43,9 @@ class Attention(nn.Module):
 
     def heads(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(batch, heads, seq_len, head_dim) of queries, keys and values."""
-        by_group = packed.unflatten(-1, (-1, self.queries + 2, self.head_dim))
+        by_group = self.clipped(packed).unflatten(
+            -1, (-1, self.queries + 2, self.head_dim)
+        )
         # Split rather than sliced: backward then puts the three together in one copy.
         query, key, value = (
             one.flatten(2, 3).transpose(1, 2)
@@ -55,19 +59,33 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         if self.rotary:
             cosine, sine = self._turns(packed)
-            query, key = turned(query, cosine, sine), turned(key, cosine, sine)
+            query, key = (self._turned(one, cosine, sine) for one in (query, key))
         return query, key, value
+
+    def clipped(self, packed: Tensor) -> Tensor:
+        """Queries, keys and values, none larger than the model lets them be."""
+        most = self.numerics.qkv_clip
+        return packed if most is None else packed.clamp(-most, most)
+
+    def _turned(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        made = turned(heads, cosine, sine)
+        if not self.numerics.head_rms_norm:
+            return made
+        epsilon = self.numerics.norm_epsilon
+        return F.rms_norm(made, (self.head_dim,), eps=epsilon)
 
     def turn(
         self, query: Tensor, key: Tensor, *, first: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys, (batch, seq_len, heads, head_dim), turned by their places:
         from *first* on in the sequence."""
+        if not self.rotary:
+            return query, key
         length = query.shape[1]
         places = torch.arange(first, first + length)
-        cosine, sine = angles(places, self.head_dim, query.device)
+        cosine, sine = angles(places, self.head_dim, query.device, self.numerics)
         made = [
-            turned(one.transpose(1, 2), cosine, sine).transpose(1, 2)
+            self._turned(one.transpose(1, 2), cosine, sine).transpose(1, 2)
             for one in (query, key)
         ]
         return made[0], made[1]
@@ -77,17 +95,27 @@ class Attention(nn.Module):
         known = self._angles
         if known is None or len(known[0]) < length or known[0].device != packed.device:
             places = torch.arange(length) if self.places is None else self.places
-            known = self._angles = angles(places, self.head_dim, packed.device)
+            where = packed.device
+            known = angles(places, self.head_dim, where, self.numerics)
+            self._angles = known
         return known[0][:length], known[1][:length]
 
 
 class AttentionCore(nn.Module):
-    """softmax(q kᵀ / √d) v under a causal mask; a module so that it can be redone."""
+    """softmax(q kᵀ / √d) v under a causal mask; a module so that it can be redone.
+
+    Of the softmax it drops *share* while training.
+    """
+
+    def __init__(self, share: float = 0.0) -> None:
+        super().__init__()
+        self.share = share
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
+        dropped = self.share if self.training else 0.0
         mixed: Tensor = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=grouped
+            query, key, value, is_causal=True, enable_gqa=grouped, dropout_p=dropped
         )
         return mixed
 

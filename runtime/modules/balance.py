@@ -11,14 +11,12 @@ is not reported: it is a gradient that joins the stream's on its way back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from profiles.measure.routing import chosen_often
-
-ALPHA: Final = 0.01
 
 
 class Balance(nn.Module):
@@ -28,8 +26,9 @@ class Balance(nn.Module):
     `parts`; `mean_over` of them average their gradients, the others add them up.
     """
 
-    def __init__(self, experts: int) -> None:
+    def __init__(self, experts: int, alpha: float) -> None:
         super().__init__()
+        self.alpha = alpha
         self.experts = experts
         self.scale = 1.0
         self.parts = self.mean_over = 1
@@ -38,7 +37,7 @@ class Balance(nn.Module):
     def forward(self, stream: Tensor, chosen: Tensor, probabilities: Tensor) -> Tensor:
         """*stream* as it is; *chosen* (batch, tokens, k), *probabilities* (batch,
         tokens, experts) in fp32."""
-        if not torch.is_grad_enabled():
+        if not self.alpha or not torch.is_grad_enabled():
             return stream
         loss = self.loss(chosen, probabilities)
         attached: Tensor = _Attached.apply(stream, loss, self.scale)  # type: ignore[no-untyped-call]
@@ -53,7 +52,7 @@ class Balance(nn.Module):
         often = counts * (self.experts / (copies * tokens * self.parts))
         whole = tokens * self.parts / self.mean_over
         likely = probabilities.sum(1) / whole
-        return ALPHA * (often * likely).sum(1).mean()
+        return self.alpha * (often * likely).sum(1).mean()
 
 
 class _Attached(torch.autograd.Function):

@@ -28,7 +28,7 @@ class Layer(nn.Module):
     def __init__(self, spec: DecoderSpec, number: int) -> None:
         super().__init__()
         self.input_norm = norm(spec, spec.hidden)
-        self.attention = Attention(spec)
+        self.attention = Attention(spec, number)
         self.mlp_norm = norm(spec, spec.hidden)
         self.mlp: nn.Module = (
             ExpertMlp(spec, spec.moe)
@@ -92,10 +92,11 @@ def decoder_of(job: Job) -> DecoderSpec:
             "decoders are"
         )
     require_trainable(job.spec)
-    if job.spec.window is not None and job.spec.window < job.seq_len:
+    reach = job.spec.reach
+    if reach is not None and reach < job.seq_len:
         raise Unsupported(
-            f"{job.model} attends to {job.spec.window} tokens of {job.seq_len}, which "
-            "is not trained yet; a sequence no longer than the window is"
+            f"{job.model} attends to {reach} tokens of {job.seq_len}, which is not "
+            "trained yet; a sequence no longer than the window is"
         )
     return job.spec
 
@@ -114,3 +115,8 @@ def require_trainable(spec: DecoderSpec) -> None:
                 f"a model with {what} is not trained yet; decoders with learned, "
                 "rotary or no positions are, dense or with experts"
             )
+    if spec.numerics.not_computed:
+        raise Unsupported(
+            f"a model with {', '.join(spec.numerics.not_computed)} is not trained yet; "
+            "leave it out of the configuration"
+        )

@@ -20,7 +20,7 @@ class Embedding(nn.Module):
             if spec.position == "learned"
             else None
         )
-        self.dropout = Dropout(spec.dropout)
+        self.dropout = Dropout(spec.embedding_dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
         stream = self.table(tokens)

@@ -35,6 +35,7 @@ class Router(nn.Module):
         self.linear = nn.Linear(spec.hidden, moe.experts, bias=moe.router_bias)
         self.chosen = moe.experts_per_token
         self.groups, self.allowed = moe.router_groups, moe.groups_per_token
+        self.routing, self.norm = spec.numerics.routing, spec.numerics.routing_norm
         self.later: Later | None = None
 
     def forward(self, stream: Tensor) -> Routed:
@@ -50,7 +51,15 @@ class Router(nn.Module):
 
     def choose(self, scores: Tensor) -> Routed:
         """The experts of each token."""
-        return Routed(*choose(scores, self.chosen, self.groups, self.allowed))
+        made = choose(
+            scores,
+            self.chosen,
+            self.groups,
+            self.allowed,
+            routing=self.routing,
+            norm=self.norm,
+        )
+        return Routed(*made)
 
 
 class Stack(nn.Module):
@@ -154,24 +163,38 @@ class ExpertMlp(nn.Module):
         self.experts = Experts(spec, moe)
         width = moe.shared_experts * moe.shared_ffn_hidden
         self.shared: nn.Module | None = Mlp(spec, width) if width else None
-        self.balance = Balance(moe.experts)
+        self.shared_gate = (
+            nn.Linear(spec.hidden, 1, bias=False) if width and moe.shared_gate else None
+        )
+        self.balance = Balance(moe.experts, spec.numerics.balance)
+        self.weighted_input = spec.numerics.weighted_input
         self.exchange: Exchange = all_here
         self.capacity_of = moe.capacity_of
 
     def forward(self, stream: Tensor) -> Tensor:
         routed = self.router(stream)
         stream = self.balance(stream, routed.chosen, routed.probabilities)
-        beside = None if self.shared is None else self.shared(stream)
+        beside = None
+        if self.shared is not None:
+            beside = self.gated(self.shared(stream), stream)
         sent = self.sent(stream, routed)
         made = self.exchange(sent.rows, sent.counts, self.experts)
         mixed: Tensor = combined(made, sent.places, sent.weights).view(stream.shape)
         return mixed if beside is None else mixed + beside
 
+    def gated(self, made: Tensor, stream: Tensor) -> Tensor:
+        """What the shared experts *made* of *stream*, times their gate if they have
+        one."""
+        if self.shared_gate is None:
+            return made
+        share: Tensor = self.shared_gate(stream).sigmoid()
+        return made * share
+
     def sent(self, stream: Tensor, routed: Routed) -> Sent:
         """The rows that go to experts."""
         capacity = self.capacity_of(stream.shape[1])
         if capacity is None:
-            return every_row(stream, routed)
+            return every_row(stream, routed, weighted=self.weighted_input)
         return within_capacity(stream, routed, capacity)
 
 

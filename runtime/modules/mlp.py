@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profiles.errors import Unsupported
@@ -39,11 +40,18 @@ class Mlp(nn.Module):
         return self.gate(stream), self.up(stream)
 
 
+def exact_geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """The GELU of the gate by erf, times the other product."""
+    return F.gelu(gate) * up
+
+
 def activation_of(spec: DecoderSpec) -> Callable[..., Tensor]:
     """The function between the products, the one that is timed: of one input, or of
     gate and up."""
     allowed = GATED if spec.gated_mlp else PLAIN
     name = activation_function(spec)
+    if spec.activation == "gelu" and spec.numerics.exact_gelu:
+        return exact_geglu if spec.gated_mlp else F.gelu
     if name not in allowed:
         form = "with" if spec.gated_mlp else "without"
         raise Unsupported(

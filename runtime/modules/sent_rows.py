@@ -41,15 +41,21 @@ class Sent:
     weights: Tensor
 
 
-def every_row(stream: Tensor, routed: Routed) -> Sent:
-    """Of *stream* (batch, tokens, hidden), nothing dropped."""
+def every_row(stream: Tensor, routed: Routed, *, weighted: bool = False) -> Sent:
+    """Of *stream* (batch, tokens, hidden), nothing dropped; rows that are *weighted*
+    have their weight before the experts, and none after."""
     chosen, copies = routed.chosen.flatten(), routed.chosen.shape[-1]
     order, places = sorting(chosen)
+    rows = copied(stream.flatten(0, 1), order // copies, places, copies)
+    weights = routed.weights.flatten(0, 1)
+    if weighted:
+        rows = rows * weights.flatten()[order].unsqueeze(-1).to(rows.dtype)
+        weights = torch.ones_like(weights)
     return Sent(
-        rows=copied(stream.flatten(0, 1), order // copies, places, copies),
+        rows=rows,
         counts=chosen.bincount(minlength=routed.probabilities.shape[-1]),
         places=places,
-        weights=routed.weights.flatten(0, 1),
+        weights=weights,
     )
 
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from profiles.errors import InvalidFile, InvalidSpec, MeshwrightError, Unsupported
 from profiles.models.catalog import model
-from profiles.models.decoder import activation_function
+from profiles.models.decoder import activation_function, decoder_graph
 from profiles.models.huggingface import parse_config
+from profiles.models.numerics import USUAL, Numerics, RopeScaling
 from profiles.models.parameters import parameters
 from profiles.models.spec import DecoderSpec
 
@@ -145,19 +146,17 @@ GPT_OSS = config(
     sliding_window=128,
     layer_types=["sliding_attention", "full_attention"] * 18,
 )
-MAVERICK = {
-    "model_type": "llama4",
-    "text_config": config(
-        *("llama4_text", 48, 5120, 40, 8192, 202048),
-        num_key_value_heads=8,
-        head_dim=128,
-        intermediate_size_mlp=16384,
-        max_position_embeddings=1048576,
-        num_local_experts=128,
-        num_experts_per_tok=1,
-        interleave_moe_layer_step=2,
-    ),
-}
+LLAMA4 = config(
+    *("llama4_text", 48, 5120, 40, 8192, 202048),
+    num_key_value_heads=8,
+    head_dim=128,
+    intermediate_size_mlp=16384,
+    max_position_embeddings=1048576,
+    num_local_experts=128,
+    num_experts_per_tok=1,
+    interleave_moe_layer_step=2,
+)
+MAVERICK = {"model_type": "llama4", "text_config": LLAMA4}
 FFN = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}
 DBRX = {
     "model_type": "dbrx",
@@ -171,7 +170,18 @@ DBRX = {
     "tie_word_embeddings": False,
 }
 MIXTURES = (DEEPSEEK_LITE, QWEN2_MOE, GPT_OSS, MAVERICK, DBRX)
-EVERY = (*MIXTURES, GPT2, LLAMA3, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, DEEPSEEK)
+EVERY = (
+    *MIXTURES,
+    LLAMA4,
+    GPT2,
+    LLAMA3,
+    MISTRAL,
+    MIXTRAL,
+    QWEN2,
+    QWEN3,
+    QWEN3_MOE,
+    DEEPSEEK,
+)
 
 
 def spec_of(document: object) -> DecoderSpec:
@@ -198,7 +208,12 @@ def spec_of(document: object) -> DecoderSpec:
 def test_a_config_is_what_the_catalogue_says(
     document: dict[str, Any], name: str
 ) -> None:
-    assert spec_of(document) == model(name).spec
+    """But for constants, which neither change shapes nor prices."""
+    known = model(name).spec
+    assert isinstance(known, DecoderSpec)
+    found = spec_of(document)
+    assert found.numerics != known.numerics
+    assert replace(found, numerics=USUAL, norm_bias=True) == known
 
 
 @pytest.mark.parametrize(
@@ -220,7 +235,7 @@ def test_a_folder_or_a_file_will_do(tmp_path: Path) -> None:
     found = model(str(folder))
     assert model(str(folder / "config.json")).spec == found.spec
     assert (found.name, found.seq_len) == ("Meta-Llama-3-8B", 8192)
-    assert found.spec == model("llama3-8b").spec
+    assert found.spec == spec_of(LLAMA3)
 
 
 def test_what_a_config_leaves_out_has_its_class_default() -> None:
@@ -268,7 +283,8 @@ def test_functions_go_by_several_names(name: str, gated: str, plain: str) -> Non
 )
 def test_a_scaled_rotation_costs_what_another_does(scaling: dict[str, Any]) -> None:
     for key in ("rope_scaling", "rope_parameters"):
-        assert spec_of({**LLAMA3, key: scaling}) == spec_of(LLAMA3)
+        found = spec_of({**LLAMA3, key: scaling})
+        assert decoder_graph(found) == decoder_graph(spec_of(LLAMA3))
 
 
 def test_dense_layers_among_experts() -> None:
@@ -332,3 +348,179 @@ def test_any_config_is_read_or_refused(
     except MeshwrightError as error:
         said = str(error)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("document", "numerics"),
+    [
+        (
+            {**GPT2, "layer_norm_epsilon": 1e-3, "embd_pdrop": 0, "attn_pdrop": 0.2},
+            Numerics(norm_epsilon=1e-3, embedding_dropout=0.0, attention_dropout=0.2),
+        ),
+        (
+            {**GPT2, "activation_function": "gelu"},
+            Numerics(exact_gelu=True, embedding_dropout=0.1, attention_dropout=0.1),
+        ),
+        (
+            {**LLAMA3, "rms_norm_eps": 1e-4, "attention_dropout": 0.1},
+            Numerics(
+                norm_epsilon=1e-4, rope_theta=5e5, attention_dropout=0.1, balance=0
+            ),
+        ),
+        (
+            {**LLAMA3, "rope_scaling": {"type": "linear", "factor": 2}},
+            Numerics(
+                norm_epsilon=1e-6,
+                rope_theta=5e5,
+                rope_scaling=RopeScaling(kind="linear", factor=2.0),
+                balance=0,
+            ),
+        ),
+        (
+            {
+                **LLAMA3,
+                "rope_theta": None,
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "rope_theta": 7000.0,
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                },
+            },
+            Numerics(
+                norm_epsilon=1e-6,
+                rope_theta=7000.0,
+                rope_scaling=RopeScaling(kind="llama3", factor=8.0),  # of 8192 places
+                balance=0,
+            ),
+        ),
+        (MIXTRAL, Numerics(rope_theta=1e6, balance=0)),
+        (QWEN3_MOE, Numerics(norm_epsilon=1e-6, routing_norm=None, balance=0)),
+        (
+            {**QWEN2_MOE, "norm_topk_prob": True},
+            Numerics(norm_epsilon=1e-6, balance=0),
+        ),
+        (
+            MAVERICK,
+            Numerics(
+                rope_theta=5e5,
+                unrotated_every=4,
+                head_rms_norm=True,
+                routing="sigmoid",
+                routing_norm=None,
+                weighted_input=True,
+                longest=8191,
+                balance=0,
+            ),
+        ),
+        (
+            {
+                **DBRX,
+                "attn_config": {"kv_n_heads": 8, "clip_qkv": 8, "rope_theta": 5e5},
+                "ffn_config": {**FFN, "moe_normalize_expert_weights": None},
+            },
+            Numerics(
+                rope_theta=5e5,
+                qkv_clip=8.0,
+                embedding_dropout=0.0,
+                routing_norm=None,
+                balance=0,
+            ),
+        ),
+    ],
+)
+def test_constants_are_carried_into_the_spec(
+    document: dict[str, Any], numerics: Numerics
+) -> None:
+    assert spec_of(document).numerics == numerics
+
+
+@pytest.mark.parametrize(
+    ("document", "named"),
+    [
+        ({**LLAMA3, "rope_scaling": {"type": "yarn", "factor": 40}}, "yarn"),
+        ({**LLAMA3, "rope_scaling": {"type": "dynamic", "factor": 2}}, "dynamic"),
+        ({**LLAMA3, "rope_scaling": {"type": "longrope"}}, "longrope"),
+        ({**LLAMA3, "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "without"),
+        ({**LLAMA3, "partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        (
+            {**LLAMA3, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}},
+            "rope_parameters by layer type",
+        ),
+        ({**GPT2, "scale_attn_weights": False}, "scale_attn_weights false"),
+        ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
+        ({**MIXTRAL, "router_jitter_noise": 0.01}, "router_jitter_noise 0.01"),
+        ({**QWEN2_MOE, "output_router_logits": True}, "output_router_logits"),
+        (
+            {**DBRX, "ffn_config": {**FFN, "moe_jitter_eps": 0.01}},
+            "moe_jitter_eps 0.01",
+        ),
+        (
+            {**LLAMA4, "no_rope_layers": [1, 0, 0] * 16},
+            "no_rope_layers",
+        ),
+    ],
+)
+def test_what_is_not_computed_is_named_and_priced_without(
+    document: dict[str, Any], named: str
+) -> None:
+    found = spec_of(document)
+    assert named in ", ".join(found.numerics.not_computed)
+    assert decoder_graph(found) == decoder_graph(replace(found, numerics=USUAL))
+
+
+@pytest.mark.parametrize(
+    ("given", "every"),
+    [([1, 1, 1, 0] * 12, 4), ([1, 0] * 24, 2), ([1] * 48, 0), ([], 4), (None, 4)],
+)
+def test_layers_of_llama4_that_are_not_turned(given: object, every: int) -> None:
+    found = spec_of({**LLAMA4, "no_rope_layers": given}).numerics
+    assert (found.unrotated_every, found.not_computed) == (every, ())
+
+
+def test_attention_of_llama4_is_plain_up_to_a_chunk() -> None:
+    text = LLAMA4
+    plain = {**text, "attn_temperature_tuning": False}
+    assert spec_of({**text, "attention_chunk_size": 512}).reach == 512
+    assert spec_of(plain).reach == 8192
+    assert spec_of({**text, "floor_scale": 1}).reach == 1
+    assert spec_of({**plain, "attention_chunk_size": None}).reach is None
+    every = {**text, "no_rope_layers": [1] * 48, "attention_chunk_size": None}
+    assert spec_of(every).reach is None
+
+
+def test_a_qwen3_moe_without_head_dim_has_that_of_its_width() -> None:
+    bare = {key: one for key, one in QWEN3_MOE.items() if key != "head_dim"}
+    assert spec_of(bare).head_dim == 64
+    assert spec_of({**bare, "model_type": "qwen3"}).head_dim == 128
+
+
+def test_gates_and_biases_of_a_class_are_its_own() -> None:
+    moe = spec_of(QWEN2_MOE).moe
+    assert moe is not None
+    assert moe.shared_gate
+    assert not spec_of({**QWEN2_MOE, "qkv_bias": False}).attention_bias
+    assert not spec_of(DBRX).norm_bias
+    biased = {**LLAMA4, "attention_bias": True}
+    assert spec_of(biased).attention_bias
+    with pytest.raises(Unsupported, match="moe_layers"):
+        spec_of({**biased, "moe_layers": [0, 5]})
+    assert spec_of({**biased, "moe_layers": list(range(1, 48, 2))}).moe is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("rms_norm_eps", 2.0, "norm_epsilon must be in [0, 1)"),
+        ("rope_theta", 0.0, "rope_theta must be above 0"),
+        ("attention_dropout", -0.1, "attention_dropout must be in [0, 1)"),
+        ("rope_scaling", {"type": "linear", "factor": 0}, "factor must be above 0"),
+    ],
+)
+def test_constants_that_cannot_be_are_refused(
+    key: str, value: object, said: str
+) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        spec_of({**LLAMA3, key: value})
+    assert said in str(caught.value)

@@ -13,12 +13,14 @@ from profiles.errors import Unsupported
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec, MoeSpec
 from runtime.initialise import initialise
-from runtime.modules.balance import ALPHA, Balance
+from runtime.modules.balance import Balance
 from runtime.modules.decoder import Layer, require_trainable
 from runtime.modules.experts import ExpertMlp, Stack
 from runtime.modules.mlp import Mlp
 from runtime.optimizer import Optimizer, Settings
 from tests.fact_settings import SPEC
+
+ALPHA = SPEC.numerics.balance
 
 MOE = MoeSpec(
     experts=4,
@@ -167,16 +169,18 @@ def test_an_even_router_has_the_least_loss() -> None:
     """f = 1 and P = 1/E: the loss is α."""
     even = torch.full((2, 8, 4), 0.25)
     chosen = torch.tensor([[0, 1], [2, 3]]).repeat(2, 4, 1)
-    assert float(Balance(4).loss(chosen, even)) == pytest.approx(ALPHA)
+    assert float(Balance(4, ALPHA).loss(chosen, even)) == pytest.approx(ALPHA)
     crowded = torch.zeros(2, 8, 4)
     crowded[..., :2] = 0.5
     all_to_two = torch.tensor([0, 1]).expand(2, 8, 2)
-    assert float(Balance(4).loss(all_to_two, crowded)) == pytest.approx(2 * ALPHA)
+    assert float(Balance(4, ALPHA).loss(all_to_two, crowded)) == pytest.approx(
+        2 * ALPHA
+    )
 
 
 def test_the_loss_joins_the_gradient_and_not_the_value() -> None:
     chosen, probabilities = routed()
-    balance, stream = Balance(4), torch.ones(2, 8, 3, requires_grad=True)
+    balance, stream = Balance(4, ALPHA), torch.ones(2, 8, 3, requires_grad=True)
     balance.scale = 0.5
     same = balance(stream, chosen, probabilities)
     assert torch.equal(same, stream)
@@ -189,13 +193,13 @@ def test_the_loss_joins_the_gradient_and_not_the_value() -> None:
 @pytest.mark.parametrize("averaged", [1, 2])
 def test_ranks_that_share_a_sequence_have_its_loss_together(averaged: int) -> None:
     chosen, probabilities = routed()
-    whole, losses, counts = Balance(4).loss(chosen, probabilities), [], []
+    whole, losses, counts = Balance(4, ALPHA).loss(chosen, probabilities), [], []
     for part in (slice(0, 4), slice(4, 8)):
         here = torch.zeros(2, 4)
         ones = torch.ones(2, 8)
         counts.append(here.scatter_add_(1, chosen[:, part].flatten(1), ones))
     for part in (slice(0, 4), slice(4, 8)):
-        share = Balance(4)
+        share = Balance(4, ALPHA)
         share.parts, share.mean_over = 2, averaged
         share.sharing = lambda _: counts[0] + counts[1]
         losses.append(share.loss(chosen[:, part], probabilities[:, part]))

@@ -1,0 +1,142 @@
+"""What most decoders of Hugging Face share: `rotary`, from the keys of a config.
+
+What changes the loss and neither shapes nor prices goes to the spec's `numerics`: what
+the runtime computes by its value, anything else by name, for `execute` to refuse.
+Transformers 5 writes `rope_theta` and `rope_scaling` together, as `rope_parameters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from profiles.documents import shown
+from profiles.models.huggingface_keys import EXACT, Config
+from profiles.models.numerics import Numerics, RopeScaling
+from profiles.models.spec import DecoderSpec
+
+Read = tuple[DecoderSpec, int]  # and the longest sequence
+
+# `ROPE_INIT_FUNCTIONS`: other angles in a table that is made once, at the same cost.
+ROTATIONS: Final = (
+    *("default", "linear", "dynamic", "yarn", "longrope", "su", "llama3", "mrope"),
+)
+SCALINGS: Final = {  # those that are computed, with the keys that each needs
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+
+
+def rotation_of(config: Config, theta: float) -> dict[str, Any]:
+    """Of the spec's numerics `rope_theta`, `rope_scaling` and what is `not_computed`;
+    *theta* is the class's own.
+
+    Raises Unsupported for a scaling that is not known.
+    """
+    rope = config.inside("rope_scaling", {}) or config.inside("rope_parameters", {})
+    name = rope.get("rope_type", str, rope.get("type", str, "default"))
+    if name not in ROTATIONS:
+        raise rope.unsupported(
+            f"rope_type {shown(name)}", f"known: {', '.join(ROTATIONS)}"
+        )
+    theta = config.get("rope_theta", float, theta)
+    part = config.get("partial_rotary_factor", float, 1.0)
+    part = rope.get("partial_rotary_factor", float, part)
+    needed = SCALINGS.get(name, ())
+    lacks = [key for key in needed if rope.get(key, float, None) is None]
+    beyond = {
+        f"partial_rotary_factor {part:g}": part != 1,
+        "rope_parameters by layer type": rope.has_objects,
+        f"rope_scaling {name}": name not in ("default", *SCALINGS),
+        f"rope_scaling {name} without {', '.join(lacks)}": bool(lacks),
+    }
+    scaled = name in SCALINGS and not lacks
+    return {
+        "rope_theta": rope.get("rope_theta", float, theta),
+        "rope_scaling": _scaling(config, rope, name) if scaled else None,
+        "not_computed": tuple(what for what, true in beyond.items() if true),
+    }
+
+
+def _scaling(config: Config, rope: Config, name: str) -> RopeScaling:
+    given = {key: rope.get(key, float) for key in SCALINGS[name]}
+    if name == "llama3":
+        longest = config.count("max_position_embeddings", None)
+        longest = longest or config.count("max_seq_len", 2048)
+        first = rope.count("original_max_position_embeddings", longest)
+        given["original_positions"] = first
+    return RopeScaling(kind=name, **given)
+
+
+def numerics_of(
+    config: Config,
+    *,
+    rotation: Mapping[str, Any],
+    epsilon: float = 1e-6,
+    not_computed: Sequence[str] = (),
+    **differences: Any,
+) -> Numerics:
+    """What Llama and everything after it share: norms, the *rotation*, dropout of the
+    attention; *epsilon* is the class's own, *differences* override."""
+    shape: dict[str, Any] = {
+        **rotation,
+        "norm_epsilon": config.get("rms_norm_eps", float, epsilon),
+        "exact_gelu": config.get("hidden_act", str, "silu") in EXACT,
+        "attention_dropout": config.get("attention_dropout", float, 0.0),
+        "balance": 0.0,
+        "not_computed": (*rotation["not_computed"], *not_computed),
+    }
+    return Numerics(**{**shape, **differences})
+
+
+def rotary(
+    config: Config,
+    *,
+    numerics: Mapping[str, Any] | None = None,
+    theta: float = 10000.0,
+    **differences: Any,
+) -> Read:
+    """What Llama and everything after it share; *numerics* and other *differences*
+    override, *theta* is the class's own base of the rotation."""
+    heads = config.count("num_attention_heads")
+    shape: dict[str, Any] = {
+        "layers": config.count("num_hidden_layers"),
+        "hidden": config.count("hidden_size"),
+        "heads": heads,
+        "kv_heads": config.count("num_key_value_heads", heads),
+        "vocab": config.count("vocab_size"),
+        "ffn_hidden": config.count("intermediate_size"),
+        "gated_mlp": True,
+        "activation": config.activation("hidden_act", "silu"),
+        "norm": "rmsnorm",
+        "position": "rotary",
+        "attention_bias": False,
+        "output_bias": False,
+        "mlp_bias": False,
+        "tied_embeddings": config.flag("tie_word_embeddings", False),
+    }
+    shape.update(differences)
+    if "head_dim" not in shape:
+        shape["head_dim"] = config.head_dim()
+    turned = rotation_of(config, theta)
+    shape["numerics"] = numerics_of(config, rotation=turned, **(numerics or {}))
+    return DecoderSpec(**shape), config.count("max_position_embeddings")
+
+
+def window_of(config: Config, default: int | None) -> int | None:
+    """A null window is none at all; an absent one is the class's default."""
+    return config.nullable("sliding_window", int, default)  # type: ignore[no-any-return]
+
+
+def qwen3(config: Config, **differences: Any) -> Read:
+    """A Qwen3: its queries and keys are normalised."""
+    biased = config.flag("attention_bias", False)
+    windowed = config.flag("use_sliding_window", False)
+    return rotary(
+        config,
+        qk_norm=True,
+        attention_bias=biased,
+        output_bias=biased,
+        window=window_of(config, 4096) if windowed else None,
+        **differences,
+    )
