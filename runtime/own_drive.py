@@ -39,7 +39,8 @@ class DriveUpdate:
         self._trained = {
             name: one for name, one in model.named_parameters() if one.requires_grad
         }
-        device = next(iter(self._trained.values())).device
+        first = next(model.parameters(), None)
+        device = torch.device("cpu") if first is None else first.device
         self._disk = DiskOptimizer(
             self._trained.items(),
             Settings(name=kind_of(make)),
