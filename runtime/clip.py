@@ -27,8 +27,9 @@ def global_norm(turns: Iterable[Iterable[Piece]]) -> Tensor:
     all-reduce of one number over all ranks.
     """
     found = [squares for pieces in turns for squares in _squares(pieces)]
-    total = torch.stack(found).sum() if found else _nothing()
+    total = torch.stack(found).sum() if found else torch.zeros(()).double()
     if dist.get_world_size() > 1:
+        total = total.to(_of_messages())
         dist.all_reduce(total)
     return total.sqrt().float()
 
@@ -62,11 +63,13 @@ def _squares(pieces: Iterable[Piece]) -> Iterator[Tensor]:
         yield (norms.double() ** 2).sum() / copies
 
 
-def _nothing() -> Tensor:
-    """Zero, where the process group's messages are."""
+def _of_messages() -> str:
+    """The device that all ranks send one number from, whatever their gradients are on:
+    the host's where the process group sends from there."""
     world = dist.group.WORLD
-    kind = "cpu" if world is None else world._device_types[0]
-    return torch.zeros((), dtype=torch.float64, device=kind)
+    assert world is not None
+    kinds = [torch.device(kind).type for kind in world._device_types]
+    return "cpu" if "cpu" in kinds else kinds[0]
 
 
 def parts(parameter: Tensor) -> int:

@@ -86,25 +86,8 @@ class DryRun:
         self._units = [self._copied(unit)[0] for unit in units]
 
     def shapes(self, inputs: Tensor) -> list[torch.Size]:
-        """What each unit makes of *inputs*; every rank calls this at once.
-
-        Raises Unsupported, on all ranks, where the chain is not the module.
-        """
-        refused: Unsupported | None = None
-        found: list[torch.Size] = []
-        try:
-            found = self._compared(inputs)
-        except Unsupported as error:
-            refused = error
-        everywhere = torch.tensor(float(refused is not None), device=inputs.device)
-        dist.all_reduce(everywhere)
-        if refused is not None:
-            raise refused
-        if everywhere:
-            raise Unsupported("another rank refused to train this chain of units")
-        return found
-
-    def _compared(self, inputs: Tensor) -> list[torch.Size]:
+        """What each unit makes of *inputs*; raises Unsupported where the chain does
+        not compute what the module does."""
         seen: dict[int, list[_Seen]] = {number: [] for number in self._inside}
         with _watching(self._inside, seen), same_numbers(inputs.device):
             own = self._run(self._whole, inputs.clone(), self._name)
@@ -153,6 +136,24 @@ class DryRun:
                 one.register_forward_pre_hook(_fill)
                 one.register_forward_hook(_empty)
         return made, memo
+
+
+def agreed_shapes(trial: DryRun, inputs: Tensor) -> list[torch.Size]:
+    """`trial.shapes(inputs)`; every rank calls this at once, and where one refuses all
+    of them raise Unsupported."""
+    refused: Unsupported | None = None
+    found: list[torch.Size] = []
+    try:
+        found = trial.shapes(inputs)
+    except Unsupported as error:
+        refused = error
+    everywhere = torch.tensor(float(refused is not None), device=inputs.device)
+    dist.all_reduce(everywhere)
+    if refused is not None:
+        raise refused
+    if everywhere:
+        raise Unsupported("another rank refused to train this chain of units")
+    return found
 
 
 def output_of(made: Any) -> Tensor | None:

@@ -8,7 +8,6 @@ the first step: after it nothing watches any more.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,12 +25,10 @@ from runtime.precision import Policy
 
 
 class Replica(DistributedDataParallel):
-    """DDP that trains a module with unused parameters, and has its attributes."""
+    """DDP that trains a module with unused parameters, and has its attributes. Where
+    none is unused, PyTorch warns once that it looked in vain."""
 
     def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        # It looks for unused parameters, and says once where there are none.
-        found_none = "find_unused_parameters=True was specified"
-        warnings.filterwarnings("ignore", message=f".*{found_none}")
         super().__init__(
             module, process_group=mesh.get_group(), find_unused_parameters=True
         )
@@ -93,7 +90,7 @@ class _Watch:
 
     def __init__(self, model: nn.Module) -> None:
         own = model.module if isinstance(model, Replica) else model
-        self._name = type(own).__name__
+        self._name = _kind(own)
         self._inside = self._begun = 0
         self.handles: list[Any] = []
 
@@ -117,9 +114,15 @@ class _Watch:
             if self._inside or in_backward or not torch.is_grad_enabled():
                 return
             raise Unsupported(
-                f"{shown} ({type(part).__name__}) is called outside {self._name}."
+                f"{shown} ({_kind(part)}) is called outside {self._name}."
                 "forward, where its gradients are not exchanged between the ranks: "
                 f"call it in {self._name}.forward, and train by that"
             )
 
         return refuse
+
+
+def _kind(one: nn.Module) -> str:
+    """Its class, by the name that its author gave it."""
+    name = type(one).__name__
+    return name.removeprefix("FSDP") if isinstance(one, FSDPModule) else name

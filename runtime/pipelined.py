@@ -24,7 +24,7 @@ from profiles.errors import Contradiction, Unsupported
 from runtime.chain import cut
 from runtime.collectives import all_reduce
 from runtime.data_parallel import Sharded, Sharding
-from runtime.dry_run import DryRun
+from runtime.dry_run import DryRun, agreed_shapes
 from runtime.mesh import shard_mesh
 from runtime.optimizer import local
 from runtime.own_layout import sharded_as, states_away
@@ -180,7 +180,7 @@ class Pipelined(nn.Module):
 
     def _built(self, micro_batch: Tensor) -> Executor:
         assert self._trial is not None, "the executor is built once"
-        made = self._trial.shapes(micro_batch)
+        made = agreed_shapes(self._trial, micro_batch)
         self._trial = None
         between = {tuple(made[places[-1]]) for places in self._cut[:-1]}
         if len(between) > 1:
