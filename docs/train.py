@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import runtime
 from costmodel.layout import Layout
-from profiles.errors import MeshwrightError
+from profiles.errors import MeshwrightError, Unsupported
 from runtime.parallelize import clip_gradients, data_rank, layout_of, optimizer
 
 
@@ -34,6 +34,8 @@ def loss_of(out: Tensor, wanted: Tensor) -> Tensor:
 
 
 def train(layout: Layout) -> float:
+    if "fp16" in layout.precision_name:
+        raise Unsupported("this loop has no GradScaler: plan with --precision bf16")
     torch.manual_seed(0)
     count = sum(name.isdigit() for stage in layout.stages for name in stage.layers)
     layers = [Layer(64) for _ in range(count)]

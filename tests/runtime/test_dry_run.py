@@ -53,7 +53,7 @@ def plain(chain: Chain, stream: Tensor) -> Tensor:
 
 
 def skipping(chain: Chain, stream: Tensor) -> Tensor:
-    made = []
+    made: list[Tensor] = []
     for number, layer in enumerate(chain.layers):
         if number == 4:
             stream = stream + made[1]
@@ -75,7 +75,7 @@ def inputs() -> Tensor:
 
 
 def test_a_chain_is_what_its_module_computes_and_nothing_is_changed() -> None:
-    module = Chain(plain)
+    module: Any = Chain(plain)
     module.layers[0].up.weight.data.mul_(0)
     before = {name: one.clone() for name, one in module.state_dict().items()}
     numbers = torch.get_rng_state()
@@ -109,7 +109,8 @@ def test_a_skip_that_is_nothing_at_first_is_seen() -> None:
             self.two.register_parameter("gate", self.gate)
 
         def forward(self, stream: Tensor) -> Tensor:
-            return self.two(self.one(stream)) + self.gate * stream
+            made: Tensor = self.two(self.one(stream)) + self.gate * stream
+            return made
 
     module = Gated()
     with pytest.raises(Unsupported, match="something follows the last unit"):

@@ -117,3 +117,27 @@ def test_what_is_not_the_layouts_module_is_refused() -> None:
     module.requires_grad_(requires_grad=False)
     with pytest.raises(Contradiction, match="no parameter of Partly is trained"):
         require_trained(module, asked)
+
+
+def averaged(rank: int) -> dict[str, Any]:
+    """Gradients of a stage of which each rank's batch uses something else."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from runtime.pipelined import Replicated
+
+    part = nn.ParameterDict({name: torch.zeros(2) for name in ("both", "one", "none")})
+    part["still"] = nn.Parameter(torch.zeros(2), requires_grad=False)
+    alike = Replicated(part, init_device_mesh("cpu", (2,)))
+    alike.begin()
+    made = (part["both"] * (rank + 1)).sum()
+    if rank == 1:
+        made = made + (part["one"] * 4).sum()
+    made.backward()
+    alike.finish()
+    grads = {name: one.grad for name, one in part.items()}
+    return {name: None if one is None else one.tolist() for name, one in grads.items()}
+
+
+def test_what_one_rank_used_has_a_gradient_on_all() -> None:
+    wanted = {"both": [1.5, 1.5], "one": [2.0, 2.0], "none": None, "still": None}
+    assert on_ranks(2, averaged) == [wanted, wanted]

@@ -320,7 +320,9 @@ def test_the_script_of_the_page_says_what_it_needs(
 ) -> None:
     done = _script(run, root, tmp_path, "--model gpt-tiny --cp 2")
     (said,) = (line for line in done.stderr.splitlines() if "train.py:" in line)
-    assert said.startswith("train.py: a layout with cp 2 changes what a module computes")
+    assert said.startswith(
+        "train.py: a layout with cp 2 changes what a module computes"
+    )
     assert "Traceback" not in done.stderr[: done.stderr.index(said)]
 
 

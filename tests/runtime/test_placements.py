@@ -41,13 +41,13 @@ def split(rank: int) -> dict[str, Any]:
         model: Any = parallelize(gpt2(), asked, styles=styles)
         made = model(tokens()).logits
         made.square().mean().backward()
-        named = dict(model.named_parameters())
+        named: dict[str, Any] = dict(model.named_parameters())
         found[name] = {
             "made": made.detach(),
             "split": sum(isinstance(one, DTensor) for one in named.values()),
             "gradients": {
-                key: one.grad.full_tensor() if isinstance(one, DTensor) else one.grad
-                for key, one in named.items()
+                key: whole.full_tensor() if isinstance(whole, DTensor) else whole
+                for key, whole in ((key, one.grad) for key, one in named.items())
             },
         }
     return found
@@ -96,7 +96,9 @@ def refused(rank: int) -> list[str]:
 def test_a_module_of_which_little_is_split_is_refused_by_name() -> None:
     pytest.importorskip("transformers")
     for fused, llama4 in on_ranks(2, refused):
-        assert fused.startswith("tp 2 would split 11% of the weights of Fused, and not ")
+        assert fused.startswith(
+            "tp 2 would split 11% of the weights of Fused, and not "
+        )
         assert "experts" in fused
         assert "experts.gate_up_proj" in llama4
 
