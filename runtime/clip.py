@@ -20,16 +20,18 @@ class Piece:
     copies: int
 
 
-def global_norm(turns: Iterable[Iterable[Piece]]) -> Tensor:
+def global_norm(
+    turns: Iterable[Iterable[Piece]], *, device: torch.device | str = "cpu"
+) -> Tensor:
     """L2 norm over all parameters of the model, each counted once; a 0-d fp32 tensor.
 
     Pieces come in *turns*, of which each may be let go before the next one. One
-    all-reduce of one number over all ranks.
+    all-reduce of one number over all ranks, from *device* where this one has no piece.
     """
     found = [squares for pieces in turns for squares in _squares(pieces)]
-    total = torch.stack(found).sum() if found else torch.zeros(()).double()
+    nothing = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.stack(found).sum() if found else nothing
     if dist.get_world_size() > 1:
-        total = total.to(_of_messages())
         dist.all_reduce(total)
     return total.sqrt().float()
 
@@ -61,15 +63,6 @@ def _squares(pieces: Iterable[Piece]) -> Iterator[Tensor]:
     for copies, gradients in by_copies.items():
         norms = torch.stack(torch._foreach_norm(gradients))
         yield (norms.double() ** 2).sum() / copies
-
-
-def _of_messages() -> str:
-    """The device that all ranks send one number from, whatever their gradients are on:
-    the host's where the process group sends from there."""
-    world = dist.group.WORLD
-    assert world is not None
-    kinds = [torch.device(kind).type for kind in world._device_types]
-    return "cpu" if "cpu" in kinds else kinds[0]
 
 
 def parts(parameter: Tensor) -> int:

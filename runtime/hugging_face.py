@@ -186,7 +186,7 @@ def _order_of(
     handles = [one.register_forward_pre_hook(note) for one in (*ends, *layers)]
     handles += [one.register_forward_hook(note_made) for one in layers]
     device = next(model.parameters()).device
-    tokens = torch.zeros((1, 2), dtype=torch.int64, device=device)
+    tokens = torch.ones((1, 2), dtype=torch.int64, device=device)
     try:
         with torch.no_grad(), same_numbers(device):
             model(input_ids=tokens, use_cache=False)

@@ -57,6 +57,7 @@ class DriveUpdate:
                 one.register_post_accumulate_grad_hook(self._sends(name, self._down))
         for root in _roots(model) if away.shards else ():
             self._disk.read_for(root, passes=away.passes)
+        self.gradients_on = torch.device("cpu") if away.gradients else device
         self.factor = 1.0  # what the update multiplies gradients by
 
     @property

@@ -203,18 +203,22 @@ def clip_gradients(
     optimizer, which has the gradients where they have gone to the host.
     """
     if isinstance(updated, DriveUpdate):
-        norm = global_norm(_pieces(one, layout) for one in updated.turns())
+        device = updated.gradients_on
+        turns = (_pieces(one, layout) for one in updated.turns())
+        norm = global_norm(turns, device=device)
         updated.factor = clip_factor(float(norm), most)
         return norm
+    first = next(module.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
     if isinstance(updated, HostUpdate):
-        made = list(updated.gradients())
+        device, made = torch.device("cpu"), list(updated.gradients())
     else:
         made = [
             (one, local(one.grad))
             for one in module.parameters()
             if one.grad is not None
         ]
-    norm = global_norm([_pieces(made, layout)])
+    norm = global_norm([_pieces(made, layout)], device=device)
     scale([gradient for _, gradient in made], clip_factor(float(norm), most))
     return norm
 
