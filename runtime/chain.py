@@ -2,39 +2,37 @@
 
 That is what a pipeline can cut: the embedding, the layers in their order, what comes
 after them (norm, head). An `nn.Sequential` is one; of another module the units are
-named by whoever wrote it, or known, for Hugging Face's GPT-2 and Llama.
+named by whoever wrote it, or found, for Hugging Face's decoders. Whether the units are
+all that the module's own forward does is tried before the first step (`dry_run`).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from costmodel.layout import Layout
 from profiles.errors import Contradiction, Unsupported
+from runtime.hugging_face import takes_embeddings, units_of
 
 
 def chain_of(module: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
     """The units of *module*; raises Unsupported where they are not known."""
     if units is not None:
         found = list(units)
-        _require_all(module, found)
-        return found
-    if isinstance(module, nn.Sequential):
-        return list(module)
-    if type(module).__module__.startswith("transformers."):
-        from runtime.hugging_face import units_of
-
-        return units_of(module)
-    raise Unsupported(
-        f"a {type(module).__name__} is not known to be a chain, so a pipeline cannot "
-        "cut it: give its units in order, parallelize(module, layout, "
-        "units=[embedding, *layers, head]), or plan with --pp 1"
-    )
+    elif isinstance(module, nn.Sequential):
+        found = list(module)
+    elif takes_embeddings(module):
+        found = units_of(module)
+    else:
+        raise Unsupported(
+            f"a {type(module).__name__} is not known to be a chain, so a pipeline "
+            "cannot cut it: give its units in order, parallelize(module, layout, "
+            "units=[embedding, *layers, head]), or plan with --pp 1"
+        )
+    _require_all(module, found)
+    return found
 
 
 def cut(units: Sequence[nn.Module], layout: Layout) -> list[list[int]]:
@@ -59,39 +57,6 @@ def cut(units: Sequence[nn.Module], layout: Layout) -> list[list[int]]:
     ]
 
 
-def without_storage(units: Sequence[nn.Module]) -> list[nn.Module]:
-    """Copies of *units* on the meta device: they give shapes, and take no memory."""
-    found = []
-    for unit in units:
-        held = (*unit.parameters(), *unit.buffers())
-        memo: dict[int, Any] = {id(one): _on_meta(one) for one in held}
-        found.append(copy.deepcopy(unit, memo))
-    return found
-
-
-def shapes(units: Sequence[nn.Module], inputs: Tensor) -> list[torch.Size]:
-    """What each unit, on the meta device, makes of *inputs*."""
-    found = []
-    stream = inputs.to("meta")
-    with torch.no_grad():
-        for unit in units:
-            stream = unit(stream)
-            if not isinstance(stream, Tensor):
-                raise Unsupported(
-                    f"a {type(unit).__name__} gives {type(stream).__name__}; each unit "
-                    "takes one tensor and gives one"
-                )
-            found.append(stream.shape)
-    return found
-
-
-def _on_meta(one: Tensor) -> Tensor:
-    empty = one.detach().to("meta")
-    if isinstance(one, nn.Parameter):
-        return nn.Parameter(empty, requires_grad=one.requires_grad)
-    return empty
-
-
 def _require_all(module: nn.Module, units: Sequence[nn.Module]) -> None:
     """Every parameter is in one unit: what is in none would never be trained."""
     held = [id(one) for unit in units for one in unit.parameters()]
@@ -103,5 +68,6 @@ def _require_all(module: nn.Module, units: Sequence[nn.Module]) -> None:
     if len(held) != len(set(held)):
         raise Unsupported(
             "two units share a parameter (tied embeddings): a pipeline would train "
-            "its copies apart; untie them, or plan with --pp 1"
+            "its copies apart; untie them (of Hugging Face's models by "
+            "tie_word_embeddings=False), or plan with --pp 1"
         )

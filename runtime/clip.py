@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -20,13 +20,17 @@ class Piece:
     copies: int
 
 
-def global_norm(turns: Iterable[Iterable[Piece]]) -> Tensor:
+def global_norm(
+    turns: Iterable[Iterable[Piece]], *, device: torch.device | str = "cpu"
+) -> Tensor:
     """L2 norm over all parameters of the model, each counted once; a 0-d fp32 tensor.
 
     Pieces come in *turns*, of which each may be let go before the next one. One
-    all-reduce of one number over all ranks.
+    all-reduce of one number over all ranks, from *device* where this one has no piece.
     """
-    total = torch.stack([_squares(pieces) for pieces in turns]).sum()
+    found = [squares for pieces in turns for squares in _squares(pieces)]
+    nothing = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.stack(found).sum() if found else nothing
     if dist.get_world_size() > 1:
         dist.all_reduce(total)
     return total.sqrt().float()
@@ -45,20 +49,20 @@ def clip_factor(norm: float, most: float) -> float:
 
 def scale(gradients: Iterable[Tensor], factor: float) -> None:
     """Multiply *gradients* in place."""
-    if factor != 1:
-        torch._foreach_mul_(list(gradients), factor)
+    some = list(gradients)
+    if factor != 1 and some:
+        torch._foreach_mul_(some, factor)
 
 
-def _squares(pieces: Iterable[Piece]) -> Tensor:
-    """The sum of their squares, each piece's by the ranks that hold the same."""
+def _squares(pieces: Iterable[Piece]) -> Iterator[Tensor]:
+    """Sums of their squares, each piece's by the ranks that hold the same; none of no
+    piece, as where all of a stage is frozen."""
     by_copies: dict[int, list[Tensor]] = defaultdict(list)
     for piece in pieces:
         by_copies[piece.copies].append(piece.gradient)
-    sums = [
-        (torch.stack(torch._foreach_norm(gradients)).double() ** 2).sum() / copies
-        for copies, gradients in by_copies.items()
-    ]
-    return torch.stack(sums).sum()
+    for copies, gradients in by_copies.items():
+        norms = torch.stack(torch._foreach_norm(gradients))
+        yield (norms.double() ** 2).sum() / copies
 
 
 def parts(parameter: Tensor) -> int:

@@ -55,7 +55,8 @@ class StateFile(DriveFile):
         sizes = [prod(shape) * FP32_BYTES for shape in shapes]
         self.buckets = list(_buckets(sizes, 1 + moments, gradients=gradients))
         end = self.buckets[-1].whole if self.buckets else Part(0, 0)
-        super().__init__(folder, end.first + end.size_bytes)
+        # A stage that is frozen has no state, and a file has at least a page.
+        super().__init__(folder, max(end.first + end.size_bytes, PAGE_BYTES))
         self._tensors: dict[int, list[Tensor]] = {}
         self._slots: dict[int, Tensor] = {}
         self._values: dict[int, Part] = {}  # where each is, to the byte

@@ -75,7 +75,7 @@ class Optimizer:
         self.settings = settings
         self.leaves = [self._leaf(name, parameter) for name, parameter in parameters]
         if make is not None:
-            self.inner = make([leaf.value for leaf in self.leaves])
+            self.inner = made_of(make, [leaf.value for leaf in self.leaves])
             return
         decayed = [item.value for item in self.leaves if item.decays]
         others = [item.value for item in self.leaves if not item.decays]
@@ -120,6 +120,12 @@ class Optimizer:
     def _publish(self) -> None:
         for leaf in self.leaves:
             leaf.publish()
+
+
+def made_of(make: Make, values: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """*make*'s optimizer of *values*. torch's take no empty list, as of a stage that
+    is frozen: a parameter without numbers stands in."""
+    return make(values or [nn.Parameter(torch.empty(0))])
 
 
 def local(parameter: Tensor) -> Tensor:

@@ -39,7 +39,8 @@ class DriveUpdate:
         self._trained = {
             name: one for name, one in model.named_parameters() if one.requires_grad
         }
-        device = next(iter(self._trained.values())).device
+        first = next(model.parameters(), None)
+        device = torch.device("cpu") if first is None else first.device
         self._disk = DiskOptimizer(
             self._trained.items(),
             Settings(name=kind_of(make)),
@@ -56,6 +57,7 @@ class DriveUpdate:
                 one.register_post_accumulate_grad_hook(self._sends(name, self._down))
         for root in _roots(model) if away.shards else ():
             self._disk.read_for(root, passes=away.passes)
+        self.gradients_on = torch.device("cpu") if away.gradients else device
         self.factor = 1.0  # what the update multiplies gradients by
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from runtime.host import Host
 from runtime.host_gradients import HostGradients
-from runtime.optimizer import Make, local
+from runtime.optimizer import Make, local, made_of
 
 
 class HostUpdate:
@@ -30,11 +30,12 @@ class HostUpdate:
     def __init__(
         self, parameters: Iterable[nn.Parameter], make: Make, *, scattered: bool
     ) -> None:
-        self._trained = [one for one in parameters if one.requires_grad]
-        self._host = Host(self._trained[0].device)
+        given = list(parameters)
+        self._trained = [one for one in given if one.requires_grad]
+        self._host = Host(given[0].device if given else torch.device("cpu"))
         self._down = HostGradients(self._host)
         self._masters = [self._copy(one) for one in self._trained]
-        self.inner = make(self._masters)
+        self.inner = made_of(make, self._masters)
         if scattered:
             for number, one in enumerate(self._trained):
                 self._send_early(number, one)

@@ -14,18 +14,14 @@ cuts a chain of units (`chain`) and trains by `model.step(inputs, targets)`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed._composable.replicate_with_fsdp import replicate
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
@@ -33,10 +29,12 @@ from costmodel.layout import Layout
 from costmodel.layout_reader import parse_file
 from profiles.documents import read_json
 from profiles.errors import Contradiction
-from runtime.chain import chain_of, without_storage
+from runtime.chain import chain_of
 from runtime.clip import Piece, clip_factor, global_norm, parts, scale
-from runtime.mesh import device_mesh, shard_mesh
-from runtime.optimizer import Make, local
+from runtime.dry_run import DryRun
+from runtime.mesh import device_mesh, rank_grid, shard_mesh
+from runtime.optimizer import Make, local, made_of
+from runtime.own_data_parallel import replicated
 from runtime.own_drive import DriveUpdate
 from runtime.own_layout import (
     made_again,
@@ -84,21 +82,23 @@ def parallelize(
     begin_alike(module)
     whole = device_mesh(layout, device.type)
     chain = chain_of(module, units) if layout.pp > 1 else []
-    bare = without_storage(chain)  # as they are, before anything is done to them
-    members = chain or (list(units) if units is not None else list(repeated(module)))
+    members = chain or _members(module, units)
+    require_trained(module, layout)
+    require_layers(module, members, layout)
+    trial = DryRun(module, chain) if chain else None  # of them as they are
     place(module, whole["tp"], styles or {})
     for unit in _redone(members, made_again(layout)):
         _redo(unit)
     rules = policy(layout.precision_name)
     rules.multiply()
-    if chain:
+    if trial is not None:
         if loss is None:
             raise Contradiction("a pipeline needs loss=, of output and targets")
-        return Pipelined(chain, layout, whole, loss, rules, bare=bare)
+        return Pipelined(chain, layout, whole, loss, rules, trial=trial)
     if rules.autocast is not None:
         _cast(module, rules, device.type)
     shards = shard_mesh(layout, whole)
-    return _replicated(module, members, whole, shards, layout, rules)
+    return replicated(module, members, whole, shards, layout, rules)
 
 
 def require_ranks(layout: Layout) -> None:
@@ -115,6 +115,47 @@ def require_ranks(layout: Layout) -> None:
             f"{dist.get_world_size()}; start {layout.gpus}, or plan with --gpus "
             f"{dist.get_world_size()}"
         )
+
+
+def require_trained(module: nn.Module, layout: Layout) -> None:
+    """Raise Contradiction unless *module* has parameters to train, in 32 bits: it is
+    these that a layout's 16-bit weights are made from."""
+    named = dict(module.named_parameters())
+    if not any(one.requires_grad for one in named.values()):
+        raise Contradiction(
+            f"no parameter of {type(module).__name__} is trained: all have "
+            "requires_grad=False"
+        )
+    together = layout.pp > 1 or sharded_as(layout) > 0  # with those that are frozen
+    for name, one in named.items():
+        narrow = one.is_floating_point() and one.dtype is not torch.float32
+        if narrow and (one.requires_grad or together):
+            raise Contradiction(
+                f"{name} is {str(one.dtype).removeprefix('torch.')}: a layout of "
+                f"precision {layout.precision_name} is begun with weights of 32 bits, "
+                "and makes others itself; call module.float() before parallelize"
+            )
+
+
+def require_layers(
+    module: nn.Module, members: Sequence[nn.Module], layout: Layout
+) -> None:
+    """Raise Contradiction where *members* are not the layers of *layout*, with up to
+    three beside (embedding, norm, head)."""
+    layers = len(made_again(layout))
+    if members and not 0 <= len(members) - layers <= 3:
+        raise Contradiction(
+            f"the layout is of {layers} layers and {type(module).__name__} has "
+            f"{len(members)} units; plan for as many layers, or give units=, one a "
+            "layer"
+        )
+
+
+def data_rank(layout: Layout) -> int:
+    """Which of the data-parallel parts of a batch this rank reads, from 0."""
+    rank = dist.get_rank()
+    rows = (row for stage in rank_grid(layout) for row in enumerate(stage))
+    return next(number for number, ranks in rows if rank in ranks)
 
 
 @torch.no_grad()
@@ -144,7 +185,7 @@ def optimizer(
     if away.on_drive:
         return DriveUpdate(model, layout, make, folder)
     if not away.masters:
-        return make(list(model.parameters()))
+        return made_of(make, list(model.parameters()))
     return HostUpdate(model.parameters(), make, scattered=sharded_as(layout) >= 2)
 
 
@@ -162,18 +203,22 @@ def clip_gradients(
     optimizer, which has the gradients where they have gone to the host.
     """
     if isinstance(updated, DriveUpdate):
-        norm = global_norm(_pieces(one, layout) for one in updated.turns())
+        device = updated.gradients_on
+        turns = (_pieces(one, layout) for one in updated.turns())
+        norm = global_norm(turns, device=device)
         updated.factor = clip_factor(float(norm), most)
         return norm
+    first = next(module.parameters(), None)
+    device = torch.device("cpu") if first is None else first.device
     if isinstance(updated, HostUpdate):
-        made = list(updated.gradients())
+        device, made = torch.device("cpu"), list(updated.gradients())
     else:
         made = [
             (one, local(one.grad))
             for one in module.parameters()
             if one.grad is not None
         ]
-    norm = global_norm([_pieces(made, layout)])
+    norm = global_norm([_pieces(made, layout)], device=device)
     scale([gradient for _, gradient in made], clip_factor(float(norm), most))
     return norm
 
@@ -182,36 +227,6 @@ def _pieces(made: Iterable[tuple[Tensor, Tensor]], layout: Layout) -> list[Piece
     """Gradients of parameters, each with the ranks that hold the same."""
     ranks = layout.stages[0].mesh.dp * layout.stages[0].mesh.tp
     return [Piece(gradient, ranks // parts(one)) for one, gradient in made]
-
-
-def _replicated(
-    module: nn.Module,
-    members: list[nn.Module],
-    whole: DeviceMesh,
-    shards: DeviceMesh,
-    layout: Layout,
-    rules: Policy,
-) -> nn.Module:
-    """*module* over the dp axis, which ZeRO cuts as *shards*."""
-    mesh, zero = whole["dp"], sharded_as(layout)
-    if zero == 0 and mesh.size() == 1:
-        return module
-    if zero == 0:
-        if whole["tp"].size() > 1:  # PyTorch's DDP does not hold DTensors
-            replicate(module, mesh=mesh)
-            return module
-        return DistributedDataParallel(module, process_group=mesh.get_group())
-    away = states_away(layout).policy(next(module.parameters()).device)
-    for unit in (*members, module):
-        fully_shard(
-            unit,
-            mesh=shards,
-            mp_policy=rules.fully_shard,
-            reshard_after_forward=zero == 3,
-            offload_policy=away,
-        )
-    assert isinstance(module, FSDPModule)
-    return module
 
 
 def _redone(members: list[nn.Module], again: list[bool]) -> Iterator[nn.Module]:
@@ -242,6 +257,12 @@ def repeated(module: nn.Module) -> Iterable[nn.Module]:
             yield from child.children()
         else:
             yield from repeated(child)
+
+
+def _members(module: nn.Module, units: Iterable[nn.Module] | None) -> list[nn.Module]:
+    if units is not None:
+        return list(units)
+    return list(module if isinstance(module, nn.Sequential) else repeated(module))
 
 
 def _redo(unit: nn.Module) -> None:

@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from costmodel.action import Kind
 from costmodel.layout import Layout
 from profiles.errors import Contradiction, Unsupported
-from runtime.chain import cut, shapes
+from runtime.chain import cut
 from runtime.collectives import all_reduce
 from runtime.data_parallel import Sharded, Sharding
+from runtime.dry_run import DryRun, agreed_shapes
 from runtime.mesh import shard_mesh
 from runtime.optimizer import local
 from runtime.own_layout import sharded_as, states_away
@@ -69,24 +70,32 @@ class Replicated:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """One all-reduce of all gradients together."""
-        if self._mesh.size() == 1:
+        """One all-reduce of all gradients together, and of which there are: what only
+        other ranks' batches used has a gradient here, too; what none used has none."""
+        trained = [one for one in self._part.parameters() if one.requires_grad]
+        if self._mesh.size() == 1 or not trained:
             return
-        made = [one.grad for one in self._part.parameters() if one.grad is not None]
-        if not made:  # all of it is frozen
-            return
-        parts = [local(gradient) for gradient in made]
-        flat = torch.cat([part.flatten() for part in parts])
+        used = torch.tensor([one.grad is not None for one in trained])
+        for one in trained:
+            if one.grad is None:
+                one.grad = torch.zeros_like(one)
+        parts = [local(one.grad) for one in trained if one.grad is not None]
+        told = used.to(device=parts[0].device, dtype=parts[0].dtype)
+        flat = torch.cat([*(part.flatten() for part in parts), told])
         all_reduce(flat, self._mesh.get_group()).div_(self._mesh.size())
-        sizes = [part.numel() for part in parts]
-        for part, mean in zip(parts, flat.split(sizes), strict=True):
+        *means, told = flat.split([*(part.numel() for part in parts), len(trained)])
+        for one, part, mean, by in zip(
+            trained, parts, means, told.tolist(), strict=True
+        ):
             part.copy_(mean.view_as(part))
+            if not by:
+                one.grad = None
 
 
 class Pipelined(nn.Module):
     """Built by every rank at once; `step` is called by every rank at once.
 
-    *bare* are the units on the meta device, to know what a stage hands on.
+    *trial* says before the first step what stages hand on, and that it is all.
     """
 
     def __init__(
@@ -97,13 +106,13 @@ class Pipelined(nn.Module):
         loss: Loss,
         rules: Policy,
         *,
-        bare: Sequence[nn.Module],
+        trial: DryRun,
     ) -> None:
         super().__init__()
         self.layout, self._mesh, self._rules = layout, mesh, rules
         self._rank = mesh["pp"].get_local_rank()
         self._shards = shard_mesh(layout, mesh)
-        self._bare = list(bare)
+        self._trial: DryRun | None = trial
         self._cut = cut(units, layout)
         last = len(layout.stages) - 1
         parts = {
@@ -156,9 +165,10 @@ class Pipelined(nn.Module):
 
     def _replicas(self, part: Part) -> Sharded | Replicated:
         across, zero = self._mesh["dp"], sharded_as(self.layout)
-        if not zero:
+        first = next(part.parameters(), None)
+        if not zero or first is None:  # a stage may have nothing to train
             return Replicated(part, across)
-        device, away = next(part.parameters()).device, states_away(self.layout)
+        device, away = first.device, states_away(self.layout)
         how = Sharding(
             zero=zero,
             policy=self._rules,
@@ -169,7 +179,9 @@ class Pipelined(nn.Module):
         return Sharded(part, list(part.chain), self._shards, how)
 
     def _built(self, micro_batch: Tensor) -> Executor:
-        made = shapes(self._bare, micro_batch)
+        assert self._trial is not None, "the executor is built once"
+        made = agreed_shapes(self._trial, micro_batch)
+        self._trial = None
         between = {tuple(made[places[-1]]) for places in self._cut[:-1]}
         if len(between) > 1:
             raise Unsupported(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,14 +14,16 @@ from torch import Tensor, nn
 from costmodel.uniform import Uniform, spell_out
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
-from tests.small_layouts import FP32
+from tests.small_layouts import FP32, ON_DRIVE, OPTIMIZER
 from tests.training_cases import job
 
-WIDTH, BATCH, STEPS = 8, 4, 2
+WIDTH, BATCH, STEPS, MOST = 8, 4, 2, 0.05
 PP2 = replace(FP32, pp=2, zero=0, micro_batch=2)
 CASES: dict[str, Uniform] = {
     "plain": PP2,
     "gpipe": replace(PP2, schedule="gpipe"),
+    "away": replace(PP2, offload=OPTIMIZER),
+    "drive": replace(PP2, offload=ON_DRIVE),
     "sharded": replace(PP2, dp=2, zero=1, zero_group=2),
 }
 FROZEN = {"first": slice(0, 3), "last": slice(3, 6)}  # of six units, three a stage
@@ -51,6 +54,7 @@ def alone(which: str) -> dict[str, Tensor]:
         inputs, targets = batch(step)
         update.zero_grad()
         F.mse_loss(model(inputs), targets).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), MOST)
         update.step()
     return {name: one.detach() for name, one in model.named_parameters()}
 
@@ -67,18 +71,19 @@ def _trained(choice: Uniform, which: str) -> dict[str, Tensor]:
     import torch.distributed as dist
     from torch.distributed.tensor import DTensor
 
-    from runtime.parallelize import parallelize
+    from runtime.parallelize import clip_gradients, optimizer, parallelize
 
     chain = units()
     freeze(chain, which)
     asked = spell_out(choice, job("gpt").graph, BATCH)
     model: Any = parallelize(nn.Sequential(*chain), asked, units=chain, loss=F.mse_loss)
-    update = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    update = optimizer(model, asked, partial(torch.optim.SGD, lr=0.1, foreach=False))
     place = dist.get_rank() % choice.dp
     for step in range(STEPS):
         inputs, targets = (one.chunk(choice.dp)[place] for one in batch(step))
         update.zero_grad()
         model.step(inputs, targets)
+        clip_gradients(model, asked, MOST, updated=update)
         update.step()
     own = {name.removeprefix("units."): one for name, one in model.named_parameters()}
     return {
@@ -87,7 +92,7 @@ def _trained(choice: Uniform, which: str) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(("ranks", "names"), [(2, ["plain", "gpipe"])])
+@pytest.mark.parametrize(("ranks", "names"), [(2, ["plain", "gpipe", "away", "drive"])])
 def test_a_frozen_stage_hands_on_and_stays(ranks: int, names: list[str]) -> None:
     _check(ranks, names)
 

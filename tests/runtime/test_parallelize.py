@@ -18,7 +18,7 @@ from costmodel.__main__ import main as simulate
 from costmodel.layout import Layout
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
-from runtime.chain import chain_of, cut, shapes, without_storage
+from runtime.chain import chain_of, cut
 from runtime.parallelize import _redone, require_ranks
 from tests.apart import apart
 from tests.runtime.ranks import on_ranks
@@ -296,16 +296,44 @@ def test_a_process_group_is_asked_for() -> None:
         require_ranks(layout(replace(FP32, dp=4)))
 
 
+OF_THE_PAGE = {
+    "pp": "--model gpt-350m --pp 2",
+    "ddp": "--model gpt-tiny --dp 2 --zero 0",
+    "fsdp": "--model gpt-tiny --dp 2 --zero 3 --recompute full --offload optimizer",
+    "tp": "--model gpt-tiny --tp 2 --no-sequence-parallel",
+}
+
+
 @pytest.mark.slow
-def test_the_script_of_the_page_trains(run: Run, root: Path, tmp_path: Path) -> None:
-    asked = "--model gpt-tiny --gpus 2 --pp 2 --global-batch 8 --micro-batch 2"
-    options = f"--precision fp32 --out {tmp_path}/layout.json"
-    assert simulate([*asked.split(), *options.split()]) == 0
-    launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
-    script = str(root / "docs" / "train.py")
-    done = run("python", *launch.split(), script, "layout.json", cwd=tmp_path)
+@pytest.mark.parametrize("asked", OF_THE_PAGE.values(), ids=OF_THE_PAGE.keys())
+def test_the_script_of_the_page_trains(
+    run: Run, root: Path, tmp_path: Path, asked: str
+) -> None:
+    done = _script(run, root, tmp_path, asked)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[-1]) < 1.0
+
+
+@pytest.mark.slow
+def test_the_script_of_the_page_says_what_it_needs(
+    run: Run, root: Path, tmp_path: Path
+) -> None:
+    done = _script(run, root, tmp_path, "--model gpt-tiny --cp 2")
+    (said,) = (line for line in done.stderr.splitlines() if "train.py:" in line)
+    assert said.startswith(
+        "train.py: a layout with cp 2 changes what a module computes"
+    )
+    assert "Traceback" not in done.stderr[: done.stderr.index(said)]
+
+
+def _script(
+    run: Run, root: Path, folder: Path, asked: str
+) -> subprocess.CompletedProcess[str]:
+    whole = f"{asked} --gpus 2 --global-batch 8 --micro-batch 2 --precision fp32"
+    assert simulate([*whole.split(), "--out", f"{folder}/layout.json"]) == 0
+    launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
+    script = str(root / "docs" / "train.py")
+    return run("python", *launch.split(), script, "layout.json", cwd=folder)
 
 
 PP2 = replace(FP32, pp=2, micro_batch=2)
@@ -329,15 +357,6 @@ def test_units_are_cut_where_the_plan_says() -> None:
     assert cut(apart_from_norm, layout(PP2)) == [[0, 1, 2], [3, 4, 5, 6]]
     with pytest.raises(Contradiction, match="give 6"):
         cut(units[1:], layout(PP2))
-
-
-def test_shapes_take_no_memory() -> None:
-    units = Plain().units
-    bare = without_storage(units)
-    assert all(one.is_meta for unit in bare for one in unit.parameters())
-    assert not any(one.is_meta for unit in units for one in unit.parameters())
-    made = shapes(bare, torch.zeros(2, 8, dtype=torch.int64))
-    assert made == [(2, 8, WIDTH)] * 5 + [(2, 8, VOCAB)]
 
 
 def test_a_module_that_is_no_known_chain_is_refused() -> None:
