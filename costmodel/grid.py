@@ -25,6 +25,7 @@ from costmodel.memory import memory, pipeline_buffers
 from costmodel.placement import always_crosses
 from costmodel.rows import Rows
 from costmodel.software import hides_gradients
+from costmodel.stage import most_hidden_s
 from costmodel.stage_bytes import StageBytes
 from costmodel.tied import tied_sync
 from costmodel.transfers import boundary_s, sends
@@ -70,21 +71,23 @@ def step_time_s(rows: Rows) -> Array:
     first, *middle, last = rows.priced
     columns = rows.columns
     far = always_crosses(rows.stride, rows.on.island)
-    carried = np.where(columns.in_v, 0.0, _transfer_s(rows, far))
-    sent = sends(carried, rows.on)
-    at_once = columns.runs_at_once
+    sent = sends(_transfer_s(rows, far), rows.on)
+    in_passes_s = np.where(columns.in_v, 0.0, sent.in_passes_s)  # some send nothing
     onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
         Passes(
             forward_s=tuple(
-                item.forward_s + share * sent.in_passes_s
+                item.forward_s + share * in_passes_s
                 for item, share in zip(rows.priced, onward, strict=True)
             ),
             backward_s=tuple(
-                item.backward_s
-                + share * sent.in_passes_s
-                - at_once * item.expert_comm_s
+                item.backward_s + share * in_passes_s
                 for item, share in zip(rows.priced, onward[::-1], strict=True)
+            ),
+            weight_s=tuple(item.weight_s for item in rows.priced),
+            hidden_s=tuple(
+                most_hidden_s(item.expert_comm_s, item.backward_s, rows.on)
+                for item in rows.priced
             ),
             counts=rows.counts,
         ),
@@ -96,16 +99,6 @@ def step_time_s(rows: Rows) -> Array:
         pp=columns.pp,
     )
     makespan = np.maximum(makespan, _crossing_s(rows))
-    # The first rank's last backward is the pipeline's last action, if none is put off.
-    overlapped = hides_gradients(rows.on.software, columns.tp)
-    behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
-    tail = reduce_tail_s(
-        behind,
-        first.backward_s,
-        buckets=buckets_of(first.trained_parameters, rows.policy, rows.on),
-        overlap=overlapped,
-    )
-    tail = np.where(columns.ends_at_first, tail, 0.0)
     at_first, at_last = (
         rows.seconds_of(end, "step_s") + rows.seconds_of(end, "gather_s")
         for end in (first, last)
@@ -122,7 +115,36 @@ def step_time_s(rows: Rows) -> Array:
     )
     apart = ~columns.in_v  # in a V one rank holds both ends
     end = np.maximum(at_first, at_last) + apart * tied.seconds + rows.on.step_s
-    return np.asarray(makespan + tail + end)
+    return np.asarray(makespan + _tail_s(rows) + end)
+
+
+def _tail_s(rows: Rows) -> Array:
+    """What is left to reduce after the last pass, of the first rank where that is its,
+    else of any."""
+    first, ends_at_first = rows.priced[0], rows.columns.ends_at_first
+    overlapped = hides_gradients(rows.on.software, rows.columns.tp)
+    behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
+    tail = _behind(rows, behind, first.backward_s)
+    if ends_at_first.all():
+        return tail
+    columns = rows.columns
+    puts_off = columns.puts_off & (columns.pp > 1)
+    held = np.where(overlapped, 1, columns.virtual_stages * columns.copies)
+    least: Array = np.full(len(columns), np.inf)
+    for one, count in zip(rows.priced, rows.counts, strict=True):
+        last = np.where(puts_off, one.weight_s, one.backward_s)
+        own = _behind(rows, held * one.reduce_s, last)
+        least = np.where(count > 0, np.minimum(least, own), least)
+    return np.where(ends_at_first, tail, least)
+
+
+def _behind(rows: Rows, reduce_s: Array, last_s: Array) -> Array:
+    return reduce_tail_s(
+        reduce_s,
+        last_s,
+        buckets=buckets_of(rows.priced[0].trained_parameters, rows.policy, rows.on),
+        overlap=hides_gradients(rows.on.software, rows.columns.tp),
+    )
 
 
 def _crossing_s(rows: Rows) -> Array:
