@@ -14,7 +14,7 @@ of a transfer, of rank r of p:
 How many passes lie before the first gradient and behind the last one is read off the
 streams (`zero_bubble`, `v_schedules`); all else a rank does for every micro-batch. Of
 equal stages all is linear in r, so that ends decide: the first rank, the last, and
-those at the ends of runs. For zb-h1 that is m·(f + i + w) + (p − 1)·max(f, i, f + i − w).
+those at the ends of runs: for zb-h1 m·(f + i + w) + (p − 1)·max(f, i, f + i − w).
 
 Chimera's paths turn at both ends (`_turns`).
 """
@@ -135,7 +135,11 @@ def _edges(chain: Chain) -> Iterator[Array]:
 
 def _one_way(chain: Chain, rank: Array, pp: Array, v: Array, m: Array) -> list[Array]:
     """zb-h1 and zb-interleaved: pp − rank forwards of the last chunk, and pp of those
-    before it, lie before the first gradient; rank + 1 W behind the last one."""
+    before it, lie before the first gradient; rank + 1 W behind the last one.
+
+    The first rank's first gradient lets micro-batch pp go down: before it lie pp
+    forwards of each chunk, rank + 1 I and a W of the last.
+    """
     f, i, w = chain.forward_s, chain.input_s, chain.weight_s
     last = rank + (v - 1) * pp
     several = v > 1
@@ -144,15 +148,20 @@ def _one_way(chain: Chain, rank: Array, pp: Array, v: Array, m: Array) -> list[A
         ends = chain.at(values, rank) + several * chain.at(values, last)
         return ends + np.maximum(v - 2, 0) * chain.least(values, slice(1, -1))
 
-    turn = chain.at(f, last)
-    earlier = pp * several * (own(f) - turn) + np.minimum(pp - rank, m) * turn
+    turn, forward = chain.at(f, last), own(f)
+    earlier = pp * several * (forward - turn) + np.minimum(pp - rank, m) * turn
     stages, t = chain.stages, chain.transfer_s
     there = chain.before(f, stages) + (stages - 1) * t
     back = _between(chain, i, last + 1, stages) + (stages - 1 - last) * t
     start = np.maximum(chain.fill_s(rank), there + back - earlier)
+    up = (v - 1) * pp
+    again = there + _between(chain, i, up, stages) + (pp - 1) * t + chain.at(w, up)
+    earlier = pp * forward + (rank + 1) * chain.at(i, last) + chain.at(w, last)
+    again = again + chain.fill_s(rank) - earlier
+    start = np.maximum(start, np.where(m > pp, again, 0.0))
     left = np.minimum(rank + 1, m) * chain.at(w, rank) - chain.at(w, 0 * rank)
-    up = chain.before(i, rank) + rank * t - left
-    return [start + m * (own(f) + own(i) + own(w)) + np.maximum(up, 0.0)]
+    on = chain.before(i, rank) + rank * t - left
+    return [start + m * (forward + own(i) + own(w)) + np.maximum(on, 0.0)]
 
 
 def _in_v(chain: Chain, rank: Array, pp: Array, m: Array) -> list[Array]:
@@ -265,9 +274,10 @@ def _turns(chain: Chain, pp: Array, m: Array) -> Array:
     f, b = chain.forward_s, chain.backward_s
     ends = [chain.at(one, 0 * pp) + chain.at(one, pp - 1) for one in (f, b)]
     between = chain.before(b, chain.stages) - ends[1]
-    sent = 2 * np.maximum(pp - 2, 0) * chain.transfer_s
-    whole = chain.fill_s(pp) - chain.transfer_s + (turns - 1) * ends[0]
-    whole = whole + turns * (ends[1] + 2 * between + sent)
+    two = pp == 2  # nothing between: a turn goes to the other end and back
+    hops = pp - 1 - two + turns * np.where(two, 2, 2 * (pp - 2))
+    whole = chain.before(f, pp) + (turns - 1) * ends[0] + hops * chain.transfer_s
+    whole = whole + turns * (ends[1] + 2 * between)
     forward, backward = chain.least(f), chain.least(b)
     longer = backward - forward
     rest = (m + pp - 1) * (forward + backward) - over * forward - longer

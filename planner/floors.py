@@ -34,7 +34,6 @@ from planner.problem import Problem
 from planner.table import Array, Table, length, take
 
 _NONE: Final = RECOMPUTES.index("none")
-_AT_ONCE: Final = SCHEDULES.index("dualpipe-v")
 _PUTS_OFF: Final = [
     code for code, name in enumerate(SCHEDULES) if schedule_called(name).splits
 ]
@@ -104,8 +103,13 @@ def rough_s(
     codes = np.unique(_recompute(problem, branches))
     every = take(branches, np.repeat(first[known], len(codes)))
     every["recompute"] = np.tile(codes, len(known))
-    at_once = branches["schedule"] == _AT_ONCE
-    floor = replace(_Floor.of(problem, every), splits=bool(at_once.any()))
+    at_once = branches["at_once"] > 0
+    floor = _Floor(
+        problem=problem,
+        table=every,
+        recompute=_recompute(problem, every),
+        splits=bool(at_once.any()),
+    )
     work = np.zeros((4, len(known) * len(codes)))
     for name, count in problem.job.graph.counts.items():
         passes = floor.body(name)
@@ -119,7 +123,7 @@ def rough_s(
     for own, one in zip(place, (work[0] + work[1], work[3]), strict=True):
         own[np.ix_(known, codes)] = one.reshape(len(known), len(codes))
     each, sent = place[:, site, _recompute(problem, branches)]
-    if floor.splits and problem.job.has_experts:
+    if floor.splits:
         each = each - at_once * most_hidden_s(sent, each, problem.machine)
     return np.asarray(each * branches["micro_batches"] / branches["pp"])
 

@@ -77,8 +77,7 @@ class Frontier:
         self.problem = problem
         self.clock = clock or Clock(limits=Limits())
         self.space = Space.of(problem)
-        branches = self.space.branches
-        self.considered = int(branches["leaves"].sum())
+        self.considered = int(self.space.trunks["leaves"].sum())
         self.clock.require(self.considered)
         self.dropped_for_memory = 0
         self._lost: list[Lost] = []
@@ -120,7 +119,7 @@ class Frontier:
     def close(self, choice: Uniform, remember: int) -> list[tuple[Uniform, float]]:
         """Drop what is left with the degrees of *choice*; the nearest of it, with
         bounds. From then on `least` no longer speaks of these candidates."""
-        self._queue.close(_alike(self.space.branches, choice))
+        self._queue.close(_alike(self.space.trunks, choice))
         if self._leaves is None:
             return []
         left = {name: getattr(self._leaves.columns, name) for name in DEGREES}
@@ -159,7 +158,7 @@ class Frontier:
 
     def _of_seconds(self) -> BranchQueue:
         """All branches by the floors of what their seconds are worth."""
-        problem, branches, unit = self.problem, self.space.branches, self._unit
+        problem, trunks, unit = self.problem, self.space.trunks, self._unit
 
         def floors(some: Table) -> Array:
             return np.asarray(unit * floor_s(problem, some))
@@ -167,8 +166,8 @@ class Frontier:
         def pause() -> None:
             self.clock.require(self.considered)
 
-        rough = unit * rough_s(problem, branches, between=pause)
-        return BranchQueue(branches, rough, floors, self._late)
+        rough = unit * rough_s(problem, trunks, between=pause)
+        return BranchQueue(trunks, rough, floors, self._late, self.space.opened)
 
     def _of_bytes(self) -> BranchQueue:
         """All branches by the floors of their bytes, of which no glance tells."""
@@ -177,9 +176,9 @@ class Frontier:
             columns, branch = self.space.leanest(some)
             return floor_bytes(leaf_bytes(self.problem, columns), branch)
 
-        branches = self.space.branches
-        rough = np.zeros(length(branches))
-        return BranchQueue(branches, rough, floors, self._late)
+        trunks = self.space.trunks
+        rough = np.zeros(length(trunks))
+        return BranchQueue(trunks, rough, floors, self._late, self.space.opened)
 
     def _late(self) -> bool:
         return self.clock.over
