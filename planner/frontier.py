@@ -26,6 +26,7 @@ from profiles.errors import OutOfTime
 
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
+AHEAD = 1.01  # what is as near as that is opened together: batches of a few cost more
 FIRST_LOST = 256  # of what does not fit, priced at a time
 
 
@@ -191,7 +192,7 @@ class Frontier:
 
     def _open(self) -> None:
         """Open the next batch of the branches that may hold a better leaf."""
-        batch, floors = self._queue.take(self._batch, below=self._next_leaf)
+        batch, floors = self._queue.take(self._batch, below=AHEAD * self._next_leaf)
         self.opened += length(batch)
         self._batch = min(GROWTH * self._batch, LARGEST_BATCH)
         columns, branch = self.space.leanest(batch)
