@@ -8,6 +8,7 @@ the closed form of `closed_form`, a lower bound of the simulated step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,13 @@ def needed_bytes(rows: Rows) -> Array:
         if present.any():
             here = _rank_bytes(rows, stage, rank, is_last=stage is last)
             most = np.maximum(most, np.where(present, here, 0))
+    if rows.columns.in_pairs.any():
+        for rank in (
+            np.minimum(1, pp - 1),
+            np.maximum(pp // rows.columns.copies - 1, 0),
+        ):
+            here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank), 0)
+            most = np.maximum(most, here)
     return most
 
 
@@ -227,8 +235,49 @@ def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> A
         activations = np.where(pairs, entered, activations)
         working = np.where(pairs, turned, working)
         gathered = np.where(pairs, np.maximum(gathered, last.gathered_bytes), gathered)
+    names = ("parameters", "frozen_parameters", "expert_parameters")
+    states = {name: rows.held_by(end, name) for name in names}
+    return _bytes(rows, states, activations, working, gathered)
+
+
+def _pair_bytes(rows: Rows, rank: Array) -> Array:
+    """A rank that lies between others and holds a stage and its mirror image, as its
+    first backward begins: in a V that of the far one, both ways of either."""
+    columns, m = rows.columns, rows.micro_batches
+    pp, in_v = columns.pp, columns.in_v
+    places = (rank, pp * columns.virtual_stages - 1 - rank)
+
+    def pair(name: str) -> tuple[Array, Array]:
+        near, far = (rows.held_at(name, place) for place in places)
+        return near, far
+
+    room = np.minimum(pp, m) // 2
+    near = np.where(in_v, np.minimum(2 * pp - 1 - rank, m), np.minimum(pp - rank, room))
+    far = np.minimum(rank + 1, np.where(in_v, m, room))
+    saved = pair("saved_bytes")
+    ways = [pair(f"{way}_working_bytes") for way in ("forward", "backward")]
+    working = reduce(
+        np.maximum, [np.where(in_v, way[1], np.minimum(*way)) for way in ways]
+    )
+    names = ("parameters", "frozen_parameters", "expert_parameters")
+    return _bytes(
+        rows,
+        {name: np.add(*pair(name)) for name in names},
+        near * saved[0] + far * saved[1],
+        working,
+        np.maximum(*pair("gathered_bytes")),
+    )
+
+
+def _bytes(
+    rows: Rows,
+    states: dict[str, Array],
+    activations: Array,
+    working: Array,
+    gathered: Array,
+) -> Array:
+    columns = rows.columns
     pieces = memory(
-        parameters=rows.held_by(end, "parameters"),
         gathered_bytes=gathered,
         activation_bytes=activations * pipeline_buffers(rows.on, columns.pp),
         transient_bytes=working,
@@ -239,10 +288,9 @@ def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> A
         device=rows.on.device,
         ranks=columns.gpus,
         fully_shard=rows.on.software.fully_shard,
-        micro_batches=m,
+        micro_batches=rows.micro_batches,
         footprint=rows.on.software.footprint,
-        frozen_parameters=rows.held_by(end, "frozen_parameters"),
-        expert_parameters=rows.held_by(end, "expert_parameters"),
+        **states,
     )
     return pieces.needed
 

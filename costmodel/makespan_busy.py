@@ -267,8 +267,9 @@ def _turns(chain: Chain, pp: Array, m: Array) -> Array:
     """Of turns of pp micro-batches: down once, and in each turn the passes of the first
     rank, and backwards through all between the ends, down and up again.
 
-    Where some are left over, what a pipeline takes that has the lightest stage
-    everywhere: less of a backward's outlasting a forward shows.
+    What is left over goes down as far as it fills the pipeline, and up. Or it takes
+    what it would if all stages were as light as the lightest, of which a backward's
+    outlasting a forward hides some.
     """
     turns, over = np.divmod(m, pp)
     f, b = chain.forward_s, chain.backward_s
@@ -284,4 +285,10 @@ def _turns(chain: Chain, pp: Array, m: Array) -> Array:
     rest = rest + turns * (pp - 2) * longer
     hidden = np.minimum(forward, (pp - over) / 2 * longer)
     rest = rest - np.where(turns > 0, hidden, 0.0)
-    return np.where(over > 0, np.where(longer >= 0, rest, 0.0), whole)
+    deep = np.maximum((pp + over) // 2 - 2, 0)
+    again = chain.at(f, pp - 1) + chain.before(b, deep + 1)
+    again = again + _between(chain, b, pp - 1 - deep, pp) + 2 * deep * chain.transfer_s
+    rest = np.maximum(
+        np.where(longer >= 0, rest, 0.0), np.where(turns > 0, whole + again, 0.0)
+    )
+    return np.where(over > 0, rest, whole)

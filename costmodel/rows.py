@@ -124,6 +124,14 @@ class Rows:
         alone = getattr(end, name) + chunks * getattr(self.lightest, name)
         return self._in_pairs(self.held, name, alone)
 
+    def held_at(self, name: str, stage: Array) -> Array:
+        """Of virtual *stage*."""
+        found, start = getattr(self.held[0], name), np.zeros_like(stage)
+        for one, count in zip(self.held, self.counts, strict=True):
+            found = np.where(stage >= start, getattr(one, name), found)
+            start = start + count
+        return np.asarray(found)
+
     def seconds_of(self, end: StagePrice, name: str) -> Array:
         """The same of a rank's seconds."""
         chunks = self.columns.virtual_stages - 1

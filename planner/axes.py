@@ -247,26 +247,26 @@ class Axes:
 
     def _held(self, chunks: int | None, pp: int) -> list[int]:
         """Virtual stages that a rank may hold of a schedule that has so many, or any
-        number from two on."""
+        number from two on.
+
+        Interleaved ones are cut evenly even where kinds of layers differ: the bounds
+        count the lightest chunk as often as there are chunks between the ends.
+        """
         if chunks == 1:
             return [1]
-        return [each for each in self._chunks(pp) if chunks in (None, each)]
-
-    def _chunks(self, pp: int) -> list[int]:
-        """Virtual stages that a rank may hold, from two on."""
         if pp == 1:
             return []
+        body, even = self.body, self.problem.job.graph.even
+        fewest = (chunks,) if chunks else range(2, (body + 2) // pp + 1)
         return [
-            virtual
-            for virtual in range(2, (self.body + 2) // pp + 1)
-            if self._weaves(pp * virtual) and self._turns(pp * virtual)
+            each
+            for each in fewest
+            if self._turns(pp * each)
+            and (
+                interleaves(body, pp * each)
+                or (chunks is not None and not even and pp * each <= body)
+            )
         ]
-
-    def _weaves(self, stages: int) -> bool:
-        """Layers that are not alike need not be cut evenly."""
-        if interleaves(self.body, stages):
-            return True
-        return stages <= self.body and not self.problem.job.graph.even
 
     def _turns(self, stages: int) -> bool:
         """Whether stages hold whole turns, where kinds of layers take turns."""
