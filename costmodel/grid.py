@@ -8,7 +8,7 @@ the closed form of `closed_form`, a lower bound of the simulated step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -213,6 +213,8 @@ def needed_bytes(rows: Rows) -> Array:
         ):
             here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank), 0)
             most = np.maximum(most, here)
+    if rows.columns.puts_off.any():
+        most = np.maximum(most, _put_off_bytes(rows))
     return most
 
 
@@ -267,6 +269,55 @@ def _pair_bytes(rows: Rows, rank: Array) -> Array:
         working,
         np.maximum(*pair("gathered_bytes")),
     )
+
+
+def _put_off_bytes(rows: Rows) -> Array:
+    """The last rank when most W are put off and another I runs; 0 where no backward is
+    split, or a step does not fill the pipeline.
+
+        zb-h1, zb-interleaved   pp − 1 W, and the forwards that are ahead
+        zb-v                    pp − 1 W of either chunk
+        dualpipe-v              pp − 1 W of both chunks in turn
+    """
+    columns, m, pp = rows.columns, rows.micro_batches, rows.columns.pp
+    in_v, several = columns.in_v, columns.virtual_stages > 1
+    stages = pp * columns.virtual_stages
+    near = np.where(in_v, pp - 1, stages - 1)
+    far = np.where(in_v, pp, near)
+    saved, kept, working = (
+        (of(near), of(far))
+        for of in (
+            partial(rows.held_at, "saved_bytes"),
+            rows.put_off_at,
+            partial(rows.held_at, "backward_working_bytes"),
+        )
+    )
+    at_once = columns.schedule == SCHEDULES.index("dualpipe-v")
+    of_near = np.where(at_once, (pp - 1) // 2, pp - 1)
+    of_far = np.where(at_once, pp // 2, pp - 1)
+    folded = of_near * kept[0] + of_far * kept[1] + np.maximum(saved[0], kept[0])
+    least, light = np.where(several, rows.lightest_put_off, kept[0]), rows.lightest
+    least = np.minimum(least, kept[0])
+    fewest = np.minimum(np.where(several, light.saved_bytes, saved[0]), saved[0])
+    woven = (pp - 1) * least + np.maximum(fewest, least) + (stages - pp) * fewest
+    lightest = np.where(several, light.backward_working_bytes, working[0])
+    names = ("parameters", "frozen_parameters", "expert_parameters")
+    found = _bytes(
+        rows,
+        {
+            name: np.where(
+                in_v,
+                rows.held_at(name, near) + rows.held_at(name, far),
+                rows.held_by(rows.held[-1], name),
+            )
+            for name in names
+        },
+        np.where(in_v, folded, woven),
+        np.where(in_v, working[0], np.minimum(lightest, working[0])),
+        np.zeros_like(pp),
+    )
+    fills = (pp > 1) & (m >= np.where(in_v, 2 * pp - 1, pp))
+    return np.where(columns.puts_off & fills, found, 0)
 
 
 def _bytes(

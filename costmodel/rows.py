@@ -117,6 +117,11 @@ class Rows:
         names = [item.name for item in fields(StageBytes)]
         return StageBytes(**{name: self._middle(self.held, name) for name in names})
 
+    @cached_property
+    def lightest_put_off(self) -> Array:
+        """The least that I keeps for W, of the middle stages."""
+        return self._middle([one.total for one in self.contents], "weight_bytes")
+
     def held_by(self, end: StageBytes, name: str) -> Array:
         """Of a rank: its *end* chunk and the middle chunks beside it; of the first
         rank both ends where stages lie in pairs."""
@@ -126,9 +131,16 @@ class Rows:
 
     def held_at(self, name: str, stage: Array) -> Array:
         """Of virtual *stage*."""
-        found, start = getattr(self.held[0], name), np.zeros_like(stage)
-        for one, count in zip(self.held, self.counts, strict=True):
-            found = np.where(stage >= start, getattr(one, name), found)
+        return self._at([getattr(one, name) for one in self.held], stage)
+
+    def put_off_at(self, stage: Array) -> Array:
+        """The bytes that I keeps for W, of virtual *stage*."""
+        return self._at([one.total.weight_bytes for one in self.contents], stage)
+
+    def _at(self, values: Sequence[Array], stage: Array) -> Array:
+        found, start = values[0], np.zeros_like(stage)
+        for one, count in zip(values, self.counts, strict=True):
+            found = np.where(stage >= start, one, found)
             start = start + count
         return np.asarray(found)
 
