@@ -95,7 +95,7 @@ class Chain:
 
     def fill_s(self, stage: Array) -> Array:
         """Until a first forward reaches *stage*, down the ranks."""
-        return self.before(self.forward_s, stage) + stage * self.transfer_s
+        return np.asarray(self.before(self.forward_s, stage) + stage * self.transfer_s)
 
 
 def busy_bound_s(
@@ -146,7 +146,8 @@ def _one_way(chain: Chain, rank: Array, pp: Array, v: Array, m: Array) -> list[A
 
     def own(values: Values) -> Array:
         ends = chain.at(values, rank) + several * chain.at(values, last)
-        return ends + np.maximum(v - 2, 0) * chain.least(values, slice(1, -1))
+        more = np.maximum(v - 2, 0) * chain.least(values, slice(1, -1))
+        return np.asarray(ends + more)
 
     turn, forward = chain.at(f, last), own(f)
     earlier = pp * several * (forward - turn) + np.minimum(pp - rank, m) * turn
@@ -236,7 +237,7 @@ class _Pair:
         there = chain.before(chain.forward_s, chain.stages)
         back = _between(chain, chain.input_s, chain.stages - rank, chain.stages)
         sent = (2 * (pp - 1) + rank) * chain.transfer_s
-        return np.maximum(chain.fill_s(rank), there + back + sent - earlier)
+        return np.asarray(np.maximum(chain.fill_s(rank), there + back + sent - earlier))
 
     def up_s(self, left: Array) -> Array:
         """On by the last gradient to the first rank and its one W, less the W that were

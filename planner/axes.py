@@ -7,6 +7,7 @@ and combinations too. Tests hold them together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -179,7 +180,7 @@ class Axes:
 
     def _ways(self, pp: int, micro_batches: int) -> list[Option]:
         pinned = self.pins.schedule
-        named = SEARCHED if pinned is None else (pinned,)
+        named: Sequence[str] = SEARCHED if pinned is None else (pinned,)
         if pinned is None and pp == 1:
             named = ("1f1b",)
         elif pinned is None and micro_batches == 1:

@@ -23,8 +23,8 @@ _TRUNK = "trunk"  # whose a branch is
 
 
 class BranchQueue:
-    """The branches of *table*'s trunks, as `opened` gives them; `floor` gives the floors
-    of some, `late` says when time is over."""
+    """The branches of *table*'s trunks, as `opened` gives them; `floor` gives the
+    floors of some, `late` says when time is over."""
 
     def __init__(
         self,

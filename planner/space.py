@@ -2,7 +2,8 @@
 
 A *trunk* fixes the blocks that ranks compute, their number and the depth of the
 pipeline; its *branches* fix the schedule, too, so everything but how data parallelism
-shards (ZeRO level and group); *leaves* are complete candidates. Rows that mean the same layout appear once:
+shards (ZeRO level and group); *leaves* are complete candidates. Rows that mean the same
+layout appear once:
 
     tp = 1             sequence parallelism has nothing to split
     cp = 1             the kind of context parallelism does not matter
@@ -29,7 +30,7 @@ from costmodel.uniform import Uniform, split_layers
 from costmodel.zero_plus import PLAIN
 from planner.axes import Axes
 from planner.problem import Problem
-from planner.table import Array, Table, counts, length, take, widen
+from planner.table import Array, Option, Table, counts, length, take, widen
 from profiles.errors import InvalidSpec
 
 MOST_TRUNKS = 2_000_000  # some 300 MB of columns
@@ -128,9 +129,9 @@ class Space:
             ways = counts(trunks, _OPENED_BY, axes.schedules)
             return np.asarray(ways * counts(trunks, self.sharded_by, axes.zeros))
 
-        def leaves(pp: int, m: int, at_once: int, dp: int, cp: int) -> range:
+        def leaves(pp: int, m: int, at_once: int, dp: int, cp: int) -> list[Option]:
             ways = axes.schedules(pp, m, at_once)
-            return range(sum(len(axes.zeros(dp, cp, pp, *way)) for way in ways))
+            return [one for way in ways for one in axes.zeros(dp, cp, pp, *way)]
 
         return counts(trunks, [*_OPENED_BY, "dp", "cp"], leaves)
 

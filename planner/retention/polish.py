@@ -223,7 +223,8 @@ class _Field:
         return replace(problem, offload=away), replace(again, offload=away)
 
     def _may_beat(self, value: float, trunks: Table) -> Table:
-        """Of the branches of *trunks* those whose floors are below *value*, as many as are priced."""
+        """Of the branches of *trunks* those whose floors are below *value*, as many as
+        are priced."""
         problem = self.space.problem
 
         def floors(some: Table) -> Array:
