@@ -238,7 +238,7 @@ def test_other_clusters_are_searched_whole() -> None:
 
 
 def test_an_absurd_space_is_refused_not_spelled_out() -> None:
-    posed = problem("gpt-13b", 55440, global_batch=6_983_776_800)
+    posed = problem("deepseek-v3", 5040, global_batch=735_134_400)
     with pytest.raises(InvalidSpec, match=r"pin\s--micro-batch"):
         _ = Space(problem=posed).trunks
 
