@@ -26,7 +26,7 @@ from profiles.errors import OutOfTime
 
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
-AHEAD = 1.01  # what is as near as that is opened together: batches of a few cost more
+AHEAD = 1.005  # what is as near as that is opened together: batches of a few cost more
 FIRST_LOST = 256  # of what does not fit, priced at a time
 
 
