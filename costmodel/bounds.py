@@ -22,7 +22,7 @@ from costmodel.makespan import Runs, makespan_bound_s
 from costmodel.placement import always_crosses
 from costmodel.schedule import schedule_called
 from costmodel.software import hides_gradients
-from costmodel.stage import StagePrice
+from costmodel.stage import StagePrice, most_hidden_s
 from costmodel.tied import layout_tied_sync
 from costmodel.transfers import boundary_s, sends
 from costmodel.turns import shared_bound_s
@@ -55,28 +55,32 @@ def _runs(
     layout: Layout, stages: list[StagePrice], transfer_s: Any, on: Machine
 ) -> Runs:
     """The first stage, runs of equal middle ones, and the last."""
+    sent = sends(np.asarray(transfer_s), on)
     in_v = schedule_called(layout.schedule).in_v  # not all boundaries are crossed
-    sent = sends(np.asarray(0.0 if in_v else transfer_s), on)
-    hides = layout.schedule == "dualpipe-v"
-    extra_s, end = float(sent.in_passes_s), len(stages) - 1
+    extra_s, end = 0.0 if in_v else float(sent.in_passes_s), len(stages) - 1
     first, *middle = [
         (
             float(item.forward_s) + (extra_s if place < end else 0.0),
-            float(item.backward_s)
-            + (extra_s if place > 0 else 0.0)
-            - (float(item.expert_comm_s) if hides else 0.0),
+            float(item.backward_s) + (extra_s if place > 0 else 0.0),
+            float(item.weight_s),
+            float(most_hidden_s(item.expert_comm_s, item.backward_s, on)),
         )
         for place, item in enumerate(stages)
     ]
     last = middle[-1:]
-    runs = [(pair, len(list(equal))) for pair, equal in groupby(middle[:-1])]
-    runs = [(first, 1), *runs, *((pair, 1) for pair in last)]
+    runs = [(one, len(list(equal))) for one, equal in groupby(middle[:-1])]
+    runs = [(first, 1), *runs, *((one, 1) for one in last)]
     if not last:
         runs.append((first, 0))
+    forward, backward, weight, hidden = (
+        tuple(np.array([one[place]]) for one, _ in runs) for place in range(4)
+    )
     return Runs(
         counts=tuple(np.array([count]) for _, count in runs),
-        forward_s=tuple(np.array([pair[0]]) for pair, _ in runs),
-        backward_s=tuple(np.array([pair[1]]) for pair, _ in runs),
+        forward_s=forward,
+        backward_s=backward,
+        weight_s=weight,
+        hidden_s=hidden,
         transfer_s=np.array([float(sent.beside_s)]),
     )
 
@@ -130,13 +134,23 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
         for rank in ((0,) if in_pairs else (0, layout.pp - 1))
     ]
     overlapped = bool(hides_gradients(on.software, layout.stages[0].mesh.tp))
-    behind = stages[0].reduce_s if overlapped else sum(i.reduce_s for i in ranks[0])
-    tail = reduce_tail_s(
-        np.asarray(behind),
-        stages[0].backward_s,
-        buckets=buckets_of(stages[0].trained_parameters, layout.precision, on),
-        overlap=overlapped,
+
+    def tail(reduce_s: Any, last_s: Any) -> float:
+        found = reduce_tail_s(
+            np.asarray(reduce_s),
+            last_s,
+            buckets=buckets_of(stages[0].trained_parameters, layout.precision, on),
+            overlap=overlapped,
+        )
+        return float(found)
+
+    steps = max(sum(float(i.step_s + i.gather_s) for i in held) for held in ranks)
+    if not (in_pairs or known.splits):
+        behind = stages[0].reduce_s if overlapped else sum(i.reduce_s for i in ranks[0])
+        return tail(behind, stages[0].backward_s) + steps
+    puts_off = known.splits and layout.pp > 1
+    held = 1 if overlapped else layout.virtual_stages * known.copies
+    return steps + min(
+        tail(held * one.reduce_s, one.weight_s if puts_off else one.backward_s)
+        for one in stages
     )
-    steps = (sum(float(i.step_s + i.gather_s) for i in held) for held in ranks)
-    ends_at_first = not (in_pairs or known.splits)
-    return (float(tail) if ends_at_first else 0.0) + max(steps)

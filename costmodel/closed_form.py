@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from costmodel.columns import SCHEDULES
 from costmodel.makespan import Runs, makespan_bound_s
+from costmodel.schedule import schedule_called
 from costmodel.turns import shared_bound_s
 
 Array = NDArray[Any]
@@ -21,10 +22,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Forward and backward seconds of each kind of stage, in pipeline order."""
+    """Forward and backward seconds of each kind of stage, in pipeline order; of a
+    backward, what may be put off, and what goes where a forward runs at once."""
 
     forward_s: tuple[Array, ...]
     backward_s: tuple[Array, ...]
+    weight_s: tuple[Array, ...]
+    hidden_s: tuple[Array, ...]
     counts: tuple[Array, ...]
 
 
@@ -44,28 +48,32 @@ def makespan_s(
     ranks share a core (`costmodel.turns`).
     """
     groups = (passes.counts, passes.forward_s, passes.backward_s)
-    flat = [item for group in groups for item in group]
-    wide = np.broadcast_arrays(
-        *flat, schedule, virtual_stages, micro_batches, transfer_s
+    columns = [*(item for group in groups for item in group), virtual_stages]
+    shape = np.broadcast_shapes(
+        *map(np.shape, (*columns, schedule, micro_batches, transfer_s))
     )
-    *stages, codes, chunks, batches, transfers = (np.ravel(item) for item in wide)
-    kinds = len(passes.counts)
-    found: Array = np.zeros(codes.shape)
+    codes = np.broadcast_to(schedule, shape)
+    alone: Array = np.zeros(shape)
     for code in np.unique(codes):
-        rows = codes == code
-        here = [item[rows] for item in stages]
-        found[rows] = makespan_bound_s(
-            SCHEDULES[int(code)],
+        rows, name = codes == code, SCHEDULES[int(code)]
+
+        def here(item: Array, rows: Array = rows) -> Array:
+            return np.asarray(np.broadcast_to(item, shape)[rows])
+
+        splits = schedule_called(name).splits
+        alone[rows] = makespan_bound_s(
+            name,
             Runs(
-                counts=tuple(here[:kinds]),
-                forward_s=tuple(here[kinds : 2 * kinds]),
-                backward_s=tuple(here[2 * kinds :]),
-                transfer_s=transfers[rows],
+                counts=tuple(map(here, passes.counts)),
+                forward_s=tuple(map(here, passes.forward_s)),
+                backward_s=tuple(map(here, passes.backward_s)),
+                weight_s=tuple(map(here, passes.weight_s)) if splits else (),
+                hidden_s=tuple(map(here, passes.hidden_s)) if splits else (),
+                transfer_s=here(transfer_s),
             ),
-            virtual_stages=chunks[rows],
-            micro_batches=batches[rows],
+            virtual_stages=here(virtual_stages),
+            micro_batches=here(micro_batches),
         )
-    alone = found.reshape(wide[0].shape)
     if turns == 1.0:
         return alone
     each = zip(*groups, strict=True)

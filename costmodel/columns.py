@@ -101,9 +101,11 @@ class Columns:
         return np.array([name in _ENDS_AT_FIRST for name in SCHEDULES])[self.schedule]
 
     @property
-    def runs_at_once(self) -> Array:
-        """Where a forward and a backward may."""
-        return np.array([name == "dualpipe-v" for name in SCHEDULES])[self.schedule]
+    def puts_off(self) -> Array:
+        """Where backwards are split."""
+        return np.array([schedule_called(name).splits for name in SCHEDULES])[
+            self.schedule
+        ]
 
     def take(self, index: Array) -> Columns:
         """The rows at *index*, or where a mask is true."""

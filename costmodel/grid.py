@@ -8,6 +8,7 @@ the closed form of `closed_form`, a lower bound of the simulated step.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from costmodel.memory import memory, pipeline_buffers
 from costmodel.placement import always_crosses
 from costmodel.rows import Rows
 from costmodel.software import hides_gradients
+from costmodel.stage import most_hidden_s
 from costmodel.stage_bytes import StageBytes
 from costmodel.tied import tied_sync
 from costmodel.transfers import boundary_s, sends
@@ -70,21 +72,23 @@ def step_time_s(rows: Rows) -> Array:
     first, *middle, last = rows.priced
     columns = rows.columns
     far = always_crosses(rows.stride, rows.on.island)
-    carried = np.where(columns.in_v, 0.0, _transfer_s(rows, far))
-    sent = sends(carried, rows.on)
-    at_once = columns.runs_at_once
+    sent = sends(_transfer_s(rows, far), rows.on)
+    in_passes_s = np.where(columns.in_v, 0.0, sent.in_passes_s)  # some send nothing
     onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
         Passes(
             forward_s=tuple(
-                item.forward_s + share * sent.in_passes_s
+                item.forward_s + share * in_passes_s
                 for item, share in zip(rows.priced, onward, strict=True)
             ),
             backward_s=tuple(
-                item.backward_s
-                + share * sent.in_passes_s
-                - at_once * item.expert_comm_s
+                item.backward_s + share * in_passes_s
                 for item, share in zip(rows.priced, onward[::-1], strict=True)
+            ),
+            weight_s=tuple(item.weight_s for item in rows.priced),
+            hidden_s=tuple(
+                most_hidden_s(item.expert_comm_s, item.backward_s, rows.on)
+                for item in rows.priced
             ),
             counts=rows.counts,
         ),
@@ -96,16 +100,6 @@ def step_time_s(rows: Rows) -> Array:
         pp=columns.pp,
     )
     makespan = np.maximum(makespan, _crossing_s(rows))
-    # The first rank's last backward is the pipeline's last action, if none is put off.
-    overlapped = hides_gradients(rows.on.software, columns.tp)
-    behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
-    tail = reduce_tail_s(
-        behind,
-        first.backward_s,
-        buckets=buckets_of(first.trained_parameters, rows.policy, rows.on),
-        overlap=overlapped,
-    )
-    tail = np.where(columns.ends_at_first, tail, 0.0)
     at_first, at_last = (
         rows.seconds_of(end, "step_s") + rows.seconds_of(end, "gather_s")
         for end in (first, last)
@@ -122,7 +116,36 @@ def step_time_s(rows: Rows) -> Array:
     )
     apart = ~columns.in_v  # in a V one rank holds both ends
     end = np.maximum(at_first, at_last) + apart * tied.seconds + rows.on.step_s
-    return np.asarray(makespan + tail + end)
+    return np.asarray(makespan + _tail_s(rows) + end)
+
+
+def _tail_s(rows: Rows) -> Array:
+    """What is left to reduce after the last pass, of the first rank where that is its,
+    else of any."""
+    first, ends_at_first = rows.priced[0], rows.columns.ends_at_first
+    overlapped = hides_gradients(rows.on.software, rows.columns.tp)
+    behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
+    tail = _behind(rows, behind, first.backward_s)
+    if ends_at_first.all():
+        return tail
+    columns = rows.columns
+    puts_off = columns.puts_off & (columns.pp > 1)
+    held = np.where(overlapped, 1, columns.virtual_stages * columns.copies)
+    least: Array = np.full(len(columns), np.inf)
+    for one, count in zip(rows.priced, rows.counts, strict=True):
+        last = np.where(puts_off, one.weight_s, one.backward_s)
+        own = _behind(rows, held * one.reduce_s, last)
+        least = np.where(count > 0, np.minimum(least, own), least)
+    return np.where(ends_at_first, tail, least)
+
+
+def _behind(rows: Rows, reduce_s: Array, last_s: Array) -> Array:
+    return reduce_tail_s(
+        reduce_s,
+        last_s,
+        buckets=buckets_of(rows.priced[0].trained_parameters, rows.policy, rows.on),
+        overlap=hides_gradients(rows.on.software, rows.columns.tp),
+    )
 
 
 def _crossing_s(rows: Rows) -> Array:
@@ -183,6 +206,15 @@ def needed_bytes(rows: Rows) -> Array:
         if present.any():
             here = _rank_bytes(rows, stage, rank, is_last=stage is last)
             most = np.maximum(most, np.where(present, here, 0))
+    if rows.columns.in_pairs.any():
+        for rank in (
+            np.minimum(1, pp - 1),
+            np.maximum(pp // rows.columns.copies - 1, 0),
+        ):
+            here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank), 0)
+            most = np.maximum(most, here)
+    if rows.columns.puts_off.any():
+        most = np.maximum(most, _put_off_bytes(rows))
     return most
 
 
@@ -205,8 +237,98 @@ def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> A
         activations = np.where(pairs, entered, activations)
         working = np.where(pairs, turned, working)
         gathered = np.where(pairs, np.maximum(gathered, last.gathered_bytes), gathered)
+    names = ("parameters", "frozen_parameters", "expert_parameters")
+    states = {name: rows.held_by(end, name) for name in names}
+    return _bytes(rows, states, activations, working, gathered)
+
+
+def _pair_bytes(rows: Rows, rank: Array) -> Array:
+    """A rank that lies between others and holds a stage and its mirror image, as its
+    first backward begins: in a V that of the far one, both ways of either."""
+    columns, m = rows.columns, rows.micro_batches
+    pp, in_v = columns.pp, columns.in_v
+    places = (rank, pp * columns.virtual_stages - 1 - rank)
+
+    def pair(name: str) -> tuple[Array, Array]:
+        near, far = (rows.held_at(name, place) for place in places)
+        return near, far
+
+    room = np.minimum(pp, m) // 2
+    near = np.where(in_v, np.minimum(2 * pp - 1 - rank, m), np.minimum(pp - rank, room))
+    far = np.minimum(rank + 1, np.where(in_v, m, room))
+    saved = pair("saved_bytes")
+    ways = [pair(f"{way}_working_bytes") for way in ("forward", "backward")]
+    working = reduce(
+        np.maximum, [np.where(in_v, way[1], np.minimum(*way)) for way in ways]
+    )
+    names = ("parameters", "frozen_parameters", "expert_parameters")
+    return _bytes(
+        rows,
+        {name: np.add(*pair(name)) for name in names},
+        near * saved[0] + far * saved[1],
+        working,
+        np.maximum(*pair("gathered_bytes")),
+    )
+
+
+def _put_off_bytes(rows: Rows) -> Array:
+    """The last rank when most W are put off and another I runs; 0 where no backward is
+    split, or a step does not fill the pipeline.
+
+        zb-h1, zb-interleaved   pp − 1 W, and the forwards that are ahead
+        zb-v                    pp − 1 W of either chunk
+        dualpipe-v              pp − 1 W of both chunks in turn
+    """
+    columns, m, pp = rows.columns, rows.micro_batches, rows.columns.pp
+    in_v, several = columns.in_v, columns.virtual_stages > 1
+    stages = pp * columns.virtual_stages
+    near = np.where(in_v, pp - 1, stages - 1)
+    far = np.where(in_v, pp, near)
+    saved, kept, working = (
+        (of(near), of(far))
+        for of in (
+            partial(rows.held_at, "saved_bytes"),
+            rows.put_off_at,
+            partial(rows.held_at, "backward_working_bytes"),
+        )
+    )
+    at_once = columns.schedule == SCHEDULES.index("dualpipe-v")
+    of_near = np.where(at_once, (pp - 1) // 2, pp - 1)
+    of_far = np.where(at_once, pp // 2, pp - 1)
+    folded = of_near * kept[0] + of_far * kept[1] + np.maximum(saved[0], kept[0])
+    least, light = np.where(several, rows.lightest_put_off, kept[0]), rows.lightest
+    least = np.minimum(least, kept[0])
+    fewest = np.minimum(np.where(several, light.saved_bytes, saved[0]), saved[0])
+    woven = (pp - 1) * least + np.maximum(fewest, least) + (stages - pp) * fewest
+    lightest = np.where(several, light.backward_working_bytes, working[0])
+    names = ("parameters", "frozen_parameters", "expert_parameters")
+    found = _bytes(
+        rows,
+        {
+            name: np.where(
+                in_v,
+                rows.held_at(name, near) + rows.held_at(name, far),
+                rows.held_by(rows.held[-1], name),
+            )
+            for name in names
+        },
+        np.where(in_v, folded, woven),
+        np.where(in_v, working[0], np.minimum(lightest, working[0])),
+        np.zeros_like(pp),
+    )
+    fills = (pp > 1) & (m >= np.where(in_v, 2 * pp - 1, pp))
+    return np.where(columns.puts_off & fills, found, 0)
+
+
+def _bytes(
+    rows: Rows,
+    states: dict[str, Array],
+    activations: Array,
+    working: Array,
+    gathered: Array,
+) -> Array:
+    columns = rows.columns
     pieces = memory(
-        parameters=rows.held_by(end, "parameters"),
         gathered_bytes=gathered,
         activation_bytes=activations * pipeline_buffers(rows.on, columns.pp),
         transient_bytes=working,
@@ -217,10 +339,9 @@ def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> A
         device=rows.on.device,
         ranks=columns.gpus,
         fully_shard=rows.on.software.fully_shard,
-        micro_batches=m,
+        micro_batches=rows.micro_batches,
         footprint=rows.on.software.footprint,
-        frozen_parameters=rows.held_by(end, "frozen_parameters"),
-        expert_parameters=rows.held_by(end, "expert_parameters"),
+        **states,
     )
     return pieces.needed
 

@@ -43,13 +43,17 @@ class Runs:
     """Runs of equal stages in model order, each an array over candidates.
 
     The first run is one stage; the last is one too, or none where the pipeline has
-    a single stage. A run of no stages is skipped. `transfer_s` is one way.
+    a single stage. A run of no stages is skipped. `transfer_s` is one way. Of a
+    backward `weight_s` may be put off, and `hidden_s` goes where a forward runs at the
+    same time; left out, they are 0.
     """
 
     counts: tuple[Array, ...]
     forward_s: tuple[Array, ...]
     backward_s: tuple[Array, ...]
     transfer_s: Array
+    weight_s: tuple[Array, ...] = ()
+    hidden_s: tuple[Array, ...] = ()
 
     def columns(self) -> tuple[Array, ...]:
         """All arrays, in the order of the fields."""
@@ -107,12 +111,15 @@ def makespan_bound_s(
         return np.where(runs.stages > 1, phases, accumulated)
     if schedule == "1f1b":
         return _woven_bound_s(runs, micro_batches)
+    nothing = tuple(np.zeros_like(one) for one in runs.forward_s)
     return busy_bound_s(
         schedule,
         Chain(
             counts=runs.counts,
             forward_s=runs.forward_s,
-            both_s=runs.both_s,
+            backward_s=runs.backward_s,
+            weight_s=runs.weight_s or nothing,
+            hidden_s=runs.hidden_s or nothing,
             transfer_s=runs.transfer_s,
         ),
         virtual_stages=virtual_stages,

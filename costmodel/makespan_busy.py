@@ -1,20 +1,29 @@
-"""What a pipeline cannot beat whatever the order of its passes: fill, then work.
+"""What schedules that split backwards, or run in pairs, cannot beat: paths of a rank.
 
-A rank waits until a first forward reaches it, and then passes all of its micro-batches
-through all of its stages. Any schedule has these paths; they are what is left where W
-fills the bubbles, and a loose bound where it does not:
+A path comes to a rank, follows its stream, and leaves it: it is as long as what the
+rank does in between, and the way there and on. With *f*, *i* and *w* of a stage and t
+of a transfer, of rank r of p:
 
-    zb-h1, zb-interleaved   the first rank, and the last of each run of stages
-    zb-v, dualpipe-v        the first and the last rank, two stages each
-    chimera                 the first rank and one in the middle, half of the
-                            micro-batches through each of two stages; a micro-batch
-                            alone, there and back; and stages all as light as the
-                            lightest (`_both_ways`)
+    come    by the first forward: down the stages before it
+            by its first gradient: one micro-batch through all stages and back up to
+            it, less the forwards that the rank did before
+    leave   at its end
+            by its last gradient: on to the rank that ends the stream of gradients,
+            with the W that this one has left, less those that the rank had left itself
+
+How many passes lie before the first gradient and behind the last one is read off the
+streams (`zero_bubble`, `v_schedules`); all else a rank does for every micro-batch. Of
+equal stages all is linear in r, so that ends decide: the first rank, the last, and
+those at the ends of runs: for zb-h1 m·(f + i + w) + (p − 1)·max(f, i, f + i − w).
+
+Chimera's paths turn at both ends (`_turns`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, reduce
 from itertools import accumulate
 from typing import Any
 
@@ -24,93 +33,263 @@ from numpy.typing import NDArray
 from costmodel.schedule import SCHEDULES
 
 Array = NDArray[Any]
+Values = tuple[Array, ...]  # of each run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Chain:
-    """Seconds of virtual stages in model order, as runs of equal ones."""
+    """Seconds of virtual stages in model order, as runs of equal ones.
 
-    counts: tuple[Array, ...]
-    forward_s: tuple[Array, ...]
-    both_s: tuple[Array, ...]
+    Of a backward `weight_s` may be put off, and `hidden_s` is not there where it runs
+    at once with a forward.
+    """
+
+    counts: Values
+    forward_s: Values
+    backward_s: Values
+    weight_s: Values
+    hidden_s: Values
     transfer_s: Array
 
-    @property
+    @cached_property
     def starts(self) -> list[Array]:
         """The number of each run's first stage."""
         ends = accumulate(self.counts)
         return [end - count for end, count in zip(ends, self.counts, strict=True)]
 
-    def fill_s(self, stage: Array) -> Array:
-        """Until a first forward reaches *stage*."""
-        passes = sum(
-            value * np.clip(stage - start, 0, count)
-            for value, start, count in zip(
-                self.forward_s, self.starts, self.counts, strict=True
-            )
-        )
-        return np.asarray(passes + stage * self.transfer_s)
+    @cached_property
+    def stages(self) -> Array:
+        return np.asarray(sum(self.counts))
 
-    def both_at(self, stage: Array) -> Array:
-        """Forward and backward of *stage*."""
+    @cached_property
+    def input_s(self) -> Values:
+        """What of a backward cannot be put off."""
+        pairs = zip(self.backward_s, self.weight_s, strict=True)
+        return tuple(backward - weight for backward, weight in pairs)
+
+    @cached_property
+    def both_s(self) -> Values:
+        pairs = zip(self.forward_s, self.backward_s, strict=True)
+        return tuple(forward + backward for forward, backward in pairs)
+
+    def before(self, values: Values, stage: Array) -> Array:
+        """The sum of *values* of the stages before *stage*."""
+        runs = zip(values, self.starts, self.counts, strict=True)
+        return np.asarray(
+            sum(one * np.clip(stage - start, 0, count) for one, start, count in runs)
+        )
+
+    def at(self, values: Values, stage: Array) -> Array:
+        """That of *stage*."""
         found: Array = np.zeros(())
-        for value, start, count in zip(
-            self.both_s, self.starts, self.counts, strict=True
-        ):
-            inside = (stage >= start) & (stage < start + count)
-            found = np.where(inside, value, found)
+        for one, start in zip(values, self.starts, strict=True):
+            found = np.where(stage >= start, one, found)
         return found
 
-    def least_s(self, values: tuple[Array, ...] | None = None) -> Array:
-        """The least of *values*, by default of the passes of the lightest stage."""
-        pairs = zip(values or self.both_s, self.counts, strict=True)
+    def least(self, values: Values, of: slice = slice(None)) -> Array:
+        """The least of *values* of the stages of some runs; 0 where none is there."""
+        pairs = zip(values[of], self.counts[of], strict=True)
         there = [np.where(count > 0, value, np.inf) for value, count in pairs]
-        return np.asarray(np.minimum.reduce(there))
+        found = reduce(np.minimum, there, np.asarray(np.inf))
+        return np.asarray(np.where(np.isfinite(found), found, 0.0))
+
+    def fill_s(self, stage: Array) -> Array:
+        """Until a first forward reaches *stage*, down the ranks."""
+        return np.asarray(self.before(self.forward_s, stage) + stage * self.transfer_s)
 
 
 def busy_bound_s(
     schedule: str, chain: Chain, *, virtual_stages: Array, micro_batches: Array
 ) -> Array:
     """Seconds from the first forward to the last pass, at least."""
-    stages = np.asarray(sum(chain.counts))
-    pp, m = stages // virtual_stages, micro_batches
-    known = SCHEDULES[schedule]
+    known, m = SCHEDULES[schedule], micro_batches
+    pp = chain.stages // virtual_stages
     if known.copies > 1:
-        middle = np.maximum(pp // 2 - 1, 0)
-        alone = sum(
-            count * value
-            for count, value in zip(chain.counts, chain.both_s, strict=True)
-        )
-        there_and_back = alone + 2 * (stages - 1) * chain.transfer_s
-        pairs = (_pair(chain, rank, pp - 1 - rank, m / 2) for rank in (0 * pp, middle))
-        alike = _both_ways(chain, pp, m)
-        return np.asarray(np.maximum.reduce([there_and_back, alike, *pairs]))
+        return _both_ways(chain, pp, m)
     if known.in_v:
-        last = pp - 1
-        ranks = (0 * pp, last)
-        pairs = (_pair(chain, rank, stages - 1 - rank, m) for rank in ranks)
-        return np.asarray(np.maximum.reduce([*pairs]))
-    rest = (virtual_stages - 1) * chain.least_s()
-    first = m * (chain.both_at(0 * pp) + rest)
-    ends = [np.minimum(end - 1, pp - 1) for end in accumulate(chain.counts)]
-    others = [chain.fill_s(rank) + m * (chain.both_at(rank) + rest) for rank in ends]
-    return np.asarray(np.maximum.reduce([first, *others]))
+        way = _in_v_at_once if schedule == "dualpipe-v" else _in_v
+        last = chain.stages - 1
+        ends = (np.minimum(one, last - one) for one in _edges(chain))
+        paths = [
+            path
+            for rank in (0 * pp, np.minimum(1, pp - 1), pp - 1, *ends)
+            for path in way(chain, rank, pp, m)
+        ]
+        return np.asarray(np.maximum.reduce(paths))
+    ranks = (one % pp for one in _edges(chain))
+    paths = [
+        path
+        for rank in (0 * pp, *ranks)
+        for path in _one_way(chain, rank, pp, virtual_stages, m)
+    ]
+    return np.asarray(np.maximum.reduce(paths))
+
+
+def _edges(chain: Chain) -> Iterator[Array]:
+    """The last stage of each run, and the first of each run between the ends."""
+    for start, count in zip(chain.starts, chain.counts, strict=True):
+        yield np.clip(start + count - 1, 0, chain.stages - 1)
+    for start in chain.starts[2:-1]:
+        yield np.clip(start, 0, chain.stages - 1)
+
+
+def _one_way(chain: Chain, rank: Array, pp: Array, v: Array, m: Array) -> list[Array]:
+    """zb-h1 and zb-interleaved: pp − rank forwards of the last chunk, and pp of those
+    before it, lie before the first gradient; rank + 1 W behind the last one.
+
+    The first rank's first gradient lets micro-batch pp go down: before it lie pp
+    forwards of each chunk, rank + 1 I and a W of the last.
+    """
+    f, i, w = chain.forward_s, chain.input_s, chain.weight_s
+    last = rank + (v - 1) * pp
+    several = v > 1
+
+    def own(values: Values) -> Array:
+        ends = chain.at(values, rank) + several * chain.at(values, last)
+        more = np.maximum(v - 2, 0) * chain.least(values, slice(1, -1))
+        return np.asarray(ends + more)
+
+    turn, forward = chain.at(f, last), own(f)
+    earlier = pp * several * (forward - turn) + np.minimum(pp - rank, m) * turn
+    stages, t = chain.stages, chain.transfer_s
+    there = chain.before(f, stages) + (stages - 1) * t
+    back = _between(chain, i, last + 1, stages) + (stages - 1 - last) * t
+    start = np.maximum(chain.fill_s(rank), there + back - earlier)
+    up = (v - 1) * pp
+    again = there + _between(chain, i, up, stages) + (pp - 1) * t + chain.at(w, up)
+    earlier = pp * forward + (rank + 1) * chain.at(i, last) + chain.at(w, last)
+    again = again + chain.fill_s(rank) - earlier
+    start = np.maximum(start, np.where(m > pp, again, 0.0))
+    left = np.minimum(rank + 1, m) * chain.at(w, rank) - chain.at(w, 0 * rank)
+    on = chain.before(i, rank) + rank * t - left
+    return [start + m * (forward + own(i) + own(w)) + np.maximum(on, 0.0)]
+
+
+def _in_v(chain: Chain, rank: Array, pp: Array, m: Array) -> list[Array]:
+    """zb-v: 2·pp − 1 − rank forwards of chunk 0 and rank + 1 of chunk 1 lie before the
+    first gradient. Behind the last one of chunk 0 are rank W of chunk 1 and rank + 1 of
+    chunk 0; behind the last one of chunk 1, rank of chunk 1, and pp of chunk 0, of
+    which pp − rank have their I to come, too."""
+    pair = _Pair(chain, rank, pp)
+    earlier = np.minimum(2 * pp - 1 - rank, m) * pair.near(chain.forward_s)
+    earlier = earlier + np.minimum(rank + 1, m) * pair.far(chain.forward_s)
+    path = pair.start_s(earlier) + m * (pair.sum(chain.both_s))
+    w = chain.weight_s
+    i = chain.input_s
+    late = np.clip(m - 2 * pp + 1 + rank, 0, rank) * pair.far(w)
+    up = pair.up_s(late + (np.clip(m - pp, 0, rank) + 1) * pair.near(w))
+    end = _Pair(chain, pp - 1, pp)
+    here = (pp - rank) * pair.near(i) + np.maximum(rank, 1) * pair.far(w)
+    here = here + pp * pair.near(w)
+    there = end.near(i) + (pp - 1) * end.far(w) + pp * end.near(w)
+    down = _between(chain, i, pp, 2 * pp - 1 - rank) + there - here
+    down = down + (pp - 1 - rank) * chain.transfer_s
+    down = np.where(m >= 2 * pp - 1, down, 0.0)  # of fewer, some are left out
+    return [path + np.maximum(np.maximum(up, down), 0.0)]
+
+
+def _in_v_at_once(chain: Chain, rank: Array, pp: Array, m: Array) -> list[Array]:
+    """dualpipe-v: as many forwards lie before the first gradient, and on the last rank
+    one more; rank + 1 W behind the last one of chunk 0, and behind that of chunk 1 pp
+    W, and pp − rank I of chunk 0. A path that leaves by that goes down, turns, and up.
+    """
+    pair = _Pair(chain, rank, pp)
+    behind = pp - 1 - rank
+    alone = behind == 0
+    earlier = (2 * pp - 1 - rank + alone) * pair.near(chain.forward_s)
+    earlier = earlier + (rank + 1) * pair.far(chain.forward_s)
+    turns = m - 2 * pp + rank + 1
+    hidden = (turns - alone) * pair.far(chain.hidden_s)
+    hidden = hidden + (m - pp) * pair.near(chain.hidden_s)
+    path = pair.start_s(earlier) + m * pair.sum(chain.both_s) - hidden
+    far = np.maximum(rank + 1 - behind, 0) // 2
+    w = chain.weight_s
+    up = pair.up_s(far * pair.far(w) + (rank + 1 - far) * pair.near(w))
+    far, i = (rank + 1) // 2, chain.input_s
+    left = (1 + behind) * pair.near(i) + far * pair.far(w) + (pp - far) * pair.near(w)
+    round_ = _between(chain, i, 0 * pp, 2 * pp - 1 - rank) + chain.at(w, 0 * pp)
+    round_ = round_ + (pp - 1 + behind) * chain.transfer_s - left
+    return [path + np.maximum(np.maximum(up, round_), 0.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two stages of a *rank* of a V: the near one, and the far one on the way
+    back."""
+
+    chain: Chain
+    rank: Array
+    pp: Array
+
+    def near(self, values: Values) -> Array:
+        return self.chain.at(values, self.rank)
+
+    def far(self, values: Values) -> Array:
+        return self.chain.at(values, 2 * self.pp - 1 - self.rank)
+
+    def sum(self, values: Values) -> Array:
+        return self.near(values) + self.far(values)
+
+    def start_s(self, earlier: Array) -> Array:
+        """Until the rank does all that it does, less *earlier*, that it did before its
+        first gradient."""
+        chain, pp, rank = self.chain, self.pp, self.rank
+        there = chain.before(chain.forward_s, chain.stages)
+        back = _between(chain, chain.input_s, chain.stages - rank, chain.stages)
+        sent = (2 * (pp - 1) + rank) * chain.transfer_s
+        return np.asarray(np.maximum(chain.fill_s(rank), there + back + sent - earlier))
+
+    def up_s(self, left: Array) -> Array:
+        """On by the last gradient to the first rank and its one W, less the W that were
+        *left* here."""
+        chain, rank = self.chain, self.rank
+        way = chain.before(chain.input_s, rank) + rank * chain.transfer_s
+        return np.asarray(way + chain.at(chain.weight_s, 0 * rank) - left)
+
+
+def _between(chain: Chain, values: Values, first: Array, end: Array) -> Array:
+    return chain.before(values, end) - chain.before(values, first)
 
 
 def _both_ways(chain: Chain, pp: Array, micro_batches: Array) -> Array:
-    """Chimera of equal stages: each turn of pp micro-batches is as long as its passes,
-    and pp − 2 times as long as a backward outlasts a forward. A pipeline of stages that
-    are no lighter takes no less, its order being the same."""
-    backward_s = tuple(
-        both - forward
-        for both, forward in zip(chain.both_s, chain.forward_s, strict=True)
+    """Chimera: the first rank, one in the middle, a micro-batch alone, and `_turns`."""
+    m, stages = micro_batches, chain.stages
+    middle = np.maximum(pp // 2 - 1, 0)
+    alone = chain.before(chain.both_s, stages) + 2 * (stages - 1) * chain.transfer_s
+    pairs = [
+        chain.fill_s(np.minimum(rank, pp - 1 - rank))
+        + m / 2 * (chain.at(chain.both_s, rank) + chain.at(chain.both_s, pp - 1 - rank))
+        for rank in (0 * pp, middle)
+    ]
+    return np.asarray(np.maximum.reduce([alone, _turns(chain, pp, m), *pairs]))
+
+
+def _turns(chain: Chain, pp: Array, m: Array) -> Array:
+    """Of turns of pp micro-batches: down once, and in each turn the passes of the first
+    rank, and backwards through all between the ends, down and up again.
+
+    What is left over goes down as far as it fills the pipeline, and up. Or it takes
+    what it would if all stages were as light as the lightest, of which a backward's
+    outlasting a forward hides some.
+    """
+    turns, over = np.divmod(m, pp)
+    f, b = chain.forward_s, chain.backward_s
+    ends = [chain.at(one, 0 * pp) + chain.at(one, pp - 1) for one in (f, b)]
+    between = chain.before(b, chain.stages) - ends[1]
+    two = pp == 2  # nothing between: a turn goes to the other end and back
+    hops = pp - 1 - two + turns * np.where(two, 2, 2 * (pp - 2))
+    whole = chain.before(f, pp) + (turns - 1) * ends[0] + hops * chain.transfer_s
+    whole = whole + turns * (ends[1] + 2 * between)
+    forward, backward = chain.least(f), chain.least(b)
+    longer = backward - forward
+    rest = (m + pp - 1) * (forward + backward) - over * forward - longer
+    rest = rest + turns * (pp - 2) * longer
+    hidden = np.minimum(forward, (pp - over) / 2 * longer)
+    rest = rest - np.where(turns > 0, hidden, 0.0)
+    deep = np.maximum((pp + over) // 2 - 2, 0)
+    again = chain.at(f, pp - 1) + chain.before(b, deep + 1)
+    again = again + _between(chain, b, pp - 1 - deep, pp) + 2 * deep * chain.transfer_s
+    rest = np.maximum(
+        np.where(longer >= 0, rest, 0.0), np.where(turns > 0, whole + again, 0.0)
     )
-    f, b = chain.least_s(chain.forward_s), chain.least_s(backward_s)
-    wait = np.maximum(pp - 2, 0) * (f + micro_batches // pp * (b - f))
-    return np.where(b >= f, micro_batches * (f + b) + wait, 0.0)
-
-
-def _pair(chain: Chain, stage: Array, other: Array, each: Array) -> Array:
-    """A rank that holds two stages, *each* micro-batches through both."""
-    work_s = chain.both_at(stage) + chain.both_at(other)
-    return np.asarray(chain.fill_s(np.minimum(stage, other)) + each * work_s)
+    return np.where(over > 0, rest, whole)

@@ -253,6 +253,12 @@ def stage_price(
     )
 
 
+def most_hidden_s(expert_comm_s: Array, backward_s: Array, machine: Machine) -> Array:
+    """At most what a backward saves that runs at once with a forward."""
+    share = 1 - machine.software.contention
+    return np.asarray(share * np.minimum(expert_comm_s, backward_s))
+
+
 def _reduced(reduce: Sourced, gather: Sourced) -> Array:
     """The share of a backward's exchanges that sends gradients."""
     both: Array = reduce.seconds + gather.seconds

@@ -102,6 +102,11 @@ class Stages:
         return found
 
     @cached_property
+    def _fitted(self) -> dict[tuple[int, float, float], list[_Done]]:
+        """What ranks made of a room: most keep it when others' are narrowed."""
+        return {}
+
+    @cached_property
     def _working(self) -> Array:
         """The working set of each rank at its peak: a layer's, or what else it has."""
         timeline = self.kept.timeline
@@ -129,8 +134,11 @@ class Stages:
         """The layout whose ranks make again what does not fit in *rooms*."""
 
         def own(held: Sequence[_Held], room: float, working: float) -> list[_Done]:
-            found = fit([one.group for one in held], room, working)
-            return [_done(options) for options in found]
+            key = (id(held), room, working)
+            if key not in self._fitted:
+                found = fit([one.group for one in held], room, working)
+                self._fitted[key] = [_done(options) for options in found]
+            return self._fitted[key]
 
         return self._with(rooms, own)
 

@@ -270,11 +270,13 @@ def _before(end: FloatArray) -> FloatArray:
 def contends(program: Program, costs: StageCosts, durations: FloatArray) -> bool:
     """Whether a transfer can find its link busy.
 
-    Between two sends of a rank lies at least one of its passes: where no transfer is
-    longer than the shortest of them, none does.
+    Between two sends of a rank lies at least the pass that sends the second: where no
+    transfer is longer than the shortest of those, none does.
     """
-    longest = sends_of(costs, program.shape.copies)[program.rows].max(axis=1)
-    shortest = np.where(program.rows >= 0, durations, np.inf).min(axis=1)
+    rows = program.rows
+    longest = sends_of(costs, program.shape.copies)[rows].max(axis=1)
+    send = (rows >= 0) & (rows // program.shape.slots != COMPUTE.index(Kind.W))
+    shortest = np.where(send, durations, np.inf).min(axis=1)
     return bool(np.any(longest > shortest))
 
 

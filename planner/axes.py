@@ -7,12 +7,14 @@ and combinations too. Tests hold them together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from costmodel.columns import SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
+from costmodel.legality import MOST_PASSES
 from costmodel.pins import Pins
 from costmodel.question import width_over
 from costmodel.schedule import require_schedule, schedule_called
@@ -24,9 +26,8 @@ from profiles.errors import InvalidSpec
 from profiles.models.spec import DecoderSpec
 
 ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
-GPIPE: Final = SCHEDULES.index("gpipe")
-INTERLEAVED: Final = SCHEDULES.index("interleaved")
-SEARCHED: Final = ("1f1b", "gpipe", "interleaved")
+AT_ONCE: Final = SCHEDULES.index("dualpipe-v")
+SEARCHED: Final = SCHEDULES  # where no pin says otherwise
 RING, ALL_GATHER, ULYSSES, RSA = map(
     CP_KINDS.index, ("ring", "all-gather", "ulysses", "rsa")
 )
@@ -154,19 +155,44 @@ class Axes:
             and self.carried(tp=tp, cp=cp, cp_kind=CP_KINDS[kind])
         ]
 
-    def schedules(self, pp: int, micro_batches: int) -> list[Option]:
-        """(schedule, virtual stages); one where all are the same stream."""
-        flat = self._flat(same=pp == 1 or micro_batches == 1)
-        found = [(code, 1) for code in flat]
-        if micro_batches % pp == 0:
-            found += [(INTERLEAVED, virtual) for virtual in self._chunks(pp)]
-        found += self._unsearched(pp, micro_batches)
+    def at_once(self, pp: int, micro_batches: int) -> list[Option]:
+        """Apart from others, where experts' exchanges matter: the schedules of which
+        a forward and a backward hide those."""
+        both = ((0,), (1,)) if self.problem.job.has_experts else ((0,),)
+        return [one for one in both if self.schedules(pp, micro_batches, *one)]
+
+    def schedules(
+        self, pp: int, micro_batches: int, at_once: int | None = None
+    ) -> list[Option]:
+        """(schedule, virtual stages): what is `SEARCHED`, or pinned. One rank has the
+        same stream of all, and one micro-batch of 1f1b and gpipe."""
+        key = (pp, micro_batches)
+        found = self._schedules.get(key)
+        if found is None:
+            found = self._schedules[key] = self._ways(pp, micro_batches)
+        if at_once is None or not self.problem.job.has_experts:
+            return found
+        return [way for way in found if (way[0] == AT_ONCE) == at_once]
+
+    @cached_property
+    def _schedules(self) -> dict[tuple[int, int], list[Option]]:
+        return {}
+
+    def _ways(self, pp: int, micro_batches: int) -> list[Option]:
+        pinned = self.pins.schedule
+        named: Sequence[str] = SEARCHED if pinned is None else (pinned,)
+        if pinned is None and pp == 1:
+            named = ("1f1b",)
+        elif pinned is None and micro_batches == 1:
+            named = tuple(name for name in named if name != "gpipe")
         return [
-            (code, stages)
-            for code, stages in found
-            if self.pins.schedule in (None, SCHEDULES[code])
-            and self.pins.virtual_stages in (None, stages)
-            and self.carried(pp=pp, schedule=SCHEDULES[code], virtual_stages=stages)
+            (SCHEDULES.index(name), each)
+            for name in named
+            for each in self._held(schedule_called(name).chunks, pp)
+            if self.pins.virtual_stages in (None, each)
+            and 2 * pp * each * micro_batches <= MOST_PASSES
+            and _runs(name, pp, each, micro_batches)
+            and self.carried(pp=pp, schedule=name, virtual_stages=each)
         ]
 
     def recomputes(self) -> list[Option]:
@@ -220,40 +246,33 @@ class Axes:
     def _cuts(self, pp: int) -> bool:
         return pp <= self.body and self._turns(pp)
 
-    def _unsearched(self, pp: int, micro_batches: int) -> list[tuple[int, int]]:
-        """A pinned schedule that is not searched otherwise: the closed forms of those
-        are loose, and too many candidates would have to be simulated."""
-        name = self.pins.schedule
-        if name is None or name in SEARCHED:
-            return []
-        chunks = schedule_called(name).chunks
-        several = [1] if chunks == 1 else self._chunks(pp)
-        return [
-            (SCHEDULES.index(name), each)
-            for each in several
-            if chunks in (None, each) and _runs(name, pp, each, micro_batches)
-        ]
+    def _held(self, chunks: int | None, pp: int) -> list[int]:
+        """Virtual stages that a rank may hold of a schedule that has so many, or any
+        number from two on.
 
-    def _chunks(self, pp: int) -> list[int]:
-        """Virtual stages that a rank may hold, from two on."""
+        Interleaved ones are cut evenly even where kinds of layers differ: the bounds
+        count the lightest chunk as often as there are chunks between the ends.
+        """
+        if chunks == 1:
+            return [1]
         if pp == 1:
             return []
+        body, even = self.body, self.problem.job.graph.even
+        fewest = (chunks,) if chunks else range(2, (body + 2) // pp + 1)
         return [
-            virtual
-            for virtual in range(2, (self.body + 2) // pp + 1)
-            if interleaves(self.body, pp * virtual) and self._turns(pp * virtual)
+            each
+            for each in fewest
+            if self._turns(pp * each)
+            and (
+                interleaves(body, pp * each)
+                or (chunks is not None and not even and pp * each <= body)
+            )
         ]
 
     def _turns(self, stages: int) -> bool:
         """Whether stages hold whole turns, where kinds of layers take turns."""
         turn = self.problem.job.graph.turn
         return turn <= 1 or self.body % (stages * turn) == 0
-
-    def _flat(self, *, same: bool) -> list[int]:
-        """Schedules with one stage a rank."""
-        if same and self.pins.schedule is None:
-            return [ONE_F_ONE_B]
-        return [ONE_F_ONE_B, GPIPE]
 
     def _heads(self, tp: int) -> int:
         """Attention heads of a tensor-parallel rank."""

@@ -1,8 +1,9 @@
 """`BranchQueue`: branches in the order of their floors, few of which are worked out.
 
-    rough(b) ≤ floor(b)  what a branch cannot beat, at a glance and on a closer look
-    heap                 branches lie sorted by the first; those whose turn comes are
-                         looked at closely and wait by the second
+    rough(t) ≤ floor(b)  what a trunk cannot beat at a glance, and each of its branches
+                         on a closer look
+    heap                 trunks lie sorted by the first; those whose turn comes are
+                         opened, and their branches wait by the second
 
 Where the glance is good, most branches are never looked at again: that is the saving.
 Once it is late nothing is looked at any more, and the glance has to do.
@@ -17,12 +18,13 @@ import numpy as np
 
 from planner.table import Array, Table, length, take
 
-FIRST_LOOK, GROWTH, LARGEST_LOOK = 2048, 2, 65536  # branches looked at closely at once
+FIRST_LOOK, GROWTH, LARGEST_LOOK = 256, 2, 8192  # trunks looked at closely at once
+_TRUNK = "trunk"  # whose a branch is
 
 
 class BranchQueue:
-    """*table*'s branches; `floor` gives the floors of some of them, `late` says when
-    time is over."""
+    """The branches of *table*'s trunks, as `opened` gives them; `floor` gives the
+    floors of some, `late` says when time is over."""
 
     def __init__(
         self,
@@ -30,12 +32,14 @@ class BranchQueue:
         rough: Array,
         floor: Callable[[Table], Array],
         late: Callable[[], bool] = lambda: False,
+        opened: Callable[[Table], Table] = lambda trunks: trunks,
     ) -> None:
-        self.table = table
+        self.table, self._opened = table, opened
         self._rough, self._floor, self._late = rough, floor, late
         self._order = np.argsort(rough, kind="stable")
         self._looked_at, self._look = 0, FIRST_LOOK
-        self._rows, self._floors = np.empty(0, dtype=np.int64), np.empty(0)
+        self._known: Table | None = None  # those that are left, by their floors
+        self._floors = np.empty(0)
         self._closed = np.zeros(length(table), dtype=bool)
 
     @property
@@ -50,15 +54,19 @@ class BranchQueue:
         of them *below* a floor."""
         self._look_closely(most, below)
         end = min(most, int(np.searchsorted(self._floors, below)))
-        rows, floors = self._rows[:end], self._floors[:end]
-        self._rows, self._floors = self._rows[end:], self._floors[end:]
-        return take(self.table, rows), floors
+        if self._known is None:
+            return take(self.table, np.empty(0, dtype=np.int64)), self._floors
+        first, floors = np.arange(end), self._floors[:end]
+        found = take(self._known, first)
+        found.pop(_TRUNK)
+        self._keep(np.arange(end, len(self._floors)))
+        return found, floors
 
     def close(self, rows: Array) -> None:
-        """Drop the branches where *rows* is true."""
+        """Drop the branches of the trunks where *rows* is true."""
         self._closed |= rows
-        left = ~self._closed[self._rows]
-        self._rows, self._floors = self._rows[left], self._floors[left]
+        if self._known is not None:
+            self._keep(np.flatnonzero(~self._closed[self._known[_TRUNK]]))
 
     def _look_closely(self, count: int, below: float = inf) -> None:
         """Until the *count* branches of least floor are known, or all of them that are
@@ -84,9 +92,16 @@ class BranchQueue:
             return inf
         return float(self._rough[self._order[self._looked_at]])
 
+    def _keep(self, index: Array) -> None:
+        assert self._known is not None, "nothing is known yet"
+        self._known, self._floors = take(self._known, index), self._floors[index]
+
     def _add(self, rows: Array) -> None:
-        floors = np.maximum(self._floor(take(self.table, rows)), self._rough[rows])
-        rows = np.concatenate([self._rows, rows])
-        floors = np.concatenate([self._floors, floors])
-        order = np.lexsort((rows, floors))
-        self._rows, self._floors = rows[order], floors[order]
+        found = self._opened({**take(self.table, rows), _TRUNK: rows})
+        floors = np.maximum(self._floor(found), self._rough[found[_TRUNK]])
+        if self._known is not None:
+            known = self._known.items()
+            found = {name: np.concatenate([one, found[name]]) for name, one in known}
+            floors = np.concatenate([self._floors, floors])
+        order = np.lexsort((found[_TRUNK], floors))
+        self._known, self._floors = take(found, order), floors[order]

@@ -146,7 +146,7 @@ def dividing(problem: Problem) -> Iterator[Change]:
     nearest first."""
     batch = -(-problem.job.global_batch // problem.gpus) * problem.gpus
     raised = replace(problem, job=replace(problem.job, global_batch=batch))
-    if length(Space(problem=raised).branches):
+    if length(Space(problem=raised).trunks):
         yield _batch(batch, raised)
     most = problem.machine.cluster.gpus or MOST_GPUS
     for apart in range(1, FARTHEST_COUNT):

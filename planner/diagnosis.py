@@ -257,10 +257,10 @@ def constraint_of(problem: Problem, clock: Clock | None = None) -> str:
             f"fit on {problem.gpus} GPUs"
         )
     problem = everything_away(problem)
-    if length(Space(problem=problem).branches):
+    if length(Space(problem=problem).trunks):
         return _too_little_memory(problem, clock or Clock(limits=Limits()))
     job = problem.job
-    if length(Space(problem=replace(problem, executable=False)).branches):
+    if length(Space(problem=replace(problem, executable=False)).trunks):
         return _not_executed(problem)
     if length(Space(problem=problem).degrees):
         return (
@@ -358,7 +358,7 @@ def leanest(problem: Problem, clock: Clock | None = None) -> Candidate | None:
     lean = replace(problem, objective=Objective.MEMORY, memory_limit_bytes=inf)
     if pins.micro_batch is None and pins.micro_batches is None:
         single = lean.repinned(replace(pins, micro_batch=1))
-        lean = single if length(Space.of(single).branches) else lean
+        lean = single if length(Space.of(single).trunks) else lean
     timed = clock or Clock(limits=Limits())
     return min(_nearly_least(lean, timed), key=lean.value, default=None)
 

@@ -16,24 +16,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import Final
 
 import numpy as np
 
 from costmodel.closed_form import Passes, makespan_s
-from costmodel.columns import RECOMPUTES, Columns
+from costmodel.columns import RECOMPUTES, SCHEDULES, Columns
 from costmodel.grid import ColumnPrices, needed_bytes, step_time_s
 from costmodel.host_floor import least_node_bytes
 from costmodel.layer_runs import stage_runs
 from costmodel.rows import Rows
+from costmodel.schedule import schedule_called
+from costmodel.stage import most_hidden_s
 from planner.problem import Problem
 from planner.table import Array, Table, length, take
 
 _NONE: Final = RECOMPUTES.index("none")
+_PUTS_OFF: Final = [
+    code for code, name in enumerate(SCHEDULES) if schedule_called(name).splits
+]
 _ENDS: Final = ("embedding", "final_norm", "head")
 _SECONDS: Final = (
-    *("forward_s", "recompute_s", "backward_s"),
+    *("forward_s", "recompute_s", "backward_s", "weight_s"),
     *("forward_expert_s", "recompute_expert_s", "backward_expert_s"),
 )
 
@@ -97,17 +103,28 @@ def rough_s(
     codes = np.unique(_recompute(problem, branches))
     every = take(branches, np.repeat(first[known], len(codes)))
     every["recompute"] = np.tile(codes, len(known))
-    floor = _Floor.of(problem, every)
-    work = np.zeros(len(known) * len(codes))
+    at_once = branches["at_once"] > 0
+    floor = _Floor(
+        problem=problem,
+        table=every,
+        recompute=_recompute(problem, every),
+        splits=bool(at_once.any()),
+    )
+    work = np.zeros((4, len(known) * len(codes)))
     for name, count in problem.job.graph.counts.items():
-        work += count * np.add(*floor.body(name))
+        passes = floor.body(name)
+        work[: len(passes)] += count * passes
         between()
     for name in _ENDS:
-        work += np.add(*floor.end(name))
+        passes = floor.end(name)
+        work[: len(passes)] += passes
         between()
-    place = np.empty((len(first), len(problem.recomputes)))
-    place[np.ix_(known, codes)] = work.reshape(len(known), len(codes))
-    each = place[site, _recompute(problem, branches)]
+    place = np.empty((2, len(first), len(problem.recomputes)))
+    for own, one in zip(place, (work[0] + work[1], work[3]), strict=True):
+        own[np.ix_(known, codes)] = one.reshape(len(known), len(codes))
+    each, sent = place[:, site, _recompute(problem, branches)]
+    if floor.splits:
+        each = each - at_once * most_hidden_s(sent, each, problem.machine)
     return np.asarray(each * branches["micro_batches"] / branches["pp"])
 
 
@@ -118,6 +135,10 @@ def floor_s(problem: Problem, branches: Table) -> Array:
 
 def _keeping(columns: Columns) -> Columns:
     return replace(columns, recompute=np.full_like(columns.recompute, _NONE))
+
+
+def _splits(branches: Table) -> bool:
+    return bool(np.isin(branches["schedule"], _PUTS_OFF).any())
 
 
 def _recompute(problem: Problem, branches: Table) -> Array:
@@ -133,6 +154,7 @@ class _Floor:
     problem: Problem
     table: Table
     recompute: Array
+    splits: bool  # whether any of the schedules puts a part of backwards off
 
     @classmethod
     def of(cls, problem: Problem, branches: Table) -> _Floor:
@@ -140,6 +162,7 @@ class _Floor:
             problem=problem,
             table=branches,
             recompute=_recompute(problem, branches),
+            splits=_splits(branches),
         )
 
     def seconds(self) -> Array:
@@ -149,7 +172,7 @@ class _Floor:
         start, norm, head = (self.end(name) for name in _ENDS)
         layers = {name: self.body(name) for name in graph.kinds}
         sides = []
-        for side in (0, 1):
+        for side in range(4 if self.splits else 2):
             passes = [
                 sum(count * layers[kind][side] for kind, count in run.layers.items())
                 for run in runs
@@ -158,39 +181,41 @@ class _Floor:
             passes[0] = passes[0] + start[side] + (stages == 1) * after
             passes[-1] = passes[-1] + after
             sides.append(tuple(map(np.asarray, passes)))
+        forward, backward, *rest = sides
+        weight, hidden = rest or (forward, forward)  # of schedules that ask for none
+        on = self.problem.machine
         return makespan_s(
             Passes(
-                forward_s=sides[0],
-                backward_s=sides[1],
+                forward_s=forward,
+                backward_s=backward,
+                weight_s=weight,
+                hidden_s=tuple(
+                    map(partial(most_hidden_s, machine=on), hidden, backward)
+                ),
                 counts=tuple(run.count for run in runs),
             ),
             schedule=table["schedule"],
             virtual_stages=table["virtual_stages"],
             micro_batches=table["micro_batches"],
             transfer_s=np.zeros(()),
-            turns=self.problem.machine.turns,
+            turns=on.turns,
             pp=table["pp"],
         )
 
-    def body(self, name: str) -> tuple[Array, Array]:
-        """Forward and backward seconds of a numbered layer."""
+    def body(self, name: str) -> Array:
+        """Seconds of a numbered layer: forward, backward; and of a backward what may be
+        put off, and its exchange of experts' rows."""
         return self._passes(name, self.problem.recomputes, self.recompute)
 
-    def end(self, name: str) -> tuple[Array, Array]:
+    def end(self, name: str) -> Array:
         """Those of another layer, which is never made again."""
         return self._passes(name, ("none",), np.zeros_like(self.recompute))
 
-    def _passes(
-        self, name: str, treatments: tuple[str, ...], chosen: Array
-    ) -> tuple[Array, Array]:
+    def _passes(self, name: str, treatments: tuple[str, ...], chosen: Array) -> Array:
         sites, book = self.table["site"], self.problem.book
-        found = book.atoms(name, sites, treatments, chosen, _SECONDS)
-        forward, backward = found[0], found[1] + found[2]
-        if self._at_once:
-            backward = backward - found[3:].sum(axis=0)
-        return forward, backward
-
-    @property
-    def _at_once(self) -> bool:
-        """Whether a forward and a backward may hide each other's exchange of rows."""
-        return self.problem.pins.schedule == "dualpipe-v"
+        wanted = _SECONDS if self.splits else _SECONDS[:3]
+        found = book.atoms(name, sites, treatments, chosen, wanted)
+        passes = [found[0], found[1] + found[2]]
+        if self.splits:
+            passes += [found[3], found[4:].sum(axis=0)]
+        return np.stack(passes)

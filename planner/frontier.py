@@ -26,6 +26,7 @@ from profiles.errors import OutOfTime
 
 DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
+AHEAD = 1.005  # what is as near as that is opened together: batches of a few cost more
 FIRST_LOST = 256  # of what does not fit, priced at a time
 
 
@@ -77,8 +78,7 @@ class Frontier:
         self.problem = problem
         self.clock = clock or Clock(limits=Limits())
         self.space = Space.of(problem)
-        branches = self.space.branches
-        self.considered = int(branches["leaves"].sum())
+        self.considered = int(self.space.trunks["leaves"].sum())
         self.clock.require(self.considered)
         self.dropped_for_memory = 0
         self._lost: list[Lost] = []
@@ -120,7 +120,7 @@ class Frontier:
     def close(self, choice: Uniform, remember: int) -> list[tuple[Uniform, float]]:
         """Drop what is left with the degrees of *choice*; the nearest of it, with
         bounds. From then on `least` no longer speaks of these candidates."""
-        self._queue.close(_alike(self.space.branches, choice))
+        self._queue.close(_alike(self.space.trunks, choice))
         if self._leaves is None:
             return []
         left = {name: getattr(self._leaves.columns, name) for name in DEGREES}
@@ -159,7 +159,7 @@ class Frontier:
 
     def _of_seconds(self) -> BranchQueue:
         """All branches by the floors of what their seconds are worth."""
-        problem, branches, unit = self.problem, self.space.branches, self._unit
+        problem, trunks, unit = self.problem, self.space.trunks, self._unit
 
         def floors(some: Table) -> Array:
             return np.asarray(unit * floor_s(problem, some))
@@ -167,8 +167,8 @@ class Frontier:
         def pause() -> None:
             self.clock.require(self.considered)
 
-        rough = unit * rough_s(problem, branches, between=pause)
-        return BranchQueue(branches, rough, floors, self._late)
+        rough = unit * rough_s(problem, trunks, between=pause)
+        return BranchQueue(trunks, rough, floors, self._late, self.space.opened)
 
     def _of_bytes(self) -> BranchQueue:
         """All branches by the floors of their bytes, of which no glance tells."""
@@ -177,9 +177,9 @@ class Frontier:
             columns, branch = self.space.leanest(some)
             return floor_bytes(leaf_bytes(self.problem, columns), branch)
 
-        branches = self.space.branches
-        rough = np.zeros(length(branches))
-        return BranchQueue(branches, rough, floors, self._late)
+        trunks = self.space.trunks
+        rough = np.zeros(length(trunks))
+        return BranchQueue(trunks, rough, floors, self._late, self.space.opened)
 
     def _late(self) -> bool:
         return self.clock.over
@@ -192,7 +192,7 @@ class Frontier:
 
     def _open(self) -> None:
         """Open the next batch of the branches that may hold a better leaf."""
-        batch, floors = self._queue.take(self._batch, below=self._next_leaf)
+        batch, floors = self._queue.take(self._batch, below=AHEAD * self._next_leaf)
         self.opened += length(batch)
         self._batch = min(GROWTH * self._batch, LARGEST_BATCH)
         columns, branch = self.space.leanest(batch)

@@ -96,7 +96,7 @@ def hopeless(problem: Problem, search: str) -> Solution | None:
     began_s = perf_counter()
     if not too_large(problem):
         return None
-    considered = int(Space.of(problem).branches["leaves"].sum())
+    considered = int(Space.of(problem).trunks["leaves"].sum())
     seconds = perf_counter() - began_s
     return hopeless_by_states(search, seconds, considered=considered)
 

@@ -20,14 +20,15 @@ import numpy as np
 from costmodel.columns import Columns
 from costmodel.offload import Offload
 from costmodel.uniform import Uniform
-from planner.floors import floor_s, leaf_bounds
+from planner.branch_queue import BranchQueue
+from planner.floors import floor_s, leaf_bounds, rough_s
 from planner.pinned import require_consistent
 from planner.problem import Candidate, Objective, Problem
 from planner.retention.offload_ratio import with_ratio
 from planner.search import Clock, Limits
 from planner.solution import EXACT, WORTHWHILE, Counters, Solution, Status
 from planner.space import Space
-from planner.table import Array, length, take
+from planner.table import Array, Table, length
 from profiles.errors import InvalidQuestion, OutOfTime
 
 MOST: Final = 12  # candidates of each way whose share is solved for
@@ -215,17 +216,21 @@ class _Shares:
         )
 
     def _found(self, value: float) -> _Rows | None:
-        problem, branches = self.problem, self.space.branches
-        if not length(branches):
+        problem, trunks = self.problem, self.space.trunks
+        if not length(trunks):
             return None
-        floors = np.asarray(problem.value_of(floor_s(problem, branches), 0.0))
-        order = np.argsort(floors, kind="stable")
-        order = order[floors[order] < value]
-        if len(order) > MOST_BRANCHES:
-            self.lower = float(floors[order[MOST_BRANCHES]])
-        if not len(order):
+
+        def floors(some: Table) -> Array:
+            return np.asarray(problem.value_of(floor_s(problem, some), 0.0))
+
+        rough = np.asarray(problem.value_of(rough_s(problem, trunks), 0.0))
+        queue = BranchQueue(trunks, rough, floors, opened=self.space.opened)
+        table, _ = queue.take(MOST_BRANCHES, below=value)
+        if not length(table):
             return None
-        columns = self.space.leaves(take(branches, order[:MOST_BRANCHES]))
+        if length(table) == MOST_BRANCHES:
+            self.lower = queue.least
+        columns = self.space.leaves(table)
         kept, here = _priced(problem, columns)
         rows = np.flatnonzero((kept < value) & (here > problem.memory_limit_bytes))
         if not len(rows):

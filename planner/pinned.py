@@ -65,9 +65,9 @@ def require_possible(problem: Problem) -> None:
     if only_unlike(problem) and not has_even_depth(problem):
         return
     pinned = pinned_words(problem.pins)
-    if length(Space.of(problem).branches) or not pinned:
+    if length(Space.of(problem).trunks) or not pinned:
         return
-    if length(Space(problem=problem.without_pins()).branches):
+    if length(Space(problem=problem.without_pins()).trunks):
         job = problem.job
         carried = " that `execute` carries out" if problem.executable else ""
         raise Contradiction(

@@ -1,11 +1,14 @@
 """Candidate layouts: all legal uniform ones of a problem, equal ones once.
 
-A *branch* fixes everything but how data parallelism shards (ZeRO level and group); its
-*leaves* are complete candidates. Rows that mean the same layout appear once:
+A *trunk* fixes the blocks that ranks compute, their number and the depth of the
+pipeline; its *branches* fix the schedule, too, so everything but how data parallelism
+shards (ZeRO level and group); *leaves* are complete candidates. Rows that mean the same
+layout appear once:
 
     tp = 1             sequence parallelism has nothing to split
     cp = 1             the kind of context parallelism does not matter
-    pp = 1 or m = 1    every schedule is the same stream of forwards and backwards
+    pp = 1             every schedule is the same stream of forwards and backwards
+    m = 1              so are 1F1B and GPipe
     one rank a shard   ZeRO with zero_group · cp = 1 shards nothing: it is ZeRO-0
 
 Where a problem is to be executed, what the runtime lacks is no candidate.
@@ -23,16 +26,17 @@ from itertools import groupby
 import numpy as np
 
 from costmodel.columns import INTEGERS, RECOMPUTES, Columns
-from costmodel.legality import MOST_PASSES
 from costmodel.uniform import Uniform, split_layers
 from costmodel.zero_plus import PLAIN
 from planner.axes import Axes
 from planner.problem import Problem
-from planner.table import Array, Table, counts, length, take, widen
+from planner.table import Array, Option, Table, counts, length, take, widen
 from profiles.errors import InvalidSpec
 
-MOST_BRANCHES = 2_000_000  # some 300 MB of columns
+MOST_TRUNKS = 2_000_000  # some 300 MB of columns
 ZERO = ("zero", "zero_group")
+PIPELINE = ("schedule", "virtual_stages")
+_OPENED_BY = ("pp", "micro_batches", "at_once")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +55,8 @@ class Space:
         """Of a space whose recompute is free, the candidates that keep everything."""
         pins = replace(self.problem.pins, recompute="none")
         found = Space(problem=self.problem.repinned(pins))
-        kept = self.branches["recompute"] == RECOMPUTES.index("none")
-        vars(found)["branches"] = take(self.branches, kept)
+        kept = self.trunks["recompute"] == RECOMPUTES.index("none")
+        vars(found)["trunks"] = take(self.trunks, kept)
         return found
 
     @cached_property
@@ -78,9 +82,9 @@ class Space:
         return take(shapes, self.problem.job.global_batch % shapes["dp"] == 0)
 
     @cached_property
-    def branches(self) -> Table:
-        """All choices but ZeRO's, with `leaves`: how many candidates each holds, and
-        `site`: where their blocks are in `Problem.book`.
+    def trunks(self) -> Table:
+        """All choices but the schedule and ZeRO's, with `leaves`: how many candidates
+        each holds, and `site`: where their blocks are in `Problem.book`.
 
         Raises InvalidSpec for more than 2,000,000 of them.
         """
@@ -96,18 +100,40 @@ class Space:
         table = widen(table, ["cp_kind"], ["tp", "cp"], axes.cp_kinds)
         table["site"] = self.problem.book.sites(table).astype(np.int32)
         pipeline = ["pp", "micro_batches"]
-        ways = counts(table, pipeline, axes.schedules).sum() * len(axes.recomputes())
-        if ways > MOST_BRANCHES:
+        ways = counts(table, pipeline, axes.at_once).sum() * len(axes.recomputes())
+        if ways > MOST_TRUNKS:
             raise InvalidSpec(
-                f"the space has {ways:,} branches, most {MOST_BRANCHES:,}: pin "
+                f"the space has {ways:,} branches, most {MOST_TRUNKS:,}: pin "
                 "--micro-batch or a degree, or choose a batch with fewer divisors"
             )
-        table = widen(table, ["schedule", "virtual_stages"], pipeline, axes.schedules)
-        stages = table["pp"] * table["virtual_stages"]
-        table = take(table, 2 * stages * table["micro_batches"] <= MOST_PASSES)
+        table = widen(table, ["at_once"], pipeline, axes.at_once)
         table = widen(table, ["recompute"], [], axes.recomputes)
-        table["leaves"] = counts(table, self.sharded_by, axes.zeros)
+        table["leaves"] = self._counted(table)
         return take(table, table["leaves"] > 0)
+
+    @cached_property
+    def branches(self) -> Table:
+        """Those of all trunks."""
+        return self.opened(self.trunks)
+
+    def opened(self, trunks: Table) -> Table:
+        """The branches of *trunks*, each with its `leaves`."""
+        table = widen(trunks, PIPELINE, _OPENED_BY, self.axes.schedules)
+        table["leaves"] = counts(table, self.sharded_by, self.axes.zeros)
+        return take(table, table["leaves"] > 0)
+
+    def _counted(self, trunks: Table) -> Array:
+        """How many leaves each trunk has."""
+        axes = self.axes
+        if not self.problem.executable:
+            ways = counts(trunks, _OPENED_BY, axes.schedules)
+            return np.asarray(ways * counts(trunks, self.sharded_by, axes.zeros))
+
+        def leaves(pp: int, m: int, at_once: int, dp: int, cp: int) -> list[Option]:
+            ways = axes.schedules(pp, m, at_once)
+            return [one for way in ways for one in axes.zeros(dp, cp, pp, *way)]
+
+        return counts(trunks, [*_OPENED_BY, "dp", "cp"], leaves)
 
     def leaves(self, branches: Table) -> Columns:
         """The candidates of *branches*."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from costmodel.machine import Machine, machine
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
+from costmodel.schedule import SCHEDULES
 from costmodel.software import frameworks
 from planner.floors import leaf_bounds
 from planner.problem import Objective, Problem
@@ -22,7 +23,7 @@ from profiles.catalog import cluster
 from profiles.job import Job
 from profiles.models.catalog import model
 
-MOST_CANDIDATES = 60
+MOST_CANDIDATES = 120
 
 
 @cache
@@ -82,7 +83,7 @@ def all_pins(draw: st.DrawFn) -> Pins:
         dp=draw(maybe(1, 2, 4)),
         cp=draw(maybe(1, 1, 1, 2)),
         micro_batch=draw(maybe(1, 2)),
-        schedule=draw(maybe("1f1b", "gpipe", "interleaved")),
+        schedule=draw(maybe(*SCHEDULES)),
         zero=draw(maybe(0, 1, 2, 3)),
         zero_group=draw(maybe(1, 2)),
         sequence_parallel=draw(maybe(True, False)),
@@ -106,7 +107,7 @@ def small_problems(draw: st.DrawFn) -> Problem:
         pins=draw(all_pins()),
     )
     space = Space(problem=posed)
-    assume(0 < space.branches["leaves"].sum() <= MOST_CANDIDATES)
+    assume(0 < space.trunks["leaves"].sum() <= MOST_CANDIDATES)
     if draw(st.booleans()):
         peaks = leaf_bounds(posed, space.leaves(space.branches)).needed_bytes
         share = draw(st.sampled_from((0.0, 0.2, 0.6)))

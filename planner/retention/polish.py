@@ -181,10 +181,10 @@ class _Field:
             )
 
     def _found(self, value: float) -> _Rows | None:
-        problem, branches = self.problem, self.space.branches
-        if not length(branches):
+        problem, trunks = self.problem, self.space.trunks
+        if not length(trunks):
             return None
-        table = self._may_beat(value, branches)
+        table = self._may_beat(value, trunks)
         if not length(table):
             return None
         columns = self.space.leaves(table)
@@ -222,16 +222,19 @@ class _Field:
         away = replace(problem.offload, activations=1.0, tier=problem.leaves_to)
         return replace(problem, offload=away), replace(again, offload=away)
 
-    def _may_beat(self, value: float, branches: Table) -> Table:
-        """Of *branches* those whose floors are below *value*, as many as are priced."""
+    def _may_beat(self, value: float, trunks: Table) -> Table:
+        """Of the branches of *trunks* those whose floors are below *value*, as many as
+        are priced."""
         problem = self.space.problem
 
         def floors(some: Table) -> Array:
             return np.asarray(problem.value_of(floor_s(problem, some), 0.0))
 
-        glance = rough_s(problem, branches, between=self.clock.require)
+        glance = rough_s(problem, trunks, between=self.clock.require)
         rough = np.asarray(problem.value_of(glance, 0.0))
-        queue = BranchQueue(branches, rough, floors, lambda: self.clock.over)
+        queue = BranchQueue(
+            trunks, rough, floors, lambda: self.clock.over, self.space.opened
+        )
         table, _ = queue.take(MOST_BRANCHES, below=value)
         self.clock.require()
         if length(table) == MOST_BRANCHES:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.makespan import Runs, makespan_bound_s
@@ -24,22 +24,23 @@ def simulated_s(pipeline: Pipeline, costs: StageCosts) -> float:
     return float(simulate(*pipeline, costs).compute_end_s.max())
 
 
-def carried(pipeline: Pipeline, transfer_s: float) -> float:
-    """In a V a boundary lies inside a rank: none is counted."""
-    return 0.0 if SCHEDULES[pipeline.schedule].in_v else transfer_s
-
-
 def bound_s(pipeline: Pipeline, costs: StageCosts) -> float:
     """Every stage a run of its own."""
-    forward, backward = map(list, (costs.forward_s, costs.backward_s))
-    one = [np.array([1])] * pipeline.stages
-    if pipeline.stages == 1:
-        one, forward, backward = [*one, np.array([0])], forward * 2, backward * 2
+    alone = pipeline.stages == 1  # then there is no last run
+
+    def each(name: str) -> tuple[FloatArray, ...]:
+        stages = costs.optional(name).tolist()
+        return tuple(np.array([value]) for value in stages * (1 + alone))
+
     runs = Runs(
-        counts=tuple(one),
-        forward_s=tuple(np.array([value]) for value in forward),
-        backward_s=tuple(np.array([value]) for value in backward),
-        transfer_s=np.array([carried(pipeline, costs.send_forward_s.min())]),
+        counts=tuple(
+            np.array([1 - alone * place]) for place in range(pipeline.stages + alone)
+        ),
+        forward_s=each("forward_s"),
+        backward_s=each("backward_s"),
+        weight_s=each("weight_s"),
+        hidden_s=each("hidden_s"),
+        transfer_s=np.array([costs.send_forward_s.min()]),
     )
     found = makespan_bound_s(
         pipeline.schedule,
@@ -55,11 +56,13 @@ def test_nothing_beats_the_bound(data: st.DataObject, pipeline: Pipeline) -> Non
     given_s = {name: data.draw(values(pipeline.stages)) for name in PASSES}
     sends = data.draw(st.sampled_from([0.0, 0.1, 1.0, 5.0]))
     split = data.draw(st.sampled_from([0.0, 0.3, 1.0]))
+    hidden = data.draw(st.sampled_from([0.0, 0.2, 1.0]))
     costs = plain_costs(
         pipeline,
         send_forward_s=sends,
         send_backward_s=sends,
         weight_s=split * given_s["backward_s"],
+        hidden_s=hidden * given_s["backward_s"],
         **given_s,
     )
     assert bound_s(pipeline, costs) <= simulated_s(pipeline, costs) * ROUNDING
@@ -73,21 +76,33 @@ def test_equal_stages_meet_the_bound(pipeline: Pipeline, transfer_s: float) -> N
     assert bound_s(pipeline, costs) == pytest.approx(wanted_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("pp", [2, 4, 8])
-@pytest.mark.parametrize("turns", [1, 2, 5])
-@pytest.mark.parametrize("backward_s", [1.0, 2.0, 3.5])
+@given(
+    st.integers(1, 6),
+    st.integers(1, 24),
+    st.sampled_from([1.0, 1.1, 1.5, 2.0, 3.5]) | st.floats(1, 5),
+)
 def test_chimera_of_equal_stages_meets_the_bound(
-    pp: int, turns: int, backward_s: float
+    half: int, pairs: int, backward_s: float
 ) -> None:
-    """With whole turns of pp micro-batches; 1,346 were simulated to prove one plan."""
-    pipeline = Pipeline("chimera", pp, 1, turns * pp)
-    costs = plain_costs(
-        pipeline,
-        forward_s=np.ones(pp),
-        backward_s=np.full(pp, backward_s),
-        send_forward_s=0.0,
-        send_backward_s=0.0,
-    )
+    """With whole turns of pp micro-batches and without; 1,346 were simulated to prove
+    one plan."""
+    pipeline = Pipeline("chimera", 2 * half, 1, 2 * pairs)
+    costs = plain_costs(pipeline, backward_s=backward_s)
+    wanted_s = simulated_s(pipeline, costs)
+    assert bound_s(pipeline, costs) == pytest.approx(wanted_s, rel=1e-9)
+
+
+@given(
+    pipelines(max_pp=8, max_batches=40, names=("zb-h1", "zb-interleaved", "zb-v")),
+    st.floats(1, 3),
+    st.floats(0, 1),
+)
+def test_equal_stages_that_split_backwards_meet_the_bound(
+    pipeline: Pipeline, input_s: float, weight_s: float
+) -> None:
+    """Where a step fills the pipeline, and W is no more than I."""
+    assume(pipeline.micro_batches >= 2 * pipeline.pp)
+    costs = plain_costs(pipeline, backward_s=input_s + weight_s, weight_s=weight_s)
     wanted_s = simulated_s(pipeline, costs)
     assert bound_s(pipeline, costs) == pytest.approx(wanted_s, rel=1e-9)
 
@@ -100,11 +115,13 @@ def test_the_bound_of_runs_holds(
     transfer_s = data.draw(st.sampled_from([0.0, 0.1, 1.0, 5.0]))
     counts = run_counts(pipeline.stages, low)
     backward = 2 * times[::-1] if data.draw(st.booleans()) else 2 * times
+    split = data.draw(st.sampled_from([0.0, 0.4, 1.0]))
     runs = Runs(
         counts=tuple(map(np.asarray, counts)),
         forward_s=tuple(times),
         backward_s=tuple(backward),
-        transfer_s=np.asarray(carried(pipeline, transfer_s)),
+        weight_s=tuple(split * backward),
+        transfer_s=np.asarray(transfer_s),
     )
     found = makespan_bound_s(
         pipeline.schedule,
@@ -112,7 +129,7 @@ def test_the_bound_of_runs_holds(
         virtual_stages=np.asarray(pipeline.virtual_stages),
         micro_batches=np.asarray(pipeline.micro_batches),
     )
-    costs = spelled_out(pipeline, counts, times, backward, transfer_s)
+    costs = spelled_out(pipeline, counts, times, backward, transfer_s, split)
     assert float(found) <= simulated_s(pipeline, costs) * ROUNDING
 
 
@@ -126,25 +143,29 @@ def spelled_out(
     forward_s: FloatArray,
     backward_s: FloatArray,
     transfer_s: float,
+    split: float = 0.0,
 ) -> StageCosts:
     return plain_costs(
         pipeline,
         forward_s=np.repeat(forward_s, counts),
         backward_s=np.repeat(backward_s, counts),
+        weight_s=split * np.repeat(backward_s, counts),
         send_forward_s=transfer_s,
         send_backward_s=transfer_s,
     )
 
 
-def realistic(cases: int) -> Iterator[tuple[Pipeline, StageCosts]]:
+def realistic(schedule: str, cases: int) -> Iterator[tuple[Pipeline, StageCosts]]:
     """End stages up to 20 % off the others, transfers up to 5 % of a stage."""
     random = np.random.default_rng(0)
-    for case in range(cases):
-        schedule = ("gpipe", "1f1b", "interleaved")[case % 3]
-        woven = schedule == "interleaved"
-        pp = int(np.exp(random.uniform(np.log(1 + woven), np.log(24))))
+    known = SCHEDULES[schedule]
+    least = 1 if known.chunks == 1 and known.copies == 1 else 2
+    for _ in range(cases):
+        pp = int(np.exp(random.uniform(np.log(least), np.log(24))))
+        pp -= pp % known.copies
         m = max(int(np.exp(random.uniform(0, np.log(128)))) // pp, 1) * pp
-        chunks = int(random.integers(2, 5)) if woven else 1
+        m = m if schedule in WHOLE else max(m, 2 * pp)
+        chunks = known.chunks or int(random.integers(2, 5))
         pipeline = Pipeline(schedule, pp, chunks, m)
         forward_s = np.ones(pp * chunks)
         forward_s[0] *= random.uniform(1.0, 1.05)
@@ -156,19 +177,23 @@ def realistic(cases: int) -> Iterator[tuple[Pipeline, StageCosts]]:
                 pipeline,
                 forward_s=forward_s,
                 backward_s=2 * forward_s,
+                weight_s=random.uniform(0.7, 1.0) * forward_s,
                 send_forward_s=transfer_s,
                 send_backward_s=transfer_s,
             ),
         )
 
 
-def test_the_bound_is_tight() -> None:
-    """Within 1 % of the simulation in nine realistic cases of ten."""
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_bound_is_tight(schedule: str) -> None:
+    """Within 1 % of the simulation in nine realistic cases of ten, and 2 % where
+    backwards are split or ranks hold two stages, of steps that fill the pipeline."""
     gaps = [
         1 - bound_s(pipeline, costs) / simulated_s(pipeline, costs)
-        for pipeline, costs in realistic(90)
+        for pipeline, costs in realistic(schedule, 40)
     ]
-    assert np.mean(np.array(gaps) < 0.01) >= 0.9
+    most = 0.01 if schedule in WHOLE else 0.02
+    assert np.mean(np.array(gaps) < most) >= 0.9
 
 
 def test_equal_stages_may_be_one_run_or_many() -> None:
