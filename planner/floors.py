@@ -31,7 +31,7 @@ from planner.problem import Problem
 from planner.table import Array, Table, length, take
 
 _NONE: Final = RECOMPUTES.index("none")
-_ENDS: Final = ("embedding", "final_norm", "head")
+ENDS: Final = ("embedding", "final_norm", "head")
 _SECONDS: Final = (
     *("forward_s", "recompute_s", "backward_s"),
     *("forward_expert_s", "recompute_expert_s", "backward_expert_s"),
@@ -97,12 +97,12 @@ def rough_s(
     codes = np.unique(_recompute(problem, branches))
     every = take(branches, np.repeat(first[known], len(codes)))
     every["recompute"] = np.tile(codes, len(known))
-    floor = _Floor.of(problem, every)
+    floor = Floor.of(problem, every)
     work = np.zeros(len(known) * len(codes))
     for name, count in problem.job.graph.counts.items():
         work += count * np.add(*floor.body(name))
         between()
-    for name in _ENDS:
+    for name in ENDS:
         work += np.add(*floor.end(name))
         between()
     place = np.empty((len(first), len(problem.recomputes)))
@@ -113,7 +113,7 @@ def rough_s(
 
 def floor_s(problem: Problem, branches: Table) -> Array:
     """At least the step time of every leaf of each branch."""
-    return _Floor.of(problem, branches).seconds()
+    return Floor.of(problem, branches).seconds()
 
 
 def _keeping(columns: Columns) -> Columns:
@@ -127,7 +127,7 @@ def _recompute(problem: Problem, branches: Table) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Floor:
+class Floor:
     """One bounding of branches: what its steps share."""
 
     problem: Problem
@@ -135,7 +135,7 @@ class _Floor:
     recompute: Array
 
     @classmethod
-    def of(cls, problem: Problem, branches: Table) -> _Floor:
+    def of(cls, problem: Problem, branches: Table) -> Floor:
         return cls(
             problem=problem,
             table=branches,
@@ -146,7 +146,7 @@ class _Floor:
         table, graph = self.table, self.problem.job.graph
         stages = table["pp"] * table["virtual_stages"]
         runs = stage_runs(graph, stages)
-        start, norm, head = (self.end(name) for name in _ENDS)
+        start, norm, head = (self.end(name) for name in ENDS)
         layers = {name: self.body(name) for name in graph.kinds}
         sides = []
         for side in (0, 1):

@@ -16,6 +16,7 @@ from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
 from planner.check import check
+from planner.layer_cuts import with_cuts
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
 from planner.problem import (
@@ -175,7 +176,11 @@ def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
 
 
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
-    return hopeless(problem, search.name) or search.solve(problem, limits)
+    known = hopeless(problem, search.name)
+    if known is not None:
+        return known
+    found = search.solve(problem, limits)
+    return with_cuts(problem, found, limits) if search.name == DEFAULT else found
 
 
 def refined(

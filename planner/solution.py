@@ -54,6 +54,19 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """What is known of stages of unequal layers: of each candidate that runs 1F1B on
+    several stages all cuts are one of those `considered`. No cut goes below `lower`;
+    `even_value` is the best of stages that are as equal as can be."""
+
+    considered: int
+    simulated: int  # cuts
+    by_memory: int
+    lower: float
+    even_value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wider:
     """What was looked at beside layouts of alike stages: partitions of the model over
     unlike meshes, and the value that none of them goes below."""
@@ -119,6 +132,7 @@ class Solution:
     runners_up: tuple[Candidate, ...] = ()
     too_big: Candidate | None = None
     added: Added | None = None
+    cuts: Cuts | None = None
     wider: Wider | None = None
     instead_of: Candidate | None = None
     operators: Operators | None = None
