@@ -10,6 +10,7 @@ Leading layers of another kind count for the trip alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -82,6 +83,16 @@ class CutFloor:
             low, high = np.where(enough, low, half), np.where(enough, half, high)
         return np.where(none, inf, self._bound(low))
 
+    def pace_s(self, below_s: float) -> Array:
+        """What the slowest stage takes at most of a cut that takes less than
+        *below_s*."""
+        low, high = np.zeros(len(self.pp)), below_s / self.micro_batches
+        for _ in range(HALVINGS):
+            half = (low + high) / 2
+            faster = self._bound(half) < below_s
+            low, high = np.where(faster, half, low), np.where(faster, high, half)
+        return np.asarray(high)
+
     def _bound(self, slowest_s: Array) -> Array:
         found = any_cut_s(
             trip_s=self.trip_s,
@@ -109,6 +120,24 @@ class CutFloor:
         return np.asarray(between)
 
 
+def keeps_pace(
+    problem: Problem, units: Units, columns: Columns, pace_s: Array, at_most: Array
+) -> Array:
+    """Which rows have a cut none of whose stages takes longer than *pace_s*, with what
+    data parallelism adds to their passes; stages have up to *at_most* units."""
+    pp, row = columns.pp, np.repeat(np.arange(len(columns)), 3)
+    stage = np.stack([0 * pp, np.minimum(1, pp - 1), pp - 1], axis=1).ravel()
+
+    def fits(where: Array, count: Array) -> Array:
+        rows = _stages(problem, units, columns, row[where], stage[where], count)
+        forward_s, backward_s = rows.passes_s
+        return forward_s + backward_s <= pace_s[row[where]] * (1 + _FEWER)
+
+    most = _largest(fits, 0 * row, at_most[row]).reshape(-1, 3)
+    room = most[:, 0] + np.maximum(pp - 2, 0) * most[:, 1] + most[:, 2]
+    return np.asarray(room >= units.count - units.leading)
+
+
 def most_units(
     problem: Problem, units: Units, columns: Columns, at_most: Array
 ) -> Array:
@@ -118,31 +147,46 @@ def most_units(
     pp = columns.pp
     row, stage = np.nonzero(np.arange(pp.max(initial=1)) < pp[:, None])
     fewest = np.where((stage > 0) & (stage < pp[row] - 1), 1, 0)
-    low, high = fewest - 1, np.maximum(at_most[row], fewest)
-    fits = _fits(problem, units, columns, row, stage, high)
-    low, high = np.where(fits, high, low), np.where(fits, high, high - 1)
-    while (open_ := np.flatnonzero(low < high)).size:
-        half = (low[open_] + high[open_] + 1) // 2
-        fits = _fits(problem, units, columns, row[open_], stage[open_], half)
-        low[open_] = np.where(fits, half, low[open_])
-        high[open_] = np.where(fits, high[open_], half - 1)
+
+    def fits(where: Array, count: Array) -> Array:
+        rows = _stages(problem, units, columns, row[where], stage[where], count)
+        return np.asarray(rows.needed_bytes <= problem.memory_limit_bytes)
+
+    low = _largest(fits, fewest, np.maximum(at_most[row], fewest))
     found = np.zeros((len(columns), int(pp.max(initial=1))))
-    found[row, stage] = np.where(low < fewest, _NOWHERE, low)
+    found[row, stage] = low
     return found
 
 
-def _fits(
+def _largest(
+    fits: Callable[[Array, Array], Array], fewest: Array, most: Array
+) -> Array:
+    """The largest number between *fewest* and *most* at each place that *fits* there;
+    `_NOWHERE` where none does."""
+    places = np.arange(len(most))
+    whole = fits(places, most)
+    low = np.where(whole, most, fewest - 1)
+    high = np.where(whole, most, most - 1)
+    while (left := np.flatnonzero(low < high)).size:
+        half = (low[left] + high[left] + 1) // 2
+        good = fits(left, half)
+        low[left] = np.where(good, half, low[left])
+        high[left] = np.where(good, high[left], half - 1)
+    return np.where(low < fewest, _NOWHERE, low)
+
+
+def _stages(
     problem: Problem,
     units: Units,
     columns: Columns,
     row: Array,
     stage: Array,
     count: Array,
-) -> Array:
-    rows = StageRows(
+) -> StageRows:
+    """Stages of *count* units, none of them leading."""
+    return StageRows(
         columns=columns.take(row),
         book=problem.book,
         layers=units.numbered(count, np.zeros_like(count)),
         rank=stage,
     )
-    return np.asarray(rows.needed_bytes <= problem.memory_limit_bytes)

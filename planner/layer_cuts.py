@@ -32,7 +32,7 @@ from costmodel.known import Known
 from costmodel.uniform import Uniform
 from planner.axes import ONE_F_ONE_B
 from planner.branch_queue import BranchQueue
-from planner.cut_floors import CutFloor, most_units
+from planner.cut_floors import CutFloor, keeps_pace, most_units
 from planner.cut_table import Cut, CutTable
 from planner.cut_units import Units
 from planner.floors import rough_s
@@ -241,19 +241,19 @@ class _Hunt:
         """Spell out those *branches* that fit as families."""
         space = Space.of(self.problem)
         columns, owner = space.leanest(branches)
-        bounds, _ = self._bounds(take(branches, owner), columns)
-        least = np.full(length(branches), inf)
-        np.minimum.at(least, owner, bounds)
-        fits = least < inf
+        fits = np.zeros(length(branches), dtype=bool)
+        fits[owner] |= self._bounds(take(branches, owner), columns)[0] < inf
         self.by_memory += int(branches["leaves"][~fits].sum())
         if not fits.any():
             return
-        kept = take(branches, fits & (least < self._enough))
-        if not length(kept):
+        branches = take(branches, fits)
+        owner = np.repeat(np.arange(length(branches)), branches["leaves"])
+        columns = space.leaves(branches)
+        rows = np.flatnonzero(self._keeps_pace(take(branches, owner), columns))
+        if not len(rows):
             return
-        owner = np.repeat(np.arange(length(kept)), kept["leaves"])
-        columns = space.leaves(kept)
-        bounds, most = self._bounds(take(kept, owner), columns)
+        columns = columns.take(rows)
+        bounds, most = self._bounds(take(branches, owner[rows]), columns)
         self.by_memory += int((bounds == inf).sum())
         for row in np.flatnonzero(bounds < self._enough).tolist():
             self._numbered += 1
@@ -265,16 +265,29 @@ class _Hunt:
             )
             heappush(self._open, family)
 
+    def _keeps_pace(self, branches: Table, columns: Columns) -> Array:
+        """Which rows may have a cut that is better, by the passes of its stages."""
+        if self.value == inf:
+            return np.ones(len(columns), dtype=bool)
+        floor = CutFloor.of(self.problem, self.units, branches)
+        pace_s = floor.pace_s(self._enough / self.unit)
+        return keeps_pace(
+            self.problem, self.units, columns, pace_s, self._at_most(floor)
+        )
+
+    def _at_most(self, floor: CutFloor) -> Array:
+        """How many units that are not leading a stage has of a cut that is better."""
+        pace_s = np.minimum(self.value / self.unit / floor.micro_batches, floor.trip_s)
+        units = self.units.count - self.units.leading
+        return np.minimum(pace_s / floor.unit_s + 1e-6, units).astype(int)
+
     def _bounds(self, branches: Table, columns: Columns) -> tuple[Array, Array]:
         """What no cut of each row goes below, with the memory of its stages; and how
         many units a stage has at most of one that is better than the best."""
         floor = CutFloor.of(self.problem, self.units, branches)
-        below_s = self.value / self.unit
-        pace_s = np.minimum(below_s / floor.micro_batches, floor.trip_s)
-        units = self.units.count - self.units.leading
-        at_most = np.minimum(pace_s / floor.unit_s + 1e-6, units).astype(int)
+        at_most = self._at_most(floor)
         most = most_units(self.problem, self.units, columns, at_most)
-        seconds = floor.seconds(most=most, below_s=below_s)
+        seconds = floor.seconds(most=most, below_s=self.value / self.unit)
         return self.unit * seconds, at_most
 
     def _price(self, family: _Family) -> None:
