@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from costmodel.atoms import Atom
 from costmodel.contents import Contents
 from costmodel.data_parallel import buckets_of
 from costmodel.gather import Gather
@@ -31,17 +32,34 @@ Array = NDArray[Any]
 
 @dataclass(kw_only=True)
 class StageRows(Rows):
-    """Stages of pipelines of one stage a rank: of row i stage *rank*[i] of pp, with
-    *layers*[kind][i] numbered layers, and the embedding or the head at the ends."""
+    """Stages of pipelines of one stage a rank: of candidate *row*[i] of *source* stage
+    *rank*[i] of pp, with *layers*[kind][i] numbered layers, and the embedding or the
+    head at the ends."""
 
+    source: Gather
+    row: Array
     layers: Layers
     rank: Array
+
+    @classmethod
+    def of(cls, source: Gather, row: Array, layers: Layers, rank: Array) -> StageRows:
+        """Of candidates whose blocks *source* gathers, once for all that is asked."""
+        return cls(
+            columns=source.columns.take(row),
+            book=source.book,
+            source=source,
+            row=row,
+            layers=layers,
+            rank=rank,
+        )
 
     @cached_property
     def _gather(self) -> Gather:
         return _OneStage(
             columns=self.columns,
             book=self.book,
+            source=self.source,
+            row=self.row,
             layers=self.layers,
             first=(self.rank == 0).astype(int),
             last=(self.rank == self.columns.pp - 1).astype(int),
@@ -112,8 +130,10 @@ class StageRows(Rows):
 
 @dataclass(kw_only=True)
 class _OneStage(Gather):
-    """The contents of one stage of every row."""
+    """The contents of one stage of every row, of the blocks of *row* of *source*."""
 
+    source: Gather
+    row: Array
     layers: Layers
     first: Array
     last: Array
@@ -130,3 +150,20 @@ class _OneStage(Gather):
         """Every row for itself: few stages of a search are alike."""
         every = np.arange(len(self.columns))
         return every, every
+
+    @cached_property
+    def _where(self) -> Array:
+        return self.source._alike[1][self.row]
+
+    @cached_property
+    def _body(self) -> dict[str, Atom]:
+        found = self.source._body
+        return {name: one.take(self._where) for name, one in found.items()}
+
+    @cached_property
+    def _ends(self) -> tuple[Atom, ...]:
+        return tuple(one.take(self._where) for one in self.source._ends)
+
+    @cached_property
+    def _tied(self) -> tuple[Atom, ...]:
+        return tuple(one.take(self._where) for one in self.source._tied)

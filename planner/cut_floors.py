@@ -11,12 +11,15 @@ Leading layers of another kind count for the trip alone.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from math import inf
 
 import numpy as np
 
 from costmodel.columns import Columns
+from costmodel.gather import Gather
 from costmodel.makespan_cuts import any_cut_s
 from costmodel.stage_rows import StageRows
 from costmodel.turns import shared_bound_s
@@ -25,6 +28,7 @@ from planner.floors import ENDS, Floor
 from planner.problem import Problem
 from planner.table import Array, Table
 
+GLANCES = 3  # stages in the middle that are looked at first
 HALVINGS = 16  # of what the slowest stage takes: to a hundredth of a layer of 500
 _NOWHERE = -1e9  # units of a stage that cannot be
 _FEWER = 1e-9  # of a unit, as sums in another order may differ
@@ -120,42 +124,97 @@ class CutFloor:
         return np.asarray(between)
 
 
-def keeps_pace(
-    problem: Problem, units: Units, columns: Columns, pace_s: Array, at_most: Array
+@dataclass(frozen=True, kw_only=True)
+class CutRoom:
+    """How many units the stages of candidates have room for, of *at_most* each; units
+    that are leading take none."""
+
+    problem: Problem
+    units: Units
+    columns: Columns
+    at_most: Array
+
+    def keeps_pace(self, pace_s: Array) -> Array:
+        """Which rows have a cut none of whose stages takes longer than *pace_s*, with
+        what data parallelism adds to their passes."""
+        pp, row = self.columns.pp, np.repeat(np.arange(len(self.columns)), 3)
+        stage = np.stack([0 * pp, np.minimum(1, pp - 1), pp - 1], axis=1).ravel()
+
+        def fits(where: Array, count: Array) -> Array:
+            forward_s, backward_s = self._stages(
+                row[where], stage[where], count
+            ).passes_s
+            return forward_s + backward_s <= pace_s[row[where]] * (1 + _FEWER)
+
+        most = _largest(fits, 0 * row, self.at_most[row]).reshape(-1, 3)
+        room = most[:, 0] + np.maximum(pp - 2, 0) * most[:, 1] + most[:, 2]
+        return np.asarray(room >= self._all)
+
+    def may_fit(self) -> Array:
+        """Which rows have memory for all units, at a glance: later stages of 1F1B hold
+        fewer micro-batches, so that the last of some that follow each other has room
+        for as many units as any of them."""
+        pp = self.columns.pp
+        row = np.repeat(np.arange(len(pp)), 2 + GLANCES)
+        ends = [(pp - 2) * part // GLANCES for part in range(GLANCES + 1)]
+        each = [end - start for start, end in pairwise(ends)]
+        middle = [np.maximum(end, 1) for end in ends[1:]]
+        stage = np.stack([0 * pp, *middle, pp - 1], axis=1).ravel()
+        counts = np.stack([0 * pp + 1, *each, 0 * pp + 1], axis=1)
+        room = (counts * self._held(row, stage).reshape(counts.shape)).sum(axis=1)
+        return np.asarray(room >= self._all)
+
+    def by_stage(self) -> Array:
+        """How many each stage has memory for, [row, stage]; 0 beyond pp, less than that
+        sums to nothing where a stage cannot be."""
+        pp = self.columns.pp
+        row, stage = np.nonzero(np.arange(pp.max(initial=1)) < pp[:, None])
+        found = np.zeros((len(pp), int(pp.max(initial=1))))
+        found[row, stage] = self._held(row, stage)
+        return found
+
+    def take(self, rows: Array) -> CutRoom:
+        return replace(
+            self, columns=self.columns.take(rows), at_most=self.at_most[rows]
+        )
+
+    @property
+    def _all(self) -> int:
+        return self.units.count - self.units.leading
+
+    def _held(self, row: Array, stage: Array) -> Array:
+        """How many units each *stage* of each *row* has memory for."""
+        fewest = np.where((stage > 0) & (stage < self.columns.pp[row] - 1), 1, 0)
+        limit = self.problem.memory_limit_bytes
+
+        def fits(where: Array, count: Array) -> Array:
+            stages = self._stages(row[where], stage[where], count)
+            return np.asarray(stages.needed_bytes <= limit)
+
+        return _largest(fits, fewest, np.maximum(self.at_most[row], fewest))
+
+    def _stages(self, row: Array, stage: Array, count: Array) -> StageRows:
+        layers = self.units.numbered(count, np.zeros_like(count))
+        return StageRows.of(self._blocks, row, layers, stage)
+
+    @cached_property
+    def _blocks(self) -> Gather:
+        return Gather(columns=self.columns, book=self.problem.book)
+
+
+def keep_too_much(
+    problem: Problem, units: Units, branches: Table, at_most: Array
 ) -> Array:
-    """Which rows have a cut none of whose stages takes longer than *pace_s*, with what
-    data parallelism adds to their passes; stages have up to *at_most* units."""
-    pp, row = columns.pp, np.repeat(np.arange(len(columns)), 3)
-    stage = np.stack([0 * pp, np.minimum(1, pp - 1), pp - 1], axis=1).ravel()
-
-    def fits(where: Array, count: Array) -> Array:
-        rows = _stages(problem, units, columns, row[where], stage[where], count)
-        forward_s, backward_s = rows.passes_s
-        return forward_s + backward_s <= pace_s[row[where]] * (1 + _FEWER)
-
-    most = _largest(fits, 0 * row, at_most[row]).reshape(-1, 3)
-    room = most[:, 0] + np.maximum(pp - 2, 0) * most[:, 1] + most[:, 2]
-    return np.asarray(room >= units.count - units.leading)
-
-
-def most_units(
-    problem: Problem, units: Units, columns: Columns, at_most: Array
-) -> Array:
-    """How many units that are not leading each stage of each row has memory for, up to
-    *at_most* of the row, [row, stage]; 0 beyond pp, less than that sums to nothing
-    where a stage cannot be."""
-    pp = columns.pp
-    row, stage = np.nonzero(np.arange(pp.max(initial=1)) < pp[:, None])
-    fewest = np.where((stage > 0) & (stage < pp[row] - 1), 1, 0)
-
-    def fits(where: Array, count: Array) -> Array:
-        rows = _stages(problem, units, columns, row[where], stage[where], count)
-        return np.asarray(rows.needed_bytes <= problem.memory_limit_bytes)
-
-    low = _largest(fits, fewest, np.maximum(at_most[row], fewest))
-    found = np.zeros((len(columns), int(pp.max(initial=1))))
-    found[row, stage] = low
-    return found
+    """Of which *branches* what the layers keep alone is more than the stages of any cut
+    have memory for, with *at_most* units each."""
+    floor = Floor.of(problem, branches)
+    saved = sum(floor.saved_bytes(kind) * n for kind, n in units.layers.items())
+    pp, m = branches["pp"][:, None], branches["micro_batches"][:, None]
+    stage = np.arange(pp.max(initial=1))
+    held = np.minimum(pp - stage, m) * np.asarray(saved)[:, None]
+    most = problem.memory_limit_bytes / np.maximum(held, 1.0)
+    room = np.floor(np.minimum(most, at_most[:, None])) * (stage < pp)
+    return np.asarray(room.sum(axis=1) < units.count - units.leading)
 
 
 def _largest(
@@ -173,20 +232,3 @@ def _largest(
         low[left] = np.where(good, half, low[left])
         high[left] = np.where(good, high[left], half - 1)
     return np.where(low < fewest, _NOWHERE, low)
-
-
-def _stages(
-    problem: Problem,
-    units: Units,
-    columns: Columns,
-    row: Array,
-    stage: Array,
-    count: Array,
-) -> StageRows:
-    """Stages of *count* units, none of them leading."""
-    return StageRows(
-        columns=columns.take(row),
-        book=problem.book,
-        layers=units.numbered(count, np.zeros_like(count)),
-        rank=stage,
-    )

@@ -11,14 +11,15 @@ has no pass longer than t, `within` finds one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
 import numpy as np
 
 from costmodel.columns import Columns
+from costmodel.gather import Gather
 from costmodel.makespan_cuts import any_cut_s
 from costmodel.stage_rows import StageRows
 from costmodel.turns import shared_bound_s
@@ -48,29 +49,68 @@ class CutTable:
 
     @classmethod
     def of(
-        cls, problem: Problem, units: Units, columns: Columns, at_most: int
+        cls,
+        problem: Problem,
+        units: Units,
+        columns: Columns,
+        at_most: int,
+        leanest: Columns | None = None,
     ) -> CutTable:
-        """Of the one row of *columns*, with stages of up to *at_most* units."""
-        pp = int(columns.pp[0])
-        shape = (pp, at_most + 1, min(units.leading, at_most) + 1)
-        rank, count, leading = (one.ravel() for one in np.indices(shape))
-        rows = StageRows(
-            columns=columns.take(np.zeros_like(rank)),
-            book=problem.book,
-            layers=units.numbered(count, np.minimum(leading, count)),
-            rank=rank,
-        )
-        middle = (rank > 0) & (rank < pp - 1)
-        there = (leading <= count) & ((count > 0) | ~middle)
-        there &= rows.needed_bytes <= problem.memory_limit_bytes
-        forward_s, backward_s = rows.passes_s
+        """Of the one row of *columns*, with stages of up to *at_most* units; of those
+        that fit as the row of *leanest*, where that is given."""
+        stages = _Stages(problem, units, columns, at_most)
+        lean = stages if leanest is None else replace(stages, columns=leanest)
+        there = stages.there & (lean.needed_bytes <= problem.memory_limit_bytes)
+        return cls._priced(stages, there, *stages.passes_s)
+
+    @classmethod
+    def mixed(
+        cls,
+        problem: Problem,
+        units: Units,
+        presets: Sequence[Columns],
+        at_most: int,
+    ) -> CutTable:
+        """What retention by stage may come to: each stage with as many layers of one
+        preset of *presets*, the first of which keeps all, and as many of another as
+        its memory asks for."""
+        limit = problem.memory_limit_bytes
+        ways = [_Stages(problem, units, one, at_most) for one in presets]
+        passes = [way.passes_s for way in ways]
+        needed = [way.needed_bytes for way in ways]
+        forward_s, backward_s = (np.full(needed[0].shape, inf) for _ in range(2))
+
+        def better(share: Array, one: int, other: int, can: Array) -> None:
+            nonlocal forward_s, backward_s
+            forward, backward = (
+                (1 - share) * passes[one][side] + share * passes[other][side]
+                for side in (0, 1)
+            )
+            wins = can & (forward + backward < forward_s + backward_s)
+            forward_s = np.where(wins, forward, forward_s)
+            backward_s = np.where(wins, backward, backward_s)
+
+        for one, more in enumerate(needed):
+            better(np.zeros(()), one, one, more <= limit)
+            for other, less in enumerate(needed):
+                can = (more > limit) & (less <= limit)
+                share = (more - limit) / np.where(can, more - less, 1.0)
+                better(np.clip(share, 0, 1), one, other, can)
+        there = ways[0].there & (forward_s < inf)
+        return cls._priced(ways[0], there, forward_s, backward_s)
+
+    @classmethod
+    def _priced(
+        cls, stages: _Stages, there: Array, forward_s: Array, backward_s: Array
+    ) -> CutTable:
+        rows, problem = stages.rows, stages.problem
 
         def known(values: Array) -> Array:
-            return np.where(there, values, inf).reshape(shape)
+            return np.where(there, values, inf).reshape(stages.shape)
 
         return cls(
-            units=units,
-            pp=pp,
+            units=stages.units,
+            pp=stages.shape[0],
             micro_batches=int(rows.micro_batches[0]),
             forward_s=known(forward_s),
             both_s=known(forward_s + backward_s),
@@ -231,3 +271,48 @@ class CutTable:
                 after[count:] = np.minimum(after[count:], taken)
             best = after
         return float(best[-1]) + 2 * (self.pp - 1) * self.beside_s
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """All stages of up to *at_most* units of the one row of *columns*."""
+
+    problem: Problem
+    units: Units
+    columns: Columns
+    at_most: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Stages, units, those of them that are leading."""
+        most = self.at_most
+        return int(self.columns.pp[0]), most + 1, min(self.units.leading, most) + 1
+
+    @property
+    def there(self) -> Array:
+        """Which there may be: a stage in the middle is not empty."""
+        rank, count, leading = self._places
+        middle = (rank > 0) & (rank < self.shape[0] - 1)
+        return (leading <= count) & ((count > 0) | ~middle)
+
+    @cached_property
+    def rows(self) -> StageRows:
+        rank, count, leading = self._places
+        return StageRows.of(
+            Gather(columns=self.columns, book=self.problem.book),
+            np.zeros_like(rank),
+            self.units.numbered(count, np.minimum(leading, count)),
+            rank,
+        )
+
+    @property
+    def passes_s(self) -> tuple[Array, Array]:
+        return self.rows.passes_s
+
+    @property
+    def needed_bytes(self) -> Array:
+        return np.asarray(self.rows.needed_bytes)
+
+    @property
+    def _places(self) -> tuple[Array, ...]:
+        return tuple(one.ravel() for one in np.indices(self.shape))

@@ -180,6 +180,12 @@ class Floor:
         """Those of another layer, which is never made again."""
         return self._passes(name, ("none",), np.zeros_like(self.recompute))
 
+    def saved_bytes(self, name: str) -> Array:
+        """What a numbered layer keeps of a micro-batch."""
+        sites, book = self.table["site"], self.problem.book
+        kinds = self.problem.recomputes
+        return book.atoms(name, sites, kinds, self.recompute, ("saved_bytes",))[0]
+
     def _passes(
         self, name: str, treatments: tuple[str, ...], chosen: Array
     ) -> tuple[Array, Array]:

@@ -27,12 +27,13 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.columns import SQRT, Columns
+from costmodel.auto_retention import AUTO
+from costmodel.columns import RECOMPUTES, SQRT, Columns
 from costmodel.known import Known
 from costmodel.uniform import Uniform
 from planner.axes import ONE_F_ONE_B
 from planner.branch_queue import BranchQueue
-from planner.cut_floors import CutFloor, keeps_pace, most_units
+from planner.cut_floors import CutFloor, CutRoom, keep_too_much
 from planner.cut_table import Cut, CutTable
 from planner.cut_units import Units
 from planner.floors import rough_s
@@ -44,9 +45,18 @@ from planner.stage_places import is_unlike
 from planner.table import Array, Table, length, take
 from profiles.errors import MeshwrightError, OutOfTime
 
+NONE, FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
+MOST_OPENED: Final = 10_000  # branches; what is left stays open at its floor
 BATCH: Final = 512  # branches opened at a time
 TRIED: Final = 4  # cuts of a family that are simulated
+FITTED: Final = 2  # whose retention is fitted, of a family
+MOVES: Final = 24  # of a cut, before it is left as it is
+MOVES_FITTED: Final = 8  # the same, retention fitted each time
 MOST: Final = 40  # families that are
+MOST_GUESSED: Final = 12  # families whose retention by stage is guessed
+MOST_FITTED: Final = 6  # of them that are fitted
+MISSES: Final = 2  # of them in a row that bring nothing
+HOPELESS: Final = 1.03  # times the best: what is guessed to take longer is not fitted
 MOST_PRICED: Final = 400  # families whose stages are priced one by one
 
 
@@ -75,13 +85,18 @@ def with_cuts(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     if not length(branches):
         return solution
     hunt = _Hunt(problem=problem, clock=clock, value=solution.value)
-    try:
-        hunt.begin(branches)
-    except OutOfTime:
-        return _merged(problem, solution, hunt, limits)
-    hunt.prove()
-    hunt.climb()
-    return _merged(problem, solution, hunt, limits)
+    hunt.run(branches)
+    fitting = _Fitting(
+        problem=problem,
+        clock=clock,
+        value=hunt.value,
+        known=hunt.known,
+        tries=FITTED,
+        moves=MOVES_FITTED,
+    )
+    if problem.pins.recompute is None:
+        fitting.run(take(branches, branches["recompute"] == NONE))
+    return _merged(problem, solution, hunt, fitting, limits)
 
 
 def families(problem: Problem) -> Table:
@@ -92,16 +107,22 @@ def families(problem: Problem) -> Table:
 
 
 def _merged(
-    problem: Problem, solution: Solution, hunt: _Hunt, limits: Limits
+    problem: Problem,
+    solution: Solution,
+    hunt: _Hunt,
+    fitting: _Fitting,
+    limits: Limits,
 ) -> Solution:
     lower = min(solution.lower, hunt.lower)
-    found = hunt.best
+    found = fitting.best or hunt.best
     cuts = Cuts(
         considered=hunt.considered,
         simulated=hunt.simulated,
         by_memory=hunt.by_memory,
         lower=hunt.lower,
         even_value=solution.value,
+        fitted=fitting.simulated,
+        fitted_lower=min(lower, fitting.lower),
     )
     best, others = solution.best, solution.runners_up
     if found is not None:
@@ -119,7 +140,7 @@ def _merged(
         best=best,
         value=value,
         status=Status.INFEASIBLE if best is None else status,
-        lower=value if proven else lower,
+        lower=value if proven else min(lower, value),
         lower_step_time_s=min(solution.lower_step_time_s, hunt.lower / unit),
         seconds=solution.seconds + hunt.clock.seconds,
         runners_up=others,
@@ -146,6 +167,8 @@ class _Hunt:
     problem: Problem
     clock: Clock
     value: float
+    tries: int = TRIED
+    moves: int = MOVES
     best: Candidate | None = None
     considered: int = 0
     by_memory: int = 0
@@ -156,9 +179,20 @@ class _Hunt:
     _queue: BranchQueue | None = None
     _numbered: int = 0
     _priced: int = 0
+    _opened: int = 0
     _best_family: _Family | None = None
 
-    def begin(self, branches: Table) -> None:
+    def run(self, branches: Table) -> None:
+        """Look for the best cut of *branches*, as far as there is time."""
+        try:
+            self._begin(branches)
+        except OutOfTime:
+            self._settled = 0.0
+            return
+        self.prove()
+        self.climb()
+
+    def _begin(self, branches: Table) -> None:
         """Put all *branches* in order. Raises OutOfTime."""
         problem = self.problem
         self.considered = int(branches["leaves"].sum())
@@ -175,7 +209,7 @@ class _Hunt:
     def lower(self) -> float:
         """No cut of any family has a smaller value; 0 where time was over before that
         was known."""
-        left = 0.0 if self._queue is None else self._queue.least
+        left = inf if self._queue is None else self._queue.least
         waiting = self._open[0].bound if self._open else inf
         return min(self._settled, left, waiting, self.value)
 
@@ -206,7 +240,7 @@ class _Hunt:
             size = self.units.size
             here = tuple(count // size for count in before)
             near = (cut for cut in moved(here) if family.table.fits(cut))
-            for cut in islice(near, MOVES):
+            for cut in islice(near, self.moves):
                 if self._judge(family, cut) or self.clock.over:
                     break
             else:
@@ -226,12 +260,15 @@ class _Hunt:
         assert self._queue is not None, "the hunt has begun"
         while not self.clock.over:
             waiting = self._open[0].bound if self._open else inf
+            if self._opened >= MOST_OPENED and self._queue.least < self._enough:
+                return heappop(self._open) if waiting < self._enough else None
             below = min(self._enough, waiting)
             if self._queue.least >= below:
                 break
             branches, _ = self._queue.take(BATCH, below=below)
             if not length(branches):
                 break
+            self._opened += length(branches)
             self._spread(branches)
         if not self._open or self._open[0].bound >= self._enough:
             return None
@@ -240,6 +277,13 @@ class _Hunt:
     def _spread(self, branches: Table) -> None:
         """Spell out those *branches* that fit as families."""
         space = Space.of(self.problem)
+        at_most = self._at_most(CutFloor.of(self.problem, self.units, branches))
+        lean = {**branches, "recompute": self._leanest(branches["recompute"])}
+        lost = keep_too_much(self.problem, self.units, lean, at_most)
+        self.by_memory += int(branches["leaves"][lost].sum())
+        branches = take(branches, ~lost)
+        if not length(branches):
+            return
         columns, owner = space.leanest(branches)
         fits = np.zeros(length(branches), dtype=bool)
         fits[owner] |= self._bounds(take(branches, owner), columns)[0] < inf
@@ -270,9 +314,12 @@ class _Hunt:
         if self.value == inf:
             return np.ones(len(columns), dtype=bool)
         floor = CutFloor.of(self.problem, self.units, branches)
-        pace_s = floor.pace_s(self._enough / self.unit)
-        return keeps_pace(
-            self.problem, self.units, columns, pace_s, self._at_most(floor)
+        room = self._room(columns, self._at_most(floor))
+        return room.keeps_pace(floor.pace_s(self._enough / self.unit))
+
+    def _room(self, columns: Columns, at_most: Array) -> CutRoom:
+        return CutRoom(
+            problem=self.problem, units=self.units, columns=columns, at_most=at_most
         )
 
     def _at_most(self, floor: CutFloor) -> Array:
@@ -284,11 +331,15 @@ class _Hunt:
     def _bounds(self, branches: Table, columns: Columns) -> tuple[Array, Array]:
         """What no cut of each row goes below, with the memory of its stages; and how
         many units a stage has at most of one that is better than the best."""
-        floor = CutFloor.of(self.problem, self.units, branches)
-        at_most = self._at_most(floor)
-        most = most_units(self.problem, self.units, columns, at_most)
-        seconds = floor.seconds(most=most, below_s=self.value / self.unit)
-        return self.unit * seconds, at_most
+        at_most = self._at_most(CutFloor.of(self.problem, self.units, branches))
+        room = self._room(self._lean(columns), at_most)
+        rows = np.flatnonzero(room.may_fit())
+        bounds = np.full(len(columns), inf)
+        if len(rows):
+            floor = CutFloor.of(self.problem, self.units, take(branches, rows))
+            most, below_s = room.take(rows).by_stage(), self.value / self.unit
+            bounds[rows] = self.unit * floor.seconds(most=most, below_s=below_s)
+        return bounds, at_most
 
     def _price(self, family: _Family) -> None:
         """Price the family's stages, and bound it by them."""
@@ -300,16 +351,30 @@ class _Hunt:
         if family.bound < inf:
             heappush(self._open, family)
 
+    def _leanest(self, recompute: Array) -> Array:
+        """What is made again where least is needed."""
+        return recompute
+
+    def _lean(self, columns: Columns) -> Columns:
+        """*columns* as they need least."""
+        return replace(columns, recompute=self._leanest(columns.recompute))
+
+    def _choice(self, family: _Family, cut: Cut) -> Uniform:
+        """The family's layout with its layers *cut* so."""
+        choice = Space.of(self.problem).choice(family.columns, 0)
+        counts = tuple(count * self.units.size for count in cut)
+        return replace(choice, layers_per_stage=counts)
+
     def _try(self, family: _Family) -> None:
         assert family.table is not None, "it is priced"
-        for cut in islice(family.table.tried(), TRIED):
+        for cut in islice(family.table.tried(), self.tries):
             self._judge(family, cut)
             if self.clock.over or family.bound >= self._enough:
                 return
 
     def _judge(self, family: _Family, cut: Cut) -> bool:
         """Simulate a *cut*; whether it fits and is the best."""
-        choice = cut_choice(self.problem, self.units, family.columns, cut)
+        choice = self._choice(family, cut)
         self.simulated += 1
         try:
             found = self.problem.simulate(choice, self.known)
@@ -322,14 +387,60 @@ class _Hunt:
         return True
 
 
-def cut_choice(
-    problem: Problem, units: Units, columns: Columns, cut: Cut
-) -> Uniform:
-    """The one row of *columns* with its layers cut so."""
-    choice = Space.of(problem).choice(columns, 0)
-    return replace(
-        choice, layers_per_stage=tuple(count * units.size for count in cut)
-    )
+@dataclass(kw_only=True)
+class _Fitting(_Hunt):
+    """The same with retention chosen stage by stage: a stage makes again what its
+    memory asks for. No cut takes less than one that keeps everything and needs what
+    one needs that makes everything again; which are promising is guessed."""
+
+    guessed: list[tuple[float, _Family]] = field(default_factory=list)
+
+    def prove(self) -> None:
+        """Simulate the most promising; what is left stays open."""
+        while not self.clock.over and self._priced < MOST_GUESSED:
+            family = self._next()
+            if family is None:
+                break
+            self._price(family)
+            self._settled = min(self._settled, family.bound)
+        misses = 0
+        for guess, family in sorted(self.guessed, key=lambda one: one[0])[:MOST_FITTED]:
+            if self.clock.over or misses == MISSES or guess > self.value * HOPELESS:
+                return
+            before = self.value
+            self._try(family)
+            misses = misses + 1 if self.value == before else 0
+
+    def _leanest(self, recompute: Array) -> Array:
+        return np.full_like(recompute, FULL)
+
+    def _price(self, family: _Family) -> None:
+        self._priced += 1
+        most = min(family.most_units + self.units.leading, self.units.count)
+        known, columns = (self.problem, self.units), family.columns
+        below_s = self.value / self.unit
+        kept = CutTable.of(*known, columns, most, leanest=self._lean(columns))
+        family.bound = max(family.bound, kept.bound_s(below_s) * self.unit)
+        if family.bound >= self._enough:
+            return
+        presets = [_making_again(columns, code) for code in self._presets]
+        family.table = CutTable.mixed(*known, presets, most)
+        guess = family.table.bound_s(below_s) * self.unit
+        if guess < inf:
+            self.guessed.append((guess, family))
+
+    def _choice(self, family: _Family, cut: Cut) -> Uniform:
+        return replace(super()._choice(family, cut), recompute=AUTO)
+
+    @property
+    def _presets(self) -> list[int]:
+        """Those of the space, keeping all first."""
+        found = [code for (code,) in Space.of(self.problem).axes.recomputes()]
+        return sorted(found, key=lambda code: code != NONE)
+
+
+def _making_again(columns: Columns, code: int) -> Columns:
+    return replace(columns, recompute=np.full_like(columns.recompute, code))
 
 
 def moved(cut: Cut) -> Iterator[Cut]:

@@ -180,7 +180,8 @@ def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solut
     if known is not None:
         return known
     found = search.solve(problem, limits)
-    return with_cuts(problem, found, limits) if search.name == DEFAULT else found
+    nothing = found.best is None and search.name == DEFAULT
+    return with_cuts(problem, found, limits) if nothing else found
 
 
 def refined(
@@ -193,6 +194,8 @@ def refined(
     if only_unlike(problem):
         return solution
     found = polished(problem, solution, limits)
+    if found.cuts is None and found.search == DEFAULT:
+        found = with_cuts(problem, found, limits)
     if found is not solution:
         check(problem, found)
     return found

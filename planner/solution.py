@@ -56,14 +56,17 @@ class Added:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cuts:
     """What is known of stages of unequal layers: of each candidate that runs 1F1B on
-    several stages all cuts are one of those `considered`. No cut goes below `lower`;
-    `even_value` is the best of stages that are as equal as can be."""
+    several stages all cuts are one of those `considered`. No cut goes below `lower`,
+    and none whose retention is chosen by stage below `fitted_lower`; `even_value` is
+    the best of stages that are as equal as can be."""
 
     considered: int
     simulated: int  # cuts
     by_memory: int
     lower: float
     even_value: float
+    fitted: int  # cuts whose retention was chosen by stage
+    fitted_lower: float  # that none of these goes below
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
