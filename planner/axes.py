@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from costmodel.columns import SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
-from costmodel.pins import Pins
+from costmodel.pins import Pins, asked_counts
 from costmodel.question import width_over
 from costmodel.schedule import require_schedule, schedule_called
 from costmodel.support import refusals
@@ -87,7 +87,9 @@ class Axes:
 
     def pp(self) -> list[int]:
         pinned = self.pins.pp
-        depths = (pp for pp in divisors(self.problem.gpus) if self._cuts(pp))
+        depths = [pp for pp in divisors(self.problem.gpus) if self._cuts(pp)]
+        if self.pins.stage_layers is not None:
+            depths = [pp for pp in depths if pp == len(asked_counts(self.pins))]
         return [pp for pp in depths if pinned in (None, pp) and self.carried(pp=pp)]
 
     def cp(self) -> list[int]:

@@ -180,6 +180,17 @@ class CutTable:
         """No cut takes less; infinite where none fits, or takes less than *below_s*."""
         return min(self._bounds(below_s), default=inf)
 
+    def bound_of(self, cut: Cut) -> float:
+        """What *cut* takes at the least; infinite where it does not fit."""
+        if not self.fits(cut):
+            return inf
+        start, pace_s = 0, 0.0
+        for stage, count in enumerate(cut):
+            leading = self.units.leading_of(np.asarray(start), np.asarray(count))
+            pace_s = max(pace_s, float(self.both_s[stage, count, leading]))
+            start += count
+        return float(self._passes_s(pace_s)) + self.other_s
+
     def tried(self) -> Iterator[Cut]:
         """Cuts that are likely to be fast, those of the shortest slowest pass first."""
         seen = set()

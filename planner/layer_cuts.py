@@ -30,6 +30,8 @@ import numpy as np
 from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, SQRT, Columns
 from costmodel.known import Known
+from costmodel.pins import pins_cut
+from costmodel.question import cut_asked
 from costmodel.uniform import Uniform
 from planner.axes import ONE_F_ONE_B
 from planner.branch_queue import BranchQueue
@@ -43,7 +45,7 @@ from planner.solution import EXACT, WORTHWHILE, Cuts, Solution, Status
 from planner.space import Space
 from planner.stage_places import is_unlike
 from planner.table import Array, Table, length, take
-from profiles.errors import MeshwrightError, OutOfTime
+from profiles.errors import Contradiction, MeshwrightError, OutOfTime
 
 NONE, FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 MOST_OPENED: Final = 10_000  # branches; what is left stays open at its floor
@@ -99,11 +101,34 @@ def with_cuts(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     return _merged(problem, solution, hunt, fitting, limits)
 
 
+def pinned_cut(problem: Problem, pp: int) -> tuple[int, ...] | None:
+    """The layers of each of *pp* stages that the pins give, None where they do not.
+
+    Raises Contradiction where they do not go together.
+    """
+    return cut_asked(Uniform(pp=pp), problem.job, problem.pins)
+
+
 def families(problem: Problem) -> Table:
-    """The branches that run 1F1B on several stages."""
+    """The branches that run 1F1B on several stages, which the pins cut."""
     branches = Space.of(problem).branches
     woven = (branches["schedule"] == ONE_F_ONE_B) & (branches["pp"] > 1)
+    for pp in np.unique(branches["pp"]) if pins_cut(problem.pins) else ():
+        try:
+            pinned = pinned_cut(problem, int(pp))
+        except Contradiction:
+            woven &= branches["pp"] != pp
+            continue
+        size = _units(problem).size
+        if pinned is not None and any(count % size for count in pinned):
+            woven &= branches["pp"] != pp
     return take(branches, woven & (branches["recompute"] != SQRT))
+
+
+def _units(problem: Problem) -> Units:
+    found = Units.of(problem.job.graph)
+    assert found is not None, "they are searched"
+    return found
 
 
 def _merged(
@@ -197,9 +222,7 @@ class _Hunt:
         problem = self.problem
         self.considered = int(branches["leaves"].sum())
         self.unit = float(problem.value_of(1.0, 1.0))
-        found = Units.of(problem.job.graph)
-        assert found is not None, "they are searched"
-        self.units = found
+        self.units = _units(problem)
         rough = self.unit * rough_s(problem, branches, between=self.clock.require)
         self._queue = BranchQueue(
             branches, rough, self._floors, lambda: self.clock.over
@@ -230,6 +253,8 @@ class _Hunt:
     def climb(self) -> None:
         """Move the cuts of the best candidate a unit at a time, while that helps."""
         family = self._best_family
+        if pins_cut(self.problem.pins):
+            return
         if family is None or family.bound >= self._enough:
             return
         assert family.table is not None, "it was tried"
@@ -348,6 +373,10 @@ class _Hunt:
         family.table = CutTable.of(self.problem, self.units, family.columns, most)
         bound = family.table.bound_s(self.value / self.unit) * self.unit
         family.bound = max(family.bound, bound)
+        pinned = pinned_cut(self.problem, family.table.pp)
+        if pinned is not None:
+            own = family.table.bound_of(tuple(n // self.units.size for n in pinned))
+            family.bound = max(family.bound, own * self.unit)
         if family.bound < inf:
             heappush(self._open, family)
 
@@ -367,10 +396,18 @@ class _Hunt:
 
     def _try(self, family: _Family) -> None:
         assert family.table is not None, "it is priced"
-        for cut in islice(family.table.tried(), self.tries):
+        for cut in self._cuts(family.table):
             self._judge(family, cut)
             if self.clock.over or family.bound >= self._enough:
                 return
+
+    def _cuts(self, table: CutTable) -> Iterator[Cut]:
+        """The cut that is pinned, or those that are likely to be fast."""
+        pinned = pinned_cut(self.problem, table.pp)
+        if pinned is None:
+            return islice(table.tried(), self.tries)
+        cut = tuple(count // self.units.size for count in pinned)
+        return iter([cut] if table.fits(cut) else [])
 
     def _judge(self, family: _Family, cut: Cut) -> bool:
         """Simulate a *cut*; whether it fits and is the best."""

@@ -12,11 +12,11 @@ from typing import Final
 from costmodel.auto_retention import AUTO
 from costmodel.machine import Machine, machine
 from costmodel.offload import NOTHING, parse_offload
-from costmodel.pins import Pins
+from costmodel.pins import Pins, pins_cut
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
 from planner.check import check
-from planner.layer_cuts import with_cuts
+from planner.layer_cuts import are_searched, with_cuts
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
 from planner.problem import (
@@ -29,7 +29,7 @@ from planner.retention.polish import polished, without_auto
 from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Clock, Limits
 from planner.searches import BASELINES, search_called
-from planner.solution import Solution
+from planner.solution import Solution, hopeless_by_states
 from planner.stage_places import is_unlike, only_unlike, too_deep
 from profiles.cluster import Cluster
 from profiles.errors import Unsupported
@@ -140,6 +140,11 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     """Run *search*, and check what it found: none marks its own homework. Where the
     states alone do not fit, there is nothing to search; where offloading is free, it
     is run for each way to offload."""
+    if pins_cut(problem.pins) and search.name != DEFAULT:
+        raise Unsupported(
+            f"--search {search.name} cuts layers into stages as evenly as can be; leave "
+            "it out, or --stage-layers and its like"
+        )
     if only_unlike(problem) and search.name != DEFAULT:
         _require_baseline(problem, search)
         from planner.as_if_alike import over_islands
@@ -175,10 +180,28 @@ def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
         )
 
 
+def of_cuts_alone(problem: Problem, limits: Limits) -> Solution:
+    """The best of the cut that is pinned.
+
+    Raises Unsupported where no cut but the even one is searched.
+    """
+    if not are_searched(problem):
+        raise Unsupported(
+            "--stage-layers, --first-stage-layers, --last-stage-layers: plan searches "
+            "other layers of stages for 1F1B alone, with nothing offloaded, no "
+            "--recompute-layers and not for memory; leave them out, or price a layout "
+            "with simulate"
+        )
+    nothing = hopeless_by_states(DEFAULT, 0.0)
+    return with_cuts(problem, nothing, limits)
+
+
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
     known = hopeless(problem, search.name)
     if known is not None:
         return known
+    if pins_cut(problem.pins):
+        return of_cuts_alone(problem, limits)
     found = search.solve(problem, limits)
     nothing = found.best is None and search.name == DEFAULT
     return with_cuts(problem, found, limits) if nothing else found
@@ -193,7 +216,8 @@ def refined(
         return solution
     if only_unlike(problem):
         return solution
-    found = polished(problem, solution, limits)
+    pinned = pins_cut(problem.pins)  # whose retention was chosen with them
+    found = solution if pinned else polished(problem, solution, limits)
     if found.cuts is None and found.search == DEFAULT:
         found = with_cuts(problem, found, limits)
     if found is not solution:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.auto_retention import AUTO
@@ -67,6 +68,7 @@ def plan_view(
         ("binds", binds(problem, solution)),
         ("proof", proof_words(problem, alike)),
         *_beside(problem, alike),
+        *_cuts(alike),
         *_retentions(solution),
         *_operators(solution),
         *wider_words(problem, solution),
@@ -110,6 +112,13 @@ def proof_words(problem: Problem, solution: Solution) -> str:
             f"{format_seconds(solution.seconds)}, and bounds no other"
         )
     of_all = f"none of {counters.considered:,} {layouts}"
+    if solution.cuts is not None:
+        own = "nor any" if counters.considered else "no"
+        of_all = (
+            f"{of_all}, {own} cut of 1F1B's layers,"
+            if counters.considered
+            else ("no layout of the layers that are given")
+        )
     if solution.only_unlike:  # alike ones are tried, and not bounded
         of_all = f"no 1F1B of stages of any mesh, {counters.considered:,} weighed,"
     if solution.status is Status.OPTIMAL:
@@ -136,6 +145,27 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     left = max(0.0, 1 - added.lower / solution.value)
     words = f"by stage {found} alike ({tried}; at most {left:.2%})"
     return [("recompute", words)]
+
+
+def _cuts(solution: Solution) -> list[tuple[str, str]]:
+    """What stages of unequal layers gain, where they do."""
+    cuts, best = solution.cuts, solution.best
+    if cuts is None or best is None:
+        return []
+    gain = 1 - solution.preset_value / cuts.even_value
+    left = max(0.0, 1 - cuts.fitted_lower / solution.value)
+    if not gain and not cuts.fitted:
+        return []
+    found = f"{gain:.1%} better than equal ones" if gain else "no better than equal"
+    if cuts.even_value == inf:
+        found = "equal ones do not fit"
+    tried = f"{cuts.considered:,} layouts cut anywhere, {cuts.simulated + cuts.fitted}"
+    return [
+        (
+            "stages",
+            f"{found} ({tried} cuts simulated; recompute by stage may bring {left:.1%})",
+        )
+    ]
 
 
 def _retentions(solution: Solution) -> list[tuple[str, str]]:
