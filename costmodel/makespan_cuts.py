@@ -50,4 +50,5 @@ def any_cut_s(
     times, left = np.divmod(after_first, p)
     short = np.maximum(p * s - trip - np.asarray(short_before_s), 0.0)
     windows = trip + np.maximum(times * trip + left * s, after_first * s - short)
-    return np.maximum.reduce([busy, along, np.where(times > 0, windows, trip)])
+    paths = [busy, along, np.where(times > 0, windows, trip)]
+    return np.asarray(np.maximum.reduce(paths))

@@ -134,7 +134,11 @@ def asked_layers(
                 f"{' and '.join(map(str, ends))} layers at the ends leave {left} of "
                 f"{body} to {others} other stages; give the ends fewer, or fewer stages"
             )
-        middle = split_layers(left, others, tail if last is None else 0)
+        middle = (
+            _spread(left, others)
+            if last is not None
+            else (split_layers(left, others, tail))
+        )
         before = () if first is None else (first,)
         counts = (*before, *middle, *(() if last is None else (last,)))
     if len(counts) != stages or sum(counts) != body or 0 in counts[1:-1]:
@@ -144,6 +148,13 @@ def asked_layers(
             "which those in the middle have one at least; mend the numbers, or --pp"
         )
     return counts
+
+
+def _spread(layers: int, stages: int) -> tuple[int, ...]:
+    """As even as can be, what does not divide at the latest: they hold the fewest
+    micro-batches."""
+    base, extra = divmod(layers, max(stages, 1))
+    return (base,) * (stages - extra) + (base + 1,) * extra
 
 
 def replaced(body: Any, stages: Any, tail: int) -> Any:

@@ -157,7 +157,7 @@ class CutTable:
         for stage, count in enumerate(cut):
             if count >= self.both_s.shape[1]:
                 return False
-            leading = self.units.leading_of(np.asarray(start), np.asarray(count))
+            leading = self.units.leading_of(start, count)
             if self.both_s[stage, count, leading] == inf:
                 return False
             start += count
@@ -186,7 +186,7 @@ class CutTable:
             return inf
         start, pace_s = 0, 0.0
         for stage, count in enumerate(cut):
-            leading = self.units.leading_of(np.asarray(start), np.asarray(count))
+            leading = self.units.leading_of(start, count)
             pace_s = max(pace_s, float(self.both_s[stage, count, leading]))
             start += count
         return float(self._passes_s(pace_s)) + self.other_s
@@ -277,7 +277,7 @@ class CutTable:
             after = np.full(every + 1, inf)
             for count in range(most + 1):
                 start = np.arange(every + 1 - count)
-                leading = self.units.leading_of(start, np.asarray(count))
+                leading = self.units.leading_of(start, count)
                 taken = best[start] + self.both_s[stage, count, leading]
                 after[count:] = np.minimum(after[count:], taken)
             best = after

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.layer_runs import Layers
 from profiles.graph import ModelGraph
@@ -58,6 +58,6 @@ class Units:
         }
         return {self.early: leading, **found} if self.leading else found
 
-    def leading_of(self, start: Array, units: Array) -> Array:
+    def leading_of(self, start: ArrayLike, units: ArrayLike) -> Array:
         """Of *units* from *start* how many are leading."""
-        return np.clip(self.leading - start, 0, units)
+        return np.clip(self.leading - np.asarray(start), 0, np.asarray(units))

@@ -109,7 +109,7 @@ def _cuts(solution: Solution) -> dict[str, Any] | None:
     cuts = solution.cuts
     if cuts is None:
         return None
-    even = None if cuts.even_value == inf else cuts.even_value
+    even = None if cuts.even_value == inf else cuts.even_value  # JSON has no infinity
     return {
         "schedule": "1f1b",
         "layouts_considered": cuts.considered,
@@ -157,7 +157,7 @@ def added_document(solution: Solution) -> dict[str, Any] | None:
         "layouts_simulated": added.simulated,
         "lower": added.lower,
         "gap": max(0.0, 1 - added.lower / solution.value),
-        "gain": 1 - solution.preset_value / added.uniform_value,
+        "gain": 1 - solution.even_value / added.uniform_value,
         "uniform": {"value": added.uniform_value, "lower": added.uniform_lower},
     }
 

@@ -41,7 +41,7 @@ from planner.cut_units import Units
 from planner.floors import rough_s
 from planner.problem import Candidate, Objective, Problem
 from planner.search import Clock, Limits
-from planner.solution import EXACT, WORTHWHILE, Cuts, Solution, Status
+from planner.solution import EXACT, WORTHWHILE, Counters, Cuts, Solution, Status
 from planner.space import Space
 from planner.stage_places import is_unlike
 from planner.table import Array, Table, length, take
@@ -145,7 +145,7 @@ def _merged(
         simulated=hunt.simulated,
         by_memory=hunt.by_memory,
         lower=hunt.lower,
-        even_value=solution.value,
+        even_value=None if pins_cut(problem.pins) else solution.value,
         fitted=fitting.simulated,
         fitted_lower=min(lower, fitting.lower),
     )
@@ -160,6 +160,8 @@ def _merged(
     faster = bigger is not None and problem.value(bigger) < value * WORTHWHILE
     status = Status.OPTIMAL if proven else Status.FEASIBLE
     unit = float(problem.value_of(1.0, 1.0))
+    if cuts.even_value is None:
+        solution = replace(solution, counters=_counters(hunt, fitting))
     return replace(
         solution,
         best=best,
@@ -171,6 +173,18 @@ def _merged(
         runners_up=others,
         too_big=bigger if faster else None,
         cuts=cuts,
+    )
+
+
+def _counters(hunt: _Hunt, fitting: _Fitting) -> Counters:
+    """Where there are no other candidates."""
+    simulated = hunt.simulated + fitting.simulated
+    left = max(hunt.considered - hunt.by_memory - simulated, 0)
+    return Counters(
+        considered=hunt.considered,
+        simulated=simulated,
+        by_memory=hunt.by_memory,
+        by_value=left,
     )
 
 

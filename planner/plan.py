@@ -129,7 +129,10 @@ def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     are no others, they were searched already; of very deep models they are not."""
     if only_unlike(problem) or too_deep(problem):
         return solution
-    from planner.any_stage import widened
+    from planner.any_stage import alike_alone, widened
+
+    if alike_alone(problem):
+        return solution
 
     found = widened(problem, solution, limits)
     check(problem, found)
@@ -142,8 +145,8 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     is run for each way to offload."""
     if pins_cut(problem.pins) and search.name != DEFAULT:
         raise Unsupported(
-            f"--search {search.name} cuts layers into stages as evenly as can be; leave "
-            "it out, or --stage-layers and its like"
+            f"--search {search.name} cuts layers as evenly as can be; leave it out, or "
+            "--stage-layers and its like"
         )
     if only_unlike(problem) and search.name != DEFAULT:
         _require_baseline(problem, search)
@@ -159,8 +162,21 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
         solution = over_offloads(problem, again, limits)
     else:
         solution = _solve(problem, limits, search=search)
+    if solution.best is None and problem.any_stage and not too_deep(problem):
+        solution = _of_any_mesh(problem, solution, limits)
     check(problem, solution)
     return solution
+
+
+def _of_any_mesh(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """The best of stages of any mesh where no alike ones fit; *solution* where there
+    are none either, or the pins ask for alike ones."""
+    from planner.any_stage import alike_alone, stages_alone
+
+    if only_unlike(problem) or alike_alone(problem):
+        return solution
+    found = stages_alone(problem, limits)
+    return solution if found.best is None else found
 
 
 def _require_baseline(problem: Problem, search: AbstractSearch) -> None:

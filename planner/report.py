@@ -112,13 +112,8 @@ def proof_words(problem: Problem, solution: Solution) -> str:
             f"{format_seconds(solution.seconds)}, and bounds no other"
         )
     of_all = f"none of {counters.considered:,} {layouts}"
-    if solution.cuts is not None:
-        own = "nor any" if counters.considered else "no"
-        of_all = (
-            f"{of_all}, {own} cut of 1F1B's layers,"
-            if counters.considered
-            else ("no layout of the layers that are given")
-        )
+    if solution.cuts is not None and solution.cuts.even_value is not None:
+        of_all += ", nor any cut of the layers of 1F1B,"
     if solution.only_unlike:  # alike ones are tried, and not bounded
         of_all = f"no 1F1B of stages of any mesh, {counters.considered:,} weighed,"
     if solution.status is Status.OPTIMAL:
@@ -139,7 +134,7 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     added = solution.added
     if added is None or not added.considered:
         return []
-    gain = 1 - solution.preset_value / added.uniform_value
+    gain = 1 - solution.even_value / added.uniform_value
     found = f"{gain:.2%} better than" if gain else "no better than"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
@@ -152,19 +147,20 @@ def _cuts(solution: Solution) -> list[tuple[str, str]]:
     cuts, best = solution.cuts, solution.best
     if cuts is None or best is None:
         return []
-    gain = 1 - solution.preset_value / cuts.even_value
-    left = max(0.0, 1 - cuts.fitted_lower / solution.value)
+    even = cuts.even_value
+    if even is None:
+        return []
+    gain = 1 - solution.preset_value / even
     if not gain and not cuts.fitted:
         return []
-    found = f"{gain:.1%} better than equal ones" if gain else "no better than equal"
-    if cuts.even_value == inf:
-        found = "equal ones do not fit"
-    tried = f"{cuts.considered:,} layouts cut anywhere, {cuts.simulated + cuts.fitted}"
+    found = f"{gain:.1%} better than" if gain else "no better than"
+    words = (
+        f"unequal layers {found} equal ones" if even < inf else "equal ones do not fit"
+    )
+    left = max(0.0, 1 - cuts.fitted_lower / solution.value)
+    tried = f"{cuts.simulated + cuts.fitted} cuts of {cuts.considered:,} layouts tried"
     return [
-        (
-            "stages",
-            f"{found} ({tried} cuts simulated; recompute by stage may bring {left:.1%})",
-        )
+        ("stages", f"{words} ({tried}; with recompute by stage at most {left:.1%})")
     ]
 
 

@@ -58,13 +58,14 @@ class Cuts:
     """What is known of stages of unequal layers: of each candidate that runs 1F1B on
     several stages all cuts are one of those `considered`. No cut goes below `lower`,
     and none whose retention is chosen by stage below `fitted_lower`; `even_value` is
-    the best of stages that are as equal as can be."""
+    the best of stages that are as equal as can be, infinite where none fits, None where
+    the layers are pinned."""
 
     considered: int
     simulated: int  # cuts
     by_memory: int
     lower: float
-    even_value: float
+    even_value: float | None
     fitted: int  # cuts whose retention was chosen by stage
     fitted_lower: float  # that none of these goes below
 
@@ -152,6 +153,12 @@ class Solution:
         """The value before operators had shardings of their own."""
         before = self.operators.preset_value if self.operators else None
         return self.value if before is None else before
+
+    @property
+    def even_value(self) -> float:
+        """The same before layers were cut unevenly."""
+        before = self.cuts.even_value if self.cuts else None
+        return self.preset_value if before is None else before
 
     @property
     def gap(self) -> float:

@@ -39,7 +39,6 @@ _WORDS = {
     "data_comm": "data parallel",
 }
 WORTH_TELLING = 0.01  # of a peak
-MOST_TAIL = 8  # layers that a head may be as much work as
 
 
 def layout_words(layout: Layout) -> str:
@@ -91,9 +90,7 @@ def cut_words(counts: Sequence[int]) -> str | None:
     >>> cut_words([8, 9, 9, 6]), cut_words([3, 3, 3, 2])
     ('layers 8, 2 × 9, 6', None)
     """
-    body, stages = sum(counts), len(counts)
-    tails = range(min(MOST_TAIL, body) + 1 if stages <= body + 2 else 0)
-    if tuple(counts) in {split_layers(body, stages, tail) for tail in tails}:
+    if tuple(counts) == split_layers(sum(counts), len(counts)):
         return None
     runs = [(count, len(list(alike))) for count, alike in groupby(counts)]
     each = (f"{often} × {count}" if often > 1 else f"{count}" for count, often in runs)
