@@ -62,11 +62,6 @@ class Pins:
     bucket_mb: float | None = None
 
 
-def asked_counts(pins: Pins) -> list[int]:
-    """The layers of every stage, where they are given."""
-    return [int(one) for one in (pins.stage_layers or "").split(",") if one]
-
-
 def pins_cut(pins: Pins) -> bool:
     """Whether the layers of some stage are given."""
     given = pins.stage_layers, pins.first_stage_layers, pins.last_stage_layers

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from costmodel.columns import SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
-from costmodel.pins import Pins, asked_counts
+from costmodel.pins import Pins
 from costmodel.question import width_over
 from costmodel.schedule import require_schedule, schedule_called
 from costmodel.support import refusals
-from costmodel.uniform import Uniform, interleaves
+from costmodel.uniform import Uniform, asked_layers, interleaves, split_layers
 from planner.problem import Problem
 from planner.table import Option, divisors
 from profiles.errors import InvalidSpec
@@ -88,8 +88,6 @@ class Axes:
     def pp(self) -> list[int]:
         pinned = self.pins.pp
         depths = [pp for pp in divisors(self.problem.gpus) if self._cuts(pp)]
-        if self.pins.stage_layers is not None:
-            depths = [pp for pp in depths if pp == len(asked_counts(self.pins))]
         return [pp for pp in depths if pinned in (None, pp) and self.carried(pp=pp)]
 
     def cp(self) -> list[int]:
@@ -169,6 +167,7 @@ class Axes:
             if self.pins.schedule in (None, SCHEDULES[code])
             and self.pins.virtual_stages in (None, stages)
             and self.carried(pp=pp, schedule=SCHEDULES[code], virtual_stages=stages)
+            and self._cut_as_asked(SCHEDULES[code], pp * stages)
         ]
 
     def recomputes(self) -> list[Option]:
@@ -218,6 +217,34 @@ class Axes:
                 zero_group=size,
             )
         ]
+
+    def cut(self, stages: int) -> tuple[int, ...] | None:
+        """The layers of each of *stages* that the pins give, None where they do not.
+
+        Raises InvalidSpec where they do not go together.
+        """
+        graph, pins = self.problem.job.graph, self.pins
+        return asked_layers(
+            graph.body,
+            stages,
+            graph.tail,
+            every=pins.stage_layers,
+            first=pins.first_stage_layers,
+            last=pins.last_stage_layers,
+        )
+
+    def is_even(self, stages: int) -> bool:
+        """Whether so many stages are cut as evenly as can be."""
+        graph = self.problem.job.graph
+        return self.cut(stages) in (None, split_layers(graph.body, stages, graph.tail))
+
+    def _cut_as_asked(self, schedule: str, stages: int) -> bool:
+        """Whether as many stages can have the layers that are asked for: uneven ones
+        where they run 1F1B."""
+        try:
+            return self.is_even(stages) or schedule == "1f1b"
+        except InvalidSpec:
+            return False
 
     def _cuts(self, pp: int) -> bool:
         return pp <= self.body and self._turns(pp)

@@ -60,4 +60,5 @@ class Units:
 
     def leading_of(self, start: ArrayLike, units: ArrayLike) -> Array:
         """Of *units* from *start* how many are leading."""
-        return np.clip(self.leading - np.asarray(start), 0, np.asarray(units))
+        left = self.leading - np.asarray(start)
+        return np.asarray(np.clip(left, 0, np.asarray(units)))

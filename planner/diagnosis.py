@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from costmodel.estimate import Estimate
 from costmodel.legality import MOST_PASSES
+from costmodel.pins import pins_cut
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
 from planner.any_stage import any_fits
@@ -97,6 +98,8 @@ def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
     clock = Clock(limits=limits or Limits())
     unlike = only_unlike(problem)
     problem = problem if unlike else everything_away(problem)
+    if pins_cut(problem.pins):
+        return _of_layers(problem, clock)
     constraint = constraint_of(problem, clock)
     if unlike and constraint.startswith("divisibility"):
         return _named(constraint, f"fewer stages (--pp {problem.gpus} at most)")
@@ -117,6 +120,26 @@ def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
     if remedy is None and legal and not clock.over:
         return _named(constraint, f"{legal[0]}, which divides but does not fit")
     return _with_remedies(constraint, [remedy] if remedy else [], late=clock.over)
+
+
+def _of_layers(problem: Problem, clock: Clock) -> Infeasible:
+    """Where the layers of stages are given: what others need."""
+    free = replace(
+        problem.pins,
+        stage_layers=None,
+        first_stage_layers=None,
+        last_stage_layers=None,
+    )
+    option = "--stage-layers, --first-stage-layers, --last-stage-layers"
+    change = Change(
+        what=f"leave {option} out", option=option, problem=problem.repinned(free)
+    )
+    found = tried(change, clock)
+    constraint = (
+        f"memory: no layout of {problem.job.model} on {problem.gpus} GPUs fits whose "
+        "stages have the layers that are given"
+    )
+    return _with_remedies(constraint, [found] if found else [], late=clock.over)
 
 
 def diagnose_search(

@@ -31,7 +31,6 @@ from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, SQRT, Columns
 from costmodel.known import Known
 from costmodel.pins import pins_cut
-from costmodel.question import cut_asked
 from costmodel.uniform import Uniform
 from planner.axes import ONE_F_ONE_B
 from planner.branch_queue import BranchQueue
@@ -45,7 +44,7 @@ from planner.solution import EXACT, WORTHWHILE, Counters, Cuts, Solution, Status
 from planner.space import Space
 from planner.stage_places import is_unlike
 from planner.table import Array, Table, length, take
-from profiles.errors import Contradiction, MeshwrightError, OutOfTime
+from profiles.errors import MeshwrightError, OutOfTime
 
 NONE, FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 MOST_OPENED: Final = 10_000  # branches; what is left stays open at its floor
@@ -101,27 +100,15 @@ def with_cuts(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     return _merged(problem, solution, hunt, fitting, limits)
 
 
-def pinned_cut(problem: Problem, pp: int) -> tuple[int, ...] | None:
-    """The layers of each of *pp* stages that the pins give, None where they do not.
-
-    Raises Contradiction where they do not go together.
-    """
-    return cut_asked(Uniform(pp=pp), problem.job, problem.pins)
-
-
 def families(problem: Problem) -> Table:
     """The branches that run 1F1B on several stages, which the pins cut."""
     branches = Space.of(problem).branches
     woven = (branches["schedule"] == ONE_F_ONE_B) & (branches["pp"] > 1)
-    for pp in np.unique(branches["pp"]) if pins_cut(problem.pins) else ():
-        try:
-            pinned = pinned_cut(problem, int(pp))
-        except Contradiction:
-            woven &= branches["pp"] != pp
-            continue
-        size = _units(problem).size
-        if pinned is not None and any(count % size for count in pinned):
-            woven &= branches["pp"] != pp
+    if pins_cut(problem.pins):
+        axes, size = Space.of(problem).axes, _units(problem).size
+        for pp in np.unique(branches["pp"]).tolist():
+            turns = all(count % size == 0 for count in axes.cut(pp) or ())
+            woven &= (branches["pp"] != pp) | (turns and not axes.is_even(pp))
     return take(branches, woven & (branches["recompute"] != SQRT))
 
 
@@ -161,7 +148,8 @@ def _merged(
     status = Status.OPTIMAL if proven else Status.FEASIBLE
     unit = float(problem.value_of(1.0, 1.0))
     if cuts.even_value is None:
-        solution = replace(solution, counters=_counters(hunt, fitting))
+        counted = _counters(solution.counters, hunt, fitting)
+        solution = replace(solution, counters=counted)
     return replace(
         solution,
         best=best,
@@ -176,15 +164,15 @@ def _merged(
     )
 
 
-def _counters(hunt: _Hunt, fitting: _Fitting) -> Counters:
-    """Where there are no other candidates."""
+def _counters(even: Counters, hunt: _Hunt, fitting: _Fitting) -> Counters:
+    """Where each candidate has one cut."""
     simulated = hunt.simulated + fitting.simulated
     left = max(hunt.considered - hunt.by_memory - simulated, 0)
     return Counters(
-        considered=hunt.considered,
-        simulated=simulated,
-        by_memory=hunt.by_memory,
-        by_value=left,
+        considered=even.considered + hunt.considered,
+        simulated=even.simulated + simulated,
+        by_memory=even.by_memory + hunt.by_memory,
+        by_value=even.by_value + left,
     )
 
 
@@ -387,10 +375,8 @@ class _Hunt:
         family.table = CutTable.of(self.problem, self.units, family.columns, most)
         bound = family.table.bound_s(self.value / self.unit) * self.unit
         family.bound = max(family.bound, bound)
-        pinned = pinned_cut(self.problem, family.table.pp)
-        if pinned is not None:
-            own = family.table.bound_of(tuple(n // self.units.size for n in pinned))
-            family.bound = max(family.bound, own * self.unit)
+        if (cut := self._pinned(family.table)) is not None:
+            family.bound = max(family.bound, family.table.bound_of(cut) * self.unit)
         if family.bound < inf:
             heappush(self._open, family)
 
@@ -417,11 +403,14 @@ class _Hunt:
 
     def _cuts(self, table: CutTable) -> Iterator[Cut]:
         """The cut that is pinned, or those that are likely to be fast."""
-        pinned = pinned_cut(self.problem, table.pp)
-        if pinned is None:
+        cut = self._pinned(table)
+        if cut is None:
             return islice(table.tried(), self.tries)
-        cut = tuple(count // self.units.size for count in pinned)
         return iter([cut] if table.fits(cut) else [])
+
+    def _pinned(self, table: CutTable) -> Cut | None:
+        pinned = Space.of(self.problem).axes.cut(table.pp)
+        return pinned and tuple(count // self.units.size for count in pinned)
 
     def _judge(self, family: _Family, cut: Cut) -> bool:
         """Simulate a *cut*; whether it fits and is the best."""

@@ -30,7 +30,9 @@ from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Clock, Limits
 from planner.searches import BASELINES, search_called
 from planner.solution import Solution, hopeless_by_states
+from planner.space import Space
 from planner.stage_places import is_unlike, only_unlike, too_deep
+from planner.table import length
 from profiles.cluster import Cluster
 from profiles.errors import Unsupported
 from profiles.job import Job
@@ -196,11 +198,14 @@ def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
         )
 
 
-def of_cuts_alone(problem: Problem, limits: Limits) -> Solution:
-    """The best of the cut that is pinned.
+def of_cuts(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
+    """The best of the layers that are pinned.
 
-    Raises Unsupported where no cut but the even one is searched.
+    Raises Unsupported where no layers but even ones are searched.
     """
+    even = Space.of(problem).even()
+    if length(even.branches):
+        return search.solve(even.problem, limits)
     if not are_searched(problem):
         raise Unsupported(
             "--stage-layers, --first-stage-layers, --last-stage-layers: plan searches "
@@ -208,8 +213,7 @@ def of_cuts_alone(problem: Problem, limits: Limits) -> Solution:
             "--recompute-layers and not for memory; leave them out, or price a layout "
             "with simulate"
         )
-    nothing = hopeless_by_states(DEFAULT, 0.0)
-    return with_cuts(problem, nothing, limits)
+    return hopeless_by_states(search.name, 0.0)
 
 
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
@@ -217,8 +221,9 @@ def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solut
     if known is not None:
         return known
     if pins_cut(problem.pins):
-        return of_cuts_alone(problem, limits)
-    found = search.solve(problem, limits)
+        found = of_cuts(problem, search, limits)
+    else:
+        found = search.solve(problem, limits)
     nothing = found.best is None and search.name == DEFAULT
     return with_cuts(problem, found, limits) if nothing else found
 
@@ -232,8 +237,8 @@ def refined(
         return solution
     if only_unlike(problem):
         return solution
-    pinned = pins_cut(problem.pins)  # whose retention was chosen with them
-    found = solution if pinned else polished(problem, solution, limits)
+    even = Space.of(problem).even().problem if pins_cut(problem.pins) else problem
+    found = polished(even, solution, limits)
     if found.cuts is None and found.search == DEFAULT:
         found = with_cuts(problem, found, limits)
     if found is not solution:

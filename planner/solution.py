@@ -158,7 +158,8 @@ class Solution:
     def even_value(self) -> float:
         """The same before layers were cut unevenly."""
         before = self.cuts.even_value if self.cuts else None
-        return self.preset_value if before is None else before
+        known = before is not None and before < inf
+        return before if before is not None and known else self.preset_value
 
     @property
     def gap(self) -> float:

@@ -55,6 +55,16 @@ class Space:
         vars(found)["branches"] = take(self.branches, kept)
         return found
 
+    def even(self) -> Space:
+        """Of a space whose stages have the layers that pins give, the candidates that
+        have them as even as can be."""
+        found = Space(problem=self.problem.repinned(self.problem.pins))
+        stages = self.branches["pp"] * self.branches["virtual_stages"]
+        even = [one for one in np.unique(stages) if self.axes.is_even(int(one))]
+        vars(found)["branches"] = take(self.branches, np.isin(stages, even))
+        vars(found.problem)["space"] = found
+        return found
+
     @cached_property
     def axes(self) -> Axes:
         return Axes(problem=self.problem)
