@@ -6,11 +6,9 @@ nothing fits        the smallest peak there is, and of what it is, or what the h
                     of a node would have to hold; then a pin to drop, something to
                     offload, a smaller batch, a shorter sequence, more GPUs
 
-What changes and in what order is `planner.changes`'s. Each is tried by the default
-search on a cheap budget: 1F1B and micro-batches of one sequence, unless they are
-pinned, of which memory needs least; then of more sequences, while they fit and are
-faster. So what is named fits, in the seconds that are named; a plan of its own may be
-faster. Once time is over no more are tried, which is said.
+What changes, in which order, is `planner.changes`'s. Each is tried on a cheap budget:
+1F1B and micro-batches of one sequence, unless they are pinned; then of more, while they
+fit and are faster. A plan of its own may be faster. Once time is over no more are.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ from planner.changes import (
     shorter_sequences,
     smaller_batches,
     unpinned,
+    without_layers,
 )
 from planner.explain import fullest
 from planner.frontier import Frontier
@@ -59,6 +58,7 @@ from profiles.units import format_bytes, format_seconds
 
 CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
 _NOTHING: Final = "nothing near works"
+_NO_ROOM: Final = "memory: no layout fits whose stages have the layers that are given"
 _LATE: Final = "time was over before every change was tried (--time-limit)"
 MOST_TRIED: Final = 10  # changes of a kind
 NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
@@ -99,7 +99,8 @@ def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
     unlike = only_unlike(problem)
     problem = problem if unlike else everything_away(problem)
     if pins_cut(problem.pins):
-        return _of_layers(problem, clock)
+        remedy = tried(without_layers(problem), clock)
+        return _with_remedies(_NO_ROOM, [remedy] if remedy else [], late=clock.over)
     constraint = constraint_of(problem, clock)
     if unlike and constraint.startswith("divisibility"):
         return _named(constraint, f"fewer stages (--pp {problem.gpus} at most)")
@@ -120,26 +121,6 @@ def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
     if remedy is None and legal and not clock.over:
         return _named(constraint, f"{legal[0]}, which divides but does not fit")
     return _with_remedies(constraint, [remedy] if remedy else [], late=clock.over)
-
-
-def _of_layers(problem: Problem, clock: Clock) -> Infeasible:
-    """Where the layers of stages are given: what others need."""
-    free = replace(
-        problem.pins,
-        stage_layers=None,
-        first_stage_layers=None,
-        last_stage_layers=None,
-    )
-    option = "--stage-layers, --first-stage-layers, --last-stage-layers"
-    change = Change(
-        what=f"leave {option} out", option=option, problem=problem.repinned(free)
-    )
-    found = tried(change, clock)
-    constraint = (
-        f"memory: no layout of {problem.job.model} on {problem.gpus} GPUs fits whose "
-        "stages have the layers that are given"
-    )
-    return _with_remedies(constraint, [found] if found else [], late=clock.over)
 
 
 def diagnose_search(
