@@ -2,13 +2,12 @@
 
 nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
 nothing is executed what the runtime lacks, and the same raise or number
-nothing fits        the smallest peak there is, and of what it is, or what the hosts
-                    of a node would have to hold; then a pin to drop, something to
-                    offload, a smaller batch, a shorter sequence, more GPUs
+nothing fits        the smallest peak there is, or what the hosts of a node would have
+                    to hold; then a pin to drop, something to offload, a smaller batch,
+                    a shorter sequence, more GPUs: in the order of `planner.changes`
 
-What changes, in which order, is `planner.changes`'s. Each is tried on a cheap budget:
-1F1B and micro-batches of one sequence, unless they are pinned; then of more, while they
-fit and are faster. A plan of its own may be faster. Once time is over no more are.
+Each is tried on a cheap budget: 1F1B and micro-batches of one sequence, if not pinned;
+then of more, while they are faster. Once time is over no more are tried.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from planner.changes import (
 from planner.explain import fullest
 from planner.frontier import Frontier
 from planner.largest import last_true
+from planner.layer_cuts import cuts_do_not_fit
 from planner.memory_floor import states_bytes, too_large, widest_bytes
 from planner.offloading import everything_away
 from planner.problem import Candidate, Objective, Problem
@@ -126,8 +126,7 @@ def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
 def diagnose_search(
     problem: Problem, solution: Solution, limits: Limits | None = None
 ) -> Infeasible:
-    """The same where a search found nothing, which may be its own doing: a baseline
-    looks at few layouts."""
+    """The same where a search found nothing: a baseline looks at few layouts."""
     if solution.complete:
         return diagnose(problem, limits)
     problem = everything_away(problem)
@@ -144,8 +143,7 @@ def diagnose_search(
 
 
 def tried(change: Change, clock: Clock | None = None) -> Remedy | None:
-    """What a cheap search finds once the question is changed; None if nothing, in
-    time."""
+    """What a cheap search finds once the question is changed, in time; or None."""
     clock = clock or Clock(limits=Limits())
     limits = replace(clock.shared, runners_up=0, watch=None)
     try:
@@ -175,8 +173,7 @@ def _tried_of_any_mesh(change: Change, clock: Clock) -> Remedy | None:
 
 
 def _with_more_at_once(problem: Problem, best: Candidate, clock: Clock) -> Candidate:
-    """*best* with larger micro-batches for as long as they fit and are faster, unless
-    they are pinned: what is fetched for each of them is fetched less often."""
+    """*best* with larger micro-batches while they fit and are faster, if not pinned."""
     if (problem.pins.micro_batch, problem.pins.micro_batches) != (None, None):
         return best
     if clock.over:
@@ -222,8 +219,7 @@ def _largest(changes: Iterable[Change], clock: Clock) -> Remedy | None:
 
 
 def _divides(problem: Problem) -> bool:
-    """Whether some degrees split the model and the batch; those of unlike stages need
-    not divide the GPUs."""
+    """Whether some degrees split the model and the batch, if they have to."""
     return only_unlike(problem) or bool(length(Space(problem=problem).degrees))
 
 
@@ -311,6 +307,7 @@ def _too_little_memory(problem: Problem, clock: Clock) -> str:
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
         f"{fullest(smallest)}), "
         f"{device.name} offers {_offered(problem)}{_alone(problem)}"
+        f"{cuts_do_not_fit(problem)}"
     )
 
 

@@ -88,6 +88,12 @@ def families(problem: Problem) -> Table:
     return take(branches, woven & (branches["recompute"] != SQRT))
 
 
+def cuts_do_not_fit(problem: Problem) -> str:
+    """To be said where nothing fits, beside what equal stages need."""
+    searched = are_searched(problem) and length(families(problem))
+    return "; no cut into unequal stages that was tried fits" if searched else ""
+
+
 def _merged(
     problem: Problem,
     solution: Solution,
