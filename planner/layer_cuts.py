@@ -54,15 +54,25 @@ def are_searched(problem: Problem) -> bool:
 
 
 def with_cuts(problem: Problem, solution: Solution, limits: Limits) -> Solution:
-    """*solution*, or a cut of the layers that is better, with the bound of both."""
+    """*solution*, or a cut of the layers that is better, with the bound of both; as it
+    is where time is over before anything is known of cuts.
+
+    Raises OutOfTime where layers are pinned, and there is no answer yet.
+    """
     if not are_searched(problem):
         return solution
     clock = Clock(limits=limits)
     branches = families(problem)
     if not length(branches):
         return solution
+    if clock.over and solution.best is None and pins_cut(problem.pins):
+        raise clock.out_of_time(int(branches["leaves"].sum()))
+    if clock.over:
+        return solution
     hunt = Families(problem=problem, clock=clock, value=solution.value)
     hunt.run(branches)
+    if not hunt.lower:
+        return solution
     fitting = FittedFamilies(
         problem=problem,
         clock=clock,
