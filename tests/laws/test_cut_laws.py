@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from costmodel.columns import Columns
 from costmodel.legality import violations
 from costmodel.pins import Pins
+from costmodel.support import refusals
+from costmodel.uniform import Uniform, spell_out
 from planner.branch_and_bound import BranchAndBound
 from planner.cut_floors import CutFloor
 from planner.cut_table import CutTable
@@ -153,3 +155,11 @@ def test_given_layers_are_kept_and_even_ones_are_even() -> None:
     free = problem("gpt-mini", 4, pins=Pins(pp=4, dp=1))
     one, other = (solve(each, BranchAndBound(), Limits()) for each in (even, free))
     assert one.value == pytest.approx(other.value)
+
+
+def test_unequal_layers_are_executed() -> None:
+    job = problem("gpt-tiny", 2).job
+    choice = Uniform(pp=2, precision="fp32", zero=0, layers_per_stage=(1, 3))
+    layout = spell_out(choice, job.graph, job.global_batch)
+    assert not refusals(layout, job)
+    assert [stage.body for stage in layout.stages] == [1, 3]
