@@ -181,7 +181,8 @@ def _redone(choice: Uniform, job: Job) -> int:
     """The most layers of a stage that are made again."""
     graph = job.graph
     stages = choice.pp * choice.virtual_stages
-    most = max(split_layers(graph.body, stages, graph.tail))
+    even = split_layers(graph.body, stages, graph.tail)
+    most = max(choice.layers_per_stage or even)
     some = choice.recompute_layers
     return most if some is None else min(some, most)
 

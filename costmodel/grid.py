@@ -72,7 +72,7 @@ def step_time_s(rows: Rows) -> Array:
     first, *middle, last = rows.priced
     columns = rows.columns
     far = always_crosses(rows.stride, rows.on.island)
-    sent = sends(_transfer_s(rows, far), rows.on)
+    sent = sends(transfer_s(rows, far), rows.on)
     in_passes_s = np.where(columns.in_v, 0.0, sent.in_passes_s)  # some send nothing
     onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
@@ -166,11 +166,11 @@ def _crossing_s(rows: Rows) -> Array:
         virtual_stages=columns.virtual_stages,
         micro_batches=rows.micro_batches,
         least_pass_s=np.minimum.reduce(there),
-        far_s=_transfer_s(rows, np.asarray(True)),
+        far_s=transfer_s(rows, np.asarray(True)),
     )
 
 
-def _transfer_s(rows: Rows, far: Array) -> Array:
+def transfer_s(rows: Rows, far: Array) -> Array:
     columns = rows.columns
     seconds = boundary_s(
         rows.job,
@@ -204,7 +204,7 @@ def needed_bytes(rows: Rows) -> Array:
     most: Array = np.zeros(len(rows.columns))
     for stage, rank, present in ranks:
         if present.any():
-            here = _rank_bytes(rows, stage, rank, is_last=stage is last)
+            here = rank_bytes(rows, stage, rank, is_last=stage is last)
             most = np.maximum(most, np.where(present, here, 0))
     if rows.columns.in_pairs.any():
         for rank in (
@@ -218,7 +218,7 @@ def needed_bytes(rows: Rows) -> Array:
     return most
 
 
-def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> Array:
+def rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> Array:
     """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
     columns, m = rows.columns, rows.micro_batches
     alive = np.zeros_like(columns.pp)

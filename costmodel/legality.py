@@ -176,6 +176,8 @@ def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
     woven = choice.virtual_stages > 1
     if stages > body and not (woven and stages == body + 2):
         yield f"pp × virtual stages = {stages} is more than the {body} layers"
+    elif choice.layers_per_stage is not None:
+        pass  # whoever asks for a cut has looked
     elif woven and job.graph.even and not interleaves(body, stages):
         yield (
             f"interleaving splits the {body} layers (or {body + 2} with embedding and "

@@ -13,7 +13,7 @@ from functools import partial
 from costmodel.layout import CP_KINDS
 from costmodel.offload import TIERS
 from profiles.options import Function, collected, option
-from profiles.parameters import offload, one_of, real, some_of, text, whole
+from profiles.parameters import counts, offload, one_of, real, some_of, text, whole
 
 _option = partial(option, "Layout")
 _degree = partial(_option, type=whole(), metavar="N")
@@ -42,6 +42,9 @@ class Pins:
     micro_batches: int | None = None
     schedule: str | None = None
     virtual_stages: int | None = None
+    stage_layers: str | None = None
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
     zero: int | None = None
     zero_group: int | None = None
     zero_quantized_weights: bool | None = None
@@ -62,6 +65,12 @@ class Pins:
     def free_tier(self) -> str | None:
         """Where a search may offload what it likes, if that is asked for."""
         return (self.offload_to or TIERS[0]) if self.offload == "auto" else None
+
+
+def pins_cut(pins: Pins) -> bool:
+    """Whether the layers of some stage are given."""
+    given = pins.stage_layers, pins.first_stage_layers, pins.last_stage_layers
+    return any(one is not None for one in given)
 
 
 def cuts_products(pins: Pins) -> bool:
@@ -86,6 +95,25 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         help=", ".join(SCHEDULES),
     ),
     _degree("--virtual-stages", metavar="V", help="Stages on each pipeline rank."),
+    _option(
+        "--stage-layers",
+        type=counts,
+        metavar="N,N,…",
+        help="Layers of each stage in model order: 8,9,9,6; 8,2x9,6 is the same.  "
+        "[default: as even as can be; in plan, searched]",
+    ),
+    _option(
+        "--first-stage-layers",
+        type=whole(0),
+        metavar="N",
+        help="Layers of the first stage; the others have the rest, as even as can be.",
+    ),
+    _option(
+        "--last-stage-layers",
+        type=whole(0),
+        metavar="N",
+        help="The same of the last stage.",
+    ),
     _option(
         "--zero",
         type=whole(0, 3),

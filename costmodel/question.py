@@ -19,10 +19,10 @@ from costmodel.profiled import Profile
 from costmodel.schedule import SCHEDULES
 from costmodel.software import shares_cores
 from costmodel.support import default_precisions, local_warnings
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, asked_layers
 from costmodel.zero_plus import ZeroPlus
 from profiles.cluster import Cluster
-from profiles.errors import Contradiction, Unsupported
+from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.job import Job
 from profiles.job_options import JobOptions
 from profiles.models.catalog import Model
@@ -99,6 +99,7 @@ def resolve(
     choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
     choice = _rest(choice, wish, pins, where, assumed)
     choice = spread(choice, job, pins.ep, pins.etp, assumed)
+    choice = replace(choice, layers_per_stage=cut_asked(choice, job, pins))
     where = unbalanced(where, job, pins.imbalance, assumed)
     _require_cut(choice, pins)
     require_legal(choice, job, cluster)
@@ -149,6 +150,24 @@ def job_of(
         optimizer=optimizer,
     )
     return job, tuple(warnings)
+
+
+def cut_asked(choice: Uniform, job: Job, pins: Pins) -> tuple[int, ...] | None:
+    """The layers of each stage of *choice* that the pins give, None where they do not.
+
+    Raises Contradiction.
+    """
+    try:
+        return asked_layers(
+            job.graph.body,
+            choice.pp * choice.virtual_stages,
+            job.graph.tail,
+            every=pins.stage_layers,
+            first=pins.first_stage_layers,
+            last=pins.last_stage_layers,
+        )
+    except InvalidSpec as error:
+        raise Contradiction(str(error)) from None
 
 
 def spread(

@@ -97,6 +97,66 @@ def split_layers(body: int, stages: int, tail: int = 0) -> tuple[int, ...]:
     return tuple(counts)
 
 
+def asked_layers(
+    body: int,
+    stages: int,
+    tail: int = 0,
+    *,
+    every: str | None = None,
+    first: int | None = None,
+    last: int | None = None,
+) -> tuple[int, ...] | None:
+    """Numbered layers per virtual stage as they are asked for: of *every* stage, or of
+    the *first* and the *last* alone, what is left as even as can be between them; None
+    where nothing is asked.
+
+    >>> asked_layers(32, 4, first=8, last=6)
+    (8, 9, 9, 6)
+
+    Raises InvalidSpec for counts that are not so many stages, or not all layers.
+    """
+    if every is not None:
+        counts = tuple(map(int, every.split(",")))
+        if first not in (None, counts[0]) or last not in (None, counts[-1]):
+            raise InvalidSpec(
+                f"--stage-layers {every} says how many layers the first and the last "
+                "stage have; leave --first-stage-layers and --last-stage-layers out"
+            )
+    elif first is None and last is None:
+        return None
+    elif stages == 1:
+        counts = tuple({one for one in (first, last) if one is not None})
+    else:
+        ends = [one for one in (first, last) if one is not None]
+        left, others = body - sum(ends), stages - len(ends)
+        if left < others - 1 or (others == 0 and left):
+            raise InvalidSpec(
+                f"{' and '.join(map(str, ends))} layers at the ends leave {left} of "
+                f"{body} to {others} other stages; give the ends fewer, or fewer stages"
+            )
+        middle = (
+            _spread(left, others)
+            if last is not None
+            else (split_layers(left, others, tail))
+        )
+        before = () if first is None else (first,)
+        counts = (*before, *middle, *(() if last is None else (last,)))
+    if len(counts) != stages or sum(counts) != body or 0 in counts[1:-1]:
+        raise InvalidSpec(
+            f"{len(counts)} stages of {', '.join(map(str, counts))} layers, "
+            f"{sum(counts)} in all, are not the {body} layers in {stages} stages, of "
+            "which those in the middle have one at least; mend the numbers, or --pp"
+        )
+    return counts
+
+
+def _spread(layers: int, stages: int) -> tuple[int, ...]:
+    """As even as can be, what does not divide at the latest: they hold the fewest
+    micro-batches."""
+    base, extra = divmod(layers, max(stages, 1))
+    return (base,) * (stages - extra) + (base + 1,) * extra
+
+
 def replaced(body: Any, stages: Any, tail: int) -> Any:
     """How many of *tail* layers the last stage can do without; numbers or arrays.
 

@@ -35,7 +35,7 @@ from planner.stage_found import Found, simulate
 from planner.stage_groups import group_size
 from planner.stage_menu import Menu, lean_menus
 from planner.stage_partition import Partition
-from planner.stage_places import is_unlike
+from planner.stage_places import is_unlike, only_unlike
 from planner.stage_search import JUDGED, TOLERANCE, stages_of_any
 from profiles.errors import Contradiction, MeshwrightError, Unsupported
 
@@ -55,7 +55,7 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """
     require_possible(problem)
     clock = Clock(limits=limits)
-    if solution.best is None:
+    if solution.best is None or solution.only_unlike:
         return solution
     found = _searched(problem, solution.best.choice, solution.value, clock)
     best, value = solution.best, solution.value
@@ -193,7 +193,6 @@ def _distinct(
 
 def require_possible(problem: Problem) -> None:
     """Raise Unsupported or Contradiction where stages cannot differ."""
-    pins = problem.pins
     if problem.executable:
         raise Unsupported(
             "--any-stage, unlike islands: `execute` carries out stages of one mesh "
@@ -206,7 +205,17 @@ def require_possible(problem: Problem) -> None:
             "stage hangs on who else computes; ask for as many as it has, or leave "
             "--any-stage out"
         )
-    wrong = []
+    wrong = alike_alone(problem)
+    if wrong and only_unlike(problem):
+        raise Contradiction(
+            f"{what} with {', '.join(wrong)}: its stages run 1F1B, of any size; "
+            "leave one of them out"
+        )
+
+
+def alike_alone(problem: Problem) -> list[str]:
+    """The pins that stages of unlike meshes cannot keep."""
+    pins, wrong = problem.pins, []
     if pins.virtual_stages not in (None, 1):
         wrong.append(f"--virtual-stages {pins.virtual_stages}")
     if pins.schedule not in (None, "1f1b"):
@@ -215,15 +224,13 @@ def require_possible(problem: Problem) -> None:
         f"--{name}"
         for name, given in (
             ("recompute-layers", pins.recompute_layers),
-            ("zero-group", pins.zero_group),
+            ("stage-layers", pins.stage_layers),
+            ("first-stage-layers", pins.first_stage_layers),
+            ("last-stage-layers", pins.last_stage_layers),
         )
         if given is not None
     ]
-    if wrong:
-        raise Contradiction(
-            f"{what} with {', '.join(wrong)}: its stages run 1F1B, of any size; "
-            "leave one of them out"
-        )
+    return wrong
 
 
 def any_fits(problem: Problem, clock: Clock | None = None) -> Staged | None:

@@ -19,7 +19,7 @@ from costmodel.pins import Pins
 from costmodel.question import width_over
 from costmodel.schedule import require_schedule, schedule_called
 from costmodel.support import refusals
-from costmodel.uniform import Uniform, interleaves
+from costmodel.uniform import Uniform, asked_layers, interleaves, split_layers
 from planner.problem import Problem
 from planner.table import Option, divisors
 from profiles.errors import InvalidSpec
@@ -88,7 +88,7 @@ class Axes:
 
     def pp(self) -> list[int]:
         pinned = self.pins.pp
-        depths = (pp for pp in divisors(self.problem.gpus) if self._cuts(pp))
+        depths = [pp for pp in divisors(self.problem.gpus) if self._cuts(pp)]
         return [pp for pp in depths if pinned in (None, pp) and self.carried(pp=pp)]
 
     def cp(self) -> list[int]:
@@ -193,6 +193,7 @@ class Axes:
             and 2 * pp * each * micro_batches <= MOST_PASSES
             and _runs(name, pp, each, micro_batches)
             and self.carried(pp=pp, schedule=name, virtual_stages=each)
+            and self._cut_as_asked(name, pp * each)
         ]
 
     def recomputes(self) -> list[Option]:
@@ -242,6 +243,34 @@ class Axes:
                 zero_group=size,
             )
         ]
+
+    def cut(self, stages: int) -> tuple[int, ...] | None:
+        """The layers of each of *stages* that the pins give, None where they do not.
+
+        Raises InvalidSpec where they do not go together.
+        """
+        graph, pins = self.problem.job.graph, self.pins
+        return asked_layers(
+            graph.body,
+            stages,
+            graph.tail,
+            every=pins.stage_layers,
+            first=pins.first_stage_layers,
+            last=pins.last_stage_layers,
+        )
+
+    def is_even(self, stages: int) -> bool:
+        """Whether so many stages are cut as evenly as can be."""
+        graph = self.problem.job.graph
+        return self.cut(stages) in (None, split_layers(graph.body, stages, graph.tail))
+
+    def _cut_as_asked(self, schedule: str, stages: int) -> bool:
+        """Whether as many stages can have the layers that are asked for: uneven ones
+        where they run 1F1B."""
+        try:
+            return self.is_even(stages) or schedule == "1f1b"
+        except InvalidSpec:
+            return False
 
     def _cuts(self, pp: int) -> bool:
         return pp <= self.body and self._turns(pp)

@@ -57,6 +57,19 @@ class Change:
         return f"{self.what} ({self.option})" if self.option else self.what
 
 
+def without_layers(problem: Problem) -> Change:
+    """Without the layers of stages that are given."""
+    names = ("stage_layers", "first_stage_layers", "last_stage_layers")
+    given = [name for name in names if getattr(problem.pins, name) is not None]
+    left_out = dict.fromkeys(given)
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    return Change(
+        what=f"leave {flags} out",
+        option="",
+        problem=problem.repinned(replace(problem.pins, **left_out)),
+    )
+
+
 def unpinned(problem: Problem) -> Iterator[Change]:
     """Without one of the pins."""
     for name in layout_pins(problem.pins):

@@ -276,6 +276,7 @@ def _solved(problem: Problem, search: str, limits: Limits) -> Solution:
 
 def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or what stages of unlike meshes can do better."""
+    from planner.any_stage import alike_alone
     from planner.plan import widen
     from planner.stage_places import MOST_LAYERS, only_unlike, too_deep
 
@@ -283,6 +284,11 @@ def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         warn(
             f"--any-stage: {problem.job.graph.body:,} layers are more than the "
             f"{MOST_LAYERS} that are cut over unlike meshes; stages are alike"
+        )
+    if pinned := alike_alone(problem):
+        warn(
+            f"--any-stage beside {', '.join(pinned)}: stages of unlike meshes run 1F1B "
+            "of any layers, so that all stages are alike"
         )
     return widen(problem, solution, limits)
 

@@ -2,15 +2,12 @@
 
 nothing is legal    the smallest raise of the batch, or the nearest number of GPUs
 nothing is executed what the runtime lacks, and the same raise or number
-nothing fits        the smallest peak there is, and of what it is, or what the hosts
-                    of a node would have to hold; then a pin to drop, something to
-                    offload, a smaller batch, a shorter sequence, more GPUs
+nothing fits        the smallest peak there is, or what the hosts of a node would have
+                    to hold; then a pin to drop, something to offload, a smaller batch,
+                    a shorter sequence, more GPUs: in the order of `planner.changes`
 
-What changes and in what order is `planner.changes`'s. Each is tried by the default
-search on a cheap budget: 1F1B and micro-batches of one sequence, unless they are
-pinned, of which memory needs least; then of more sequences, while they fit and are
-faster. So what is named fits, in the seconds that are named; a plan of its own may be
-faster. Once time is over no more are tried, which is said.
+Each is tried on a cheap budget: 1F1B and micro-batches of one sequence, if not pinned;
+then of more, while they are faster. Once time is over no more are tried.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from typing import Any, Final
 
 from costmodel.estimate import Estimate
 from costmodel.legality import MOST_PASSES
+from costmodel.pins import pins_cut
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
 from planner.any_stage import any_fits
@@ -35,10 +33,12 @@ from planner.changes import (
     shorter_sequences,
     smaller_batches,
     unpinned,
+    without_layers,
 )
 from planner.explain import fullest
 from planner.frontier import Frontier
 from planner.largest import last_true
+from planner.layer_cuts import cuts_do_not_fit
 from planner.memory_floor import states_bytes, too_large, widest_bytes
 from planner.offloading import everything_away
 from planner.problem import Candidate, Objective, Problem
@@ -58,6 +58,7 @@ from profiles.units import format_bytes, format_seconds
 
 CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
 _NOTHING: Final = "nothing near works"
+_NO_ROOM: Final = "memory: no layout fits whose stages have the layers that are given"
 _LATE: Final = "time was over before every change was tried (--time-limit)"
 MOST_TRIED: Final = 10  # changes of a kind
 NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
@@ -97,6 +98,9 @@ def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
     clock = Clock(limits=limits or Limits())
     unlike = only_unlike(problem)
     problem = problem if unlike else everything_away(problem)
+    if pins_cut(problem.pins):
+        remedy = tried(without_layers(problem), clock)
+        return _with_remedies(_NO_ROOM, [remedy] if remedy else [], late=clock.over)
     constraint = constraint_of(problem, clock)
     if unlike and constraint.startswith("divisibility"):
         return _named(constraint, f"fewer stages (--pp {problem.gpus} at most)")
@@ -122,8 +126,7 @@ def diagnose(problem: Problem, limits: Limits | None = None) -> Infeasible:
 def diagnose_search(
     problem: Problem, solution: Solution, limits: Limits | None = None
 ) -> Infeasible:
-    """The same where a search found nothing, which may be its own doing: a baseline
-    looks at few layouts."""
+    """The same where a search found nothing: a baseline looks at few layouts."""
     if solution.complete:
         return diagnose(problem, limits)
     problem = everything_away(problem)
@@ -140,8 +143,7 @@ def diagnose_search(
 
 
 def tried(change: Change, clock: Clock | None = None) -> Remedy | None:
-    """What a cheap search finds once the question is changed; None if nothing, in
-    time."""
+    """What a cheap search finds once the question is changed, in time; or None."""
     clock = clock or Clock(limits=Limits())
     limits = replace(clock.shared, runners_up=0, watch=None)
     try:
@@ -171,8 +173,7 @@ def _tried_of_any_mesh(change: Change, clock: Clock) -> Remedy | None:
 
 
 def _with_more_at_once(problem: Problem, best: Candidate, clock: Clock) -> Candidate:
-    """*best* with larger micro-batches for as long as they fit and are faster, unless
-    they are pinned: what is fetched for each of them is fetched less often."""
+    """*best* with larger micro-batches while they fit and are faster, if not pinned."""
     if (problem.pins.micro_batch, problem.pins.micro_batches) != (None, None):
         return best
     if clock.over:
@@ -218,8 +219,7 @@ def _largest(changes: Iterable[Change], clock: Clock) -> Remedy | None:
 
 
 def _divides(problem: Problem) -> bool:
-    """Whether some degrees split the model and the batch; those of unlike stages need
-    not divide the GPUs."""
+    """Whether some degrees split the model and the batch, if they have to."""
     return only_unlike(problem) or bool(length(Space(problem=problem).degrees))
 
 
@@ -308,6 +308,7 @@ def _too_little_memory(problem: Problem, clock: Clock) -> str:
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
         f"{fullest(smallest)}), "
         f"{device.name} offers {_offered(problem)}{_alone(problem)}"
+        f"{cuts_do_not_fit(problem)}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from math import inf
 from typing import Any
 
 from costmodel.islands import places_of
@@ -100,8 +101,28 @@ def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
         "executable": problem.executable,
         "complete": solution.complete,
         "added": added_document(solution),
+        "cuts": _cuts(solution),
         "operators": _operators(solution.operators),
         **({"alike_stages": _alike(solution.wider)} if solution.wider else {}),
+    }
+
+
+def _cuts(solution: Solution) -> dict[str, Any] | None:
+    """What is known of stages of unequal layers, of which `lower` speaks too; None
+    where they are not searched."""
+    cuts = solution.cuts
+    if cuts is None:
+        return None
+    even = None if cuts.even_value == inf else cuts.even_value  # JSON has no infinity
+    return {
+        "schedule": "1f1b",
+        "layouts_considered": cuts.considered,
+        "pruned_by_memory": cuts.by_memory,
+        "cuts_simulated": cuts.simulated + cuts.fitted,
+        "lower": cuts.lower,
+        "even": even,
+        "gain": 1 - solution.preset_value / even if even else None,
+        "retention_by_stage": {"cuts_fitted": cuts.fitted, "lower": cuts.fitted_lower},
     }
 
 
@@ -140,7 +161,7 @@ def added_document(solution: Solution) -> dict[str, Any] | None:
         "layouts_simulated": added.simulated,
         "lower": added.lower,
         "gap": max(0.0, 1 - added.lower / solution.value),
-        "gain": 1 - solution.preset_value / added.uniform_value,
+        "gain": 1 - solution.even_value / added.uniform_value,
         "uniform": {"value": added.uniform_value, "lower": added.uniform_lower},
     }
 

@@ -37,7 +37,7 @@ _NONE: Final = RECOMPUTES.index("none")
 _PUTS_OFF: Final = [
     code for code, name in enumerate(SCHEDULES) if schedule_called(name).splits
 ]
-_ENDS: Final = ("embedding", "final_norm", "head")
+ENDS: Final = ("embedding", "final_norm", "head")
 _SECONDS: Final = (
     *("forward_s", "recompute_s", "backward_s", "weight_s"),
     *("forward_expert_s", "recompute_expert_s", "backward_expert_s"),
@@ -104,7 +104,7 @@ def rough_s(
     every = take(branches, np.repeat(first[known], len(codes)))
     every["recompute"] = np.tile(codes, len(known))
     at_once = branches["at_once"] > 0
-    floor = _Floor(
+    floor = Floor(
         problem=problem,
         table=every,
         recompute=_recompute(problem, every),
@@ -115,7 +115,7 @@ def rough_s(
         passes = floor.body(name)
         work[: len(passes)] += count * passes
         between()
-    for name in _ENDS:
+    for name in ENDS:
         passes = floor.end(name)
         work[: len(passes)] += passes
         between()
@@ -130,7 +130,7 @@ def rough_s(
 
 def floor_s(problem: Problem, branches: Table) -> Array:
     """At least the step time of every leaf of each branch."""
-    return _Floor.of(problem, branches).seconds()
+    return Floor.of(problem, branches).seconds()
 
 
 def _keeping(columns: Columns) -> Columns:
@@ -148,7 +148,7 @@ def _recompute(problem: Problem, branches: Table) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Floor:
+class Floor:
     """One bounding of branches: what its steps share."""
 
     problem: Problem
@@ -157,7 +157,7 @@ class _Floor:
     splits: bool  # whether any of the schedules puts a part of backwards off
 
     @classmethod
-    def of(cls, problem: Problem, branches: Table) -> _Floor:
+    def of(cls, problem: Problem, branches: Table) -> Floor:
         return cls(
             problem=problem,
             table=branches,
@@ -169,7 +169,7 @@ class _Floor:
         table, graph = self.table, self.problem.job.graph
         stages = table["pp"] * table["virtual_stages"]
         runs = stage_runs(graph, stages)
-        start, norm, head = (self.end(name) for name in _ENDS)
+        start, norm, head = (self.end(name) for name in ENDS)
         layers = {name: self.body(name) for name in graph.kinds}
         sides = []
         for side in range(4 if self.splits else 2):
@@ -210,6 +210,13 @@ class _Floor:
     def end(self, name: str) -> Array:
         """Those of another layer, which is never made again."""
         return self._passes(name, ("none",), np.zeros_like(self.recompute))
+
+    def saved_bytes(self, name: str) -> Array:
+        """What a numbered layer keeps of a micro-batch."""
+        sites, book = self.table["site"], self.problem.book
+        kinds = self.problem.recomputes
+        found = book.atoms(name, sites, kinds, self.recompute, ("saved_bytes",))
+        return np.asarray(found[0])
 
     def _passes(self, name: str, treatments: tuple[str, ...], chosen: Array) -> Array:
         sites, book = self.table["site"], self.problem.book

@@ -12,10 +12,11 @@ from typing import Final
 from costmodel.auto_retention import AUTO
 from costmodel.machine import Machine, machine
 from costmodel.offload import NOTHING, parse_offload
-from costmodel.pins import Pins
+from costmodel.pins import Pins, pins_cut
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
 from planner.check import check
+from planner.layer_cuts import are_searched, with_cuts
 from planner.memory_floor import hopeless
 from planner.offloading import over_offloads
 from planner.problem import (
@@ -28,8 +29,10 @@ from planner.retention.polish import polished, without_auto
 from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Clock, Limits
 from planner.searches import BASELINES, search_called
-from planner.solution import Solution
+from planner.solution import Solution, hopeless_by_states
+from planner.space import Space
 from planner.stage_places import is_unlike, only_unlike, too_deep
+from planner.table import length
 from profiles.cluster import Cluster
 from profiles.errors import Unsupported
 from profiles.job import Job
@@ -128,7 +131,10 @@ def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     are no others, they were searched already; of very deep models they are not."""
     if only_unlike(problem) or too_deep(problem):
         return solution
-    from planner.any_stage import widened
+    from planner.any_stage import alike_alone, widened
+
+    if alike_alone(problem):
+        return solution
 
     found = widened(problem, solution, limits)
     check(problem, found)
@@ -139,6 +145,11 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
     """Run *search*, and check what it found: none marks its own homework. Where the
     states alone do not fit, there is nothing to search; where offloading is free, it
     is run for each way to offload."""
+    if pins_cut(problem.pins) and search.name != DEFAULT:
+        raise Unsupported(
+            f"--search {search.name} cuts layers as evenly as can be; leave it out, or "
+            "--stage-layers and its like"
+        )
     if only_unlike(problem) and search.name != DEFAULT:
         _require_baseline(problem, search)
         from planner.as_if_alike import over_islands
@@ -153,8 +164,21 @@ def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
         solution = over_offloads(problem, again, limits)
     else:
         solution = _solve(problem, limits, search=search)
+    if solution.best is None and problem.any_stage and not too_deep(problem):
+        solution = _of_any_mesh(problem, solution, limits)
     check(problem, solution)
     return solution
+
+
+def _of_any_mesh(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """The best of stages of any mesh where no alike ones fit; *solution* where there
+    are none either, or the pins ask for alike ones."""
+    from planner.any_stage import alike_alone, stages_alone
+
+    if only_unlike(problem) or alike_alone(problem):
+        return solution
+    found = stages_alone(problem, limits)
+    return solution if found.best is None else found
 
 
 def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
@@ -174,8 +198,34 @@ def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
         )
 
 
+def of_cuts(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
+    """The best of the layers that are pinned.
+
+    Raises Unsupported where no layers but even ones are searched.
+    """
+    even = Space.of(problem).even()
+    if length(even.branches):
+        return search.solve(even.problem, limits)
+    if not are_searched(problem):
+        raise Unsupported(
+            "--stage-layers, --first-stage-layers, --last-stage-layers: plan searches "
+            "other layers of stages for 1F1B alone, with nothing offloaded, no "
+            "--recompute-layers and not for memory; leave them out, or price a layout "
+            "with simulate"
+        )
+    return hopeless_by_states(search.name, 0.0)
+
+
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
-    return hopeless(problem, search.name) or search.solve(problem, limits)
+    known = hopeless(problem, search.name)
+    if known is not None:
+        return known
+    if pins_cut(problem.pins):
+        found = of_cuts(problem, search, limits)
+    else:
+        found = search.solve(problem, limits)
+    nothing = found.best is None and search.name == DEFAULT
+    return with_cuts(problem, found, limits) if nothing else found
 
 
 def refined(
@@ -187,7 +237,10 @@ def refined(
         return solution
     if only_unlike(problem):
         return solution
-    found = polished(problem, solution, limits)
+    even = Space.of(problem).even().problem if pins_cut(problem.pins) else problem
+    found = polished(even, solution, limits)
+    if found.cuts is None and found.search == DEFAULT:
+        found = with_cuts(problem, found, limits)
     if found is not solution:
         check(problem, found)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.auto_retention import AUTO
@@ -69,6 +70,7 @@ def plan_view(
         ("binds", binds(problem, solution)),
         ("proof", proof_words(problem, alike)),
         *_beside(problem, alike),
+        *_cuts(alike),
         *_retentions(solution),
         *_operators(solution),
         *wider_words(problem, solution),
@@ -137,6 +139,8 @@ def proof_words(problem: Problem, solution: Solution) -> str:
             f"{format_seconds(solution.seconds)}, and bounds no other"
         )
     of_all = f"none of {counters.considered:,} {layouts}"
+    if solution.cuts is not None and solution.cuts.even_value is not None:
+        of_all += ", nor any cut of the layers of 1F1B,"
     if solution.only_unlike:  # alike ones are tried, and not bounded
         of_all = f"no 1F1B of stages of any mesh, {counters.considered:,} weighed,"
     if solution.status is Status.OPTIMAL:
@@ -157,12 +161,34 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     added = solution.added
     if added is None or not added.considered:
         return []
-    gain = 1 - solution.preset_value / added.uniform_value
+    gain = 1 - solution.even_value / added.uniform_value
     found = f"{gain:.2%} better than" if gain else "no better than"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
     words = f"by stage {found} alike ({tried}; at most {left:.2%})"
     return [("recompute", words)]
+
+
+def _cuts(solution: Solution) -> list[tuple[str, str]]:
+    """What stages of unequal layers gain, where they do."""
+    cuts, best = solution.cuts, solution.best
+    if cuts is None or best is None:
+        return []
+    even = cuts.even_value
+    if even is None:
+        return []
+    gain = 1 - solution.preset_value / even
+    if not gain and not cuts.fitted:
+        return []
+    found = f"{gain:.1%} better than" if gain else "no better than"
+    words = (
+        f"unequal layers {found} equal ones" if even < inf else "equal ones do not fit"
+    )
+    left = max(0.0, 1 - cuts.fitted_lower / solution.value)
+    tried = f"{cuts.simulated + cuts.fitted} cuts of {cuts.considered:,} layouts tried"
+    return [
+        ("stages", f"{words} ({tried}; with recompute by stage at most {left:.1%})")
+    ]
 
 
 def _retentions(solution: Solution) -> list[tuple[str, str]]:

@@ -38,7 +38,8 @@ def prefer(problem: Problem, solution: Solution) -> Solution:
     best = solution.best
     if best is None or problem.objective is Objective.MEMORY or solution.wider:
         return solution
-    near = [one for one in solution.runners_up[:LOOKED_AT] if _near(problem, best, one)]
+    others = [one for one in solution.runners_up if _degrees(one) != _degrees(best)]
+    near = [one for one in others[:LOOKED_AT] if _near(problem, best, one)]
     near = [one for one in near if _gap(problem, solution, one) <= LARGEST_GAP]
     chosen = min((best, *near), key=lambda one: bad_case(problem, one))
     better = bad_case(problem, chosen) < bad_case(problem, best) * (1 - WORTHWHILE)
@@ -53,6 +54,13 @@ def prefer(problem: Problem, solution: Solution) -> Solution:
         runners_up=tuple(others),
         instead_of=best,
     )
+
+
+def _degrees(candidate: Candidate) -> tuple[object, ...]:
+    """Runners-up differ in these; others come in where too few are left, as where some
+    are pinned, which is no reason to recommend another layout."""
+    summary = candidate.estimate.layout.summary
+    return tuple(summary[name] for name in ("tp", "pp", "dp", "cp", "ep"))
 
 
 def _gap(problem: Problem, solution: Solution, candidate: Candidate) -> float:

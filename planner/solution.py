@@ -54,6 +54,23 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """What is known of stages of unequal layers: of each candidate that runs 1F1B on
+    several stages all cuts are one of those `considered`. No cut goes below `lower`,
+    and none whose retention is chosen by stage below `fitted_lower`; `even_value` is
+    the best of stages that are as equal as can be, infinite where none fits, None where
+    the layers are pinned."""
+
+    considered: int
+    simulated: int  # cuts
+    by_memory: int
+    lower: float
+    even_value: float | None
+    fitted: int  # cuts whose retention was chosen by stage
+    fitted_lower: float  # that none of these goes below
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wider:
     """What was looked at beside layouts of alike stages: partitions of the model over
     unlike meshes, and the value that none of them goes below."""
@@ -119,6 +136,7 @@ class Solution:
     runners_up: tuple[Candidate, ...] = ()
     too_big: Candidate | None = None
     added: Added | None = None
+    cuts: Cuts | None = None
     wider: Wider | None = None
     instead_of: Candidate | None = None
     operators: Operators | None = None
@@ -135,6 +153,13 @@ class Solution:
         """The value before operators had shardings of their own."""
         before = self.operators.preset_value if self.operators else None
         return self.value if before is None else before
+
+    @property
+    def even_value(self) -> float:
+        """The same before layers were cut unevenly."""
+        before = self.cuts.even_value if self.cuts else None
+        known = before is not None and before < inf
+        return before if before is not None and known else self.preset_value
 
     @property
     def gap(self) -> float:

@@ -59,6 +59,16 @@ class Space:
         vars(found)["trunks"] = take(self.trunks, kept)
         return found
 
+    def even(self) -> Space:
+        """Of a space whose stages have the layers that pins give, the candidates that
+        have them as even as can be."""
+        found = Space(problem=self.problem.repinned(self.problem.pins))
+        stages = self.branches["pp"] * self.branches["virtual_stages"]
+        even = [one for one in np.unique(stages) if self.axes.is_even(int(one))]
+        vars(found)["branches"] = take(self.branches, np.isin(stages, even))
+        vars(found.problem)["space"] = found
+        return found
+
     @cached_property
     def axes(self) -> Axes:
         return Axes(problem=self.problem)
@@ -116,9 +126,15 @@ class Space:
         """Those of all trunks."""
         return self.opened(self.trunks)
 
-    def opened(self, trunks: Table) -> Table:
-        """The branches of *trunks*, each with its `leaves`."""
-        table = widen(trunks, PIPELINE, _OPENED_BY, self.axes.schedules)
+    def opened(self, trunks: Table, only: int | None = None) -> Table:
+        """The branches of *trunks*, or those of the schedule *only*, each with its
+        `leaves`."""
+
+        def ways(*where: int) -> list[Option]:
+            found = self.axes.schedules(*where)
+            return [way for way in found if only in (None, way[0])]
+
+        table = widen(trunks, PIPELINE, _OPENED_BY, ways)
         table["leaves"] = counts(table, self.sharded_by, self.axes.zeros)
         return take(table, table["leaves"] > 0)
 

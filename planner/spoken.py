@@ -85,8 +85,10 @@ def _guesses(layout: Layout) -> Iterator[Uniform]:
         offload=replace(layout.away, activations=layout.away_share),
         zero_plus=layout.zero_plus,
     )
-    for name in RECOMPUTES:
-        yield replace(plain, recompute=name)
+    cut = tuple(one.body for one in layout.stages)
+    for counts in (None, cut):
+        for name in RECOMPUTES:
+            yield replace(plain, recompute=name, layers_per_stage=counts)
     most = max(one.body for one in layout.stages)
     for name in RECOMPUTES[1:]:
         for first in range(most):

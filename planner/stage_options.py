@@ -87,6 +87,7 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
         for tp in divisors(devices // cp):
             dp = devices // (tp * cp)
             fits = tp in widths and share % dp == 0 and pins.dp in (None, dp)
+            fits = fits and dp % (pins.zero_group or 1) == 0
             if not fits or pins.micro_batch not in (None, share // dp):
                 continue
             split = tp > 1 if pins.sequence_parallel is None else pins.sequence_parallel

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from costmodel.layout import Layout, Stage
-from costmodel.report.table import layout_words
+from costmodel.report.table import cut_words, layout_words
 from costmodel.retention import EVERYTHING, operator_of
 from costmodel.uniform import Uniform
 from planner.problem import Candidate, Staged
@@ -31,6 +31,8 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
     if choice.pp > 1:
         virtual = f" × {choice.virtual_stages}" if choice.virtual_stages > 1 else ""
         parts.append(f"{choice.schedule}{virtual}")
+    if choice.layers_per_stage is not None:
+        parts += filter(None, [cut_words(choice.layers_per_stage)])
     count = choice.micro_batches(global_batch)
     parts.append(f"micro-batch {choice.micro_batch} × {count}")
     if choice.zero:
@@ -70,6 +72,8 @@ def short_words(choice: Uniform, global_batch: int) -> str:
     if choice.pp > 1:
         virtual = f"×{choice.virtual_stages}" if choice.virtual_stages > 1 else ""
         parts.append(f"{choice.schedule}{virtual}")
+    if choice.layers_per_stage is not None:
+        parts += filter(None, [cut_words(choice.layers_per_stage)])
     parts.append(f"mb {choice.micro_batch}×{choice.micro_batches(global_batch)}")
     if choice.zero:
         group = f"/{choice.zero_group}" if choice.zero_group < choice.dp else ""

@@ -17,6 +17,7 @@ LARGEST = 10_000_000  # more devices, layers or micro-batches than anybody has
 LARGEST_SEQUENCE = 1_000_000_000
 LARGEST_SAMPLES = 10**15  # more sequences than a run has
 LONGEST_TEXT = 4096  # PATH_MAX
+MOST_COUNTS = 10_000  # pipeline stages
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 _REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
@@ -100,6 +101,24 @@ def some_of(*names: str) -> Callable[[str], str]:
         return ",".join(name for name in names if name in parts)
 
     return choices
+
+
+def counts(given: str) -> str:
+    """Whole numbers from 0 on, separated by commas; `4x9` is four times a nine.
+
+    >>> counts("8, 2x9,6")
+    '8,9,9,6'
+    """
+    found: list[str] = []
+    for part in given.split(","):
+        often, _, number = part.strip().rpartition("x")
+        few = _WHOLE.fullmatch(often or "1") and _WHOLE.fullmatch(number)
+        if not few or not 1 <= int(often or 1) <= MOST_COUNTS or int(number) < 0:
+            raise refuse(given, "must be whole numbers such as 8,9,9,6 or 8,2x9,6")
+        found += [str(int(number))] * int(often or 1)
+        if len(found) > MOST_COUNTS:
+            raise refuse(given, f"must be {MOST_COUNTS} numbers at most")
+    return ",".join(found)
 
 
 def nearest(given: str, names: tuple[str, ...]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from costmodel.estimate import Estimate
@@ -13,6 +14,7 @@ from costmodel.layout import Layout
 from costmodel.memory import KINDS, Memory
 from costmodel.offload import Offload
 from costmodel.retention import CORE, EVERYTHING, Action, Retention, operator_of
+from costmodel.uniform import split_layers
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ def layout_words(layout: Layout) -> str:
     if layout.pp > 1:
         virtual = f" × {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
         parts.append(f"{layout.schedule}{virtual}")
+    if (cut := cut_words([stage.body for stage in layout.stages])) is not None:
+        parts.append(cut)
     if summary["micro_batch"] is None or summary["tp"] is None:
         parts.append(f"{layout.micro_batches} micro-batches")
         parts.append(", ".join(_stages(layout)))
@@ -78,6 +82,19 @@ def layout_words(layout: Layout) -> str:
     if away.anything:
         parts.append(f"offload {away} to {away.tier}")
     return ", ".join(parts)
+
+
+def cut_words(counts: Sequence[int]) -> str | None:
+    """The layers of each stage, where they are not as even as can be.
+
+    >>> cut_words([8, 9, 9, 6]), cut_words([3, 3, 3, 2])
+    ('layers 8, 2 × 9, 6', None)
+    """
+    if tuple(counts) == split_layers(sum(counts), len(counts)):
+        return None
+    runs = [(count, len(list(alike))) for count, alike in groupby(counts)]
+    each = (f"{often} × {count}" if often > 1 else f"{count}" for count, often in runs)
+    return f"layers {', '.join(each)}"
 
 
 def _stages(layout: Layout) -> Iterator[str]:

@@ -65,6 +65,7 @@ def written() -> dict[str, Any]:
         {"pp": 4, "virtual_stages": 5, "schedule": "interleaved"},
         {"pp": 4, "virtual_stages": 5, "schedule": "zb-interleaved"},
         {"pp": 4, "schedule": "zb-h1"},
+        {"pp": 2, "layers_per_stage": (19, 21)},
         {"pp": 4, "virtual_stages": 2, "schedule": "zb-v"},
         {"pp": 4, "virtual_stages": 2, "schedule": "dualpipe-v"},
         {"pp": 4, "schedule": "chimera"},

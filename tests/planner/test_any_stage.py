@@ -18,7 +18,7 @@ from costmodel.report.table import layout_words
 from costmodel.stored import write_layout
 from costmodel.uniform import Uniform
 from planner import stage_places
-from planner.any_stage import require_possible, widened
+from planner.any_stage import alike_alone, require_possible, widened
 from planner.around import Around
 from planner.beside import require_answerable
 from planner.branch_and_bound import BranchAndBound
@@ -158,12 +158,19 @@ def test_no_time_says_that_not_all_was_looked_at() -> None:
     [
         (Pins(virtual_stages=2), "--virtual-stages 2"),
         (Pins(schedule="gpipe"), "--schedule gpipe"),
-        (Pins(zero_group=2), "--zero-group"),
+        (Pins(recompute_layers=1), "--recompute-layers"),
     ],
 )
-def test_pins_that_say_otherwise_are_refused(pins: Pins, named: str) -> None:
+def test_pins_that_say_otherwise_leave_alike_stages(pins: Pins, named: str) -> None:
+    """Refused where there are no alike ones."""
+    asked = replace(problem(pins=pins), any_stage=True)
+    require_possible(asked)
+    assert [one for one in alike_alone(asked) if one.startswith(named)]
+    alike = solve(asked, BranchAndBound(), Limits())
+    assert widen(asked, alike, Limits()) is alike
+    uneven = replace(asked, gpus=8, pins=replace(pins, pp=3))
     with pytest.raises(Contradiction, match=named):
-        require_possible(problem(pins=pins))
+        require_possible(uneven)
 
 
 def test_what_cannot_differ_is_refused() -> None:

@@ -279,7 +279,7 @@ def test_other_searches_plan_for_the_slowest_island(ask: Ask, tmp_path: Path) ->
         (("--model", "gpt-13b", "--gpus", "64", "--cluster", "dgx"), "cluster"),
         ((*TINY, "--search", "simplex"), "unknown search"),
         ((*TINY, "--objective", "beauty"), "throughput, cost, memory"),
-        ((*TINY, "--any-stage", "--schedule", "gpipe"), "--schedule gpipe"),
+        ((*TINY, "--any-stage", *["--pp", "3", "--schedule", "gpipe"]), "gpipe"),
         ((*TINY, "--profile", "samples.json"), "cannot be read"),
         ((*TINY, "--time-limit", "0"), "--time-limit"),
         ((*TINY, "--top", "-1"), "--top"),
