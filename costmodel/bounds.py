@@ -13,7 +13,6 @@ import numpy as np
 
 from costmodel.columns import SCHEDULES
 from costmodel.crossing import crossing_s
-from costmodel.data_parallel import buckets_of
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.layout import Layout
 from costmodel.layout_price import LayoutPricer
@@ -134,7 +133,7 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
     tail = reduce_tail_s(
         np.asarray(behind),
         stages[0].backward_s,
-        buckets=buckets_of(stages[0].trained_parameters, layout.precision, on),
+        buckets=stages[0].buckets,
         overlap=overlapped,
     )
     steps = (sum(float(i.step_s + i.gather_s) for i in held) for held in ranks)

@@ -17,7 +17,6 @@ from costmodel.atom_book import AtomBook
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import SCHEDULES, Columns
 from costmodel.crossing import crossing_s, partly_crosses
-from costmodel.data_parallel import buckets_of
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.in_flight import peak_in_flight
 from costmodel.machine import Machine
@@ -102,7 +101,7 @@ def step_time_s(rows: Rows) -> Array:
     tail = reduce_tail_s(
         behind,
         first.backward_s,
-        buckets=buckets_of(first.trained_parameters, rows.policy, rows.on),
+        buckets=first.buckets,
         overlap=overlapped,
     )
     tail = np.where(columns.ends_at_first, tail, 0.0)

@@ -136,7 +136,7 @@ def test_what_a_layout_file_leaves_open_may_be_said_again(
 ) -> None:
     """Software is no part of a layout: with the same the same estimate."""
     file = tmp_path / "layout.json"
-    small = ("--model", "gpt-1.3b", "--gpus", "16", "--micro-batch", "4")
+    small = ("--model", "gpt-1.3b", "--gpus", "16", "--micro-batch", "4", "--zero", "0")
     asked = answered(capsys, *small, *option, "--out", str(file))
     stored = answered(capsys, str(file), *option)
     for key in ("step_time_s", "memory", "breakdown_s", "layout"):
