@@ -281,7 +281,7 @@ def _rest(
     )
     gradient = wish.grad_dtype or where.software.gradient_format
     if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
-        assumed["grad_dtype"] = gradient
+        assumed["grad_dtype"] = where.software.gradients(precision)
     return replace(
         choice,
         schedule=_take(pins.schedule, schedule, "schedule", assumed),

@@ -27,7 +27,7 @@ from costmodel.launch_floor import ADDED, ASSUMED, LaunchFloor
 from profiles.cluster import Cluster
 from profiles.device import Device
 from profiles.errors import UnknownName
-from profiles.precision import Format
+from profiles.precision import Format, precision
 from profiles.units import MB, US
 
 CATALOGUE: Final = Path(__file__).parent / "data" / "frameworks.json"
@@ -160,6 +160,11 @@ class Software:
     @property
     def backward_host_s(self) -> float:
         return self.backward_host_us * US
+
+    def gradients(self, number: str) -> str:
+        """In which formats gradients of training in precision *number* are held."""
+        policy = precision(number, gradient=self.gradient_format)
+        return self.footprint.gradients(policy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,7 +127,7 @@ def _problem(
         precision = assumed["precision"] = default_precision(where.cluster)
     gradient = wish.grad_dtype or where.software.gradient_format
     if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
-        assumed["grad_dtype"] = gradient
+        assumed["grad_dtype"] = where.software.gradients(precision)
     if flash is None:
         flash = assumed["flash_attention"] = flash_default(where.cluster)
     return Problem(
