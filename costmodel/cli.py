@@ -229,6 +229,7 @@ def _from_file(
 
     Another machine, framework or profile may be asked about.
     """
+    from costmodel.capabilities import framework_warnings
     from costmodel.estimate import estimate
     from costmodel.machine_asked import remarks_on
     from costmodel.question import unbalanced
@@ -250,6 +251,7 @@ def _from_file(
         assumed["profile"] = profile.words
     warnings = (
         *local_warnings(stored.layout, priced, on.cluster),
+        *framework_warnings(job.framework, stored.layout, priced),
         *_other_samples(stored, profile),
         *remarks_on(profile, on),
     )

@@ -199,6 +199,11 @@ def require_possible(problem: Problem) -> None:
             "--any-stage, unlike islands: `execute` carries out stages of one mesh "
             "alone; add --any-mechanism, or leave --any-stage out"
         )
+    if not problem.offers("stages", "unlike"):
+        raise Unsupported(
+            f"--any-stage, unlike islands: {problem.runs_on} has one mesh for all "
+            "stages; add --any-mechanism, or leave --framework or --any-stage out"
+        )
     what = "a cluster of unlike islands" if is_unlike(problem) else "--any-stage"
     if problem.machine.turns > 1:
         raise Unsupported(

@@ -260,7 +260,8 @@ def constraint_of(problem: Problem, clock: Clock | None = None) -> str:
     if length(Space(problem=problem).branches):
         return _too_little_memory(problem, clock or Clock(limits=Limits()))
     job = problem.job
-    if length(Space(problem=replace(problem, executable=False)).branches):
+    every = replace(problem, executable=False, runs_on=None)
+    if length(Space(problem=every).branches):
         return _not_executed(problem)
     if length(Space(problem=problem).degrees):
         return (
@@ -282,10 +283,16 @@ def _not_executed(problem: Problem) -> str:
         flash_attention=problem.flash_attention,
         offload=problem.offload,
     )
-    reasons = refusals(alone, job) or ["no combination of degrees is left"]
+    found = refusals(alone, job) if problem.executable else []
+    reasons = found or ["no combination of degrees is left"]
+    who = (
+        "`execute` carries out"
+        if problem.runs_on is None
+        else f"{problem.runs_on} runs"
+    )
     return (
-        f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which "
-        f"`execute` carries out ({'; '.join(reasons)})"
+        f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which {who} "
+        f"({'; '.join(reasons)})"
     )
 
 

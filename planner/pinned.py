@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from costmodel.capabilities import known_of
 from costmodel.legality import violations
 from costmodel.machine_asked import NO_CUT
 from costmodel.pins import Pins, cuts_products
@@ -57,6 +58,11 @@ def require_consistent(problem: Problem) -> None:
     found = refusals(_carried(problem), problem.job) if problem.executable else []
     if found:
         raise Unsupported(f"{refused(found)}, --any-mechanism plans it")
+    missing = _not_had(problem)
+    if missing:
+        raise Unsupported(
+            f"{'; '.join(missing)}; --any-mechanism plans it all the same"
+        )
 
 
 def require_possible(problem: Problem) -> None:
@@ -70,6 +76,8 @@ def require_possible(problem: Problem) -> None:
     if length(Space(problem=problem.without_pins()).branches):
         job = problem.job
         carried = " that `execute` carries out" if problem.executable else ""
+        if problem.runs_on is not None:
+            carried = f" that {problem.runs_on} runs"
         raise Contradiction(
             f"no layout of {job.model} on {problem.gpus} GPUs with a batch of "
             f"{job.global_batch} and sequences of {job.seq_len}{carried} keeps all of "
@@ -173,6 +181,41 @@ def _carried(problem: Problem) -> Uniform:
         recompute=pins.recompute or "none",
         recompute_layers=pins.recompute_layers,
         gradient_format=problem.gradient_format,
+    )
+
+
+def _not_had(problem: Problem) -> list[str]:
+    """What of the pins, and of what all candidates share, the framework has not."""
+    if problem.software is None:
+        return []
+    pins, carried = problem.pins, _carried(problem)
+    given = layout_pins(pins)
+    if pins.recompute_layers is not None:
+        given = {"recompute": pins.recompute, **given}
+    if (pins.virtual_stages or 1) > 1:
+        given = {"schedule": "interleaved", **given}
+    # A mechanism is asked for on two ranks at least, whose number is not.
+    beside = {
+        "pp": "schedule" in given,
+        "cp": "cp_kind" in given,
+        "tp": "sequence_parallel" in given,
+        "dp": "zero" in given or "zero_group" in given,
+    }
+    named = {name: getattr(pins, name) for name in given if hasattr(carried, name)}
+    named = {name: value for name, value in named.items() if value is not None}
+    if "schedule" in given:
+        named["schedule"] = given["schedule"]
+    more = {
+        name: max(2, 2 * (pins.zero_group or 1) if name == "dp" else 2)
+        for name, asked in beside.items()
+        if asked and name not in named
+    }
+    about = known_of({*named, *more, *(["zero"] if "zero_group" in given else [])})
+    about = about - {*more, "layers of stages"}
+    if "zero" not in named:
+        about = about - {"zero"}
+    return problem.software.lacks(
+        replace(carried, **{**named, **more}), problem.job, about
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.auto_retention import AUTO
+from costmodel.granularity import BY_STAGE
 from costmodel.report.table import (
     assumed_words,
     breakdown_words,
@@ -134,7 +135,9 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     found = f"{gain:.2%} better than" if gain else "no better than"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
-    words = f"by stage {found} alike ({tried}; at most {left:.2%})"
+    by_stage = problem.offers("recompute in", BY_STAGE)
+    words = f"by stage {found} alike" if by_stage else f"in some layers {found} in all"
+    words = f"{words} ({tried}; at most {left:.2%})"
     return [("recompute", words)]
 
 

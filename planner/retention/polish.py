@@ -22,6 +22,7 @@ import numpy as np
 
 from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, Columns
+from costmodel.granularity import ALIKE, BY_STAGE
 from costmodel.known import Known
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform
@@ -66,12 +67,15 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or one that is better by choosing retention stage by stage.
 
     Where the recompute is pinned, or memory itself is the objective, nothing is tried;
-    nor where time is over before it is known what is promising.
+    nor where time is over before it is known what is promising. For a framework that
+    treats all layers alike there is nothing to choose.
     """
     pins = problem.pins
     if solution.best is None or problem.objective is Objective.MEMORY:
         return solution
     if pins.recompute is not None or pins.recompute_layers is not None:
+        return solution
+    if not any(problem.offers("recompute in", one) for one in (ALIKE, BY_STAGE)):
         return solution
     clock = Clock(limits=limits)
     try:
