@@ -73,12 +73,12 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {  # what it lacks, what it has
     "etp": ("tensor parallelism of experts", "etp {}"),
     "zero": ("ZeRO-{}", "ZeRO-{}"),
     "zero group": ("ZeRO over a part of data parallelism", "it over {} of it"),
-    "sequence parallel": ("tp with sequence parallelism {}", "it with {}"),
+    "sequence parallel": ("{}", "tensor parallelism {} it"),
     "cp kind": ("{} context parallelism", "{}"),
     "schedule": ("{} schedule", "{}"),
     "layers of stages": ("stages of {} layers", "{}"),
     "recompute": ("recompute {}", "{}"),
-    "recompute in": ("recompute in some layers, {}", "it in {}"),
+    "recompute in": ("recompute in {}", "it in {}"),
     "operators made again": ("recompute of {}", "{}"),
     "saved tensors": ("saved tensors {}", "them {}"),
     "states": ("offloading of {}", "states {}"),
@@ -153,6 +153,10 @@ class Capabilities:
         more = sorted(set(found.value.split(",")).difference(values))
         shown = ", ".join(more) if "," in found.value else found.shown
         offered = [one for one in values if one not in _ALWAYS] or ["none"]
+        if fact == "sequence parallel":
+            split = "sequence parallelism"
+            shown = split if shown == "yes" else f"tensor parallelism without {split}"
+            offered = [{"yes": "with", "no": "without"}[one] for one in values]
         words = having.format(" or ".join(offered))
         return f"{self.name} has no {lacking.format(shown)}; it has {words}"
 
@@ -227,17 +231,18 @@ def framework_warnings(
 
 def _facts(asked: Uniform | Layout, job: Job) -> Facts:
     """Those of the support table, and of granularity. ZeRO's level counts for one rank
-    too where its states are away: the host is one more."""
+    too where it was asked for: from 2 on, or with states away (the host is one more).
+    """
     if isinstance(asked, Layout):
         used = Combination.of_layout(asked)
     else:
         used = Combination.of_choice(asked, job)
     found = {**facts(used, job), **granularity(asked, job)}
-    if found["replicas"].value == "1" and used.states != "on the device":
-        levels = sorted(map(str, used.zero))
-        found["zero"] = Fact(levels[0], levels[0])
-    elif found["replicas"].value == "1":
-        found["zero"] = Fact("none", "none")
+    if found["replicas"].value == "1":
+        level = max(used.zero)
+        counts = level > 1 or used.states != "on the device"
+        words = str(level) if counts else "none"
+        found["zero"] = Fact(words, words)
     return found
 
 

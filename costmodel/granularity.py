@@ -16,7 +16,8 @@ from costmodel.uniform import Uniform, split_layers
 from profiles.job import Job
 
 EQUAL, BUT_ENDS, UNEQUAL = "equal", "equal but at the ends", "unequal"
-ALL, ALIKE, BY_STAGE = "all layers", "as many of each stage", "stage by stage"
+ALL, ALIKE = "all layers", "some layers of each stage"
+BY_STAGE = "layers chosen stage by stage"
 
 
 def granularity(asked: Uniform | Layout, job: Job) -> Facts:

@@ -260,8 +260,7 @@ def constraint_of(problem: Problem, clock: Clock | None = None) -> str:
     if length(Space(problem=problem).branches):
         return _too_little_memory(problem, clock or Clock(limits=Limits()))
     job = problem.job
-    every = replace(problem, executable=False, runs_on=None)
-    if length(Space(problem=every).branches):
+    if length(Space(problem=problem.unlimited()).branches):
         return _not_executed(problem)
     if length(Space(problem=problem).degrees):
         return (
@@ -283,16 +282,11 @@ def _not_executed(problem: Problem) -> str:
         flash_attention=problem.flash_attention,
         offload=problem.offload,
     )
-    found = refusals(alone, job) if problem.executable else []
-    reasons = found or ["no combination of degrees is left"]
-    who = (
-        "`execute` carries out"
-        if problem.runs_on is None
-        else f"{problem.runs_on} runs"
-    )
+    found = "; ".join(refusals(alone, job) if problem.executable else [])
+    who = f"{problem.runs_on} runs" if problem.runs_on else "`execute` carries out"
     return (
         f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which {who} "
-        f"({'; '.join(reasons)})"
+        f"({found or 'no combination of degrees is left'})"
     )
 
 

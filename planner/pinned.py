@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
+from typing import Any
 
 from costmodel.capabilities import known_of
 from costmodel.legality import violations
@@ -189,34 +191,30 @@ def _not_had(problem: Problem) -> list[str]:
     if problem.software is None:
         return []
     pins, carried = problem.pins, _carried(problem)
-    given = layout_pins(pins)
-    if pins.recompute_layers is not None:
-        given = {"recompute": pins.recompute, **given}
+    given = {name for name in layout_pins(pins) if hasattr(carried, name)}
     if (pins.virtual_stages or 1) > 1:
-        given = {"schedule": "interleaved", **given}
-    # A mechanism is asked for on two ranks at least, whose number is not.
+        given.add("schedule")
+    rest = problem.gpus // prod(getattr(pins, name) or 1 for name in DEGREES)
+    # What a mechanism is asked for on, where nobody says on how many ranks.
     beside = {
         "pp": "schedule" in given,
         "cp": "cp_kind" in given,
         "tp": "sequence_parallel" in given,
-        "dp": "zero" in given or "zero_group" in given,
+        "dp": rest > 1 and bool({"zero", "zero_group"} & given),
     }
-    named = {name: getattr(pins, name) for name in given if hasattr(carried, name)}
-    named = {name: value for name, value in named.items() if value is not None}
-    if "schedule" in given:
-        named["schedule"] = given["schedule"]
-    more = {
-        name: max(2, 2 * (pins.zero_group or 1) if name == "dp" else 2)
-        for name, asked in beside.items()
-        if asked and name not in named
+    more: dict[str, Any] = {
+        name: 2 for name, asked in beside.items() if asked and name not in given
     }
-    about = known_of({*named, *more, *(["zero"] if "zero_group" in given else [])})
-    about = about - {*more, "layers of stages"}
-    if "zero" not in named:
-        about = about - {"zero"}
-    return problem.software.lacks(
-        replace(carried, **{**named, **more}), problem.job, about
+    if "dp" in more and pins.zero_group is not None:
+        more["dp"] = rest
+    for name in ("schedule", "sequence_parallel"):
+        if getattr(pins, name) is not None:
+            more[name] = getattr(pins, name)
+    about = known_of({*given, *more, "cp"}) - (
+        {"layers of stages", *DEGREES}.difference(given)
+        | ({"zero", "zero group"} if "zero" not in given else set())
     )
+    return problem.software.lacks(replace(carried, **more), problem.job, about)
 
 
 def _spread(problem: Problem) -> Iterator[str]:

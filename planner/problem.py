@@ -250,6 +250,10 @@ class Problem:
         """Whether layouts with this *value* of a *fact* are asked for at all."""
         return self.software is None or self.software.offers(fact, value)
 
+    def unlimited(self) -> Problem:
+        """The same of all that is priced, whatever software lacks."""
+        return replace(self, executable=False, runs_on=None)
+
     def refusals(self, layout: Layout) -> list[str]:
         """Why the software that the plan is for would not run *layout*."""
         found = refusals(layout, self.job) if self.executable else []

@@ -15,6 +15,7 @@ from costmodel.report.table import (
     pairs_table,
 )
 from planner.explain import BRIEF, binds, indistinguishable, loss, worse
+from planner.frameworks import software_words
 from planner.problem import Objective, Problem, Staged
 from planner.robust import why_chosen
 from planner.solution import Solution, Status
@@ -60,6 +61,7 @@ def plan_view(
     why = why_chosen(problem, solution)
     rows = [
         ("layout", candidate_words(best, job.global_batch)),
+        ("for", software_words(problem, found.layout)),
         *([("chosen", why.removeprefix("chosen "))] if why else []),
         *headline(found),
         *_cost(problem, solution),
