@@ -46,9 +46,10 @@ def _of_choice(choice: Uniform, job: Job) -> tuple[str, str, str]:
     some = choice.recompute_layers
     if choice.recompute in LATER:
         return shared_out(counts), BY_STAGE, "none"
-    where = ALIKE if some is not None and 0 < some < max(counts) else ALL
     kinds = body_presets(choice.recompute, graph).values() if some != 0 else ()
-    return shared_out(counts), ALL if not kinds else where, _named(kinds)
+    again = any(one.recomputed for one in kinds)
+    part = again and some is not None and some < max(counts)
+    return shared_out(counts), ALIKE if part else ALL, _named(kinds)
 
 
 def _of_layout(layout: Layout) -> tuple[str, str, str]:

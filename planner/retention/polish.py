@@ -22,6 +22,7 @@ import numpy as np
 
 from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, Columns
+from costmodel.combination import BY_NAME
 from costmodel.granularity import ALIKE, BY_STAGE
 from costmodel.known import Known
 from costmodel.pins import Pins
@@ -44,6 +45,7 @@ LISTED: Final = 64  # candidates that are looked at, the most promising ones
 # [fitted by hand] the first fitted is the best of all in four searches of five (gpt-13b
 # on 8 devices at three probabilities, on 64, gpt-1t on 3072); with 1 the 4th to 7th.
 CONVEX: Final = 4
+WHOLE: Final = 1  # where layers are made again whole
 MOST_BRANCHES: Final = 8192  # that are priced
 _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 
@@ -211,7 +213,8 @@ class _Field:
         bounds, over, made = bounds[fits], over[fits], made[fits]
         share = (over - limit) / np.maximum(over - made, 1.0)
         full = self._values(again.take(fits), made, leanest)
-        guesses = bounds + np.clip(share, 0, 1) ** CONVEX * (full - bounds)
+        power = CONVEX if problem.offers("recompute", BY_NAME) else WHOLE
+        guesses = bounds + np.clip(share, 0, 1) ** power * (full - bounds)
         self.considered = len(bounds)
         self.lower = min(self.lower, float(bounds.min()))
         return _Rows(columns.take(fits), bounds, guesses)
