@@ -44,7 +44,7 @@ _OF: Final[Mapping[str, tuple[str, ...]]] = {
     "layers of stages": ("pp", "virtual_stages"),
     "recompute": ("recompute",),
     "recompute in": ("recompute",),
-    "operators made again": ("recompute",),
+    "recomputed operators": ("recompute",),
 }
 _UNUSED: Final[Mapping[str, str]] = {
     "zero": "replicas",
@@ -60,7 +60,7 @@ _WHOLE: Final[Mapping[str, str]] = {
     "schedule": "pp",
     "layers of stages": "pp",
     "sequence parallel": "tp",
-    "operators made again": "recompute",
+    "recomputed operators": "recompute",
     "states on": "states",
 }
 _ALWAYS: Final = ("none",)  # nobody needs to have it
@@ -79,7 +79,7 @@ _WORDS: Final[Mapping[str, tuple[str, str]]] = {  # what it lacks, what it has
     "layers of stages": ("stages of {} layers", "{}"),
     "recompute": ("recompute {}", "{}"),
     "recompute in": ("recompute in {}", "it in {}"),
-    "operators made again": ("recompute of {}", "{}"),
+    "recomputed operators": ("recompute of {}", "that of {}"),
     "saved tensors": ("saved tensors {}", "them {}"),
     "states": ("offloading of {}", "states {}"),
     "states on": ("states on a {}", "them on the {}"),
@@ -201,6 +201,11 @@ def known_of(fields: Iterable[str]) -> Set[str]:
 def _table() -> dict[str, Capabilities]:
     read = msgspec.json.decode(TABLE.read_bytes(), type=dict[str, list[Capabilities]])
     return {item.name: item for item in read["frameworks"]}
+
+
+def own_capabilities() -> tuple[Capabilities, ...]:
+    """What each framework says of itself, without its base."""
+    return tuple(_table().values())
 
 
 @lru_cache(maxsize=64)

@@ -21,10 +21,10 @@ BY_STAGE = "layers chosen stage by stage"
 
 
 def granularity(asked: Uniform | Layout, job: Job) -> Facts:
-    """`layers of stages`, `recompute in` and `operators made again`; the last names
+    """`layers of stages`, `recompute in` and `recomputed operators`; the last names
     operators, or none where layers are made again whole or not."""
     found = _of_layout(asked) if isinstance(asked, Layout) else _of_choice(asked, job)
-    names = "layers of stages", "recompute in", "operators made again"
+    names = "layers of stages", "recompute in", "recomputed operators"
     return {name: Fact(one, one) for name, one in zip(names, found, strict=True)}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from costmodel.capabilities import (
@@ -15,6 +17,7 @@ from costmodel.capabilities import (
 from costmodel.facts import facts
 from costmodel.granularity import granularity
 from costmodel.offload import Offload
+from costmodel.report.frameworks import frameworks_table
 from costmodel.software import DEFAULT, frameworks
 from costmodel.uniform import Uniform, spell_out
 from profiles.job import Job
@@ -136,6 +139,11 @@ def test_what_it_has_is_no_matter(name: str, choice: Uniform) -> None:
     assert capabilities(name).lacks(choice, job_of()) == []
     layout = spell_out(choice, job_of().graph, 16)
     assert capabilities(name).lacks(layout, job_of()) == []
+
+
+def test_the_page_shows_the_table(root: Path) -> None:
+    page = (root / "docs" / "frameworks.md").read_text(encoding="utf-8")
+    assert frameworks_table() in page, "run docs/regenerate.py"
 
 
 def test_of_our_own_software_nothing_is_said() -> None:

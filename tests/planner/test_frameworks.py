@@ -205,10 +205,14 @@ def test_simulate_prices_what_a_framework_lacks_and_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = [*SMALL, "--pp", "2", "--virtual-stages", "2", "--framework", "deepspeed"]
+    said = "deepspeed has no interleaved schedule; it has 1f1b"
+    assert simulate.run(argv) == 0
+    assert said in capsys.readouterr().err
     assert simulate.run([*argv, "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert "deepspeed has no interleaved schedule; it has 1f1b" in err
-    assert any("interleaved" in one for one in json.loads(out)["warnings"])
+    priced = json.loads(capsys.readouterr().out)
+    assert priced["warnings"] == [said]
+    assert simulate.run([*argv[:-2], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == []
 
 
 def test_the_base_of_all_is_no_framework(ask: Ask) -> None:
