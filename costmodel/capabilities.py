@@ -155,7 +155,11 @@ class Capabilities:
         offered = [one for one in values if one not in _ALWAYS] or ["none"]
         if fact == "sequence parallel":
             split = "sequence parallelism"
-            shown = split if shown == "yes" else f"tensor parallelism without {split}"
+            lacking = {
+                "yes": split,
+                "no": f"tensor parallelism without {split}",
+                "mixed": f"{split} in some layers alone",
+            }[shown]
             offered = [{"yes": "with", "no": "without"}[one] for one in values]
         words = having.format(" or ".join(offered))
         return f"{self.name} has no {lacking.format(shown)}; it has {words}"
