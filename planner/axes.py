@@ -69,9 +69,9 @@ class Axes:
     def _filter(self) -> Filter | None:
         """What the framework has that the problem is limited to."""
         problem = self.problem
-        if problem.software is None:
+        if problem.capabilities is None:
             return None
-        return Filter(of=problem.software, job=problem.job, plain=self._plain)
+        return Filter(of=problem.capabilities, job=problem.job, plain=self._plain)
 
     @cached_property
     def _plain(self) -> Uniform:

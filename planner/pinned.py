@@ -188,7 +188,7 @@ def _carried(problem: Problem) -> Uniform:
 
 def _not_had(problem: Problem) -> list[str]:
     """What of the pins, and of what all candidates share, the framework has not."""
-    if problem.software is None:
+    if problem.capabilities is None:
         return []
     pins, carried = problem.pins, _carried(problem)
     given = {name for name in layout_pins(pins) if hasattr(carried, name)}
@@ -214,7 +214,7 @@ def _not_had(problem: Problem) -> list[str]:
         {"layers of stages", *DEGREES}.difference(given)
         | ({"zero", "zero group"} if "zero" not in given else set())
     )
-    return problem.software.lacks(replace(carried, **more), problem.job, about)
+    return problem.capabilities.lacks(replace(carried, **more), problem.job, about)
 
 
 def _spread(problem: Problem) -> Iterator[str]:

@@ -204,7 +204,7 @@ class Problem:
                 known or Known(),
             )
             return Candidate(choice=choice, estimate=found)
-        own = self.software
+        own = self.capabilities
         some = None if own is None else frozenset(own.has["recompute"].values)
         found = fitted(
             choice,
@@ -241,14 +241,14 @@ class Problem:
         return found
 
     @cached_property
-    def software(self) -> Capabilities | None:
+    def capabilities(self) -> Capabilities | None:
         """What there is of all that is priced; None where nothing is left out of it
         for a framework's sake."""
         return None if self.runs_on is None else capabilities(self.runs_on)
 
     def offers(self, fact: str, value: str) -> bool:
         """Whether layouts with this *value* of a *fact* are asked for at all."""
-        return self.software is None or self.software.offers(fact, value)
+        return self.capabilities is None or self.capabilities.offers(fact, value)
 
     def unlimited(self) -> Problem:
         """The same of all that is priced, whatever software lacks."""
@@ -257,7 +257,9 @@ class Problem:
     def refusals(self, layout: Layout) -> list[str]:
         """Why the software that the plan is for would not run *layout*."""
         found = refusals(layout, self.job) if self.executable else []
-        return found + (self.software.lacks(layout, self.job) if self.software else [])
+        return found + (
+            self.capabilities.lacks(layout, self.job) if self.capabilities else []
+        )
 
     def forget(self) -> None:
         """Drop what a search made and is large: prices and candidates, which are made

@@ -59,12 +59,12 @@ def test_every_candidate_runs_and_none_that_runs_is_left_out(name: str) -> None:
     if not asked.offers("precision", asked.precision):
         asked = replace(asked, precision="fp32")
     every, own = Space(problem=asked.unlimited()), Space(problem=asked)
-    assert asked.software is not None
+    assert asked.capabilities is not None
     wanted = set()
     rows = every.leaves(every.branches)
     for row in range(len(rows)):
         choice = every.choice(rows, row)
-        if not asked.software.lacks(choice, asked.job):
+        if not asked.capabilities.lacks(choice, asked.job):
             wanted.add(choice)
     rows = own.leaves(own.branches)
     found = {own.choice(rows, row) for row in range(len(rows))}
