@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from costmodel.estimate import Estimate
 from costmodel.machine import Machine, machine
-from costmodel.software import software, with_buckets, with_overlap
+from costmodel.software import frameworks, software, with_buckets, with_overlap
 from costmodel.timeline import simulate
 from profiles.catalog import cluster
 from profiles.figure import Figure
@@ -78,6 +80,32 @@ def test_what_hides_slows_backward_by_its_share() -> None:
 def test_overlap_is_never_slower_than_none(size: float) -> None:
     hidden, exposed = (on_eight_ranks(size, hides=one) for one in (True, False))
     assert hidden.step_time_s <= exposed.step_time_s
+
+
+@given(
+    name=st.sampled_from(list(frameworks())),
+    size=st.floats(3, 12).map(lambda power: 10**power),
+    tp=st.sampled_from((1, 2)),
+    pp=st.sampled_from((1, 2, 4)),
+    dp=st.sampled_from((2, 8, 32)),
+    zero=st.integers(0, 3),
+    parts=st.sampled_from((1, 2)),
+)
+@settings(max_examples=40, deadline=None)
+def test_nor_is_it_in_any_framework(
+    name: str, size: float, tp: int, pp: int, dp: int, zero: int, parts: int
+) -> None:
+    base, job = with_buckets(software(name), size), job_of("gpt-350m", 4 * dp, 1024)
+    shards = {"zero": zero, "zero_group": dp // parts if zero else 1}
+    hidden, exposed = (
+        priced(
+            job,
+            machine(cluster("dgx-a100-80gb"), with_overlap(base, overlap)),
+            **{"tp": tp, "pp": pp, "dp": dp, "sequence_parallel": tp > 1, **shards},
+        ).step_time_s
+        for overlap in (base.overlap | {"grad"}, base.overlap - {"grad"})
+    )
+    assert hidden <= exposed * (1 + 1e-9)
 
 
 def test_the_best_bucket_is_neither_small_nor_whole() -> None:
