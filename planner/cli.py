@@ -70,8 +70,8 @@ MOST_RUNNERS_UP = 100
 @click.option(
     "--executable/--any-mechanism",
     default=None,
-    help="Only what `execute` carries out, or all that is priced.  "
-    "[default: executable on the cluster local]",
+    help="Only what `execute` carries out, or all that is priced, also of what "
+    "--framework lacks.  [default: executable on the cluster local]",
 )
 @click.option(
     "--probability",
