@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.data_parallel import buckets_of
 from costmodel.islands import devices_by_rank
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine
@@ -74,7 +73,7 @@ class Accounts:
             + self._tied_s
             + self.on.step_s,
             static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
-            buckets=self._buckets,
+            buckets=self.stages.buckets.astype(np.int64),
             overlap_reduce=self._hides_gradients,
             turns=self.on.turns,
             messages=self._messages,
@@ -155,14 +154,6 @@ class Accounts:
     def _hides_gradients(self) -> bool:
         tp = [stage.mesh.tp for stage in self.layout.stages]
         return bool(np.all(hides_gradients(self.on.software, tp)))
-
-    @property
-    def _buckets(self) -> Array | int:
-        """Of each stage where they differ in mesh, else those of the first."""
-        sizes = self.stages.trained_parameters
-        sizes = sizes if len(self._meshes) > 1 else sizes[0]
-        found = buckets_of(sizes, self.layout.precision, self.on)
-        return found.astype(np.int64) if np.ndim(found) else int(found)
 
     @property
     def _degrees(self) -> list[tuple[int, ...]]:

@@ -27,7 +27,7 @@ from costmodel.memory import PINNED
 from costmodel.stage_retention import Stages
 from costmodel.support import refusals
 from costmodel.uncertainty import spread_of
-from costmodel.uniform import Uniform, spell_out
+from costmodel.uniform import Uniform, spell_out, split_layers
 from profiles.errors import Contradiction
 from profiles.job import Job
 
@@ -62,14 +62,16 @@ def fitted(
     executable: bool,
     leaves_to: str | None = None,
     known: Known | None = None,
+    allowed: frozenset[str] | None = None,
 ) -> Estimate:
     """*choice* with the cheapest retention by stage that stays under *limit_bytes*,
     as simulated; with the leanest one where none does.
 
-    *executable* leaves out what the runtime does not carry out. *choice*'s offloading
-    of activations stays as it is, unless they are free to leave to the tier
-    *leaves_to*: then each stage has a share of its own away, if that is faster. What is
-    *known* of the job on the machine is not priced again.
+    *executable* leaves out what the runtime does not carry out, *allowed* all but so
+    many treatments. *choice*'s offloading of activations stays as it is, unless they
+    are free to leave to the tier *leaves_to*: then each stage has a share of its own
+    away, if that is faster. What is *known* of the job on the machine is not priced
+    again.
     """
     if choice.recompute_layers is not None:
         raise Contradiction(
@@ -83,6 +85,8 @@ def fitted(
     if found.peak_needed_bytes <= limit_bytes:
         return found
     words = executed(plain, job) if executable else None
+    if allowed is not None:
+        words = allowed if words is None else words & allowed
     stages = Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
     ways: list[Way] = [stages.made_again]
     if leaves_to is not None and (words is None or AWAY[leaves_to] in words):
@@ -92,6 +96,36 @@ def fitted(
     if fits:
         return min(fits, key=lambda one: one.step_time_s)
     return min(results, key=lambda one: one.peak_needed_bytes)
+
+
+def fewest_layers(
+    choice: Uniform, job: Job, on: Machine, limit_bytes: float, known: Known
+) -> tuple[Uniform, Estimate]:
+    """*choice* with as many layers of each stage made again whole as have to be to stay
+    under *limit_bytes*, the first ones; all of them where that is too few."""
+    stages = choice.pp * choice.virtual_stages
+    counts = split_layers(job.graph.body, stages, job.graph.tail)
+
+    def priced(again: int) -> tuple[Uniform, Estimate]:
+        some = None if again >= max(counts) else again
+        one = replace(choice, recompute="full", recompute_layers=some)
+        if not again:
+            one = replace(choice, recompute="none")
+        layout = spell_out(one, job.graph, job.global_batch)
+        return one, estimate(job, on.cluster, layout, on=on, known=known)
+
+    found = priced(0)
+    if found[1].peak_needed_bytes <= limit_bytes:
+        return found
+    too_few, enough, found = 0, max(counts), priced(max(counts))
+    while enough - too_few > 1:
+        again = (too_few + enough) // 2
+        tried = priced(again)
+        if tried[1].peak_needed_bytes <= limit_bytes:
+            enough, found = again, tried
+        else:
+            too_few = again
+    return found
 
 
 def _narrowed(stages: Stages, way: Way, limit_bytes: float, known: Known) -> Estimate:

@@ -13,7 +13,6 @@ import numpy as np
 
 from costmodel.columns import SCHEDULES
 from costmodel.crossing import crossing_s
-from costmodel.data_parallel import buckets_of
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.layout import Layout
 from costmodel.layout_price import LayoutPricer
@@ -139,7 +138,7 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
         found = reduce_tail_s(
             np.asarray(reduce_s),
             last_s,
-            buckets=buckets_of(stages[0].trained_parameters, layout.precision, on),
+            buckets=stages[0].buckets,
             overlap=overlapped,
         )
         return float(found)

@@ -144,8 +144,8 @@ def collective_s(
     leaves out the in-training factors, as a stand-alone benchmark does. One rank is
     free. All groups that the node's other devices form are taken to run at once: each
     rank has its own share of the NICs and no more; or so many *shares*, where fewer
-    speak (`placement.shares`). In *pieces*, each goes round the ring; of an all-to-all
-    each starts anew.
+    speak (`placement.shares`). In *pieces*, each goes round the ring; of an all-reduce
+    or an all-to-all each starts anew.
 
     Raises UnknownName for a kind that is not a `Collective`.
     """
@@ -160,7 +160,8 @@ def collective_s(
     elif collective is Collective.BROADCAST:
         seconds = once + _streamed_s(size, k, r, rates, alone, own)
     else:
-        passes = 2.0 if collective is Collective.ALL_REDUCE else 1.0
+        whole = collective is Collective.ALL_REDUCE
+        passes, starts = (2.0, _floats(pieces)) if whole else (1.0, 1.0)
         wire = share * size
         streamed = _streamed_s(wire, k, r, rates, alone, own)
         if passes == 1.0:
@@ -170,7 +171,7 @@ def collective_s(
             first = _streamed_s(slices, k, r, rates, alone, own)
             hops = _floats(pieces) * _ring_s(k, r, rates)
             streamed = np.maximum(streamed, hops + first)
-        seconds = passes * (once + streamed)
+        seconds = passes * (starts * once + streamed)
     return np.where(k > 1.0, seconds, 0.0)
 
 

@@ -189,7 +189,7 @@ def exchanges(
     last backward, but for what *offload* has away by then.
     """
     units = np.maximum(units, 1)
-    pieces = messages_of(parameters, parallel, units, machine)
+    pieces = messages_of(parameters, parallel, units, precision, machine)
     gradient = parameters * np.where(
         parallel.zero == 3,
         reduced_bytes(precision, machine, shards=True),
@@ -206,13 +206,13 @@ def exchanges(
         gradient,
         ranks=everyone,
         near=near_all,
-        pieces=buckets_of(parameters, precision, machine),
+        pieces=pieces,
     )
     scatter = machine.collective(
         "reduce_scatter", gradient, ranks=shards, near=near, pieces=pieces
     )
     across = machine.collective(
-        "all_reduce", gradient / shards, ranks=replicas, near=far, pieces=pieces
+        "all_reduce", gradient / shards, ranks=replicas, near=far, pieces=units
     )
     gather = machine.collective(
         "all_gather",
@@ -326,25 +326,36 @@ def exposed_s(
     return np.where(overlapped, first + left + stolen, communication_s)
 
 
-def buckets_of(parameters: Array, precision: Precision, machine: Machine) -> Array:
-    """How many buckets the gradients of *parameters* travel in."""
-    size = parameters * precision.gradient.bytes
-    return np.maximum(np.ceil(size / machine.software.bucket_bytes), 1)
-
-
 def messages_of(
-    parameters: Array, parallel: DataParallel, units: Array, machine: Machine
+    parameters: Array,
+    parallel: DataParallel,
+    units: Array,
+    precision: Precision,
+    machine: Machine,
 ) -> Array:
-    """In how many messages what is sharded of a stage is gathered or scattered: layer
-    by layer, or below ZeRO-3 in buckets that grow with the ranks."""
+    """In how many messages the gradients of a stage's *parameters* are reduced, and
+    what is sharded of it gathered: whole gradients in buckets, shards layer by layer;
+    or both below ZeRO-3 in buckets that grow with the ranks."""
+    parts = full_messages(parameters, parallel, units, precision, machine)
+    return np.maximum(np.ceil(parts), 1)
+
+
+def full_messages(
+    parameters: Array,
+    parallel: DataParallel,
+    units: Array,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """How many messages *parameters* fill: of several stages' together the sum."""
     software = machine.software
     layers = units * software.messages
     if software.shard_bucket is None:
-        return np.asarray(layers)
+        size = parameters * precision.gradient.bytes
+        return np.where(parallel.zero == 0, size / software.bucket_bytes, layers)
     least, each = software.shard_bucket
     bucket = np.maximum(least, each * parallel.shards)
-    buckets = np.maximum(np.ceil(parameters / bucket), 1)
-    return np.where(parallel.zero < 3, buckets, layers)
+    return np.where(parallel.zero < 3, parameters / bucket, layers)
 
 
 def reduced_bytes(

@@ -91,6 +91,19 @@ class Footprint:
         held = self.fp16_gradients if half is Format.FP16 else self.bf16_gradients
         return GRADIENTS.get(held, (precision.gradient_bytes, 0.0))
 
+    def gradients(self, precision: Precision) -> str:
+        """In which formats a parameter's gradients are held between micro-batches.
+
+        >>> from profiles.precision import precision
+        >>> PLAIN.gradients(precision("bf16"))
+        'fp32'
+        >>> Footprint(bf16_gradients="half-and-fp32").gradients(precision("bf16"))
+        'bf16+fp32'
+        """
+        every, _ = self.gradient_bytes(precision)
+        half = precision.parameter.value
+        return {2.0: half, 6.0: f"{half}+fp32"}.get(every, "fp32")
+
     def as_asked(self) -> Footprint:
         """The same with gradients in the format that was asked for."""
         return replace(self, fp16_gradients=AS_ASKED, bf16_gradients=AS_ASKED)

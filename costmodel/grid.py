@@ -18,7 +18,6 @@ from costmodel.atom_book import AtomBook
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import SCHEDULES, Columns
 from costmodel.crossing import crossing_s, partly_crosses
-from costmodel.data_parallel import buckets_of
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.in_flight import peak_in_flight
 from costmodel.machine import Machine
@@ -143,7 +142,7 @@ def _behind(rows: Rows, reduce_s: Array, last_s: Array) -> Array:
     return reduce_tail_s(
         reduce_s,
         last_s,
-        buckets=buckets_of(rows.priced[0].trained_parameters, rows.policy, rows.on),
+        buckets=rows.priced[0].buckets,
         overlap=hides_gradients(rows.on.software, rows.columns.tp),
     )
 

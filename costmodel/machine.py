@@ -189,8 +189,7 @@ class Machine:
         many *shares* of its NICs (`placement.shares`); with a product *beside* it, CPU
         ranks wait less.
 
-        Where it was measured, as so many messages of equal size; the fitted rates are
-        those of whole reductions inside training.
+        Where it was measured, as so many messages of equal size.
         """
 
         def roofline() -> Array:

@@ -14,12 +14,14 @@ from costmodel.software import (
     shares_cores,
     software,
     software_on,
+    with_buckets,
     with_overlap,
 )
 from profiles.cluster import Cluster
 from profiles.device import Device
 from profiles.errors import Contradiction
 from profiles.job_options import JobOptions
+from profiles.units import MB
 
 NO_OVERLAP: Final = "none (ranks communicate with the cores that compute)"
 NO_CUT: Final = (
@@ -70,7 +72,7 @@ def framework_of(
     if wish.grad_dtype is not None:
         base = replace(base, footprint=base.footprint.as_asked())
     if pins.bucket_mb is not None:
-        base = replace(base, bucket_bytes=pins.bucket_mb * 1e6)
+        base = with_buckets(base, pins.bucket_mb * MB)
     if pins.overlap is None:
         there = software_on(base, device)
         assumed["overlap"] = ",".join(sorted(there.overlap)) or "none"

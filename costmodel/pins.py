@@ -201,7 +201,8 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--bucket-mb",
         type=real(0, _MOST_BUCKET_MB, strictly=True),
         metavar="MB",
-        help="Gradients reduced together.  [default: the framework's]",
+        help="Gradients reduced together, in fp32; `fully_shard` reduces layer by "
+        "layer, whatever is said.  [default: the framework's]",
     ),
 )
 

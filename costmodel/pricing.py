@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.auto_retention import spelled_out
+from costmodel.capabilities import framework_warnings
 from costmodel.estimate import Estimate, estimate
 from costmodel.machine import Machine
 from costmodel.machine_asked import remarks_on
@@ -100,15 +101,16 @@ def from_file(file: Path, job: JobOptions, pins: Pins) -> Pricing:
     priced, on = job_of(stored), machine_of(stored, job, pins, samples, assumed)
     if profile is not None:
         assumed["profile"] = profile.words
+    asked = stored.origin.options.under(job, pins)
     warnings = (
         *local_warnings(stored.layout, priced, on.cluster),
+        *framework_warnings(asked[0].framework, stored.layout, priced),
         *said,
         *remarks_on(profile, on),
     )
     found = estimate(
         priced, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
     )
-    asked = stored.origin.options.under(job, pins)
     return Pricing(
         estimate=found,
         on=on,

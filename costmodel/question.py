@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from costmodel.capabilities import framework_warnings
 from costmodel.islands import placed
 from costmodel.legality import fuses_attention, require_legal
 from costmodel.machine import Machine
@@ -106,6 +107,7 @@ def resolve(
     if len(cluster.islands) > 1:
         assumed["placement"] = placed(cluster, choice.gpus)
     warnings += local_warnings(choice, job, cluster)
+    warnings += framework_warnings(wish.framework, choice, job)
     return Question(
         job=job,
         choice=choice,
@@ -300,7 +302,7 @@ def _rest(
     )
     gradient = wish.grad_dtype or where.software.gradient_format
     if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
-        assumed["grad_dtype"] = gradient
+        assumed["grad_dtype"] = where.software.gradients(precision)
     return replace(
         choice,
         schedule=_take(pins.schedule, schedule, "schedule", assumed),

@@ -27,6 +27,7 @@ from costmodel.launch_floor import ADDED, ASSUMED, LaunchFloor
 from profiles.cluster import Cluster
 from profiles.device import Device
 from profiles.errors import UnknownName
+from profiles.precision import Format, precision
 from profiles.units import MB, US
 
 CATALOGUE: Final = Path(__file__).parent / "data" / "frameworks.json"
@@ -160,6 +161,11 @@ class Software:
     def backward_host_s(self) -> float:
         return self.backward_host_us * US
 
+    def gradients(self, number: str) -> str:
+        """In which formats gradients of training in precision *number* are held."""
+        policy = precision(number, gradient=self.gradient_format)
+        return self.footprint.gradients(policy)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Catalogue:
@@ -235,6 +241,12 @@ def software_at(cluster: Cluster, base: Software, blocked: float = 1.0) -> Softw
         forward_host_us=base.forward_host_us * blocked,
         backward_host_us=base.backward_host_us * blocked,
     )
+
+
+def with_buckets(base: Software, size_bytes: float) -> Software:
+    """The same framework reducing gradients of *size_bytes*, in fp32, together."""
+    grown = base.shard_bucket and (size_bytes / Format.FP32.bytes, 0.0)
+    return replace(base, bucket_bytes=size_bytes, shard_bucket=grown)
 
 
 def with_overlap(base: Software, overlap: frozenset[str]) -> Software:

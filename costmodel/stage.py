@@ -18,9 +18,11 @@ from costmodel.data_parallel import (
     DataParallel,
     exchanges,
     exposed_s,
+    messages_of,
     sharded_experts,
     summed_s,
 )
+from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.offload_price import (
@@ -62,7 +64,8 @@ class StagePrice:
     data_comm_s: Array
     offload_s: Array
     reduce_s: Array
-    gather_s: Array
+    buckets: Array  # in which gradients are reduced
+    gather_s: Array  # once a step: parameters; and what hiding a reduction costs
     step_s: Array
     step_copies_s: Array  # what of it an offloaded optimizer's copies take
     parameters: Array  # that are trained, but for those of experts
@@ -212,6 +215,15 @@ def stage_price(
             contention=machine.software.contention,
         )
     gather_s = gather_s + machine.once_a_step(sync.step_sum).seconds
+    # What the last backward loses to the reduction that it hides.
+    buckets = messages_of(parameters + experts, parallel, layers, precision, machine)
+    exposed = reduce_tail_s(
+        reduce_s,
+        backward_s,
+        buckets=buckets,
+        overlap=behind,
+    )
+    gather_s = gather_s + machine.software.contention * (reduce_s - exposed)
     if np.any(total.summands):  # once gradients are reduced: nothing hides it
         gather_s = gather_s + summed_s(total.summands, parallel, precision, machine)
     sent = _reduced(sync.backward_reduce, sync.backward_gather)
@@ -234,9 +246,9 @@ def stage_price(
         data_comm_s=forward_exposed + backward_exposed,
         offload_s=copies.forward_s + copies.backward_s,
         reduce_s=reduce_s,
+        buckets=buckets,
         gather_s=gather_s,
-        step_s=step_s
-        + behind * _taken_by_reduction(reduce_s, backward_s, layers, machine),
+        step_s=step_s,
         step_copies_s=step_copies_s,
         parameters=holds.parameters,
         expert_parameters=holds.expert_parameters,
@@ -263,14 +275,6 @@ def _reduced(reduce: Sourced, gather: Sourced) -> Array:
     """The share of a backward's exchanges that sends gradients."""
     both: Array = reduce.seconds + gather.seconds
     return np.where(both > 0, reduce.seconds / np.where(both > 0, both, 1.0), 0.0)
-
-
-def _taken_by_reduction(
-    reduce_s: Array, backward_s: Array, layers: Array, machine: Machine
-) -> Array:
-    """What the last backward loses to the gradient reduction that it hides."""
-    hidden = np.minimum(reduce_s, backward_s) * (1 - 1 / np.maximum(layers, 1))
-    return np.asarray(machine.software.contention * hidden)
 
 
 def _passes(total: Atom, kind: str) -> Array:

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from costmodel.atoms import Atom
 from costmodel.contents import Contents
-from costmodel.data_parallel import buckets_of
 from costmodel.gather import Gather
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.grid import rank_bytes, transfer_s
@@ -97,7 +96,7 @@ class StageRows(Rows):
         return reduce_tail_s(
             stage.reduce_s,
             stage.backward_s,
-            buckets=buckets_of(stage.trained_parameters, self.policy, self.on),
+            buckets=stage.buckets,
             overlap=hides_gradients(self.on.software, self.columns.tp),
         )
 

@@ -19,14 +19,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from costmodel.report.frameworks import frameworks_table
 from costmodel.report.support import support_table
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]+)\n.*?^```$", re.M | re.S)
 TABLE = re.compile(
-    r"(?<=^<!-- support table -->\n).*?(?=^<!-- end of the support table -->$)",
+    r"(?P<before>^<!-- (?P<name>\w+) table -->\n).*?"
+    r"(?P<after>^<!-- end of the (?P=name) table -->$)",
     re.M | re.S,
 )
+TABLES = {"support": support_table, "frameworks": frameworks_table}
 FROM_DATA = ("python benchmarks/choices.py", "python -m benchmarks.odds")
 PROGRAMS = ("plan", "simulate", "profile", "execute", "meshwright", "python")
 
@@ -63,7 +66,10 @@ def regenerated(text: str) -> str:
             return match[0]
         return f"```console\n$ {command}\n{output_of(command)}\n```"
 
-    text = TABLE.sub(lambda _: f"{support_table()}\n", text)
+    text = TABLE.sub(
+        lambda found: f"{found['before']}{TABLES[found['name']]()}\n{found['after']}",
+        text,
+    )
     return BLOCK.sub(block, text)
 
 

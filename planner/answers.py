@@ -38,6 +38,7 @@ def refuse_beside(
         "--explain": around.explain,
         "--probe": around.probe is not None,
         "--shardings": around.shardings,
+        "--compare-frameworks": around.compare_frameworks,
     }
     for flag, said in flags.items():
         if said:
@@ -150,6 +151,23 @@ def probe(
     for file, candidate in written:
         write(file, problem, candidate, asked)
     return probes_beside(problem, solution, written, around.probe)
+
+
+def others(
+    problem: Problem,
+    solution: Solution,
+    around: Around,
+    asked: Asked,
+    solve: Callable[[Problem], Solution],
+) -> Beside:
+    """The same question in the other main frameworks."""
+    from planner.beside import Beside
+
+    if not around.compare_frameworks or solution.best is None:
+        return Beside()
+    from planner.frameworks import in_others
+
+    return in_others(problem, solution.best, asked, solve)
 
 
 def write(

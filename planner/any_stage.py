@@ -198,6 +198,14 @@ def require_possible(problem: Problem) -> None:
             "--any-stage, unlike islands: `execute` carries out stages of one mesh "
             "alone; add --any-mechanism, or leave --any-stage out"
         )
+    if not problem.offers("stages", "unlike"):
+        instead = "leave --any-stage out"
+        if is_unlike(problem):
+            instead = "choose --search megatron, which plans for the slowest device"
+        raise Unsupported(
+            f"--any-stage, unlike islands: {problem.runs_on} has one mesh for all "
+            f"stages; {instead}, or add --any-mechanism"
+        )
     what = "a cluster of unlike islands" if is_unlike(problem) else "--any-stage"
     if problem.machine.turns > 1:
         raise Unsupported(

@@ -37,6 +37,7 @@ class Around:
     tokens: float | None = None
     probe: int | None = None
     shardings: bool = False
+    compare_frameworks: bool = False
 
 
 _OPTIONS: tuple[Callable[[Function], Function], ...] = (
@@ -79,6 +80,12 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         is_flag=True,
         help="Also: each operator's best sharding on the layout's mesh, by integer "
         "program.",
+    ),
+    _option(
+        "--compare-frameworks",
+        is_flag=True,
+        help="Also: the best layout of each of the main frameworks, of what that can "
+        "run, and which is faster.",
     ),
 )
 

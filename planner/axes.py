@@ -2,7 +2,8 @@
 
 The rules are `costmodel.legality`'s, turned round: from "is this row legal?" to "which
 values are?". Where the problem is to be executed, `costmodel.support` leaves out values
-and combinations too. Tests hold them together.
+and combinations too, and `costmodel.capabilities` where it is for a framework. Tests
+hold them together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
+from costmodel.capabilities import Filter
 from costmodel.columns import SCHEDULES, SQRT
 from costmodel.layout import CP_KINDS
 from costmodel.legality import MOST_PASSES
@@ -49,7 +51,11 @@ class Axes:
         return self.problem.job.graph.body
 
     def carried(self, **values: Any) -> bool:
-        """Whether `execute` carries *values* out, ones elsewhere; if that is asked."""
+        """Whether the software that the plan is for carries *values* out, as far as
+        anybody asked: a framework as far as they decide, `execute` with ones elsewhere.
+        """
+        if self._filter is not None and not self._filter.keeps(**values):
+            return False
         if not self.problem.executable:
             return True
         if values.get("cp", 1) > 1 and "cp_kind" not in values:
@@ -59,6 +65,14 @@ class Axes:
         if self._plain.zero and "zero" not in values:
             values = {"zero_group": values.get("dp", 1), **values}
         return not refusals(replace(self._plain, **values), self.problem.job)
+
+    @cached_property
+    def _filter(self) -> Filter | None:
+        """What the framework has that the problem is limited to."""
+        problem = self.problem
+        if problem.capabilities is None:
+            return None
+        return Filter(of=problem.capabilities, job=problem.job, plain=self._plain)
 
     @cached_property
     def _plain(self) -> Uniform:
@@ -215,11 +229,15 @@ class Axes:
         pp: int = 1,
         schedule: int = ONE_F_ONE_B,
         virtual_stages: int = 1,
+        tp: int = 1,
+        ep: int = 1,
     ) -> list[tuple[int, int]]:
         """(level, group). A level that shards over one rank is level 0.
 
-        What of them `execute` carries out hangs on the pipeline too.
+        What of them is carried out hangs on the pipeline too, and in frameworks on *tp*
+        and *ep*.
         """
+        more = {} if self._filter is None else {"tp": tp, "ep": ep}
         level, group = self.pins.zero, self.pins.zero_group
         groups = [one for one in divisors(dp) if group in (None, one)]
         sharding = [one for one in groups if one * cp > 1]
@@ -241,6 +259,7 @@ class Axes:
                 virtual_stages=virtual_stages,
                 zero=one,
                 zero_group=size,
+                **more,
             )
         ]
 

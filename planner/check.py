@@ -7,7 +7,6 @@ from dataclasses import replace
 from costmodel.auto_retention import AUTO
 from costmodel.estimate import estimate
 from costmodel.legality import violations
-from costmodel.support import refusals
 from planner.problem import Candidate, Problem, Staged
 from planner.solution import EXACT, Solution
 
@@ -21,7 +20,7 @@ def check(problem: Problem, solution: Solution) -> None:
         assert isinstance(candidate, Staged) or not list(
             violations(candidate.choice, problem.job, problem.machine.cluster)
         )
-        assert not problem.executable or not refusals(layout, problem.job)
+        assert not problem.refusals(layout), "what is recommended is carried out"
         assert layout.gpus == problem.gpus, "every GPU is used"
         assert problem.fits(candidate), "what is recommended fits"
         assert problem.value(candidate) >= solution.lower * (1 - EXACT)

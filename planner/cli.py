@@ -70,8 +70,8 @@ MOST_RUNNERS_UP = 100
 @click.option(
     "--executable/--any-mechanism",
     default=None,
-    help="Only what `execute` carries out, or all that is priced.  "
-    "[default: executable on the cluster local]",
+    help="Only what `execute` carries out, or all that is priced, also of what "
+    "--framework lacks.  [default: executable on the cluster local]",
 )
 @click.option(
     "--probability",
@@ -110,6 +110,7 @@ def plan(
     from planner.answers import (
         answer_each,
         compare,
+        others,
         probe,
         probe_outputs,
         refuse_beside,
@@ -196,6 +197,7 @@ def plan(
         write(out, posed.problem, solution.best, asked)
     found = beside(posed.problem, solution, around, largest, solved)
     found += probe(posed.problem, solution, around, out, asked)
+    found += others(posed.problem, solution, around, asked, solved)
     solution = replace(solution, runners_up=solution.runners_up[:top])
     _show(posed, solution, compared, asked.where, found, as_json=as_json)
 

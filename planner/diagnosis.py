@@ -260,7 +260,7 @@ def constraint_of(problem: Problem, clock: Clock | None = None) -> str:
     if length(Space(problem=problem).trunks):
         return _too_little_memory(problem, clock or Clock(limits=Limits()))
     job = problem.job
-    if length(Space(problem=replace(problem, executable=False)).trunks):
+    if length(Space(problem=problem.unlimited()).trunks):
         return _not_executed(problem)
     if length(Space(problem=problem).degrees):
         return (
@@ -282,10 +282,11 @@ def _not_executed(problem: Problem) -> str:
         flash_attention=problem.flash_attention,
         offload=problem.offload,
     )
-    reasons = refusals(alone, job) or ["no combination of degrees is left"]
+    found = "; ".join(refusals(alone, job) if problem.executable else [])
+    who = f"{problem.runs_on} runs" if problem.runs_on else "`execute` carries out"
     return (
-        f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which "
-        f"`execute` carries out ({'; '.join(reasons)})"
+        f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which {who} "
+        f"({found or 'no combination of degrees is left'})"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from costmodel.islands import places_of
 from costmodel.layout_file import layout_document
 from planner.explain import binds, indistinguishable, loss, worse
+from planner.frameworks import software_document
 from planner.problem import Candidate, Problem
 from planner.robust import why_chosen
 from planner.solution import Operators, Solution, Wider
@@ -64,6 +65,7 @@ def answer_document(problem: Problem, solution: Solution) -> dict[str, Any]:
     return {
         "layout": layout_document(best.estimate.layout),
         **({"placement": [asdict(one) for one in places]} if places else {}),
+        "software": software_document(problem, best.estimate.layout),
         "estimate": best.estimate.document(),
         "bound": bound_document(problem, solution),
         "search": search_document(solution),

@@ -42,7 +42,8 @@ def are_searched(problem: Problem) -> bool:
     pins or its machine ask for what the bounds of cuts do not know."""
     pins = problem.pins
     return (
-        pins.schedule in (None, "1f1b")
+        problem.offers("layers of stages", "unequal")
+        and pins.schedule in (None, "1f1b")
         and pins.virtual_stages in (None, 1)
         and pins.recompute_layers is None
         and pins.recompute != "sqrt"

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
+from typing import Any
 
+from costmodel.capabilities import known_of
 from costmodel.legality import violations
 from costmodel.machine_asked import NO_CUT
 from costmodel.pins import Pins, cuts_products
@@ -57,6 +60,11 @@ def require_consistent(problem: Problem) -> None:
     found = refusals(_carried(problem), problem.job) if problem.executable else []
     if found:
         raise Unsupported(f"{refused(found)}, --any-mechanism plans it")
+    missing = _not_had(problem)
+    if missing:
+        raise Unsupported(
+            f"{'; '.join(missing)}; --any-mechanism plans it all the same"
+        )
 
 
 def require_possible(problem: Problem) -> None:
@@ -70,6 +78,8 @@ def require_possible(problem: Problem) -> None:
     if length(Space(problem=problem.without_pins()).trunks):
         job = problem.job
         carried = " that `execute` carries out" if problem.executable else ""
+        if problem.runs_on is not None:
+            carried = f" that {problem.runs_on} runs"
         raise Contradiction(
             f"no layout of {job.model} on {problem.gpus} GPUs with a batch of "
             f"{job.global_batch} and sequences of {job.seq_len}{carried} keeps all of "
@@ -174,6 +184,37 @@ def _carried(problem: Problem) -> Uniform:
         recompute_layers=pins.recompute_layers,
         gradient_format=problem.gradient_format,
     )
+
+
+def _not_had(problem: Problem) -> list[str]:
+    """What of the pins, and of what all candidates share, the framework has not."""
+    if problem.capabilities is None:
+        return []
+    pins, carried = problem.pins, _carried(problem)
+    given = {name for name in layout_pins(pins) if hasattr(carried, name)}
+    if (pins.virtual_stages or 1) > 1:
+        given.add("schedule")
+    rest = problem.gpus // prod(getattr(pins, name) or 1 for name in DEGREES)
+    # What a mechanism is asked for on, where nobody says on how many ranks.
+    beside = {
+        "pp": "schedule" in given,
+        "cp": "cp_kind" in given,
+        "tp": "sequence_parallel" in given,
+        "dp": rest > 1 and bool({"zero", "zero_group"} & given),
+    }
+    more: dict[str, Any] = {
+        name: 2 for name, asked in beside.items() if asked and name not in given
+    }
+    if "dp" in more and pins.zero_group is not None:
+        more["dp"] = rest
+    for name in ("schedule", "sequence_parallel"):
+        if getattr(pins, name) is not None:
+            more[name] = getattr(pins, name)
+    about = known_of({*given, *more, "cp"}) - (
+        {"layers of stages", *DEGREES}.difference(given)
+        | ({"zero", "zero group"} if "zero" not in given else set())
+    )
+    return problem.capabilities.lacks(replace(carried, **more), problem.job, about)
 
 
 def _spread(problem: Problem) -> Iterator[str]:

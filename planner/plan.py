@@ -116,6 +116,8 @@ def sharded(
         return solution
     if all(stage.mesh.tp == 1 for stage in best.estimate.layout.stages):
         return solution
+    if not problem.offers("operators", "by modules"):
+        return solution
     from planner.choice_cache import cache_folder
     from planner.own_shardings import with_own_shardings
 

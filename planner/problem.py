@@ -17,15 +17,19 @@ from math import inf
 from typing import Any
 
 from costmodel.atom_book import AtomBook
-from costmodel.auto_retention import AUTO, fitted
+from costmodel.auto_retention import AUTO, fewest_layers, fitted
+from costmodel.capabilities import Capabilities, capabilities
 from costmodel.columns import recomputes_with
 from costmodel.estimate import Estimate, estimate
+from costmodel.granularity import BY_STAGE
 from costmodel.host_memory import capacity_bytes
 from costmodel.known import Known
+from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.pins import Pins, cuts_products
 from costmodel.question import has_experts
+from costmodel.support import refusals
 from costmodel.uncertainty import spread_of
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Unsupported
@@ -84,7 +88,8 @@ class Staged(Candidate):
 class Problem:
     """A job on a machine, and what is fixed. A pin that is None is searched.
 
-    `executable` leaves out what the runtime does not carry out. `probability` is that
+    `executable` leaves out what the runtime does not carry out, `runs_on` what the
+    framework of that name does not have. `probability` is that
     of fitting which `memory_limit_bytes` stands for (`memory_limit`). Where
     `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`);
     where `leaves_to` does, activations may leave to it where retention is chosen by
@@ -105,6 +110,7 @@ class Problem:
     leaves_to: str | None = None
     objective: Objective = Objective.THROUGHPUT
     executable: bool = False
+    runs_on: str | None = None
     probability: float = 0.5
     any_stage: bool = False
 
@@ -187,7 +193,19 @@ class Problem:
         return Candidate(choice=choice, estimate=found)
 
     def _fitted(self, choice: Uniform, known: Known | None) -> Candidate:
-        """Where activations left, the choice tells the largest share."""
+        """Where activations left, the choice tells the largest share. A framework that
+        cannot choose by stage chooses of how many layers of each."""
+        if not self.offers("recompute in", BY_STAGE):
+            choice, found = fewest_layers(
+                choice,
+                self.job,
+                self.machine,
+                self.memory_limit_bytes,
+                known or Known(),
+            )
+            return Candidate(choice=choice, estimate=found)
+        own = self.capabilities
+        some = None if own is None else frozenset(own.has["recompute"].values)
         found = fitted(
             choice,
             self.job,
@@ -196,6 +214,7 @@ class Problem:
             executable=self.executable,
             leaves_to=self.leaves_to,
             known=known,
+            allowed=some,
         )
         if self.leaves_to is not None:
             away = replace(
@@ -220,6 +239,27 @@ class Problem:
         found = replace(self, pins=pins)
         vars(found)["book"] = self.book
         return found
+
+    @cached_property
+    def capabilities(self) -> Capabilities | None:
+        """What there is of all that is priced; None where nothing is left out of it
+        for a framework's sake."""
+        return None if self.runs_on is None else capabilities(self.runs_on)
+
+    def offers(self, fact: str, value: str) -> bool:
+        """Whether layouts with this *value* of a *fact* are asked for at all."""
+        return self.capabilities is None or self.capabilities.offers(fact, value)
+
+    def unlimited(self) -> Problem:
+        """The same of all that is priced, whatever software lacks."""
+        return replace(self, executable=False, runs_on=None)
+
+    def refusals(self, layout: Layout) -> list[str]:
+        """Why the software that the plan is for would not run *layout*."""
+        found = refusals(layout, self.job) if self.executable else []
+        return found + (
+            self.capabilities.lacks(layout, self.job) if self.capabilities else []
+        )
 
     def forget(self) -> None:
         """Drop what a search made and is large: prices and candidates, which are made

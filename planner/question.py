@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.capabilities import is_described
 from costmodel.machine import Machine
 from costmodel.machine_asked import machine_of, remarks_on
 from costmodel.offload import NOTHING
@@ -19,6 +20,7 @@ from costmodel.question import (
     offload_of,
     unbalanced,
 )
+from costmodel.software import DEFAULT, software
 from costmodel.support import is_local
 from planner.pinned import require_consistent, require_possible
 from planner.problem import PROBABILITY, Objective, Problem, memory_limit
@@ -55,9 +57,10 @@ def pose(
     """Complete a question about the best layout.
 
     *executable* leaves out what `execute` does not carry out; by default on this
-    machine, the cluster `local`, alone. With *any_stage* stages may differ in mesh. A
-    *profile*'s samples are prices. What is found
-    fits with at least *probability*, by default 0.95.
+    machine, the cluster `local`, and where `--framework` names ours. Where it names
+    another, what that does not have is left out, unless *executable* is False. With
+    *any_stage* stages may differ in mesh. A *profile*'s samples are prices. What is
+    found fits with at least *probability*, by default 0.95.
 
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
     batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
@@ -73,7 +76,8 @@ def pose(
         probability = assumed["probability"] = PROBABILITY
     problem = replace(
         problem,
-        executable=_executable(cluster, executable, assumed),
+        executable=_executable(cluster, wish, executable, assumed),
+        runs_on=_framework(wish, executable),
         probability=probability,
         any_stage=any_stage,
         memory_limit_bytes=memory_limit(where, probability),
@@ -102,10 +106,23 @@ def _gpus(
     return cluster.gpus
 
 
-def _executable(cluster: Cluster, asked: bool | None, assumed: dict[str, Any]) -> bool:
-    """As asked; else just on this machine, which is then named."""
+def _framework(wish: JobOptions, executable: bool | None) -> str | None:
+    """The framework that was named, unless everything that is priced is asked for."""
+    if wish.framework is None or executable is False:
+        return None
+    name = software(wish.framework).name
+    return name if is_described(name) else None
+
+
+def _executable(
+    cluster: Cluster, wish: JobOptions, asked: bool | None, assumed: dict[str, Any]
+) -> bool:
+    """As asked; else on this machine, which is then named, and where the framework
+    that was named is ours."""
     if asked is not None:
         return asked
+    if wish.framework is not None and software(wish.framework).name == DEFAULT:
+        return True
     if is_local(cluster):
         assumed["executable"] = True
     return is_local(cluster)
@@ -126,7 +143,7 @@ def _problem(
         precision = assumed["precision"] = default_precision(where.cluster)
     gradient = wish.grad_dtype or where.software.gradient_format
     if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
-        assumed["grad_dtype"] = gradient
+        assumed["grad_dtype"] = where.software.gradients(precision)
     if flash is None:
         flash = assumed["flash_attention"] = flash_default(where.cluster)
     return Problem(

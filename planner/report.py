@@ -7,6 +7,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.auto_retention import AUTO
+from costmodel.granularity import BY_STAGE
 from costmodel.islands import Place, places_of
 from costmodel.layout import Layout
 from costmodel.report.table import (
@@ -17,6 +18,7 @@ from costmodel.report.table import (
     pairs_table,
 )
 from planner.explain import BRIEF, binds, indistinguishable, loss, worse
+from planner.frameworks import software_words
 from planner.problem import Objective, Problem, Staged
 from planner.robust import why_chosen
 from planner.solution import Solution, Status
@@ -62,6 +64,7 @@ def plan_view(
     why = why_chosen(problem, solution)
     rows = [
         ("layout", candidate_words(best, job.global_batch)),
+        ("for", software_words(problem, found.layout)),
         *([("chosen", why.removeprefix("chosen "))] if why else []),
         *headline(found),
         *_cost(problem, solution),
@@ -165,7 +168,9 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     found = f"{gain:.2%} better than" if gain else "no better than"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
-    words = f"by stage {found} alike ({tried}; at most {left:.2%})"
+    by_stage = problem.offers("recompute in", BY_STAGE)
+    words = f"by stage {found} alike" if by_stage else f"in some layers {found} in all"
+    words = f"{words} ({tried}; at most {left:.2%})"
     return [("recompute", words)]
 
 

@@ -11,7 +11,8 @@ layout appear once:
     m = 1              so are 1F1B and GPipe
     one rank a shard   ZeRO with zero_group · cp = 1 shards nothing: it is ZeRO-0
 
-Where a problem is to be executed, what the runtime lacks is no candidate.
+Where a problem is to be executed, what the runtime lacks is no candidate; nor what a
+framework does, where it is for one.
 Micro-batches are all divisors of global_batch / dp, except where a step would have more
 than 4 million passes: no timeline of that length is run. GPipe stays beside 1F1B: it
 needs more memory, but where transfers are slow it takes less time.
@@ -158,8 +159,10 @@ class Space:
     @property
     def sharded_by(self) -> list[str]:
         """What the levels of ZeRO hang on."""
-        pipeline = ["pp", "schedule", "virtual_stages"]
-        return ["dp", "cp", *(pipeline if self.problem.executable else ())]
+        found = ["dp", "cp"]
+        if self.problem.executable or self.problem.runs_on is not None:
+            found += ["pp", "schedule", "virtual_stages"]
+        return found + (["tp", "ep"] if self.problem.runs_on is not None else [])
 
     def leanest(self, branches: Table) -> tuple[Columns, Array]:
         """Candidates of which one needs the least memory of its branch; whose each is.
@@ -189,8 +192,8 @@ class Space:
         return replace(found, recompute_layers=first)
 
     def _carried(self, shapes: Table) -> Table:
-        """Those whose degrees `execute` combines, where that is asked."""
-        if not self.problem.executable:
+        """Those whose degrees the software combines, where that is asked."""
+        if not self.problem.executable and self.problem.runs_on is None:
             return shapes
         rows = zip(*(column.tolist() for column in shapes.values()), strict=True)
         named = (dict(zip(shapes, row, strict=True)) for row in rows)

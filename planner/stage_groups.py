@@ -47,6 +47,7 @@ def grouped_passes(passes: Passes, size: int) -> Passes:
         reduce_s=np.add.reduceat(passes.reduce_s, starts),
         step_s=np.add.reduceat(passes.step_s, starts),
         gather_s=np.add.reduceat(passes.gather_s, starts),
+        messages=np.add.reduceat(passes.messages, starts),
         layers=np.add.reduceat(np.ones(len(passes.forward_s)), starts),
     )
 

@@ -14,7 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.data_parallel import DataParallel, exchanges, sharded_experts
+from costmodel.data_parallel import (
+    DataParallel,
+    exchanges,
+    full_messages,
+    sharded_experts,
+)
 from costmodel.known import Known
 from costmodel.layout import CP_KINDS, Layout
 from costmodel.layout_price import LayoutPricer, price_together
@@ -201,6 +206,10 @@ def _passes(
         + price.expert_parameters * experts_step_rate,
         gather_s=price.parameters * gather_rate
         + price.expert_parameters * experts_gather_rate,
+        messages=full_messages(
+            price.trained_parameters, parallel, np.ones(()), number, on
+        )
+        * np.ones_like(forward_s),
         hides_gathers=hides,
         hides_reductions=bool(hides_gradients(on.software, stage.mesh.tp)),
         contention=on.software.contention,
@@ -208,6 +217,9 @@ def _passes(
         shared_reduce_s=table * reduce_rate,
         shared_step_s=table * step_rate,
         shared_gather_s=table * gather_rate,
+        shared_messages=float(
+            full_messages(np.asarray(table), parallel, np.zeros(()), number, on)
+        ),
     )
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from costmodel.data_parallel import exposed_s
+from costmodel.gradient_reduction import reduce_tail_s
 from planner.stage_layers import Option, stages_sums
 
 Array = NDArray[Any]
@@ -46,6 +47,7 @@ class Passes:
     reduce_s: Array
     step_s: Array
     gather_s: Array
+    messages: Array  # that a layer's gradients fill
     layers: Array | float = 1.0  # that each of them stands for
     hides_gathers: bool = False
     hides_reductions: bool = False
@@ -54,6 +56,7 @@ class Passes:
     shared_reduce_s: float = 0.0
     shared_step_s: float = 0.0
     shared_gather_s: float = 0.0
+    shared_messages: float = 0.0
 
     @property
     def both_s(self) -> Array:
@@ -158,15 +161,17 @@ def without_tied_s(update_s: Array, tied_s: float) -> Array:
 
 def _updates_s(passes: Passes) -> Array:
     """[first, last] → seconds of the update of a stage; 0 where there is none."""
-    names = "forward_s", "backward_s", "reduce_s", "step_s", "gather_s"
+    names = "forward_s", "backward_s", "reduce_s", "step_s", "gather_s", "messages"
     layers = np.array([getattr(passes, name) for name in names])
-    forward_s, backward_s, reduce_s, step_s, gather_s = np.triu(_sums(layers))
+    sums = np.triu(_sums(layers))
+    forward_s, backward_s, reduce_s, step_s, gather_s, messages = sums
     run = np.maximum(np.triu(_sums((layers[0] > 0) * passes.layers)), 1)
     for known, shared_s in (
         (backward_s, passes.shared_backward_s),
         (reduce_s, passes.shared_reduce_s),
         (step_s, passes.shared_step_s),
         (gather_s, passes.shared_gather_s),
+        (messages, passes.shared_messages),
     ):
         known[0, -1] -= shared_s
     found = step_s + exposed_s(
@@ -177,8 +182,10 @@ def _updates_s(passes: Passes) -> Array:
         contention=passes.contention,
     )
     if passes.hides_reductions:
-        hidden_s = np.minimum(reduce_s, backward_s) * (1 - 1 / run)
-        found += passes.contention * hidden_s
+        tail_s = reduce_tail_s(
+            reduce_s, backward_s, buckets=np.maximum(messages, 1), overlap=True
+        )
+        found += passes.contention * (reduce_s - tail_s)
     return np.asarray(found)
 
 

@@ -97,8 +97,8 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--framework",
         type=text,
         metavar="NAME",
-        help="Whose software the price is for: megatron-core, megatron-deepspeed, "
-        "fsdp2 …  [default: ours]",
+        help="Whose software the price is for, and in plan the layouts: megatron-core, "
+        "megatron-deepspeed, fsdp2 …  [default: ours]",
     ),
     _option(
         "--profile",

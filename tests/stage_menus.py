@@ -76,6 +76,7 @@ def passes_of(
         reduce_s=reduced * one.seconds,
         step_s=stepped / 2 * one.seconds,
         gather_s=stepped / 2 * one.seconds,
+        messages=np.ones_like(one.seconds),
     )
 
 

@@ -184,7 +184,7 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
     )
     if precision == "fp32" and software.tf32 and _has_tf32(where):
         precision = cells.assumed["precision"] = "tf32"
-    cells.assumed["grad_dtype"] = software.gradient_format
+    cells.assumed["grad_dtype"] = software.gradients(precision)
     return replace(
         choice,
         zero=zero,

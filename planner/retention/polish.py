@@ -22,6 +22,8 @@ import numpy as np
 
 from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, Columns
+from costmodel.combination import BY_NAME
+from costmodel.granularity import ALIKE, BY_STAGE
 from costmodel.known import Known
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform
@@ -43,6 +45,7 @@ LISTED: Final = 64  # candidates that are looked at, the most promising ones
 # [fitted by hand] the first fitted is the best of all in four searches of five (gpt-13b
 # on 8 devices at three probabilities, on 64, gpt-1t on 3072); with 1 the 4th to 7th.
 CONVEX: Final = 4
+WHOLE: Final = 1  # where layers are made again whole
 MOST_BRANCHES: Final = 8192  # that are priced
 _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 
@@ -66,12 +69,15 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or one that is better by choosing retention stage by stage.
 
     Where the recompute is pinned, or memory itself is the objective, nothing is tried;
-    nor where time is over before it is known what is promising.
+    nor where time is over before it is known what is promising. For a framework that
+    treats all layers alike there is nothing to choose.
     """
     pins = problem.pins
     if solution.best is None or problem.objective is Objective.MEMORY:
         return solution
     if pins.recompute is not None or pins.recompute_layers is not None:
+        return solution
+    if not any(problem.offers("recompute in", one) for one in (ALIKE, BY_STAGE)):
         return solution
     clock = Clock(limits=limits)
     try:
@@ -207,7 +213,8 @@ class _Field:
         bounds, over, made = bounds[fits], over[fits], made[fits]
         share = (over - limit) / np.maximum(over - made, 1.0)
         full = self._values(again.take(fits), made, leanest)
-        guesses = bounds + np.clip(share, 0, 1) ** CONVEX * (full - bounds)
+        power = CONVEX if problem.offers("recompute", BY_NAME) else WHOLE
+        guesses = bounds + np.clip(share, 0, 1) ** power * (full - bounds)
         self.considered = len(bounds)
         self.lower = min(self.lower, float(bounds.min()))
         return _Rows(columns.take(fits), bounds, guesses)

@@ -136,7 +136,7 @@ def test_what_a_layout_file_leaves_open_may_be_said_again(
 ) -> None:
     """Software is no part of a layout: the file remembers what was asked of it."""
     file = tmp_path / "layout.json"
-    small = ("--model", "gpt-1.3b", "--gpus", "16", "--micro-batch", "4")
+    small = ("--model", "gpt-1.3b", "--gpus", "16", "--micro-batch", "4", "--zero", "0")
     asked = answered(capsys, *small, *option, "--out", str(file))
     for again in (option, ()):
         stored = answered(capsys, str(file), *again)

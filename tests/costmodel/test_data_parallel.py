@@ -12,6 +12,9 @@ from costmodel.data_parallel import DataParallel, messages_of
 from costmodel.machine import Machine, machine
 from costmodel.software import software
 from profiles.catalog import cluster
+from profiles.precision import precision
+
+BF16 = precision("bf16")
 
 
 def on(**habits: Any) -> Machine:
@@ -27,16 +30,16 @@ def parallel(dp: int, zero: int) -> DataParallel:
 @pytest.mark.parametrize("zero", [1, 3])
 def test_layer_by_layer_and_tensor_by_tensor(zero: int) -> None:
     where = on(messages=9.0)
-    assert messages_of(np.array(1e9), parallel(8, zero), np.array(4), where) == 36
+    assert messages_of(np.array(1e9), parallel(8, zero), np.array(4), BF16, where) == 36
 
 
 @pytest.mark.parametrize(("dp", "buckets"), [(8, 25), (100, 10), (5000, 1)])
 def test_buckets_grow_with_the_ranks(dp: int, buckets: int) -> None:
     where = on(shard_bucket=(4e7, 1e6))
-    found = messages_of(np.array(1e9), parallel(dp, 1), np.array(4), where)
+    found = messages_of(np.array(1e9), parallel(dp, 1), np.array(4), BF16, where)
     assert found == buckets
 
 
 def test_what_is_gathered_for_passes_is_so_layer_by_layer() -> None:
     where = on(shard_bucket=(4e7, 1e6))
-    assert messages_of(np.array(1e9), parallel(8, 3), np.array(4), where) == 4
+    assert messages_of(np.array(1e9), parallel(8, 3), np.array(4), BF16, where) == 4

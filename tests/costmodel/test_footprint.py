@@ -152,3 +152,27 @@ def test_half_of_an_operator_can_be_recomputed() -> None:
 def test_a_share_is_above_0_up_to_1(share: str) -> None:
     with pytest.raises(InvalidSpec, match="share"):
         preset(f"mlp_up={share}", decoder_graph(SPEC).block("layer"))
+
+
+HELD = {"fp32": 4, "bf16": 2, "fp16": 2, "bf16+fp32": 6}
+
+
+@pytest.mark.parametrize("number", ["bf16", "fp16", "fp8", "amp-bf16"])
+@pytest.mark.parametrize("name", frameworks())
+def test_what_is_printed_of_gradients_is_what_memory_counts(
+    name: str, number: str
+) -> None:
+    """Of DeepSpeed's ZeRO `grad-dtype fp32` was printed, and 2 bytes counted."""
+    framework = software(name)
+    policy = precision(number, gradient=framework.gradient_format)
+    counted, _ = framework.footprint.gradient_bytes(policy)
+    assert HELD[framework.gradients(number)] == counted
+
+
+def test_deepspeed_holds_16_bit_gradients_and_says_so() -> None:
+    """Beside its 16-bit weights: 4 bytes, as in DeepSpeed's estimator (2P + 2P + …);
+    its bf16 optimizer, of Megatron-DeepSpeed, holds both."""
+    assert software("deepspeed").gradients("bf16") == "bf16"
+    assert software("deepspeed").gradients("fp16") == "fp16"
+    assert software("megatron-deepspeed").gradients("bf16") == "bf16+fp32"
+    assert software("megatron-core").gradients("bf16") == "fp32"

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from costmodel.estimate import Estimate
 from costmodel.machine import Machine, machine
-from costmodel.software import software
+from costmodel.software import frameworks, software, with_buckets, with_overlap
 from costmodel.timeline import simulate
 from profiles.catalog import cluster
 from profiles.figure import Figure
@@ -18,51 +20,107 @@ from tests import sampled
 from tests.golden.priced import job_of, machine_of, priced
 from tests.pipelines import Pipeline, plain_costs
 
+SIZES = [10 * KB, 100 * KB, 1 * MB, 10 * MB, 25 * MB, 100 * MB, 400 * MB, 100 * GB]
 
-def on_eight_ranks(bucket_bytes: float) -> Estimate:
+
+def on_eight_ranks(bucket_bytes: float, *, hides: bool = True) -> Estimate:
     base = machine_of("meshwright")
-    where = replace(base, software=replace(base.software, bucket_bytes=bucket_bytes))
-    return priced(job_of("gpt-1.3b", 8), where, dp=8)
+    grad = frozenset({"grad"})
+    software = with_buckets(base.software, bucket_bytes)
+    software = with_overlap(software, software.overlap | grad if hides else frozenset())
+    return priced(job_of("gpt-1.3b", 8), replace(base, software=software), dp=8, zero=0)
 
 
-def parts_s(found: Estimate) -> tuple[float, float, float, float]:
-    """Forward, backward, reduction of all gradients, what ends the step."""
+def parts_s(found: Estimate) -> tuple[float, float, float]:
+    """Forward, backward, reduction of all gradients."""
     costs = found.timeline.costs
     return (
         float(costs.forward_s[0]),
         float(costs.backward_s[0]),
         float(costs.reduce_s[0]),
-        float(costs.step_s[0] + costs.gather_s[0]),
     )
 
 
-def test_one_bucket_hides_nothing() -> None:
+def update_s(bucket_bytes: float) -> float:
+    """What ends a step whose reduction is not hidden."""
+    costs = on_eight_ranks(bucket_bytes, hides=False).timeline.costs
+    return float(costs.step_s[0] + costs.gather_s[0])
+
+
+def test_one_bucket_hides_nothing_and_costs_nothing() -> None:
     """Li et al. (VLDB 2020): the bucket is ready when the last gradient is, so that
     T = forward + backward + all-reduce + optimizer, exactly."""
-    found = on_eight_ranks(1000 * GB)
+    size = 1000 * GB
+    found = on_eight_ranks(size)
     assert found.timeline.costs.buckets == 1
-    assert found.step_time_s == pytest.approx(sum(parts_s(found)), rel=1e-12)
+    wanted = sum(parts_s(found)) + update_s(size)
+    assert found.step_time_s == pytest.approx(wanted, rel=1e-12)
+    alone = on_eight_ranks(size, hides=False)
+    assert found.breakdown_s == pytest.approx(alone.breakdown_s)
 
 
-def test_smaller_buckets_hide_more_until_only_the_last_one_shows() -> None:
+def test_what_hides_slows_backward_by_its_share() -> None:
     """end(k) = max(ready(k), end(k − 1)) + reduction: with many buckets behind a longer
-    backward, only the last bucket's reduction is left."""
-    sizes = [100 * GB, 2 * GB, 400 * MB, 25 * MB]
-    found = [on_eight_ranks(size) for size in sizes]
-    seconds = [item.step_time_s for item in found]
-    assert seconds == sorted(seconds, reverse=True)
-    assert len(set(seconds)) == len(sizes)
-    forward, backward, reduce_s, step = parts_s(found[-1])
-    assert reduce_s < backward
-    last = reduce_s / float(found[-1].timeline.costs.buckets)
-    wanted = forward + backward + last + step
-    assert found[-1].step_time_s == pytest.approx(wanted, rel=1e-12)
+    backward the last one is left, and what computing beside the others costs."""
+    for size in (25 * MB, 400 * MB):
+        found = on_eight_ranks(size)
+        forward, backward, reduce_s = parts_s(found)
+        assert reduce_s < backward
+        last = reduce_s / float(np.max(found.timeline.costs.buckets))
+        lost = machine_of("meshwright").software.contention * (reduce_s - last)
+        wanted = forward + backward + last + lost + update_s(size)
+        assert found.step_time_s == pytest.approx(wanted, rel=1e-12)
+        alone = on_eight_ranks(size, hides=False)
+        gained = alone.breakdown_s["data_comm"] - found.breakdown_s["data_comm"]
+        assert gained == pytest.approx(reduce_s - last - lost)
+        assert found.breakdown_s["optimizer"] == alone.breakdown_s["optimizer"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_overlap_is_never_slower_than_none(size: float) -> None:
+    hidden, exposed = (on_eight_ranks(size, hides=one) for one in (True, False))
+    assert hidden.step_time_s <= exposed.step_time_s
+
+
+@given(
+    name=st.sampled_from(list(frameworks())),
+    size=st.floats(3, 12).map(lambda power: 10**power),
+    tp=st.sampled_from((1, 2)),
+    pp=st.sampled_from((1, 2, 4)),
+    dp=st.sampled_from((2, 8, 32)),
+    zero=st.integers(0, 3),
+    parts=st.sampled_from((1, 2)),
+)
+@settings(max_examples=40, deadline=None)
+def test_nor_is_it_in_any_framework(
+    name: str, size: float, tp: int, pp: int, dp: int, zero: int, parts: int
+) -> None:
+    base, job = with_buckets(software(name), size), job_of("gpt-350m", 4 * dp, 1024)
+    shards = {"zero": zero, "zero_group": dp // parts if zero else 1}
+    hidden, exposed = (
+        priced(
+            job,
+            machine(cluster("dgx-a100-80gb"), with_overlap(base, overlap)),
+            **{"tp": tp, "pp": pp, "dp": dp, "sequence_parallel": tp > 1, **shards},
+        ).step_time_s
+        for overlap in (base.overlap | {"grad"}, base.overlap - {"grad"})
+    )
+    assert hidden <= exposed * (1 + 1e-9)
+
+
+def test_the_best_bucket_is_neither_small_nor_whole() -> None:
+    """Li et al.'s sweep is U-shaped: each of many small buckets has a latency, few
+    large ones hide little."""
+    seconds = [on_eight_ranks(size).step_time_s for size in SIZES]
+    best = seconds.index(min(seconds))
+    assert 0 < best < len(SIZES) - 1
+    assert seconds[: best + 1] == sorted(seconds[: best + 1], reverse=True)
+    assert seconds[best:] == sorted(seconds[best:])
+    assert seconds[0] > 2 * seconds[best]
 
 
 def test_buckets_may_be_too_small_where_messages_are_measured() -> None:
-    """The same authors' sweep is U-shaped: many small buckets each have a latency, few
-    large ones hide little. Fitted rates are of whole reductions, so that only measured
-    messages have the left arm."""
+    """The same sweep, with the latencies of this machine's messages."""
     base = machine(sampled.local(), samples=sampled.samples(sampled.job()))
     hiding = replace(base.software, overlap=frozenset({"grad"}))
     sizes = (10 * KB, 100 * KB, 1 * MB, 4 * MB, 100 * MB)
