@@ -21,7 +21,8 @@ from planner.search import AbstractSearch, Clock, Limits
 from planner.shortlist import Shortlist
 from planner.solution import EXACT, WORTHWHILE, Counters, Solution, Status
 
-REMEMBERED = 100  # candidates of settled degrees, to fill the runners-up with
+FAMILY = ("schedule", "zero", "recompute", "dp", "micro_batch")  # one is remembered
+SMALL = 4_000  # candidates: of so few each is looked at
 
 
 @final
@@ -79,7 +80,10 @@ class BranchAndBound(AbstractSearch):
     def _look_further(
         self, frontier: Frontier, shortlist: Shortlist, clock: Clock
     ) -> None:
-        """Find runners-up: what is left of degrees that are settled is passed over."""
+        """Find runners-up: what is left of splits that are settled is passed over."""
+        small = frontier.considered <= SMALL
+        if small and shortlist.wanted:
+            frontier.open_all()
         while not self._ends(shortlist, clock):
             if shortlist.settled(least := frontier.least):
                 break
@@ -90,8 +94,9 @@ class BranchAndBound(AbstractSearch):
                 shortlist.simulate(choice)
                 continue
             shortlist.pass_over(choice, least)
-            for other, bound in frontier.close(choice, REMEMBERED):
-                shortlist.pass_over(other, bound)
+            if not small:
+                for other, bound in frontier.close(choice, FAMILY):
+                    shortlist.pass_over(other, bound)
 
     def _ends(self, shortlist: Shortlist, clock: Clock) -> bool:
         return clock.over or shortlist.simulated >= self.most

@@ -119,7 +119,7 @@ def plan(
     from planner.beside import beside, require_answerable
     from planner.plan import refined, sharded
     from planner.retention.polish import without_auto
-    from planner.robust import LOOKED_AT, recommended
+    from planner.robust import looked_for, recommended
     from planner.searches import search_called
     from profiles.apart import require_apart
 
@@ -146,7 +146,7 @@ def plan(
         any_stage=any_stage,
     )
 
-    wanted = max(wanted_runners_up(top, around), LOOKED_AT)
+    wanted = looked_for(wanted_runners_up(top, around))
 
     def improved(problem: Problem, found: Solution, limits: Limits) -> Solution:
         better = refined(problem, found, pins, limits)

@@ -25,7 +25,7 @@ from planner.problem import (
     memory_limit,
 )
 from planner.retention.polish import polished, without_auto
-from planner.robust import LOOKED_AT, recommended
+from planner.robust import looked_for, recommended
 from planner.search import AbstractSearch, Clock, Limits
 from planner.searches import BASELINES, search_called
 from planner.solution import Solution
@@ -88,7 +88,7 @@ def plan(
         any_stage=any_stage,
     )
     chosen = search_called(search) if isinstance(search, str) else search
-    wanted = max(runners_up, LOOKED_AT)
+    wanted = looked_for(runners_up)
     limits = Limits(time_limit_s=time_limit_s, runners_up=wanted).begun()
     found = solve(problem, chosen, limits)
     found = refined(problem, found, asked, limits)
