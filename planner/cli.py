@@ -155,8 +155,8 @@ def plan(
         better = recommended(problem, better, wanted_runners_up(top, around))
         return sharded(problem, better, limits, on_disk=True)
 
-    def solved(problem: Problem) -> Solution:
-        limits = _limits(time_limit, wanted)
+    def solved(problem: Problem, limits: Limits | None = None) -> Solution:
+        limits = limits or _limits(time_limit, wanted)
         found = improved(problem, _solved(problem, search, limits), limits)
         problem.forget()  # one of several
         return found
@@ -175,7 +175,7 @@ def plan(
             solved,
             asked.where,
             around.tokens,
-            limits=lambda: _limits(time_limit, 0),
+            limits=lambda: _limits(time_limit, wanted),
             as_json=as_json,
         )
         return
@@ -194,7 +194,7 @@ def plan(
         compared += _others(posed.problem, search, limit)
     if out is not None and solution.best is not None:
         write(out, posed.problem, solution.best, asked)
-    found = beside(posed.problem, solution, around, largest, solved)
+    found = beside(posed.problem, solution, around, largest, solved, limits)
     found += probe(posed.problem, solution, around, out, asked)
     solution = replace(solution, runners_up=solution.runners_up[:top])
     _show(posed, solution, compared, asked.where, found, as_json=as_json)

@@ -294,11 +294,12 @@ def _too_little_memory(problem: Problem, clock: Clock) -> str:
     try:
         smallest = leanest(problem.with_hosts_of_any_size(), clock)
     except OutOfTime:
+        smallest = None
+    if smallest is None:  # something is legal, and there was no time to look
         return (
             f"memory: no layout of {problem.job.model} fits on {problem.gpus} GPUs, "
             f"{device.name} offers {_offered(problem)}{_alone(problem)}"
         )
-    assert smallest is not None, "something is legal"
     if smallest.estimate.peak_needed_bytes <= problem.memory_limit_bytes:
         return _too_little_on_hosts(problem, smallest)
     peak = format_bytes(smallest.estimate.peak_needed_bytes)
