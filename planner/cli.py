@@ -117,7 +117,7 @@ def plan(
         write,
     )
     from planner.beside import beside, require_answerable
-    from planner.plan import refined, sharded
+    from planner.plan import refined, sharded, with_faster
     from planner.retention.polish import without_auto
     from planner.robust import looked_for, recommended
     from planner.searches import search_called
@@ -153,7 +153,8 @@ def plan(
         if any_stage:
             better = _widened(problem, better, limits)
         better = recommended(problem, better, wanted_runners_up(top, around))
-        return sharded(problem, better, limits, on_disk=True)
+        better = sharded(problem, better, limits, on_disk=True)
+        return with_faster(problem, better, found.too_big, limits)
 
     def solved(problem: Problem, limits: Limits | None = None) -> Solution:
         limits = limits or _limits(time_limit, wanted)

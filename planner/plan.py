@@ -5,6 +5,7 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -20,6 +21,7 @@ from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
 from planner.problem import (
     PROBABILITY,
+    Candidate,
     Objective,
     Problem,
     memory_limit,
@@ -28,10 +30,10 @@ from planner.retention.polish import polished, without_auto
 from planner.robust import looked_for, recommended
 from planner.search import AbstractSearch, Clock, Limits
 from planner.searches import BASELINES, search_called
-from planner.solution import Solution
+from planner.solution import WORTHWHILE, Solution
 from planner.stage_places import is_unlike, only_unlike, too_deep
 from profiles.cluster import Cluster
-from profiles.errors import Unsupported
+from profiles.errors import OutOfTime, Unsupported
 from profiles.job import Job
 
 DEFAULT: Final = "branch-and-bound"
@@ -90,11 +92,39 @@ def plan(
     chosen = search_called(search) if isinstance(search, str) else search
     wanted = looked_for(runners_up)
     limits = Limits(time_limit_s=time_limit_s, runners_up=wanted).begun()
-    found = solve(problem, chosen, limits)
-    found = refined(problem, found, asked, limits)
+    first = solve(problem, chosen, limits)
+    found = refined(problem, first, asked, limits)
     if any_stage:
         found = widen(problem, found, limits)
-    return sharded(problem, recommended(problem, found, runners_up), limits)
+    found = sharded(problem, recommended(problem, found, runners_up), limits)
+    return with_faster(problem, found, first.too_big, limits)
+
+
+def with_faster(
+    problem: Problem, solution: Solution, bigger: Candidate | None, limits: Limits
+) -> Solution:
+    """*solution* with the fastest layout that fits by its estimate alone, if it is
+    faster by 2 % or more. There is none unless one *bigger* than the margin of memory
+    allows, of which the search found the least, is within the device's."""
+    best = solution.best
+    capacity_bytes = problem.machine.device.capacity_bytes
+    if best is None or bigger is None or not problem.by_odds or only_unlike(problem):
+        return solution
+    if problem.objective is Objective.MEMORY:
+        return solution
+    if bigger.estimate.peak_needed_bytes > capacity_bytes or Clock(limits=limits).over:
+        return solution
+    loose = problem.repinned(problem.pins, memory_limit_bytes=capacity_bytes)
+    try:
+        found = solve(
+            loose, search_called(DEFAULT), replace(limits, runners_up=0, watch=None)
+        )
+    except OutOfTime:
+        return solution
+    other = found.best
+    if other is None or problem.value(other) >= solution.value * WORTHWHILE:
+        return solution
+    return replace(solution, by_estimate=other)
 
 
 def sharded(

@@ -215,11 +215,21 @@ class Problem:
         cluster = replace(cluster, islands=islands)
         return replace(self, machine=replace(self.machine, cluster=cluster))
 
-    def repinned(self, pins: Pins) -> Problem:
-        """The same with other *pins*, on which no price hangs: one book serves both."""
-        found = replace(self, pins=pins)
+    def repinned(
+        self, pins: Pins, *, memory_limit_bytes: float | None = None
+    ) -> Problem:
+        """The same with other *pins*, and with another limit if one is given; no price
+        hangs on them: one book serves both."""
+        limit = self.memory_limit_bytes
+        limit = limit if memory_limit_bytes is None else memory_limit_bytes
+        found = replace(self, pins=pins, memory_limit_bytes=limit)
         vars(found)["book"] = self.book
         return found
+
+    @property
+    def by_odds(self) -> bool:
+        """Whether the limit is that of a probability to fit, and not of bytes."""
+        return self.memory_limit_bytes == memory_limit(self.machine, self.probability)
 
     def forget(self) -> None:
         """Drop what a search made and is large: prices and candidates, which are made

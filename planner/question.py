@@ -67,7 +67,7 @@ def pose(
     assumed: dict[str, Any] = {}
     gpus = _gpus(cluster, wish, pins, assumed)
     where = machine_of(cluster, wish, pins, profile, assumed)
-    job, _ = job_of(model, wish, pins.dp or 1, pins, {})
+    job, _ = job_of(model, wish, gpus, pins.dp or 1, pins, {})
     where = unbalanced(where, job, pins.imbalance, assumed)
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
     if probability is None:
@@ -80,7 +80,7 @@ def pose(
         memory_limit_bytes=memory_limit(where, probability),
     )
     dp = 1 if wish.global_batch is not None else dp_to_split(problem)
-    job, warnings = job_of(model, wish, dp, pins, assumed)
+    job, warnings = job_of(model, wish, gpus, dp, pins, assumed)
     problem = replace(problem, job=job)
     require_consistent(problem)
     require_possible(problem)
