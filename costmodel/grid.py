@@ -18,6 +18,7 @@ from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import SCHEDULES, Columns
 from costmodel.crossing import crossing_s, partly_crosses
 from costmodel.data_parallel import buckets_of
+from costmodel.footprint import Footprint
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.in_flight import peak_in_flight
 from costmodel.machine import Machine
@@ -163,9 +164,11 @@ def _transfer_s(rows: Rows, far: Array) -> Array:
     return np.where(columns.pp > 1, seconds, 0.0)
 
 
-def needed_bytes(rows: Rows) -> Array:
-    """At least what the fullest of the ranks that can be needs: the first, the first of
+def needed_bytes(rows: Rows, footprint: Footprint | None = None) -> Array:
+    """At least what the fullest of the ranks that can be needs, with the margin of
+    *footprint* (that of *rows*' machine, unless one is given): the first, the first of
     each run of middle ones, and the last."""
+    habits = rows.on.software.footprint if footprint is None else footprint
     first, *middle, last = rows.held
     before, *counts, at_end = rows.counts
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
@@ -181,12 +184,14 @@ def needed_bytes(rows: Rows) -> Array:
     most: Array = np.zeros(len(rows.columns))
     for stage, rank, present in ranks:
         if present.any():
-            here = _rank_bytes(rows, stage, rank, is_last=stage is last)
+            here = _rank_bytes(rows, stage, rank, habits, is_last=stage is last)
             most = np.maximum(most, np.where(present, here, 0))
     return most
 
 
-def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> Array:
+def _rank_bytes(
+    rows: Rows, end: StageBytes, rank: Array, footprint: Footprint, *, is_last: bool
+) -> Array:
     """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
     columns, m = rows.columns, rows.micro_batches
     alive = np.zeros_like(columns.pp)
@@ -218,11 +223,11 @@ def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> A
         ranks=columns.gpus,
         fully_shard=rows.on.software.fully_shard,
         micro_batches=m,
-        footprint=rows.on.software.footprint,
+        footprint=footprint,
         frozen_parameters=rows.held_by(end, "frozen_parameters"),
         expert_parameters=rows.held_by(end, "expert_parameters"),
     )
-    return pieces.needed
+    return pieces.secured
 
 
 def _entered(columns: Columns, micro_batches: Array) -> Array:

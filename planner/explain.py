@@ -69,7 +69,7 @@ def fullest(best: Candidate) -> str:
 
 def _memory(best: Candidate, too_big: Candidate) -> str:
     gain = faster(best, too_big)
-    peak = format_bytes(too_big.estimate.peak_needed_bytes)
+    peak = format_bytes(too_big.estimate.peak_secured_bytes)
     return f"memory: with {peak} a layout {gain:.1%} faster would fit"
 
 

@@ -277,7 +277,7 @@ def _room_bytes(problem: Problem, candidate: Candidate) -> float:
     layers = max(problem.job.graph.body // found.layout.pp, 1)
     share = problem.memory_limit_bytes / problem.machine.device.capacity_bytes
     ranks = zip(found.memory, found.capacities_bytes, strict=True)
-    left = min(share * most - float(item.needed) for item, most in ranks)
+    left = min(share * most - float(item.secured) for item, most in ranks)
     return max(left, 0.0) / layers
 
 

@@ -16,6 +16,7 @@ from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
+from costmodel.uncertainty import with_odds
 from planner.check import check
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
@@ -24,7 +25,6 @@ from planner.problem import (
     Candidate,
     Objective,
     Problem,
-    memory_limit,
 )
 from planner.retention.polish import polished, without_auto
 from planner.robust import looked_for, recommended
@@ -69,6 +69,8 @@ def plan(
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
     where = on or machine(cluster)
+    if memory_limit_bytes is None:
+        where = with_odds(where, probability)
     asked = pins or Pins()
     fixed = without_auto(asked)
     flash = fixed.flash_attention
@@ -81,7 +83,7 @@ def plan(
         precision=precision or default_precision(cluster),
         gradient_format=where.software.gradient_format,
         flash_attention=flash_default(cluster) if flash is None else flash,
-        memory_limit_bytes=memory_limit(where, probability) if limit is None else limit,
+        memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
         probability=probability,
         offload=NOTHING if away else parse_offload(fixed.offload, fixed.offload_to),
         offloads_to=away,
@@ -107,18 +109,15 @@ def with_faster(
     faster by 2 % or more. There is none unless one *bigger* than the margin of memory
     allows, of which the search found the least, is within the device's."""
     best = solution.best
-    capacity_bytes = problem.machine.device.capacity_bytes
     if best is None or bigger is None or not problem.by_odds or only_unlike(problem):
         return solution
-    if problem.objective is Objective.MEMORY:
+    if problem.objective is Objective.MEMORY or Clock(limits=limits).over:
         return solution
-    if bigger.estimate.peak_needed_bytes > capacity_bytes or Clock(limits=limits).over:
+    if bigger.estimate.peak_needed_bytes > problem.memory_limit_bytes:
         return solution
-    loose = problem.repinned(problem.pins, memory_limit_bytes=capacity_bytes)
+    alone = replace(limits, runners_up=0, watch=None)
     try:
-        found = solve(
-            loose, search_called(DEFAULT), replace(limits, runners_up=0, watch=None)
-        )
+        found = solve(problem.at_its_word(), search_called(DEFAULT), alone)
     except OutOfTime:
         return solution
     other = found.best

@@ -26,7 +26,7 @@ from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.pins import Pins, cuts_products
 from costmodel.question import has_experts
-from costmodel.uncertainty import spread_of
+from costmodel.uncertainty import with_odds
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Unsupported
 from profiles.job import Job
@@ -34,13 +34,6 @@ from profiles.precision import precision
 from profiles.units import HOUR_S
 
 PROBABILITY = 0.95  # that what is recommended fits, unless another is asked for
-
-
-def memory_limit(on: Machine, probability: float = PROBABILITY) -> float:
-    """The largest estimated peak that fits *on* a device with *probability*: less than
-    its capacity by as much as estimates of memory are off."""
-    spread = spread_of(on)
-    return on.device.capacity_bytes * spread.share_for(probability)
 
 
 class Objective(StrEnum):
@@ -84,8 +77,10 @@ class Staged(Candidate):
 class Problem:
     """A job on a machine, and what is fixed. A pin that is None is searched.
 
-    `executable` leaves out what the runtime does not carry out. `probability` is that
-    of fitting which `memory_limit_bytes` stands for (`memory_limit`). Where
+    `executable` leaves out what the runtime does not carry out. What is needed, with
+    the margin that the machine leaves free (`costmodel.machine.with_odds`), is at most
+    `memory_limit_bytes`; where that is all of a device, it fits with `probability`.
+    Where
     `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`);
     where `leaves_to` does, activations may leave to it where retention is chosen by
     stage. With `any_stage` stages may differ in mesh, and `pins.pp`, their number, need
@@ -148,7 +143,7 @@ class Problem:
     def value(self, candidate: Candidate) -> float:
         """The objective's value of a simulated candidate."""
         found = candidate.estimate
-        return float(self.value_of(found.step_time_s, found.peak_needed_bytes))
+        return float(self.value_of(found.step_time_s, found.peak_secured_bytes))
 
     @property
     def needs_sequence_parallel(self) -> bool:
@@ -170,10 +165,10 @@ class Problem:
         if found.away is not None and not found.away.fits:
             return False
         if len(self.machine.cluster.islands) == 1:
-            return found.peak_needed_bytes <= self.memory_limit_bytes
+            return found.peak_secured_bytes <= self.memory_limit_bytes
         share = self.memory_limit_bytes / self.machine.device.capacity_bytes
         ranks = zip(found.memory, found.capacities_bytes, strict=True)
-        return all(float(item.needed) <= share * most for item, most in ranks)
+        return all(float(item.secured) <= share * most for item, most in ranks)
 
     def simulate(self, choice: Uniform, known: Known | None = None) -> Candidate:
         """*choice* judged by the event simulation, from prices as far as *known*; its
@@ -215,21 +210,23 @@ class Problem:
         cluster = replace(cluster, islands=islands)
         return replace(self, machine=replace(self.machine, cluster=cluster))
 
-    def repinned(
-        self, pins: Pins, *, memory_limit_bytes: float | None = None
-    ) -> Problem:
-        """The same with other *pins*, and with another limit if one is given; no price
-        hangs on them: one book serves both."""
-        limit = self.memory_limit_bytes
-        limit = limit if memory_limit_bytes is None else memory_limit_bytes
-        found = replace(self, pins=pins, memory_limit_bytes=limit)
+    def repinned(self, pins: Pins) -> Problem:
+        """The same with other *pins*, on which no price hangs: one book serves both."""
+        found = replace(self, pins=pins)
+        vars(found)["book"] = self.book
+        return found
+
+    def at_its_word(self) -> Problem:
+        """The same without a margin: what fits by its estimate alone fits."""
+        on = with_odds(self.machine, 0.5)
+        found = replace(self, machine=on, probability=0.5)
         vars(found)["book"] = self.book
         return found
 
     @property
     def by_odds(self) -> bool:
         """Whether the limit is that of a probability to fit, and not of bytes."""
-        return self.memory_limit_bytes == memory_limit(self.machine, self.probability)
+        return self.memory_limit_bytes == self.machine.device.capacity_bytes
 
     def forget(self) -> None:
         """Drop what a search made and is large: prices and candidates, which are made

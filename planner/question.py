@@ -20,9 +20,10 @@ from costmodel.question import (
     unbalanced,
 )
 from costmodel.support import is_local
+from costmodel.uncertainty import with_odds
 from planner.offloading import free_tier
 from planner.pinned import require_consistent, require_possible
-from planner.problem import PROBABILITY, Objective, Problem, memory_limit
+from planner.problem import PROBABILITY, Objective, Problem
 from planner.space import Space
 from planner.table import length, take
 from profiles.cluster import Cluster
@@ -77,7 +78,7 @@ def pose(
         executable=_executable(cluster, executable, assumed),
         probability=probability,
         any_stage=any_stage,
-        memory_limit_bytes=memory_limit(where, probability),
+        machine=with_odds(problem.machine, probability),
     )
     dp = 1 if wish.global_batch is not None else dp_to_split(problem)
     job, warnings = job_of(model, wish, gpus, dp, pins, assumed)

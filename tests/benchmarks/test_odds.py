@@ -48,7 +48,7 @@ def test_a_certain_run_is_among_the_surest() -> None:
 
 
 def test_the_share_of_peaks_inside_their_interval() -> None:
-    found = Peaks(sigma=0.1, residuals=[-0.05, 0.1, 0.13, 0.2, -0.02])
-    assert found.inside == 0.6
-    wider = Peaks(sigma=found.seen, residuals=found.residuals)
-    assert wider.inside == 0.8
+    found = Peaks(shares=[0.1] * 5, residuals=[-0.5, 1.0, 1.3, 2.0, -0.2])
+    assert (found.sigma, found.inside) == (0.1, 0.6)
+    wider = [one / found.seen for one in found.residuals]
+    assert Peaks(shares=found.shares, residuals=wider).inside == 0.8

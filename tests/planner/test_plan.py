@@ -80,8 +80,8 @@ def medium() -> Job:
 
 @pytest.fixture(scope="module")
 def found() -> Solution:
-    """The margin of memory costs a tenth of the speed there."""
-    return plan(medium(), TIGHT, gpus=8, runners_up=0)
+    """Being as sure as that costs more than 3 % of the speed there."""
+    return plan(medium(), TIGHT, gpus=8, probability=0.999, runners_up=0)
 
 
 def test_the_fastest_that_fits_by_estimate_alone_is_named(found: Solution) -> None:
@@ -91,8 +91,8 @@ def test_the_fastest_that_fits_by_estimate_alone_is_named(found: Solution) -> No
     assert other is not None
     assert other is found.try_first
     assert other.estimate.peak_needed_bytes <= capacity
-    assert 0.5 <= other.estimate.probability_fits < 0.95
-    assert found.best.estimate.probability_fits >= 0.95
+    assert 0.5 <= other.estimate.probability_fits < 0.999
+    assert found.best.estimate.probability_fits >= 0.999
     assert other.estimate.step_time_s < 0.97 * found.value
     loose = plan(medium(), TIGHT, gpus=8, memory_limit_bytes=capacity, runners_up=0)
     assert loose.added is not None
@@ -118,6 +118,7 @@ def test_the_faster_layout_is_said_with_its_odds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     argv = ["--model", "gpt-13b", "--gpus", "8", "--cluster", "dgx-a100-40gb"]
+    argv += ["--probability", "0.999"]
     assert command.run([*argv, "--global-batch", "512", "--top", "0", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     other = found["try_first"]
@@ -127,10 +128,10 @@ def test_the_faster_layout_is_said_with_its_odds(
     assert (
         other["probability_fits"] == other["estimate"]["interval"]["probability_fits"]
     )
-    assert found["bound"]["probability"] == 0.95
+    assert found["bound"]["probability"] == 0.999
     assert command.run([*argv, "--global-batch", "512", "--top", "0"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"{other['faster']:.1%} faster, if " in said
     assert f"(probability {odds:.0%})" in said
-    assert "layouts fits with probability 0.95 and has a" in said
+    assert "layouts fits with probability 0.999 and has a" in said
     assert "; by estimate alone " in said
