@@ -290,7 +290,7 @@ def _not_executed(problem: Problem) -> str:
 
 
 def _too_little_memory(problem: Problem, clock: Clock) -> str:
-    device = problem.machine.device
+    device, offered = problem.machine.device, format_bytes(problem.memory_limit_bytes)
     try:
         smallest = leanest(problem.with_hosts_of_any_size(), clock)
     except OutOfTime:
@@ -298,7 +298,7 @@ def _too_little_memory(problem: Problem, clock: Clock) -> str:
     if smallest is None:  # something is legal, and there was no time to look
         return (
             f"memory: no layout of {problem.job.model} fits on {problem.gpus} GPUs, "
-            f"{device.name} offers {_offered(problem)}{_alone(problem)}"
+            f"{device.name} offers {offered}{_alone(problem)}"
         )
     if smallest.estimate.peak_secured_bytes <= problem.memory_limit_bytes:
         return _too_little_on_hosts(problem, smallest)
@@ -306,7 +306,7 @@ def _too_little_memory(problem: Problem, clock: Clock) -> str:
     return (
         f"memory: the smallest peak of any layout is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
-        f"{fullest(smallest)}), {device.name} offers {_offered(problem)}"
+        f"{fullest(smallest)}), {device.name} offers {offered}"
         f"{_margin(problem, smallest)}{_alone(problem)}"
     )
 
@@ -333,10 +333,6 @@ def _alone(problem: Problem) -> str:
         f"; parameters, gradients and optimizer states alone are "
         f"{format_bytes(alone)} a device, however they are sharded"
     )
-
-
-def _offered(problem: Problem) -> str:
-    return format_bytes(problem.memory_limit_bytes)
 
 
 def _margin(problem: Problem, found: Candidate) -> str:

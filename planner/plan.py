@@ -16,15 +16,15 @@ from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
-from costmodel.uncertainty import with_odds
 from planner.check import check
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
 from planner.problem import (
-    PROBABILITY,
     Candidate,
     Objective,
     Problem,
+    asked_of,
+    usual_probability,
 )
 from planner.retention.polish import polished, without_auto
 from planner.robust import looked_for, recommended
@@ -51,7 +51,7 @@ def plan(
     search: str | AbstractSearch = DEFAULT,
     precision: str | None = None,
     memory_limit_bytes: float | None = None,
-    probability: float = PROBABILITY,
+    probability: float | None = None,
     runners_up: int = 5,
     time_limit_s: float = inf,
     executable: bool | None = None,
@@ -60,8 +60,8 @@ def plan(
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
     *on* is a machine prepared from the cluster (another framework, say); what *pins*
-    fix is not searched; what is found fits with at least *probability*, or in
-    *memory_limit_bytes* of estimated peak. What
+    fix is not searched; what is found fits with at least *probability* (default: 0.95,
+    of the least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
     the cluster `local`). With *any_stage* stages may differ in mesh. If nothing fits,
     the solution's status says so and `diagnosis.diagnose` says why.
@@ -69,8 +69,10 @@ def plan(
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
     where = on or machine(cluster)
+    goal = Objective(objective)
+    odds = usual_probability(goal) if probability is None else probability
     if memory_limit_bytes is None:
-        where = with_odds(where, probability)
+        where = asked_of(where, goal, odds)
     asked = pins or Pins()
     fixed = without_auto(asked)
     flash = fixed.flash_attention
@@ -84,10 +86,10 @@ def plan(
         gradient_format=where.software.gradient_format,
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
-        probability=probability,
+        probability=odds,
         offload=NOTHING if away else parse_offload(fixed.offload, fixed.offload_to),
         offloads_to=away,
-        objective=Objective(objective),
+        objective=goal,
         executable=is_local(cluster) if executable is None else executable,
         any_stage=any_stage,
     )

@@ -34,6 +34,7 @@ from profiles.precision import precision
 from profiles.units import HOUR_S
 
 PROBABILITY = 0.95  # that what is recommended fits, unless another is asked for
+EVEN = 0.5
 
 
 class Objective(StrEnum):
@@ -57,6 +58,17 @@ _QUANTITIES = {
     Objective.MEMORY: "peak_needed_bytes",
     Objective.TIME_TO_TRAIN: "step_time_s",
 }
+
+
+def usual_probability(objective: Objective) -> float:
+    """That of fitting, where nobody says: of what needs least an even chance, since
+    nothing else would be surer."""
+    return EVEN if objective is Objective.MEMORY else PROBABILITY
+
+
+def asked_of(on: Machine, objective: Objective, probability: float) -> Machine:
+    """*on* with the margin of *probability*; none where needed bytes are the value."""
+    return with_odds(on, EVEN if objective is Objective.MEMORY else probability)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +176,9 @@ class Problem:
         found = candidate.estimate
         if found.away is not None and not found.away.fits:
             return False
+        least = self.objective is Objective.MEMORY and self.by_odds
+        if least and found.probability_fits < self.probability:
+            return False
         if len(self.machine.cluster.islands) == 1:
             return found.peak_secured_bytes <= self.memory_limit_bytes
         share = self.memory_limit_bytes / self.machine.device.capacity_bytes
@@ -218,8 +233,8 @@ class Problem:
 
     def at_its_word(self) -> Problem:
         """The same without a margin: what fits by its estimate alone fits."""
-        on = with_odds(self.machine, 0.5)
-        found = replace(self, machine=on, probability=0.5)
+        on = with_odds(self.machine, EVEN)
+        found = replace(self, machine=on, probability=EVEN)
         vars(found)["book"] = self.book
         return found
 

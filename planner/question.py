@@ -20,10 +20,9 @@ from costmodel.question import (
     unbalanced,
 )
 from costmodel.support import is_local
-from costmodel.uncertainty import with_odds
 from planner.offloading import free_tier
 from planner.pinned import require_consistent, require_possible
-from planner.problem import PROBABILITY, Objective, Problem
+from planner.problem import Objective, Problem, asked_of, usual_probability
 from planner.space import Space
 from planner.table import length, take
 from profiles.cluster import Cluster
@@ -58,8 +57,8 @@ def pose(
 
     *executable* leaves out what `execute` does not carry out; by default on this
     machine, the cluster `local`, alone. With *any_stage* stages may differ in mesh. A
-    *profile*'s samples are prices. What is found
-    fits with at least *probability*, by default 0.95.
+    *profile*'s samples are prices. What is found fits with at least *probability*, by
+    default 0.95, or 0.5 where memory is the objective.
 
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
     batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
@@ -72,13 +71,13 @@ def pose(
     where = unbalanced(where, job, pins.imbalance, assumed)
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
     if probability is None:
-        probability = assumed["probability"] = PROBABILITY
+        probability = assumed["probability"] = usual_probability(objective)
     problem = replace(
         problem,
         executable=_executable(cluster, executable, assumed),
         probability=probability,
         any_stage=any_stage,
-        machine=with_odds(problem.machine, probability),
+        machine=asked_of(problem.machine, objective, probability),
     )
     dp = 1 if wish.global_batch is not None else dp_to_split(problem)
     job, warnings = job_of(model, wish, gpus, dp, pins, assumed)

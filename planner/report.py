@@ -119,11 +119,11 @@ def proof_words(problem: Problem, solution: Solution) -> str:
         of_all = f"no 1F1B of stages of any mesh, {counters.considered:,} weighed,"
     fits = _fit_words(problem)
     if solution.status is Status.OPTIMAL:
-        claim = f"{of_all} {fits} and has a smaller {name} (gap 0)"
+        claim = f"{of_all} has a smaller {name} (gap 0) and {fits}"
     else:
         claim = (
-            f"{of_all} {fits} and has a {name} smaller by more than "
-            f"{solution.gap:.2%} (the gap)"
+            f"{of_all} has a {name} smaller by more than {solution.gap:.2%} (the gap) "
+            f"and {fits}"
         )
     claim += _by_estimate(problem, solution)
     return (
