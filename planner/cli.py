@@ -77,7 +77,7 @@ MOST_RUNNERS_UP = 100
     "--probability",
     type=real(0.5, 0.9999),
     metavar="P",
-    help="With which the layout is to fit.  [default: 0.95]",
+    help="With which the layout is to fit.  [default: 0.95; of the least memory 0.5]",
 )
 @click.option(
     "--any-stage", is_flag=True, help="Stages may differ in mesh, and in their layers."
