@@ -29,12 +29,14 @@ SMALL = 4_000  # candidates: of so few each is looked at
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchAndBound(AbstractSearch):
     """Proves its answer; gives up on the last `tolerance` of the gap only after
-    `patience` simulations, and on a proof after `most`."""
+    `patience` simulations, and on a proof after `most`; looks for values *below* one
+    alone, and raises OutOfTime where it knows of none."""
 
     name: ClassVar[str] = "branch-and-bound"
     patience: int = 100
     tolerance: float = 0.01
     most: float = inf
+    below: float = inf
 
     def solve(self, problem: Problem, limits: Limits) -> Solution:
         clock = Clock(limits=limits)
@@ -75,7 +77,7 @@ class BranchAndBound(AbstractSearch):
     def _enough(self, shortlist: Shortlist) -> float:
         """The bound at which to stop."""
         tolerance = EXACT if shortlist.simulated < self.patience else self.tolerance
-        return shortlist.value * (1 - tolerance)
+        return min(shortlist.value * (1 - tolerance), self.below)
 
     def _look_further(
         self, frontier: Frontier, shortlist: Shortlist, clock: Clock

@@ -16,6 +16,7 @@ from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
+from planner.branch_and_bound import BranchAndBound
 from planner.check import check
 from planner.memory_floor import hopeless
 from planner.offloading import free_tier, over_offloads
@@ -118,9 +119,10 @@ def with_faster(
     if bigger.estimate.peak_needed_bytes > problem.memory_limit_bytes:
         return solution
     alone = replace(limits, runners_up=0, watch=None)
+    faster = BranchAndBound(below=solution.value * WORTHWHILE)
     try:
-        found = solve(problem.at_its_word(), search_called(DEFAULT), alone)
-    except OutOfTime:
+        found = solve(problem.at_its_word(), faster, alone)
+    except OutOfTime:  # or nothing is as fast
         return solution
     other = found.best
     if other is None or problem.value(other) >= solution.value * WORTHWHILE:
