@@ -10,7 +10,15 @@ import pytest
 
 from costmodel.pins import Pins
 from costmodel.uniform import Uniform
-from planner import diagnosis, largest, own_shardings, question, search, shardings
+from planner import (
+    diagnosis,
+    intra_op,
+    largest,
+    own_shardings,
+    question,
+    search,
+    shardings,
+)
 from planner.around import Around
 from planner.beside import beside
 from planner.branch_and_bound import BranchAndBound
@@ -229,7 +237,7 @@ def test_shardings_take_what_is_left_of_the_time(
 ) -> None:
     posed, given = problem("gpt-tiny", 2), list[float]()
     choice = Uniform(tp=2, sequence_parallel=True, micro_batch=4)
-    solving = shardings.solve
+    solving = intra_op.solve
 
     def slowly(*asked: Any, time_limit_s: float, **more: Any) -> BlockSharding:
         given.append(time_limit_s)
@@ -265,7 +273,7 @@ def test_own_shardings_are_not_solved_for_once_it_is_late(
     """Posing a block takes time, too: what is bounded then is, what is not stays."""
     posed = problem("gpt-mini", 2, pins=Pins(tp=2))
     found = solve(posed, BranchAndBound(), Limits(runners_up=0))
-    posing = own_shardings.pose
+    posing = intra_op.pose
 
     def slowly(*asked: Any) -> Posed:
         hand.now_s += 10.0
