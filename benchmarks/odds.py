@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log
 from statistics import fmean
 
 import numpy as np
@@ -41,20 +40,25 @@ class Odds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peaks:
-    """Of a framework: log(measured / estimated), and the spread it is said to have."""
+    """Of a framework: (measured - estimated) bytes, in the standard deviations that
+    each is said to have; and what those are as shares of the estimates."""
 
-    sigma: float
+    shares: Sequence[float]
     residuals: Sequence[float]
+
+    @property
+    def sigma(self) -> float:
+        """The mean standard deviation, as a share of the estimate."""
+        return fmean(self.shares)
 
     @property
     def inside(self) -> float:
         """The share within p10 and p90."""
-        half = self.sigma * P90
-        return fmean(abs(one) <= half for one in self.residuals)
+        return fmean(abs(one) <= P90 for one in self.residuals)
 
     @property
     def seen(self) -> float:
-        """The standard deviation of a normal with as many of them inside `LEVEL`."""
+        """Of how many of them a normal's would be that has as many inside `LEVEL`."""
         return float(np.quantile(np.abs(self.residuals), LEVEL)) / P90
 
 
@@ -73,15 +77,17 @@ def odds(compared: Iterable[Compared]) -> list[Odds]:
 def peaks(compared: Iterable[Compared]) -> dict[str, Peaks]:
     """By framework, those with enough."""
     residuals: dict[str, list[float]] = defaultdict(list)
-    sigmas: dict[str, float] = {}
+    shares: dict[str, list[float]] = defaultdict(list)
     for item in compared:
         if item.peaks is not None and item.priced.question is not None:
-            software = item.priced.question.machine.software
+            assert item.priced.price is not None
+            name = item.priced.question.machine.software.name
             estimated, measured = item.peaks
-            residuals[software.name].append(log(measured / estimated))
-            sigmas[software.name] = software.footprint.memory_sigma
+            spread = item.priced.price.spread_bytes
+            residuals[name].append((measured - estimated) / spread)
+            shares[name].append(spread / estimated)
     return {
-        name: Peaks(sigma=sigmas[name], residuals=found)
+        name: Peaks(shares=shares[name], residuals=found)
         for name, found in sorted(residuals.items())
         if len(found) >= FEWEST
     }
@@ -108,7 +114,7 @@ def peaks_table(found: dict[str, Peaks]) -> list[str]:
     for name, one in found.items():
         many = len(one.residuals)
         lines.append(
-            f"{name:20}{many:6}{one.sigma:8.1%}{one.seen:8.1%}{one.inside:8.0%}"
+            f"{name:20}{many:6}{one.sigma:8.1%}{one.seen:8.2f}{one.inside:8.0%}"
         )
     return lines
 

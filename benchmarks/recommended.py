@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from costmodel.pins import Pins
 from costmodel.question import Question
-from planner.problem import Candidate, Problem, memory_limit
+from costmodel.uncertainty import with_odds
+from planner.problem import PROBABILITY, Candidate, Problem
 from planner.robust import LOOKED_AT, prefer
 from planner.solution import Counters, Solution, Status
 
@@ -28,13 +29,14 @@ def _problem(asked: Question) -> Problem:
     choice = asked.choice
     return Problem(
         job=asked.job,
-        machine=asked.machine,
+        machine=with_odds(asked.machine, PROBABILITY),
         gpus=choice.gpus,
         pins=Pins(),
         precision=choice.precision,
         gradient_format=choice.gradient_format,
         flash_attention=choice.flash_attention,
-        memory_limit_bytes=memory_limit(asked.machine),
+        memory_limit_bytes=asked.machine.device.capacity_bytes,
+        probability=PROBABILITY,
     )
 
 

@@ -15,7 +15,7 @@ from costmodel.layout import Layout
 from costmodel.layout_file import layout_document
 from costmodel.memory import Memory
 from costmodel.price_sources import PriceSources
-from costmodel.uncertainty import Spread
+from costmodel.uncertainty import P90, Spread, probability_fits
 from profiles.job import Job
 from profiles.units import TFLOPS
 
@@ -52,6 +52,11 @@ class Answer:
     def peak_needed_bytes(self) -> float:
         """What has to be there at once on the rank that needs most."""
         return max(float(item.needed) for item in self.memory)
+
+    @cached_property
+    def peak_secured_bytes(self) -> float:
+        """The same with the margin that is to be left free."""
+        return max(float(item.secured) for item in self.memory)
 
     @cached_property
     def peak_reserved_bytes(self) -> float:
@@ -116,19 +121,21 @@ class Answer:
 
     @cached_property
     def probability_fits(self) -> float:
-        """The odds that what is needed at once is no more than there is."""
-        return self.spread.probability_below(
-            self.capacity_bytes / self.peak_needed_bytes
+        """The odds that what is needed at once is no more than there is, on the rank
+        where that is least sure."""
+        return min(
+            probability_fits(float(item.needed), float(item.spread), capacity)
+            for item, capacity in zip(self.memory, self.capacities_bytes, strict=True)
         )
 
     @property
     def interval(self) -> dict[str, Any]:
         """p10 and p90 from the calibration's residuals, and the odds of fitting."""
-        peak = self.peak_memory_bytes
-        least, most = self.spread.peak_memory
+        fullest = max(self.memory, key=lambda item: float(item.total))
+        peak, half = float(fullest.total), P90 * float(fullest.spread)
         return {
             "step_time_s": list(self.interval_s),
-            "peak_memory_bytes": [peak * least, peak * most],
+            "peak_memory_bytes": [max(peak - half, 0.0), peak + half],
             "probability_fits": self.probability_fits,
         }
 

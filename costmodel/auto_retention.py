@@ -23,10 +23,10 @@ from costmodel.estimate import Estimate, estimate
 from costmodel.known import Known
 from costmodel.layout import Layout
 from costmodel.machine import Machine
-from costmodel.memory import PINNED
+from costmodel.memory import secured_of_kept
 from costmodel.stage_retention import Stages
 from costmodel.support import refusals
-from costmodel.uncertainty import spread_of
+from costmodel.uncertainty import with_odds
 from costmodel.uniform import Uniform, spell_out, split_layers
 from profiles.errors import Contradiction
 from profiles.job import Job
@@ -49,8 +49,8 @@ def spelled_out(
     if choice.recompute != AUTO:
         return spell_out(choice, job.graph, job.global_batch)
     where = on.running(choice.gpus)
-    limit = where.device.capacity_bytes * spread_of(where).share_for(PROBABILITY)
-    return fitted(choice, job, on, limit, executable=executable).layout
+    limit, sure = where.device.capacity_bytes, with_odds(on, PROBABILITY)
+    return fitted(choice, job, sure, limit, executable=executable).layout
 
 
 def fitted(
@@ -82,7 +82,7 @@ def fitted(
     plain = spell_out(kept, job.graph, job.global_batch)
     known = Known() if known is None else known
     found = estimate(job, on.cluster, plain, on=on, known=known)
-    if found.peak_needed_bytes <= limit_bytes:
+    if found.peak_secured_bytes <= limit_bytes:
         return found
     words = executed(plain, job) if executable else None
     if allowed is not None:
@@ -92,10 +92,10 @@ def fitted(
     if leaves_to is not None and (words is None or AWAY[leaves_to] in words):
         ways.append(partial(stages.made_again_or_away, tier=leaves_to))
     results = [_narrowed(stages, way, limit_bytes, known) for way in ways]
-    fits = [one for one in results if one.peak_needed_bytes <= limit_bytes]
+    fits = [one for one in results if one.peak_secured_bytes <= limit_bytes]
     if fits:
         return min(fits, key=lambda one: one.step_time_s)
-    return min(results, key=lambda one: one.peak_needed_bytes)
+    return min(results, key=lambda one: one.peak_secured_bytes)
 
 
 def fewest_layers(
@@ -115,13 +115,13 @@ def fewest_layers(
         return one, estimate(job, on.cluster, layout, on=on, known=known)
 
     found = priced(0)
-    if found[1].peak_needed_bytes <= limit_bytes:
+    if found[1].peak_secured_bytes <= limit_bytes:
         return found
     too_few, enough, found = 0, max(counts), priced(max(counts))
     while enough - too_few > 1:
         again = (too_few + enough) // 2
         tried = priced(again)
-        if tried[1].peak_needed_bytes <= limit_bytes:
+        if tried[1].peak_secured_bytes <= limit_bytes:
             enough, found = again, tried
         else:
             too_few = again
@@ -131,18 +131,18 @@ def fewest_layers(
 def _narrowed(stages: Stages, way: Way, limit_bytes: float, known: Known) -> Estimate:
     """The layout that *way* makes of the room of each rank, narrowed until it fits."""
     rooms = stages.rooms(limit_bytes)
-    seen = []
+    seen, each = [], secured_of_kept(stages.on.software.footprint)
     for turn in range(ROUNDS):
         found = estimate(
             stages.job, stages.on.cluster, way(rooms), on=stages.on, known=known
         )
         seen.append(found)
-        over = np.array([float(item.needed) for item in found.memory]) - limit_bytes
+        over = np.array([float(item.secured) for item in found.memory]) - limit_bytes
         if over.max() <= 0:
             return found
         more = np.where(over > 0, over + SLACK * limit_bytes, 0.0)
-        rooms = rooms - (1 + turn / 2) * more / (1 + PINNED)
-    return min(seen, key=lambda one: one.peak_needed_bytes)
+        rooms = rooms - (1 + turn / 2) * more / each
+    return min(seen, key=lambda one: one.peak_secured_bytes)
 
 
 def executed(plain: Layout, job: Job) -> frozenset[str]:

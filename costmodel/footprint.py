@@ -28,10 +28,10 @@ GRADIENTS: Final = {
     "half-and-fp32": (6.0, 0.0),
 }
 AS_ASKED: Final = "policy"
-# The 80 % quantile of |log(measured / estimated)| over 1.28: of all published peaks
-# (193), and, every source weighing the same, without what was fitted to each.
-OVER_ALL: Final = 0.08
-LEFT_OUT: Final = 0.28
+# Of a framework without published peaks: the 80 % quantile of |measured - estimated|,
+# over 1.28 standard deviations (`memory.SPREAD`), of sources whose framework nothing
+# was fitted to.
+LEFT_OUT: Final = 3.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,9 @@ class Footprint:
     `bucket_elements`: of each buffer that gradients and parameters are exchanged in.
     `live_parameters`: ZeRO-3 gathers weight by weight, and keeps no more than these.
     `pipeline_buffers`: activations that a pipeline holds over those that 1F1B needs.
-    `memory_sigma`: the standard deviation of log(measured / estimated) peaks.
+    `memory_spread`: how much less is known of its peaks than of those of frameworks
+    that runs were measured on: a factor of `memory.SPREAD`; and so many of these
+    `deviations` are left free where a layout is to fit with more than even odds.
     """
 
     fp16_gradients: str = AS_ASKED
@@ -76,7 +78,8 @@ class Footprint:
     bucket_elements: float = 0.0
     live_parameters: float | None = None
     pipeline_buffers: float = 1.0
-    memory_sigma: float = OVER_ALL
+    memory_spread: float = 1.0
+    deviations: float = 0.0
     source: str = ""
 
     def gradient_bytes(self, precision: Precision) -> tuple[float, float]:
@@ -116,7 +119,7 @@ class Footprint:
 
 
 PLAIN: Final = Footprint()
-UNKNOWN: Final = Footprint(memory_sigma=LEFT_OUT)  # of a framework nobody knows
+UNKNOWN: Final = Footprint(memory_spread=LEFT_OUT)  # of a framework nobody knows
 
 
 @lru_cache(maxsize=1)

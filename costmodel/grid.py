@@ -18,6 +18,7 @@ from costmodel.atom_book import AtomBook
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import SCHEDULES, Columns
 from costmodel.crossing import crossing_s, partly_crosses
+from costmodel.footprint import Footprint
 from costmodel.gradient_reduction import reduce_tail_s
 from costmodel.in_flight import peak_in_flight
 from costmodel.machine import Machine
@@ -185,9 +186,11 @@ def transfer_s(rows: Rows, far: Array) -> Array:
     return np.where(columns.pp > 1, seconds, 0.0)
 
 
-def needed_bytes(rows: Rows) -> Array:
-    """At least what the fullest of the ranks that can be needs: the first, the first of
+def needed_bytes(rows: Rows, footprint: Footprint | None = None) -> Array:
+    """At least what the fullest of the ranks that can be needs, with the margin of
+    *footprint* (that of *rows*' machine, unless one is given): the first, the first of
     each run of middle ones, and the last."""
+    habits = rows.on.software.footprint if footprint is None else footprint
     first, *middle, last = rows.held
     before, *counts, at_end = rows.counts
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
@@ -203,21 +206,28 @@ def needed_bytes(rows: Rows) -> Array:
     most: Array = np.zeros(len(rows.columns))
     for stage, rank, present in ranks:
         if present.any():
-            here = rank_bytes(rows, stage, rank, is_last=stage is last)
+            here = rank_bytes(rows, stage, rank, habits, is_last=stage is last)
             most = np.maximum(most, np.where(present, here, 0))
     if rows.columns.in_pairs.any():
         for rank in (
             np.minimum(1, pp - 1),
             np.maximum(pp // rows.columns.copies - 1, 0),
         ):
-            here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank), 0)
+            here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank, habits), 0)
             most = np.maximum(most, here)
     if rows.columns.puts_off.any():
-        most = np.maximum(most, _put_off_bytes(rows))
+        most = np.maximum(most, _put_off_bytes(rows, habits))
     return most
 
 
-def rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> Array:
+def rank_bytes(
+    rows: Rows,
+    end: StageBytes,
+    rank: Array,
+    footprint: Footprint | None = None,
+    *,
+    is_last: bool,
+) -> Array:
     """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
     columns, m = rows.columns, rows.micro_batches
     alive = np.zeros_like(columns.pp)
@@ -238,10 +248,10 @@ def rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> Ar
         gathered = np.where(pairs, np.maximum(gathered, last.gathered_bytes), gathered)
     names = ("parameters", "frozen_parameters", "expert_parameters")
     states = {name: rows.held_by(end, name) for name in names}
-    return _bytes(rows, states, activations, working, gathered)
+    return _bytes(rows, states, activations, working, gathered, footprint)
 
 
-def _pair_bytes(rows: Rows, rank: Array) -> Array:
+def _pair_bytes(rows: Rows, rank: Array, footprint: Footprint) -> Array:
     """A rank that lies between others and holds a stage and its mirror image, as its
     first backward begins: in a V that of the far one, both ways of either."""
     columns, m = rows.columns, rows.micro_batches
@@ -267,10 +277,11 @@ def _pair_bytes(rows: Rows, rank: Array) -> Array:
         near * saved[0] + far * saved[1],
         working,
         np.maximum(*pair("gathered_bytes")),
+        footprint,
     )
 
 
-def _put_off_bytes(rows: Rows) -> Array:
+def _put_off_bytes(rows: Rows, footprint: Footprint) -> Array:
     """The last rank when most W are put off and another I runs; 0 where no backward is
     split, or a step does not fill the pipeline.
 
@@ -314,6 +325,7 @@ def _put_off_bytes(rows: Rows) -> Array:
         np.where(in_v, folded, woven),
         np.where(in_v, working[0], np.minimum(lightest, working[0])),
         np.zeros_like(pp),
+        footprint,
     )
     fills = (pp > 1) & (m >= np.where(in_v, 2 * pp - 1, pp))
     return np.where(columns.puts_off & fills, found, 0)
@@ -325,6 +337,7 @@ def _bytes(
     activations: Array,
     working: Array,
     gathered: Array,
+    footprint: Footprint | None,
 ) -> Array:
     columns = rows.columns
     pieces = memory(
@@ -339,10 +352,10 @@ def _bytes(
         ranks=columns.gpus,
         fully_shard=rows.on.software.fully_shard,
         micro_batches=rows.micro_batches,
-        footprint=rows.on.software.footprint,
+        footprint=rows.on.software.footprint if footprint is None else footprint,
         **states,
     )
-    return pieces.needed
+    return pieces.secured
 
 
 def _entered(columns: Columns, micro_batches: Array) -> Array:

@@ -57,7 +57,11 @@ COMMUNICATORS_OF: Final = {
     "ampere": 4.0 * GiB,
     "tpu": 0.0,
 }
-
+# Standard deviations of what is needed, as shares: of activations, of the working set,
+# and of what is there beside tensors; states are exact, and errors add up [fitted] on
+# which of Hagemann's layouts ran out and on 193 published peaks, every source weighing
+# the same (`benchmarks.odds`).
+SPREAD: Final = (0.10, 0.25, 0.15)
 
 KINDS: Final = (
     *("parameters", "gradients", "optimizer", "activations", "transient"),
@@ -68,7 +72,8 @@ KINDS: Final = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """Bytes by kind at the instant of the peak; arrays or numbers. `cached` is that
-    part of the reserve that nothing uses, there as long as there is room."""
+    part of the reserve that nothing uses, there as long as there is room. `spread` is
+    the standard deviation of what is needed, `margin` what of it is to be left free."""
 
     parameters: Array
     gradients: Array
@@ -79,6 +84,8 @@ class Memory:
     reserve: Array
     context: Array
     cached: Array
+    spread: Array
+    margin: Array
 
     @property
     def total(self) -> Array:
@@ -98,6 +105,12 @@ class Memory:
     def needed(self) -> Array:
         """What has to be there at once: it decides whether a layout fits."""
         return np.asarray(self.total - self.cached)
+
+    @property
+    def secured(self) -> Array:
+        """What is needed with the margin that is to be left free: it decides whether a
+        layout fits as surely as is asked."""
+        return np.asarray(self.needed + self.margin)
 
     @property
     def allocated(self) -> Array:
@@ -203,6 +216,7 @@ def memory(
         min(every, Format.FP32.bytes) + precision.parameter.bytes
     )
     transient = transient + np.where(parallel.dp > 1, buckets, 0.0)
+    passing = SPREAD[0] * activation_bytes + SPREAD[1] * transient
     flat = (parallel.zero < 3) & (not fully_shard)
     activations, transient, left = _step_or_passes(
         activation_bytes, transient, copies, flat=flat
@@ -225,6 +239,8 @@ def memory(
     room = np.maximum(room, 0.0)
     late = np.minimum(absent, room)  # blocks of gradients to come: they are not cached
     cached = np.minimum(left + (FRAGMENTATION - PINNED) * loose, room - late)
+    spread = passing + SPREAD[2] * (pinned + communicators + context)
+    spread = footprint.memory_spread * spread
     return Memory(
         parameters=np.broadcast_to(weight, shape),
         gradients=np.broadcast_to(gradient - absent, shape),
@@ -235,7 +251,16 @@ def memory(
         reserve=np.broadcast_to(pinned + late + cached, shape),
         context=np.full(shape, context),
         cached=np.broadcast_to(cached, shape),
+        spread=np.broadcast_to(spread, shape),
+        margin=np.broadcast_to(footprint.deviations * spread, shape),
     )
+
+
+def secured_of_kept(footprint: Footprint) -> float:
+    """What of `Memory.secured` a byte of activations is."""
+    spread = SPREAD[0] + SPREAD[2] * PINNED
+    free = footprint.deviations * footprint.memory_spread * spread
+    return 1 + PINNED + free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

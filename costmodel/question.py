@@ -7,7 +7,8 @@ uniform layout and a machine; everything it filled in is listed in `assumed`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from math import log2, sqrt
+from typing import Any, Final
 
 from costmodel.capabilities import framework_warnings
 from costmodel.islands import placed
@@ -28,6 +29,11 @@ from profiles.job import Job
 from profiles.job_options import JobOptions
 from profiles.models.catalog import Model
 from profiles.models.spec import DecoderSpec
+from profiles.units import format_count
+
+# [assumed] of a device in a step: what takes an A100 five minutes at 8 B parameters.
+# Published batches are those of hundreds of devices, and would take one of them hours.
+MOST_TOKENS: Final = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +102,7 @@ def resolve(
     assumed: dict[str, Any] = {}
     where = machine_of(cluster, wish, pins, profile, assumed)
     choice = degrees_asked(wish, pins, assumed)
-    job, warnings = job_of(model, wish, choice.dp, pins, assumed)
+    job, warnings = job_of(model, wish, choice.gpus, choice.dp, pins, assumed)
     choice = replace(choice, micro_batch=_micro_batch(job, choice, pins, assumed))
     choice = _rest(choice, wish, pins, where, assumed)
     choice = spread(choice, job, pins.ep, pins.etp, assumed)
@@ -118,14 +124,27 @@ def resolve(
 
 
 def job_of(
-    model: Model, wish: JobOptions, dp: int, pins: Pins, assumed: dict[str, Any]
+    model: Model,
+    wish: JobOptions,
+    gpus: int,
+    dp: int,
+    pins: Pins,
+    assumed: dict[str, Any],
 ) -> tuple[Job, tuple[str, ...]]:
-    """The job, with the catalogue's batch raised to what *dp* can split."""
+    """The job, with the batch that suits its sequences and *gpus* (`usual_batch`),
+    raised to what *dp* can split."""
     warnings: list[str] = []
     seq_len = _take(wish.seq_len, model.seq_len, "seq_len", assumed)
     batch = wish.global_batch
     if batch is None:
-        batch = model.global_batch
+        batch = usual_batch(model, seq_len, gpus)
+        if batch != model.global_batch:
+            warnings.append(
+                f"global batch {batch:,} of sequences of {seq_len:,}, not "
+                f"{model.global_batch:,} of {model.seq_len:,}: "
+                f"{format_count(batch * seq_len)} tokens a step; pass --global-batch "
+                "to fix it"
+            )
         unit = dp * (pins.micro_batch or 1) * (pins.micro_batches or 1)
         if batch % unit:
             raised = -(-batch // unit) * unit
@@ -170,6 +189,23 @@ def cut_asked(choice: Uniform, job: Job, pins: Pins) -> tuple[int, ...] | None:
         )
     except InvalidSpec as error:
         raise Contradiction(str(error)) from None
+
+
+def usual_batch(model: Model, seq_len: int, gpus: int) -> int:
+    """Sequences of *seq_len* tokens in a step, where nobody says how many.
+
+    As many tokens as the catalogue's batch has at its own length, `MOST_TOKENS` for
+    each of *gpus* at most: its sequences doubled or halved, so that as many degrees of
+    data parallelism split them.
+    """
+    batch = model.global_batch
+    wanted = batch * model.seq_len
+    if seq_len < model.seq_len:
+        batch *= 2 ** round(log2(model.seq_len / seq_len))
+    most = max(min(wanted * sqrt(2), gpus * MOST_TOKENS), seq_len)
+    while batch % 2 == 0 and batch * seq_len > most:
+        batch //= 2
+    return batch
 
 
 def spread(

@@ -23,7 +23,7 @@ from costmodel.copy_links import links_of
 from costmodel.estimate import Estimate
 from costmodel.layout import LayerPlan, Layout, Stage
 from costmodel.machine import Machine
-from costmodel.memory import PINNED, pipeline_buffers
+from costmodel.memory import pipeline_buffers, secured_of_kept
 from costmodel.mesh_parallel import place_of
 from costmodel.offload import Offload, offloaded
 from costmodel.retention import Retention
@@ -119,14 +119,14 @@ class Stages:
 
     def rooms(self, limit_bytes: float) -> Array:
         """Bytes for kept tensors and the working set of each rank's layers."""
-        rooms = []
+        rooms, each = [], secured_of_kept(self.on.software.footprint)
         for memory, held in zip(self.kept.memory, self._held, strict=True):
             groups = [one.group for one in held]
             here = sum(
                 group.weight * group.count * group.options[0].saved_bytes
                 for group in groups
             )
-            over = (float(memory.needed) - limit_bytes) / (1 + PINNED)
+            over = (float(memory.secured) - limit_bytes) / each
             rooms.append(here - over)
         return np.array(rooms) + self._working
 

@@ -15,9 +15,9 @@ many of them shall lie inside.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp, log
+from math import exp
 from pathlib import Path
 from statistics import NormalDist
 from typing import Final
@@ -27,6 +27,7 @@ import msgspec
 from costmodel.machine import Machine
 from costmodel.price_sources import PriceSources
 from costmodel.rates import GENERIC
+from costmodel.software import Software
 from profiles.errors import InvalidFile
 
 PATH: Final = Path(__file__).parent / "data" / "uncertainty.json"
@@ -63,27 +64,42 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Standard deviations of log(measured/estimated) for step time and peak memory."""
+    """The standard deviation of log(measured / estimated) of the step time; those of
+    memory are `Memory`'s."""
 
     step_sigma: float
-    memory_sigma: float
 
     @property
     def step_time(self) -> tuple[float, float]:
         """p10 and p90 as factors of the estimate."""
         return exp(-P90 * self.step_sigma), exp(P90 * self.step_sigma)
 
-    @property
-    def peak_memory(self) -> tuple[float, float]:
-        return exp(-P90 * self.memory_sigma), exp(P90 * self.memory_sigma)
 
-    def probability_below(self, ratio: float) -> float:
-        """Chance that the measured peak is at most *ratio* times the estimate."""
-        return NormalDist(0.0, self.memory_sigma).cdf(log(ratio))
+def deviations(probability: float) -> float:
+    """How many standard deviations are left free by what fits with *probability*."""
+    return NormalDist().inv_cdf(probability)
 
-    def share_for(self, probability: float) -> float:
-        """What share of a capacity an estimate may be to fit with *probability*."""
-        return exp(-self.memory_sigma * NormalDist().inv_cdf(probability))
+
+def with_odds(on: Machine, probability: float) -> Machine:
+    """*on* with as much memory left free as makes an estimate fit with *probability*;
+    at 0.5 it is taken at its word."""
+    free = deviations(probability)
+
+    def leaving(one: Software) -> Software:
+        return replace(one, footprint=replace(one.footprint, deviations=free))
+
+    plain = None if on.plain is None else leaving(on.plain)
+    return replace(on, software=leaving(on.software), plain=plain)
+
+
+def probability_fits(needed: float, spread: float, capacity: float) -> float:
+    """The odds that what is *needed* at once, give or take its *spread*, is no more
+    than the *capacity*; bytes.
+
+    >>> probability_fits(70.0, 5.0, 70.0), probability_fits(70.0, 0.0, 80.0)
+    (0.5, 1.0)
+    """
+    return NormalDist().cdf((capacity - needed) / max(spread, TINY))
 
 
 def rarity(families: int) -> float:
@@ -124,8 +140,7 @@ def spread_of(
     A busy machine or a wrong clock shifts all samples alike, so their deviations add
     up as they are, and so does that of the share without samples. Samples that repeat
     are no surer than the machine was steady while they were taken (`Measured.noise`),
-    and a step never repeats better than `STEP_NOISE`. Of memory each framework has its
-    own.
+    and a step never repeats better than `STEP_NOISE`.
     """
     known = calibration()
     half = known.half_width(on.software.name, on.device.name, exchanged=exchanged)
@@ -134,4 +149,4 @@ def spread_of(
         sampled = 1.0 - sources.roofline
         sigma = max(sources.sigma, on.measured.noise if on.measured else 0.0)
         step = max(sampled * sigma + sources.roofline * step, STEP_NOISE)
-    return Spread(step_sigma=step, memory_sigma=on.software.footprint.memory_sigma)
+    return Spread(step_sigma=step)

@@ -82,26 +82,26 @@ def compare(
 def answer_each(
     sizes: tuple[int, ...],
     pose: Callable[[int], Posed],
-    solved: Callable[[Problem], Solution],
+    solved: Callable[[Problem, Limits], Solution],
     where: str,
     tokens: float | None,
     *,
     limits: Callable[[], Limits],
     as_json: bool,
 ) -> None:
-    """A plan for each number of GPUs; raises what was wrong where none has one, within
-    *limits* of its own."""
+    """A plan for each number of GPUs, within *limits* of its own; raises what was wrong
+    where none has one, in what the last one left of its time."""
     from planner.diagnosis import diagnose
     from planner.sizes import plans
     from planner.sizes_report import sizes_document, sizes_table, sizes_words
 
-    rows = list(plans(sizes, pose, solved))
+    rows = list(plans(sizes, pose, solved, limits))
     document = sizes_document(rows, where, tokens)
     if not any(row.estimate for row in rows):
         premise(document)
-        sound = [row.posed for row in rows if row.posed is not None]
-        if sound:
-            raise diagnose(sound[-1].problem, limits())
+        sound = [row for row in rows if row.posed is not None]
+        if sound and sound[-1].posed is not None:
+            raise diagnose(sound[-1].posed.problem, sound[-1].limits)
         raise next(row.error for row in rows if row.error is not None)
     for row in rows:
         for line in row.posed.warnings if row.posed else ():

@@ -11,8 +11,9 @@ from costmodel.uniform import Uniform
 from costmodel.whole_run import training
 from planner.around import Around
 from planner.problem import Problem
+from planner.search import Clock, Limits
 from planner.solution import Solution
-from profiles.errors import Contradiction
+from profiles.errors import Contradiction, Infeasible, OutOfTime
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,8 +57,10 @@ def beside(
     around: Around,
     largest: Largest | None,
     solve: Callable[[Problem], Solution],
+    limits: Limits,
 ) -> Beside:
-    """What was asked around the plan, but for files."""
+    """What was asked around the plan, but for files; what is of this plan alone, within
+    its *limits*."""
     best, found = solution.best, Beside()
     if best is None:
         return found
@@ -72,7 +75,7 @@ def beside(
     if around.explain:
         found += _sensitivities(problem, solution, solve)
     if around.shardings:
-        found += _sharded(problem, best.choice)
+        found += _sharded(problem, best.choice, Clock(limits=limits))
     return found
 
 
@@ -89,12 +92,18 @@ def _sensitivities(
     )
 
 
-def _sharded(problem: Problem, choice: Uniform) -> Beside:
+def _sharded(problem: Problem, choice: Uniform, clock: Clock) -> Beside:
     from planner.choice_cache import cache_folder
     from planner.shardings import layout_shardings, shardings_document
     from planner.shardings_view import shardings_view
 
-    found = layout_shardings(problem, choice, cache_folder())
+    try:
+        found = layout_shardings(problem, choice, cache_folder(), clock)
+    except (OutOfTime, Infeasible):
+        if not clock.over:
+            raise
+        late = "none: time was over before one was found (--time-limit)"
+        return Beside(lines=(("shardings", late),), members={"shardings": None})
     return Beside(
         members={"shardings": shardings_document(found)},
         tables=(lambda: shardings_view(found),),

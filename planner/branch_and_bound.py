@@ -21,19 +21,22 @@ from planner.search import AbstractSearch, Clock, Limits
 from planner.shortlist import Shortlist
 from planner.solution import EXACT, WORTHWHILE, Counters, Solution, Status
 
-REMEMBERED = 100  # candidates of settled degrees, to fill the runners-up with
+FAMILY = ("schedule", "zero", "recompute", "dp", "micro_batch")  # one is remembered
+SMALL = 4_000  # candidates: of so few each is looked at
 
 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchAndBound(AbstractSearch):
     """Proves its answer; gives up on the last `tolerance` of the gap only after
-    `patience` simulations, and on a proof after `most`."""
+    `patience` simulations, and on a proof after `most`; looks for values *below* one
+    alone, and raises OutOfTime where it knows of none."""
 
     name: ClassVar[str] = "branch-and-bound"
     patience: int = 100
     tolerance: float = 0.01
     most: float = inf
+    below: float = inf
 
     def solve(self, problem: Problem, limits: Limits) -> Solution:
         clock = Clock(limits=limits)
@@ -74,12 +77,15 @@ class BranchAndBound(AbstractSearch):
     def _enough(self, shortlist: Shortlist) -> float:
         """The bound at which to stop."""
         tolerance = EXACT if shortlist.simulated < self.patience else self.tolerance
-        return shortlist.value * (1 - tolerance)
+        return min(shortlist.value * (1 - tolerance), self.below)
 
     def _look_further(
         self, frontier: Frontier, shortlist: Shortlist, clock: Clock
     ) -> None:
-        """Find runners-up: what is left of degrees that are settled is passed over."""
+        """Find runners-up: what is left of splits that are settled is passed over."""
+        small = frontier.considered <= SMALL
+        if small and shortlist.wanted:
+            frontier.open_all()
         while not self._ends(shortlist, clock):
             if shortlist.settled(least := frontier.least):
                 break
@@ -90,8 +96,9 @@ class BranchAndBound(AbstractSearch):
                 shortlist.simulate(choice)
                 continue
             shortlist.pass_over(choice, least)
-            for other, bound in frontier.close(choice, REMEMBERED):
-                shortlist.pass_over(other, bound)
+            if not small:
+                for other, bound in frontier.close(choice, FAMILY):
+                    shortlist.pass_over(other, bound)
 
     def _ends(self, shortlist: Shortlist, clock: Clock) -> bool:
         return clock.over or shortlist.simulated >= self.most

@@ -77,7 +77,7 @@ MOST_RUNNERS_UP = 100
     "--probability",
     type=real(0.5, 0.9999),
     metavar="P",
-    help="With which the layout is to fit.  [default: 0.95]",
+    help="With which the layout is to fit.  [default: 0.95; of the least memory 0.5]",
 )
 @click.option(
     "--any-stage", is_flag=True, help="Stages may differ in mesh, and in their layers."
@@ -118,9 +118,9 @@ def plan(
         write,
     )
     from planner.beside import beside, require_answerable
-    from planner.plan import refined, sharded
+    from planner.plan import refined, sharded, with_faster
     from planner.retention.polish import without_auto
-    from planner.robust import LOOKED_AT, recommended
+    from planner.robust import looked_for, recommended
     from planner.searches import search_called
     from profiles.apart import require_apart
 
@@ -147,17 +147,18 @@ def plan(
         any_stage=any_stage,
     )
 
-    wanted = max(wanted_runners_up(top, around), LOOKED_AT)
+    wanted = looked_for(wanted_runners_up(top, around))
 
     def improved(problem: Problem, found: Solution, limits: Limits) -> Solution:
         better = refined(problem, found, pins, limits)
         if any_stage:
             better = _widened(problem, better, limits)
         better = recommended(problem, better, wanted_runners_up(top, around))
-        return sharded(problem, better, limits, on_disk=True)
+        better = sharded(problem, better, limits, on_disk=True)
+        return with_faster(problem, better, found.too_big, limits)
 
-    def solved(problem: Problem) -> Solution:
-        limits = _limits(time_limit, wanted)
+    def solved(problem: Problem, limits: Limits | None = None) -> Solution:
+        limits = limits or _limits(time_limit, wanted)
         found = improved(problem, _solved(problem, search, limits), limits)
         problem.forget()  # one of several
         return found
@@ -176,7 +177,7 @@ def plan(
             solved,
             asked.where,
             around.tokens,
-            limits=lambda: _limits(time_limit, 0),
+            limits=lambda: _limits(time_limit, wanted),
             as_json=as_json,
         )
         return
@@ -195,7 +196,7 @@ def plan(
         compared += _others(posed.problem, search, limit)
     if out is not None and solution.best is not None:
         write(out, posed.problem, solution.best, asked)
-    found = beside(posed.problem, solution, around, largest, solved)
+    found = beside(posed.problem, solution, around, largest, solved, limits)
     found += probe(posed.problem, solution, around, out, asked)
     found += others(posed.problem, solution, around, asked, solved)
     solution = replace(solution, runners_up=solution.runners_up[:top])

@@ -291,7 +291,7 @@ def _not_executed(problem: Problem) -> str:
 
 
 def _too_little_memory(problem: Problem, clock: Clock) -> str:
-    device = problem.machine.device
+    device, offered = problem.machine.device, format_bytes(problem.memory_limit_bytes)
     try:
         smallest = leanest(problem.with_hosts_of_any_size(), clock)
     except OutOfTime:
@@ -299,17 +299,16 @@ def _too_little_memory(problem: Problem, clock: Clock) -> str:
     if smallest is None:  # time was over before any was found
         return (
             f"memory: no layout of {problem.job.model} fits on {problem.gpus} GPUs, "
-            f"{device.name} offers {_offered(problem)}{_alone(problem)}"
+            f"{device.name} offers {offered}{_alone(problem)}"
         )
-    if smallest.estimate.peak_needed_bytes <= problem.memory_limit_bytes:
+    if smallest.estimate.peak_secured_bytes <= problem.memory_limit_bytes:
         return _too_little_on_hosts(problem, smallest)
     peak = format_bytes(smallest.estimate.peak_needed_bytes)
     return (
         f"memory: the smallest peak of any layout is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
-        f"{fullest(smallest)}), "
-        f"{device.name} offers {_offered(problem)}{_alone(problem)}"
-        f"{cuts_do_not_fit(problem)}"
+        f"{fullest(smallest)}), {device.name} offers {offered}"
+        f"{_margin(problem, smallest)}{_alone(problem)}{cuts_do_not_fit(problem)}"
     )
 
 
@@ -337,15 +336,15 @@ def _alone(problem: Problem) -> str:
     )
 
 
-def _offered(problem: Problem) -> str:
-    """The capacity, and up to what an estimate is likely enough to fit."""
-    capacity = problem.machine.device.capacity_bytes
-    limit = problem.memory_limit_bytes
-    if not limit < capacity:
-        return format_bytes(limit)
+def _margin(problem: Problem, found: Candidate) -> str:
+    """What has to be left free where more than even odds are asked for."""
+    estimate = found.estimate
+    free = estimate.peak_secured_bytes - estimate.peak_needed_bytes
+    if not free > 0:
+        return ""
     return (
-        f"{format_bytes(capacity)}, and what is estimated at {format_bytes(limit)} "
-        f"fits with probability {problem.probability:g}"
+        f", of which {format_bytes(free)} are to be left free for it to fit with "
+        f"probability {problem.probability:g}"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from costmodel.islands import places_of
 from costmodel.layout_file import layout_document
-from planner.explain import binds, indistinguishable, loss, worse
+from planner.explain import binds, faster, indistinguishable, loss, worse
 from planner.frameworks import software_document
 from planner.problem import Candidate, Problem
 from planner.robust import why_chosen
@@ -75,6 +75,7 @@ def answer_document(problem: Problem, solution: Solution) -> dict[str, Any]:
         ],
         "indistinguishable": indistinguishable(problem, solution),
         "chosen_over": _chosen_over(problem, solution),
+        "try_first": _faster(solution, solution.try_first),
         "infeasible": None,
     }
 
@@ -90,6 +91,18 @@ def _chosen_over(problem: Problem, solution: Solution) -> dict[str, Any] | None:
     }
 
 
+def _faster(solution: Solution, other: Candidate | None) -> dict[str, Any] | None:
+    """A faster layout that fits by its estimate alone, with its odds."""
+    if solution.best is None or other is None:
+        return None
+    return {
+        "layout": layout_document(other.estimate.layout),
+        "estimate": other.estimate.document(),
+        "faster": faster(solution.best, other),
+        "probability_fits": other.estimate.probability_fits,
+    }
+
+
 def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
     quantity = problem.objective.quantity
     timed = quantity == "step_time_s"
@@ -101,6 +114,9 @@ def bound_document(problem: Problem, solution: Solution) -> dict[str, Any]:
         "gap": solution.gap,
         "space": solution.space,
         "executable": problem.executable,
+        "probability": problem.probability if problem.by_odds else None,
+        "memory_limit_bytes": problem.memory_limit_bytes,
+        "by_estimate": _faster(solution, solution.by_estimate),
         "complete": solution.complete,
         "added": added_document(solution),
         "cuts": _cuts(solution),

@@ -68,8 +68,8 @@ def fullest(best: Candidate) -> str:
 
 
 def _memory(best: Candidate, too_big: Candidate) -> str:
-    gain = 1 - too_big.estimate.step_time_s / best.estimate.step_time_s
-    peak = format_bytes(too_big.estimate.peak_needed_bytes)
+    gain = faster(best, too_big)
+    peak = format_bytes(too_big.estimate.peak_secured_bytes)
     return f"memory: with {peak} a layout {gain:.1%} faster would fit"
 
 
@@ -112,6 +112,11 @@ def _grown(
 def worse(problem: Problem, best: Candidate, other: Candidate) -> float:
     """How much larger the objective's value of *other* is, as a fraction."""
     return problem.value(other) / problem.value(best) - 1
+
+
+def faster(best: Candidate, other: Candidate) -> float:
+    """How much shorter the step of *other* is, as a fraction of the best one's."""
+    return 1 - other.estimate.step_time_s / best.estimate.step_time_s
 
 
 def indistinguishable(problem: Problem, solution: Solution) -> list[int]:

@@ -73,7 +73,8 @@ def leaf_bytes(problem: Problem, columns: Columns) -> Array:
 
 def _peaks(problem: Problem, columns: Columns) -> Array:
     rows = Rows(columns=columns, book=problem.book)
-    found, room = needed_bytes(rows), problem.host_limit_bytes
+    footprint = problem.machine.software.footprint  # with the margin that is asked
+    found, room = needed_bytes(rows, footprint), problem.host_limit_bytes
     return found if room == inf else np.where(least_node_bytes(rows) > room, inf, found)
 
 

@@ -9,6 +9,7 @@ has not been taken, at any time; once time is over, no more are opened.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -24,7 +25,7 @@ from planner.space import Space
 from planner.table import Array, Table, length, take
 from profiles.errors import OutOfTime
 
-DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp")
+SPLIT = ("tp", "pp", "ep", "etp")  # of the model over ranks
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
 AHEAD = 1.005  # what is as near as that is opened together: batches of a few cost more
 FIRST_LOST = 256  # of what does not fit, priced at a time
@@ -111,27 +112,38 @@ class Frontier:
     def take(self) -> Uniform | None:
         """The candidate with the least bound, None if none is left, or no time."""
         while self._queue.least < self._next_leaf and not self.clock.over:
-            self._open()
+            self._open(below=AHEAD * self._next_leaf)
         if self.clock.over or self._leaves is None or self._next_leaf == inf:
             return None
         self._taken += 1
         return self.space.choice(self._leaves.columns, self._taken - 1)
 
-    def close(self, choice: Uniform, remember: int) -> list[tuple[Uniform, float]]:
-        """Drop what is left with the degrees of *choice*; the nearest of it, with
-        bounds. From then on `least` no longer speaks of these candidates."""
+    def open_all(self) -> None:
+        """Price every candidate left, in few large batches: for small spaces."""
+        while self._queue.least < inf and not self.clock.over:
+            self._open(below=inf)
+
+    def close(
+        self, choice: Uniform, family: Sequence[str]
+    ) -> list[tuple[Uniform, float]]:
+        """Drop what is left that splits the model as *choice* does; of leaves at hand
+        the nearest of each *family* of equal columns, with bounds. From then on `least`
+        no longer speaks of these candidates."""
         self._queue.close(_alike(self.space.trunks, choice))
         if self._leaves is None:
             return []
-        left = {name: getattr(self._leaves.columns, name) for name in DEGREES}
+        left = {name: getattr(self._leaves.columns, name) for name in SPLIT}
         alike = _alike(left, choice)
         alike[: self._taken] = False
+        rows = np.flatnonzero(alike)
+        columns = [getattr(self._leaves.columns, name)[rows] for name in family]
+        _, first = np.unique(np.array(columns), axis=1, return_index=True)
         nearest = [
             (
                 self.space.choice(self._leaves.columns, int(row)),
-                self._leaves.bounds[row],
+                float(self._leaves.bounds[row]),
             )
-            for row in np.flatnonzero(alike)[:remember]
+            for row in rows[np.sort(first)]
         ]
         self._leaves = self._leaves.take(~alike)
         return nearest
@@ -190,9 +202,9 @@ class Frontier:
             return inf
         return float(self._leaves.bounds[self._taken])
 
-    def _open(self) -> None:
-        """Open the next batch of the branches that may hold a better leaf."""
-        batch, floors = self._queue.take(self._batch, below=AHEAD * self._next_leaf)
+    def _open(self, below: float) -> None:
+        """Open the next batch of the branches whose floors are *below* a value."""
+        batch, floors = self._queue.take(self._batch, below=below)
         self.opened += length(batch)
         self._batch = min(GROWTH * self._batch, LARGEST_BATCH)
         columns, branch = self.space.leanest(batch)
@@ -248,8 +260,8 @@ class Frontier:
 
 
 def _alike(table: Table, choice: Uniform) -> Array:
-    """Which rows have the degrees of *choice*."""
+    """Which rows split the model as *choice* does."""
     same = np.ones(length(table), dtype=bool)
-    for name in DEGREES:
+    for name in SPLIT:
         same &= table[name] == getattr(choice, name)
     return same

@@ -117,8 +117,7 @@ def _looked(
             if clock.over:
                 break
             posed = _posed(problem.job, on, layout, block, stage, plan)
-            left_s = min(clock.left_s, TIME_LIMIT_S)
-            known[key] = _answer(posed, room, cache, left_s)
+            known[key] = _answer(posed, room, cache, clock)
         answer = known[key]
         if answer is not None:
             proof = answer.proof
@@ -204,10 +203,10 @@ def _posed(
 
 
 def _answer(
-    posed: Posed | None, room: float, cache: Path | None, left_s: float
+    posed: Posed | None, room: float, cache: Path | None, clock: Clock
 ) -> _Answer | None:
-    """The best sharding in the preset's memory and *room*; None where the preset is
-    not among the choices."""
+    """The best sharding in the preset's memory and *room*, as far as there is time;
+    None where the preset is not among the choices."""
     if posed is None:
         return None
     split = posed.problem.decided[ENTRY][0] != (WHOLE,)
@@ -216,17 +215,19 @@ def _answer(
         return None
     own_s = posed.graph.value(own)
     most = peak_bytes(posed, own) - _gathered_bytes(posed, own, split=split) + room
-    found = eliminate(posed.graph)
+    found = unlimited = eliminate(posed.graph)
     free = max(0.0, 1 - found.value / own_s)
     if found.value < own_s * (1 - EXACT) and peak_bytes(posed, found.choice) > most:
-        found = _by_program(posed, most, cache, left_s)
+        left_s = min(clock.left_s, TIME_LIMIT_S)
+        late = replace(found, status=Status.FEASIBLE, choice=own, value=own_s)
+        found = late if clock.over else _by_program(posed, most, cache, left_s)
     if found.status is Status.INFEASIBLE or found.value >= own_s * (1 - EXACT):
         none_fits = found.status in (Status.INFEASIBLE, Status.OPTIMAL)
         found = Chosen(
             status=Status.OPTIMAL if none_fits else Status.FEASIBLE,
             choice=own,
             value=own_s,
-            lower=own_s if none_fits else min(found.lower, own_s),
+            lower=own_s if none_fits else min(max(found.lower, unlimited.value), own_s),
         )
     best = described(posed, found)
     return _Answer(
@@ -276,7 +277,7 @@ def _room_bytes(problem: Problem, candidate: Candidate) -> float:
     layers = max(problem.job.graph.body // found.layout.pp, 1)
     share = problem.memory_limit_bytes / problem.machine.device.capacity_bytes
     ranks = zip(found.memory, found.capacities_bytes, strict=True)
-    left = min(share * most - float(item.needed) for item, most in ranks)
+    left = min(share * most - float(item.secured) for item, most in ranks)
     return max(left, 0.0) / layers
 
 

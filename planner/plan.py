@@ -5,6 +5,7 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Final
@@ -15,26 +16,28 @@ from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins, pins_cut
 from costmodel.question import default_precision, flash_default
 from costmodel.support import is_local
+from planner.branch_and_bound import BranchAndBound
 from planner.check import check
 from planner.layer_cuts import are_searched, with_cuts
 from planner.memory_floor import hopeless
 from planner.offloading import over_offloads
 from planner.problem import (
-    PROBABILITY,
+    Candidate,
     Objective,
     Problem,
-    memory_limit,
+    asked_of,
+    usual_probability,
 )
 from planner.retention.polish import polished, without_auto
-from planner.robust import LOOKED_AT, recommended
+from planner.robust import looked_for, recommended
 from planner.search import AbstractSearch, Clock, Limits
 from planner.searches import BASELINES, search_called
-from planner.solution import Solution, hopeless_by_states
+from planner.solution import WORTHWHILE, Solution, hopeless_by_states
 from planner.space import Space
 from planner.stage_places import is_unlike, only_unlike, too_deep
 from planner.table import length
 from profiles.cluster import Cluster
-from profiles.errors import Unsupported
+from profiles.errors import OutOfTime, Unsupported
 from profiles.job import Job
 
 DEFAULT: Final = "branch-and-bound"
@@ -52,7 +55,7 @@ def plan(
     search: str | AbstractSearch = DEFAULT,
     precision: str | None = None,
     memory_limit_bytes: float | None = None,
-    probability: float = PROBABILITY,
+    probability: float | None = None,
     runners_up: int = 5,
     time_limit_s: float = inf,
     executable: bool | None = None,
@@ -61,8 +64,8 @@ def plan(
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
     *on* is a machine prepared from the cluster (another framework, say); what *pins*
-    fix is not searched; what is found fits with at least *probability*, or in
-    *memory_limit_bytes* of estimated peak. What
+    fix is not searched; what is found fits with at least *probability* (default: 0.95,
+    of the least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
     the cluster `local`). With *any_stage* stages may differ in mesh. If nothing fits,
     the solution's status says so and `diagnosis.diagnose` says why.
@@ -70,6 +73,10 @@ def plan(
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
     where = on or machine(cluster)
+    goal = Objective(objective)
+    odds = usual_probability(goal) if probability is None else probability
+    if memory_limit_bytes is None:
+        where = asked_of(where, goal, odds)
     asked = pins or Pins()
     fixed = without_auto(asked)
     flash = fixed.flash_attention
@@ -82,22 +89,48 @@ def plan(
         precision=precision or default_precision(cluster),
         gradient_format=where.software.gradient_format,
         flash_attention=flash_default(cluster) if flash is None else flash,
-        memory_limit_bytes=memory_limit(where, probability) if limit is None else limit,
-        probability=probability,
+        memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
+        probability=odds,
         offload=NOTHING if away else parse_offload(fixed.offload, fixed.offload_to),
         offloads_to=away,
-        objective=Objective(objective),
+        objective=goal,
         executable=is_local(cluster) if executable is None else executable,
         any_stage=any_stage,
     )
     chosen = search_called(search) if isinstance(search, str) else search
-    wanted = max(runners_up, LOOKED_AT)
+    wanted = looked_for(runners_up)
     limits = Limits(time_limit_s=time_limit_s, runners_up=wanted).begun()
-    found = solve(problem, chosen, limits)
-    found = refined(problem, found, asked, limits)
+    first = solve(problem, chosen, limits)
+    found = refined(problem, first, asked, limits)
     if any_stage:
         found = widen(problem, found, limits)
-    return sharded(problem, recommended(problem, found, runners_up), limits)
+    found = sharded(problem, recommended(problem, found, runners_up), limits)
+    return with_faster(problem, found, first.too_big, limits)
+
+
+def with_faster(
+    problem: Problem, solution: Solution, bigger: Candidate | None, limits: Limits
+) -> Solution:
+    """*solution* with the fastest layout that fits by its estimate alone, if it is
+    faster by 2 % or more. There is none unless one *bigger* than the margin of memory
+    allows, of which the search found the least, is within the device's."""
+    best = solution.best
+    if best is None or bigger is None or not problem.by_odds or only_unlike(problem):
+        return solution
+    if problem.objective is Objective.MEMORY or Clock(limits=limits).over:
+        return solution
+    if bigger.estimate.peak_needed_bytes > problem.memory_limit_bytes:
+        return solution
+    alone = replace(limits, runners_up=0, watch=None)
+    faster = BranchAndBound(below=solution.value * WORTHWHILE)
+    try:
+        found = solve(problem.at_its_word(), faster, alone)
+    except OutOfTime:  # or nothing is as fast
+        return solution
+    other = found.best
+    if other is None or problem.value(other) >= solution.value * WORTHWHILE:
+        return solution
+    return replace(solution, by_estimate=other)
 
 
 def sharded(

@@ -30,7 +30,7 @@ from costmodel.offload import NOTHING, Offload
 from costmodel.pins import Pins, cuts_products
 from costmodel.question import has_experts
 from costmodel.support import refusals
-from costmodel.uncertainty import spread_of
+from costmodel.uncertainty import with_odds
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import Unsupported
 from profiles.job import Job
@@ -38,13 +38,7 @@ from profiles.precision import precision
 from profiles.units import HOUR_S
 
 PROBABILITY = 0.95  # that what is recommended fits, unless another is asked for
-
-
-def memory_limit(on: Machine, probability: float = PROBABILITY) -> float:
-    """The largest estimated peak that fits *on* a device with *probability*: less than
-    its capacity by as much as estimates of memory are off."""
-    spread = spread_of(on)
-    return on.device.capacity_bytes * spread.share_for(probability)
+EVEN = 0.5
 
 
 class Objective(StrEnum):
@@ -70,6 +64,17 @@ _QUANTITIES = {
 }
 
 
+def usual_probability(objective: Objective) -> float:
+    """That of fitting, where nobody says: of what needs least an even chance, since
+    nothing else would be surer."""
+    return EVEN if objective is Objective.MEMORY else PROBABILITY
+
+
+def asked_of(on: Machine, objective: Objective, probability: float) -> Machine:
+    """*on* with the margin of *probability*; none where needed bytes are the value."""
+    return with_odds(on, EVEN if objective is Objective.MEMORY else probability)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A choice and its simulated price."""
@@ -89,8 +94,10 @@ class Problem:
     """A job on a machine, and what is fixed. A pin that is None is searched.
 
     `executable` leaves out what the runtime does not carry out, `runs_on` what the
-    framework of that name does not have. `probability` is that
-    of fitting which `memory_limit_bytes` stands for (`memory_limit`). Where
+    framework of that name does not have. What is needed, with
+    the margin that the machine leaves free (`costmodel.machine.with_odds`), is at most
+    `memory_limit_bytes`; where that is all of a device, it fits with `probability`.
+    Where
     `offloads_to` names a tier, what is offloaded to it is searched too (`offloading`);
     where `leaves_to` does, activations may leave to it where retention is chosen by
     stage. With `any_stage` stages may differ in mesh, and `pins.pp`, their number, need
@@ -154,7 +161,7 @@ class Problem:
     def value(self, candidate: Candidate) -> float:
         """The objective's value of a simulated candidate."""
         found = candidate.estimate
-        return float(self.value_of(found.step_time_s, found.peak_needed_bytes))
+        return float(self.value_of(found.step_time_s, found.peak_secured_bytes))
 
     @property
     def needs_sequence_parallel(self) -> bool:
@@ -175,11 +182,14 @@ class Problem:
         found = candidate.estimate
         if found.away is not None and not found.away.fits:
             return False
+        least = self.objective is Objective.MEMORY and self.by_odds
+        if least and found.probability_fits < self.probability:
+            return False
         if len(self.machine.cluster.islands) == 1:
-            return found.peak_needed_bytes <= self.memory_limit_bytes
+            return found.peak_secured_bytes <= self.memory_limit_bytes
         share = self.memory_limit_bytes / self.machine.device.capacity_bytes
         ranks = zip(found.memory, found.capacities_bytes, strict=True)
-        return all(float(item.needed) <= share * most for item, most in ranks)
+        return all(float(item.secured) <= share * most for item, most in ranks)
 
     def simulate(self, choice: Uniform, known: Known | None = None) -> Candidate:
         """*choice* judged by the event simulation, from prices as far as *known*; its
@@ -260,6 +270,18 @@ class Problem:
         return found + (
             self.capabilities.lacks(layout, self.job) if self.capabilities else []
         )
+
+    def at_its_word(self) -> Problem:
+        """The same without a margin: what fits by its estimate alone fits."""
+        on = with_odds(self.machine, EVEN)
+        found = replace(self, machine=on, probability=EVEN)
+        vars(found)["book"] = self.book
+        return found
+
+    @property
+    def by_odds(self) -> bool:
+        """Whether the limit is that of a probability to fit, and not of bytes."""
+        return self.memory_limit_bytes == self.machine.device.capacity_bytes
 
     def forget(self) -> None:
         """Drop what a search made and is large: prices and candidates, which are made

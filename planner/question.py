@@ -23,7 +23,7 @@ from costmodel.question import (
 from costmodel.software import DEFAULT, software
 from costmodel.support import is_local
 from planner.pinned import require_consistent, require_possible
-from planner.problem import PROBABILITY, Objective, Problem, memory_limit
+from planner.problem import Objective, Problem, asked_of, usual_probability
 from planner.space import Space
 from planner.table import length, take
 from profiles.cluster import Cluster
@@ -60,7 +60,8 @@ def pose(
     machine, the cluster `local`, and where `--framework` names ours. Where it names
     another, what that does not have is left out, unless *executable* is False. With
     *any_stage* stages may differ in mesh. A *profile*'s samples are prices. What is
-    found fits with at least *probability*, by default 0.95.
+    found fits with at least *probability*, by default 0.95, or 0.5 where memory is the
+    objective.
 
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
     batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
@@ -69,21 +70,21 @@ def pose(
     assumed: dict[str, Any] = {}
     gpus = _gpus(cluster, wish, pins, assumed)
     where = machine_of(cluster, wish, pins, profile, assumed)
-    job, _ = job_of(model, wish, pins.dp or 1, pins, {})
+    job, _ = job_of(model, wish, gpus, pins.dp or 1, pins, {})
     where = unbalanced(where, job, pins.imbalance, assumed)
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
     if probability is None:
-        probability = assumed["probability"] = PROBABILITY
+        probability = assumed["probability"] = usual_probability(objective)
     problem = replace(
         problem,
         executable=_executable(cluster, wish, executable, assumed),
         runs_on=_framework(wish, executable),
         probability=probability,
         any_stage=any_stage,
-        memory_limit_bytes=memory_limit(where, probability),
+        machine=asked_of(problem.machine, objective, probability),
     )
     dp = 1 if wish.global_batch is not None else dp_to_split(problem)
-    job, warnings = job_of(model, wish, dp, pins, assumed)
+    job, warnings = job_of(model, wish, gpus, dp, pins, assumed)
     problem = replace(problem, job=job)
     require_consistent(problem)
     require_possible(problem)

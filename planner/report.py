@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +18,7 @@ from costmodel.report.table import (
     memory_table,
     pairs_table,
 )
-from planner.explain import BRIEF, binds, indistinguishable, loss, worse
+from planner.explain import BRIEF, binds, faster, indistinguishable, loss, worse
 from planner.frameworks import software_words
 from planner.problem import Objective, Problem, Staged
 from planner.robust import why_chosen
@@ -28,7 +29,7 @@ from planner.words import (
     retention_words,
     short_candidate_words,
 )
-from profiles.units import MB, format_bytes, format_seconds
+from profiles.units import MB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -58,7 +59,7 @@ def plan_view(
     found, job = best.estimate, problem.job
     title = Text(
         f"{job.model} on {problem.gpus} × {found.device}: {job.global_batch} "
-        f"sequences of {job.seq_len} tokens a step",
+        f"sequences of {job.seq_len} tokens, {format_count(job.tokens)} tokens a step",
         style="bold",
     )
     why = why_chosen(problem, solution)
@@ -67,11 +68,15 @@ def plan_view(
         ("for", software_words(problem, found.layout)),
         *([("chosen", why.removeprefix("chosen "))] if why else []),
         *headline(found),
+        *_try_first(problem, solution),
         *_cost(problem, solution),
         *beside,
         ("step goes to", breakdown_words(found.breakdown_s)),
         ("binds", binds(problem, solution)),
-        ("proof", proof_words(problem, alike)),
+        (
+            "proof",
+            proof_words(problem, replace(alike, by_estimate=solution.by_estimate)),
+        ),
         *_beside(problem, alike),
         *_cuts(alike),
         *_retentions(solution),
@@ -146,17 +151,51 @@ def proof_words(problem: Problem, solution: Solution) -> str:
         of_all += ", nor any cut of the layers of 1F1B,"
     if solution.only_unlike:  # alike ones are tried, and not bounded
         of_all = f"no 1F1B of stages of any mesh, {counters.considered:,} weighed,"
+    fits = _fit_words(problem)
     if solution.status is Status.OPTIMAL:
-        claim = f"{of_all} has a smaller {name} (gap 0)"
+        claim = f"{of_all} has a smaller {name} (gap 0) and {fits}"
     else:
         claim = (
-            f"{of_all} has a {name} smaller by more than {solution.gap:.2%} (the gap)"
+            f"{of_all} has a {name} smaller by more than {solution.gap:.2%} (the gap) "
+            f"and {fits}"
         )
+    claim += _by_estimate(problem, solution)
     return (
         f"{claim}: {counters.by_memory:,} ruled out by memory, {counters.by_value:,} "
         f"by bounds, {counters.simulated:,} simulated, in "
         f"{format_seconds(solution.seconds)}"
     )
+
+
+def _fit_words(problem: Problem) -> str:
+    """What is asked of the memory of every layout that the proof speaks of."""
+    if problem.by_odds:
+        return f"fits with probability {problem.probability:g}"
+    return f"fits in {format_bytes(problem.memory_limit_bytes)}"
+
+
+def _by_estimate(problem: Problem, solution: Solution) -> str:
+    """The fastest that fits by its estimate alone, where it is faster."""
+    best, other = solution.best, solution.by_estimate
+    if best is None or other is None:
+        return ""
+    named = short_candidate_words(other, problem.job.global_batch)
+    return f"; by estimate alone {named} fits, {faster(best, other):.1%} faster"
+
+
+def _try_first(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
+    """The faster layout that may not fit, and what being sure costs."""
+    best, other = solution.best, solution.try_first
+    if best is None or other is None:
+        return []
+    found = other.estimate
+    words = (
+        f"{candidate_words(other, problem.job.global_batch)}: "
+        f"{format_seconds(found.step_time_s)}, {faster(best, other):.1%} faster, if "
+        f"{format_bytes(found.peak_needed_bytes)} fits "
+        f"(probability {found.probability_fits:.0%})"
+    )
+    return [("try first", words)]
 
 
 def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:

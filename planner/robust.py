@@ -15,6 +15,7 @@ from planner.check import check
 from planner.doubt import bad_case_s, ratio_half, shares
 from planner.explain import worse
 from planner.problem import Candidate, Objective, Problem
+from planner.shortlist import distinct
 from planner.solution import Solution, Status
 from planner.words import short_candidate_words
 
@@ -22,13 +23,24 @@ LARGEST_GAP: Final = 0.01  # of the certificate, with what is given up
 WORTHWHILE: Final = 0.002  # how much better a bad case has to be
 SURE: Final = 0.9  # with less probability of fitting the worst tenth runs out of memory
 LOOKED_AT: Final = 5  # runners-up, whether they are shown or not
+DROPPED: Final = (
+    2  # of them at most, which a better retention makes the same as the best
+)
+
+
+def looked_for(runners_up: int) -> int:
+    """How many runners-up a search is asked for, where so many are to be named."""
+    return max(runners_up, LOOKED_AT) + DROPPED
 
 
 def recommended(problem: Problem, solution: Solution, runners_up: int) -> Solution:
     """*solution* with the near-tie recommended whose bad case is best, and so many
-    runners-up; checked. Best asked for with `LOOKED_AT` runners-up or more."""
+    runners-up that are not the same (`shortlist`); checked. Best asked for with as many
+    as are `looked_for`."""
     found = prefer(problem, solution)
-    found = replace(found, runners_up=found.runners_up[:runners_up])
+    if found.best is not None:
+        _, *others = distinct(problem, (found.best, *found.runners_up))
+        found = replace(found, runners_up=tuple(others[:runners_up]))
     check(problem, found)
     return found
 

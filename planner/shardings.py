@@ -19,7 +19,9 @@ from costmodel.sharding import ON_TP
 from costmodel.uniform import Uniform
 from planner.block_problem import ENTRY, BlockProblem
 from planner.intra_op import BlockSharding, Posed, peak_bytes, pose, solve
+from planner.milp import TIME_LIMIT_S
 from planner.problem import Problem
+from planner.search import Clock, Limits
 from planner.sharding_choices import entry_choices
 from profiles.operators import Operator
 from profiles.precision import Precision, precision
@@ -40,24 +42,36 @@ class LayoutShardings:
 
 
 def layout_shardings(
-    problem: Problem, choice: Uniform, cache: Path | None = None
+    problem: Problem,
+    choice: Uniform,
+    cache: Path | None = None,
+    clock: Clock | None = None,
 ) -> LayoutShardings:
-    """Shard the first numbered layer of the job for the layout *choice*.
+    """Shard the first numbered layer of the job for the layout *choice*, in the time
+    that *clock* has left.
 
-    Raises Unsupported for a layer of routed experts.
+    Raises Unsupported for a layer of routed experts, OutOfTime where none is left, and
+    Infeasible where it did not suffice.
     """
+    clock = clock or Clock(limits=Limits())
+    clock.require()
     asked = layout_block(problem, choice)
     posed = pose(asked)
+    clock.require()
+    left_s = min(clock.left_s, TIME_LIMIT_S)
     own = preset(posed, sequence_parallel=choice.sequence_parallel)
     if own is None or choice.cp > 1:
         return LayoutShardings(
-            problem=asked, best=solve(asked, cache=cache), own_s=None, own_bytes=None
+            problem=asked,
+            best=solve(asked, time_limit_s=left_s, cache=cache),
+            own_s=None,
+            own_bytes=None,
         )
     held = peak_bytes(posed, own)
     limited = replace(asked, memory_bytes=held)
     return LayoutShardings(
         problem=limited,
-        best=solve(limited, cache=cache),
+        best=solve(limited, time_limit_s=left_s, cache=cache),
         own_s=posed.graph.value(own),
         own_bytes=held,
     )

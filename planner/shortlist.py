@@ -1,42 +1,70 @@
-"""`Shortlist`: the best candidate, and runners-up that differ in more than details.
+"""`Shortlist`: the best candidate, and the best of those that are not the same.
 
-One candidate for each set of degrees (tp, pp, dp, cp, ep). Only where there are too few
-of those do others of the same degrees follow: first ones with another schedule, ZeRO
-level or recompute preset, then any.
+    split     tp, pp, ep, etp: who holds what of the model
+    family    a split with its schedule, ZeRO level, recompute preset, and sequences in
+              each pass of all ranks
+
+Two candidates are the same where they split the model alike, and either are of one
+family (what is left are shares of dp and cp, virtual stages and groups) or differ in
+value by less than `NEGLIGIBLE`. Going through all of them by value, one is
+listed if it is not the same as any that is listed. So the list of K is the beginning of
+every longer one: what is looked at beyond has a bound above the K-th value.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from itertools import count
 from math import inf
+from typing import Final
 
 from costmodel.known import Known
 from costmodel.uniform import Uniform
-from planner.frontier import DEGREES
+from planner.frontier import SPLIT
 from planner.problem import Candidate, Problem
 from planner.search import Clock
 
 Key = tuple[object, ...]
-TRIED_OF_DEGREES = 3  # simulated to find the best; the first nearly always is
-FARTHEST = (
-    2.0  # times the best: others of the same degrees are nearer, if there are any
-)
-FEWEST = 3
-SPARE = 500  # others remembered, to fill up with
+NEGLIGIBLE: Final = 0.05  # of the value; about what two estimates of a step differ by
+TRIED_OF_SPLIT: Final = 3  # simulated to find the best; the first nearly always is
+FARTHEST: Final = 2.0  # times the best: beyond, a few that are left have to do
+FEWEST: Final = 3
 
 
-def degrees(choice: Uniform) -> Key:
-    return tuple(getattr(choice, name) for name in DEGREES)
+def split(choice: Uniform) -> Key:
+    return tuple(getattr(choice, name) for name in SPLIT)
 
 
 def family(choice: Uniform) -> Key:
     """What people would still call another layout."""
-    pipeline = (choice.schedule, choice.virtual_stages)
-    return (*degrees(choice), *pipeline, choice.zero, choice.recompute)
+    at_once = choice.dp * choice.micro_batch
+    return (*split(choice), choice.schedule, choice.zero, choice.recompute, at_once)
 
 
-def exactly(choice: Uniform) -> Key:
-    return (choice,)
+def distinct(problem: Problem, ranked: Iterable[Candidate]) -> list[Candidate]:
+    """Of candidates by value those that are not the same as one before."""
+    found: list[Candidate] = []
+    for one in ranked:
+        if not any(_same(problem, other, one) for other in found):
+            found.append(one)
+    return found
+
+
+def _same(problem: Problem, listed: Candidate, other: Candidate) -> bool:
+    """Whether *other*, which is no better than *listed*, is the same."""
+    if _meshes(listed) != _meshes(other):
+        return False
+    near = problem.value(other) < problem.value(listed) * (1 + NEGLIGIBLE)
+    return near or family(listed.choice) == family(other.choice)
+
+
+def _meshes(candidate: Candidate) -> Key:
+    """The split, by what the stages say: a choice tells nothing of unlike ones."""
+    meshes = tuple(stage.mesh for stage in candidate.estimate.layout.stages)
+    sizes = {(mesh.tp, mesh.ep, mesh.etp, mesh.size) for mesh in meshes}
+    return split(candidate.choice) if len(sizes) == 1 else meshes
 
 
 class Shortlist:
@@ -48,9 +76,10 @@ class Shortlist:
         self._known = Known()
         self.best: Candidate | None = None
         self._seen: set[Uniform] = set()
-        self._kept: dict[Key, Candidate] = {}
+        self._kept: dict[Key, Candidate] = {}  # by family
+        self._least: dict[Key, float] = {}  # values, by split
         self._tried: Counter[Key] = Counter()
-        self._spare: dict[Uniform, float] = {}
+        self._spare: dict[Key, tuple[float, Uniform]] = {}  # by family
 
     @property
     def simulated(self) -> int:
@@ -63,7 +92,7 @@ class Shortlist:
         return inf if self.best is None else self.problem.value(self.best)
 
     def simulate(self, choice: Uniform) -> Candidate:
-        """Simulate a candidate; keep it if it fits and is the best of its degrees."""
+        """Simulate a candidate; keep it if it fits and is the best of its family."""
         candidate = self.problem.simulate(choice, self._known)
         self._seen.add(choice)
         if self.problem.fits(candidate):
@@ -71,61 +100,72 @@ class Shortlist:
         return candidate
 
     def promising(self, choice: Uniform, least: float) -> bool:
-        """Whether a candidate that is not below *least* may still change the list."""
-        key = degrees(choice)
-        old = self._kept.get(key)
-        if old is None:
+        """Whether a candidate that is not below *least* may still change the best of
+        its split."""
+        key = split(choice)
+        if key not in self._least:
             return True
-        tried_enough = self._tried[key] >= TRIED_OF_DEGREES
-        return not tried_enough and least < self.problem.value(old)
+        return self._tried[key] < TRIED_OF_SPLIT and least < self._least[key]
 
     def pass_over(self, choice: Uniform, value: float) -> None:
-        """Remember a candidate, whose value is at least *value*, to fill up with."""
-        self._spare[choice] = value
-        if len(self._spare) > 2 * SPARE:
-            nearest = sorted(self._spare.items(), key=lambda item: item[1])
-            self._spare = dict(nearest[:SPARE])
+        """Remember a candidate, whose value is at least *value*, unless one of its
+        family is remembered."""
+        self._spare.setdefault(family(choice), (value, choice))
 
     def settled(self, least: float) -> bool:
         """Whether candidates that are not below *least* are no longer of interest."""
-        values = sorted(self.problem.value(one) for one in self._kept.values())
-        if len(values) > self.wanted and values[self.wanted] <= least:
+        if not self._kept:
+            return False
+        if not self.wanted:
             return True
-        named = min(FEWEST, self.wanted)
-        enough = len(values) + len(self._spare) > named
-        return bool(values) and enough and least > FARTHEST * values[0]
+        values = sorted(self._least.values())
+        if len(values) > self.wanted and values[self.wanted] < least:
+            return True
+        enough = len(self._kept) + len(self._spare) > FEWEST
+        return enough and least > FARTHEST * values[0]
 
     def runners_up(self, clock: Clock) -> tuple[Candidate, ...]:
-        """All but the best, in order; of lesser interest where there are too few, as
-        far as time suffices."""
-        found = sorted(self._kept.values(), key=self._rank)[: self.wanted + 1]
-        spare = sorted(self._spare, key=lambda choice: self._spare[choice])
-        for key in (family, exactly):
-            seen = {key(one.choice) for one in found}
-            for choice in spare:
-                if len(found) > self.wanted or clock.over:
-                    break
-                if key(choice) not in seen:
-                    seen.add(key(choice))
-                    self._fill(found, choice)
-        return tuple(sorted(found, key=self._rank)[1:])
+        """The best that are not the same, but the best one, in order; as far as time
+        suffices."""
+        found: list[Candidate] = []
+        number = count()
+        kept = [(*self._rank(one), next(number), one) for one in self._kept.values()]
+        spare = [
+            (value, 0.0, next(number), choice)
+            for value, choice in self._spare.values()
+            if choice not in self._seen
+        ]
+        queue: list[tuple[float, float, int, Candidate | Uniform]] = [*kept, *spare]
+        heapify(queue)
+        while queue and len(found) <= self.wanted:
+            value, _, _, one = heappop(queue)
+            if isinstance(one, Candidate):
+                if len(distinct(self.problem, [*found, one])) > len(found):
+                    found.append(one)
+            elif not clock.over and not self._negligible(one, value, found):
+                candidate = self.simulate(one)
+                if self.problem.fits(candidate):
+                    heappush(queue, (*self._rank(candidate), next(number), candidate))
+        return tuple(found[1:])
 
-    def _fill(self, found: list[Candidate], choice: Uniform) -> None:
-        candidate = self.problem.simulate(choice, self._known)
-        self._seen.add(choice)
-        if self.problem.fits(candidate):
-            found.append(candidate)
+    def _negligible(
+        self, choice: Uniform, value: float, found: Iterable[Candidate]
+    ) -> bool:
+        """Whether *choice*, at its bound, is the same as one of those *found*."""
+        alike = (one for one in found if split(one.choice) == split(choice))
+        values = (self.problem.value(one) * (1 + NEGLIGIBLE) for one in alike)
+        return any(value < least for least in values)
 
     def _keep(self, candidate: Candidate) -> None:
-        key = degrees(candidate.choice)
+        choice = candidate.choice
+        key, value = split(choice), self.problem.value(candidate)
         self._tried[key] += 1
-        old = self._kept.get(key, candidate)
-        better, worse = sorted((candidate, old), key=self._rank)
-        self._kept[key] = better
-        if worse is not better:
-            self.pass_over(worse.choice, self.problem.value(worse))
-        if self.best is None or self._rank(better) < self._rank(self.best):
-            self.best = better
+        self._least[key] = min(value, self._least.get(key, inf))
+        old = self._kept.setdefault(family(choice), candidate)
+        if self._rank(candidate) < self._rank(old):
+            self._kept[family(choice)] = candidate
+        if self.best is None or self._rank(candidate) < self._rank(self.best):
+            self.best = candidate
 
     def _rank(self, candidate: Candidate) -> tuple[float, float]:
         """By value; of equal ones that which needs less memory."""

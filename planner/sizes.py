@@ -7,12 +7,13 @@ GPUs is a search of its own, with its own proof.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from costmodel.estimate import Estimate
 from planner.diagnosis import constraint_of
 from planner.problem import Problem
 from planner.question import Posed
+from planner.search import Clock, Limits
 from planner.solution import Solution
 from profiles.errors import InvalidQuestion, OutOfTime
 
@@ -26,6 +27,7 @@ class Sized:
     solution: Solution | None = None
     reason: str | None = None
     error: InvalidQuestion | None = None  # the pins do not go with this number
+    limits: Limits = field(default_factory=Limits)  # in which it was planned
 
     @property
     def estimate(self) -> Estimate | None:
@@ -37,23 +39,28 @@ class Sized:
 def plans(
     sizes: Sequence[int],
     pose: Callable[[int], Posed],
-    solve: Callable[[Problem], Solution],
+    solve: Callable[[Problem, Limits], Solution],
+    limits: Callable[[], Limits] = Limits,
 ) -> Iterator[Sized]:
-    """A plan for each of *sizes*, or why there is none."""
+    """A plan for each of *sizes*, or why there is none; each in *limits* of its own."""
     for gpus in sizes:
+        own = limits()
         try:
             posed = pose(gpus)
         except InvalidQuestion as error:
             yield Sized(gpus=gpus, reason=str(error), error=error)
             continue
         try:
-            solution = solve(posed.problem)
+            solution = solve(posed.problem, own)
         except OutOfTime as error:
-            yield Sized(gpus=gpus, posed=posed, reason=str(error))
+            yield Sized(gpus=gpus, posed=posed, reason=str(error), limits=own)
             continue
         found = solution.best is not None
-        reason = None if found else constraint_of(posed.problem)
-        yield Sized(gpus=gpus, posed=posed, solution=solution, reason=reason)
+        clock = Clock(limits=own)
+        reason = None if found else constraint_of(posed.problem, clock)
+        yield Sized(
+            gpus=gpus, posed=posed, solution=solution, reason=reason, limits=own
+        )
 
 
 def efficiency(rows: Sequence[Sized]) -> dict[int, float]:

@@ -283,7 +283,7 @@ def _bytes(
         micro_batches=layout.micro_batches,
         footprint=software.footprint,
         offload=layout.offload,
-    ).needed
+    ).secured
     base, passes, *more = found.tolist()
     states, saved, working = ((each - passes) / GB for each in more)
     return base, states, saved, working

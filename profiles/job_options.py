@@ -72,7 +72,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--global-batch",
         type=whole(most=LARGEST_SEQUENCE),
         metavar="N",
-        help="Sequences a step.  [default: the model's]",
+        help="Sequences a step.  [default: the model's, of as many tokens]",
     ),
     _option(
         "--optimizer",

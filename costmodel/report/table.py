@@ -15,7 +15,14 @@ from costmodel.memory import KINDS, Memory
 from costmodel.offload import Offload
 from costmodel.retention import CORE, EVERYTHING, Action, Retention, operator_of
 from costmodel.uniform import split_layers
-from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_seconds
+from profiles.units import (
+    TFLOPS,
+    GiB,
+    MiB,
+    format_bytes,
+    format_count,
+    format_seconds,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -274,7 +281,8 @@ def estimate_view(estimate: Estimate) -> Group:
     job = estimate.job
     title = Text(
         f"{job.model} on {estimate.layout.gpus} × {estimate.device}: "
-        f"{job.global_batch} sequences of {job.seq_len:,} tokens",
+        f"{job.global_batch} sequences of {job.seq_len:,} tokens, "
+        f"{format_count(job.tokens)} tokens a step",
         style="bold",
     )
     rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]

@@ -17,6 +17,7 @@ from costmodel.answer import Answer
 from costmodel.estimate import answers
 from costmodel.layout import Layout
 from costmodel.machine import Machine
+from costmodel.memory import Memory
 from costmodel.question import Question
 from costmodel.runs.cells import Cells
 from costmodel.runs.question import Questions
@@ -37,6 +38,7 @@ class Price:
     interval_s: tuple[float, float]  # p10 and p90 of the step
     fits: bool
     probability_fits: float
+    spread_bytes: float  # standard deviation of the largest peak
     peak_bytes: Mapping[str, float]  # device, reserved, allocated
 
     @property
@@ -134,6 +136,7 @@ def _kept(found: Answer | MeshwrightError) -> Price | str:
         interval_s=found.interval_s,
         fits=found.fits,
         probability_fits=found.probability_fits,
+        spread_bytes=float(max(found.memory, key=_total).spread),
         peak_bytes={
             "device": found.peak_memory_bytes,
             "reserved": found.peak_reserved_bytes,
@@ -160,3 +163,7 @@ def _own(found: Price, question: Question) -> Price:
         }
 
     return replace(found, write=write)
+
+
+def _total(memory: Memory) -> float:
+    return float(memory.total)

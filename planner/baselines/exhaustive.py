@@ -41,7 +41,7 @@ class Exhaustive(AbstractSearch):
             if clock.over:
                 break
             found = shortlist.simulate(choice).estimate
-            seen.append((found.peak_needed_bytes, found.step_time_s, choice))
+            seen.append((found.peak_secured_bytes, found.step_time_s, choice))
             clock.tell(shortlist.simulated, shortlist.value, 0.0)
         complete = shortlist.simulated == considered
         best, value = shortlist.best, shortlist.value

@@ -101,6 +101,6 @@ class Mcmc(AbstractSearch):
 
 def _cost(problem: Problem, candidate: Candidate) -> float:
     """Its value, more where it does not fit."""
-    limit, peak = problem.memory_limit_bytes, candidate.estimate.peak_needed_bytes
+    limit, peak = problem.memory_limit_bytes, candidate.estimate.peak_secured_bytes
     lack = max(peak / limit - 1, 0.0)
     return problem.value(candidate) * (1 + MISFIT * lack)

@@ -50,7 +50,7 @@ def with_offload(
     if found is None:
         return None
     best = _priced(found, job, on, found.offload.activations)
-    return best if best.peak_needed_bytes <= limit_bytes else None
+    return best if best.peak_secured_bytes <= limit_bytes else None
 
 
 def with_ratio(
@@ -59,7 +59,7 @@ def with_ratio(
     """*choice* with the smallest ratio by the closed form; None if 1 is too little."""
     kept, away = (_priced(choice, job, on, ratio) for ratio in (0.0, 1.0))
     ratios = [
-        smallest_ratio(float(before.needed), float(after.needed), limit_bytes)
+        smallest_ratio(float(before.secured), float(after.secured), limit_bytes)
         for before, after in zip(kept.memory, away.memory, strict=True)
     ]
     found = [one for one in ratios if one is not None]

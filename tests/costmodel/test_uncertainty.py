@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from math import log
 from pathlib import Path
 from statistics import median
 
 import pytest
 
+from costmodel.estimate import estimate
 from costmodel.left_out import left_out
 from costmodel.machine import machine
 from costmodel.runs.prices import price_runs
 from costmodel.runs.run import read_runs
 from costmodel.software import software
-from costmodel.uncertainty import Calibration, Spread, calibration, spread_of
+from costmodel.uncertainty import (
+    Calibration,
+    Spread,
+    calibration,
+    probability_fits,
+    spread_of,
+    with_odds,
+)
+from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
+from profiles.job import Job
+from profiles.models.catalog import model
 
+JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_batch=8)
+CHOICE = Uniform(micro_batch=1, zero=0)
 SEEN = Calibration(
     step=0.08,
     framework=1.0,
@@ -42,16 +56,45 @@ def test_what_is_rare_is_less_certain() -> None:
 
 
 def test_interval_is_even_in_ratios() -> None:
-    low, high = Spread(step_sigma=0.1, memory_sigma=0.2).step_time
+    low, high = Spread(step_sigma=0.1).step_time
     assert low * high == pytest.approx(1)
     assert high == pytest.approx(2.718281828 ** (0.1 * 1.2815516))
 
 
 def test_odds_of_fitting() -> None:
-    spread = Spread(step_sigma=0.1, memory_sigma=0.1)
-    assert spread.probability_below(1.0) == pytest.approx(0.5)
-    assert spread.probability_below(1.2) > 0.95
-    assert spread.probability_below(0.8) < 0.05
+    assert probability_fits(70.0, 5.0, 70.0) == pytest.approx(0.5)
+    assert probability_fits(70.0, 5.0, 80.0) > 0.95
+    assert probability_fits(70.0, 5.0, 60.0) < 0.05
+    assert (probability_fits(7.0, 0.0, 8.0), probability_fits(8.0, 0.0, 7.0)) == (1, 0)
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.8, 0.95, 0.999])
+def test_what_is_left_free_makes_it_fit_as_surely(probability: float) -> None:
+    """A device of just what is secured has those odds; the estimate stays."""
+    plain = machine(cluster("dgx-a100-80gb"))
+    found, sure = (
+        estimate(JOB, plain.cluster, spell_out(CHOICE, JOB.graph, 8), on=on)
+        for on in (plain, with_odds(plain, probability))
+    )
+    assert found.peak_secured_bytes == found.peak_needed_bytes == sure.peak_needed_bytes
+    (rank,) = sure.memory
+    secured, needed = float(rank.secured), float(rank.needed)
+    odds = probability_fits(needed, float(rank.spread), secured)
+    assert odds == pytest.approx(probability)
+
+
+def test_states_are_exact_and_what_comes_and_goes_is_not() -> None:
+    """As large a peak of states is surer than one of activations."""
+    plain = machine(cluster("dgx-a100-80gb"))
+
+    def spread(micro_batch: int) -> float:
+        choice = replace(CHOICE, micro_batch=micro_batch)
+        layout = spell_out(choice, JOB.graph, JOB.global_batch)
+        (rank,) = estimate(JOB, plain.cluster, layout, on=plain).memory
+        assert float(rank.spread) < 0.25 * float(rank.needed)
+        return float(rank.spread) / float(rank.needed)
+
+    assert spread(1) < spread(2) < spread(8)
 
 
 def test_known_hardware_is_surer_than_unknown() -> None:

@@ -57,6 +57,7 @@ def price(step_time_s: float, *, fits: bool = True, peak_gib: float = 10.0) -> P
         fits=fits,
         probability_fits=0.9 if fits else 0.1,
         peak_bytes={kind: peak_gib * share * GiB for kind, share in peak.items()},
+        spread_bytes=0.1 * peak_gib * GiB,
     )
 
 

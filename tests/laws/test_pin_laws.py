@@ -72,8 +72,8 @@ def test_what_is_pinned_as_it_is_stays(question: str, data: st.DataObject) -> No
 
 def test_the_number_of_stages_is_pinned_beside_unlike_meshes() -> None:
     """Equal stages of eight do not fit, which is no reason to look at no others."""
-    words = ("--model", "llama3-8b", "--gpus", "8", "--cluster", "l40s-8x")
-    words = (*words, "--global-batch", "64")
+    model = ("--model", "llama3-8b", "--gpus", "8", "--cluster", "l40s-8x")
+    words = (*model, "--global-batch", "64")
     free, pinned = asked(*words), asked(*words, "--any-stage", "--pp", "8")
     assert pinned["layout"]["summary"]["pp"] == 8
     assert pinned["estimate"]["step_time_s"] < 1.1 * free["estimate"]["step_time_s"]

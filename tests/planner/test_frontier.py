@@ -15,6 +15,7 @@ from costmodel.uniform import Uniform
 from planner.floors import leaf_bounds
 from planner.frontier import Frontier
 from planner.problem import Objective, Problem
+from planner.shortlist import split
 from planner.space import Space
 from planner.table import length
 from tests.problems import problem
@@ -63,17 +64,17 @@ def test_few_branches_are_opened_for_the_best() -> None:
     assert frontier.opened < 0.02 * length(frontier.space.branches)
 
 
-def test_degrees_that_are_closed_do_not_come_out() -> None:
+def test_splits_that_are_closed_do_not_come_out() -> None:
+    """Of leaves at hand the nearest of each family is told, with its bound."""
     frontier = Frontier(problem("gpt-mini", 8))
     first = frontier.take()
     assert first is not None
-    others = frontier.close(first, remember=3)
+    others = frontier.close(first, ("zero",))
     assert [bound for _, bound in others] == sorted(bound for _, bound in others)
-    assert {choice.dp for choice, _ in others} == {first.dp}
-    for choice in taken(frontier):
-        same = [getattr(choice, name) == getattr(first, name) for name in ("tp", "dp")]
-        ranks = [getattr(choice, name) == getattr(first, name) for name in ("pp", "cp")]
-        assert not all(same + ranks)
+    assert {split(choice) for choice, _ in others} == {split(first)}
+    levels = [choice.zero for choice, _ in others]
+    assert len(levels) == len(set(levels))
+    assert all(split(choice) != split(first) for choice in taken(frontier))
 
 
 def test_what_is_too_big_but_faster_is_remembered() -> None:

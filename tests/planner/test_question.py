@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import pytest
 
 from costmodel.pins import Pins
-from costmodel.uncertainty import spread_of
 from planner.problem import Objective
 from planner.question import Posed, pose
 from profiles.catalog import cluster
@@ -157,11 +158,10 @@ def test_pins_of_an_impossible_question_are_not_to_blame() -> None:
 def test_what_is_recommended_is_to_fit_with_95_percent() -> None:
     found = posed(gpus=64)
     assert found.assumed["probability"] == 0.95
-    problem, device = found.problem, found.problem.machine.device
-    spread = spread_of(problem.machine)
-    ratio = device.capacity_bytes / problem.memory_limit_bytes
-    assert spread.probability_below(ratio) == pytest.approx(0.95)
-    assert problem.memory_limit_bytes < device.capacity_bytes
+    problem = found.problem
+    assert problem.memory_limit_bytes == problem.machine.device.capacity_bytes
+    free = problem.machine.software.footprint.deviations
+    assert NormalDist().cdf(free) == pytest.approx(0.95)
 
 
 def test_an_even_chance_is_the_whole_device() -> None:

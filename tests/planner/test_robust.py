@@ -106,8 +106,9 @@ def test_a_steady_best_stays(posed: Problem, solved: Solution) -> None:
 def test_what_hardly_fits_is_the_worse_case(posed: Problem, solved: Solution) -> None:
     near = tie(solved, 1.002)
     assert near.best is not None
-    tight = replace(near.best.estimate.spread, memory_sigma=10.0)
-    risky = replace(near.best, estimate=replace(near.best.estimate, spread=tight))
+    held = near.best.estimate.memory
+    shaky = tuple(replace(one, spread=1e3 * one.spread) for one in held)
+    risky = replace(near.best, estimate=replace(near.best.estimate, memory=shaky))
     found = prefer(posed, replace(near, best=risky))
     assert found.instead_of is risky
     assert "probability" in (why_chosen(posed, found) or "")

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
+from typing import Any
 
 import pytest
 
 from costmodel.pins import Pins
-from planner import diagnosis, largest, search
+from costmodel.uniform import Uniform
+from planner import (
+    diagnosis,
+    intra_op,
+    largest,
+    own_shardings,
+    question,
+    search,
+    shardings,
+)
+from planner.around import Around
+from planner.beside import beside
 from planner.branch_and_bound import BranchAndBound
 from planner.changes import Change
+from planner.intra_op import BlockSharding, Posed
 from planner.largest import Largest, maximize
 from planner.plan import plan, refined, sharded, solve
 from planner.problem import Candidate, Objective, Problem
 from planner.retention import polish
 from planner.search import Clock, Limits
-from planner.solution import EXACT
+from planner.sizes import plans
+from planner.solution import EXACT, Solution
 from planner.stage_bound import halved
 from profiles.errors import OutOfTime
 from tests import islands
@@ -226,3 +241,91 @@ def test_a_diagnosis_without_time_for_one_layout_says_so() -> None:
 
     said = diagnosis.constraint_of(posed, Short(limits=Limits()))
     assert said.startswith("memory: no layout of gpt-13b fits on 1 GPUs")
+
+
+def test_a_diagnosis_has_words_whenever_time_ends(hand: Hand) -> None:
+    posed = problem("gpt-13b", 1, global_batch=8)
+    hand.each_s = 1.0
+    for limit_s in (0, 2, 3, 5, 8, 12, 20):
+        said = diagnosis.diagnose(posed, Limits(time_limit_s=limit_s).begun())
+        assert said.constraint.startswith("memory: ")
+
+
+def test_shardings_take_what_is_left_of_the_time(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posed, given = problem("gpt-tiny", 2), list[float]()
+    choice = Uniform(tp=2, sequence_parallel=True, micro_batch=4)
+    solving = intra_op.solve
+
+    def slowly(*asked: Any, time_limit_s: float, **more: Any) -> BlockSharding:
+        given.append(time_limit_s)
+        return solving(*asked, **more)
+
+    monkeypatch.setattr(shardings, "solve", slowly)
+    limits = Limits(time_limit_s=5.0).begun()
+    hand.now_s = 3.0
+    shardings.layout_shardings(posed, choice, clock=Clock(limits=limits))
+    assert given == [2.0]
+    hand.now_s = 5.0
+    with pytest.raises(OutOfTime):
+        shardings.layout_shardings(posed, choice, clock=Clock(limits=limits))
+
+
+def test_a_plan_is_given_without_the_shardings_that_took_too_long(hand: Hand) -> None:
+    posed = problem("gpt-tiny", 2, pins=Pins(tp=2))
+    found = solve(posed, BranchAndBound(), Limits(runners_up=0))
+    limits = Limits(time_limit_s=5.0).begun()
+    hand.now_s = 5.0
+
+    def anew(_: Problem) -> Solution:
+        raise AssertionError("nothing is planned anew")
+
+    said = beside(posed, found, Around(shardings=True), None, anew, limits)
+    assert said.members == {"shardings": None}
+    assert "time was over" in dict(said.lines)["shardings"]
+
+
+def test_own_shardings_are_not_solved_for_once_it_is_late(
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Posing a block takes time, too: what is bounded then is, what is not stays."""
+    posed = problem("gpt-mini", 2, pins=Pins(tp=2))
+    found = solve(posed, BranchAndBound(), Limits(runners_up=0))
+    posing = intra_op.pose
+
+    def slowly(*asked: Any) -> Posed:
+        hand.now_s += 10.0
+        return posing(*asked)
+
+    def programmed(*_: Any) -> Any:
+        raise AssertionError("it is late")
+
+    monkeypatch.setattr(own_shardings, "pose", slowly)
+    monkeypatch.setattr(own_shardings, "_by_program", programmed)
+    peaks = cycle((0.0, 1e30))  # the preset's, and the best one's without limits
+    monkeypatch.setattr(own_shardings, "peak_bytes", lambda *_: next(peaks))
+    limits = Limits(time_limit_s=5.0).begun()
+    said = sharded(posed, found, limits)
+    assert said.best is found.best
+    assert said.operators is not None
+    assert said.operators.proofs
+    for proof in said.operators.proofs:
+        assert 0 <= proof.lower_s < proof.best_s == proof.own_s
+
+
+def test_why_nothing_fits_on_a_number_of_gpus_keeps_its_time(hand: Hand) -> None:
+    posed = problem("gpt-13b", 1, global_batch=8)
+
+    def late(asked: Problem, limits: Limits) -> Solution:
+        found = solve(asked, BranchAndBound(), limits)
+        hand.now_s += 5.0
+        return found
+
+    limits = Limits(time_limit_s=5.0)
+    (row,) = plans([1], lambda _: question.Posed(problem=posed), late, limits.begun)
+    assert row.reason is not None
+    assert "the smallest peak" not in row.reason
+    (row,) = plans([1], lambda _: question.Posed(problem=posed), late)
+    assert row.reason is not None
+    assert "the smallest peak" in row.reason
