@@ -7,6 +7,7 @@ the closed form of `closed_form`, a lower bound of the simulated step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,8 +165,46 @@ def _transfer_s(rows: Rows, far: Array) -> Array:
 
 
 def needed_bytes(rows: Rows) -> Array:
-    """At least what the fullest of the ranks that can be needs: the first, the first of
-    each run of middle ones, and the last."""
+    """At least what the fullest rank of each row needs."""
+    most: Array = np.maximum.reduce(_by_rank(rows))
+    return most
+
+
+def leanest_bytes(columns: Columns, book: AtomBook) -> Array:
+    """The same whatever each stage makes again (`--recompute auto`).
+
+    Layers are joined into segments where a rank has one stage, of one kind of layer;
+    each rank has the length that it needs least with.
+    """
+    alone = (columns.virtual_stages == 1) & ~columns.in_pairs
+    longest = -(-(book.job.graph.body + 2) // columns.pp) * alone
+    least = None
+    for lengths in _lengths(int(longest.max(initial=1))):
+        here = _by_rank(Rows(columns=columns, book=book, segments=lengths))
+        if least is not None:
+            joins = alone & (lengths[0] <= longest)
+            here = [
+                np.where(joins, np.minimum(one, other), other)
+                for one, other in zip(here, least, strict=True)
+            ]
+        least = here
+    assert least is not None, "layers alone are the first"
+    return np.asarray(np.maximum.reduce(least))
+
+
+def _lengths(longest: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover 1 … *longest*, each number alone up to 8, and then within an
+    eighth."""
+    fewest = 1
+    while fewest <= max(longest, 1):
+        most = max(fewest, fewest * 9 // 8)
+        yield fewest, most
+        fewest = most + 1
+
+
+def _by_rank(rows: Rows) -> list[Array]:
+    """At least what each of the ranks that can be the fullest needs, 0 where it is not
+    there: the first, the first of each run of middle ones, and the last."""
     first, *middle, last = rows.held
     before, *counts, at_end = rows.counts
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
@@ -178,12 +217,14 @@ def needed_bytes(rows: Rows) -> Array:
         start = start + count
     ranks.append((rows.lightest, zero + 1, several & (pp > 2) & alone))
     ranks.append((last, pp - 1, (at_end > 0) & alone))
-    most: Array = np.zeros(len(rows.columns))
+    found = [np.zeros(len(rows.columns))]
     for stage, rank, present in ranks:
+        here = np.zeros(len(rows.columns))
         if present.any():
-            here = _rank_bytes(rows, stage, rank, is_last=stage is last)
-            most = np.maximum(most, np.where(present, here, 0))
-    return most
+            every = _rank_bytes(rows, stage, rank, is_last=stage is last)
+            here = np.where(present, every, 0)
+        found.append(here)
+    return found
 
 
 def _rank_bytes(rows: Rows, end: StageBytes, rank: Array, *, is_last: bool) -> Array:

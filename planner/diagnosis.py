@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
-from math import inf
 from typing import Any, Final
 
 from costmodel.estimate import Estimate
@@ -37,11 +36,11 @@ from planner.changes import (
     unpinned,
 )
 from planner.explain import fullest
-from planner.frontier import Frontier
 from planner.largest import last_true
 from planner.memory_floor import states_bytes, too_large, widest_bytes
 from planner.offloading import everything_away
 from planner.problem import Candidate, Objective, Problem
+from planner.retention.least_peak import first_fit, leanest
 from planner.search import Clock, Limits
 from planner.solution import Solution
 from planner.space import Space
@@ -60,7 +59,6 @@ CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
 _NOTHING: Final = "nothing near works"
 _LATE: Final = "time was over before every change was tried (--time-limit)"
 MOST_TRIED: Final = 10  # changes of a kind
-NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +148,8 @@ def tried(change: Change, clock: Clock | None = None) -> Remedy | None:
             return _tried_of_any_mesh(change, clock)
         if too_large(change.problem):
             return None
-        best = CHEAP.solve(_cheap(change.problem), limits).best
+        cheap = _cheap(change.problem)
+        best = first_fit(cheap, CHEAP.solve(cheap, limits), clock).best
     except InvalidQuestion:  # a space too large, pins that now contradict each other
         return None
     except OutOfTime:
@@ -292,18 +291,20 @@ def _not_executed(problem: Problem) -> str:
 def _too_little_memory(problem: Problem, clock: Clock) -> str:
     device = problem.machine.device
     try:
-        smallest = leanest(problem.with_hosts_of_any_size(), clock)
+        found = leanest(problem.with_hosts_of_any_size(), clock)
     except OutOfTime:
         return (
             f"memory: no layout of {problem.job.model} fits on {problem.gpus} GPUs, "
             f"{device.name} offers {_offered(problem)}{_alone(problem)}"
         )
-    assert smallest is not None, "something is legal"
+    assert found is not None, "something is legal"
+    smallest = found.candidate
     if smallest.estimate.peak_needed_bytes <= problem.memory_limit_bytes:
         return _too_little_on_hosts(problem, smallest)
     peak = format_bytes(smallest.estimate.peak_needed_bytes)
+    which = "of any layout" if found.proven else "that was found"
     return (
-        f"memory: the smallest peak of any layout is {peak} "
+        f"memory: the smallest peak {which} is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
         f"{fullest(smallest)}), "
         f"{device.name} offers {_offered(problem)}{_alone(problem)}"
@@ -344,35 +345,6 @@ def _offered(problem: Problem) -> str:
         f"{format_bytes(capacity)}, and what is estimated at {format_bytes(limit)} "
         f"fits with probability {problem.probability:g}"
     )
-
-
-def leanest(problem: Problem, clock: Clock | None = None) -> Candidate | None:
-    """The candidate that needs least, None if there is no candidate; of
-    `NEAR_LEAST` at most whose bounds leave it open, as far as there is time.
-
-    Micro-batches of one sequence hold the least: where they are free, others need not
-    be looked at, unless a step has more of those than can be simulated.
-    """
-    pins = problem.pins
-    lean = replace(problem, objective=Objective.MEMORY, memory_limit_bytes=inf)
-    if pins.micro_batch is None and pins.micro_batches is None:
-        single = lean.repinned(replace(pins, micro_batch=1))
-        lean = single if length(Space.of(single).branches) else lean
-    timed = clock or Clock(limits=Limits())
-    return min(_nearly_least(lean, timed), key=lean.value, default=None)
-
-
-def _nearly_least(lean: Problem, clock: Clock) -> Iterator[Candidate]:
-    """Candidates by the bounds of their peaks, until none left can be smaller."""
-    frontier, least = Frontier(lean, clock), inf
-    for number in range(NEAR_LEAST):
-        if number and clock.over:
-            return
-        choice = frontier.take() if frontier.least < least else None
-        if choice is None:
-            return
-        yield (found := lean.simulate(choice))
-        least = min(least, lean.value(found))
 
 
 def _with_remedies(

@@ -24,6 +24,7 @@ from planner.problem import (
     Problem,
     memory_limit,
 )
+from planner.retention.least_peak import first_fit
 from planner.retention.polish import polished, without_auto
 from planner.robust import LOOKED_AT, recommended
 from planner.search import AbstractSearch, Clock, Limits
@@ -175,7 +176,14 @@ def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
 
 
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
-    return hopeless(problem, search.name) or search.solve(problem, limits)
+    """Where no preset of what is made again fits, the default search looks for layouts
+    that choose it stage by stage."""
+    if (nothing := hopeless(problem, search.name)) is not None:
+        return nothing
+    found = search.solve(problem, limits)
+    if search.name != DEFAULT:
+        return found
+    return first_fit(problem, found, Clock(limits=limits))
 
 
 def refined(

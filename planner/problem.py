@@ -18,7 +18,7 @@ from typing import Any
 
 from costmodel.atom_book import AtomBook
 from costmodel.auto_retention import AUTO, fitted
-from costmodel.columns import recomputes_with
+from costmodel.columns import RECOMPUTES, recomputes_with
 from costmodel.estimate import Estimate, estimate
 from costmodel.host_memory import capacity_bytes
 from costmodel.known import Known
@@ -134,7 +134,13 @@ class Problem:
         """What may be made again, by the code of a candidate's column: the presets,
         and the operators that are pinned by name."""
         pinned = self.pins.recompute
+        if pinned == AUTO:
+            return (*RECOMPUTES, AUTO)
         return recomputes_with(*([pinned] if pinned else []))
+
+    def by_stage(self) -> Problem:
+        """The same with retention chosen stage by stage in every candidate."""
+        return self.repinned(replace(self.pins, recompute=AUTO))
 
     def value_of(self, step_time_s: Any, needed_bytes: Any) -> Any:
         """The objective's value; numbers or arrays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.auto_retention import AUTO
@@ -131,10 +132,12 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     if added is None or not added.considered:
         return []
     gain = 1 - solution.preset_value / added.uniform_value
-    found = f"{gain:.2%} better than" if gain else "no better than"
+    found = f"{gain:.2%} better than alike" if gain else "no better than alike"
+    if added.uniform_value == inf:
+        found = "alone fits, none alike does"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
-    words = f"by stage {found} alike ({tried}; at most {left:.2%})"
+    words = f"by stage {found} ({tried}; at most {left:.2%})"
     return [("recompute", words)]
 
 
