@@ -89,16 +89,19 @@ def test_what_fits_by_stage_is_found_under_the_same_pins(
 def test_a_depth_that_no_preset_fits_is_found_by_stage() -> None:
     posed = deep(layers=200, pins=Pins(micro_batch=1))
     least = leanest(posed, Clock(limits=Limits()))
-    assert least is not None and least.candidate.choice.recompute == "auto"
+    assert least is not None
+    assert least.candidate.choice.recompute == "auto"
     peak = least.candidate.estimate.peak_needed_bytes
     tight = replace(posed, memory_limit_bytes=peak * (1 + 1e-6))
     assert SEARCH.solve(tight, NO_LIMITS).best is None
     found = solve(tight, SEARCH, NO_LIMITS)
-    assert found.best is not None and found.added is not None
+    assert found.best is not None
+    assert found.added is not None
     assert found.status is Status.FEASIBLE
     assert found.added.uniform_value == inf
     document = added_document(found)
-    assert document is not None and document["uniform"] is document["gain"] is None
+    assert document is not None
+    assert document["uniform"] is document["gain"] is None
 
 
 def test_the_smallest_peak_is_that_of_any_layout() -> None:
