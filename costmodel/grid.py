@@ -178,25 +178,21 @@ def leanest_bytes(columns: Columns, book: AtomBook) -> Array:
     """
     alone = (columns.virtual_stages == 1) & ~columns.in_pairs
     longest = -(-(book.job.graph.body + 2) // columns.pp) * alone
-    least = None
+    least = _by_rank(Rows(columns=columns, book=book, segments=(1, 1)))
     for lengths in _lengths(int(longest.max(initial=1))):
-        here = _by_rank(Rows(columns=columns, book=book, segments=lengths))
-        if least is not None:
-            joins = alone & (lengths[0] <= longest)
-            here = [
-                np.where(joins, np.minimum(one, other), other)
-                for one, other in zip(here, least, strict=True)
-            ]
-        least = here
-    assert least is not None, "layers alone are the first"
+        joins = np.flatnonzero(lengths[0] <= longest)
+        some = columns.take(joins)
+        here = _by_rank(Rows(columns=some, book=book, segments=lengths))
+        for one, other in zip(least, here, strict=True):
+            one[joins] = np.minimum(one[joins], other)
     return np.asarray(np.maximum.reduce(least))
 
 
 def _lengths(longest: int) -> Iterator[tuple[int, int]]:
-    """Ranges that cover 1 … *longest*, each number alone up to 8, and then within an
+    """Ranges that cover 2 … *longest*, each number alone up to 8, and then within an
     eighth."""
-    fewest = 1
-    while fewest <= max(longest, 1):
+    fewest = 2
+    while fewest <= longest:
         most = max(fewest, fewest * 9 // 8)
         yield fewest, most
         fewest = most + 1
