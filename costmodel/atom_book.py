@@ -189,6 +189,8 @@ class _Page:
 
     def table(self, kept: str | Retention) -> Array:
         """All entries' atoms under *kept*, a preset or a retention."""
+        if kept == "sqrt":  # at which a segment begins
+            kept = "full"
         done, table = self._tables.get(kept, (0, np.empty((len(ATOM), 0))))
         if done < len(self._sheets):
             left = range(done, len(self._sheets))

@@ -206,7 +206,7 @@ def _of_weights(block: Block, prices: dict[str, OperatorPrice]) -> Array:
     for item in block.operators:
         if item.kind in PRODUCTS and not item.frozen:
             price = prices[item.name]
-            tensors[item.output.name, True] = price.output_bytes
+            tensors[item.output.name, True] = price.gradient_bytes
             tensors |= {(name, False): size for name, size in price.saved.items()}
     return sum(tensors.values(), start=_ZERO)
 

@@ -131,12 +131,17 @@ def fewest_layers(
 def _narrowed(stages: Stages, way: Way, limit_bytes: float, known: Known) -> Estimate:
     """The layout that *way* makes of the room of each rank, narrowed until it fits."""
     rooms = stages.rooms(limit_bytes)
-    seen, each = [], secured_of_kept(stages.on.software.footprint)
+    seen: list[Estimate] = []
+    each = secured_of_kept(stages.on.software.footprint)
     for turn in range(ROUNDS):
-        found = estimate(
-            stages.job, stages.on.cluster, way(rooms), on=stages.on, known=known
-        )
-        seen.append(found)
+        layout = way(rooms)
+        if not seen or layout != seen[-1].layout:
+            seen.append(
+                estimate(
+                    stages.job, stages.on.cluster, layout, on=stages.on, known=known
+                )
+            )
+        found = seen[-1]
         over = np.array([float(item.secured) for item in found.memory]) - limit_bytes
         if over.max() <= 0:
             return found

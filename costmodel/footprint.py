@@ -47,7 +47,8 @@ class Footprint:
     `score_bytes`: kept of a score beside the softmax, by a fused softmax.
     `keeps_gathered`: under sequence parallelism products keep their gathered input.
     `keeps_gate`: a gated MLP runs operator by operator and keeps the activated gate.
-    `saves_quantised`: what a product keeps is in the product's format.
+    `saves_quantised`: what a product keeps is in the product's format; so is what waits
+    for the gradients of weights, where backward is split.
     `dummy_gradients`: a 16-bit gradient of one layer stays beside the fused ones.
     `flat_states`: weights, and what the optimizer keeps, are single tensors made once,
     which leave no fragments.

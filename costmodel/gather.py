@@ -6,14 +6,14 @@ gathered and summed once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.atom_book import SITE, AtomBook, as_atom, unique_rows
+from costmodel.atom_book import ATOM, SITE, AtomBook, as_atom, unique_rows
 from costmodel.atoms import Atom
 from costmodel.columns import SQRT, Columns
 from costmodel.contents import Contents, Part, contents_of
@@ -23,6 +23,7 @@ from costmodel.segments import counted, inner, longest
 from profiles.errors import Unsupported
 
 Array = NDArray[Any]
+Segments = tuple[int, int]  # the fewest and the most layers of the longest segment
 _ALIKE = (*SITE, "recompute", "pp", "virtual_stages")
 
 
@@ -32,6 +33,7 @@ class Gather:
 
     columns: Columns
     book: AtomBook
+    lengths: Segments | None = None
 
     def contents(self) -> tuple[Contents, ...]:
         """A virtual stage of each run of every row."""
@@ -84,7 +86,9 @@ class Gather:
         """A stage of *run*, which may be the *first* and the *last* of its pipeline."""
         body: list[Part] = [(run.layers[name], one) for name, one in self._body.items()]
         segments: list[list[Part]] = []
-        if (self._own["recompute"] == SQRT).any():
+        if self.lengths is not None:
+            body, segments = self._leanest(run, *self.lengths)
+        elif (self._own["recompute"] == SQRT).any():
             body, segments = self._segments(run)
         both = first * last
         ends = zip((first, last, last, -both), self._ends, strict=True)
@@ -128,7 +132,6 @@ class Gather:
         Raises Unsupported where layers are of several kinds: which of them keep their
         input hangs on their order.
         """
-        graph = self.book.job.graph
         if len(run.layers) > 1:
             raise Unsupported(
                 f"recompute sqrt of {self.book.job.model}, whose layers are of several "
@@ -137,10 +140,67 @@ class Gather:
         ((name, count),) = run.layers.items()
         redone = self._own["recompute"] == SQRT
         begins = np.where(redone, counted(count), count)
-        whole = self._body[name]
-        inside = self._atoms(name, (inner(graph.block(name)),), np.zeros_like(count))
-        segment = np.where(redone, longest(count), 0)
+        whole, inside = self._body[name], self._inside[name]
+        length = np.where(redone, longest(count), 0)
         return (
             [(begins, whole), (count - begins, inside)],
-            [[(np.minimum(segment, 1), whole), (np.maximum(segment - 1, 0), inside)]],
+            [_segment(length, whole, inside)],
         )
+
+    def _leanest(
+        self, run: Run, fewest: int, most: int
+    ) -> tuple[list[Part], list[list[Part]]]:
+        """No more than the numbered layers of a stage keep and need, whatever each
+        makes again, where the longest segment has *fewest* to *most* layers.
+
+        Nothing keeps less than an input a segment; layers of several kinds are not
+        joined. A layer may keep a little more than its input, and have that less to
+        make again.
+        """
+        body, segments = [], []
+        kinds = sum((count > 0).astype(int) for count in run.layers.values())
+        for name, count in run.layers.items():
+            whole = self._fully[name]
+            if most == 1:
+                input_bytes = whole.saved_bytes
+                whole = replace(
+                    whole,
+                    dropped_bytes=whole.dropped_bytes - input_bytes,
+                    backward_working_bytes=whole.backward_working_bytes - input_bytes,
+                )
+                body.append((count, whole))
+                continue
+            inside = self._inside[name]
+            begins = np.where(kinds == 1, -(-count // most), count)
+            length = np.minimum(count, fewest) * (kinds == 1)
+            body += [(begins, whole), (count - begins, inside)]
+            segments.append(_segment(length, whole, inside))
+        return body, segments
+
+    @cached_property
+    def _fully(self) -> dict[str, Atom]:
+        """Of each kind of numbered layer, made again whole."""
+        nothing = np.zeros_like(self._stages)
+        return {
+            name: self._atoms(name, ("full",), nothing)
+            for name in self.book.job.graph.kinds
+        }
+
+    @cached_property
+    def _inside(self) -> dict[str, Atom]:
+        """Of layers inside a segment, in the rows that have some; nothing in others."""
+        some = self._own["recompute"] == SQRT if self.lengths is None else slice(None)
+        rows = np.arange(len(self._stages))[some]
+        found = {}
+        for name, block in self.book.job.graph.kinds.items():
+            table = np.zeros((len(ATOM), len(self._stages)))
+            table[:, rows] = self.book.atoms(
+                name, self._sites[rows], (inner(block),), np.zeros_like(rows)
+            )
+            found[name] = as_atom(table)
+        return found
+
+
+def _segment(length: Array, first: Atom, inside: Atom) -> list[Part]:
+    """The *first* layer of a segment of so many, and those *inside*."""
+    return [(np.minimum(length, 1), first), (np.maximum(length - 1, 0), inside)]

@@ -7,6 +7,7 @@ the closed form of `closed_form`, a lower bound of the simulated step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -187,9 +188,46 @@ def transfer_s(rows: Rows, far: Array) -> Array:
 
 
 def needed_bytes(rows: Rows, footprint: Footprint | None = None) -> Array:
-    """At least what the fullest of the ranks that can be needs, with the margin of
-    *footprint* (that of *rows*' machine, unless one is given): the first, the first of
-    each run of middle ones, and the last."""
+    """At least what the fullest rank of each row needs, with the margin of *footprint*
+    (that of *rows*' machine, unless one is given)."""
+    most: Array = np.maximum.reduce(_by_rank(rows, footprint))
+    return most
+
+
+def leanest_bytes(
+    columns: Columns, book: AtomBook, footprint: Footprint | None = None
+) -> Array:
+    """The same whatever each stage makes again (`--recompute auto`).
+
+    Layers are joined into segments where a rank has one stage, of one kind of layer;
+    each rank has the length that it needs least with.
+    """
+    alone = (columns.virtual_stages == 1) & ~columns.in_pairs
+    longest = -(-(book.job.graph.body + 2) // columns.pp) * alone
+    least = _by_rank(Rows(columns=columns, book=book, segments=(1, 1)), footprint)
+    for lengths in _lengths(int(longest.max(initial=1))):
+        joins = np.flatnonzero(lengths[0] <= longest)
+        some = columns.take(joins)
+        here = _by_rank(Rows(columns=some, book=book, segments=lengths), footprint)
+        for one, other in zip(least, here, strict=True):
+            one[joins] = np.minimum(one[joins], other)
+    return np.asarray(np.maximum.reduce(least))
+
+
+def _lengths(longest: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover 2 … *longest*, each number alone up to 8, and then within an
+    eighth."""
+    fewest = 2
+    while fewest <= longest:
+        most = max(fewest, fewest * 9 // 8)
+        yield fewest, most
+        fewest = most + 1
+
+
+def _by_rank(rows: Rows, footprint: Footprint | None) -> list[Array]:
+    """At least what each of the ranks that can be the fullest needs, 0 where it is not
+    there: the first, the first of each run of middle ones, and the last; of presets
+    also those that hold pairs of stages, or put a part of backwards off."""
     habits = rows.on.software.footprint if footprint is None else footprint
     first, *middle, last = rows.held
     before, *counts, at_end = rows.counts
@@ -203,21 +241,25 @@ def needed_bytes(rows: Rows, footprint: Footprint | None = None) -> Array:
         start = start + count
     ranks.append((rows.lightest, zero + 1, several & (pp > 2) & alone))
     ranks.append((last, pp - 1, (at_end > 0) & alone))
-    most: Array = np.zeros(len(rows.columns))
+    found = [np.zeros(len(rows.columns))]
     for stage, rank, present in ranks:
+        here = np.zeros(len(rows.columns))
         if present.any():
-            here = rank_bytes(rows, stage, rank, habits, is_last=stage is last)
-            most = np.maximum(most, np.where(present, here, 0))
+            every = rank_bytes(rows, stage, rank, habits, is_last=stage is last)
+            here = np.where(present, every, 0)
+        found.append(here)
+    if rows.segments is not None:
+        return found
     if rows.columns.in_pairs.any():
         for rank in (
             np.minimum(1, pp - 1),
             np.maximum(pp // rows.columns.copies - 1, 0),
         ):
             here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank, habits), 0)
-            most = np.maximum(most, here)
+            found.append(here)
     if rows.columns.puts_off.any():
-        most = np.maximum(most, _put_off_bytes(rows, habits))
-    return most
+        found.append(_put_off_bytes(rows, habits))
+    return found
 
 
 def rank_bytes(

@@ -64,6 +64,12 @@ class Mesh:
         return self.dp_replicate * self.dp_shard
 
     @property
+    def shards(self) -> int:
+        """Ranks that ZeRO shards over: those of context parallelism hold the same
+        weights."""
+        return self.dp_shard * self.cp
+
+    @property
     def size(self) -> int:
         return self.dp * self.cp * self.tp
 
@@ -226,14 +232,16 @@ class Layout:
     def summary(self) -> dict[str, int | str | None]:
         """One number a dimension, None where stages or layers differ."""
         meshes = [stage.mesh for stage in self.stages]
+        zero = _common(plan.zero for plan in self.plans)
         return {
             "tp": _common(mesh.tp for mesh in meshes),
             "pp": self.pp,
             "dp": _common(mesh.dp for mesh in meshes),
             "cp": _common(mesh.cp for mesh in meshes),
             "ep": _common(mesh.ep for mesh in meshes),
-            "zero": _common(plan.zero for plan in self.plans),
+            "zero": zero,
             "zero_group": _common(mesh.dp_shard for mesh in meshes),
+            "zero_ranks": 1 if zero == 0 else _common(mesh.shards for mesh in meshes),
             "micro_batch": _common(self.micro_batch(stage) for stage in self.stages),
         }
 

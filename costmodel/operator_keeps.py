@@ -44,19 +44,34 @@ def handed_on(
     machine: Machine,
 ) -> dict[str, Array]:
     """Tensors that others made and this operator keeps."""
-    habits, number = machine.software.footprint, precision
-    if operator.kind in PRODUCTS and habits.saves_quantised:
-        fewer = min(precision.matmul.bytes, precision.activation.bytes)
-        share = fewer / precision.activation.bytes
-    else:
-        share = 1.0
-    if habits.keeps_gathered and splits_columns(operator):
+    share = _narrower(operator, precision, machine)
+    if machine.software.footprint.keeps_gathered and splits_columns(operator):
         degrees = replace(degrees, sequence_parallel=False)
     return {
-        item.name: tensor_bytes(item, block, degrees, number) * share
+        item.name: tensor_bytes(item, block, degrees, precision) * share
         for item in operator.saves
         if not item.internal
     }
+
+
+def gradient_bytes(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """The gradient of its output, as the gradient of its weight is made of it."""
+    whole = tensor_bytes(operator.output, block, degrees, precision)
+    return whole * _narrower(operator, precision, machine)
+
+
+def _narrower(operator: Operator, precision: Precision, machine: Machine) -> float:
+    """The share of 16 bits in which the operands of a weight's gradient are kept."""
+    if operator.kind not in PRODUCTS or not machine.software.footprint.saves_quantised:
+        return 1.0
+    number = number_of(operator, precision)
+    return min(number.bytes / precision.activation.bytes, 1.0)
 
 
 def beside(

@@ -28,7 +28,7 @@ from costmodel.expert_price import (
 from costmodel.host_launches import host_launches
 from costmodel.local_shape import local_shape, worked_on
 from costmodel.machine import Machine
-from costmodel.operator_keeps import beside, handed_on, internal
+from costmodel.operator_keeps import beside, gradient_bytes, handed_on, internal
 from costmodel.placement import near_members
 from costmodel.sharding import (
     Collective,
@@ -141,6 +141,7 @@ def operator_price(
         summands=sent.summands,
         saved=handed_on(operator, block, degrees, precision, machine),
         internal=internal(operator, block, degrees, precision, machine),
+        gradient_bytes=gradient_bytes(operator, block, degrees, precision, machine),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
         input_bytes=np.maximum(
             sum(sizes, start=_ZERO),

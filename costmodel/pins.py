@@ -121,7 +121,11 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         help="What data parallelism shards: nothing, optimizer states, gradients "
         "too, parameters too.  [default in simulate: 1]",
     ),
-    _degree("--zero-group", help="Ranks that a shard spans.  [default: all of dp]"),
+    _degree(
+        "--zero-group",
+        help="Data-parallel ranks that a shard spans, each with those of "
+        "its cp.  [default: all of dp]",
+    ),
     _option(
         "--zero-quantized-weights/--no-zero-quantized-weights",
         default=None,

@@ -14,7 +14,7 @@ from costmodel.atom_book import AtomBook
 from costmodel.columns import Columns
 from costmodel.contents import Contents
 from costmodel.data_parallel import DataParallel
-from costmodel.gather import Gather
+from costmodel.gather import Gather, Segments
 from costmodel.machine import Machine
 from costmodel.stage import StagePrice, stage_price
 from costmodel.stage_bytes import StageBytes, stage_bytes
@@ -30,6 +30,7 @@ class Rows:
 
     columns: Columns
     book: AtomBook
+    segments: Segments | None = None  # of all stages; by columns where None
 
     def __post_init__(self) -> None:
         known = self.book.offload
@@ -73,7 +74,7 @@ class Rows:
 
     @cached_property
     def _gather(self) -> Gather:
-        return Gather(columns=self.columns, book=self.book)
+        return Gather(columns=self.columns, book=self.book, lengths=self.segments)
 
     @cached_property
     def counts(self) -> tuple[Array, ...]:

@@ -123,5 +123,6 @@ class OperatorPrice:
     summands: Array  # of those that are trained, of whose gradient tp ranks have parts
     saved: dict[str, Array]
     internal: dict[str, Array]  # dropped together with the operator's own working
+    gradient_bytes: Array  # of the output's, as that of a weight is made of it
     output_bytes: Array
     input_bytes: Array

@@ -211,14 +211,16 @@ class Axes:
         ]
 
     def recomputes(self) -> list[Option]:
-        """`sqrt` just where it is asked for; one name where no layer is to have any."""
+        """One name where no layer is to have any. In segments are whole stages of
+        layers of one kind: of several, the order decides which keep their input."""
         pinned, first = self.pins.recompute, self.pins.recompute_layers
         if pinned is None and first == 0:
             pinned = "none"
+        joins = first is None and len(self.problem.job.graph.kinds) == 1
         return [
             (code,)
             for code, name in enumerate(self.problem.recomputes)
-            if (name == pinned or (pinned is None and code != SQRT))
+            if (name == pinned or (pinned is None and (joins or code != SQRT)))
             and self.carried(recompute=name, recompute_layers=first)
         ]
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, takewhile
-from math import inf
 from typing import Any, Final
 
 from costmodel.estimate import Estimate
@@ -36,12 +35,12 @@ from planner.changes import (
     without_layers,
 )
 from planner.explain import fullest
-from planner.frontier import Frontier
 from planner.largest import last_true
 from planner.layer_cuts import cuts_do_not_fit
 from planner.memory_floor import states_bytes, too_large, widest_bytes
 from planner.offloading import everything_away
 from planner.problem import Candidate, Objective, Problem
+from planner.retention.least_peak import first_fit, leanest
 from planner.search import Clock, Limits
 from planner.solution import Solution
 from planner.space import Space
@@ -61,7 +60,6 @@ _NOTHING: Final = "nothing near works"
 _NO_ROOM: Final = "memory: no layout fits whose stages have the layers that are given"
 _LATE: Final = "time was over before every change was tried (--time-limit)"
 MOST_TRIED: Final = 10  # changes of a kind
-NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +150,8 @@ def tried(change: Change, clock: Clock | None = None) -> Remedy | None:
             return _tried_of_any_mesh(change, clock)
         if too_large(change.problem):
             return None
-        best = CHEAP.solve(_cheap(change.problem), limits).best
+        cheap = _cheap(change.problem)
+        best = first_fit(cheap, CHEAP.solve(cheap, limits), clock).best
     except InvalidQuestion:  # a space too large, pins that now contradict each other
         return None
     except OutOfTime:
@@ -293,19 +292,21 @@ def _not_executed(problem: Problem) -> str:
 def _too_little_memory(problem: Problem, clock: Clock) -> str:
     device, offered = problem.machine.device, format_bytes(problem.memory_limit_bytes)
     try:
-        smallest = leanest(problem.with_hosts_of_any_size(), clock)
+        found = leanest(problem.with_hosts_of_any_size(), clock)
     except OutOfTime:
-        smallest = None
-    if smallest is None:  # time was over before any was found
+        found = None
+    if found is None:  # time was over before any was found
         return (
             f"memory: no layout of {problem.job.model} fits on {problem.gpus} GPUs, "
             f"{device.name} offers {offered}{_alone(problem)}"
         )
+    smallest = found.candidate
     if smallest.estimate.peak_secured_bytes <= problem.memory_limit_bytes:
         return _too_little_on_hosts(problem, smallest)
     peak = format_bytes(smallest.estimate.peak_needed_bytes)
+    which = "of any layout" if found.proven else "that was found"
     return (
-        f"memory: the smallest peak of any layout is {peak} "
+        f"memory: the smallest peak {which} is {peak} "
         f"({choice_words(smallest.choice, problem.job.global_batch)}: "
         f"{fullest(smallest)}), {device.name} offers {offered}"
         f"{_margin(problem, smallest)}{_alone(problem)}{cuts_do_not_fit(problem)}"
@@ -346,35 +347,6 @@ def _margin(problem: Problem, found: Candidate) -> str:
         f", of which {format_bytes(free)} are to be left free for it to fit with "
         f"probability {problem.probability:g}"
     )
-
-
-def leanest(problem: Problem, clock: Clock | None = None) -> Candidate | None:
-    """The candidate that needs least, None if there is no candidate; of
-    `NEAR_LEAST` at most whose bounds leave it open, as far as there is time.
-
-    Micro-batches of one sequence hold the least: where they are free, others need not
-    be looked at, unless a step has more of those than can be simulated.
-    """
-    pins = problem.pins
-    lean = replace(problem, objective=Objective.MEMORY, memory_limit_bytes=inf)
-    if pins.micro_batch is None and pins.micro_batches is None:
-        single = lean.repinned(replace(pins, micro_batch=1))
-        lean = single if length(Space.of(single).trunks) else lean
-    timed = clock or Clock(limits=Limits())
-    return min(_nearly_least(lean, timed), key=lean.value, default=None)
-
-
-def _nearly_least(lean: Problem, clock: Clock) -> Iterator[Candidate]:
-    """Candidates by the bounds of their peaks, until none left can be smaller."""
-    frontier, least = Frontier(lean, clock), inf
-    for number in range(NEAR_LEAST):
-        if number and clock.over:
-            return
-        choice = frontier.take() if frontier.least < least else None
-        if choice is None:
-            return
-        yield (found := lean.simulate(choice))
-        least = min(least, lean.value(found))
 
 
 def _with_remedies(

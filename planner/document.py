@@ -173,14 +173,17 @@ def added_document(solution: Solution) -> dict[str, Any] | None:
     added = solution.added
     if added is None:
         return None
+    alike = added.uniform_value < inf
     return {
         "space": "retention by stage",
         "layouts_considered": added.considered,
         "layouts_simulated": added.simulated,
         "lower": added.lower,
         "gap": max(0.0, 1 - added.lower / solution.value),
-        "gain": 1 - solution.even_value / added.uniform_value,
-        "uniform": {"value": added.uniform_value, "lower": added.uniform_lower},
+        "gain": 1 - solution.even_value / added.uniform_value if alike else None,
+        "uniform": {"value": added.uniform_value, "lower": added.uniform_lower}
+        if alike
+        else None,
     }
 
 

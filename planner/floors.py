@@ -22,9 +22,10 @@ from typing import Final
 
 import numpy as np
 
+from costmodel.auto_retention import AUTO
 from costmodel.closed_form import Passes, makespan_s
-from costmodel.columns import RECOMPUTES, SCHEDULES, Columns
-from costmodel.grid import ColumnPrices, needed_bytes, step_time_s
+from costmodel.columns import RECOMPUTES, SCHEDULES, SQRT, Columns
+from costmodel.grid import ColumnPrices, leanest_bytes, needed_bytes, step_time_s
 from costmodel.host_floor import least_node_bytes
 from costmodel.layer_runs import stage_runs
 from costmodel.rows import Rows
@@ -34,6 +35,7 @@ from planner.problem import Problem
 from planner.table import Array, Table, length, take
 
 _NONE: Final = RECOMPUTES.index("none")
+_FULL: Final = RECOMPUTES.index("full")
 _PUTS_OFF: Final = [
     code for code, name in enumerate(SCHEDULES) if schedule_called(name).splits
 ]
@@ -56,15 +58,25 @@ def leaf_s(problem: Problem, columns: Columns) -> Array:
     """The seconds alone.
 
     Where only the first K layers of a stage recompute, a stage is between one that
-    recomputes nothing and one that recomputes everywhere.
+    recomputes nothing and one that recomputes everywhere; and so it is where that is
+    chosen by stage.
     """
-    if problem.pins.recompute_layers is not None:
+    if _in_part(problem):
         columns = _keeping(columns)
     return step_time_s(Rows(columns=columns, book=problem.book))
 
 
 def leaf_bytes(problem: Problem, columns: Columns) -> Array:
-    """The bytes alone; infinite where a node's hosts do not hold what is offloaded."""
+    """The bytes alone; infinite where a node's hosts do not hold what is offloaded.
+
+    Where retention is chosen by stage, those of the leanest choice.
+    """
+    if problem.pins.recompute == AUTO:
+        kept = _keeping(columns)
+        least = leanest_bytes(kept, problem.book, problem.machine.software.footprint)
+        if problem.offload.activations:  # of those less may be left to offload
+            return least
+        return _on_hosts(problem, Rows(columns=kept, book=problem.book), least)
     found = _peaks(problem, columns)
     if problem.pins.recompute_layers is None:
         return found
@@ -74,7 +86,12 @@ def leaf_bytes(problem: Problem, columns: Columns) -> Array:
 def _peaks(problem: Problem, columns: Columns) -> Array:
     rows = Rows(columns=columns, book=problem.book)
     footprint = problem.machine.software.footprint  # with the margin that is asked
-    found, room = needed_bytes(rows, footprint), problem.host_limit_bytes
+    return _on_hosts(problem, rows, needed_bytes(rows, footprint))
+
+
+def _on_hosts(problem: Problem, rows: Rows, found: Array) -> Array:
+    """*found*, infinite where hosts do not hold what is offloaded."""
+    room = problem.host_limit_bytes
     return found if room == inf else np.where(least_node_bytes(rows) > room, inf, found)
 
 
@@ -134,6 +151,12 @@ def floor_s(problem: Problem, branches: Table) -> Array:
     return Floor.of(problem, branches).seconds()
 
 
+def _in_part(problem: Problem) -> bool:
+    """Whether some layers may make nothing again where others do."""
+    pins = problem.pins
+    return pins.recompute_layers is not None or pins.recompute == AUTO
+
+
 def _keeping(columns: Columns) -> Columns:
     return replace(columns, recompute=np.full_like(columns.recompute, _NONE))
 
@@ -143,9 +166,11 @@ def _splits(branches: Table) -> bool:
 
 
 def _recompute(problem: Problem, branches: Table) -> Array:
+    """In segments every layer runs again, none less than alone."""
     code = branches["recompute"]
-    some = problem.pins.recompute_layers is not None
-    return np.full_like(code, _NONE) if some else code
+    if _in_part(problem):
+        return np.full_like(code, _NONE)
+    return np.where(code == SQRT, _FULL, code)
 
 
 @dataclass(frozen=True, kw_only=True)

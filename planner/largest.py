@@ -22,6 +22,7 @@ from planner.frontier import Frontier
 from planner.offloading import everything_away
 from planner.problem import Objective, Problem
 from planner.question import Posed
+from planner.retention.least_peak import free
 from planner.search import Clock, Limits
 from planner.stage_places import only_unlike
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
@@ -129,10 +130,17 @@ def last_true(holds: Callable[[int], bool], start: int, most: int) -> int:
 
 
 def fits_somehow(problem: Problem) -> bool:
-    """Whether any layout fits: simulated, those of the least memory first."""
+    """Whether any layout fits: simulated, those of the least memory first; by presets,
+    and then with what is made again chosen stage by stage."""
     if only_unlike(problem):
         return any_fits(problem) is not None
     problem = everything_away(problem)
+    if _fits(problem):
+        return True
+    return free(problem) and _fits(problem.by_stage())
+
+
+def _fits(problem: Problem) -> bool:
     pins = problem.pins
     if pins.micro_batch is None and pins.micro_batches is None:
         pins = replace(pins, micro_batch=1)  # holds the least

@@ -28,6 +28,7 @@ from planner.problem import (
     asked_of,
     usual_probability,
 )
+from planner.retention.least_peak import first_fit
 from planner.retention.polish import polished, without_auto
 from planner.robust import looked_for, recommended
 from planner.search import AbstractSearch, Clock, Limits
@@ -252,15 +253,19 @@ def of_cuts(problem: Problem, search: AbstractSearch, limits: Limits) -> Solutio
 
 
 def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
-    known = hopeless(problem, search.name)
-    if known is not None:
-        return known
+    """Where no preset of what is made again fits, the default search looks for layouts
+    that choose it stage by stage, and then for stages of unequal layers."""
+    if (nothing := hopeless(problem, search.name)) is not None:
+        return nothing
     if pins_cut(problem.pins):
         found = of_cuts(problem, search, limits)
     else:
         found = search.solve(problem, limits)
-    nothing = found.best is None and search.name == DEFAULT
-    return with_cuts(problem, found, limits) if nothing else found
+    if search.name != DEFAULT or found.best is not None:
+        return found
+    if not pins_cut(problem.pins):
+        found = first_fit(problem, found, Clock(limits=limits))
+    return with_cuts(problem, found, limits) if found.best is None else found
 
 
 def refined(

@@ -19,7 +19,7 @@ from typing import Any
 from costmodel.atom_book import AtomBook
 from costmodel.auto_retention import AUTO, fewest_layers, fitted
 from costmodel.capabilities import Capabilities, capabilities
-from costmodel.columns import recomputes_with
+from costmodel.columns import RECOMPUTES, recomputes_with
 from costmodel.estimate import Estimate, estimate
 from costmodel.granularity import BY_STAGE
 from costmodel.host_memory import capacity_bytes
@@ -147,7 +147,13 @@ class Problem:
         """What may be made again, by the code of a candidate's column: the presets,
         and the operators that are pinned by name."""
         pinned = self.pins.recompute
+        if pinned == AUTO:
+            return (*RECOMPUTES, AUTO)
         return recomputes_with(*([pinned] if pinned else []))
+
+    def by_stage(self) -> Problem:
+        """The same with retention chosen stage by stage in every candidate."""
+        return self.repinned(replace(self.pins, recompute=AUTO))
 
     def value_of(self, step_time_s: Any, needed_bytes: Any) -> Any:
         """The objective's value; numbers or arrays."""

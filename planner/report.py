@@ -209,6 +209,8 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     left = max(0.0, 1 - added.lower / solution.value)
     by_stage = problem.offers("recompute in", BY_STAGE)
     words = f"by stage {found} alike" if by_stage else f"in some layers {found} in all"
+    if added.uniform_value == inf:
+        words = "by stage alone fits, none alike does"
     words = f"{words} ({tried}; at most {left:.2%})"
     return [("recompute", words)]
 

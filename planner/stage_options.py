@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from costmodel.columns import SQRT
 from costmodel.data_parallel import (
     DataParallel,
     exchanges,
@@ -101,7 +102,7 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
             zero = 1 if pins.zero is None else pins.zero
             for (ep, etp), (code,), (kind,) in product(
                 axes.experts(tp, cp, dp),
-                axes.recomputes(),
+                _of_a_layer(axes.recomputes()),
                 axes.cp_kinds(tp, cp)[:1],  # one for the whole pipeline
             ):
                 yield Uniform(
@@ -122,6 +123,11 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
                     gradient_format=problem.gradient_format,
                     offload=problem.offload,
                 )
+
+
+def _of_a_layer(recomputes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Those that differ for a layer alone, which is no segment."""
+    return [one for one in recomputes if one != (SQRT,) or len(recomputes) == 1]
 
 
 def _sizes(problem: Problem) -> list[int]:

@@ -21,6 +21,8 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
 
     >>> choice_words(Uniform(tp=8, dp=4, zero_group=4, recompute="full"), 16)
     'tp 8 · dp 4, micro-batch 1 × 4, ZeRO-1, recompute full'
+    >>> choice_words(Uniform(dp=8, cp=2, zero_group=2), 16)
+    'dp 8 · cp 2, micro-batch 1 × 2, ZeRO-1 over 4 ranks, ring attention'
     """
     degrees = [
         f"{name} {getattr(choice, name)}"
@@ -36,8 +38,9 @@ def choice_words(choice: Uniform, global_batch: int) -> str:
     count = choice.micro_batches(global_batch)
     parts.append(f"micro-batch {choice.micro_batch} × {count}")
     if choice.zero:
-        group = f"/{choice.zero_group}" if choice.zero_group < choice.dp else ""
-        parts.append(f"ZeRO-{choice.zero}{group}")
+        part = choice.zero_group < choice.dp
+        over = f" over {choice.zero_group * choice.cp} ranks" if part else ""
+        parts.append(f"ZeRO-{choice.zero}{over}")
     if choice.zero_plus.anything:
         parts.append(str(choice.zero_plus))
     if choice.sequence_parallel:
@@ -76,8 +79,9 @@ def short_words(choice: Uniform, global_batch: int) -> str:
         parts += filter(None, [cut_words(choice.layers_per_stage)])
     parts.append(f"mb {choice.micro_batch}×{choice.micro_batches(global_batch)}")
     if choice.zero:
-        group = f"/{choice.zero_group}" if choice.zero_group < choice.dp else ""
-        parts.append(f"ZeRO-{choice.zero}{group}")
+        part = choice.zero_group < choice.dp
+        over = f"/{choice.zero_group * choice.cp}" if part else ""
+        parts.append(f"ZeRO-{choice.zero}{over}")
     if choice.recompute != "none":
         parts.append(f"recompute {choice.recompute}")
     if choice.offload.anything:

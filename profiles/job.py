@@ -13,8 +13,16 @@ from profiles.models.decoder import decoder_graph
 from profiles.models.lora import with_adapters
 from profiles.models.spec import DecoderSpec, ModelSpec
 
-# fp32 moments an optimizer keeps for each parameter
-OPTIMIZERS = {"adamw": 2, "adam": 2, "lamb": 2, "sgd-momentum": 1, "sgd": 0}
+# Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
+# DeepSeek-V3 (arXiv 2412.19437, section 3.3.3), as Megatron-Core's --exp-avg-dtype.
+OPTIMIZERS = {
+    "adamw": 2,
+    "adamw-bf16-moments": 1,
+    "adam": 2,
+    "lamb": 2,
+    "sgd-momentum": 1,
+    "sgd": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +67,7 @@ class Job:
 
     @property
     def moments(self) -> int:
+        """Bytes of a parameter's moments, as so many of fp32."""
         return OPTIMIZERS[self.optimizer]
 
     @cached_property

@@ -78,7 +78,8 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--optimizer",
         type=text,
         metavar="NAME",
-        help="adamw, sgd …  [default: adamw]",
+        help="adamw, adamw-bf16-moments, adam, lamb, sgd-momentum, sgd.  [default: "
+        "adamw]",
     ),
     _option(
         "--precision",

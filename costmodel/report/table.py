@@ -75,9 +75,9 @@ def layout_words(layout: Layout) -> str:
     else:
         parts.append(f"micro-batch {summary['micro_batch']} × {layout.micro_batches}")
     if summary["dp"] != 1 or summary["cp"] != 1:
-        group = summary["zero_group"]
-        shared = "" if group == summary["dp"] or plan.zero == 0 else f"/{group}"
-        parts.append(f"ZeRO-{summary['zero']}{shared}")
+        whole = summary["zero_group"] in (summary["dp"], None) or plan.zero == 0
+        over = "" if whole else f" over {summary['zero_ranks']} ranks"
+        parts.append(f"ZeRO-{summary['zero']}{over}")
     if layout.zero_plus.anything:
         parts.append(str(layout.zero_plus))
     if plan.sharding == "megatron-sp":

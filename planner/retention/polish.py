@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from costmodel.auto_retention import AUTO
-from costmodel.columns import RECOMPUTES, Columns
+from costmodel.columns import RECOMPUTES, SQRT, Columns
 from costmodel.combination import BY_NAME
 from costmodel.granularity import ALIKE, BY_STAGE
 from costmodel.known import Known
@@ -81,7 +81,10 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         return solution
     clock = Clock(limits=limits)
     try:
-        fields = [_Field(one, solution.value, clock) for one in _free(problem)]
+        fields = [
+            _Field(one, solution.value, clock, tight=solution.added is not None)
+            for one in _free(problem)
+        ]
     except OutOfTime:
         return solution
     listed = [one for field in fields for one in field.promising()]
@@ -116,6 +119,7 @@ def _with(
 ) -> Solution:
     value = problem.value(best)
     assert solution.best is not None, "there is something to polish"
+    before = solution.added  # where no preset fits
     added = Added(
         considered=sum(field.considered for field in fields),
         simulated=simulated,
@@ -123,9 +127,12 @@ def _with(
         uniform_value=solution.value,
         uniform_lower=solution.lower,
     )
+    if before is not None:
+        lower = min(before.lower, value)
+        added = replace(before, simulated=before.simulated + simulated, lower=lower)
     if best is solution.best:
         return replace(solution, added=added)
-    others = (solution.best, *solution.runners_up)
+    others = solution.runners_up if before else (solution.best, *solution.runners_up)
     bigger = solution.too_big
     faster = bigger is not None and problem.value(bigger) < value * WORTHWHILE
     return replace(
@@ -160,13 +167,16 @@ class _Promise:
 
 
 class _Field:
-    """The candidates whose retention is worth choosing; *value* is to be beaten.
+    """The candidates whose retention is worth choosing; *value* is to be beaten. It is
+    *tight* where no preset fits.
 
     Raises OutOfTime where the time of *clock* ends before they are known.
     """
 
-    def __init__(self, problem: Problem, value: float, clock: Clock) -> None:
-        self.problem, self.clock = problem, clock
+    def __init__(
+        self, problem: Problem, value: float, clock: Clock, *, tight: bool
+    ) -> None:
+        self.problem, self.clock, self.tight = problem, clock, tight
         clock.require()
         self.space = Space.of(problem).keeping_all()
         self.lower, self.considered = inf, 0
@@ -205,7 +215,7 @@ class _Field:
             return None
         columns, bounds, over = columns.take(rows), bounds[rows], over[rows]
         leanest, again = self._leanest(columns)
-        made = leaf_bytes(leanest, again)
+        made = self._made(leanest, again)
         self.clock.require()
         fits = made <= limit
         if not fits.any():
@@ -228,6 +238,19 @@ class _Field:
             return problem, again
         away = replace(problem.offload, activations=1.0, tier=problem.leaves_to)
         return replace(problem, offload=away), replace(again, offload=away)
+
+    def _made(self, problem: Problem, columns: Columns) -> Array:
+        """Bytes of *columns*, which make everything again: in segments, if it has to
+        be; of any length where no preset fits."""
+        if self.tight:
+            return leaf_bytes(problem.by_stage(), columns)
+        found = leaf_bytes(problem, columns)
+        over = np.flatnonzero(found > self.problem.memory_limit_bytes)
+        if len(over) and len(self.problem.job.graph.kinds) == 1:
+            some = columns.take(over)
+            some = replace(some, recompute=np.full_like(some.recompute, SQRT))
+            found[over] = np.minimum(found[over], leaf_bytes(problem, some))
+        return found
 
     def _may_beat(self, value: float, trunks: Table) -> Table:
         """Of the branches of *trunks* those whose floors are below *value*, as many as

@@ -49,6 +49,7 @@ def test_the_document_has_the_contracts_fields(
         "ep": 1,
         "zero": 1,
         "zero_group": 8,
+        "zero_ranks": 8,
         "micro_batch": 1,
     }
     assert found["assumed"]["dp"] == 8
@@ -410,3 +411,16 @@ words = st.sampled_from(
 def test_strange_words_never_surprise(argv: list[str]) -> None:
     """Answered or refused; an exit code of 70 would be a mistake of ours."""
     assert simulate(*argv) in (0, 1, 2)
+
+
+def test_states_are_said_to_be_sharded_over_cp_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A shard group of one data-parallel rank has those of its cp."""
+    asked = ("--model", "gpt-mini", "--gpus", "16", "--cp", "2", "--zero", "1")
+    found = answered(capsys, *asked, "--zero-group", "1", "--recompute", "none")
+    assert found["layout"]["summary"]["zero_ranks"] == 2
+    assert simulate(*asked, "--zero-group", "2") == 0
+    assert "ZeRO-1 over 4 ranks" in " ".join(capsys.readouterr().out.split())
+    whole = answered(capsys, *asked)
+    assert whole["layout"]["summary"]["zero_ranks"] == 16

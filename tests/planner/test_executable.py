@@ -105,6 +105,7 @@ def test_what_is_recommended_is_carried_out_and_the_certificate_says_so(
     [
         ({"flash_attention": False}, "attention kernel (unfused)"),
         ({"optimizer": "lamb"}, "optimizer (lamb)"),
+        ({"optimizer": "adamw-bf16-moments"}, "optimizer (adamw-bf16-moments)"),
         ({"precision": "bf16", "grad_dtype": "bf16"}, "gradients (bf16)"),
     ],
 )
