@@ -17,9 +17,10 @@ from costmodel.atoms import Atom
 from costmodel.contents import Contents
 from costmodel.gather import Gather
 from costmodel.gradient_reduction import reduce_tail_s
-from costmodel.grid import rank_bytes, transfer_s
+from costmodel.grid import transfer_s
 from costmodel.layer_runs import Layers, Run
 from costmodel.placement import always_crosses
+from costmodel.row_bytes import rank_bytes
 from costmodel.rows import Rows
 from costmodel.software import hides_gradients
 from costmodel.stage_bytes import StageBytes

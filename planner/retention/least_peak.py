@@ -4,7 +4,7 @@ where no preset fits     the first of them that does          → first_fit
 where nothing fits       what the smallest peak comes to      → leanest
 
 A stage may make all again, in segments of any length, where another keeps all; what is
-least so is known before anything is simulated (`costmodel.grid.leanest_bytes`).
+least so is known before anything is simulated (`costmodel.row_bytes.leanest_bytes`).
 """
 
 from __future__ import annotations
