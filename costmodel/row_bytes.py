@@ -42,7 +42,7 @@ def leanest_bytes(
         joins = np.flatnonzero(lengths[0] <= longest)
         some = columns.take(joins)
         here = _by_rank(Rows(columns=some, book=book, segments=lengths), footprint)
-        for one, other in zip(least, here, strict=True):
+        for one, other in zip(least, here, strict=False):  # no pairs join
             one[joins] = np.minimum(one[joins], other)
     return np.asarray(np.maximum.reduce(least))
 
@@ -81,8 +81,6 @@ def _by_rank(rows: Rows, footprint: Footprint | None) -> list[Array]:
             every = rank_bytes(rows, stage, rank, habits, is_last=stage is last)
             here = np.where(present, every, 0)
         found.append(here)
-    if rows.segments is not None:
-        return found
     if rows.columns.in_pairs.any():
         for rank in (
             np.minimum(1, pp - 1),
@@ -90,7 +88,7 @@ def _by_rank(rows: Rows, footprint: Footprint | None) -> list[Array]:
         ):
             here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank, habits), 0)
             found.append(here)
-    if rows.columns.puts_off.any():
+    if rows.columns.puts_off.any() and rows.segments is None:
         found.append(_put_off_bytes(rows, habits))
     return found
 

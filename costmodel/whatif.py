@@ -24,7 +24,7 @@ _WHOLE = (
     *_JOB_AXES,
     *("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch", "micro_batches"),
     *("virtual_stages", "zero", "zero_group", "zero_hpz_partition_size"),
-    "recompute_layers",
+    *("recompute_layers", "first_stage_layers", "last_stage_layers"),
 )
 _NAMES = ("schedule", "cp_kind", "recompute", "precision")
 _FLAGS = (

@@ -35,7 +35,7 @@ DIMENSIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "sequence parallelism": ("sequence_parallel",),
     "way of context parallelism": ("cp_kind",),
     "schedule": ("schedule", "virtual_stages"),
-    "layers of the stages": ("layers_per_stage",),
+    "layers of each stage": ("layers_per_stage",),
     "micro-batch": ("micro_batch",),
     "ZeRO": ("zero", "zero_group"),
     "ZeRO++": ("zero_plus",),

@@ -142,15 +142,18 @@ class Space:
     def _counted(self, trunks: Table) -> Array:
         """How many leaves each trunk has."""
         axes = self.axes
-        if not self.problem.executable:
+        if "schedule" not in self.sharded_by:
             ways = counts(trunks, _OPENED_BY, axes.schedules)
             return np.asarray(ways * counts(trunks, self.sharded_by, axes.zeros))
+        widths = [name for name in self.sharded_by if name in ("tp", "ep")]
 
-        def leaves(pp: int, m: int, at_once: int, dp: int, cp: int) -> list[Option]:
+        def leaves(
+            pp: int, m: int, at_once: int, dp: int, cp: int, *more: int
+        ) -> list[Option]:
             ways = axes.schedules(pp, m, at_once)
-            return [one for way in ways for one in axes.zeros(dp, cp, pp, *way)]
+            return [one for way in ways for one in axes.zeros(dp, cp, pp, *way, *more)]
 
-        return counts(trunks, [*_OPENED_BY, "dp", "cp"], leaves)
+        return counts(trunks, [*_OPENED_BY, "dp", "cp", *widths], leaves)
 
     def leaves(self, branches: Table) -> Columns:
         """The candidates of *branches*."""

@@ -23,7 +23,7 @@ from profiles.catalog import cluster
 from profiles.job import Job
 from profiles.models.catalog import model
 
-MOST_CANDIDATES = 120
+MOST_CANDIDATES = 160
 
 
 @cache

@@ -39,5 +39,5 @@ def test_pairs_that_speak_at_once_share_ports(
 
 
 def test_a_level_has_a_port() -> None:
-    with pytest.raises(InvalidSpec, match="ports >= 1"):
+    with pytest.raises(InvalidSpec, match="must be between 1 and"):
         island(0)
