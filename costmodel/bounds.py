@@ -134,22 +134,19 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
     ]
     overlapped = bool(hides_gradients(on.software, layout.stages[0].mesh.tp))
 
-    def tail(reduce_s: Any, last_s: Any) -> float:
+    def tail(stage: StagePrice, reduce_s: Any, last_s: Any) -> float:
         found = reduce_tail_s(
-            np.asarray(reduce_s),
-            last_s,
-            buckets=stages[0].buckets,
-            overlap=overlapped,
+            np.asarray(reduce_s), last_s, buckets=stage.buckets, overlap=overlapped
         )
         return float(found)
 
     steps = max(sum(float(i.step_s + i.gather_s) for i in held) for held in ranks)
     if not (in_pairs or known.splits):
         behind = stages[0].reduce_s if overlapped else sum(i.reduce_s for i in ranks[0])
-        return tail(behind, stages[0].backward_s) + steps
+        return tail(stages[0], behind, stages[0].backward_s) + steps
     puts_off = known.splits and layout.pp > 1
     held = 1 if overlapped else layout.virtual_stages * known.copies
     return steps + min(
-        tail(held * one.reduce_s, one.weight_s if puts_off else one.backward_s)
+        tail(one, held * one.reduce_s, one.weight_s if puts_off else one.backward_s)
         for one in stages
     )

@@ -23,7 +23,7 @@ from costmodel.placement import always_crosses
 from costmodel.row_bytes import needed_bytes
 from costmodel.rows import Rows
 from costmodel.software import hides_gradients
-from costmodel.stage import most_hidden_s
+from costmodel.stage import StagePrice, most_hidden_s
 from costmodel.tied import tied_sync
 from costmodel.transfers import boundary_s, sends
 from profiles.job import Job
@@ -121,7 +121,7 @@ def _tail_s(rows: Rows) -> Array:
     first, ends_at_first = rows.priced[0], rows.columns.ends_at_first
     overlapped = hides_gradients(rows.on.software, rows.columns.tp)
     behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
-    tail = _behind(rows, behind, first.backward_s)
+    tail = _behind(rows, first, behind, first.backward_s)
     if ends_at_first.all():
         return tail
     columns = rows.columns
@@ -130,16 +130,16 @@ def _tail_s(rows: Rows) -> Array:
     least: Array = np.full(len(columns), np.inf)
     for one, count in zip(rows.priced, rows.counts, strict=True):
         last = np.where(puts_off, one.weight_s, one.backward_s)
-        own = _behind(rows, held * one.reduce_s, last)
+        own = _behind(rows, one, held * one.reduce_s, last)
         least = np.where(count > 0, np.minimum(least, own), least)
     return np.where(ends_at_first, tail, least)
 
 
-def _behind(rows: Rows, reduce_s: Array, last_s: Array) -> Array:
+def _behind(rows: Rows, stage: StagePrice, reduce_s: Array, last_s: Array) -> Array:
     return reduce_tail_s(
         reduce_s,
         last_s,
-        buckets=rows.priced[0].buckets,
+        buckets=stage.buckets,
         overlap=hides_gradients(rows.on.software, rows.columns.tp),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -70,18 +71,26 @@ def problem(
 
 
 @st.composite
-def all_pins(draw: st.DrawFn) -> Pins:
-    """Pins of any kind; most are left out."""
+def all_pins(draw: st.DrawFn, gpus: int = 8) -> Pins:
+    """Pins of any kind, of degrees that divide *gpus*; most are left out."""
 
     def maybe(*values: Any) -> st.SearchStrategy[Any]:
-        return st.sampled_from((None, None, None, *values))
+        left_out = (None,) * 2 * len(values)  # most pins together leave no layout
+        return st.sampled_from((*left_out, *values))
 
+    def degree(*values: int) -> int | None:
+        left = gpus // math.prod(taken)
+        found = draw(maybe(*(value for value in values if left % value == 0)))
+        taken.append(found or 1)
+        return found
+
+    taken: list[int] = []
     segments = draw(st.sampled_from(((), ("sqrt",))))  # not of the first layers alone
     return Pins(
-        tp=draw(maybe(1, 2)),
-        pp=draw(maybe(1, 2)),
-        dp=draw(maybe(1, 2, 4)),
-        cp=draw(maybe(1, 1, 1, 2)),
+        tp=degree(1, 2),
+        pp=degree(1, 2),
+        dp=degree(1, 2, 4),
+        cp=degree(1, 2),
         micro_batch=draw(maybe(1, 2)),
         schedule=draw(maybe(*SCHEDULES)),
         zero=draw(maybe(0, 1, 2, 3)),
@@ -98,13 +107,14 @@ def small_problems(draw: st.DrawFn) -> Problem:
     """Problems that can be searched exhaustively; in some of them memory binds."""
     clusters = st.sampled_from(("dgx-a100-80gb", "p3.16xlarge", "cpu"))
     frameworks = st.sampled_from(("meshwright", "megatron-lm", "fsdp2"))
+    gpus = draw(st.sampled_from((1, 2, 3, 4, 6, 8)))
     posed = problem(
         draw(st.sampled_from(("gpt-tiny", "gpt-mini"))),
-        draw(st.integers(1, 8)),
+        gpus,
         global_batch=draw(st.sampled_from((4, 6, 8, 12))),
         where=on(draw(clusters), draw(frameworks)),
         objective=draw(st.sampled_from((Objective.THROUGHPUT, Objective.MEMORY))),
-        pins=draw(all_pins()),
+        pins=draw(all_pins(gpus)),
     )
     space = Space(problem=posed)
     assume(0 < space.trunks["leaves"].sum() <= MOST_CANDIDATES)

@@ -23,7 +23,7 @@ from planner.space import Space
 from planner.table import length
 from profiles.errors import OutOfTime
 
-NEAR_LEAST: Final = 8  # layouts simulated to find the one with the smallest peak
+NEAR_LEAST: Final = 16  # layouts simulated to find the one with the smallest peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,8 @@ def test_every_candidate_runs_and_none_that_runs_is_left_out(name: str) -> None:
     rows = every.leaves(every.branches)
     for row in range(len(rows)):
         choice = every.choice(rows, row)
+        if choice.recompute == "sqrt" and not asked.offers("recompute", "segments"):
+            continue  # of one layer it is `full`, which is a candidate of its own
         if not asked.capabilities.lacks(choice, asked.job):
             wanted.add(choice)
     rows = own.leaves(own.branches)
@@ -109,6 +111,7 @@ def test_where_memory_is_short_some_layers_of_each_stage_are_made_again(
     """Megatron's --recompute-method block: one K for all stages; named operators by
     stage are ours alone."""
     argv = ("--model", "gpt-13b", "--gpus", "4", "--global-batch", "64")
+    argv = (*argv, "--schedule", "1f1b", "--pp", "2", "--micro-batch", "4")
     found = answer(ask, *argv, "--framework", "megatron-lm-2021")
     stages = found["layout"]["stages"]
     plans = [
