@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from itertools import islice
-from math import inf
+from itertools import combinations, islice, pairwise
+from math import comb, inf
 from typing import Final
 
 import numpy as np
@@ -37,6 +37,7 @@ from profiles.errors import MeshwrightError, OutOfTime
 MOST_OPENED: Final = 10_000  # branches; what is left stays open at its floor
 BATCH: Final = 512  # branches opened at a time
 TRIED: Final = 4  # cuts of a family that are simulated
+FEW: Final = 24  # cuts that a family has at most where all of them are simulated
 MOVES: Final = 24  # of a cut, before it is left as it is
 MOST: Final = 40  # families that are tried
 MOST_PRICED: Final = 400  # families whose stages are priced one by one
@@ -114,9 +115,9 @@ class Families:
             if family.table is None:
                 self._price(family)
                 continue
-            self._try(family)
             tried += 1
-            self._settled = min(self._settled, family.bound)
+            if not self._try(family):
+                self._settled = min(self._settled, family.bound)
 
     def climb(self) -> None:
         """Move the cuts of the best candidate a unit at a time, while that helps."""
@@ -260,19 +261,29 @@ class Families:
         counts = tuple(count * self.units.size for count in cut)
         return replace(choice, layers_per_stage=counts)
 
-    def _try(self, family: Family) -> None:
+    def _try(self, family: Family) -> bool:
+        """Simulate cuts of a *family*; whether that were all of them."""
         assert family.table is not None, "it is priced"
-        for cut in self._cuts(family.table):
+        every = self._every(family.table)
+        likely = islice(family.table.tried(), self.tries)
+        for cut in likely if every is None else every:
             self._judge(family, cut)
             if self.clock.over or family.bound >= self._enough:
-                return
+                return False
+        return every is not None
 
-    def _cuts(self, table: CutTable) -> Iterator[Cut]:
-        """The cut that is pinned, or those that are likely to be fast."""
-        cut = self._pinned(table)
-        if cut is None:
-            return islice(table.tried(), self.tries)
-        return iter([cut] if table.fits(cut) else [])
+    def _every(self, table: CutTable) -> list[Cut] | None:
+        """The cut that is pinned, or all where there are few; else None."""
+        if (pinned := self._pinned(table)) is not None:
+            return [pinned] if table.fits(pinned) else []
+        units, pp = self.units.count, table.pp
+        if comb(units + 1, pp - 1) > FEW:
+            return None
+        ends = combinations(range(units + 1), pp - 1)  # a stage at an end may be empty
+        return [
+            tuple(end - start for start, end in pairwise((0, *inner, units)))
+            for inner in ends
+        ]
 
     def _pinned(self, table: CutTable) -> Cut | None:
         pinned = Space.of(self.problem).axes.cut(table.pp)

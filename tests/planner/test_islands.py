@@ -305,13 +305,14 @@ def test_many_micro_batches_are_proven() -> None:
 
 
 def test_alike_stages_are_tried_too() -> None:
-    """Over two like islands a woven pipeline may be faster than any that runs 1F1B."""
+    """Over two like islands a woven pipeline may be faster than any that runs 1F1B; of
+    those what is chosen is near the best alone, as few of them are simulated."""
     two = asked(joined("dgx-a100-80gb", "dgx-a100-80gb"), "gpt-1.3b", 16)
     alike = over_islands(two, BranchAndBound(), LIMITS)
     found = solve(two, BranchAndBound(), LIMITS)
     check(two, found)
     assert alike.best is not None
-    assert found.value <= alike.value
+    assert found.value <= alike.value * (1 + 1e-4)
     unlike = asked(joined("dgx-a100-80gb", "dgx-h100"))
     slow = as_if_alike(unlike)
     assert slow.machine.device.name == "A100-SXM-80GB"

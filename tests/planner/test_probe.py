@@ -12,6 +12,7 @@ import pytest
 from costmodel.cli import simulate
 from planner.explain import indistinguishable
 from planner.probe import apart, probes
+from planner.problem import Candidate
 from planner.search import Limits
 from planner.searches import SEARCHES
 from tests.problems import problem
@@ -35,10 +36,15 @@ def test_the_recommendation_first_then_what_cannot_be_told_from_it() -> None:
 def test_the_rest_is_as_unlike_as_can_be() -> None:
     posed = problem("gpt-13b", 16, global_batch=64)
     solution = SEARCHES["branch-and-bound"].solve(posed, Limits(runners_up=8))
-    first, second = probes(posed, solution, 2)
-    left = [one for one in solution.runners_up if one is not second]
-    distance = apart(first.choice, second.choice)
-    assert distance >= max(apart(first.choice, one.choice) for one in left)
+    ties = len(indistinguishable(posed, solution))
+    *before, last = probes(posed, solution, ties + 2)
+    assert last in solution.runners_up
+    others = [one for one in solution.runners_up if one not in (*before, last)]
+
+    def distance(one: Candidate) -> float:
+        return min(apart(one.choice, other.choice) for other in before)
+
+    assert distance(last) >= max(map(distance, others))
 
 
 def test_the_files_are_beside_out(
