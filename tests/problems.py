@@ -80,7 +80,8 @@ def all_pins(draw: st.DrawFn, gpus: int = 8) -> Pins:
 
     def degree(*values: int) -> int | None:
         left = gpus // math.prod(taken)
-        found = draw(maybe(*(value for value in values if left % value == 0)))
+        divide = (value for value in values if left % value == 0)
+        found: int | None = draw(maybe(*divide))
         taken.append(found or 1)
         return found
 

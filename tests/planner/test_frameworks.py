@@ -111,8 +111,8 @@ def test_where_memory_is_short_some_layers_of_each_stage_are_made_again(
     """Megatron's --recompute-method block: one K for all stages; named operators by
     stage are ours alone."""
     argv = ("--model", "gpt-13b", "--gpus", "4", "--global-batch", "64")
-    argv = (*argv, "--schedule", "1f1b", "--pp", "2", "--micro-batch", "4")
-    found = answer(ask, *argv, "--framework", "megatron-lm-2021")
+    pins = ("--schedule", "1f1b", "--pp", "2", "--micro-batch", "4")
+    found = answer(ask, *argv, *pins, "--framework", "megatron-lm-2021")
     stages = found["layout"]["stages"]
     plans = [
         {one["layers"]: one["retention"] for one in stage["layer_plans"]}
