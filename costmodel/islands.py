@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from costmodel.layout import Layout
-from costmodel.layout_file import layer_text
+from costmodel.layout import Layout, layer_text
 from costmodel.machine import Machine
 from costmodel.ranges import Ranges
 from costmodel.stage import StagePrice

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from costmodel.offload import NOTHING, Offload
@@ -249,3 +249,30 @@ class Layout:
 def _common(values: Iterable[int]) -> int | None:
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
+
+
+def layer_text(names: tuple[str, ...]) -> str:
+    """Layers as written in the file.
+
+    >>> layer_text(("embedding", "0", "1", "2"))
+    'embedding,0-2'
+    """
+    parts: list[str] = []
+    for numbered, group in groupby(names, key=str.isdigit):
+        members = list(group)
+        parts += [str(Ranges.of(map(int, members)))] if numbered else members
+    return ",".join(parts)
+
+
+def parse_layers(text: str) -> tuple[str, ...]:
+    """The names that `layer_text` wrote; raises InvalidSpec."""
+    names: list[str] = []
+    for part in text.split(","):
+        if part in ENDS:
+            names.append(part)
+            continue
+        spans = Ranges.parse(part)
+        if len(spans) > 10**5:
+            raise InvalidSpec(f"layers {part!r} are more than 100,000")
+        names.extend(str(number) for number in spans)
+    return tuple(names)

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Any, Final
 
-from costmodel.layout import ENDS, LayerPlan, Layout, Stage
+from costmodel.layout import LayerPlan, Layout, Stage, layer_text
 from costmodel.module_sharding import ModuleSharding, sharding_documents
 from costmodel.offload import Offload
 from costmodel.origin import Origin
-from costmodel.ranges import Ranges
 from costmodel.retention import Retention
 from costmodel.zero_plus import PLAIN, ZeroPlus
-from profiles.errors import InvalidSpec
 
 FORMAT: Final = "meshwright/layout"
 VERSION: Final = 1
@@ -142,30 +140,3 @@ def _retention_document(retention: Retention) -> dict[str, Any]:
                 entry[key] = getattr(treatment, key)
         document[name] = entry
     return document
-
-
-def layer_text(names: tuple[str, ...]) -> str:
-    """Layers as written in the file.
-
-    >>> layer_text(("embedding", "0", "1", "2"))
-    'embedding,0-2'
-    """
-    parts: list[str] = []
-    for numbered, group in groupby(names, key=str.isdigit):
-        members = list(group)
-        parts += [str(Ranges.of(map(int, members)))] if numbered else members
-    return ",".join(parts)
-
-
-def parse_layers(text: str) -> tuple[str, ...]:
-    """The names that `layer_text` wrote; raises InvalidSpec."""
-    names: list[str] = []
-    for part in text.split(","):
-        if part in ENDS:
-            names.append(part)
-            continue
-        spans = Ranges.parse(part)
-        if len(spans) > 10**5:
-            raise InvalidSpec(f"layers {part!r} are more than 100,000")
-        names.extend(str(number) for number in spans)
-    return tuple(names)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from costmodel.layout import ENDS, LayerPlan, Layout, Mesh, Stage
-from costmodel.layout_file import FORMAT, VERSION, LayoutFile, Modules, parse_layers
+from costmodel.layout import ENDS, LayerPlan, Layout, Mesh, Stage, parse_layers
+from costmodel.layout_file import FORMAT, VERSION, LayoutFile, Modules
 from costmodel.module_sharding import read_shardings
 from costmodel.offload import parse_offload
 from costmodel.origin import read_origin

@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from costmodel.layout_file import (
     LayoutFile,
     file_document,
-    layer_text,
-    parse_layers,
 )
 from costmodel.layout_reader import parse_file
 from costmodel.uniform import Uniform, spell_out

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from costmodel.estimate import estimate
 from costmodel.islands import places_of
-from costmodel.layout_file import parse_layers
+from costmodel.layout import parse_layers
 from costmodel.machine import machine
 from costmodel.offload import Offload
 from costmodel.pins import Pins
