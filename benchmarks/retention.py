@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from costmodel.auto_retention import AUTO, fitted
+from costmodel.auto_retention import fitted
 from costmodel.estimate import Estimate, estimate
 from costmodel.machine import Machine, machine
+from costmodel.retention import AUTO
 from costmodel.uniform import Uniform, spell_out
 from planner.retention.offload_ratio import with_offload
 from profiles.catalog import cluster

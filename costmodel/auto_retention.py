@@ -33,7 +33,6 @@ from profiles.job import Job
 
 Array = NDArray[Any]
 Way = Callable[[Array], Layout]  # from the room of each rank
-AUTO: Final = "auto"
 PROBABILITY: Final = 0.95  # with which it is to fit, unless a limit is given
 ROUNDS: Final = 8  # how often the room is narrowed
 SLACK: Final = 1e-6  # of the limit: sums of many floats in two orders

@@ -95,7 +95,8 @@ class Retention:
 
 KEEP_ALL = Retention()
 PRESETS = ("none", "selective", "cheap-ops", "full", "sqrt")
-LATER = ("auto",)
+AUTO = "auto"  # chosen by what fits
+LATER = (AUTO,)
 CORE = "attention_core"  # scores and row statistics, inside the attention operator
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costmodel.auto_retention import AUTO
 from costmodel.estimate import estimate
 from costmodel.legality import violations
+from costmodel.retention import AUTO
 from planner.problem import Candidate, Problem, Staged
 from planner.solution import EXACT, Solution
 

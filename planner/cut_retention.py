@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, Columns
+from costmodel.retention import AUTO
 from costmodel.uniform import Uniform
 from planner.cut_families import Families, Family
 from planner.cut_table import Cut, CutTable

@@ -15,11 +15,12 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
-from costmodel.auto_retention import AUTO, spelled_out
+from costmodel.auto_retention import spelled_out
 from costmodel.estimate import Estimate, estimate
 from costmodel.layout import Layout
 from costmodel.legality import violations
 from costmodel.machine import Machine
+from costmodel.retention import AUTO
 from costmodel.support import is_local
 from costmodel.uniform import Uniform, spell_out
 from planner.spoken import nearly_uniform_of

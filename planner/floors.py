@@ -22,12 +22,12 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.auto_retention import AUTO
 from costmodel.closed_form import Passes, makespan_s
 from costmodel.columns import RECOMPUTES, SCHEDULES, SQRT, Columns
 from costmodel.grid import ColumnPrices, step_time_s
 from costmodel.host_floor import least_node_bytes
 from costmodel.layer_runs import stage_runs
+from costmodel.retention import AUTO
 from costmodel.row_bytes import leanest_bytes, needed_bytes
 from costmodel.rows import Rows
 from costmodel.schedule import schedule_called

@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 
 from costmodel.atoms import Whole, block_prices
-from costmodel.auto_retention import AUTO
 from costmodel.degrees import Degrees
 from costmodel.estimate import estimate
 from costmodel.islands import machines_of
@@ -31,7 +30,7 @@ from costmodel.machine import Machine
 from costmodel.mesh_axes import mesh_axes
 from costmodel.module_sharding import ModuleSharding
 from costmodel.placements import WHOLE
-from costmodel.retention import EVERYTHING
+from costmodel.retention import AUTO, EVERYTHING
 from costmodel.support import refusals
 from costmodel.uniform import Uniform
 from planner.block_problem import ENTRY, BlockProblem

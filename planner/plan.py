@@ -10,11 +10,11 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from costmodel.auto_retention import AUTO
 from costmodel.machine import Machine, machine
 from costmodel.offload import NOTHING, parse_offload
 from costmodel.pins import Pins, pins_cut
 from costmodel.question import default_precision, flash_default
+from costmodel.retention import AUTO
 from costmodel.support import is_local
 from planner.branch_and_bound import BranchAndBound
 from planner.check import check

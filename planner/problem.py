@@ -17,7 +17,7 @@ from math import inf
 from typing import Any
 
 from costmodel.atom_book import AtomBook
-from costmodel.auto_retention import AUTO, fewest_layers, fitted
+from costmodel.auto_retention import fewest_layers, fitted
 from costmodel.capabilities import Capabilities, capabilities
 from costmodel.columns import RECOMPUTES, recomputes_with
 from costmodel.estimate import Estimate, estimate
@@ -29,6 +29,7 @@ from costmodel.machine import Machine
 from costmodel.offload import NOTHING, Offload
 from costmodel.pins import Pins, cuts_products
 from costmodel.question import has_experts
+from costmodel.retention import AUTO
 from costmodel.support import refusals
 from costmodel.uncertainty import with_odds
 from costmodel.uniform import Uniform, spell_out

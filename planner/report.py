@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.auto_retention import AUTO
 from costmodel.granularity import BY_STAGE
 from costmodel.islands import Place, places_of
 from costmodel.layout import Layout
@@ -18,6 +17,7 @@ from costmodel.report.table import (
     memory_table,
     pairs_table,
 )
+from costmodel.retention import AUTO
 from planner.explain import BRIEF, binds, faster, indistinguishable, loss, worse
 from planner.frameworks import software_words
 from planner.problem import Objective, Problem, Staged

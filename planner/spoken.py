@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES
 from costmodel.layout import Layout
-from costmodel.retention import KEEP_ALL
+from costmodel.retention import AUTO, KEEP_ALL
 from costmodel.uniform import Uniform, spell_out
 from profiles.errors import MeshwrightError
 from profiles.graph import ModelGraph

@@ -20,12 +20,12 @@ from typing import Final
 
 import numpy as np
 
-from costmodel.auto_retention import AUTO
 from costmodel.columns import RECOMPUTES, SQRT, Columns
 from costmodel.combination import BY_NAME
 from costmodel.granularity import ALIKE, BY_STAGE
 from costmodel.known import Known
 from costmodel.pins import Pins
+from costmodel.retention import AUTO
 from costmodel.uniform import Uniform
 from planner.branch_queue import BranchQueue
 from planner.floors import floor_s, leaf_bytes, leaf_s, rough_s

@@ -12,10 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.layout_file import (
-    LayoutFile,
-    file_document,
-)
+from costmodel.layout import layer_text, parse_layers
+from costmodel.layout_file import LayoutFile, file_document
 from costmodel.layout_reader import parse_file
 from costmodel.uniform import Uniform, spell_out
 from costmodel.zero_plus import ZeroPlus

@@ -7,11 +7,12 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.auto_retention import AUTO, fitted
+from costmodel.auto_retention import fitted
 from costmodel.estimate import Estimate, estimate
 from costmodel.legality import violations
 from costmodel.machine import machine
 from costmodel.offload import Offload
+from costmodel.retention import AUTO
 from costmodel.uniform import Uniform, spell_out
 from profiles.catalog import cluster
 from profiles.job import Job

@@ -7,11 +7,12 @@ from functools import cache
 
 import pytest
 
-from costmodel.auto_retention import AUTO, executed
+from costmodel.auto_retention import executed
 from costmodel.combination import treatment
 from costmodel.layout import Layout
 from costmodel.offload import NOTHING
 from costmodel.pins import Pins
+from costmodel.retention import AUTO
 from costmodel.support import refusals
 from costmodel.uniform import Uniform, spell_out
 from planner.branch_and_bound import BranchAndBound
