@@ -24,6 +24,7 @@ from costmodel.known import Known
 from costmodel.layout import Layout
 from costmodel.machine import Machine
 from costmodel.memory import secured_of_kept
+from costmodel.retention import AUTO
 from costmodel.stage_retention import Stages
 from costmodel.support import refusals
 from costmodel.uncertainty import with_odds
