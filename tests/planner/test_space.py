@@ -17,7 +17,7 @@ from costmodel.layout import CP_KINDS
 from costmodel.legality import MOST_PASSES, violations
 from costmodel.pins import Pins
 from costmodel.support import refusals
-from costmodel.uniform import Uniform
+from costmodel.uniform import Uniform, split_layers
 from planner.axes import SEARCHED, Axes
 from planner.floors import floor_bytes, leaf_bounds
 from planner.problem import Problem
@@ -143,6 +143,10 @@ def test_candidates_are_legal_and_keep_the_pins(
             for name in Pins.__dataclass_fields__
             if hasattr(choice, name) and getattr(pins, name) is not None
         }
+        if choice.recompute_layers is None and "recompute_layers" in pinned:
+            graph, stages = posed.job.graph, choice.pp * choice.virtual_stages
+            most = max(split_layers(graph.body, stages, graph.tail))
+            assert pinned.pop("recompute_layers") >= most, "that is all of them"
         assert pinned == {name: getattr(choice, name) for name in pinned}
 
 
