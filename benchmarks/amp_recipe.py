@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.fit.layer_price import layer_price
 from benchmarks.plain_mlp import plain_mlp
-from costmodel.compute import traffic_s
-from costmodel.data_parallel import DataParallel
-from costmodel.layer_price import layer_price
-from costmodel.machine import Machine, machine
-from costmodel.step_work import accumulated, updated
-from profiles.catalog import cluster
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.kernels import traffic_s
+from costmodel.stages.data_parallelism import DataParallel
+from costmodel.stages.optimizer_step import accumulated, updated
 from profiles.errors import MeshwrightError
-from profiles.precision import precision
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import precision
 from profiles.units import MS
 
 LAYERS, WIDTH, ROWS = 3, 4096, 512

@@ -18,8 +18,8 @@ import msgspec
 
 from benchmarks.fit_devices import all_rates
 from benchmarks.fit_links import all_links
-from costmodel.collectives import LinkFile
-from costmodel.rates import RATES, Rates
+from costmodel.machine.collectives import LinkFile
+from costmodel.machine.rates import RATES, Rates
 
 
 def main(arguments: list[str]) -> int:

@@ -6,7 +6,8 @@ FILE.csv is runs.csv of the folder unless given. A group is the runs alike in fa
 GPUs, batch, kernels, precision and framework, four measured layouts or more: they
 differ in layout only. The planner takes the layout that it prices fastest of those that
 fit with its probability, or of those within a percent that it cannot tell from it the
-one whose bad case is best (`planner.robust`), and is held to the measured steps:
+one whose bad case is best (`planner.analysis.robust_choice`), and is held to the
+measured steps:
 
     best      it is the fastest measured one, or as fast within what repeats differ by
     within    it loses at most 2 % to that
@@ -33,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.published_runs import asked_runs
 from benchmarks.recommended import recommended
-from costmodel.compared import Compared
-from costmodel.question import Question
-from costmodel.rank_order import SMALLEST_GROUP
-from costmodel.report.table import layout_words
-from costmodel.runs.run import read_runs
-from costmodel.uniform import spell_out
-from costmodel.validate import GROUP, compare
-from planner.problem import PROBABILITY
+from costmodel.layout.strategy import spell_out
+from costmodel.report.tables import layout_words
+from costmodel.runs.comparison import Compared
+from costmodel.runs.metrics import SMALLEST_GROUP
+from costmodel.runs.table import read_runs
+from costmodel.runs.validate import GROUP, compare
+from costmodel.simulation.question import Question
+from planner.problem.problem import PROBABILITY
 
 REPEATS = 0.003  # how far apart measurements of one layout are, at the quietest source
 WITHIN = 0.02

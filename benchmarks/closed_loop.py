@@ -29,23 +29,24 @@ from benchmarks.loop_layouts import RANKS, named_layouts
 from benchmarks.loop_report import Table, drawing, row_of
 from benchmarks.loop_worker import Request
 from benchmarks.pages import put
-from costmodel.estimate import Estimate, estimate
-from costmodel.layout import Layout
-from costmodel.machine import Machine, machine
-from costmodel.stored import write_layout
-from planner.plan import plan
-from profiles.documents import read_json
-from profiles.job import Job
-from profiles.local import LOCAL, local_cluster
-from profiles.measure.calibration import CALIBRATION
-from profiles.measure.question import Question, Wish, resolved
+from costmodel.layout.layout import Layout
+from costmodel.machine.assembly import Machine, machine
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.simulation.layout_files import write_layout
+from planner.api import plan
+from profiles.files import read_json
+from profiles.measure.noise import CALIBRATION
+from profiles.measure.request import Question, Wish, resolved
 from profiles.measure.session import measure
-from profiles.models.catalog import Model, model
-from profiles.sample_files import read_samples, write_samples
-from profiles.samples import Samples
-from runtime.launcher import launch
-from runtime.missed import missed
-from runtime.run import threads
+from profiles.models.catalog import model
+from profiles.models.job import Job
+from profiles.models.model_file import Model
+from profiles.samples.files import read_samples, write_samples
+from profiles.samples.local import LOCAL, local_cluster
+from profiles.samples.table import Samples
+from runtime.launch.launcher import launch
+from runtime.launch.run import threads
+from runtime.observe.prediction_error import missed
 
 MODELS = Path(__file__).parent / "models"
 PLANNED = "the plan"

@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.pins import Pins
-from planner.floors import floor_s, leaf_bounds, rough_s
-from planner.problem import Problem
-from planner.question import pose
-from planner.space import Space
-from planner.table import length, take
-from profiles.catalog import cluster
-from profiles.job_options import JobOptions
+from costmodel.options.pins import Pins
+from planner.problem.problem import Problem
+from planner.problem.question import pose
+from planner.problem.space import Space
+from planner.problem.table import length, take
+from planner.search.bounds import floor_s, leaf_bounds, rough_s
+from profiles.commandline.job import JobOptions
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 
 ROWS = 100_000  # priced at once

@@ -15,17 +15,17 @@ from time import process_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from costmodel.known import Known
-from costmodel.pins import Pins
-from costmodel.uniform import Uniform
-from planner.baselines.edits import Edits
-from planner.baselines.megatron import Megatron
-from planner.problem import Problem
-from planner.question import pose
-from planner.search import Limits
-from planner.space import Space
-from profiles.catalog import cluster
-from profiles.job_options import JobOptions
+from costmodel.layout.strategy import Uniform
+from costmodel.options.pins import Pins
+from costmodel.stages.block_batch import Known
+from planner.baselines.mcmc import Edits
+from planner.baselines.recipes import Megatron
+from planner.problem.problem import Problem
+from planner.problem.question import pose
+from planner.problem.space import Space
+from planner.search.search import Limits
+from profiles.commandline.job import JobOptions
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.units import MS
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.pages import put
 from profiles.measure.machine import cores, cpu_name, now
-from tests.foreign_models import CONFIGS, LAYOUTS, Apart, first_steps
+from tests.support.foreign_models import CONFIGS, LAYOUTS, Apart, first_steps
 
 Seen = dict[tuple[str, str], Apart]  # by model and layout
 

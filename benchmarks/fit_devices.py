@@ -10,13 +10,19 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.fit import calibration as fits
+from benchmarks.fit import published, published_aceso
+from benchmarks.fit.fitting import Fitted
 from benchmarks.fit_report import BORROWED, GUESSED, PUBLISHED, show
-from costmodel import calibration as fits
-from costmodel import published, published_aceso
-from costmodel.fitting import Fitted
-from costmodel.rates import AttentionRate, MatmulRate, Rates, Residual, TrafficRate
-from profiles.catalog import device as device_of
-from profiles.precision import Format
+from costmodel.machine.rates import (
+    AttentionRate,
+    MatmulRate,
+    Rates,
+    Residual,
+    TrafficRate,
+)
+from profiles.hardware.catalog import device as device_of
+from profiles.hardware.precisions import Format
 from profiles.units import GB, TFLOPS
 
 SIMUMAX = "SimuMax's table of measured shapes (hw_gemm.csv)"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.fit import calibration as fits
+from benchmarks.fit import published
+from benchmarks.fit.published import Transfers
 from benchmarks.fit_report import BORROWED, GUESSED, PUBLISHED, show
-from costmodel import calibration as fits
-from costmodel import published
-from costmodel.collectives import LinkFile, LinkRate, LinkRates
-from costmodel.published import Transfers
-from costmodel.rates import Residual
+from costmodel.machine.collectives import LinkFile, LinkRate, LinkRates
+from costmodel.machine.rates import Residual
 from profiles.units import GB
 
 NCCL_TRAINING = 1 / 1.3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from costmodel.fitting import Fitted
-from costmodel.rates import Residual
+from benchmarks.fit.fitting import Fitted
+from costmodel.machine.rates import Residual
 
 # The error to expect of numbers that no table here could check.
 PUBLISHED = Residual(median=0.1, p90=0.3, points=0)

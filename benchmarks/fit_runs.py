@@ -25,14 +25,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.run_times import Timed, asked_by, by, seconds, timed_runs
-from costmodel.coefficients import (
+from costmodel.machine.coefficients import (
     PATH,
     Coefficient,
     Coefficients,
     coefficients,
     encoded,
 )
-from costmodel.left_out import PATH as LEFT_OUT
+from costmodel.runs.holdout import PATH as LEFT_OUT
 
 Floats = NDArray[np.float64]
 SHARED = 0.3  # a run weighs n^-0.3 among the n of its source

@@ -3,7 +3,7 @@
     MESHWRIGHT_DATA=<folder> python -m benchmarks.fit_uncertainty [--write]
 
 Quantile regression of log |log(measured / estimated)|, each estimate by coefficients
-fitted without the run's family (`costmodel.left_out`). A family of n runs weighs as
+fitted without the run's family (`costmodel.runs.holdout`). A family of n runs weighs as
 n^0.5. A framework or device counts as seen on the families other than the run's own.
 The regression is of the median: how much wider one run's residual is than another's
 shows in the middle, which a few runs in the tails do not move.
@@ -28,11 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from costmodel.compared import Compared
-from costmodel.question import Question
-from costmodel.runs.run import read_runs
-from costmodel.uncertainty import PATH, Calibration, exchanged_share, rarity
-from costmodel.validate import compare
+from costmodel.runs.comparison import Compared
+from costmodel.runs.table import read_runs
+from costmodel.runs.validate import compare
+from costmodel.simulation.question import Question
+from costmodel.simulation.uncertainty import PATH, Calibration, exchanged_share, rarity
 
 Floats = NDArray[np.float64]
 Named = Callable[[Compared], str]

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from runtime.last_words import LAUNCHER
+from runtime.launch.failures import LAUNCHER
 
 
 def forked(work: Callable[[], Any], *, number: int) -> Any:
@@ -37,7 +37,7 @@ def forked(work: Callable[[], Any], *, number: int) -> Any:
 
 
 def _end(work: Callable[[], Any], told: int) -> None:
-    """Hand over what *work* returns, and end as `runtime.worker` does."""
+    """Hand over what *work* returns, and end as `runtime.launch.worker` does."""
     failed = 1
     try:
         answer = json.dumps(work())

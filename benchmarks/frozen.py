@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.random_questions import differences, some_layout
-from tests.training_cases import WORLDS, cases_of
+from tests.support.training_cases import WORLDS, cases_of
 
 PLANS: Final = (
     *("gpt-tiny 4 cpu", "gpt-mini 2 cpu", "gpt-125m 8 a100-pcie"),

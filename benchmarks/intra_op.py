@@ -12,18 +12,18 @@ from __future__ import annotations
 import sys
 from time import perf_counter
 
-from costmodel.machine import machine
-from costmodel.mesh_axes import MeshAxis, mesh_axes
-from planner.baselines.recursive import levelled, recursive
-from planner.block_problem import BlockProblem
-from planner.choice_ilp import solve_choice
-from planner.elimination import eliminate
-from planner.intra_op import pose
-from planner.sharding_prices import SentBytes
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.machine.assembly import machine
+from costmodel.machine.mesh_axis import MeshAxis, mesh_axes
+from planner.baselines.tofu import levelled, recursive
+from planner.sharding.costs import SentBytes
+from planner.sharding.elimination import eliminate
+from planner.sharding.ilp import solve_choice
+from planner.sharding.intra_op import pose
+from planner.sharding.problem import BlockProblem
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import precision
 from profiles.models.catalog import model
-from profiles.precision import precision
+from profiles.models.job import Job
 
 MODELS = ("gpt-125m", "gpt-13b", "gpt-175b", "llama3-8b", "llama3-70b")
 MESHES = (

@@ -13,8 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean, median
 
-from costmodel.published import rows
-from costmodel.published_layers import Layer, layers
+from benchmarks.fit.published import rows
+from benchmarks.fit.published_layers import Layer, layers
 
 TABLES = ("layer_times.csv", "mem_facts.csv")
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from costmodel.auto_retention import spelled_out
-from costmodel.layout import Layout
-from costmodel.machine import Machine
-from costmodel.pins import Pins
-from costmodel.question import resolve
-from costmodel.support import require_supported
-from profiles.job import Job
-from profiles.job_options import JobOptions
-from profiles.models.catalog import Model
+from costmodel.layout.layout import Layout
+from costmodel.machine.assembly import Machine
+from costmodel.options.pins import Pins
+from costmodel.simulation.question import resolve
+from costmodel.simulation.remat_auto import spelled_out
+from costmodel.support.support_table import require_supported
+from profiles.commandline.job import JobOptions
+from profiles.models.job import Job
+from profiles.models.model_file import Model
 from profiles.models.spec import DecoderSpec
 
 ALONE: dict[str, Pins] = {

@@ -31,19 +31,18 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.forked import forked
-from costmodel.layout_reader import parse_file
-from costmodel.stored import job_of
-from profiles.documents import decode, read_json, write_text
-from profiles.measure.calibration import calibration_s
-from runtime.data.source import source
-from runtime.memory import alive_bytes
-from runtime.modules.decoder import decoder_of
-from runtime.observe import WARM_UP_STEPS
-from runtime.optimizer import Settings
-from runtime.processes import process_group
-from runtime.told import told
-from runtime.trainer import Trainer
-from runtime.watch import Watch, everyone
+from costmodel.simulation.layout_files import job_of
+from costmodel.simulation.serialization import parse_file
+from profiles.files import decode, read_json, write_text
+from profiles.measure.noise import calibration_s
+from runtime.data.sources import source
+from runtime.launch.processes import process_group
+from runtime.models.decoder import decoder_of
+from runtime.observe.run_summary import WARM_UP_STEPS, told
+from runtime.observe.step_profiler import Watch, everyone
+from runtime.optim.optimizer import Settings
+from runtime.trace.peak_memory import alive_bytes
+from runtime.train.trainer import Trainer
 
 SEED = 0
 ALIKE = 1.15  # a fixed product's time over that in the profile, or the other way
@@ -99,8 +98,8 @@ class Visits:
             "rounds_s": self.rounds_s,
             "disturbed_s": self.disturbed_s,
             "losses": self.losses,
-            # What gloo's threads free goes unseen now and then (`runtime.memory`): of
-            # visits that are alike the least counts.
+            # What gloo's threads free goes unseen now and then
+            # (`runtime.trace.peak_memory`): of visits that are alike the least counts.
             "peak_allocated_bytes": [
                 min(by_rank) for by_rank in zip(*self.peaks, strict=True)
             ],
@@ -241,4 +240,4 @@ def main(path: str) -> None:
 if __name__ == "__main__":
     main(sys.argv[1])
     sys.stdout.flush()
-    os._exit(0)  # as `runtime.worker` does, and for its reason
+    os._exit(0)  # as `runtime.launch.worker` does, and for its reason

@@ -22,16 +22,16 @@ from dataclasses import asdict, dataclass
 from math import log
 from pathlib import Path
 
+from benchmarks.fit.layer_price import layer_price
 from benchmarks.mlp_width_worker import Request
 from benchmarks.pages import put
 from benchmarks.plain_mlp import plain_mlp
-from costmodel.layer_price import layer_price
-from costmodel.machine import Machine, machine
-from profiles.documents import read_json, write_text
+from costmodel.machine.assembly import Machine, machine
 from profiles.errors import MeshwrightError
-from profiles.sample_files import read_samples
+from profiles.files import read_json, write_text
+from profiles.samples.files import read_samples
 from profiles.units import MS
-from runtime.launcher import launch
+from runtime.launch.launcher import launch
 
 RANKS = 2
 WIDTHS = (128, 256, 384, 512, 768, 1024, 1536)

@@ -22,8 +22,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from profiles.documents import decode, read_json, write_text
-from runtime.processes import process_group
+from profiles.files import decode, read_json, write_text
+from runtime.launch.processes import process_group
 
 WARM_UP, LEAST_ROUNDS, ROUND_S = 2, 7, 0.5
 COLD_BYTES = 48 << 20  # of all layers' weights: more than a cache holds
@@ -132,4 +132,4 @@ def main(path: str) -> None:
 if __name__ == "__main__":
     main(sys.argv[1])
     sys.stdout.flush()
-    os._exit(0)  # as `runtime.worker` does, and for its reason
+    os._exit(0)  # as `runtime.launch.worker` does, and for its reason

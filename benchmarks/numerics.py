@@ -22,9 +22,9 @@ import torch
 from benchmarks.numerics_report import Row, rows_of, summary, whole_table
 from benchmarks.pages import put
 from profiles.measure.machine import cores, cpu_name, now
-from tests.matrix import seen_by_all
-from tests.training import ADAMW, SGD, STEPS
-from tests.training_cases import WORLDS, cases_of
+from tests.support.matrix import seen_by_all
+from tests.support.training import ADAMW, SGD, STEPS
+from tests.support.training_cases import WORLDS, cases_of
 
 KEPT = "numerics.json"
 Runs = dict[int, dict[str, Any]]  # by the number of ranks

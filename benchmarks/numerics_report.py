@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from costmodel.schedule import SCHEDULES, schedule_called
-from costmodel.uniform import Uniform
-from tests.matrix import Seen
-from tests.priced import unlike_priced
-from tests.training_cases import EXPERTS, choice_of
+from costmodel.layout.strategy import Uniform
+from costmodel.schedule.schedules import SCHEDULES, schedule_called
+from tests.support.matrix import Seen
+from tests.support.priced import unlike_priced
+from tests.support.training_cases import EXPERTS, choice_of
 
 LEVELS = (0, 1, 2, 3)
 AXES = ("tp", "pp", "dp", "cp", "ep")

@@ -20,10 +20,10 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.published_runs import asked_runs
-from costmodel.compared import Compared
-from costmodel.runs.run import read_runs
-from costmodel.uncertainty import P90
-from costmodel.validate import compare
+from costmodel.runs.comparison import Compared
+from costmodel.runs.table import read_runs
+from costmodel.runs.validate import compare
+from costmodel.simulation.uncertainty import P90
 
 ENDS = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 LEVEL = 0.8  # p10 to p90

@@ -4,7 +4,8 @@
 
 Forwards of tensors so small that all of their time is the host's, in one thread and in
 several at once; and the Python copies of a model's modules, as they are made for every
-replica and forward. `costmodel.single_process` takes its figures from here.
+replica and forward. `costmodel.report.data_parallel_baseline` takes its figures from
+here.
 """
 
 from __future__ import annotations

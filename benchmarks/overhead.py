@@ -27,9 +27,9 @@ from benchmarks.closed_loop import MODELS
 from benchmarks.intervals import median_interval
 from benchmarks.overhead_worker import RANKS, Request
 from benchmarks.pages import put
-from profiles.documents import read_json
+from profiles.files import read_json
 from profiles.measure.machine import cpu_name
-from runtime.launcher import launch
+from runtime.launch.launcher import launch
 
 WAYS = ("ddp", "fsdp", "tp", "pipeline")
 LEAST = 0.97  # of the throughput by hand, asked of the interval's lower end

@@ -21,15 +21,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.plain import CPU, WAYS, OneStep
-from costmodel.uniform import Uniform, spell_out
-from profiles.documents import decode, read_json, write_text
-from profiles.job import Job
+from costmodel.layout.strategy import Uniform, spell_out
+from profiles.files import decode, read_json, write_text
 from profiles.models.catalog import model
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from runtime.data.source import Source, source
-from runtime.optimizer import Settings
-from runtime.processes import leave_groups, process_group
-from runtime.trainer import Trainer
+from runtime.data.sources import Source, source
+from runtime.launch.processes import leave_groups, process_group
+from runtime.optim.optimizer import Settings
+from runtime.train.trainer import Trainer
 
 SEED, WARM_UP, AGREE = 0, 3, 1e-4
 RANKS = 2
@@ -173,4 +173,4 @@ def main(path: str) -> None:
 if __name__ == "__main__":
     main(sys.argv[1])
     sys.stdout.flush()
-    os._exit(0)  # as `runtime.worker` does, and for its reason
+    os._exit(0)  # as `runtime.launch.worker` does, and for its reason

@@ -2,8 +2,9 @@
 
     python -m benchmarks.parameters
 
-Those of step times, then those of intervals (`costmodel.uncertainty`). Rates of kernels
-and links have their own files, each with its source and residual (`data/rates`).
+Those of step times, then those of intervals (`costmodel.simulation.uncertainty`).
+Rates of kernels and links have their own files, each with its source and residual
+(`data/rates`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from costmodel.budget import fitted_to_runs
-from costmodel.uncertainty import calibration
-from profiles.terminal import console
+from costmodel.machine.coefficients import fitted_to_runs
+from costmodel.simulation.uncertainty import calibration
+from profiles.commandline.terminal import console
 
 
 def main() -> None:

@@ -31,9 +31,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from profiles.job import Job
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from runtime.initialise import initialise
+from runtime.models.init import initialise
 
 Batch = tuple[Tensor, Tensor]  # tokens and targets of this rank: (sequences, seq_len)
 OneStep = Callable[[Tensor, Tensor], float | None]

@@ -4,15 +4,14 @@
 
 Over tp the first product is split by columns, the next by rows, and so on: widths are
 called `hidden` and `ffn` in turn, as in a transformer's MLP, and the rules of
-`costmodel.sharding` do the rest.
+`costmodel.operators.sharding` do the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from profiles.graph import Block
-from profiles.operators import Kind, Operator, Tensor
+from profiles.models.graph import Block, Kind, Operator, Tensor
 
 WIDTHS = ("hidden", "ffn")
 

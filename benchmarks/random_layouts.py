@@ -12,14 +12,14 @@ import argparse
 import random
 import sys
 
-from costmodel.estimate import estimate
-from costmodel.legality import violations
-from costmodel.machine import machine
-from costmodel.uniform import Uniform, spell_out
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import machine
+from costmodel.simulation.estimator import estimate
+from costmodel.support.legality import violations
 from planner import plan
-from profiles.catalog import cluster
-from profiles.job import Job
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 
 
 def some_divisor(number: int, chance: random.Random) -> int:

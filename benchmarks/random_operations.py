@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import exp, log, prod
 
-from profiles.measure.tasks import FORWARD, PRODUCTS, Operation
-from profiles.measure.work import flops, held_bytes
+from profiles.measure.timing.operands import flops, held_bytes
+from profiles.measure.timing.tasks import FORWARD, PRODUCTS, Operation
 
 # Every other one is a product; the rest are spread over what else layers are made of.
 OTHERS = (

@@ -1,19 +1,20 @@
 """Which of some layouts of one job `plan` would recommend, had it found just them.
 
-The search's part is to price them all; the last step is `planner.robust`'s: of those
-that nobody can tell from the fastest, the one whose bad case is best.
+The search's part is to price them all; the last step is
+`planner.analysis.robust_choice`'s: of those that nobody can tell from the fastest, the
+one whose bad case is best.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from costmodel.pins import Pins
-from costmodel.question import Question
-from costmodel.uncertainty import with_odds
-from planner.problem import PROBABILITY, Candidate, Problem
-from planner.robust import LOOKED_AT, prefer
-from planner.solution import Counters, Solution, Status
+from costmodel.options.pins import Pins
+from costmodel.simulation.question import Question
+from costmodel.simulation.uncertainty import with_odds
+from planner.analysis.robust_choice import LOOKED_AT, prefer
+from planner.problem.problem import PROBABILITY, Candidate, Problem
+from planner.problem.solution import Counters, Solution, Status
 
 
 def recommended(questions: Sequence[Question]) -> int:

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from costmodel.auto_retention import fitted
-from costmodel.estimate import Estimate, estimate
-from costmodel.machine import Machine, machine
-from costmodel.retention import AUTO
-from costmodel.uniform import Uniform, spell_out
-from planner.retention.offload_ratio import with_offload
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.layout.retention import AUTO
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import Machine, machine
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.simulation.remat_auto import fitted
+from planner.search.offload import with_offload
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 from profiles.units import GiB
 
 PRESETS = ("selective", "cheap-ops", "full")

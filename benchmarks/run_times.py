@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.accounts import Accounts
-from costmodel.coefficients import Coefficients
-from costmodel.layout import Layout
-from costmodel.layout_price import LayoutPricer, price_together
-from costmodel.machine import Machine
-from costmodel.runs.prices import ask_runs
-from costmodel.runs.run import Run, read_runs
-from costmodel.timeline import simulate
+from costmodel.layout.layout import Layout
+from costmodel.machine.assembly import Machine
+from costmodel.machine.coefficients import Coefficients
+from costmodel.runs.pricing import ask_runs
+from costmodel.runs.table import Run, read_runs
+from costmodel.simulation.assembly import Accounts
+from costmodel.stages.layout_cost import LayoutPricer, price_together
+from costmodel.timeline.timeline import simulate
 from profiles.errors import MeshwrightError
-from profiles.job import Job
+from profiles.models.job import Job
 
 Floats = NDArray[np.float64]
 
@@ -66,7 +66,8 @@ def timed_runs(path: Path) -> list[Timed]:
 
 
 def counts(run: Run) -> bool:
-    """Whether a run tells a step time: as `costmodel.validate` has it, and those that
+    """Whether a run tells a step time: as `costmodel.runs.validate` has it, and those
+    that
     were inverted from a rounded TFLOP/s figure."""
     asked, measured = run.asked, run.measured
     return bool(

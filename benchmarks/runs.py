@@ -17,10 +17,10 @@ from time import process_time
 from typing import TypeVar
 
 from benchmarks.published_runs import asked_runs
-from costmodel.runs.prices import ask_runs, price_asked, price_runs
-from costmodel.runs.run import read_runs
-from costmodel.validate import compare, document, whole_summary
-from profiles.process import fewer_collections, keep_freed_arrays
+from costmodel.runs.pricing import ask_runs, price_asked, price_runs
+from costmodel.runs.table import read_runs
+from costmodel.runs.validate import compare, document, whole_summary
+from profiles.system.allocator import fewer_collections, keep_freed_arrays
 
 _T = TypeVar("_T")
 

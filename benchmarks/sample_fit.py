@@ -15,11 +15,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from costmodel.measured import Measured
-from costmodel.sample_fit import REACH, Array, Fit, terms
-from costmodel.sample_table import Table
+from costmodel.machine.measured import Measured
+from costmodel.machine.sample_fit import REACH, Array, Fit, terms
+from costmodel.machine.sample_lookup import Table
 from profiles.errors import MeshwrightError
-from profiles.sample_files import read_samples
+from profiles.samples.files import read_samples
 
 FEWEST = 3  # samples that a fit is made from
 STEPS = (2.0, 4.0, REACH)

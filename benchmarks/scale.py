@@ -20,14 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from costmodel.columns import Columns
-from costmodel.estimate import estimate
-from costmodel.grid import price
-from costmodel.machine import machine
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.batched.pricing import price
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import Columns
+from costmodel.machine.assembly import machine
+from costmodel.simulation.estimator import estimate
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 
 WHERE = cluster("dgx-h100")
 ON = machine(WHERE)

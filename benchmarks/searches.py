@@ -14,17 +14,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from costmodel.pins import Pins
-from planner.plan import solve
-from planner.problem import Problem
-from planner.question import pose
-from planner.search import AbstractSearch, Limits
-from planner.searches import SEARCHES
-from planner.solution import Solution
-from planner.words import short_words
-from profiles.catalog import cluster
+from costmodel.options.pins import Pins
+from planner.api import solve
+from planner.problem.layout_text import short_words
+from planner.problem.problem import Problem
+from planner.problem.question import pose
+from planner.problem.solution import Solution
+from planner.search.registry import SEARCHES
+from planner.search.search import AbstractSearch, Limits
+from profiles.commandline.job import JobOptions
 from profiles.errors import OutOfTime
-from profiles.job_options import JobOptions
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.units import format_seconds
 

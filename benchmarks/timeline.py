@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from costmodel.clocked import simulate_on_clock
-from costmodel.makespan import Runs, makespan_bound_s
-from costmodel.program import compiled, program_of
-from costmodel.stage_costs import FloatArray, StageCosts
-from costmodel.timeline import simulate
+from costmodel.batched.makespan import Runs, makespan_bound_s
+from costmodel.schedule.program import compiled, program_of
+from costmodel.timeline.costs import FloatArray, StageCosts
+from costmodel.timeline.event_sim import simulate_on_clock
+from costmodel.timeline.timeline import simulate
 
 
 class Pipeline(NamedTuple):

@@ -28,16 +28,16 @@ import torch
 from benchmarks.pages import put
 from benchmarks.random_operations import unseen
 from benchmarks.whole_layers import LayerTime, layer_times
-from costmodel.machine import Machine, machine
-from costmodel.measured import Measured
-from profiles.documents import write_text
-from profiles.measure.calibration import CALIBRATION
-from profiles.measure.node import described, rank_memory_bytes
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.measured import Measured
+from profiles.files import write_text
+from profiles.measure.noise import CALIBRATION
 from profiles.measure.processes import run
-from profiles.measure.question import Question, Wish, resolved
+from profiles.measure.rendezvous import described, rank_memory_bytes
+from profiles.measure.request import Question, Wish, resolved
 from profiles.measure.session import MOST_FLOPS, measure, request_of
-from profiles.measure.tasks import Operation, Request
-from profiles.sample_files import write_samples
+from profiles.measure.timing.tasks import Operation, Request
+from profiles.samples.files import write_samples
 from profiles.units import MS
 
 SIZES = (1, 2, 4)  # micro-batches of whole layers

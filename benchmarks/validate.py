@@ -12,11 +12,11 @@ import sys
 import time
 
 from benchmarks.published_runs import asked_runs
-from costmodel.compared import Compared
-from costmodel.report.summary import errors_table, reasons, whole_words
-from costmodel.runs.run import read_runs
-from costmodel.validate import compare, whole_summary
-from profiles.terminal import console
+from costmodel.runs.comparison import Compared
+from costmodel.runs.summary import errors_table, reasons, whole_words
+from costmodel.runs.table import read_runs
+from costmodel.runs.validate import compare, whole_summary
+from profiles.commandline.terminal import console
 
 
 def main(arguments: list[str]) -> int:

@@ -10,12 +10,12 @@ from statistics import median
 import torch
 from torch import nn
 
-from costmodel.layer_price import layer_price
-from costmodel.machine import Machine
-from profiles.job import Job
+from benchmarks.fit.layer_price import layer_price
+from costmodel.machine.assembly import Machine
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from runtime.initialise import initialise
-from runtime.modules.decoder import Layer, decoder_of
+from runtime.models.decoder import Layer, decoder_of
+from runtime.models.init import initialise
 
 MOST_LAYERS = 8  # in a row: together they are larger than a cache
 ROUNDS, WARM_UP = 15, 3

@@ -11,8 +11,8 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run the command on *argv*; returns its exit code."""
     # `python -m` puts the working folder first, where `profiles/` may be the user's.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from profiles.entry import enter
-    from profiles.process import fewer_collections, keep_freed_arrays
+    from profiles.commandline import enter
+    from profiles.system import fewer_collections, keep_freed_arrays
 
     keep_freed_arrays()
     with fewer_collections():

@@ -8,19 +8,27 @@ from typing import TYPE_CHECKING
 
 import click
 
-from costmodel.inference.options import InferenceOptions, inference_options
-from costmodel.pins import Pins, layout_options
-from profiles.apart import require_apart
-from profiles.command import command, warn
+from costmodel.options import InferenceOptions, Pins, inference_options, layout_options
+from profiles.commandline import (
+    LARGEST_SAMPLES,
+    JobOptions,
+    command,
+    console,
+    emit_json,
+    given,
+    job_options,
+    path,
+    real,
+    text,
+    warn,
+    whole,
+)
 from profiles.errors import Contradiction
-from profiles.job_options import JobOptions, job_options
-from profiles.options import given
-from profiles.parameters import LARGEST_SAMPLES, path, real, text, whole
-from profiles.terminal import console, emit_json
+from profiles.files import require_apart
 
 if TYPE_CHECKING:
-    from costmodel.beside import Beside
-    from costmodel.estimate import Estimate
+    from costmodel.report import Beside
+    from costmodel.simulation import Estimate
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
@@ -106,7 +114,7 @@ def simulate(
     others = [name for name, value in of_training.items() if value is not None]
     inference.require_alone(job, pins, others)
     if inference.inference:
-        from costmodel.inference.command import answer
+        from costmodel.inference import answer
 
         answer(job, pins, inference, sweep, as_json=as_json)
         return
@@ -140,8 +148,8 @@ def simulate(
             raise Contradiction(
                 "--rampup-batch-size is about a whole run; give its --tokens too"
             )
-        from costmodel.beside import beside
-        from costmodel.pricing import from_file, from_options
+        from costmodel.report import beside
+        from costmodel.simulation import from_file, from_options
 
         priced = from_file(file, job, pins) if file else from_options(job, pins)
         found = _counted(priced.estimate, convention)
@@ -171,14 +179,14 @@ def _counted(found: Estimate, name: str | None) -> Estimate:
         return found
     from dataclasses import replace
 
-    from costmodel.flops import convention
+    from costmodel.simulation import convention
 
     return replace(found, counted=convention(name))
 
 
 def _write_trace(trace: Path, found: Estimate) -> None:
-    from costmodel.report.trace import chrome_trace
-    from profiles.documents import write_text
+    from costmodel.report import chrome_trace
+    from profiles.files import write_text
 
     write_text(trace, chrome_trace(found))
 
@@ -187,7 +195,7 @@ def _show(found: Estimate, more: Beside, *, as_json: bool) -> None:
     if as_json:
         emit_json({**found.document(), **more.members})
         return
-    from costmodel.report.table import estimate_view, pairs_table
+    from costmodel.report import estimate_view, pairs_table
 
     for line in found.warnings:
         warn(line)
@@ -201,9 +209,9 @@ def _show(found: Estimate, more: Beside, *, as_json: bool) -> None:
 def _sweep(
     job: JobOptions, pins: Pins, axes: tuple[str, ...], *, as_json: bool
 ) -> None:
-    from costmodel.profiled import cluster_called, cluster_name, read_profile
-    from costmodel.whatif import sweep
-    from profiles.models.catalog import model
+    from costmodel.machine import cluster_called, cluster_name, read_profile
+    from costmodel.report import sweep
+    from profiles.models import model
 
     job.require("model")
     profile = read_profile(job.profile)
@@ -211,7 +219,7 @@ def _sweep(
     where = cluster_called(named, profile.samples if profile else None)
     rows = list(sweep(model(job.model or ""), where, job, pins, axes, profile))
     if not as_json:
-        from costmodel.report.table import point_words, sweep_table
+        from costmodel.report import point_words, sweep_table
 
         for point, found in rows:
             for line in () if isinstance(found, str) else found.warnings:
@@ -236,8 +244,7 @@ def _runs(
     *,
     as_json: bool,
 ) -> None:
-    from costmodel.runs.run import read_runs
-    from costmodel.validate import compare, document, whole_summary
+    from costmodel.runs import compare, document, read_runs, whole_summary
 
     if file is not None or given(job) or given(pins):
         raise Contradiction(
@@ -247,15 +254,15 @@ def _runs(
     compared = list(compare(read_runs(runs)))
     summary = whole_summary(compared)
     if report is not None:
-        from costmodel.budget import fitted_to_runs
-        from costmodel.report.runs_page import runs_page
-        from profiles.documents import write_text
+        from costmodel.machine import fitted_to_runs
+        from costmodel.report import runs_page
+        from profiles.files import write_text
 
         title = f"Estimates of {runs.name}"
         write_text(report, runs_page(title, compared, summary, fitted_to_runs()))
     if as_json:
         emit_json(document(compared, summary))
         return
-    from costmodel.report.summary import summary_view
+    from costmodel.runs import summary_view
 
     console().print(summary_view(summary))

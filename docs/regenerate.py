@@ -19,8 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from costmodel.report.frameworks import frameworks_table
-from costmodel.report.support import support_table
+from costmodel.report.support import frameworks_table, support_table
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]+)\n.*?^```$", re.M | re.S)

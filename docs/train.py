@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import runtime
-from costmodel.layout import Layout
+from costmodel.layout.layout import Layout
 from profiles.errors import MeshwrightError, Unsupported
-from runtime.parallelize import clip_gradients, data_rank, layout_of, optimizer
+from runtime.api import clip_gradients, data_rank, layout_of, optimizer
 
 
 class Layer(nn.Module):

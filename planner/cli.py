@@ -8,22 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from costmodel.pins import Pins, layout_options
-from planner.around import Around, around_options, several_gpus
-from profiles.command import command, premise, warn
+from costmodel.options import Pins, layout_options
+from planner.options import Around, around_options, several_gpus
+from profiles.commandline import (
+    JobOptions,
+    command,
+    console,
+    emit_json,
+    job_options,
+    one_of,
+    path,
+    premise,
+    real,
+    text,
+    warn,
+    whole,
+)
 from profiles.errors import OutOfTime, Unsupported
-from profiles.job_options import JobOptions, job_options
-from profiles.parameters import one_of, path, real, text, whole
-from profiles.terminal import console, emit_json
 
 if TYPE_CHECKING:
-    from planner.asked import Asked
-    from planner.beside import Beside
-    from planner.largest import Largest
-    from planner.problem import Problem
-    from planner.question import Posed
+    from planner.analysis import Largest
+    from planner.problem import Asked, Posed, Problem, Solution
+    from planner.report import Beside
     from planner.search import Limits
-    from planner.solution import Solution
 
 OBJECTIVES = ("throughput", "cost", "memory", "time-to-train")
 COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is said
@@ -107,7 +114,9 @@ def plan(
     """
     from dataclasses import replace
 
-    from planner.answers import (
+    from planner.analysis import looked_for, recommended
+    from planner.api import refined, sharded, with_faster
+    from planner.queries import (
         answer_each,
         compare,
         others,
@@ -117,12 +126,9 @@ def plan(
         wanted_runners_up,
         write,
     )
-    from planner.beside import beside, require_answerable
-    from planner.plan import refined, sharded, with_faster
-    from planner.retention.polish import without_auto
-    from planner.robust import looked_for, recommended
-    from planner.searches import search_called
-    from profiles.apart import require_apart
+    from planner.report import beside, require_answerable
+    from planner.search import search_called, without_auto
+    from profiles.files import require_apart
 
     search_called(search)
     require_apart(
@@ -205,7 +211,7 @@ def plan(
 
 def _require_any_stage(problem: Problem) -> None:
     """Raise where stages cannot differ."""
-    from planner.any_stage import require_possible
+    from planner.heterogeneous import require_possible
 
     require_possible(problem)
 
@@ -217,10 +223,9 @@ def _asked(
     executable: bool | None,
     probability: float | None,
 ) -> Asked:
-    from costmodel.profiled import cluster_called, cluster_name, read_profile
-    from planner.asked import Asked
-    from planner.problem import Objective
-    from profiles.models.catalog import model
+    from costmodel.machine import cluster_called, cluster_name, read_profile
+    from planner.problem import Asked, Objective
+    from profiles.models import model
 
     profile = read_profile(job.profile)
     where = cluster_name(job.cluster, profile)
@@ -241,14 +246,14 @@ def _asked(
 def _largest(asked: Asked, around: Around, limits: Limits) -> Largest | None:
     if around.maximize is None:
         return None
-    from planner.largest import maximize
+    from planner.analysis import maximize
 
     return maximize(asked, around.maximize, limits)
 
 
 def _posed(asked: Asked, largest: Largest | None) -> Posed:
     """The one problem that was asked, its warnings given."""
-    from planner.document import nothing_document, premise_document
+    from planner.report import nothing_document, premise_document
 
     posed = largest.posed if largest else asked.pose()
     premise({**premise_document(posed.problem, asked.where), **nothing_document()})
@@ -269,9 +274,9 @@ def _limits(time_limit: float | None, runners_up: int) -> Limits:
 def _solved(problem: Problem, search: str, limits: Limits) -> Solution:
     from dataclasses import replace
 
-    from planner.meter import metered
-    from planner.plan import solve
-    from planner.searches import search_called
+    from planner.api import solve
+    from planner.report import metered
+    from planner.search import search_called
 
     with metered(problem.objective.quantity) as meter:
         return solve(problem, search_called(search), replace(limits, watch=meter))
@@ -279,9 +284,9 @@ def _solved(problem: Problem, search: str, limits: Limits) -> Solution:
 
 def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     """*solution*, or what stages of unlike meshes can do better."""
-    from planner.any_stage import alike_alone
-    from planner.plan import widen
-    from planner.stage_places import MOST_LAYERS, only_unlike, too_deep
+    from planner.api import widen
+    from planner.heterogeneous import alike_alone
+    from planner.problem import MOST_LAYERS, only_unlike, too_deep
 
     if too_deep(problem) and not only_unlike(problem):
         warn(
@@ -298,7 +303,7 @@ def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
 
 def _others(problem: Problem, chosen: str, limit: float) -> list[Solution]:
     """What every search but the *chosen* one finds in *limit* seconds."""
-    from planner.searches import SEARCHES
+    from planner.search import SEARCHES
 
     found = []
     for name in SEARCHES:
@@ -318,8 +323,8 @@ def _require_found(
     """Raise Infeasible, with what is known of the search, if nothing was found."""
     if solution.best is not None:
         return
-    from planner.diagnosis import diagnose_search
-    from planner.document import nothing_document, premise_document
+    from planner.analysis import diagnose_search
+    from planner.report import nothing_document, premise_document
 
     premise({**premise_document(problem, where), **nothing_document(solution)})
     raise diagnose_search(problem, solution, limits)
@@ -356,7 +361,7 @@ def _document(
     where: str,
     found: Beside,
 ) -> dict[str, Any]:
-    from planner.document import (
+    from planner.report import (
         answer_document,
         bound_document,
         premise_document,

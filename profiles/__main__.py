@@ -11,7 +11,7 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     """Run the command on *argv*; returns its exit code."""
     # `python -m` puts the working folder first, where `costmodel/` may be the user's.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from profiles.entry import enter
+    from profiles.commandline import enter
 
     return enter("profiles.cli:profile", argv, prog)
 

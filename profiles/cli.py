@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from profiles.command import command, warn
+from profiles.commandline import (
+    LARGEST_SEQUENCE,
+    command,
+    console,
+    emit_json,
+    one_of,
+    path,
+    progress,
+    text,
+    warn,
+    whole,
+)
 from profiles.errors import Contradiction, InvalidQuestion
-from profiles.parameters import LARGEST_SEQUENCE, one_of, path, text, whole
-from profiles.sample_files import content_hash, read_samples, require_writable
-from profiles.terminal import console, emit_json, progress
+from profiles.samples import content_hash, read_samples, require_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,9 +127,8 @@ def profile(
             "or show those of a file with --show samples.json"
         )
     require_writable(out)
-    from profiles.measure.question import Wish, resolved
-    from profiles.measure.session import measure
-    from profiles.sample_files import write_samples
+    from profiles.measure import Wish, measure, resolved
+    from profiles.samples import write_samples
 
     question = resolved(
         Wish(
@@ -160,7 +168,7 @@ def _answer(samples: Samples, file: Path, *, as_json: bool) -> None:
     if as_json:
         emit_json(_document(samples, file))
         return
-    from profiles.sample_view import sample_view
+    from profiles.samples import sample_view
 
     console().print(sample_view(samples))
 

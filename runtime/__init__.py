@@ -1,28 +1,18 @@
-"""Deeds: a layout carried out by PyTorch on real devices. Command: `execute`.
-
-`parallelize` is the front door; its room opens when the name is first used.
-"""
+"""Deeds: a layout carried out by PyTorch on real devices. Command: `execute`."""
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.api import parallelize
 
 __all__ = ["parallelize"]
 
 
-class _FrontDoor(ModuleType):
-    """A property, since importing the room `parallelize` sets the attribute of that
-    name on the package: it must not hide the function behind its module."""
-
-    @property
-    def parallelize(self) -> Any:
-        return import_module("runtime.parallelize").parallelize
-
-    @parallelize.setter
-    def parallelize(self, room: ModuleType) -> None: ...
-
-
-sys.modules[__name__].__class__ = _FrontDoor
+def __getattr__(name: str) -> Any:
+    """The public names; what they need is imported when one is first used."""
+    if name in __all__:
+        return getattr(import_module("runtime.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

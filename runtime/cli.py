@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from costmodel.layout_reader import parse_file
-from profiles.command import command, warn
-from profiles.documents import read_json
-from profiles.parameters import one_of, path, real, text, whole
-from profiles.terminal import console, emit_json
-from runtime.training import Training
-from runtime.training_options import training_options
+from costmodel.simulation import parse_file
+from profiles.commandline import (
+    command,
+    console,
+    emit_json,
+    one_of,
+    path,
+    real,
+    text,
+    warn,
+    whole,
+)
+from profiles.files import read_json
+from runtime.train import Training, training_options
 
 if TYPE_CHECKING:
-    from runtime.probing import Probed
-    from runtime.run import Run, Wish
+    from runtime.launch import Probed, Run, Wish
 
 DEVICES = ("cpu", "cuda")
 MOST_STEPS = 10**9
@@ -144,9 +150,8 @@ def execute(
     wrong with it, the data or the checkpoint is said before any process trains.
     """
     parse_file(read_json(file, what="layout file"))  # torch takes seconds to load
-    from runtime.optimizer import Settings
-    from runtime.report import diverged
-    from runtime.run import Wish, prepare
+    from runtime.launch import Wish, diverged, prepare
+    from runtime.optim import Settings
 
     wish = Wish(
         layout=file,
@@ -187,14 +192,14 @@ def execute(
     if as_json:
         emit_json(document)
     else:
-        from runtime.report import run_view
+        from runtime.launch import run_view
 
         console().print(run_view(document))
 
 
 def _probes(wish: Wish) -> list[Probed]:
     """The measured layouts, the fastest first; what was picked is said."""
-    from runtime.probing import probed, words
+    from runtime.launch import probed, words
 
     def say(line: str) -> None:
         click.echo(line, err=True)
@@ -205,6 +210,6 @@ def _probes(wish: Wish) -> list[Probed]:
 
 
 def _opening(run: Run) -> Any:
-    from runtime.report import opening
+    from runtime.launch import opening
 
     return opening(run)

@@ -96,7 +96,7 @@ def test_the_wheel_says_what_it_is(wheel: ZipFile) -> None:
         "simulate": "costmodel.__main__:main",
         "plan": "planner.__main__:main",
         "execute": "runtime.__main__:main",
-        "meshwright": "profiles.meshwright:main",
+        "meshwright": "profiles.commandline.main:main",
     }
 
 

@@ -1,1 +1,7 @@
-"""Prices of inference: prefill, decoding, key-value cache. No training state in it."""
+"""What serving costs: prefill, decoding, the key-value cache, memory."""
+
+from costmodel.inference.command import answer
+
+__all__ = [
+    "answer",
+]

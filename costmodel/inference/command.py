@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from costmodel.inference.document import document, warnings
-from costmodel.inference.estimate import InferenceEstimate, estimate
-from costmodel.inference.options import InferenceOptions
+from costmodel.inference.estimate import InferenceEstimate, estimate, sweep
 from costmodel.inference.question import resolve
-from costmodel.inference.sweep import sweep
-from costmodel.pins import Pins
-from profiles.catalog import DEFAULT_CLUSTER, cluster
-from profiles.command import warn
-from profiles.job_options import JobOptions
-from profiles.models.catalog import model
-from profiles.terminal import console, emit_json
+from costmodel.inference.report import document, warnings
+from costmodel.options import InferenceOptions, Pins
+from profiles.commandline import JobOptions, console, emit_json, warn
+from profiles.hardware import DEFAULT_CLUSTER, cluster
+from profiles.models import model
 
 
 def answer(
@@ -39,7 +35,7 @@ def answer(
     if as_json:
         emit_json(document(found))
         return
-    from costmodel.inference.view import inference_view
+    from costmodel.inference.report import inference_view
 
     for line in warnings(found):
         warn(line)
@@ -58,8 +54,8 @@ def _show_sweep(
         ]
         emit_json({"sweep": points})
         return
-    from costmodel.inference.view import sweep_table
-    from costmodel.report.table import point_words
+    from costmodel.inference.report import sweep_table
+    from costmodel.report import point_words
 
     for point, found in rows:
         for line in () if isinstance(found, str) else warnings(found):

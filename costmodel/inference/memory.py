@@ -13,30 +13,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.degrees import Degrees
-from costmodel.inference.cache import cached_elements, span
-from costmodel.inference.experts import routed_degrees
+from costmodel.inference.kv_cache import cached_elements, span
+from costmodel.inference.moe import routed_degrees
 from costmodel.inference.passes import HEAD, served
 from costmodel.inference.question import Question
-from costmodel.memory import (
-    CONTEXT_BYTES,
-    FRAGMENTATION,
-    communicator_bytes,
-    own_bytes,
-)
-from costmodel.operator_keeps import beside, internal
-from costmodel.sharding import entry_bytes, tensor_bytes
-from costmodel.uniform import split_layers, stage_cuts
-from profiles.graph import Block
-from profiles.operators import Kind, Operator, Tensor
-from profiles.precision import Format, Precision
-
-Array = NDArray[Any]
+from costmodel.layout import split_layers, stage_cuts
+from costmodel.operators import Degrees, beside, entry_bytes, internal, tensor_bytes
+from costmodel.stages import CONTEXT_BYTES, FRAGMENTATION, communicator_bytes, own_bytes
+from profiles.hardware import Format, Precision
+from profiles.models import Block, Kind, Operator, Tensor
 
 # Tokens of the prompts that are read together, one at least: vLLM's budget of a pass
 # on GPUs of 70 GiB and more (max_num_batched_tokens, its engine arguments).

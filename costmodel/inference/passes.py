@@ -15,32 +15,29 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from costmodel.attention_price import attention_work
-from costmodel.compute import matmul_flops, traffic_s
-from costmodel.degrees import Degrees, tokens
-from costmodel.experts import held_experts
-from costmodel.host_launches import host_launches
-from costmodel.inference import experts
-from costmodel.inference.cache import cached_elements
-from costmodel.inference.core import core
-from costmodel.inference.exchange import exchanged
-from costmodel.inference.product import product_s
-from costmodel.inference.weights import Stored
-from costmodel.launch_floor import LaunchFloor
-from costmodel.machine import Machine
-from costmodel.operator_price import operator_price
-from costmodel.sharding import elements, forward_collectives, product_shape
-from costmodel.sourced import Sourced
-from costmodel.work import Work
-from profiles.graph import Block
-from profiles.measurable import number_of
-from profiles.operators import Kind, Operator
-from profiles.precision import Format
+from costmodel.inference import moe as experts
+from costmodel.inference.decode_kernels import core, exchanged, product_s
+from costmodel.inference.kv_cache import Stored, cached_elements
+from costmodel.machine import LaunchFloor, Machine, Sourced, matmul_flops, traffic_s
+from costmodel.operators import (
+    Degrees,
+    Work,
+    attention_work,
+    elements,
+    forward_collectives,
+    held_experts,
+    host_launches,
+    operator_price,
+    product_shape,
+    tokens,
+)
+from profiles.arrays import Array
+from profiles.hardware import Format
+from profiles.models import Block, Kind, Operator
+from profiles.samples import number_of
 from profiles.units import US
 
-Array = NDArray[Any]
 _ZERO = np.zeros(())
 _NOTHING = Sourced(seconds=_ZERO)
 HEAD: Final = "head"

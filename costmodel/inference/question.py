@@ -8,30 +8,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from costmodel.degrees import Degrees
-from costmodel.inference.options import (
-    CACHE_FORMATS,
-    QUANTIZATIONS,
-    InferenceOptions,
-)
-from costmodel.inference.weights import GROUP_SIZE, Stored
-from costmodel.legality import machine_violations, width_violations
+from costmodel.inference.kv_cache import GROUP_SIZE, Stored
+from costmodel.layout import Uniform
 from costmodel.machine import Machine, machine
-from costmodel.pins import Pins
-from costmodel.question import (
+from costmodel.operators import Degrees
+from costmodel.options import CACHE_FORMATS, QUANTIZATIONS, InferenceOptions, Pins
+from costmodel.simulation import (
     default_precision,
     degrees_asked,
     flash_default,
     unbalanced,
 )
-from costmodel.uniform import Uniform
-from profiles.cluster import Cluster
+from costmodel.support import machine_violations, width_violations
+from profiles.commandline import JobOptions
 from profiles.errors import Contradiction, UnknownName, Unsupported
-from profiles.job import Job
-from profiles.job_options import JobOptions
-from profiles.models.catalog import Model
-from profiles.models.spec import DecoderSpec
-from profiles.precision import Format, Precision, precision
+from profiles.hardware import Cluster, Format, Precision, precision
+from profiles.models import DecoderSpec, Job, Model
 
 NEW_TOKENS: Final = 128  # as vLLM's benchmarks (`vllm bench latency`, --output-len)
 _SIXTEEN_BIT: Final = ("fp16", "bf16")

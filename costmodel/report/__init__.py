@@ -1,1 +1,41 @@
-"""An estimate shown: as tables for a terminal, as a trace for Perfetto."""
+"""What `simulate` shows: tables, pages, traces, sweeps, whole runs."""
+
+from costmodel.report.extras import Beside, beside
+from costmodel.report.html_page import runs_page
+from costmodel.report.sweeps import points, sweep
+from costmodel.report.tables import (
+    assumed_words,
+    breakdown_words,
+    cut_words,
+    estimate_view,
+    headline,
+    layout_words,
+    memory_table,
+    pairs_table,
+    point_words,
+    sweep_table,
+    training_rows,
+)
+from costmodel.report.trace import chrome_trace
+from costmodel.report.training_run import training
+
+__all__ = [
+    "Beside",
+    "assumed_words",
+    "beside",
+    "breakdown_words",
+    "chrome_trace",
+    "cut_words",
+    "estimate_view",
+    "headline",
+    "layout_words",
+    "memory_table",
+    "pairs_table",
+    "point_words",
+    "points",
+    "runs_page",
+    "sweep",
+    "sweep_table",
+    "training",
+    "training_rows",
+]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from costmodel.clocked import simulate_on_clock
-from costmodel.estimate import Estimate
-from costmodel.events import Span
+from costmodel.simulation import Estimate
+from costmodel.timeline import Span, simulate_on_clock
 from profiles.units import US
 
 

@@ -1,1 +1,16 @@
-"""Tables of runs: a row of cells read as a complete question, and priced."""
+"""Tables of runs: priced, and compared with what was measured."""
+
+from costmodel.runs.comparison import Compared
+from costmodel.runs.summary import oom_words, summary_view
+from costmodel.runs.table import read_runs
+from costmodel.runs.validate import compare, document, whole_summary
+
+__all__ = [
+    "Compared",
+    "compare",
+    "document",
+    "oom_words",
+    "read_runs",
+    "summary_view",
+    "whole_summary",
+]

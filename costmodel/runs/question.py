@@ -10,24 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from costmodel.legality import require_legal
-from costmodel.machine import Machine, machine
-from costmodel.question import Question, default_precision, has_experts, spread
-from costmodel.runs.adapters import adapters_of
+from costmodel.layout import Uniform, interleaves
+from costmodel.machine import Machine, Software, machine
 from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
-from costmodel.runs.model import seq_len_of, spec_of
-from costmodel.runs.offload import offload_of
-from costmodel.runs.partition import layers_by_cost
-from costmodel.runs.recompute import layers_again_of, recompute_of
-from costmodel.runs.software import flash_of, software_of
-from costmodel.software import Software
-from costmodel.uniform import Uniform, interleaves
-from profiles.cluster import Cluster, Island
+from costmodel.runs.settings import (
+    flash_of,
+    layers_again_of,
+    layers_by_cost,
+    offload_of,
+    recompute_of,
+    software_of,
+)
+from costmodel.runs.workload import adapters_of, seq_len_of, spec_of
+from costmodel.simulation import Question, default_precision, has_experts, spread
+from costmodel.support import require_legal
 from profiles.errors import Contradiction, InvalidSpec
-from profiles.job import Job
-from profiles.models.spec import DecoderSpec
-from profiles.precision import PRECISIONS
+from profiles.hardware import PRECISIONS, Cluster, Island
+from profiles.models import DecoderSpec, Job
 
 # A schedule of two directions → the one of those priced that it is nearest to.
 NEAREST: Final = {"dualpipe": "1f1b"}

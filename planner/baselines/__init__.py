@@ -1,1 +1,1 @@
-"""Searches that others are measured against, one file each."""
+"""Searches people use instead, and the exhaustive oracle."""

@@ -12,13 +12,19 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from costmodel.uniform import Uniform
-from planner.problem import Candidate, Problem
-from planner.search import AbstractSearch, Clock, Limits
-from planner.shortlist import Shortlist
-from planner.solution import WORTHWHILE, Counters, Solution, Status
-from planner.space import Space
-from planner.table import length, take
+from costmodel.layout import Uniform
+from planner.problem import (
+    WORTHWHILE,
+    Candidate,
+    Counters,
+    Problem,
+    Solution,
+    Space,
+    Status,
+    length,
+    take,
+)
+from planner.search import AbstractSearch, Clock, Limits, Shortlist
 
 BATCH = 1024  # branches spelled out at a time
 _Seen = tuple[float, float, Uniform]  # peak bytes, step seconds

@@ -9,6 +9,15 @@ No pipeline; ZeRO-3 over all ranks that hold a weight alike, since Tofu splits e
 tensor evenly. As few passes as fit: the recursion is asked for each number of them, and
 the candidate with the nearest degrees is simulated. Of a layer with routed experts the
 operators before them are partitioned, and experts lie on as many ranks as can be.
+
+Tofu's recursive partition: two ways at a time, and then the halves.
+
+    for each prime factor of k, the largest first: pick every operator's loop of the new
+    axis by dynamic programming, what the earlier axes do being fixed
+
+After Wang, Huang and Li (EuroSys 2019, sections 5 and 6), on the operator graph instead
+of their tensor language; linear in the number of operators and of factors. Every tensor
+is split over every axis, and what is made small is what a rank sends.
 """
 
 from __future__ import annotations
@@ -22,21 +31,91 @@ from typing import ClassVar, Final, final
 
 import numpy as np
 
-from costmodel.columns import Columns
-from costmodel.mesh_axes import mesh_axes
-from costmodel.operator_sharding import ROWS, weight_of
-from costmodel.placements import WHOLE, Placed
-from planner.baselines.recipe import Rung, follow, keeping, ordered, recomputes
-from planner.baselines.recursive import levelled, recursive
-from planner.block_problem import ROUTED, BlockProblem
-from planner.floors import leaf_bounds
-from planner.problem import Problem
-from planner.search import AbstractSearch, Limits
-from planner.solution import Solution
-from planner.table import Array
-from profiles.graph import Block
-from profiles.operators import Kind
-from profiles.precision import precision
+from costmodel.layout import WHOLE, Columns, Placed
+from costmodel.machine import mesh_axes
+from costmodel.operators import ROWS, weight_of
+from planner.baselines.recipes import Rung, follow, keeping, ordered, recomputes
+from planner.problem import Problem, Solution
+from planner.search import AbstractSearch, Limits, leaf_bounds
+from planner.sharding import (
+    ENTRY,
+    ROUTED,
+    BlockProblem,
+    BlockSharding,
+    Choice,
+    Chosen,
+    Posed,
+    SentBytes,
+    Status,
+    described,
+    eliminate,
+    entry_choices,
+    pose,
+)
+from profiles.arrays import Array
+from profiles.errors import InvalidSpec
+from profiles.hardware import precision
+from profiles.models import Block, Kind
+
+
+def levelled(problem: BlockProblem, ways: int) -> BlockProblem:
+    """The same block on *ways* ranks, as axes of the prime factors: what both this
+    recursion and the integer program can be asked.
+
+    Raises InvalidSpec for less than two ranks.
+    """
+    if ways < 2:
+        raise InvalidSpec(f"{ways} ranks share nothing; give 2 or more")
+    factors = _primes(ways)[::-1]
+    axes = mesh_axes(**{f"level{number}": size for number, size in enumerate(factors)})
+    return replace(problem, axes=axes, even=True, memory_bytes=None)
+
+
+def recursive(problem: BlockProblem, ways: int) -> BlockSharding:
+    """The recursive partition over *ways* ranks; `value` is bytes that a rank sends.
+
+    It is feasible, and optimal level by level; nothing is proven of the whole. Raises
+    InvalidSpec for less than two ranks.
+    """
+    asked = levelled(problem, ways)
+    decided: Mapping[str, tuple[Placed, Placed]] = {}
+    for level in range(1, len(asked.axes) + 1):
+        step = replace(asked, axes=asked.axes[:level], decided=decided)
+        posed = pose(step, SentBytes())
+        found = eliminate(posed.graph)
+        decided = _decided(posed, found.choice)
+    partition = Chosen(
+        status=Status.FEASIBLE, choice=found.choice, value=found.value, lower=0.0
+    )
+    return described(posed, partition)
+
+
+def _primes(number: int) -> list[int]:
+    """Prime factors, the smallest first.
+
+    >>> _primes(96)
+    [2, 2, 2, 2, 2, 3]
+    """
+    found, factor = [], 2
+    while factor * factor <= number:
+        while number % factor == 0:
+            found.append(factor)
+            number //= factor
+        factor += 1
+    return [*found, number] if number > 1 else found
+
+
+def _decided(posed: Posed, choice: Choice) -> dict[str, tuple[Placed, Placed]]:
+    known = {
+        name: (one[choice[name]].choice.loops, one[choice[name]].choice.handed)
+        for name, one in posed.options.items()
+    }
+    entry = posed.problem.block.entry
+    if entry is not None:
+        place = entry_choices(entry, posed.problem)[choice[ENTRY]]
+        known[ENTRY] = (place, place)
+    return known
+
 
 Degrees = dict[str, int]
 EXPERTS: Final = "experts"  # the dimension of a router's scores

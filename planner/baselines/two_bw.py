@@ -20,14 +20,12 @@ from typing import ClassVar, final
 
 import numpy as np
 
-from costmodel.columns import Columns
-from costmodel.uniform import split_layers
-from planner.baselines.layer_profile import LayerProfile, bytes_per_s, layer_profiles
-from planner.baselines.recipe import Rung, follow, keeping, ordered, recomputes
-from planner.problem import Problem
+from costmodel.layout import Columns, split_layers
+from planner.baselines.pipedream import LayerProfile, bytes_per_s, layer_profiles
+from planner.baselines.recipes import Rung, follow, keeping, ordered, recomputes
+from planner.problem import Problem, Solution
 from planner.search import AbstractSearch, Limits
-from planner.solution import Solution
-from planner.table import Array
+from profiles.arrays import Array
 
 
 @final

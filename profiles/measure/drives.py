@@ -17,10 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from profiles.cluster import Island
-from profiles.drive import BUCKET_BYTES, PAGE_BYTES, DriveFile, Part
 from profiles.errors import Unsupported
-from profiles.figure import Figure
+from profiles.hardware import Figure, Island
+from profiles.system import BUCKET_BYTES, PAGE_BYTES, DriveFile, Part
 from profiles.units import GB, MiB
 
 SIZE_BYTES: Final = 256 * MiB

@@ -1,4 +1,9 @@
-"""Facts of the machine that a measurement was taken on."""
+"""Facts of the machine that a measurement was taken on.
+
+What a measuring process knows of the software and device beneath it.
+
+Which device of the catalogue a GPU is, by the name that PyTorch gives it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,10 @@ import re
 from datetime import UTC, datetime
 from pathlib import Path
 
-from profiles.errors import InvalidQuestion
+from profiles.errors import InvalidQuestion, InvalidSpec
+from profiles.hardware import device_names
+from profiles.measure.timing import Request
+from profiles.units import MiB, parse_bytes
 
 MEMORY = Path("/proc/meminfo")
 PROCESSORS = Path("/proc/cpuinfo")
@@ -115,3 +123,110 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+ASSUMED_CACHE = 32 * MiB  # where the kernel does not say
+
+
+def facts(request: Request) -> dict[str, str]:
+    """Versions, device, and the name of the software for the keys of operators."""
+    import torch
+
+    known = {
+        "torch": torch.__version__,
+        "software": f"torch-{torch.__version__}/{request.threads}-threads",
+        "device": "cpu",
+        "collectives": "gloo" if request.device == "cpu" else "nccl",
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+    }
+    return known if request.device == "cpu" else {**known, **_of_gpu()}
+
+
+def cache_bytes(device: str) -> float:
+    """Bytes of the largest cache that a core of this device reads through."""
+    if device == "cuda":
+        import torch
+
+        properties = torch.cuda.get_device_properties(0)
+        return float(getattr(properties, "L2_cache_size", ASSUMED_CACHE))
+    found = [_size(path) for path in CACHES.glob("index*/size")]
+    return max(found, default=float(ASSUMED_CACHE))
+
+
+def _size(path: Path) -> float:
+    """A cache's size as Linux writes it: ``32768K``."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+        return parse_bytes(text.replace("K", "KiB").replace("M", "MiB"))
+    except (OSError, InvalidSpec):
+        return float(ASSUMED_CACHE)
+
+
+def _of_gpu() -> dict[str, str]:
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    found = {
+        "device": properties.name,
+        "gpu": properties.name,
+        "software": f"torch-{torch.__version__}",
+        "cuda": str(torch.version.cuda),
+        "architecture": f"sm-{properties.major}{properties.minor}",
+        "device memory bytes": str(properties.total_memory),
+        "multiprocessors": str(properties.multi_processor_count),
+        "fabric": "nvlink" if _reach_each_other() else "pcie",
+    }
+    if torch.distributed.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def _reach_each_other() -> bool:
+    """Whether GPUs reach each other's memory, as over NVLink they do."""
+    import torch
+
+    several = torch.cuda.device_count() > 1
+    return several and bool(torch.cuda.can_device_access_peer(0, 1))
+
+
+_MEMORY = re.compile(r"\d+gb")
+_BOARD = re.compile(r"(sxm|pcie)\d*")
+
+
+def device_name(name: str) -> str:
+    """The catalogue's name, or one made of PyTorch's where it has none.
+
+    A name without ``PCIe`` in it is the module's, as vendors leave that out.
+
+    >>> device_name("NVIDIA H100 80GB HBM3"), device_name("NVIDIA A100-SXM4-40GB")
+    ('H100-SXM-80GB', 'A100-SXM-40GB')
+    >>> device_name("NVIDIA H100 PCIe"), device_name("NVIDIA Thing X1")
+    ('H100-PCIe-80GB', 'nvidia-thing-x1')
+    """
+    words = _words(name)
+    alike = [one for one in device_names() if _model(_words(one)) <= words]
+    boards = {board for board in map(_board, words) if board} or {"sxm", ""}
+    alike = [one for one in alike if _boards(one) & boards or not _boards(one)]
+    sizes = {word for word in words if _MEMORY.fullmatch(word)}
+    exact = [one for one in alike if sizes & _words(one)]
+    found = exact or alike
+    return found[0] if len(found) == 1 else slug(name)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.split(r"[^a-z0-9]+", name.lower()))
+
+
+def _model(words: set[str]) -> set[str]:
+    """What is left of a catalogue name without board and memory: h100; rtx, 4090."""
+    return {word for word in words if not (_MEMORY.fullmatch(word) or _board(word))}
+
+
+def _boards(name: str) -> set[str]:
+    return {board for board in map(_board, _words(name)) if board}
+
+
+def _board(word: str) -> str:
+    match = _BOARD.fullmatch(word)
+    return match.group(1) if match else ""

@@ -4,18 +4,23 @@ Rows come from micro-batches (the divisors of the global batch), widths are whol
 cut into equal parts, and operators that look at one token at a time also run on rows
 that are cut, since the sequence may be. Experts' products are of all experts or of an
 equal part of them, on all rows or on a part.
+
+What is measured where no model is named: a spread of shapes.
+
+Both families of decoders, with the norms, activations and positions of each, small and
+large enough to read the shapes of other models between them.
+
+What a step does once, at the totals of parameters that a rank may hold, and what
+ZeRO does in each unit of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from profiles.graph import Block
-from profiles.job import Job
-from profiles.measurable import BESIDE, SOON, SORTED_AGAIN, number_of, operator_shape
-from profiles.measure.step_plan import of_step
-from profiles.measure.tasks import (
+from profiles.hardware import Precision, precision
+from profiles.measure.timing import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -24,9 +29,113 @@ from profiles.measure.tasks import (
     Exchange,
     Operation,
 )
-from profiles.operators import Kind, Operator
-from profiles.precision import Precision, precision
+from profiles.models import Block, DecoderSpec, Job, Kind, ModelGraph, Operator, model
+from profiles.samples import (
+    BESIDE,
+    SOON,
+    SORTED_AGAIN,
+    STEP_KINDS,
+    UNIT_KINDS,
+    number_of,
+    operator_shape,
+)
 from profiles.units import KiB, MiB
+
+CPU = (("gpt-tiny", 256, 8), ("gpt-mini", 256, 8))
+CUDA = (("gpt-350m", 2048, 8), ("gpt-1.3b", 2048, 8), ("llama3.2-3b", 2048, 4))
+
+
+def default_jobs(device: str) -> tuple[Job, ...]:
+    """The jobs of the spread for *device*, cpu or cuda."""
+    named = CUDA if device == "cuda" else CPU
+    jobs = tuple(
+        Job(model=name, spec=model(name).spec, seq_len=seq_len, global_batch=batch)
+        for name, seq_len, batch in named
+    )
+    return jobs if device == "cuda" else (*jobs, _small_llama())
+
+
+def _small_llama() -> Job:
+    """A Llama of gpt-mini's width: no small one is published."""
+    mini = model("gpt-mini").spec
+    assert isinstance(mini, DecoderSpec), "the catalogue's gpt-mini is a decoder"
+    spec = replace(
+        mini,
+        kv_heads=mini.heads // 2,
+        ffn_hidden=mini.hidden * 8 // 3 // 64 * 64,
+        gated_mlp=True,
+        activation="silu",
+        norm="rmsnorm",
+        position="rotary",
+        max_positions=0,
+        attention_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        tied_embeddings=False,
+    )
+    return Job(model="llama-mini", spec=spec, seq_len=256, global_batch=8)
+
+
+SHARES = (1, 2, 4, 8)  # a rank may hold all parameters, or down to an eighth
+CURVE = (4 * KiB, 64 * KiB, MiB)
+
+
+def of_step(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
+    """What a step does once, over totals from an eighth of the model to all of it."""
+    pieces = parameter_sizes(job.graph)
+    total = sum(pieces)
+    totals = {total // cut for cut in (*SHARES, *parts)}
+    for size in sorted(totals | {min(size, total) for size in CURVE}):
+        for kind in (job.optimizer, *STEP_KINDS):
+            yield Operation(
+                kind=kind,
+                direction=FORWARD,
+                shape=(size,),
+                pieces=_share(pieces, size),
+            )
+        yield Operation(kind="host-copy", direction=FORWARD, shape=(4 * size,))
+
+
+def of_units(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
+    """What ZeRO does in a unit, of each kind of layer and of equal parts of it."""
+    repeated = {block.name: block for block, _ in job.graph.runs}
+    for block in repeated.values():
+        pieces = tuple(_weights(block))
+        for total in sorted({sum(pieces) // cut for cut in parts}):
+            for kind in UNIT_KINDS:
+                yield Operation(
+                    kind=kind,
+                    direction=FORWARD,
+                    shape=(total,),
+                    pieces=_share(pieces, total),
+                )
+
+
+def parameter_sizes(graph: ModelGraph) -> tuple[int, ...]:
+    """Elements of every weight, layer by layer: what an optimizer's list looks like."""
+    shared = {holder for holders in graph.tied for holder in holders[1:]}
+    return tuple(size for block in graph.layers for size in _weights(block, shared))
+
+
+def _weights(block: Block, shared: Collection[tuple[str, str]] = ()) -> Iterator[int]:
+    extent = block.extents
+    for operator in block.operators:
+        yield from [extent[operator.vector_dim]] * operator.vectors
+        if operator.has_weight and (block.name, operator.name) not in shared:
+            columns = sum(extent[name] for name in operator.columns)
+            yield columns * extent[operator.contracted or ""]
+            yield from [columns] if operator.bias else []
+
+
+def _share(pieces: Sequence[int], total: int) -> tuple[int, ...]:
+    """The same tensors, each smaller, that hold *total* elements together."""
+    whole = sum(pieces)
+    shares = [max(piece * total // whole, 1) for piece in pieces]
+    while sum(shares) > total and len(shares) > 1:
+        shares.pop(shares.index(min(shares)))
+    shares[shares.index(max(shares))] += total - sum(shares)
+    return tuple(shares)
+
 
 COLLECTIVES = (
     "all_reduce",

@@ -10,30 +10,33 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from profiles.measure import machine
-from profiles.measure.calibration import CALIBRATION
-from profiles.measure.cluster import cluster_of
 from profiles.measure.drives import QUICK_BYTES as DRIVE_QUICK_BYTES
 from profiles.measure.drives import SIZE_BYTES as DRIVE_BYTES
 from profiles.measure.drives import DriveRates, drive_rates, slowest
-from profiles.measure.gpu_names import device_name
-from profiles.measure.meeting import meeting
-from profiles.measure.node import Node, described, rank_memory_bytes, require_alike
-from profiles.measure.noise import Busy, Noise, noise
+from profiles.measure.local_cluster import cluster_of
+from profiles.measure.machine import device_name
+from profiles.measure.noise import CALIBRATION, Busy, Noise, noise
 from profiles.measure.plan import (
     MOST_TOKENS,
     amid_products,
     exchanges,
+    of_units,
     operations,
 )
 from profiles.measure.processes import run
-from profiles.measure.question import Question
-from profiles.measure.step_plan import of_units
+from profiles.measure.rendezvous import (
+    Node,
+    described,
+    meeting,
+    rank_memory_bytes,
+    require_alike,
+)
+from profiles.measure.request import Question
 from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
-from profiles.measure.tasks import Operation, Request
-from profiles.measure.work import arena_bytes, flops, held_bytes
-from profiles.network import interface
+from profiles.measure.timing import Operation, Request, arena_bytes, flops, held_bytes
 from profiles.samples import Samples
+from profiles.system import interface
 from profiles.units import GFLOPS, PFLOPS, MiB
 
 Progress = Callable[[float, float], None]

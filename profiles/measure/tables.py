@@ -7,7 +7,7 @@ from statistics import fmean, median
 
 from profiles.measure.noise import spread
 from profiles.measure.survey import Result
-from profiles.measure.tasks import Exchange, Operation, Request, Timing
+from profiles.measure.timing import Exchange, Operation, Request, Timing
 from profiles.samples import ALONE, CollectiveKey, OperatorKey, Sample
 
 BACKEND = "eager"

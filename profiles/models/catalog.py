@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from profiles.documents import decode, names_a_file, read_json, shown
 from profiles.errors import UnknownName, Unsupported
+from profiles.files import decode, names_a_file, read_json, shown
 from profiles.models.huggingface import is_config, parse_config
-from profiles.models.model import Model, parse_model
+from profiles.models.model_file import Model, parse_model
 
 __all__ = ["Model", "model", "names", "parse_model"]
 

@@ -11,14 +11,33 @@ from __future__ import annotations
 from functools import partial
 from itertools import groupby
 
-from profiles.graph import Block, ModelGraph
-from profiles.models.experts import expert_extents, expert_mlp
-from profiles.models.head import logits_and_loss, prediction
-from profiles.models.latent import latent_attention, latent_extents, mean_head_dim
-from profiles.models.side_by_side import beside_extents, require_fusible, side_by_side
+from profiles.models.attention import (
+    beside_extents,
+    latent_attention,
+    latent_extents,
+    mean_head_dim,
+    require_fusible,
+    side_by_side,
+)
+from profiles.models.graph import (
+    PRODUCTS,
+    Block,
+    Element,
+    Kind,
+    ModelGraph,
+    Operator,
+    Tensor,
+)
+from profiles.models.head import (
+    STREAM,
+    logits_and_loss,
+    norm_step,
+    prediction,
+    residual_step,
+    stream,
+)
+from profiles.models.moe import expert_extents, expert_mlp
 from profiles.models.spec import DecoderSpec
-from profiles.models.steps import STREAM, norm_step, residual_step, stream
-from profiles.operators import PRODUCTS, Element, Kind, Operator, Tensor
 
 
 def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:

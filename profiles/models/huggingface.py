@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profiles.documents import shown
 from profiles.errors import InvalidSpec
-from profiles.models.huggingface_keys import EXACT, Config
+from profiles.files import shown
 from profiles.models.huggingface_moe import MIXTURES
-from profiles.models.huggingface_rotary import Read, qwen3, rotary, window_of
-from profiles.models.model import Model
+from profiles.models.huggingface_rotary import (
+    EXACT,
+    Config,
+    Read,
+    qwen3,
+    rotary,
+    window_of,
+)
+from profiles.models.model_file import Model
 from profiles.models.numerics import Numerics
 from profiles.models.spec import DecoderSpec
 

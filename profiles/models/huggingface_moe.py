@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from profiles.errors import InvalidSpec
-from profiles.models.huggingface_keys import EXACT, Config
 from profiles.models.huggingface_rotary import (
+    EXACT,
+    Config,
     Read,
     numerics_of,
     qwen3,

@@ -4,16 +4,37 @@ Beside each adapted product y = W x there is y + B (A x), A with `rank` rows (Hu
 2021, section 4.1). All other weights are frozen: no gradient, no optimizer state, and
 no product for their gradient, so nothing is kept for one. What the layers below need
 still flows through them.
+
+`Adapters`: low-rank adapters, all that is trained of a model (Hu et al., 2021).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from profiles.adapters import Adapters
 from profiles.errors import InvalidSpec
-from profiles.graph import Block, ModelGraph
-from profiles.operators import Kind, Operator, Tensor
+from profiles.models.graph import Block, Kind, ModelGraph, Operator, Tensor
+
+LINEAR_LAYERS = ("qkv", "projection", "mlp_up", "mlp_down")
+ATTENTION = ("qkv", "projection")
+QUERY_KEY_VALUE = ("qkv",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """Beside each matrix product in *targets*, by operator name, two narrow ones:
+    the input → `rank` → the output. Every other weight is frozen."""
+
+    rank: int
+    targets: tuple[str, ...] = LINEAR_LAYERS
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or not self.targets:
+            raise InvalidSpec(
+                f"adapters have a rank of at least 1 and at least one target, got "
+                f"rank {self.rank} on {', '.join(self.targets) or 'none'}"
+            )
+
 
 _SUMMED = 3.0  # elements: two summands read, the sum written
 

@@ -17,11 +17,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from profiles.documents import require_package
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError
-from runtime.data.crops import Crops
-from runtime.data.names import HUGGING_FACE
-from runtime.data.text import BYTES
+from profiles.files import require_package
+from runtime.data.token_files import BYTES, HUGGING_FACE, Crops
 
 COLUMNS: Final = ("input_ids", "tokens", "text")  # the first of them that is there
 SPLIT: Final = "train"  # where none is named

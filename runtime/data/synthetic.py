@@ -8,6 +8,11 @@ takes one of eight strides d with the chances p:
 Each token thus has eight successors of unequal chance, different ones for each token.
 All tokens are equally frequent (every stride is a permutation), and what the next one
 adds is H(p) = −Σ p ln p nats after every token: the entropy of the chain, exactly.
+
+Random numbers that are a pure function of a seed and an index.
+
+Philox is counter-based (Salmon et al., SC 2011): a stream begins at any counter at
+once, and NumPy keeps its raw numbers the same from version to version.
 """
 
 from __future__ import annotations
@@ -21,7 +26,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from profiles.errors import InvalidSpec
-from runtime.data.draws import uniforms, words
+
+Words = NDArray[np.uint64]
+
+
+def words(seed: int, index: int, count: int) -> Words:
+    """*count* random 64-bit words of stream *index*.
+
+    >>> words(7, 3, 4)[:2].tolist() == words(7, 3, 2).tolist()
+    True
+    """
+    # The counter runs in the lowest of its four words; the highest names the stream.
+    return np.random.Philox(key=seed, counter=[0, 0, 0, index]).random_raw(count)
+
+
+def uniforms(raw: Words) -> NDArray[np.float64]:
+    """The upper 53 bits of each word as a number in [0, 1)."""
+    return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
 
 CHANCES = (0.40, 0.20, 0.15, 0.10, 0.06, 0.04, 0.03, 0.02)
 _ORDER, _STRIDES = 2**63, 2**63 + 1  # streams that no sequence has

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.amp_recipe import LAYERS, ROWS, WIDTH, measured, predicted
-from costmodel.machine import Machine, machine
-from profiles.catalog import cluster
+from costmodel.machine.assembly import Machine, machine
+from profiles.hardware.catalog import cluster
 
 
 def on(name: str) -> Machine:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.families import table
-from tests.foreign_models import LAYOUTS, Apart
+from tests.support.foreign_models import LAYOUTS, Apart
 
 
 def test_each_cell_is_of_its_model_and_layout() -> None:

@@ -8,7 +8,7 @@ import torch
 from benchmarks.mlp_width import Point, crossover, priced, table
 from benchmarks.mlp_width_worker import Layer
 from tests.runtime.ranks import on_ranks
-from tests.sampled import on
+from tests.support.sampled import on
 
 ANY = (32, 64, 128, 256, 512, 1024, 2048)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.numerics_report import Row, kinds, rows_of, summary
-from tests.apart import Distance
-from tests.matrix import HEAD_COPY, Seen
-from tests.training_cases import WORLDS, cases_of
+from tests.support.apart import Distance
+from tests.support.matrix import HEAD_COPY, Seen
+from tests.support.training_cases import WORLDS, cases_of
 
 NAME = "tp2 sp pp2 dp2 zero1 zb-v"
 

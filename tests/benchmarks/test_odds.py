@@ -11,11 +11,11 @@ from statistics import NormalDist, fmean
 import pytest
 
 from benchmarks.odds import Odds, Peaks, between, odds, odds_table, peaks
-from costmodel.compared import Compared
-from costmodel.footprint import footprints
-from costmodel.runs.run import Run, read_runs
-from costmodel.uncertainty import P90
-from costmodel.validate import compare
+from costmodel.machine.framework import footprints
+from costmodel.runs.comparison import Compared
+from costmodel.runs.table import Run, read_runs
+from costmodel.runs.validate import compare
+from costmodel.simulation.uncertainty import P90
 
 SLIP = 0.005  # odds that a run ran, or did not, for another reason
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks.plain_mlp import plain_mlp
-from costmodel.atoms import block_prices
-from costmodel.degrees import Degrees
-from costmodel.machine import machine
-from costmodel.sharding import backward_collectives, forward_collectives
-from profiles.catalog import cluster
-from profiles.precision import precision
+from costmodel.machine.assembly import machine
+from costmodel.operators.degrees import Degrees
+from costmodel.operators.sharding import backward_collectives, forward_collectives
+from costmodel.stages.block_cost import block_prices
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import precision
 
 ROWS, WIDTH = 16, 64
 FP32 = precision("fp32")

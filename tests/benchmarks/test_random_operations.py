@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.random_operations import unseen
-from profiles.measure.default_jobs import default_jobs
-from profiles.measure.plan import operations
-from profiles.measure.tasks import FORWARD, PRODUCTS, Operation
+from profiles.measure.plan import default_jobs, operations
+from profiles.measure.timing.tasks import FORWARD, PRODUCTS, Operation
 from profiles.units import GB, TFLOPS
 
 SEEN = [

@@ -7,15 +7,15 @@ from itertools import product
 import numpy as np
 import pytest
 
-from costmodel.local_shape import local_shape
-from costmodel.sharding import Degrees
-from profiles.job import Job
-from profiles.measurable import number_of
+from costmodel.operators.degrees import Degrees
+from costmodel.operators.sample_shape import local_shape
+from profiles.hardware.precisions import precision
 from profiles.measure.plan import operations
 from profiles.models.catalog import model
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from profiles.precision import precision
-from tests.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
+from profiles.samples.operator_keys import number_of
+from tests.support.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
 
 
 def of_catalogue(name: str) -> Job:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from costmodel.checker import check
-from costmodel.schedule import copies_held, require_schedule, streams
-from costmodel.send_receive import with_transfers
+from costmodel.schedule.communication import with_transfers
+from costmodel.schedule.schedules import copies_held, require_schedule, streams
+from costmodel.schedule.verify import check
 from profiles.errors import InvalidSpec
-from tests.pipelines import Pipeline, pipelines
+from tests.support.pipelines import Pipeline, pipelines
 
 
 @given(pipelines(max_batches=12))

@@ -14,22 +14,23 @@ from math import inf
 import pytest
 from hypothesis import given, note, settings
 
-from costmodel.legality import violations
-from costmodel.pins import Pins
-from costmodel.support import refusals
-from costmodel.uniform import Uniform
+from costmodel.layout.strategy import Uniform
+from costmodel.options.pins import Pins
+from costmodel.support.legality import violations
+from costmodel.support.support_table import refusals
+from planner.api import solve
 from planner.baselines.exhaustive import Exhaustive
 from planner.baselines.mcmc import Mcmc
-from planner.branch_and_bound import BranchAndBound
-from planner.pinned import layout_pins
-from planner.plan import check, solve
-from planner.problem import Problem
-from planner.search import AbstractSearch, Limits
-from planner.searches import BASELINES, PROVERS, SEARCHES
-from planner.shortlist import NEGLIGIBLE, family, split
-from planner.solution import EXACT, Solution, Status
+from planner.problem.pin_checks import layout_pins
+from planner.problem.problem import Problem
+from planner.problem.solution import EXACT, Solution, Status
+from planner.search.branch_and_bound import BranchAndBound
+from planner.search.registry import BASELINES, PROVERS, SEARCHES
+from planner.search.search import AbstractSearch, Limits
+from planner.search.shortlist import NEGLIGIBLE, family, split
+from planner.search.verify import check
 from profiles.errors import OutOfTime
-from tests.problems import local, problem, small_problems
+from tests.support.problems import local, problem, small_problems
 
 FEW = Pins(recompute="none", sequence_parallel=False, zero=1)
 each_search = pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)

@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from costmodel.__main__ import main
-from costmodel.pins import Pins
-from costmodel.pricing import from_options
-from profiles.catalog import cluster
+from costmodel.options.pins import Pins
+from costmodel.simulation.pricing import from_options
+from profiles.commandline.job import JobOptions
 from profiles.errors import InvalidQuestion
-from profiles.job_options import JobOptions
+from profiles.hardware.catalog import cluster
 from profiles.limits import LIMITS, require
 from profiles.models.catalog import model
 

@@ -1,4 +1,5 @@
-"""`costmodel.calibration`: fits find what made the data, and own up to their error."""
+"""`benchmarks.fit.calibration`: fits find what made the data, and own up to their
+error."""
 
 from __future__ import annotations
 
@@ -7,14 +8,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel import calibration as fits
-from costmodel.collectives import LinkRates, link_file
-from costmodel.fitting import Parameter, fitted, residual_of
-from costmodel.published import AttentionTimes, Products, Traffic, Transfers, thinned
-from costmodel.rates import load_rates
+from benchmarks.fit import calibration as fits
+from benchmarks.fit.fitting import Parameter, fitted, residual_of
+from benchmarks.fit.published import (
+    AttentionTimes,
+    Products,
+    Traffic,
+    Transfers,
+    thinned,
+)
+from costmodel.machine.collectives import LinkRates, link_file
+from costmodel.machine.rates import load_rates
 from profiles.errors import Unmeasured
-from profiles.precision import Format
-from tests.toy import toy_device
+from profiles.hardware.precisions import Format
+from tests.support.toy import toy_device
 
 DEVICE = toy_device()
 RATES = load_rates("a100-pcie-80gb")

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.estimate import BREAKDOWN
-from costmodel.flops import CONVENTIONS
-from costmodel.pins import Pins
-from costmodel.report.table import layout_words
-from costmodel.stored import read_layout_file
-from costmodel.whatif import AXES
-from tests.commanded import answered, refused, simulate
-from tests.unlike import cluster_file
+from costmodel.options.pins import Pins
+from costmodel.report.sweeps import AXES
+from costmodel.report.tables import layout_words
+from costmodel.simulation.assembly import BREAKDOWN
+from costmodel.simulation.flops import CONVENTIONS
+from costmodel.simulation.layout_files import read_layout_file
+from tests.support.commanded import answered, refused, simulate
+from tests.support.unlike import cluster_file
 
 ASKED = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--pp", "2")
 KEYS = {

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.inference.document import document
+from costmodel.inference.decode_kernels import product_s
 from costmodel.inference.estimate import passed
-from costmodel.inference.experts import met
 from costmodel.inference.memory import fits, largest_micro_batch, memory
-from costmodel.inference.product import product_s
-from costmodel.machine import machine
-from profiles.catalog import cluster
+from costmodel.inference.moe import met
+from costmodel.inference.report import document
+from costmodel.machine.assembly import machine
 from profiles.errors import InvalidQuestion, Unsupported
-from profiles.precision import Format
-from tests.served import asked, served
-from tests.unlike import cluster_file
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import Format
+from tests.support.served import asked, served
+from tests.support.unlike import cluster_file
 
 LAYOUTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama2-7b", "dgx-a100-80gb", {}),

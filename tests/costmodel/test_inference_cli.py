@@ -9,8 +9,8 @@ import pytest
 
 from costmodel.cli import simulate as command
 from costmodel.inference.estimate import BOUNDS, BREAKDOWN
-from costmodel.inference.options import OWN, TAKEN
-from tests.commanded import answered, simulate
+from costmodel.options.inference import OWN, TAKEN
+from tests.support.commanded import answered, simulate
 
 ASKED = ("--inference", "--model", "llama2-7b")
 KEYS = {

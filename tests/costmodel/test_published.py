@@ -1,4 +1,4 @@
-"""`costmodel.published` and `published_aceso`: tables of a few made-up rows."""
+"""`benchmarks.fit.published` and `published_aceso`: tables of a few made-up rows."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from costmodel import published, published_aceso
+from benchmarks.fit import published, published_aceso
 from profiles.errors import InvalidFile
-from profiles.precision import Format
+from profiles.hardware.precisions import Format
 
 GEMM = """device,op,dtype,batch,m,n,k,extra,tflops
 x,matmul,bf16,1,1000,1000,1000,"layout=NT, accumulate=True, out_dtype=fp32",100

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from profiles.models.catalog import model
-from profiles.models.parameters import parameters
-from tests.commanded import answered, refused, simulate
+from profiles.models.param_count import parameters
+from tests.support.commanded import answered, refused, simulate
 
 ASKED = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--pp", "2")
 

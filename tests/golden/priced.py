@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from costmodel.estimate import Estimate, estimate
-from costmodel.layout import Layout
-from costmodel.machine import Machine, machine
-from costmodel.software import software
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.layout.layout import Layout
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import software
+from costmodel.simulation.estimator import Estimate, estimate
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 
 A100 = "dgx-a100-80gb"
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from costmodel.atoms import atom, block_prices
-from costmodel.machine import machine
-from costmodel.retention import preset
-from costmodel.sharding import Degrees, tensor_bytes
-from profiles.catalog import cluster
-from profiles.graph import Block
+from costmodel.layout.retention import preset
+from costmodel.machine.assembly import machine
+from costmodel.operators.degrees import Degrees
+from costmodel.operators.sharding import tensor_bytes
+from costmodel.stages.block_cost import atom, block_prices
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import precision
 from profiles.models.decoder import decoder_graph
+from profiles.models.graph import Block
 from profiles.models.spec import DecoderSpec
-from profiles.precision import precision
 
 S, B, T = 2048, 1, 8
 # (heads, hidden) and, in % of the tensor-parallel baseline: sequence parallel,

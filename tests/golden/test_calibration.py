@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from costmodel import calibration as fits
-from costmodel import published, published_aceso
-from costmodel.collectives import LinkRates, collective_s, link_file, send_s
-from costmodel.compute import attention_s, matmul_s, traffic_s
-from costmodel.rates import rates_of
-from profiles.catalog import device
-from profiles.device import Device
-from profiles.precision import Format
+from benchmarks.fit import calibration as fits
+from benchmarks.fit import published, published_aceso
+from costmodel.machine.collectives import LinkRates, collective_s, link_file, send_s
+from costmodel.machine.kernels import attention_s, matmul_s, traffic_s
+from costmodel.machine.rates import rates_of
+from profiles.hardware.catalog import device
+from profiles.hardware.devices import Device
+from profiles.hardware.precisions import Format
 
 GB, MB, MS = 1e9, 2**20, 1e-3
 

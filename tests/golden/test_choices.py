@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.choices import Choice, Swept, by_estimate, choices, losers, share, table
-from costmodel.runs.run import Run, read_runs
-from costmodel.validate import compare
-from planner.robust import LARGEST_GAP
+from costmodel.runs.table import Run, read_runs
+from costmodel.runs.validate import compare
+from planner.analysis.robust_choice import LARGEST_GAP
 
 DATA = os.environ.get("MESHWRIGHT_DATA", "")
 # Li et al. (AMP, NeurIPS 2022), real trials of a GPT of 24 layers on twelve V100 and

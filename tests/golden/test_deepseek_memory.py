@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.estimate import Estimate
-from costmodel.machine import Machine
+from costmodel.machine.assembly import Machine
+from costmodel.simulation.estimator import Estimate
 from profiles.units import GiB
 from tests.golden.priced import job_of, machine_of, priced
 

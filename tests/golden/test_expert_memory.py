@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.loop_layouts import named_layouts
-from costmodel.estimate import estimate
+from costmodel.simulation.estimator import estimate
 from profiles.models.catalog import model
 from profiles.units import MB
-from tests.problems import local
+from tests.support.problems import local
 
 MEASURED_MB = {
     "dp": 284.4,

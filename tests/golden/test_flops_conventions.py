@@ -9,12 +9,12 @@ from statistics import median
 
 import pytest
 
-from costmodel.estimate import recomputed_flops
-from costmodel.flops import CONVENTIONS, convention, model_flops
-from costmodel.runs.prices import ask_runs
-from costmodel.runs.run import read_runs
+from costmodel.runs.pricing import ask_runs
+from costmodel.runs.table import read_runs
+from costmodel.simulation.flops import CONVENTIONS, convention, model_flops
+from costmodel.simulation.result import recomputed_flops
 from profiles.errors import UnknownName
-from profiles.job import Job
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.units import TFLOPS
 

@@ -6,9 +6,9 @@ import pytest
 
 from profiles.models.catalog import model, names
 from profiles.models.decoder import decoder_graph
-from profiles.models.parameters import Parameters, parameters
+from profiles.models.graph import Kind
+from profiles.models.param_count import Parameters, parameters
 from profiles.models.spec import DecoderSpec
-from profiles.operators import Kind
 
 # Narayanan et al. (SC'21), table 1, in 10^9: every digit must be met.
 SC21 = {

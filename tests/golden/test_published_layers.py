@@ -13,14 +13,8 @@ from statistics import fmean
 
 import pytest
 
-from costmodel.offload import Offload
-from costmodel.published_layers import (
-    TECHNIQUES,
-    Layer,
-    gpt_layer,
-    layers,
-    price,
-)
+from benchmarks.fit.published_layers import TECHNIQUES, Layer, gpt_layer, layers, price
+from costmodel.layout.offload import Offload
 from profiles.units import GB, MS
 from tests.golden.priced import job_of, machine_of, priced
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from costmodel.runs.prices import Price, price_runs
-from costmodel.runs.run import Run
+from costmodel.runs.pricing import Price, price_runs
+from costmodel.runs.table import Run
 from profiles.units import GiB
 
 LLAMA = {"gated_mlp": "y", "tied_embeddings": "n", "vocab": "128256", "kv_heads": "8"}

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from costmodel.flops import model_flops
-from costmodel.left_out import read_left_out
-from costmodel.runs.prices import Price, price_runs
-from costmodel.runs.run import Run
-from profiles.job import Job
-from profiles.models.parameters import parameters
+from costmodel.runs.holdout import read_left_out
+from costmodel.runs.pricing import Price, price_runs
+from costmodel.runs.table import Run
+from costmodel.simulation.flops import model_flops
+from profiles.models.job import Job
+from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
 from profiles.units import TB, TFLOPS
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from costmodel.estimate import recomputed_flops
-from costmodel.flops import block_flops, model_flops
-from costmodel.uniform import Uniform
+from costmodel.layout.strategy import Uniform
+from costmodel.simulation.flops import block_flops, model_flops
+from costmodel.simulation.result import recomputed_flops
 from profiles.units import TFLOPS
 from tests.golden.priced import job_of, layout_of
 

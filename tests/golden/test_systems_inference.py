@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from costmodel.inference.cache import cached_elements
-from costmodel.inference.document import document
 from costmodel.inference.estimate import prefill_flops, token_bytes
+from costmodel.inference.kv_cache import cached_elements
+from costmodel.inference.report import document
 from profiles.models.catalog import model
-from profiles.models.parameters import parameters
+from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
-from tests.served import asked, served
+from tests.support.served import asked, served
 
 
 def test_a_token_of_llama_2_70b_takes_327680_bytes_of_cache() -> None:

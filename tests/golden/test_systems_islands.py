@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from costmodel.estimate import estimate
-from costmodel.machine import machine
-from costmodel.pins import Pins
-from costmodel.uniform import Uniform, spell_out
-from planner.as_if_alike import by_other_schedules
-from planner.branch_and_bound import BranchAndBound
-from planner.plan import solve
-from planner.search import Limits
-from profiles.catalog import cluster
-from profiles.cluster import Cluster
-from profiles.job import Job
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import machine
+from costmodel.options.pins import Pins
+from costmodel.simulation.estimator import estimate
+from planner.api import solve
+from planner.heterogeneous.homogenized import by_other_schedules
+from planner.search.branch_and_bound import BranchAndBound
+from planner.search.search import Limits
+from profiles.hardware.catalog import cluster
+from profiles.hardware.clusters import Cluster
 from profiles.models.catalog import model
-from tests.problems import problem
-from tests.toy import ETHERNET
+from profiles.models.job import Job
+from tests.support.problems import problem
+from tests.support.toy import ETHERNET
 
 A100 = cluster("dgx-a100-80gb").island
 LIMITS = Limits(runners_up=0)

@@ -5,26 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from costmodel.legality import violations
-from costmodel.sharding import (
+from costmodel.layout.sharding_spec import Placement
+from costmodel.layout.strategy import Uniform
+from costmodel.operators.degrees import Degrees
+from costmodel.operators.sharding import (
     ON_TP,
     Collective,
-    Degrees,
-    Placement,
     elements,
     forward_collectives,
     natural,
 )
-from costmodel.uniform import Uniform
-from planner.branch_and_bound import BranchAndBound
-from planner.plan import solve
-from planner.search import Limits
-from profiles.catalog import cluster
-from profiles.graph import Block
-from profiles.operators import Kind, Operator, Tensor
-from profiles.precision import precision
+from costmodel.support.legality import violations
+from planner.api import solve
+from planner.search.branch_and_bound import BranchAndBound
+from planner.search.search import Limits
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import precision
+from profiles.models.graph import Block, Kind, Operator, Tensor
 from tests.golden.priced import A100, job_of, machine_of, priced
-from tests.problems import problem
+from tests.support.problems import problem
 
 TP, CP, S = 4, 2, 2048
 MODELS = ["gpt-13b", "llama3-8b"]

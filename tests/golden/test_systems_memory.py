@@ -11,24 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.atoms import atom, block_prices
-from costmodel.columns import Columns
-from costmodel.data_parallel import DataParallel
-from costmodel.estimate import Estimate
-from costmodel.grid import price
-from costmodel.in_flight import peak_in_flight
-from costmodel.legality import violations
-from costmodel.machine import machine
-from costmodel.memory import memory
-from costmodel.retention import preset
-from costmodel.sharding import Degrees, tensor_bytes
-from costmodel.software import software
-from costmodel.uniform import Uniform
-from profiles.catalog import cluster, device
-from profiles.job import Job
+from costmodel.batched.pricing import price
+from costmodel.layout.retention import preset
+from costmodel.layout.strategy import Uniform
+from costmodel.layout.strategy_table import Columns
+from costmodel.machine.assembly import machine
+from costmodel.machine.framework import software
+from costmodel.operators.degrees import Degrees
+from costmodel.operators.sharding import tensor_bytes
+from costmodel.schedule.in_flight import peak_in_flight
+from costmodel.simulation.estimator import Estimate
+from costmodel.stages.block_cost import atom, block_prices
+from costmodel.stages.data_parallelism import DataParallel
+from costmodel.stages.device_memory import memory
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster, device
+from profiles.hardware.precisions import precision
+from profiles.models.graph import PRODUCTS, Kind
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from profiles.operators import PRODUCTS, Kind
-from profiles.precision import precision
 from profiles.units import GB, GiB
 from tests.golden.priced import job_of, machine_of, priced
 

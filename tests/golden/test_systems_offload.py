@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from costmodel.estimate import Estimate, estimate
-from costmodel.machine import machine
-from costmodel.offload import Offload
-from costmodel.pins import Pins
-from costmodel.software import software
-from costmodel.uniform import Uniform, spell_out
-from planner.plan import plan
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.layout.offload import Offload
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import machine
+from costmodel.machine.framework import software
+from costmodel.options.pins import Pins
+from costmodel.simulation.estimator import Estimate, estimate
+from planner.api import plan
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from profiles.units import GiB
 from tests.golden.priced import job_of, priced

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.estimate import Estimate
-from costmodel.machine import Machine, machine
-from costmodel.software import frameworks, software, with_buckets, with_overlap
-from costmodel.timeline import simulate
-from profiles.catalog import cluster
-from profiles.figure import Figure
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import frameworks, software, with_buckets, with_overlap
+from costmodel.simulation.estimator import Estimate
+from costmodel.timeline.timeline import simulate
+from profiles.hardware.catalog import cluster
+from profiles.hardware.quantity import Figure
 from profiles.units import GB, KB, MB
-from tests import sampled
 from tests.golden.priced import job_of, machine_of, priced
-from tests.pipelines import Pipeline, plain_costs
+from tests.support import sampled
+from tests.support.pipelines import Pipeline, plain_costs
 
 SIZES = [10 * KB, 100 * KB, 1 * MB, 10 * MB, 25 * MB, 100 * MB, 400 * MB, 100 * GB]
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.baselines.layer_profile import LayerProfile
-from planner.baselines.pipedream_stages import Unit, pipedream_split
+from planner.baselines.pipedream import LayerProfile, Unit, pipedream_split
 
 VGG_16 = (
     (46.92, 1_644_167_168, 7_168),

@@ -7,19 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel.collectives import collective_s, link_rates, send_s
-from costmodel.estimate import estimate
-from costmodel.machine import Machine, machine
-from costmodel.placement import always_crosses, changes_rail
-from costmodel.switches import rail_only_switches, switches
-from costmodel.uniform import Uniform, spell_out
-from planner.branch_and_bound import BranchAndBound
-from planner.plan import solve
-from planner.search import Limits
-from profiles.catalog import cluster
-from profiles.cluster import Cluster, Level
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.collectives import collective_s, link_rates, send_s
+from costmodel.machine.topology import (
+    always_crosses,
+    changes_rail,
+    rail_only_switches,
+    switches,
+)
+from costmodel.simulation.estimator import estimate
+from planner.api import solve
+from planner.search.branch_and_bound import BranchAndBound
+from planner.search.search import Limits
 from profiles.errors import InvalidSpec
-from tests.problems import problem
+from profiles.hardware.catalog import cluster
+from profiles.hardware.clusters import Cluster, Level
+from tests.support.problems import problem
 
 MANY_BYTES = 1e12
 

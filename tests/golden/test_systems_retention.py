@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.estimate import estimate
-from costmodel.runs.prices import price_runs
-from costmodel.runs.run import Run
-from costmodel.uniform import Uniform
-from profiles.job import Job
+from costmodel.layout.strategy import Uniform
+from costmodel.runs.pricing import price_runs
+from costmodel.runs.table import Run
+from costmodel.simulation.estimator import estimate
 from profiles.models.catalog import model
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from tests.golden.priced import job_of, layout_of, machine_of, priced
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.batch_ramp import BatchRamp, ramped
-from costmodel.flops import model_flops, total_compute_flops
-from costmodel.whole_run import training
+from costmodel.report.batch_ramp import BatchRamp, ramped
+from costmodel.report.training_run import training
+from costmodel.simulation.flops import model_flops, total_compute_flops
 from profiles.models.catalog import model
-from profiles.models.parameters import parameters
+from profiles.models.param_count import parameters
 from profiles.units import PFLOPS_DAY_FLOPS, TFLOPS
 from tests.golden.priced import job_of, machine_of, priced
 

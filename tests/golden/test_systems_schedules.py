@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from costmodel.layout import Layout
-from costmodel.timeline import Timeline, simulate
-from costmodel.uniform import Uniform
+from costmodel.layout.layout import Layout
+from costmodel.layout.strategy import Uniform
+from costmodel.timeline.timeline import Timeline, simulate
 from tests.golden.priced import job_of, layout_of, priced
-from tests.pipelines import Pipeline, plain_costs
+from tests.support.pipelines import Pipeline, plain_costs
 
 
 def run(pipeline: Pipeline) -> Timeline:

@@ -12,15 +12,15 @@ from statistics import fmean
 
 import pytest
 
-from costmodel import machine as machines
-from costmodel import tied, transfers
-from costmodel.coefficients import Coefficients
-from costmodel.compared import Compared
-from costmodel.in_training import software_in_training
-from costmodel.runs.run import read_runs
-from costmodel.software import Software
-from costmodel.validate import compare
-from profiles.cluster import Island
+from costmodel.machine import assembly as machines
+from costmodel.machine.coefficients import Coefficients, software_in_training
+from costmodel.machine.framework import Software
+from costmodel.runs.comparison import Compared
+from costmodel.runs.table import read_runs
+from costmodel.runs.validate import compare
+from costmodel.stages import pipeline_p2p as transfers
+from costmodel.stages import tied_weights as tied
+from profiles.hardware.clusters import Island
 
 DATA = os.environ.get("MESHWRIGHT_DATA", "")
 pytestmark = pytest.mark.skipif(

@@ -7,20 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from costmodel.data_parallel import DataParallel, Exchanges, exchanges
-from costmodel.layout_price import LayoutPricer
-from costmodel.machine import Machine, machine
-from costmodel.memory import Memory, memory
-from costmodel.software import software
-from costmodel.uniform import Uniform
-from costmodel.zero_plus import PLAIN, ZeroPlus
-from profiles.catalog import cluster
-from profiles.figure import Figure
-from profiles.job import Job
+from costmodel.layout.strategy import Uniform
+from costmodel.layout.zeropp import PLAIN, ZeroPlus
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import software
+from costmodel.stages.data_parallelism import DataParallel, Exchanges, exchanges
+from costmodel.stages.device_memory import Memory, memory
+from costmodel.stages.layout_cost import LayoutPricer
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import Precision, precision
+from profiles.hardware.quantity import Figure
 from profiles.models.catalog import model
-from profiles.models.parameters import parameters
+from profiles.models.job import Job
+from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
-from profiles.precision import Precision, precision
 from profiles.units import GB, TFLOPS
 from tests.golden.priced import job_of, layout_of, machine_of, priced
 

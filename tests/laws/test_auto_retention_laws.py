@@ -7,16 +7,16 @@ from dataclasses import replace
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.auto_retention import fitted
-from costmodel.estimate import Estimate, estimate
-from costmodel.legality import violations
-from costmodel.machine import machine
-from costmodel.offload import Offload
-from costmodel.retention import AUTO
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.layout.offload import Offload
+from costmodel.layout.retention import AUTO
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import machine
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.simulation.remat_auto import fitted
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 
 CLUSTER = cluster("dgx-a100-80gb")
 JOB = Job(model="gpt-13b", spec=model("gpt-13b").spec, seq_len=2048, global_batch=64)

@@ -7,10 +7,10 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 
-from planner.choice_graph import ChoiceGraph, Status
-from planner.choice_ilp import solve_choice
-from planner.elimination import eliminate
-from tests.choice_graphs import best_of_all, choice_graphs
+from planner.sharding.choice_graph import ChoiceGraph, Status
+from planner.sharding.elimination import eliminate
+from planner.sharding.ilp import solve_choice
+from tests.support.choice_graphs import best_of_all, choice_graphs
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodel.bounds import step_time_bound_s
-from costmodel.columns import RECOMPUTES, Columns
-from costmodel.estimate import Estimate, estimate
-from costmodel.grid import price
-from costmodel.legality import violations
-from costmodel.machine import Machine, machine
-from costmodel.schedule import SCHEDULES
-from costmodel.software import frameworks
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.batched.pricing import price
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import RECOMPUTES, Columns
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import frameworks
+from costmodel.schedule.schedules import SCHEDULES
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from tests.pipelines import WHOLE
+from tests.oracles.bounds import step_time_bound_s
+from tests.support.pipelines import WHOLE
 
 CLUSTER = cluster("dgx-a100-80gb")
 

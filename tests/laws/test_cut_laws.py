@@ -12,27 +12,27 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.columns import Columns
-from costmodel.legality import violations
-from costmodel.pins import Pins
-from costmodel.support import refusals
-from costmodel.uniform import Uniform, spell_out
-from planner.branch_and_bound import BranchAndBound
-from planner.cut_floors import CutFloor
-from planner.cut_table import CutTable
-from planner.cut_units import Units
-from planner.layer_cuts import are_searched, families, with_cuts
-from planner.plan import plan, solve
-from planner.problem import Problem
-from planner.search import Limits
-from planner.solution import EXACT
-from planner.space import Space
-from planner.table import length
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import Columns
+from costmodel.options.pins import Pins
+from costmodel.support.legality import violations
+from costmodel.support.support_table import refusals
+from planner.api import plan, solve
+from planner.cuts.bounds import CutFloor
+from planner.cuts.search import are_searched, families, with_cuts
+from planner.cuts.table import CutTable
+from planner.cuts.units import Units
+from planner.problem.problem import Problem
+from planner.problem.solution import EXACT
+from planner.problem.space import Space
+from planner.problem.table import length
+from planner.search.branch_and_bound import BranchAndBound
+from planner.search.search import Limits
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec, MoeSpec
-from tests.problems import on, problem
+from tests.support.problems import on, problem
 
 LAYERS = 5
 

@@ -10,22 +10,21 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.bounds import step_time_bound_s
-from costmodel.columns import Columns
-from costmodel.degrees import Degrees
-from costmodel.estimate import Estimate, estimate
-from costmodel.experts import load
-from costmodel.grid import price
-from costmodel.legality import violations
-from costmodel.machine import Machine, machine
-from costmodel.question import width_over
-from costmodel.software import frameworks
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.batched.pricing import price
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import Columns
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import frameworks
+from costmodel.operators.degrees import Degrees, load
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.simulation.question import width_over
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.models.decoder import decoder_graph
+from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec, MoeSpec
+from tests.oracles.bounds import step_time_bound_s
 
 CLUSTER = cluster("dgx-h100")
 MIXTURES = ("mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "llama4-maverick")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.in_flight import in_flight, peak_in_flight
-from costmodel.schedule import SCHEDULES
-from costmodel.timeline import simulate
+from costmodel.schedule.in_flight import in_flight, peak_in_flight
+from costmodel.schedule.schedules import SCHEDULES
+from costmodel.timeline.timeline import simulate
 from profiles.errors import UnknownName
-from tests.pipelines import Pipeline, pipelines, plain_costs
+from tests.support.pipelines import Pipeline, pipelines, plain_costs
 
 
 @given(pipelines())

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodel.estimate import Estimate, estimate
-from costmodel.legality import violations
-from costmodel.machine import machine
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
-from profiles.cluster import Cluster, Island
-from profiles.job import Job
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.machine.assembly import machine
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster
+from profiles.hardware.clusters import Cluster, Island
 from profiles.models.catalog import model
+from profiles.models.job import Job
 
 JOB = Job(model="gpt-6.7b", spec=model("gpt-6.7b").spec, seq_len=2048, global_batch=64)
 FAST = cluster("dgx-h100").island

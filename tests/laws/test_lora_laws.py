@@ -8,19 +8,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodel.bounds import step_time_bound_s
-from costmodel.columns import Columns
-from costmodel.estimate import Estimate, estimate
-from costmodel.flops import model_flops
-from costmodel.grid import price
-from costmodel.layout_price import LayoutPricer
-from costmodel.legality import violations
-from costmodel.machine import machine
-from costmodel.uniform import Uniform, spell_out
-from profiles.adapters import ATTENTION, Adapters
-from profiles.catalog import cluster
-from profiles.job import Job
+from costmodel.batched.pricing import price
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import Columns
+from costmodel.machine.assembly import machine
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.simulation.flops import model_flops
+from costmodel.stages.layout_cost import LayoutPricer
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
+from profiles.models.lora import ATTENTION, Adapters
+from tests.oracles.bounds import step_time_bound_s
 
 CLUSTER = cluster("dgx-h100")
 ON = machine(CLUSTER)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodel.makespan import Runs, makespan_bound_s
-from costmodel.schedule import SCHEDULES
-from costmodel.stage_costs import FloatArray, StageCosts
-from costmodel.timeline import simulate
+from costmodel.batched.makespan import Runs, makespan_bound_s
+from costmodel.schedule.schedules import SCHEDULES
+from costmodel.timeline.costs import FloatArray, StageCosts
+from costmodel.timeline.timeline import simulate
 from profiles.errors import UnknownName
-from tests.pipelines import WHOLE, Pipeline, pipelines, plain_costs, values
+from tests.support.pipelines import WHOLE, Pipeline, pipelines, plain_costs, values
 
 ROUNDING = 1 + 1e-12
 PASSES = ("forward_s", "backward_s")

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.bounds import step_time_bound_s
-from costmodel.columns import Columns
-from costmodel.estimate import Estimate, estimate
-from costmodel.grid import price
-from costmodel.legality import violations
-from costmodel.machine import Machine, machine
-from costmodel.sample_fit import Fit, terms
-from costmodel.uniform import Uniform, spell_out
-from profiles.samples import Samples
-from tests.sampled import job, local, on
+from costmodel.batched.pricing import price
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import Columns
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.sample_fit import Fit, terms
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.support.legality import violations
+from profiles.samples.table import Samples
+from tests.oracles.bounds import step_time_bound_s
+from tests.support.sampled import job, local, on
 
 RANKS = 4
 GPU = "hopper"  # an architecture that hides communication behind compute

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodel.bounds import step_time_bound_s
-from costmodel.columns import Columns
-from costmodel.estimate import Estimate, estimate
-from costmodel.grid import price
-from costmodel.legality import violations
-from costmodel.machine import Machine, machine
-from costmodel.offload import Offload
-from costmodel.offload_price import HOST_LINK_FRACTION
-from costmodel.software import software, with_overlap
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
-from profiles.cluster import Cluster
-from profiles.figure import Figure
-from profiles.job import Job
+from costmodel.batched.pricing import price
+from costmodel.layout.offload import Offload
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import Columns
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import software, with_overlap
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.stages.offload_cost import HOST_LINK_FRACTION
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster
+from profiles.hardware.clusters import Cluster
+from profiles.hardware.quantity import Figure
 from profiles.models.catalog import model
-from profiles.models.parameters import parameters
+from profiles.models.job import Job
+from profiles.models.param_count import parameters
 from profiles.units import GB
+from tests.oracles.bounds import step_time_bound_s
 
 CLUSTER = cluster("dgx-a100-80gb")
 SPEC = model("gpt-13b").spec

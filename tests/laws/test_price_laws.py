@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.collectives import (
+from costmodel.machine.collectives import (
     Collective,
     LinkRates,
     collective_s,
     link_file,
     send_s,
 )
-from costmodel.compute import (
+from costmodel.machine.kernels import (
     DIRECTIONS,
     KERNELS,
     attention_s,
@@ -22,9 +22,9 @@ from costmodel.compute import (
     matmul_s,
     traffic_s,
 )
-from costmodel.rates import RATES, Rates, load_rates
-from profiles.precision import Format
-from tests.toy import figure, toy_device
+from costmodel.machine.rates import RATES, Rates, load_rates
+from profiles.hardware.precisions import Format
+from tests.support.toy import figure, toy_device
 
 GB = 1e9
 LINKS = sorted(link_file().rates)

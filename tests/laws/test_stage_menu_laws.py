@@ -9,15 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.estimate import estimate
-from costmodel.island_price import Placed
-from costmodel.layout_price import LayoutPricer, price_together
-from costmodel.pins import Pins
-from costmodel.stage import StagePrice
-from planner.stage_menu import Menu, menus
-from planner.stage_partition import Partition
-from planner.stage_passes import Stages
-from tests.problems import on, problem
+from costmodel.options.pins import Pins
+from costmodel.simulation.estimator import estimate
+from costmodel.stages.layout_cost import LayoutPricer, Placed, price_together
+from costmodel.stages.stage_cost import StagePrice
+from planner.heterogeneous.candidate_set import Menu, menus
+from planner.heterogeneous.partition import Partition
+from planner.heterogeneous.stage_costs import Stages
+from tests.support.problems import on, problem
 
 SLACK = 1 + 1e-9
 MODELS = ("gpt-tiny", "gpt-mini", "deepseek-v2-lite")

@@ -8,19 +8,18 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.combination import Combination
-from costmodel.facts import facts
-from costmodel.legality import require_legal_layout, violations
-from costmodel.offload import NOTHING, Offload
-from costmodel.support import refusals, require_supported, support
-from costmodel.uniform import Uniform, spell_out
-from planner.problem import Problem
-from planner.space import Space
-from profiles.job import OPTIMIZERS, Job
+from costmodel.layout.offload import NOTHING, Offload
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.support.features import Combination, facts
+from costmodel.support.legality import require_legal_layout, violations
+from costmodel.support.support_table import refusals, require_supported, support
+from planner.problem.problem import Problem
+from planner.problem.space import Space
+from profiles.hardware.precisions import GRADIENT_FORMATS, PRECISIONS
+from profiles.models.job import OPTIMIZERS, Job
 from profiles.models.spec import DecoderSpec
-from profiles.precision import GRADIENT_FORMATS, PRECISIONS
-from tests.fact_settings import MOE, SPEC
-from tests.problems import all_pins, local, problem
+from tests.support.fact_settings import MOE, SPEC
+from tests.support.problems import all_pins, local, problem
 
 AWAY = (
     *(NOTHING, NOTHING, NOTHING),

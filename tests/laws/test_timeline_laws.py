@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.clocked import simulate_on_clock
-from costmodel.stage_costs import StageCosts
-from costmodel.timeline import durations_of, simulate
-from tests.pipelines import WHOLE, Pipeline, costs_of, pipelines, plain_costs, values
+from costmodel.timeline.costs import StageCosts
+from costmodel.timeline.event_sim import simulate_on_clock
+from costmodel.timeline.timeline import durations_of, simulate
+from tests.support.pipelines import (
+    WHOLE,
+    Pipeline,
+    costs_of,
+    pipelines,
+    plain_costs,
+    values,
+)
 
 SECONDS = (
     "start_s",

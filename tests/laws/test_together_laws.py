@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel import timelines
-from costmodel.program import program_of
-from costmodel.stage_costs import StageCosts
-from costmodel.timeline import Timeline, simulate
-from costmodel.timelines import simulate_together
-from costmodel.waves import waves_of
-from tests.pipelines import Pipeline, costs_of, pipelines, plain_costs
+from costmodel.schedule.program import program_of
+from costmodel.timeline import batched as timelines
+from costmodel.timeline.batched import simulate_together, waves_of
+from costmodel.timeline.costs import StageCosts
+from costmodel.timeline.timeline import Timeline, simulate
+from tests.support.pipelines import Pipeline, costs_of, pipelines, plain_costs
 
 
 @st.composite

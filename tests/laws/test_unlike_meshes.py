@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.estimate import Estimate, estimate
-from costmodel.layout import Layout
-from costmodel.uniform import Uniform, spell_out
-from profiles.catalog import cluster
+from costmodel.layout.layout import Layout
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.simulation.estimator import Estimate, estimate
 from profiles.errors import Contradiction, Unsupported
-from profiles.job import Job
+from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
+from profiles.models.job import Job
 
 CLUSTER = cluster("dgx-a100-80gb")
 JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_batch=32)

@@ -10,24 +10,22 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from costmodel.bounds import step_time_bound_s
-from costmodel.columns import Columns
-from costmodel.estimate import estimate
-from costmodel.grid import price
-from costmodel.layout_file import LayoutFile, file_document
-from costmodel.layout_reader import parse_file
-from costmodel.legality import violations
-from costmodel.machine import Machine, machine
-from costmodel.schedule import SCHEDULES
-from costmodel.software import frameworks
-from costmodel.uniform import Uniform, spell_out
-from costmodel.zero_plus import PLAIN, ZeroPlus
-from planner.spoken import uniform_of
-from profiles.catalog import cluster
-from profiles.figure import Figure
-from profiles.job import Job
+from costmodel.batched.pricing import price
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.layout.strategy_table import Columns, uniform_of
+from costmodel.layout.zeropp import PLAIN, ZeroPlus
+from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import frameworks
+from costmodel.schedule.schedules import SCHEDULES
+from costmodel.simulation.estimator import estimate
+from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
+from costmodel.support.legality import violations
+from profiles.hardware.catalog import cluster
+from profiles.hardware.quantity import Figure
 from profiles.models.catalog import model
-from tests.pipelines import WHOLE
+from profiles.models.job import Job
+from tests.oracles.bounds import step_time_bound_s
+from tests.support.pipelines import WHOLE
 
 CLUSTER = cluster("dgx-a100-80gb")
 EXACT = 1e-12

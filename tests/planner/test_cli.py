@@ -12,8 +12,8 @@ import pytest
 
 from costmodel.cli import simulate
 from planner.cli import plan
-from planner.searches import SEARCHES
-from tests.unlike import cluster_file
+from planner.search.registry import SEARCHES
+from tests.support.unlike import cluster_file
 
 Ask = Callable[..., tuple[int, str, str]]
 TINY = ("--model", "gpt-tiny", "--gpus", "4")

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.machine import machine
-from costmodel.pins import Pins
+from costmodel.machine.assembly import machine
+from costmodel.options.pins import Pins
 from planner.__main__ import main
-from planner.any_stage import require_possible
+from planner.api import plan, solve
 from planner.baselines.exhaustive import Exhaustive
-from planner.branch_and_bound import BranchAndBound
-from planner.plan import plan, solve
-from planner.search import Limits
-from planner.solution import EXACT
+from planner.heterogeneous.search import require_possible
+from planner.problem.solution import EXACT
+from planner.search.branch_and_bound import BranchAndBound
+from planner.search.search import Limits
 from profiles.errors import StaleProfile, Unsupported
-from profiles.sample_files import content_hash, write_samples
-from tests.problems import on as catalogue
-from tests.problems import problem
-from tests.sampled import job, local, on, samples
+from profiles.samples.files import content_hash, write_samples
+from tests.support.problems import on as catalogue
+from tests.support.problems import problem
+from tests.support.sampled import job, local, on, samples
 
 ASKED = ("--model", "gpt-tiny", "--gpus", "2", "--cluster", "local")
 

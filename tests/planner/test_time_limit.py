@@ -8,34 +8,32 @@ from typing import Any
 
 import pytest
 
-from costmodel.pins import Pins
-from costmodel.uniform import Uniform
-from planner import (
-    diagnosis,
-    intra_op,
-    largest,
-    own_shardings,
-    question,
-    search,
-    shardings,
-)
-from planner.around import Around
-from planner.beside import beside
-from planner.branch_and_bound import BranchAndBound
-from planner.changes import Change
-from planner.intra_op import BlockSharding, Posed
-from planner.largest import Largest, maximize
-from planner.plan import plan, refined, sharded, solve
-from planner.problem import Candidate, Objective, Problem
-from planner.retention import polish
-from planner.search import Clock, Limits
-from planner.sizes import plans
-from planner.solution import EXACT, Solution
-from planner.stage_bound import halved
+from costmodel.layout.strategy import Uniform
+from costmodel.options.pins import Pins
+from planner.analysis import infeasibility as diagnosis
+from planner.analysis import largest
+from planner.analysis.largest import Largest, maximize
+from planner.analysis.remedies import Change
+from planner.analysis.scaling import plans
+from planner.api import plan, refined, sharded, solve
+from planner.heterogeneous.bound import halved
+from planner.options import Around
+from planner.problem import question
+from planner.problem.problem import Candidate, Objective, Problem
+from planner.problem.solution import EXACT, Solution
+from planner.report.extras import beside
+from planner.search import remat_per_stage as polish
+from planner.search import search
+from planner.search.branch_and_bound import BranchAndBound
+from planner.search.search import Clock, Limits
+from planner.sharding import intra_op
+from planner.sharding import refine as own_shardings
+from planner.sharding import report as shardings
+from planner.sharding.intra_op import BlockSharding, Posed
 from profiles.errors import OutOfTime
-from tests import islands
-from tests.planner.test_largest import asked
-from tests.problems import problem
+from tests.planner.analysis.test_largest import asked
+from tests.support import islands
+from tests.support.problems import problem
 
 
 class Hand:

@@ -9,8 +9,8 @@ import pytest
 
 from costmodel.__main__ import main as simulate
 from planner.__main__ import main as plan
-from profiles.apart import require_apart
 from profiles.errors import Contradiction
+from profiles.files import require_apart
 
 RUNS = "model,gpus,tp\ngpt-tiny,8,8\n"
 SMALL = ("--model", "gpt-tiny", "--gpus", "2")

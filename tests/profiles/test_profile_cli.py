@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from profiles import catalog
 from profiles.cli import profile
 from profiles.errors import InvalidFile, InvalidQuestion
-from profiles.local import local_cluster
+from profiles.hardware import catalog
 from profiles.measure import machine
-from profiles.measure.question import Wish, resolved
-from profiles.sample_files import content_hash, read_samples, write_samples
-from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.measure.request import Wish, resolved
+from profiles.samples.files import content_hash, read_samples, write_samples
+from profiles.samples.local import local_cluster
+from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
 
 PRODUCT = OperatorKey(
     device="cpu",

@@ -21,9 +21,10 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from runtime.checkpoint import latest, load, save
-from runtime.checkpoint_state import AnyOptimizer, written
-from runtime.optimizer import Optimizer, Settings, local
+from runtime.checkpoint.checkpoint import load, save
+from runtime.checkpoint.directory import latest
+from runtime.checkpoint.state import AnyOptimizer, written
+from runtime.optim.optimizer import Optimizer, Settings, local
 
 VOCAB, WIDTH, LAYERS = 10, 6, 3
 META: dict[str, Any] = {"job": {"model": "small", "seq_len": 8}}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import run
 from runtime.cli import execute
-from runtime.processes import Worker
-from runtime.request import Request
+from runtime.launch import run
+from runtime.launch.processes import Worker
+from runtime.launch.request import Request
 from tests.runtime.ranks import on_ranks
 
 Execute = Callable[..., tuple[int, str, str]]
@@ -39,8 +39,8 @@ def executing(
 
 
 def worked(rank: int, world_size: int, request: str) -> None:
-    """What `runtime.worker` does, where the process group is there already."""
-    from runtime.worker import Run
+    """What `runtime.launch.worker` does, where the process group is there already."""
+    from runtime.launch.worker import Run
 
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
     worker = Worker(

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage as TorchStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
-from costmodel.action import Action, Kind, Stream
-from costmodel.schedule import SCHEDULES
-from runtime.pipeline import Executor, PipelineStage
-from runtime.record import Recorder
-from runtime.split_backward import put_off
-from runtime.transfer import Links
+from costmodel.schedule.action import Action, Kind, Stream
+from costmodel.schedule.schedules import SCHEDULES
+from runtime.models.split_backward import put_off
+from runtime.pipeline.executor import Executor
+from runtime.pipeline.p2p import Links
+from runtime.pipeline.stage import PipelineStage
+from runtime.trace.recorder import Recorder
 from tests.runtime.small_model import (
     ROWS,
     WIDTH,

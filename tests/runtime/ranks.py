@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.multiprocessing import get_context
 from torch.multiprocessing.spawn import start_processes
 
-import runtime.mesh
+import runtime.parallel.mesh
 
 TIMEOUT = timedelta(seconds=60)
 METHOD = "forkserver"
@@ -28,7 +28,7 @@ SLOW_TO_IMPORT = [
     "torch.distributed.pipelining.schedules",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
-    "runtime.worker",
+    "runtime.launch.worker",
 ]
 
 
@@ -55,7 +55,7 @@ def _run(rank: int, folder: str, count: int, program: Any, given: Any) -> None:
         world_size=count,
         timeout=TIMEOUT,
     )
-    with patch.object(runtime.mesh, "DeviceMesh", _one_of_a_shape()):
+    with patch.object(runtime.parallel.mesh, "DeviceMesh", _one_of_a_shape()):
         torch.save(program(rank, *given), Path(folder, f"{rank}.pt"))
     dist.destroy_process_group()
 

@@ -19,13 +19,13 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from costmodel.action import Action
-from runtime.collectives import (
+from costmodel.schedule.action import Action
+from runtime.parallel.collectives import (
     all_reduce,
     start_all_gather,
     start_reduce_scatter,
 )
-from runtime.record import Recorder
+from runtime.trace.recorder import Recorder
 from tests.runtime import pipeline_cases
 from tests.runtime.pipeline_cases import Watching
 from tests.runtime.small_model import ROWS, Case, batch, gradients, held_parts

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from costmodel.action import Stream
-from costmodel.schedule import copies_held, streams
-from costmodel.send_receive import with_transfers
+from costmodel.schedule.action import Stream
+from costmodel.schedule.communication import with_transfers
+from costmodel.schedule.schedules import copies_held, streams
 
 BLOCKS, WIDTH, ROWS = 8, 16, 3
 

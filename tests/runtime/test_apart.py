@@ -1,4 +1,4 @@
-"""`tests.apart`: what the numerics are judged by."""
+"""`tests.support.apart`: what the numerics are judged by."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from math import inf
 import pytest
 import torch
 
-from tests.apart import Distance, apart, distances, farthest, largest, together, worst
-from tests.training import SGD, reference
+from tests.support.apart import (
+    Distance,
+    apart,
+    distances,
+    farthest,
+    largest,
+    together,
+    worst,
+)
+from tests.support.training import SGD, reference
 
 WANTED = {"one": torch.tensor([3.0, 4.0]), "two": torch.tensor([0.0])}
 

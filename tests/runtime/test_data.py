@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from profiles.errors import Contradiction, InvalidFile, InvalidSpec
-from runtime.data import tokenised as tokenised_room
-from runtime.data.source import Source, source
+from runtime.data import token_files as tokenised_room
+from runtime.data.sources import Source, source
 from runtime.data.synthetic import Synthetic
 
 TOKENS: NDArray[np.int64] = np.arange(1000, dtype=np.int64) * 7 % 300

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from costmodel.stored import write_layout
-from costmodel.uniform import Uniform, spell_out
-from profiles.drive import PAGE_BYTES
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.simulation.layout_files import write_layout
 from profiles.errors import Unsupported
-from profiles.models.parameters import parameters
+from profiles.models.param_count import parameters
+from profiles.system.mmap_file import PAGE_BYTES
 from profiles.units import TB
-from runtime import drive_room, run
-from runtime.drive_room import needed_bytes, require_drive
+from runtime.launch import run
+from runtime.offload import capacity as drive_room
+from runtime.offload.capacity import needed_bytes, require_drive
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
-from tests.training import SEED, trainer_of
-from tests.training_cases import BATCH, choice_of, job
+from tests.support.training import SEED, trainer_of
+from tests.support.training_cases import BATCH, choice_of, job
 
 SAVED, STEPS = 1, 3
 META: dict[str, Any] = {"job": {"model": "small", "seq_len": 64}}
@@ -121,7 +122,7 @@ def resumed(rank: int, names: tuple[str, ...], place: Path) -> dict[str, Any]:
 
 
 def file_bytes(rank: int, name: str, place: Path) -> dict[str, int]:
-    from runtime.disk_optimizer import DiskOptimizer
+    from runtime.offload.disk_optimizer import DiskOptimizer
 
     held = trainer_of(layout_of(name), drive=place).optimizer
     assert isinstance(held, DiskOptimizer)
@@ -129,7 +130,7 @@ def file_bytes(rank: int, name: str, place: Path) -> dict[str, int]:
 
 
 def _resumed(name: str, place: Path) -> tuple[list[Any], list[Any]]:
-    from runtime.checkpoint import load, save
+    from runtime.checkpoint.checkpoint import load, save
 
     choice = replace(choice_of("gpt", name), precision="bf16")
     layout = spell_out(choice, job("gpt").graph, BATCH)

@@ -11,10 +11,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from profiles.models.spec import DecoderSpec
-from runtime import expert_parallel
-from runtime.modules.experts import ExpertMlp
+from runtime.models.moe import ExpertMlp
+from runtime.parallel import expert_parallel
+from tests.runtime.models.test_experts import BIASED, GATED, dropping, mixture
 from tests.runtime.ranks import on_ranks
-from tests.runtime.test_experts import BIASED, GATED, dropping, mixture
 
 SPECS = {
     "gated": GATED,

@@ -7,13 +7,13 @@ from itertools import product
 
 import pytest
 
-from costmodel.schedule import SCHEDULES, require_schedule
-from costmodel.support import refusals
-from costmodel.uniform import spell_out
-from tests.matrix import Seen, seen_by_all
-from tests.priced import unlike_priced
-from tests.training import ADAMW, SGD
-from tests.training_cases import (
+from costmodel.layout.strategy import spell_out
+from costmodel.schedule.schedules import SCHEDULES, require_schedule
+from costmodel.support.support_table import refusals
+from tests.support.matrix import Seen, seen_by_all
+from tests.support.priced import unlike_priced
+from tests.support.training import ADAMW, SGD
+from tests.support.training_cases import (
     BATCH,
     USUAL,
     WORLDS,

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from costmodel.layout import Layout
-from costmodel.stored import write_layout
-from costmodel.support import Answer, rows
-from costmodel.uniform import Uniform, spell_out
+from costmodel.layout.layout import Layout
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.simulation.layout_files import write_layout
+from costmodel.support.support_table import Answer, rows
 from profiles.errors import Unsupported
-from profiles.job import Job
-from runtime import run
-from runtime.optimizer import Settings
-from tests.fact_settings import GLOBAL_BATCH
+from profiles.models.job import Job
+from runtime.launch import run
+from runtime.optim.optimizer import Settings
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
-from tests.supported import Example, examples
+from tests.support.fact_settings import GLOBAL_BATCH
+from tests.support.supported import Example, examples
 
 STEPS = 2
 NARROW = {"bf16": 3e-2, "amp-bf16": 3e-2, "fp16": 4e-3, "amp-fp16": 4e-3, "fp8": 3e-2}
@@ -122,9 +122,9 @@ def trained(job: Job, layout: Layout) -> list[float]:
     """The losses of the first steps, and the norm of the first gradient."""
     import torch
 
-    from runtime.data.source import source
-    from runtime.modules.decoder import decoder_of
-    from runtime.trainer import Trainer
+    from runtime.data.sources import source
+    from runtime.models.decoder import decoder_of
+    from runtime.train.trainer import Trainer
 
     trainer = Trainer(
         job,

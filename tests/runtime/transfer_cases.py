@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from costmodel.action import Action
-from runtime.transfer import Arrival, Links
+from costmodel.schedule.action import Action
+from runtime.pipeline.p2p import Arrival, Links
 
 NUMBERS, SIZE = 4, 1 << 20
 EXPECTED = [float(number) for number in range(NUMBERS)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.optimizer import Settings
-from runtime.run import Wish
+from runtime.launch.run import Wish
+from runtime.optim.optimizer import Settings
 
 
 def wish(layout: Path) -> Wish:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from costmodel.runs import csv_table
-from costmodel.runs.csv_table import read_table
+from costmodel.runs import table as csv_table
+from costmodel.runs.table import read_table
 from profiles.errors import InvalidFile
 
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from costmodel.offload import Offload
-from costmodel.question import Question
+from costmodel.layout.offload import Offload
 from costmodel.runs.cells import Cells
 from costmodel.runs.question import Questions
-from profiles.adapters import Adapters
+from costmodel.simulation.question import Question
 from profiles.errors import MeshwrightError
+from profiles.models.lora import Adapters
 from profiles.models.spec import DecoderSpec
 from profiles.units import GB
-from tests.full_row import FULL
+from tests.support.full_row import FULL
 
 
 def asked(changes: Mapping[str, str | None] | None = None) -> Question:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from profiles.measure.tasks import Request
+from profiles.measure.timing.tasks import Request
 
 REQUEST = Request(
     device="cpu",

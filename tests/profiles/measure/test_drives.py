@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profiles.catalog import DEFAULT_CLUSTER, cluster
+from profiles.hardware.catalog import DEFAULT_CLUSTER, cluster
 from profiles.measure.drives import DriveRates, drive_rates, slowest, with_drives
 from profiles.units import GB, TB, MiB
 

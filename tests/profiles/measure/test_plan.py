@@ -10,32 +10,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiles.job import Job
-from profiles.measurable import BESIDE, SOON, SORTED_AGAIN, STEP_KINDS, operator_shape
-from profiles.measure.functions import KINDS
 from profiles.measure.plan import (
     COLLECTIVES,
     amid_products,
     exchanges,
     micro_batches,
     operations,
+    parameter_sizes,
 )
 from profiles.measure.session import MOST_FLOPS
-from profiles.measure.step_plan import parameter_sizes
-from profiles.measure.tasks import (
+from profiles.measure.timing.operands import arena_bytes, flops, held_bytes
+from profiles.measure.timing.operator_functions import KINDS
+from profiles.measure.timing.tasks import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     Operation,
 )
-from profiles.measure.work import arena_bytes, flops, held_bytes
 from profiles.models.catalog import model
-from profiles.models.parameters import parameters
+from profiles.models.graph import Kind
+from profiles.models.job import Job
+from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
-from profiles.operators import Kind
+from profiles.samples.operator_keys import (
+    BESIDE,
+    SOON,
+    SORTED_AGAIN,
+    STEP_KINDS,
+    operator_shape,
+)
 from profiles.units import KiB, MiB
-from tests.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
+from tests.support.small_jobs import BIASED, DROPPING, GPT, LLAMA, MIXTURE, job
 
 DENSE = {"g": GPT, "l": LLAMA, "d": DROPPING}
 SPECS = {**DENSE, "m": MIXTURE, "b": BIASED}

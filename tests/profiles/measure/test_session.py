@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 
 from profiles.errors import RunFailed
-from profiles.local import local_cluster
 from profiles.measure import session
-from profiles.measure.calibration import CALIBRATION, calibration_s
-from profiles.measure.cluster import cluster_of
 from profiles.measure.drives import DriveRates
+from profiles.measure.local_cluster import cluster_of
+from profiles.measure.noise import CALIBRATION, calibration_s
 from profiles.measure.plan import COMES_SOON, HAS_BESIDE
 from profiles.measure.processes import run
-from profiles.measure.question import Question
+from profiles.measure.request import Question
 from profiles.measure.session import measure, request_of
 from profiles.measure.survey import Result, survey
-from profiles.measure.tasks import FORWARD, Operation
-from profiles.sample_files import read_samples, write_samples
-from profiles.samples import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.measure.timing.tasks import FORWARD, Operation
+from profiles.samples.files import read_samples, write_samples
+from profiles.samples.local import local_cluster
+from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
 from profiles.units import KiB
-from tests.small_jobs import job
+from tests.support.small_jobs import job
 
 BUDGET_S = 0.2
 LINKS = ("loopback", "ethernet")
@@ -264,6 +264,6 @@ def children(parent: int | None = None) -> list[int]:
         except OSError:
             continue
         ours = int(above) == (parent or os.getpid()) and state != "Z"
-        if ours and "profiles.measure.worker" in command:
+        if ours and "profiles.measure.processes" in command:
             found.append(int(folder.name))
     return sorted(found)

@@ -6,9 +6,9 @@ import time
 from functools import partial
 from itertools import pairwise
 
-from profiles.measure.clock import Clock
-from profiles.measure.subject import Exchanged
-from profiles.measure.tasks import Exchange
+from profiles.measure.survey import Exchanged
+from profiles.measure.timing.clock import Clock
+from profiles.measure.timing.tasks import Exchange
 from profiles.units import KiB
 
 LINK_BYTES_PER_S = 1e6

@@ -9,8 +9,8 @@ import pytest
 from profiles.measure.noise import Busy, Noise, noise, spread
 from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
-from profiles.measure.tasks import FORWARD, Exchange, Operation, Request, Timing
-from profiles.samples import ALONE
+from profiles.measure.timing.tasks import FORWARD, Exchange, Operation, Request, Timing
+from profiles.samples.table import ALONE
 from tests.profiles.measure.asked import REQUEST
 
 PRODUCT = Operation(kind="matmul", direction=FORWARD, shape=(4, 2, 8), variant="bias")

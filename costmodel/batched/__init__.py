@@ -1,0 +1,24 @@
+"""Many candidates priced as rows of arrays, with their lower bounds."""
+
+from costmodel.batched.bounds import Passes, makespan_s
+from costmodel.batched.makespan_cuts import any_cut_s
+from costmodel.batched.pricing import ColumnPrices, least_node_bytes, step_time_s
+from costmodel.batched.row_bytes import leanest_bytes, needed_bytes
+from costmodel.batched.rows import Gather, Layers, Rows, stage_runs
+from costmodel.batched.stage_rows import StageRows
+
+__all__ = [
+    "ColumnPrices",
+    "Gather",
+    "Layers",
+    "Passes",
+    "Rows",
+    "StageRows",
+    "any_cut_s",
+    "leanest_bytes",
+    "least_node_bytes",
+    "makespan_s",
+    "needed_bytes",
+    "stage_runs",
+    "step_time_s",
+]

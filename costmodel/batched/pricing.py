@@ -1,0 +1,247 @@
+"""Columns of candidates priced at once, from a few hundred atoms.
+
+Each row gathers the atoms of its (tp, cp, micro-batch, sequence parallel, retention)
+and is priced by the very functions that price a finished layout: what comes out is
+the closed form of `closed_form`, a lower bound of the simulated step.
+
+At least what a candidate's fullest node has of what is offloaded, as columns.
+
+mean     states of all stages, over the nodes                    → _mean_bytes
+ends     where a pipeline rank fills whole nodes, those of the fuller of its two
+         ends with what is in flight there                       → _end_bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from costmodel.batched.bounds import Passes, crossing_s, makespan_s, partly_crosses
+from costmodel.batched.row_bytes import needed_bytes
+from costmodel.batched.rows import Rows
+from costmodel.layout import SCHEDULES, Columns
+from costmodel.machine import Machine, always_crosses, hides_gradients
+from costmodel.schedule import peak_in_flight
+from costmodel.stages import (
+    AtomBook,
+    StagePrice,
+    boundary_s,
+    most_hidden_s,
+    sends,
+    states_bytes,
+    tied_sync,
+)
+from costmodel.timeline import reduce_tail_s
+from profiles.arrays import Array
+from profiles.models import Job
+
+
+def least_node_bytes(rows: Rows) -> Array:
+    """At least the bytes of the fullest node of each row."""
+    on_node, pp = rows.on.island.devices_per_node, rows.columns.pp
+    nodes = -(-rows.columns.gpus // on_node)
+    mean = _states(rows, partial(_of_all, rows)) * rows.stride / nodes
+    whole = (rows.stride % on_node == 0) | (pp == 1)
+    ends = _end_bytes(rows) * np.minimum(rows.stride, on_node)
+    return np.asarray(np.maximum(mean, np.where(whole, ends, 0.0)))
+
+
+def _end_bytes(rows: Rows) -> Array:
+    """Of a rank at the fuller end of the pipeline."""
+    first, last = rows.held[0], rows.held[-1]
+    saved, ended = (rows.contents[at].total.away_bytes for at in (0, -1))
+    zero, several = np.zeros_like(rows.columns.pp), rows.columns.virtual_stages > 1
+    alone = ~(several | rows.columns.in_pairs)  # else chunks save unequal bytes
+    leading = _states(rows, partial(rows.held_by, first))
+    trailing = _states(rows, partial(rows.held_by, last))
+    leading = leading + alone * saved * _alive(rows, zero)
+    trailing = trailing + alone * ended * _alive(rows, rows.columns.pp - 1)
+    there = rows.counts[-1] > 0  # a pipeline of one stage has the first end alone
+    return np.maximum(leading, np.where(there, trailing, 0.0))
+
+
+def _states(rows: Rows, held: Callable[[str], Array]) -> Array:
+    return states_bytes(
+        held("parameters"),
+        held("expert_parameters"),
+        held("frozen_parameters"),
+        rows.parallel,
+        rows.policy,
+        rows.job.moments,
+        rows.columns.offload,
+        shards_are_masters=rows.on.software.fully_shard,
+    )
+
+
+def _of_all(rows: Rows, name: str) -> Array:
+    """The sum over all virtual stages."""
+    stages = zip(rows.counts, rows.held, strict=True)
+    return np.asarray(sum(count * getattr(stage, name) for count, stage in stages))
+
+
+def _alive(rows: Rows, rank: Array) -> Array:
+    columns, found = rows.columns, np.zeros_like(rows.columns.pp)
+    for code in np.unique(columns.schedule):
+        count = peak_in_flight(
+            SCHEDULES[code],
+            rank,
+            columns.pp,
+            columns.virtual_stages,
+            rows.micro_batches,
+        )
+        found = np.where(columns.schedule == code, count, found)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnPrices:
+    """One number a row: seconds of a step and the bytes that the fullest rank needs,
+    both lower bounds of what the simulation of that row gives."""
+
+    step_time_s: Array
+    needed_bytes: Array
+
+
+def price(columns: Columns, job: Job, on: Machine) -> ColumnPrices:
+    """Price every row of *columns* for *job* on a machine."""
+    if on.measured is None:
+        return price_from(AtomBook.for_columns(columns, job, on), columns)
+    gpus = columns.gpus  # samples depend on how many ranks are at work
+    prices = ColumnPrices(
+        step_time_s=np.empty(len(columns)), needed_bytes=np.empty(len(columns))
+    )
+    for count in np.unique(gpus):
+        here = gpus == count
+        rows, where = columns.take(here), on.running(int(count))
+        found = price_from(AtomBook.for_columns(rows, job, where), rows)
+        prices.step_time_s[here] = found.step_time_s
+        prices.needed_bytes[here] = found.needed_bytes
+    return prices
+
+
+def price_from(book: AtomBook, columns: Columns) -> ColumnPrices:
+    """The same from a *book* of the rows' job, machine, precision and offloading."""
+    rows = Rows(columns=columns, book=book)
+    return ColumnPrices(step_time_s=step_time_s(rows), needed_bytes=needed_bytes(rows))
+
+
+def step_time_s(rows: Rows) -> Array:
+    """At least the seconds of a step of each row."""
+    first, *middle, last = rows.priced
+    columns = rows.columns
+    far = always_crosses(rows.stride, rows.on.island)
+    sent = sends(transfer_s(rows, far), rows.on)
+    in_passes_s = np.where(columns.in_v, 0.0, sent.in_passes_s)  # some send nothing
+    onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
+    makespan = makespan_s(
+        Passes(
+            forward_s=tuple(
+                item.forward_s + share * in_passes_s
+                for item, share in zip(rows.priced, onward, strict=True)
+            ),
+            backward_s=tuple(
+                item.backward_s + share * in_passes_s
+                for item, share in zip(rows.priced, onward[::-1], strict=True)
+            ),
+            weight_s=tuple(item.weight_s for item in rows.priced),
+            hidden_s=tuple(
+                most_hidden_s(item.expert_comm_s, item.backward_s, rows.on)
+                for item in rows.priced
+            ),
+            counts=rows.counts,
+        ),
+        schedule=columns.schedule,
+        virtual_stages=columns.virtual_stages,
+        micro_batches=rows.micro_batches,
+        transfer_s=sent.beside_s,
+        turns=rows.on.turns,
+        pp=columns.pp,
+    )
+    makespan = np.maximum(makespan, _crossing_s(rows))
+    at_first, at_last = (
+        rows.seconds_of(end, "step_s") + rows.seconds_of(end, "gather_s")
+        for end in (first, last)
+    )
+    at_last = np.where(rows.counts[-1] > 0, at_last, 0.0)  # one stage has no other
+    tied = tied_sync(
+        rows.job,
+        rows.on,
+        rows.policy,
+        tp=columns.tp,
+        pp=columns.pp,
+        stride=rows.stride,
+        inside=rows.stride * (columns.pp - 1) < rows.on.island.domain,
+    )
+    apart = ~columns.in_v  # in a V one rank holds both ends
+    end = np.maximum(at_first, at_last) + apart * tied.seconds + rows.on.step_s
+    return np.asarray(makespan + _tail_s(rows) + end)
+
+
+def _tail_s(rows: Rows) -> Array:
+    """What is left to reduce after the last pass, of the first rank where that is its,
+    else of any."""
+    first, ends_at_first = rows.priced[0], rows.columns.ends_at_first
+    overlapped = hides_gradients(rows.on.software, rows.columns.tp)
+    behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
+    tail = _behind(rows, first, behind, first.backward_s)
+    if ends_at_first.all():
+        return tail
+    columns = rows.columns
+    puts_off = columns.puts_off & (columns.pp > 1)
+    held = np.where(overlapped, 1, columns.virtual_stages * columns.copies)
+    least: Array = np.full(len(columns), np.inf)
+    for one, count in zip(rows.priced, rows.counts, strict=True):
+        last = np.where(puts_off, one.weight_s, one.backward_s)
+        own = _behind(rows, one, held * one.reduce_s, last)
+        least = np.where(count > 0, np.minimum(least, own), least)
+    return np.where(ends_at_first, tail, least)
+
+
+def _behind(rows: Rows, stage: StagePrice, reduce_s: Array, last_s: Array) -> Array:
+    return reduce_tail_s(
+        reduce_s,
+        last_s,
+        buckets=stage.buckets,
+        overlap=hides_gradients(rows.on.software, rows.columns.tp),
+    )
+
+
+def _crossing_s(rows: Rows) -> Array:
+    """What boundaries between domains cost where others lie inside one."""
+    columns, domain = rows.columns, rows.on.island.domain
+    if not np.any(partly_crosses(rows.stride, columns.pp, domain)):
+        return np.zeros(len(columns))
+    both = [item.forward_s + item.backward_s for item in rows.priced]
+    there = [
+        np.where(count > 0, one, np.inf)
+        for count, one in zip(rows.counts, both, strict=True)
+    ]
+    return crossing_s(
+        columns.schedule,
+        stride=rows.stride,
+        pp=columns.pp,
+        domain=domain,
+        virtual_stages=columns.virtual_stages,
+        micro_batches=rows.micro_batches,
+        least_pass_s=np.minimum.reduce(there),
+        far_s=transfer_s(rows, np.asarray(True)),
+    )
+
+
+def transfer_s(rows: Rows, far: Array) -> Array:
+    columns = rows.columns
+    seconds = boundary_s(
+        rows.job,
+        rows.on,
+        rows.policy,
+        tp=columns.tp,
+        cp=columns.cp,
+        micro_batch=columns.micro_batch,
+        sequence_parallel=columns.sequence_parallel > 0,
+        far=far,
+        stride=rows.stride,
+    )
+    return np.where(columns.pp > 1, seconds, 0.0)

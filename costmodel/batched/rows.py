@@ -1,0 +1,463 @@
+"""`Rows`: the stages of every row of columns, priced: first, middle and last ones.
+
+How a model's layers fall into the virtual stages of uniform candidates, as arrays.
+
+A pipeline is a few runs of equal stages: the first, middle ones, the last. Where the
+leading layers differ from the rest (DeepSeek's dense ones), each run of middle stages
+falls into those before the change, the one across it, and those after. Where kinds
+take turns, a middle stage counts as whole turns only, which is a lower bound.
+
+What the stages of columns hold: atoms gathered by row and summed over layers.
+
+Rows that differ in data parallelism, schedule or ZeRO alone hold the same: they are
+gathered and summed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from costmodel.layout import SQRT, Columns, Retention, counted, inner, longest, replaced
+from costmodel.machine import Machine
+from costmodel.stages import (
+    ATOM,
+    SITE,
+    Atom,
+    AtomBook,
+    Contents,
+    DataParallel,
+    Part,
+    StageBytes,
+    StagePrice,
+    as_atom,
+    contents_of,
+    stage_bytes,
+    stage_price,
+    unique_rows,
+)
+from profiles.arrays import Array
+from profiles.errors import Unsupported
+from profiles.hardware import Precision
+from profiles.models import Job, ModelGraph
+
+Layers = dict[str, Array]  # how many of each kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """So many virtual stages with the same numbered layers."""
+
+    count: Array
+    layers: Layers
+
+
+def stage_runs(graph: ModelGraph, stages: Array) -> tuple[Run, ...]:
+    """The first stage, runs of middle ones and the last, as `uniform.split_layers`
+    cuts them; where there is one stage only, it is the first.
+
+    Raises Unsupported for a pattern of layers that is none of those above.
+    """
+    tail = replaced(graph.body, stages, graph.tail)
+    base, extra = np.divmod(graph.body + tail, stages)
+    middle = np.maximum(stages - 2, 0)
+    high = np.minimum(extra, middle)
+    first = base + (extra > middle)
+    last = np.where(stages > 1, base - tail, 0)
+    cut = _Cut(graph)
+    low = middle - high
+    return (
+        Run(count=np.ones_like(stages), layers=cut.between(stages * 0, first)),
+        *cut.middle(first, base, low),
+        *cut.middle(first + low * base, base + 1, high),
+        Run(
+            count=(stages > 1).astype(int),
+            layers=cut.between(graph.body - last, last),
+        ),
+    )
+
+
+class _Cut:
+    """Counts of each kind of layer in cuts of a model."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self.kinds = list(dict.fromkeys(block.name for block, _ in graph.runs))
+        order = [block.name for block, count in graph.runs for _ in range(count)]
+        self.sums = {
+            kind: np.array([0, *accumulate(int(one == kind) for one in order)])
+            for kind in self.kinds
+        }
+        self.leading = graph.runs[0][1] if len(graph.runs) == 2 else 0
+        self.turn = graph.turn
+        if not self.turn:
+            raise Unsupported(
+                f"{graph.name} has kinds of layers in no regular turn, which plan does "
+                "not search; simulate prices its layouts"
+            )
+
+    def between(self, start: Array, length: Array) -> Layers:
+        """In *length* layers from *start*."""
+        return {
+            kind: sums[start + length] - sums[start] for kind, sums in self.sums.items()
+        }
+
+    def middle(self, start: Array, length: Array, count: Array) -> Iterator[Run]:
+        """*count* stages of *length* layers each, from layer *start*."""
+        if len(self.kinds) == 1:
+            yield Run(count=count, layers={self.kinds[0]: length})
+        elif self.leading:
+            yield from self._across(start, length, count)
+        else:
+            turns = length // self.turn
+            whole = {kind: turns * sums[self.turn] for kind, sums in self.sums.items()}
+            yield Run(count=count, layers=whole)
+
+    def _across(self, start: Array, length: Array, count: Array) -> Iterator[Run]:
+        """Stages before the change of kinds, the one across it, those after."""
+        early, late = self.kinds
+        left = np.maximum(self.leading - start, 0)
+        each = np.maximum(length, 1)
+        before = np.minimum(left // each, count)
+        rest = np.where(before < count, left - before * each, 0)
+        across = (rest > 0).astype(int)
+        yield Run(count=before, layers={early: length, late: 0 * length})
+        yield Run(count=across, layers={early: rest, late: length - rest})
+        yield Run(
+            count=count - before - across, layers={early: 0 * length, late: length}
+        )
+
+
+Segments = tuple[int, int]  # the fewest and the most layers of the longest segment
+_ALIKE = (*SITE, "recompute", "pp", "virtual_stages")
+
+
+@dataclass(kw_only=True)
+class Gather:
+    """The first stage, runs of equal middle ones and the last, of every row."""
+
+    columns: Columns
+    book: AtomBook
+    lengths: Segments | None = None
+
+    def contents(self) -> tuple[Contents, ...]:
+        """A virtual stage of each run of every row."""
+        _, of_row = self._alike
+        return tuple(one.take(of_row) for one in self._contents)
+
+    def counts(self) -> tuple[Array, ...]:
+        """How many virtual stages each run of every row has."""
+        _, of_row = self._alike
+        return tuple(run.count[of_row] for run in self._runs)
+
+    @cached_property
+    def _alike(self) -> tuple[Array, Array]:
+        """A row of each distinct kind, and each row's place among them."""
+        _, of_row = unique_rows([getattr(self.columns, name) for name in _ALIKE])
+        first = np.empty(of_row.max(initial=-1) + 1, dtype=np.int64)
+        first[of_row] = np.arange(len(of_row))
+        return first, of_row
+
+    @cached_property
+    def _own(self) -> dict[str, Array]:
+        """One row of each kind."""
+        first, _ = self._alike
+        return {name: getattr(self.columns, name)[first] for name in _ALIKE}
+
+    @cached_property
+    def _sites(self) -> Array:
+        return self.book.sites(self._own)
+
+    @cached_property
+    def _stages(self) -> Array:
+        return np.asarray(self._own["pp"] * self._own["virtual_stages"])
+
+    @cached_property
+    def _runs(self) -> tuple[Run, ...]:
+        return stage_runs(self.book.job.graph, self._stages)
+
+    @property
+    def _contents(self) -> tuple[Contents, ...]:
+        whole = (self._stages == 1).astype(int)
+        nothing = np.zeros_like(whole)
+        first, *middle, last = self._runs
+        return (
+            self._stage(first, nothing + 1, whole),
+            *(self._stage(run, nothing, nothing) for run in middle),
+            self._stage(last, nothing, nothing + 1),
+        )
+
+    def _stage(self, run: Run, first: Array, last: Array) -> Contents:
+        """A stage of *run*, which may be the *first* and the *last* of its pipeline."""
+        body: list[Part] = [(run.layers[name], one) for name, one in self._body.items()]
+        segments: list[list[Part]] = []
+        if self.lengths is not None:
+            body, segments = self._leanest(run, *self.lengths)
+        elif (self._own["recompute"] == SQRT).any():
+            body, segments = self._segments(run)
+        both = first * last
+        ends = zip((first, last, last, -both), self._ends, strict=True)
+        alone = [(first + last - 2 * both, one) for one in self._tied]
+        return contents_of([*body, *ends, *alone], self.book.policy, segments)
+
+    @cached_property
+    def _body(self) -> dict[str, Atom]:
+        """Of each kind of numbered layer."""
+        graph, chosen = self.book.job.graph, self._own["recompute"]
+        return {
+            name: self._atoms(name, self.columns.recomputes, chosen)
+            for name in graph.kinds
+        }
+
+    @cached_property
+    def _ends(self) -> tuple[Atom, ...]:
+        """Embedding, norm and head, and the parameter that the ends share."""
+        nothing = np.zeros_like(self._stages)
+        names = ("embedding", "final_norm", "head")
+        found = (self._atoms(name, ("none",), nothing) for name in names)
+        return (*found, as_atom(self.book.shared(self._sites)))
+
+    @cached_property
+    def _tied(self) -> tuple[Atom, ...]:
+        """What ends that are apart sum of that parameter; who has nothing away does
+        not ask."""
+        if not (self.book.job.graph.tied and self.book.offload.optimizer):
+            return ()
+        return (as_atom(self.book.tied(self._sites)),)
+
+    def _atoms(
+        self, name: str, treatments: tuple[str | Retention, ...], chosen: Array
+    ) -> Atom:
+        return as_atom(self.book.atoms(name, self._sites, treatments, chosen))
+
+    def _segments(self, run: Run) -> tuple[list[Part], list[list[Part]]]:
+        """The numbered layers of a stage, where some rows make them again in segments:
+        the layers that keep their input and those inside, and the longest segment.
+
+        Raises Unsupported where layers are of several kinds: which of them keep their
+        input hangs on their order.
+        """
+        if len(run.layers) > 1:
+            raise Unsupported(
+                f"recompute sqrt of {self.book.job.model}, whose layers are of several "
+                f"kinds ({', '.join(run.layers)}), is not searched; simulate prices it"
+            )
+        ((name, count),) = run.layers.items()
+        redone = self._own["recompute"] == SQRT
+        begins = np.where(redone, counted(count), count)
+        whole, inside = self._body[name], self._inside[name]
+        length = np.where(redone, longest(count), 0)
+        return (
+            [(begins, whole), (count - begins, inside)],
+            [_segment(length, whole, inside)],
+        )
+
+    def _leanest(
+        self, run: Run, fewest: int, most: int
+    ) -> tuple[list[Part], list[list[Part]]]:
+        """No more than the numbered layers of a stage keep and need, whatever each
+        makes again, where the longest segment has *fewest* to *most* layers.
+
+        Nothing keeps less than an input a segment; layers of several kinds are not
+        joined. A layer may keep a little more than its input, and have that less to
+        make again.
+        """
+        body, segments = [], []
+        kinds = sum((count > 0).astype(int) for count in run.layers.values())
+        for name, count in run.layers.items():
+            whole = self._fully[name]
+            if most == 1:
+                input_bytes = whole.saved_bytes
+                whole = replace(
+                    whole,
+                    dropped_bytes=whole.dropped_bytes - input_bytes,
+                    backward_working_bytes=whole.backward_working_bytes - input_bytes,
+                )
+                body.append((count, whole))
+                continue
+            inside = self._inside[name]
+            begins = np.where(kinds == 1, -(-count // most), count)
+            length = np.minimum(count, fewest) * (kinds == 1)
+            body += [(begins, whole), (count - begins, inside)]
+            segments.append(_segment(length, whole, inside))
+        return body, segments
+
+    @cached_property
+    def _fully(self) -> dict[str, Atom]:
+        """Of each kind of numbered layer, made again whole."""
+        nothing = np.zeros_like(self._stages)
+        return {
+            name: self._atoms(name, ("full",), nothing)
+            for name in self.book.job.graph.kinds
+        }
+
+    @cached_property
+    def _inside(self) -> dict[str, Atom]:
+        """Of layers inside a segment, in the rows that have some; nothing in others."""
+        some = self._own["recompute"] == SQRT if self.lengths is None else slice(None)
+        rows = np.arange(len(self._stages))[some]
+        found = {}
+        for name, block in self.book.job.graph.kinds.items():
+            table = np.zeros((len(ATOM), len(self._stages)))
+            table[:, rows] = self.book.atoms(
+                name, self._sites[rows], (inner(block),), np.zeros_like(rows)
+            )
+            found[name] = as_atom(table)
+        return found
+
+
+def _segment(length: Array, first: Atom, inside: Atom) -> list[Part]:
+    """The *first* layer of a segment of so many, and those *inside*."""
+    return [(np.minimum(length, 1), first), (np.maximum(length - 1, 0), inside)]
+
+
+@dataclass(kw_only=True)
+class Rows:
+    """Candidates with what all their prices share, each part made when first asked."""
+
+    columns: Columns
+    book: AtomBook
+    segments: Segments | None = None  # of all stages; by columns where None
+
+    def __post_init__(self) -> None:
+        known = self.book.offload
+        assert self.columns.offload == known, "a book of prices with other offloading"
+
+    @property
+    def job(self) -> Job:
+        return self.book.job
+
+    @property
+    def on(self) -> Machine:
+        return self.book.on
+
+    @property
+    def policy(self) -> Precision:
+        return self.book.policy
+
+    @cached_property
+    def parallel(self) -> DataParallel:
+        columns, copies, plus = (
+            self.columns,
+            self.columns.copies,
+            self.columns.zero_plus,
+        )
+        names = ("tp", "cp", "ep", "etp", "zero", "zero_group")
+        inside = columns.gpus <= self.on.island.domain
+        return DataParallel(
+            **{name: getattr(columns, name) for name in names},
+            dp=columns.dp * copies,
+            pp=-(-columns.pp // copies),
+            apart=np.where(inside, 1, copies),
+            copies=copies,
+            quantized_weights=plus.quantized_weights,
+            hpz_partition_size=plus.hpz_partition_size,
+            quantized_gradients=plus.quantized_gradients,
+        )
+
+    @cached_property
+    def micro_batches(self) -> Array:
+        return self.job.global_batch // (self.columns.micro_batch * self.columns.dp)
+
+    @cached_property
+    def _gather(self) -> Gather:
+        return Gather(columns=self.columns, book=self.book, lengths=self.segments)
+
+    @cached_property
+    def counts(self) -> tuple[Array, ...]:
+        """How many virtual stages each run has."""
+        return self._gather.counts()
+
+    @cached_property
+    def contents(self) -> tuple[Contents, ...]:
+        """What a virtual stage of each run holds: the first, middle ones, the last."""
+        return self._gather.contents()
+
+    @cached_property
+    def held(self) -> tuple[StageBytes, ...]:
+        """Their bytes alone."""
+        offload = self.columns.offload.of_states
+        return tuple(
+            stage_bytes(one, self.parallel, self.policy, self.on, offload)
+            for one in self.contents
+        )
+
+    @cached_property
+    def priced(self) -> tuple[StagePrice, ...]:
+        """Their seconds and bytes."""
+        offload = self.columns.offload.of_states
+        return tuple(
+            stage_price(
+                one,
+                self.parallel,
+                self.policy,
+                self.on,
+                self.job.optimizer,
+                offload,
+                self.micro_batches // self.columns.copies,
+            )
+            for one in self.contents
+        )
+
+    @cached_property
+    def lightest(self) -> StageBytes:
+        """The least of the middle stages; where all are alike, any of them."""
+        names = [item.name for item in fields(StageBytes)]
+        return StageBytes(**{name: self._middle(self.held, name) for name in names})
+
+    @cached_property
+    def lightest_put_off(self) -> Array:
+        """The least that I keeps for W, of the middle stages."""
+        return self._middle([one.total for one in self.contents], "weight_bytes")
+
+    def held_by(self, end: StageBytes, name: str) -> Array:
+        """Of a rank: its *end* chunk and the middle chunks beside it; of the first
+        rank both ends where stages lie in pairs."""
+        chunks = self.columns.virtual_stages - 1
+        alone = getattr(end, name) + chunks * getattr(self.lightest, name)
+        return self._in_pairs(self.held, name, alone)
+
+    def held_at(self, name: str, stage: Array) -> Array:
+        """Of virtual *stage*."""
+        return self._at([getattr(one, name) for one in self.held], stage)
+
+    def put_off_at(self, stage: Array) -> Array:
+        """The bytes that I keeps for W, of virtual *stage*."""
+        return self._at([one.total.weight_bytes for one in self.contents], stage)
+
+    def _at(self, values: Sequence[Array], stage: Array) -> Array:
+        found, start = values[0], np.zeros_like(stage)
+        for one, count in zip(values, self.counts, strict=True):
+            found = np.where(stage >= start, one, found)
+            start = start + count
+        return np.asarray(found)
+
+    def seconds_of(self, end: StagePrice, name: str) -> Array:
+        """The same of a rank's seconds."""
+        chunks = self.columns.virtual_stages - 1
+        alone = getattr(end, name) + chunks * self._middle(self.priced, name)
+        return self._in_pairs(self.priced, name, alone)
+
+    def _in_pairs(self, of: Sequence[Any], name: str, alone: Array) -> Array:
+        if not self.columns.in_pairs.any():
+            return np.asarray(alone)
+        both = getattr(of[0], name) + getattr(of[-1], name)
+        return np.asarray(np.where(self.columns.in_pairs, both, alone))
+
+    def _middle(self, of: Sequence[Any], name: str) -> Array:
+        values = [getattr(item, name) for item in of[1:-1]]
+        there = [
+            np.where(count > 0, value, np.inf)
+            for count, value in zip(self.counts[1:-1], values, strict=True)
+        ]
+        found = np.minimum.reduce(there)
+        return np.asarray(np.where(np.isfinite(found), found, values[-1]))
+
+    @property
+    def stride(self) -> Array:
+        """Ranks of a stage."""
+        return np.asarray(self.columns.tp * self.columns.cp * self.columns.dp)

@@ -1,0 +1,159 @@
+"""`StageRows`: one pipeline stage a row, of any numbered layers, priced as columns are.
+
+What cuts of a model into stages of unequal layers are weighed by: seconds of a
+micro-batch and bytes on a device of each stage that there may be, of 1F1B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from costmodel.batched.pricing import transfer_s
+from costmodel.batched.row_bytes import rank_bytes
+from costmodel.batched.rows import Gather, Layers, Rows, Run
+from costmodel.machine import always_crosses, hides_gradients
+from costmodel.stages import Atom, Contents, Sends, StageBytes, sends, tied_sync
+from costmodel.timeline import reduce_tail_s
+from profiles.arrays import Array
+
+
+@dataclass(kw_only=True)
+class StageRows(Rows):
+    """Stages of pipelines of one stage a rank: of candidate *row*[i] of *source* stage
+    *rank*[i] of pp, with *layers*[kind][i] numbered layers, and the embedding or the
+    head at the ends."""
+
+    source: Gather
+    row: Array
+    layers: Layers
+    rank: Array
+
+    @classmethod
+    def of(cls, source: Gather, row: Array, layers: Layers, rank: Array) -> StageRows:
+        """Of candidates whose blocks *source* gathers, once for all that is asked."""
+        return cls(
+            columns=source.columns.take(row),
+            book=source.book,
+            source=source,
+            row=row,
+            layers=layers,
+            rank=rank,
+        )
+
+    @cached_property
+    def _gather(self) -> Gather:
+        return _OneStage(
+            columns=self.columns,
+            book=self.book,
+            source=self.source,
+            row=self.row,
+            layers=self.layers,
+            first=(self.rank == 0).astype(int),
+            last=(self.rank == self.columns.pp - 1).astype(int),
+        )
+
+    @cached_property
+    def lightest(self) -> StageBytes:
+        """The stage itself: its rank has no other."""
+        return self.held[0]
+
+    @property
+    def needed_bytes(self) -> Array:
+        """Of the stage's ranks, at the least."""
+        return rank_bytes(self, self.held[0], self.rank, is_last=False)
+
+    @property
+    def passes_s(self) -> tuple[Array, Array]:
+        """A micro-batch there and back, with what its sends hold up."""
+        (stage,) = self.priced
+        within = self._sends.in_passes_s
+        onward = self.rank < self.columns.pp - 1
+        return stage.forward_s + onward * within, stage.backward_s + (
+            self.rank > 0
+        ) * within
+
+    @property
+    def beside_s(self) -> Array:
+        """A transfer to the next stage, beside the passes."""
+        return self._sends.beside_s
+
+    @property
+    def tail_s(self) -> Array:
+        """From the stage's last backward until its gradients are reduced."""
+        (stage,) = self.priced
+        return reduce_tail_s(
+            stage.reduce_s,
+            stage.backward_s,
+            buckets=stage.buckets,
+            overlap=hides_gradients(self.on.software, self.columns.tp),
+        )
+
+    @property
+    def update_s(self) -> Array:
+        """The optimizer, and the gathering of what it updated."""
+        (stage,) = self.priced
+        return np.asarray(stage.step_s + stage.gather_s)
+
+    @property
+    def tied_s(self) -> Array:
+        """Summing the gradient of a tied embedding between the ends."""
+        columns = self.columns
+        found = tied_sync(
+            self.job,
+            self.on,
+            self.policy,
+            tp=columns.tp,
+            pp=columns.pp,
+            stride=self.stride,
+            inside=self.stride * (columns.pp - 1) < self.on.island.domain,
+        )
+        return np.asarray(found.seconds)
+
+    @cached_property
+    def _sends(self) -> Sends:
+        far = always_crosses(self.stride, self.on.island)
+        return sends(transfer_s(self, far), self.on)
+
+
+@dataclass(kw_only=True)
+class _OneStage(Gather):
+    """The contents of one stage of every row, of the blocks of *row* of *source*."""
+
+    source: Gather
+    row: Array
+    layers: Layers
+    first: Array
+    last: Array
+
+    def contents(self) -> tuple[Contents, ...]:
+        run = Run(count=np.ones_like(self.first), layers=self.layers)
+        return (self._stage(run, self.first, self.last),)
+
+    def counts(self) -> tuple[Array, ...]:
+        return (np.ones_like(self.first),)
+
+    @cached_property
+    def _alike(self) -> tuple[Array, Array]:
+        """Every row for itself: few stages of a search are alike."""
+        every = np.arange(len(self.columns))
+        return every, every
+
+    @cached_property
+    def _where(self) -> Array:
+        return self.source._alike[1][self.row]
+
+    @cached_property
+    def _body(self) -> dict[str, Atom]:
+        found = self.source._body
+        return {name: one.take(self._where) for name, one in found.items()}
+
+    @cached_property
+    def _ends(self) -> tuple[Atom, ...]:
+        return tuple(one.take(self._where) for one in self.source._ends)
+
+    @cached_property
+    def _tied(self) -> tuple[Atom, ...]:
+        return tuple(one.take(self._where) for one in self.source._tied)

@@ -1,0 +1,138 @@
+"""`Offload`: what leaves the device between uses, and where it goes.
+
+activations   a share of what a layer keeps for backward (Yuan et al., ATC 2024)
+optimizer     its states and step, and below them the gradients (ZeRO-Offload)
+parameters    the shards of ZeRO-3 (ZeRO-Infinity)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from costmodel.layout.retention import EVERYTHING, Action, Retention, Treatment
+from profiles.errors import InvalidSpec
+from profiles.models import Block
+
+TIERS: Final = ("cpu", "nvme")
+STATES: Final = ("optimizer", "parameters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """`activations` is a share from 0 to 1; `tier` holds all that leaves."""
+
+    activations: float = 0.0
+    optimizer: bool = False
+    parameters: bool = False
+    tier: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.activations <= 1:
+            raise InvalidSpec(
+                f"offload activations={self.activations:g} must be a ratio from 0 to 1"
+            )
+        if self.tier not in TIERS:
+            raise InvalidSpec(
+                f"offload tier {self.tier!r} is not one of {', '.join(TIERS)}"
+            )
+
+    def __str__(self) -> str:
+        words = [name for name in STATES if getattr(self, name)]
+        if self.activations:
+            words.append(f"activations={self.activations:g}")
+        return ",".join(words) or "none"
+
+    @property
+    def states(self) -> bool:
+        return self.optimizer or self.parameters
+
+    @property
+    def anything(self) -> bool:
+        return self.states or self.activations > 0
+
+    @property
+    def of_states(self) -> Offload:
+        """The same without activations, which layers tell one by one."""
+        return replace(self, activations=0.0)
+
+
+NOTHING: Final = Offload()
+
+
+def parse_offload(text: str | None, tier: str | None = None) -> Offload:
+    """What the option says: any of optimizer, parameters and activations=RATIO.
+
+    >>> parse_offload("optimizer,activations=0.5")
+    Offload(activations=0.5, optimizer=True, parameters=False, tier='cpu')
+
+    Raises InvalidSpec.
+    """
+    if text == "auto":
+        raise InvalidSpec(
+            "offload auto is chosen by plan; name what to offload: optimizer, "
+            "parameters, activations=RATIO or none"
+        )
+    shares = {}
+    for part in (text or "none").split(","):
+        name, _, share = part.strip().partition("=")
+        if name == "none":
+            continue
+        if name not in (*STATES, "activations") or (share and name in STATES):
+            raise InvalidSpec(
+                f"offload {part.strip()!r} is not one of optimizer, parameters, "
+                "activations=RATIO or none"
+            )
+        try:
+            shares[name] = float(share or 1)
+        except ValueError:
+            raise InvalidSpec(
+                f"offload {part.strip()!r} has a ratio that is not a number"
+            ) from None
+    return Offload(
+        activations=shares.get("activations", 0.0),
+        optimizer="optimizer" in shares,
+        parameters="parameters" in shares,
+        tier=tier or "cpu",
+    )
+
+
+def offloaded(kept: Retention, block: Block, offload: Offload) -> Retention:
+    """*kept*, and of everything that it keeps the share that *offload* moves away.
+
+    Where the whole layer is made again, all that is kept is its input.
+    """
+    if not offload.activations:
+        return kept
+    away = Treatment(
+        action=Action.OFFLOAD, ratio=offload.activations, tier=offload.tier
+    )
+    everything = EVERYTHING not in kept.recomputed
+    if not everything and (block.entry is None or block.entry.name in kept.recomputed):
+        return kept
+    name = EVERYTHING if everything or block.entry is None else block.entry.name
+    return Retention(tensors={**kept.tensors, name: away})
+
+
+def offload_problems(offload: Offload, *, zero: int, on_host: bool) -> Iterator[str]:
+    """Why a layout cannot offload so; *on_host* where the device is a CPU."""
+    if not offload.anything:
+        return
+    if on_host and offload.tier == "cpu":
+        yield (
+            f"--offload {offload}: the device is a CPU, whose memory is the host's; "
+            "leave it out, or put optimizer states on its drive: --offload-to nvme"
+        )
+    if offload.parameters and zero != 3:
+        yield (
+            f"--offload parameters keeps ZeRO-3's shards on the {offload.tier}: it "
+            f"needs --zero 3, not {zero}"
+        )
+
+
+def sums_shards_last(offload: Offload, zero: Any, *, copies: Any) -> Any:
+    """Whether replicas of a shard sum it when all micro-batches are in, where it lies:
+    holders of a stage that has several; and where gradients are away as ZeRO-2 and 3
+    scatter them, which cannot wait for their sums on the device. Numbers or arrays."""
+    return (copies > 1) | ((zero >= 2) & offload.optimizer)

@@ -1,0 +1,251 @@
+"""Coefficients: what published training runs say that kernels alone do not.
+
+A rate of a kernel or a link is measured alone. Inside training clocks are shared with
+memory traffic, a host issues kernels one by one, and frameworks differ in what they
+fuse and hide. Each such difference is one positive number with a name,
+
+    quantity/owner[/narrower]      product/hopper, host/megatron, link/infiniband/ampere
+
+owned by a device, a link, a kernel or a framework, never by a model, a paper or a row.
+`benchmarks/fit_runs.py` fits them and writes `data/coefficients.json`: each has the
+prior that it is held to, its standard error and how many runs it moves.
+
+The parameter budget: every number that was fitted to runs, and how sure it is.
+
+`data/coefficients.json` holds those of step times, one a line. Rates of kernels and
+links are fitted to kernels and links, and have their own files with residuals.
+
+Rates of kernels and links alone → as they are inside training.
+
+product      seconds of matrix products over those alone             per device
+fill, wave   what small and partly filled products lose over alone   per device, all
+attention    the same of flash kernels                               kernel, device
+scores       bytes a score over those counted, of other kernels      kernel
+link         seconds of a link's transfers over those inside training  per link
+blocked      host seconds of an operator whose kernels are waited for    all
+host, elementwise, contention, exposed_tensor …                      per framework
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from costmodel.machine.collectives import LinkRate, LinkRates
+from costmodel.machine.framework import LaunchFloor, Software
+from costmodel.machine.rates import AttentionRate, MatmulRate, Rates
+from profiles.errors import InvalidFile, UnknownName
+from profiles.hardware import Cluster, Device, Format
+
+PATH: Final = Path(__file__).parents[1] / "data" / "coefficients.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficient:
+    """One fitted number. `spread` and `error` are standard deviations of its logarithm:
+    of the prior, and of the fit; `rows` is how many runs its fit hangs on."""
+
+    name: str
+    meaning: str
+    prior: float
+    spread: float
+    source: str  # of the prior
+    value: float
+    error: float
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coefficients:
+    """A value for each name, and how it came about."""
+
+    entries: tuple[Coefficient, ...]
+
+    def of(self, quantity: str, *owners: str) -> float:
+        """The value of *quantity* for the first of *owners* that has one, else of all;
+        1 where nobody has.
+
+        >>> Coefficients(entries=()).of("product", "hopper")
+        1.0
+        """
+        values = self.values
+        for owner in owners:
+            name = f"{quantity}/{owner}"
+            if name in values:
+                return values[name]
+        return values.get(quantity, 1.0)
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        return {item.name: item.value for item in self.entries}
+
+    def changed(self, values: Mapping[str, float]) -> Coefficients:
+        """The same coefficients with other *values*; raises UnknownName."""
+        known = {item.name for item in self.entries}
+        for name in values:
+            if name not in known:
+                raise UnknownName("coefficient", name, known)
+        return Coefficients(
+            entries=tuple(
+                replace(item, value=values.get(item.name, item.value))
+                for item in self.entries
+            )
+        )
+
+
+@lru_cache(maxsize=1)
+def coefficients() -> Coefficients:
+    """The fitted ones; raises InvalidFile if their file is damaged."""
+    try:
+        entries = msgspec.json.decode(PATH.read_bytes(), type=tuple[Coefficient, ...])
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidFile(f"{PATH} does not hold coefficients: {error}") from error
+    return Coefficients(entries=entries)
+
+
+def encoded(entries: Iterable[Coefficient]) -> bytes:
+    """The file's bytes, one coefficient a line."""
+    lines = (msgspec.json.encode(item).decode() for item in entries)
+    return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A fitted number. `spread` and `error` are standard deviations of its logarithm:
+    of the prior, and of the fit; `rows` is how many runs its fit hangs on."""
+
+    name: str
+    meaning: str
+    prior: float
+    spread: float
+    value: float
+    error: float
+    rows: int = 0
+
+
+@lru_cache(maxsize=1)
+def fitted_to_runs() -> tuple[Parameter, ...]:
+    """Those in use; none where nothing was fitted to runs.
+
+    Raises InvalidFile if their file is damaged.
+    """
+    if not PATH.exists():
+        return ()
+    try:
+        return msgspec.json.decode(PATH.read_bytes(), type=tuple[Parameter, ...])
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidFile(f"{PATH} does not hold parameters: {error}") from error
+
+
+def rates_in_training(rates: Rates, device: Device, fitted: Coefficients) -> Rates:
+    """*rates* of *device* with its products and attention as fitted."""
+    owners = device_owners(device)
+    attention = {
+        kernel: _attention(kernel, rate, owners, fitted)
+        for kernel, rate in rates.attention.items()
+    }
+    return replace(
+        rates,
+        matmul=_products(rates.matmul, owners, fitted),
+        attention=attention,
+    )
+
+
+def links_in_training(
+    links: LinkRates, device: Device, fitted: Coefficients
+) -> LinkRates:
+    """*links* with the share of bandwidth that training leaves them, as fitted."""
+    architecture = device.architecture.lower()
+
+    def slowed(link: LinkRate) -> LinkRate:
+        slower = fitted.of("link", f"{link.name}/{architecture}", link.name)
+        return replace(link, training=_saturated(link.training / slower))
+
+    return replace(links, inner=slowed(links.inner), outer=slowed(links.outer))
+
+
+def software_in_training(software: Software, fitted: Coefficients) -> Software:
+    """*software* with its own numbers as fitted."""
+    owners = (software.name, software.generation)
+    host = fitted.of("host", *owners)
+    return replace(
+        software,
+        forward_host_us=software.forward_host_us * host,
+        backward_host_us=software.backward_host_us * host,
+        quantise_bytes=software.quantise_bytes * fitted.of("quantise", *owners),
+        elementwise=software.elementwise * fitted.of("elementwise", *owners),
+        reduction=software.reduction * fitted.of("reduction", *owners),
+        contention=software.contention * fitted.of("contention", *owners),
+        exposed_tensor=software.exposed_tensor * fitted.of("exposed_tensor", *owners),
+        launch_floor=LaunchFloor(
+            alone=software.launch_floor.alone * fitted.of("sharpness", *owners),
+            together=software.launch_floor.together * fitted.of("together", *owners),
+        ),
+        host_wait=software.host_wait * fitted.of("host_wait", *owners),
+        exposed_expert=software.exposed_expert * fitted.of("exposed_expert", *owners),
+        expert_launch=software.expert_launch * fitted.of("expert_launch", *owners),
+    )
+
+
+def blocked(cluster: Cluster, fitted: Coefficients) -> float:
+    """How much longer a host takes to issue an operator that waits for each kernel."""
+    return fitted.of("blocked") if cluster.blocks_launches else 1.0
+
+
+def device_owners(device: Device) -> tuple[str, ...]:
+    """Whose coefficients a device takes: its own, its kin's, its architecture's."""
+    names = [device.name, device.kin] if device.kin else [device.name]
+    return (*map(_slug, names), device.architecture.lower())
+
+
+def _products(
+    rate: MatmulRate, owners: tuple[str, ...], fitted: Coefficients
+) -> MatmulRate:
+    slower = fitted.of("product", *owners)
+    half = Format.FP16.value  # 16 bits have one rate alone, whichever was measured
+    alone = {half: rate.sustained_of(Format.FP16), **rate.sustained}
+    sustained = {
+        number: share / slower / fitted.of(f"product-{number}", *owners)
+        for number, share in alone.items()
+    }
+    smaller = fitted.of("fill", *owners)
+    return replace(
+        rate,
+        sustained=sustained,
+        default=rate.default / slower,
+        fill_k=rate.fill_k * smaller,
+        edge=rate.edge * smaller,
+        wave=min(rate.wave * fitted.of("wave", *owners), 1.0),
+    )
+
+
+def _saturated(share: float) -> float:
+    """*share* of the bandwidth alone, which it approaches and never passes."""
+    return float(share / (1.0 + share**8) ** 0.125)
+
+
+def _attention(
+    kernel: str, rate: AttentionRate, owners: tuple[str, ...], fitted: Coefficients
+) -> AttentionRate:
+    if rate.writes_scores:
+        more = fitted.of("scores", kernel)
+        return replace(
+            rate,
+            forward_bytes_per_score=rate.forward_bytes_per_score * more,
+            backward_bytes_per_score=rate.backward_bytes_per_score * more,
+            forward_cast_bytes=rate.forward_cast_bytes * more,
+            backward_cast_bytes=rate.backward_cast_bytes * more,
+        )
+    names = (*(f"{kernel}/{owner}" for owner in owners), kernel)
+    slower = fitted.of("attention", *names)
+    return replace(rate, forward=rate.forward / slower, backward=rate.backward / slower)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

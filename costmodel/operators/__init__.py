@@ -1,0 +1,89 @@
+"""What an operator costs on a rank: its shard, kernels, messages, saved tensors."""
+
+from costmodel.operators.activation_compression import (
+    CAST_BITS,
+    GROUP,
+    Packed,
+    Packer,
+    packable,
+    require_packable,
+)
+from costmodel.operators.attention import attention_kernel, attention_work
+from costmodel.operators.degrees import Degrees, held_experts, load, tokens
+from costmodel.operators.explicit_sharding import explicit_prices
+from costmodel.operators.host_overhead import apart_s, host_launches
+from costmodel.operators.loop_sharding import (
+    ROWS,
+    dimension,
+    gradient_made,
+    loops_of,
+    made,
+    module_sharding,
+    own_dims,
+    splittable,
+    summands,
+    summed_loops,
+    wanted,
+    weight_of,
+)
+from costmodel.operators.operator_cost import misaligned, operator_price
+from costmodel.operators.resharding import Step, local_bytes, redistribution
+from costmodel.operators.saved_tensors import beside, internal
+from costmodel.operators.sharding import (
+    ON_TP,
+    element_bytes,
+    elements,
+    entry_bytes,
+    forward_collectives,
+    parameters,
+    product_shape,
+    tensor_bytes,
+)
+from costmodel.operators.work import OperatorPrice, Work
+
+__all__ = [
+    "CAST_BITS",
+    "GROUP",
+    "ON_TP",
+    "ROWS",
+    "Degrees",
+    "OperatorPrice",
+    "Packed",
+    "Packer",
+    "Step",
+    "Work",
+    "apart_s",
+    "attention_kernel",
+    "attention_work",
+    "beside",
+    "dimension",
+    "element_bytes",
+    "elements",
+    "entry_bytes",
+    "explicit_prices",
+    "forward_collectives",
+    "gradient_made",
+    "held_experts",
+    "host_launches",
+    "internal",
+    "load",
+    "local_bytes",
+    "loops_of",
+    "made",
+    "misaligned",
+    "module_sharding",
+    "operator_price",
+    "own_dims",
+    "packable",
+    "parameters",
+    "product_shape",
+    "redistribution",
+    "require_packable",
+    "splittable",
+    "summands",
+    "summed_loops",
+    "tensor_bytes",
+    "tokens",
+    "wanted",
+    "weight_of",
+]

@@ -1,0 +1,226 @@
+"""The attention core under a layout, and context parallelism's exchanges beside it.
+
+What context parallelism sends for the core of attention: one rule, two readers.
+
+ring         forward: keys and values to the next rank, cp − 1 times; backward: those
+             and their gradients (Liu et al., 2023)
+all-gather   keys and values gathered before each pass, their gradients
+             reduce-scattered after (Llama 3, section 3.3.2)
+ulysses      all-to-all of queries, keys and values and of the output, and of their
+             gradients (Jacobs et al., 2023); key-value heads fewer than cp are
+             repeated, so that each rank has one
+rsa          keys go round for whole rows of scores, then values; backward: both again,
+             and their gradients, made over the whole sequence, are all-reduced (ring
+             self-attention, Li et al., ACL 2023, section 3.2): 8(cp − 1)·b·s/cp·h
+             elements a layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from costmodel.machine import (
+    Machine,
+    Sourced,
+    alignment_slowdown,
+    attention_flops,
+    attention_s,
+    changes_rail,
+    near_members,
+    shares,
+)
+from costmodel.operators.degrees import Degrees, tokens
+from costmodel.operators.sample_shape import is_whole, local_shape
+from costmodel.operators.sharding import extent
+from costmodel.operators.work import Work
+from profiles.arrays import Array
+from profiles.hardware import Precision
+from profiles.models import Block, Operator
+from profiles.samples import number_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A collective over the cp axis, or a send to the next rank, so many times.
+
+    `size_bytes` is of the full tensor; of an all-to-all or a send, what a rank holds.
+    """
+
+    kind: str
+    size_bytes: Array
+    times: Array
+
+
+def messages(
+    direction: str, block: Block, degrees: Degrees, precision: Precision
+) -> tuple[Message, ...]:
+    """What a rank of cp > 1 sends in a pass, "forward" or "backward"."""
+    cp, forward = degrees.cp, direction == "forward"
+    width = extent("key_value", block, degrees) * precision.activation.bytes
+    local = tokens(degrees, split=False)
+    if degrees.cp_kind == "ring":
+        return (_message("send", local * width, (cp - 1) * (1 if forward else 2)),)
+    if degrees.cp_kind == "all-gather":
+        kinds = ("all_gather",) if forward else ("all_gather", "reduce_scatter")
+        return tuple(_message(kind, local * cp * width) for kind in kinds)
+    if degrees.cp_kind == "rsa":
+        round_twice = _message("send", local * width / 2, 2 * (cp - 1))
+        summed = _message("all_reduce", local * cp * width / 2, 2)
+        return (round_twice,) if forward else (round_twice, summed)
+    query = extent("query", block, degrees) * precision.activation.bytes
+    one_each = 2 * cp * block.head_dim * precision.activation.bytes
+    packed = local * (query + np.maximum(width, one_each))
+    return (_message("all_to_all", packed), _message("all_to_all", local * query))
+
+
+def _message(kind: str, size_bytes: Any, times: Any = 1) -> Message:
+    return Message(
+        kind=kind, size_bytes=np.asarray(size_bytes), times=np.asarray(times)
+    )
+
+
+def attention_kernel(degrees: Degrees, machine: Machine) -> str:
+    """The kernel that this framework runs on this device."""
+    wanted = machine.software.flash if degrees.flash_attention else None
+    return wanted or machine.software.unfused
+
+
+def falls_back(
+    block: Block, degrees: Degrees, precision: Precision, machine: Machine
+) -> Array:
+    """Where the fused softmax does not run, and single kernels do.
+
+    It works in 16 bits, on four rows of heads at a time (Megatron-LM, fused_softmax.py:
+    is_kernel_available asks for heads / tp · micro-batch to be a multiple of 4).
+    """
+    heads = -(-block.heads // degrees.tp) * degrees.micro_batch
+    fused = attention_kernel(degrees, machine) == "fused-softmax"
+    return np.asarray(fused & ((heads % 4 != 0) | (precision.activation.bytes > 2)))
+
+
+def attention_work(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> tuple[Work, Work]:
+    """Forward and backward of the core."""
+    heads = -(-block.heads // degrees.tp) * degrees.micro_batch
+    local = -(-degrees.seq_len // degrees.cp)
+    # Of whole rows, a window or not.
+    in_blocks = (degrees.cp > 1) & (degrees.cp_kind == "rsa")
+    window = np.where(in_blocks, degrees.seq_len, _window(block, degrees))
+    shape = {
+        "batch_heads": heads,
+        "seq_q": local,
+        "seq_kv": window,
+        "head_dim": np.asarray(block.head_dim),
+    }
+    once = {**shape, "seq_kv": np.where(in_blocks, local, window)}
+    times = np.where(in_blocks, degrees.cp, 1)
+    # A window shorter than the sequence is a band: no half of it is masked.
+    causal = block.causal & (window == degrees.seq_len)
+    number = number_of(operator, precision)
+    of_sequence, share = _whole_sequence(degrees)
+    works = []
+    for direction, scale in (("forward", 1.0), ("backward", 2.5)):
+
+        def kernel_s(kernel: str, direction: str = direction) -> Array:
+            one_s = attention_s(
+                kernel,
+                direction,
+                causal=causal,
+                device=machine.device,
+                rates=machine.rates,
+                number=number,
+                slowdown=alignment_slowdown(block.head_dim, machine.device, number),
+                **once,
+            )
+            return one_s * times
+
+        def roofline(kernel_s: Callable[[str], Array] = kernel_s) -> Array:
+            found = kernel_s(attention_kernel(degrees, machine))
+            slow = falls_back(block, degrees, precision, machine)
+            if not slow.any():
+                return found
+            return np.where(slow, kernel_s("materialised"), found)
+
+        taken = machine.operator(
+            partial(local_shape, operator, block, of_sequence),
+            direction,
+            number,
+            roofline,
+            where=is_whole(block, degrees) & ~in_blocks,
+            share=share,
+        )
+        works.append(
+            Work.of(
+                taken,
+                context_comm=_exchanged(
+                    direction, taken.seconds, block, degrees, precision, machine
+                ),
+                flops=scale * attention_flops(causal=causal, **shape),
+            )
+        )
+    return works[0], works[1]
+
+
+def _window(block: Block, degrees: Degrees) -> int:
+    """How many keys a query looks at, at most."""
+    return min(block.window or degrees.seq_len, degrees.seq_len)
+
+
+def _whole_sequence(degrees: Degrees) -> tuple[Degrees, Array]:
+    """Degrees under which a rank attends in whole sequences, and how much of that a
+    rank of cp does: all of its heads (Ulysses), or as much of the triangle as every
+    other rank (zig-zag)."""
+    one = np.ones_like(degrees.cp)
+    if degrees.cp_kind == "ulysses":
+        return replace(degrees, tp=degrees.tp * degrees.cp, cp=one), np.ones(())
+    return replace(degrees, cp=one), 1.0 / degrees.cp
+
+
+def _exchanged(
+    direction: str,
+    attention: Array,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Sourced:
+    """Exposed seconds of exchanging keys and values between cp ranks.
+
+    Each round of a ring lies behind one block of attention. A causal mask is cut so
+    that all ranks have as much of it (each a part of the sequence's head and of its
+    tail: zig-zag), or by heads. Ring self-attention waits for every block: a row of
+    scores has to be whole before its softmax, and its code stops for each transfer
+    (Colossal-AI, communication/ring.py).
+    """
+    cp, island = degrees.cp, machine.island
+    near = near_members(degrees.tp, cp, island)
+    ways: dict[str, Any] = {
+        "ranks": cp,
+        "near": near,
+        "shares": shares(island.domain // near, island),  # of each ring one leaves
+        "changes_rail": changes_rail(degrees.tp, island),
+    }
+    sent = messages(direction, block, degrees, precision)
+    if degrees.cp_kind == "ring":
+        (keys,) = sent
+        rounds = np.maximum(cp - 1, 1)
+        step = machine.shift(keys.size_bytes, keys.times // rounds, **ways)
+        return step.behind(machine.hides(attention / cp)) * (cp - 1.0)
+    total = Sourced(seconds=np.zeros(()))
+    for one in sent:
+        if one.kind == "send":
+            taken = machine.shift(one.size_bytes, np.ones(()), **ways)
+        else:
+            taken = machine.collective(one.kind, one.size_bytes, ranks=cp, near=near)
+        total = total + taken * one.times
+    return total.where(cp > 1)

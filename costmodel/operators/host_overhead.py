@@ -1,0 +1,88 @@
+"""What the host issues of one operator, in launches of an ordinary operator.
+
+How far apart a block's messages are: the compute that lies between two of them.
+
+On a CPU what carries a message takes turns with what the other rank computes next, up
+to a slice of the scheduler: a message costs the more, the longer that is
+(`profiles.measure.timing.clock`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from costmodel.machine import Machine
+from costmodel.operators.attention import falls_back, messages
+from costmodel.operators.degrees import Degrees
+from costmodel.operators.moe import grouped_launches
+from costmodel.operators.sharding import backward_collectives, forward_collectives
+from costmodel.operators.work import OperatorPrice
+from profiles.arrays import Array
+from profiles.hardware import Precision
+from profiles.models import Block, Kind, Operator
+
+
+def apart_s(
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    prices: Mapping[str, OperatorPrice],
+) -> Array:
+    """Seconds of compute for each message of tensor and context parallelism, over both
+    passes; inf where there are none. Experts exchange beside them and do not count."""
+    computed: Array = np.zeros(())
+    count: Array = np.zeros(())
+    for operator in block.operators:
+        price = prices[operator.name]
+        computed = computed + price.forward.compute_s + price.backward.compute_s
+        forward = forward_collectives(operator, block, degrees, precision)
+        backward = backward_collectives(operator, block, degrees, precision)
+        count = count + (degrees.tp > 1) * sum(1 for _ in (*forward, *backward))
+        if operator.kind is Kind.ATTENTION:
+            times = sum(
+                one.times
+                for direction in ("forward", "backward")
+                for one in messages(direction, block, degrees, precision)
+            )
+            count = count + (degrees.cp > 1) * times
+    several = np.maximum(count, 1)
+    return np.where(count > 0, computed / several, np.inf)
+
+
+# What a softmax of single kernels adds: casts, scale, mask, softmax, dropout, each way
+# [fitted by hand] vTrain's one-node runs at tp 8, micro-batch 1 against 2; not among
+# the coefficients.
+SINGLE_KERNELS: Final = 3.0
+# What a vocabulary cut over tp ranks adds where the loss runs by single kernels
+# [derived] from Megatron-LM: masking ids and rows some eight kernels, the loss some
+# twenty (vocab_parallel_cross_entropy), three all-reduces of some eight an operator.
+VOCAB_PARALLEL: Final = {Kind.EMBEDDING: 1.0, Kind.CROSS_ENTROPY: 3.0}
+
+
+def host_launches(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+    peers: Array,
+) -> tuple[Array, Array]:
+    """(forward, backward) launches where each collective of *peers* waits for their
+    last host."""
+    software = machine.software
+    waits = 1.0 + software.host_wait * np.log2(peers)
+    more: Any = 0.0
+    factor: Any = 1.0
+    if operator.kind is Kind.ATTENTION:
+        single = falls_back(block, degrees, precision, machine)
+        factor = 1.0 + SINGLE_KERNELS * single
+    if operator.kind is Kind.GROUPED_MATMUL:
+        factor = grouped_launches(block, degrees, machine)
+    if software.loss_elements is not None:
+        more = VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
+    forward = operator.launches * waits * factor + more
+    backward = operator.backward_launches * waits * factor + more
+    return forward, np.asarray(backward)

@@ -1,0 +1,307 @@
+"""Seconds of experts on the busiest rank: products of each, and the exchange of rows.
+
+    product    one grouped launch over the rank's experts, three in all      → grouped
+    dispatch   rows sorted in memory, an all-to-all over ep, and where experts are cut
+    combine    in width, an all-gather (reduce-scatter) of rows over etp,
+               or all-to-all exchanges of as much                            → exchanged
+
+(GShard, Lepikhin et al., 2020, section 3; Megatron-Core's all-to-all dispatcher.)
+
+What a layer of experts sends when the runtime carries it out, by operator and pass.
+
+top_k      the counts of who chose whom, which balance a sequence: summed over the ranks
+           that share it (cp; tp with sequence parallelism), forward
+dispatch   how many rows each expert gets (unless that is its capacity), then the rows:
+           all-to-all over ep; where experts are cut in width both to all who share
+           them, over etp; backward, their gradients
+combine    the rows, back, of those who share experts summed; backward, their gradients
+
+Rows are as many as a rank's tokens have experts, or as its experts' capacities. What a
+rank sends *back* depends on the router, without capacities: the mean is said here, and
+summed over ep it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from costmodel.machine import (
+    Machine,
+    Sourced,
+    grouped_matmul_s,
+    matmul_flops,
+    near_members,
+    traffic_s,
+)
+from costmodel.operators.degrees import (
+    Degrees,
+    held_experts,
+    load,
+    routed_rows,
+    rows_a_token,
+    sent_rows,
+)
+from costmodel.operators.sample_shape import local_shape
+from costmodel.operators.sharding import elements, product_shape
+from costmodel.operators.work import Work
+from profiles.arrays import Array
+from profiles.hardware import Precision
+from profiles.models import SORTED, Block, Kind, Operator
+from profiles.samples import SORTED_AGAIN, number_of
+
+COUNT_BYTES: Final = 8  # of an expert's rows: int64
+BALANCE_BYTES: Final = 4  # of a sequence's tokens that chose an expert: fp32
+Sent = tuple[str, str, int]  # axis, collective, bytes of what a rank holds
+
+
+def expert_messages(
+    direction: str,
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+) -> Iterator[Sent]:
+    """What one rank sends in a pass, "forward" or "backward"."""
+    forward = direction == "forward"
+    if operator.function == "top-k" and forward:
+        size = int(degrees.micro_batch) * block.extents["experts"] * BALANCE_BYTES
+        if degrees.cp > 1:
+            yield "cp", "all_reduce", size
+        if degrees.sequence_parallel:
+            yield "tp", "all_reduce", size
+    if operator.kind not in (Kind.DISPATCH, Kind.COMBINE):
+        return
+    counted = forward and operator.kind is Kind.DISPATCH and block.capacity is None
+    counts = block.extents["experts"] * COUNT_BYTES
+    width = block.extents["hidden"] * precision.activation.bytes
+    rows = int(sent_rows(block, degrees) * width)
+    if degrees.ep > 1:
+        if counted:
+            yield "ep", "all_to_all", counts
+        yield "ep", "all_to_all", rows
+    sharers = int(degrees.etp)
+    if sharers > 1:
+        if counted:
+            yield "etp", "all_gather", sharers * counts
+        yield "etp", "all_to_all", sharers * rows
+
+
+def grouped_work(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> tuple[Work, Work]:
+    """Forward and backward of the experts' products, each expert with as many rows."""
+    m, n, k = product_shape(operator, block, degrees)
+    groups = held_experts(block, degrees)
+    number = number_of(operator, precision)
+    product_s = partial(
+        grouped_matmul_s,
+        device=machine.device,
+        rates=machine.rates,
+        number=number,
+    )
+    fused = machine.software.accumulation == "fused"
+    made = precision.gradient.bytes if fused else precision.activation.bytes
+    flops = matmul_flops(m, n, k, groups)
+    local = partial(local_shape, operator, block, degrees)
+    timed = partial(machine.operator, local, number=number)
+    forward = timed("forward", roofline=lambda: product_s(groups, m, n, k))
+    to_input = timed("backward-input", roofline=lambda: product_s(groups, m, k, n))
+    if operator.frozen:
+        return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
+    to_weight = timed(
+        "backward-weight",
+        roofline=lambda: product_s(groups, k, n, m, output_bytes=made),
+    )
+    return (
+        Work.of(forward, flops=flops),
+        Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
+    )
+
+
+def grouped_launches(block: Block, degrees: Degrees, machine: Machine) -> Array:
+    """Host work of a grouped product, over an operator's: each further expert's part,
+    where a framework issues them one by one."""
+    further = held_experts(block, degrees) - 1.0
+    return np.asarray(1.0 + machine.software.expert_launch * further)
+
+
+def exchange_work(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> tuple[Work, Work]:
+    """Forward and backward of dispatch or combine: memory traffic, and what is sent.
+
+    The gradient of a dispatch is a combine, and the other way round.
+    """
+    works = []
+    for direction, gathers in (
+        ("forward", operator.kind is Kind.DISPATCH),
+        ("backward", operator.kind is Kind.COMBINE),
+    ):
+        moved = _sorted(direction, operator, block, degrees, precision, machine)
+        sent = exchanged(block, degrees, precision, machine, gathers=gathers)
+        if gathers and direction == "forward":
+            sent = sent + _counted(block, degrees, machine)
+        works.append(Work.of(moved, expert_comm=sent))
+    return works[0], works[1]
+
+
+def _sorted(
+    direction: str,
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Sourced:
+    """Seconds of sorting a rank's rows by expert, and what other ranks sent; or of
+    undoing both. Either as it was measured, else by the bytes that are moved."""
+    size = precision.activation.bytes * machine.software.expert_traffic
+    moved = elements(operator.output, block, degrees) * size
+    combines = operator.kind is Kind.COMBINE
+    if combines:  # elements are counted by tokens, of which a busy rank has more
+        moved = moved * rows_a_token(block, degrees) / block.extents["routed"]
+    passes = operator.forward_elements
+    if direction == "backward":
+        passes = operator.backward_elements
+    traffic = partial(
+        traffic_s, device=machine.device, rates=machine.rates, kernels=operator.kernels
+    )
+    measured = machine.measured
+    number = precision.activation
+    if measured is None or not measured.table(
+        operator.function, direction, number.value
+    ):
+        return Sourced(seconds=traffic(moved * passes))
+    copies = block.extents["routed"] if combines else 1
+    again = SORTED * copies
+    own = machine.operator(
+        partial(local_shape, operator, block, degrees),
+        direction,
+        number,
+        lambda: traffic(moved * (passes - again)),
+    )
+    shape = routed_rows(block, degrees), block.extents["hidden"]
+    others = machine.operator(
+        lambda: (SORTED_AGAIN[operator.function], shape),
+        direction,
+        number,
+        lambda: traffic(moved * again),
+    )
+    return own + others.where(degrees.ep * degrees.etp > 1)
+
+
+def balance_sent(block: Block, degrees: Degrees, machine: Machine) -> Sourced:
+    """Seconds of summing who chose whom over the ranks that share a sequence, where
+    that was measured."""
+    if machine.measured is None:
+        return Sourced(seconds=np.zeros(()))
+    size = np.asarray(degrees.micro_batch * block.extents["experts"] * BALANCE_BYTES)
+    one, over_tp = np.asarray(1), degrees.tp if degrees.sequence_parallel else 1
+    groups = ((degrees.cp, degrees.tp), (np.asarray(over_tp), one))
+    over_cp, within = (
+        machine.collective(
+            "all_reduce",
+            size,
+            ranks=ranks,
+            near=near_members(apart, ranks, machine.island),
+        )
+        for ranks, apart in groups
+    )
+    return over_cp + within
+
+
+def _counted(block: Block, degrees: Degrees, machine: Machine) -> Sourced:
+    """Seconds of telling each rank how many rows will come, where that was measured:
+    fitted rates of an exchange have it in them."""
+    if machine.measured is None or block.capacity is not None:
+        return Sourced(seconds=np.zeros(()))
+    size = np.asarray(block.extents["experts"] * COUNT_BYTES)
+    to_experts = machine.collective(
+        "all_to_all",
+        size,
+        ranks=degrees.ep,
+        near=near_members(degrees.etp, degrees.ep, machine.island),
+    )
+    to_sharers = machine.collective(
+        "all_gather",
+        size * degrees.etp,
+        ranks=degrees.etp,
+        near=near_members(np.asarray(1), degrees.etp, machine.island),
+    )
+    return to_experts + to_sharers
+
+
+def exchanged(
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+    *,
+    gathers: bool,
+) -> Sourced:
+    """Seconds of sending rows to their experts (*gathers*), or back to their tokens."""
+    width = block.extents["hidden"] * precision.activation.bytes
+    size = sent_rows(block, degrees) * load(block, degrees) * width
+    by = machine.software
+    kind = "all_gather" if gathers else "reduce_scatter"
+    over_width = machine.collective(
+        kind if by.gathers_rows else "all_to_all",
+        routed_rows(block, degrees) * width,
+        ranks=degrees.etp,
+        near=near_members(np.asarray(1), degrees.etp, machine.island),
+    )
+    send = _once if by.sends_once else _all_to_all
+    sent = send(size, block, degrees, machine)
+    return (sent + over_width) * by.exposed_expert
+
+
+def _all_to_all(
+    size: Array, block: Block, degrees: Degrees, machine: Machine
+) -> Sourced:
+    """Each row for itself: a token goes to a rank as often as to its experts."""
+    near = near_members(degrees.etp, degrees.ep, machine.island)
+    return machine.collective("all_to_all", size, ranks=degrees.ep, near=near)
+
+
+def _once(size: Array, block: Block, degrees: Degrees, machine: Machine) -> Sourced:
+    """Each token once to every domain that it goes to, there once to every rank.
+
+    The two ways work side by side, and the longer one counts (DeepEP, DeepSeek-V3,
+    section 3.2.2).
+    """
+    k, near = (
+        block.extents["routed"],
+        near_members(degrees.etp, degrees.ep, machine.island),
+    )
+    domains = degrees.ep // near
+    across = machine.collective(
+        "all_to_all",
+        size * distinct(domains, k) / k,
+        ranks=domains,
+        near=np.ones_like(domains),
+    )
+    inside = machine.collective(
+        "all_to_all", size * distinct(degrees.ep, k) / k, ranks=near, near=near
+    )
+    return across + inside.behind(across.seconds)
+
+
+def distinct(places: Array, chosen: Any) -> Array:
+    """How many of *places* at least one of *chosen* experts lies in, chosen evenly.
+
+    >>> float(distinct(np.array(4), np.array(2)))
+    1.75
+    """
+    return np.asarray(places * (1.0 - (1.0 - 1.0 / places) ** chosen))

@@ -1,0 +1,188 @@
+"""Bytes that an operator keeps for backward, and that it works with beside them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from costmodel.machine import Footprint, Machine
+from costmodel.operators.attention import attention_kernel
+from costmodel.operators.degrees import Degrees, tokens
+from costmodel.operators.sharding import (
+    elements,
+    extent,
+    product_shape,
+    splits_columns,
+    tensor_bytes,
+)
+from profiles.arrays import Array
+from profiles.hardware import Format, Precision
+from profiles.models import PRODUCTS, Block, Kind, Operator
+from profiles.samples import SIXTEEN_BITS, number_of
+
+_ZERO = np.zeros(())
+
+# A token and unit of width: the fp32 input and scaled output, and the 16-bit output
+# [derived]; of 6 and 10 this one agrees with Hagemann's out-of-memory outcomes.
+UNFUSED_NORM_SAVED_BYTES = 10.0
+# Bytes of a score that are alive in attention's backward beside what it keeps, 16 bits:
+# the gradients of the softmax and of its input; unfused, each in fp32 as well.
+WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
+
+
+def handed_on(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> dict[str, Array]:
+    """Tensors that others made and this operator keeps."""
+    share = _narrower(operator, precision, machine)
+    if machine.software.footprint.keeps_gathered and splits_columns(operator):
+        degrees = replace(degrees, sequence_parallel=False)
+    return {
+        item.name: tensor_bytes(item, block, degrees, precision) * share
+        for item in operator.saves
+        if not item.internal
+    }
+
+
+def gradient_bytes(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """The gradient of its output, as the gradient of its weight is made of it."""
+    whole = tensor_bytes(operator.output, block, degrees, precision)
+    return whole * _narrower(operator, precision, machine)
+
+
+def _narrower(operator: Operator, precision: Precision, machine: Machine) -> float:
+    """The share of 16 bits in which the operands of a weight's gradient are kept."""
+    if operator.kind not in PRODUCTS or not machine.software.footprint.saves_quantised:
+        return 1.0
+    number = number_of(operator, precision)
+    return min(number.bytes / precision.activation.bytes, 1.0)
+
+
+def beside(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """What is alive inside an operator beside what it keeps."""
+    habits = machine.software.footprint
+    if operator.kind is Kind.CROSS_ENTROPY:
+        logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
+        return np.asarray(logits * habits.logits_bytes(precision, degrees.tp))
+    if operator.kind is Kind.ATTENTION:
+        written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
+        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
+        working = rows * float(degrees.seq_len) * written
+        return np.asarray(working + _summed_keys(block, degrees, precision))
+    narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
+    if narrow and machine.software.quantises_again:
+        return _operands(operator, block, degrees, precision, machine)
+    return _ZERO
+
+
+def _summed_keys(block: Block, degrees: Degrees, precision: Precision) -> Array:
+    """The gradient of all keys, or of all values, that ring self-attention makes on
+    every rank and sums (Colossal-AI, parallel_sequence/_operation.py)."""
+    if degrees.cp_kind != "rsa":
+        return _ZERO
+    keys = tokens(degrees, split=False) * extent("key_value", block, degrees) / 2
+    return np.asarray(np.where(degrees.cp > 1, degrees.cp * keys, 0.0)) * (
+        precision.activation.bytes
+    )
+
+
+def _operands(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """The input's gradient, and the 8-bit operands of the largest of three products:
+    the one that is made last is scaled in 16 bits before it is cast [derived] from
+    runtime/parallel/fp8.py. A CPU multiplies them in 32 bits (PyTorch 2.13)."""
+    m, n, k = product_shape(operator, block, degrees)
+    last = 1 + SIXTEEN_BITS
+    narrow = np.maximum(
+        np.maximum(m * k, m * n) + last * n * k,  # output, and the input's gradient
+        2 * m * n + last * m * k,  # the weight's gradient: the output's is there turned
+    )
+    if machine.shares_cores:
+        narrow = narrow + Format.FP32.bytes * (m * k + n * k + m * n)
+    return np.asarray(narrow + m * k * precision.activation.bytes)
+
+
+def _copies(degrees: Degrees, habits: Footprint) -> Array:
+    """Of the local logits, how many a rank holds."""
+    return degrees.tp if habits.whole_logits else np.ones_like(degrees.tp)
+
+
+def internal(
+    operator: Operator,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> dict[str, Array]:
+    """What an operator keeps of its own making: masks, softmax, row statistics."""
+    kept = {
+        item.name: tensor_bytes(item, block, degrees, precision)
+        for item in operator.saves
+        if item.internal
+    }
+    habits = machine.software.footprint
+    if operator.kind is Kind.CROSS_ENTROPY:
+        share = _copies(degrees, habits)
+        if habits.half_softmax:
+            share = share * (precision.activation.bytes / Format.FP32.bytes)
+        kept = {name: size * share for name, size in kept.items()}
+    if habits.keeps_gate and operator.function in ("swiglu", "geglu", "reglu"):
+        kept[f"{operator.name}_gate"] = tensor_bytes(
+            operator.output, block, degrees, precision
+        )
+    if operator.vectors and not machine.software.fused_norm:
+        count = elements(operator.output, block, degrees)
+        kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
+    if operator.function == "rmsnorm" and machine.shares_cores:
+        # PyTorch has no kernel of it for CPUs: it keeps the scaled input as well, for
+        # the gradient of the weight (twice a LayerNorm's bytes, as `profile` sees).
+        kept[f"{operator.name}_scaled"] = tensor_bytes(
+            operator.output, block, degrees, precision
+        )
+    if operator.kind is Kind.COMBINE and machine.software.weighs_rows:
+        own = tokens(degrees, split=degrees.sequence_parallel)
+        width = block.extents["routed"] * block.extents["hidden"]
+        kept[f"{operator.name}_rows"] = own * width * precision.activation.bytes
+    if operator.kind is Kind.ATTENTION:
+        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
+        kernel = attention_kernel(degrees, machine)
+        if kernel.startswith("flash"):
+            kept["attention_core"] = rows * Format.FP32.bytes  # log-sum-exp
+        else:
+            score = _score_bytes(kernel, block, precision)
+            if kernel == "fused-softmax":
+                score += habits.score_bytes
+            kept["attention_core"] = rows * float(degrees.seq_len) * score
+    return kept
+
+
+def _score_bytes(kernel: str, block: Block, precision: Precision) -> float:
+    """Bytes that attention keeps of a score: its softmax, and after dropout what is
+    left of it with its mask (Korthikanti et al., 4.1); in fp32 too without fusion."""
+    kept = precision.activation.bytes
+    if kernel == "materialised" and kept < Format.FP32.bytes:
+        kept += Format.FP32.bytes
+    drops = any(item.function.startswith("dropout") for item in block.operators)
+    return kept + precision.activation.bytes + 1 if drops else kept

@@ -1,0 +1,136 @@
+"""`InferenceOptions`: what `simulate --inference` asks beside the model and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from costmodel.options.pins import Pins
+from profiles.commandline import (
+    LARGEST_SEQUENCE,
+    Function,
+    JobOptions,
+    collected,
+    given,
+    one_of,
+    option,
+    whole,
+)
+from profiles.errors import Contradiction, Unsupported
+from profiles.samples import LOCAL
+
+CACHE_FORMATS: Final = ("fp32", "fp16", "bf16", "fp8")
+QUANTIZATIONS: Final = ("int8", "int4")
+# What of the question and of the layout inference takes; the rest is training's.
+TAKEN: Final = (
+    *("model", "cluster", "gpus", "seq_len", "global_batch", "precision"),
+    *("tp", "pp", "dp", "ep", "micro_batch", "micro_batches"),
+    *("flash_attention", "imbalance"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceOptions:
+    """Each is None (or false) where the command line does not say."""
+
+    inference: bool | None = None
+    prompt_len: int | None = None
+    new_tokens: int | None = None
+    kv_cache_dtype: str | None = None
+    quantization: str | None = None
+    group_size: int | None = None
+    cuda_graphs: bool | None = None
+
+    def require_alone(self, job: JobOptions, pins: Pins, others: Iterable[str]) -> None:
+        """Raise Contradiction unless these options go with the rest of the command, and
+        Unsupported for a machine that is known by its samples alone.
+
+        *others* are given flags that are no option of the question or the layout.
+        """
+        if not self.inference:
+            mine = [_flag(name) for name in given(self)]
+            if mine:
+                raise Contradiction(
+                    f"{', '.join(mine)} {_be(mine)} about inference; add --inference"
+                )
+            return
+        if job.cluster is not None and job.cluster.lower() == LOCAL:
+            raise Unsupported(
+                f"--cluster {job.cluster} is known by samples of training alone; "
+                "inference is priced on clusters of the catalogue, or of a file"
+            )
+        said = {**given(job), **given(pins)}
+        wrong = [_flag(name) for name in said if name not in TAKEN] + list(others)
+        if wrong:
+            mine = [*(_flag(name) for name in (*TAKEN, *OWN)), "--sweep"]
+            raise Contradiction(
+                f"{', '.join(wrong)} {_be(wrong)} not of inference, which takes "
+                f"{', '.join(mine)}; leave the rest out"
+            )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _be(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+OWN: Final = tuple(InferenceOptions.__dataclass_fields__)[1:]
+_option = partial(option, "Inference")
+_OPTIONS: tuple[Callable[[Function], Function], ...] = (
+    _option(
+        "--inference",
+        is_flag=True,
+        default=None,
+        help="Estimate prefill and decoding instead of a training step; --seq-len is "
+        "the context, --micro-batch the sequences of a pass.",
+    ),
+    _option(
+        "--prompt-len",
+        type=whole(most=LARGEST_SEQUENCE),
+        metavar="N",
+        help="Tokens of each prompt.  [default: the context less the new tokens]",
+    ),
+    _option(
+        "--new-tokens",
+        type=whole(most=LARGEST_SEQUENCE),
+        metavar="N",
+        help="Tokens made of each prompt.  [default: 128, at most half the context]",
+    ),
+    _option(
+        "--kv-cache-dtype",
+        type=one_of(*CACHE_FORMATS),
+        metavar="NAME",
+        help=f"Of cached keys and values: {', '.join(CACHE_FORMATS)}.  "
+        "[default: the activations']",
+    ),
+    _option(
+        "--quantization",
+        type=one_of(*QUANTIZATIONS),
+        metavar="NAME",
+        help=f"Weights of the layers stored in {' or '.join(QUANTIZATIONS)}, "
+        "multiplied in 16 bits.",
+    ),
+    _option(
+        "--group-size",
+        type=whole(),
+        metavar="G",
+        help="Quantized weights that share a scale and a zero.  [default: 128]",
+    ),
+    _option(
+        "--cuda-graphs/--no-cuda-graphs",
+        default=None,
+        help="Decode without a host that issues each kernel.  [default: on]",
+    ),
+)
+
+
+def inference_options(function: Function) -> Function:
+    """Add inference's options to a command, which takes them as ``inference``."""
+    return collected(
+        function, into=InferenceOptions, keyword="inference", options=_OPTIONS
+    )

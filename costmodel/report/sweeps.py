@@ -1,0 +1,126 @@
+"""Sweeps: a price for each value of layout options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from itertools import product
+from typing import Any
+
+from costmodel.machine import Profile
+from costmodel.options import Pins
+from costmodel.simulation import Estimate, estimate, resolve, spelled_out
+from costmodel.support import is_local
+from profiles.commandline import JobOptions
+from profiles.errors import Contradiction, InvalidSpec, UnknownName
+from profiles.hardware import Cluster
+from profiles.models import Model
+
+MOST_POINTS = 10_000
+_JOB_AXES = ("gpus", "seq_len", "global_batch")
+_WHOLE = (
+    *_JOB_AXES,
+    *("tp", "pp", "dp", "cp", "ep", "etp", "micro_batch", "micro_batches"),
+    *("virtual_stages", "zero", "zero_group", "zero_hpz_partition_size"),
+    *("recompute_layers", "first_stage_layers", "last_stage_layers"),
+)
+_NAMES = ("schedule", "cp_kind", "recompute", "precision")
+_FLAGS = (
+    *("sequence_parallel", "flash_attention"),
+    *("zero_quantized_weights", "zero_quantized_gradients"),
+)
+AXES = tuple(name.replace("_", "-") for name in (*_WHOLE, *_NAMES, *_FLAGS))
+_OF_INFERENCE = ("kv_cache_dtype", "quantization")
+
+
+def parse_axis(text: str, known: Sequence[str] = AXES) -> tuple[str, tuple[Any, ...]]:
+    """An axis and its values as written, `tp=1,2,4`.
+
+    >>> parse_axis("micro-batch=1,2")
+    ('micro_batch', (1, 2))
+
+    Raises InvalidSpec and UnknownName.
+    """
+    axis, equals, values = text.partition("=")
+    if not equals or not values:
+        raise InvalidSpec(f"--sweep {text!r}: write AXIS=V1,V2, such as tp=1,2,4")
+    if axis.replace("_", "-") not in known:
+        raise UnknownName("sweep axis", axis, known)
+    name = axis.replace("-", "_")
+    return name, tuple(_value(name, part.strip()) for part in values.split(","))
+
+
+def _value(axis: str, text: str) -> Any:
+    if axis in (*_NAMES, *_OF_INFERENCE):
+        return text
+    written = f"--sweep {axis.replace('_', '-')}={text!r}"
+    if axis in _FLAGS:
+        if text not in ("on", "off"):
+            raise InvalidSpec(f"{written}: write on or off")
+        return text == "on"
+    least = 0 if axis in ("zero", "recompute_layers") else 1
+    if not text.isdecimal() or not least <= int(text) <= 10**7:
+        raise InvalidSpec(f"{written}: write whole numbers between {least} and 10^7")
+    return int(text)
+
+
+def points(
+    axes: Sequence[str], known: Sequence[str] = AXES
+) -> Iterator[dict[str, Any]]:
+    """Each combination of the values of *axes*, which are among those *known*.
+
+    Raises InvalidSpec for more than 10,000 of them, and what `parse_axis` does.
+    """
+    named = dict(parse_axis(text, known) for text in axes)
+    if len(named) < len(axes):
+        raise Contradiction("--sweep names one axis twice; list its values together")
+    count = 1
+    for values in named.values():
+        count *= len(values)
+    if count > MOST_POINTS:
+        raise InvalidSpec(f"--sweep has {count} combinations, most {MOST_POINTS}")
+    for values in product(*named.values()):
+        yield dict(zip(named, values, strict=True))
+
+
+def sweep(
+    model: Model,
+    cluster: Cluster,
+    job: JobOptions,
+    pins: Pins,
+    axes: Sequence[str],
+    profile: Profile | None = None,
+) -> Iterator[tuple[dict[str, Any], Estimate | str]]:
+    """Each combination of the axes' values, with its estimate or why it is illegal.
+
+    Raises InvalidSpec for more than 10,000 combinations.
+    """
+    pin_names = {item.name for item in fields(Pins)}
+    for point in points(axes):
+        asked = replace(job, **{k: v for k, v in point.items() if k not in pin_names})
+        fixed = replace(pins, **{k: v for k, v in point.items() if k in pin_names})
+        try:
+            yield point, _priced(model, cluster, asked, fixed, profile)
+        except Contradiction as error:
+            yield point, str(error)
+
+
+def _priced(
+    model: Model,
+    cluster: Cluster,
+    job: JobOptions,
+    pins: Pins,
+    profile: Profile | None,
+) -> Estimate:
+    question = resolve(model, cluster, job, pins, profile)
+    layout = spelled_out(
+        question.choice, question.job, question.machine, executable=is_local(cluster)
+    )
+    return estimate(
+        question.job,
+        cluster,
+        layout,
+        on=question.machine,
+        assumed=question.assumed,
+        warnings=question.warnings,
+    )

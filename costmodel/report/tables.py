@@ -1,0 +1,437 @@
+"""Estimates as tables for a terminal.
+
+`nn.DataParallel` beside `DistributedDataParallel`, in a few lines of a terminal.
+
+A whole training run in a few lines of a terminal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from costmodel.layout import (
+    CORE,
+    EVERYTHING,
+    Action,
+    Layout,
+    Offload,
+    Retention,
+    operator_of,
+    split_layers,
+)
+from costmodel.report.data_parallel_baseline import ComparedProcesses
+from costmodel.simulation import Estimate
+from costmodel.stages import KINDS, Away, Memory
+from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+
+_SHORT = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optim",
+    "activations": "activ",
+    "transient": "trans",
+    "communication": "comm",
+    "reserve": "reserve",
+    "context": "context",
+}
+_WORDS = {
+    "tensor_comm": "tensor parallel",
+    "context_comm": "context parallel",
+    "expert_comm": "expert parallel",
+    "pipeline_comm": "pipeline sends",
+    "data_comm": "data parallel",
+}
+WORTH_TELLING = 0.01  # of a peak
+
+
+def layout_words(layout: Layout) -> str:
+    """A layout in one line, as people say it.
+
+    Dimensions of size one are left out; the micro-batch and schedule always stand.
+    """
+    summary = layout.summary
+    degrees = [
+        f"{name} {summary[name] if summary[name] is not None else 'mixed'}"
+        for name in ("tp", "pp", "dp", "cp", "ep")
+        if summary[name] != 1
+    ]
+    widths = {stage.mesh.etp for stage in layout.stages}
+    if widths != {1}:
+        degrees.append(f"etp {widths.pop() if len(widths) == 1 else 'mixed'}")
+    plan = layout.stages[len(layout.stages) // 2].plans[-1]
+    parts = [" · ".join(degrees) or "one device"]
+    if layout.pp > 1:
+        virtual = f" × {layout.virtual_stages}" if layout.virtual_stages > 1 else ""
+        parts.append(f"{layout.schedule}{virtual}")
+    if (cut := cut_words([stage.body for stage in layout.stages])) is not None:
+        parts.append(cut)
+    if summary["micro_batch"] is None or summary["tp"] is None:
+        parts.append(f"{layout.micro_batches} micro-batches")
+        parts.append(", ".join(_stages(layout)))
+    else:
+        parts.append(f"micro-batch {summary['micro_batch']} × {layout.micro_batches}")
+    if summary["dp"] != 1 or summary["cp"] != 1:
+        whole = summary["zero_group"] in (summary["dp"], None) or plan.zero == 0
+        over = "" if whole else f" over {summary['zero_ranks']} ranks"
+        parts.append(f"ZeRO-{summary['zero']}{over}")
+    if layout.zero_plus.anything:
+        parts.append(str(layout.zero_plus))
+    if plan.sharding == "megatron-sp":
+        parts.append("sequence parallel")
+    if any(plan.modules for stage in layout.stages for plan in stage.plans):
+        parts.append("operators by shardings of their own")
+    parts += _again(layout)
+    away = _away(layout)
+    if away.anything:
+        parts.append(f"offload {away} to {away.tier}")
+    return ", ".join(parts)
+
+
+def cut_words(counts: Sequence[int]) -> str | None:
+    """The layers of each stage, where they are not as even as can be.
+
+    >>> cut_words([8, 9, 9, 6]), cut_words([3, 3, 3, 2])
+    ('layers 8, 2 × 9, 6', None)
+    """
+    if tuple(counts) == split_layers(sum(counts), len(counts)):
+        return None
+    runs = [(count, len(list(alike))) for count, alike in groupby(counts)]
+    each = (f"{often} × {count}" if often > 1 else f"{count}" for count, often in runs)
+    return f"layers {', '.join(each)}"
+
+
+def _stages(layout: Layout) -> Iterator[str]:
+    """Stages that differ in mesh, one by one: `12 layers on tp 2 · dp 4`."""
+    for stage in layout.stages:
+        sizes = {"tp": stage.mesh.tp, "cp": stage.mesh.cp, "dp": stage.mesh.dp}
+        degrees = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+        many = f"{stage.body} layer{'' if stage.body == 1 else 's'}"
+        yield f"{many} on {' · '.join(degrees) or 'one device'}"
+
+
+def _again(layout: Layout) -> Iterator[str]:
+    """What numbered layers make again: in all of them, in some, or by layer."""
+    plans = [
+        plan
+        for stage in layout.stages
+        for name, plan in zip(stage.layers, stage.plans, strict=True)
+        if name.isdigit()
+    ]
+    made = Counter(_made(plan.retention) for plan in plans)
+    kept = made.pop((), 0)
+    if len(made) == 1:
+        names, count = made.popitem()
+        some = f" in {count} of {len(plans)} layers" if kept else ""
+        yield f"recompute {_preset(names)}{some}"
+    elif made and all((EVERYTHING, 1.0) in names for names in made):
+        yield "recompute full, in segments"
+    elif made:
+        yield "recompute layer by layer"
+
+
+def _made(retention: Retention) -> tuple[tuple[str, float], ...]:
+    """What is made again, each with its share."""
+    return tuple((name, retention.share(name)) for name in sorted(retention.recomputed))
+
+
+def _preset(made: tuple[tuple[str, float], ...]) -> str:
+    """The preset that makes so much again, or the operators that do."""
+    if (EVERYTHING, 1.0) in made:
+        return "full"
+    if made == ((CORE, 1.0),):
+        return "selective"
+    return ", ".join(
+        operator_of(name) + ("" if share == 1 else f"={share:g}")
+        for name, share in made
+    )
+
+
+def _away(layout: Layout) -> Offload:
+    """What is offloaded, with the largest share of any layer's activations."""
+    treated = [one for p in layout.plans for one in p.retention.tensors.values()]
+    shares = [one.ratio for one in treated if one.action is Action.OFFLOAD]
+    return replace(layout.away, activations=max(shares, default=0.0))
+
+
+def headline(estimate: Estimate) -> list[tuple[str, str]]:
+    """The figures that answer "how fast, and does it fit?", and whence they come."""
+    low, high = map(format_seconds, estimate.interval["step_time_s"])
+    peak = f"{estimate.peak_flops_per_s / TFLOPS:,.4g} TFLOP/s"
+    number = estimate.layout.precision.matmul.value
+    step = format_seconds(estimate.step_time_s)
+    tokens, batch = estimate.tokens_per_s_per_gpu, estimate.job.global_batch
+    chance = estimate.interval["probability_fits"]
+    capacity = format_bytes(estimate.capacity_bytes)
+    here = all(
+        float(one.needed) <= most
+        for one, most in zip(estimate.memory, estimate.capacities_bytes, strict=True)
+    )
+    verdict = "fits in" if here else "DOES NOT FIT in"
+    sequences = batch / estimate.step_time_s
+    used = _used(estimate)
+    utilisation = f"MFU {estimate.mfu:.1%}   HFU {estimate.hfu:.1%}"
+    sources = estimate.price_sources
+    return [
+        ("step time", f"{step}   (80 % interval {low} – {high})"),
+        (
+            "throughput",
+            f"{tokens:,.0f} tokens/s per GPU   {sequences:,.1f} sequences/s",
+        ),
+        ("utilisation", f"{utilisation} of {peak} {number} ({estimate.counted.brief})"),
+        ("peak memory", f"{used}, {verdict} {capacity} (probability {chance:.0%})"),
+        *([] if estimate.away is None else [("offloaded", _away_words(estimate.away))]),
+        *([] if sources is None else [("price", str(sources))]),
+    ]
+
+
+def _used(estimate: Estimate) -> str:
+    """What the device shows; and what of it has to be there, where that is less."""
+    shown, needed = estimate.peak_memory_bytes, estimate.peak_needed_bytes
+    if needed >= shown * (1 - WORTH_TELLING):
+        return format_bytes(shown)
+    return f"{format_bytes(shown)}, of which it needs {format_bytes(needed)}"
+
+
+def _away_words(away: Away) -> str:
+    """What is on the hosts of a node, or on its drives."""
+    if away.capacity_bytes is None:
+        return f"{away.words}, of unknown size"
+    verdict = "fits in" if away.fits else "DOES NOT FIT in"
+    return f"{away.words}, {verdict} {format_bytes(away.capacity_bytes)}"
+
+
+def pairs_table(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Names on the left, values on the right, no lines."""
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, value)
+    return table
+
+
+def breakdown_words(breakdown_s: Mapping[str, float]) -> str:
+    """Where the step goes, largest share first; parts under 0.05 % are left out."""
+    total = sum(breakdown_s.values())
+    shares = sorted(breakdown_s.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{_WORDS.get(name, name)} {seconds / total:.1%}"
+        for name, seconds in shares
+        if seconds / total >= 0.0005
+    )
+
+
+def memory_table(memory: Sequence[Memory], most_rows: int = 8) -> Table:
+    """Bytes by kind, one row for each run of equal pipeline ranks."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    most = max(float(entry.total) for entry in memory)
+    unit, scale = ("GiB", GiB) if most >= GiB else ("MiB", MiB)
+    table.add_column(f"{unit}  stage")
+    for name in KINDS:
+        table.add_column(_SHORT[name], justify="right")
+    table.add_column("total", justify="right", style="bold")
+    groups = _groups(memory)
+    shown = groups if len(groups) <= most_rows else _ends_and_fullest(groups, most_rows)
+    before = -1
+    for index, (first, last, entry) in shown:
+        if index != before + 1:
+            table.add_row("…")
+        before = index
+        ranks = f"{first}" if first == last else f"{first}–{last}"
+        values = [float(getattr(entry, name)) for name in KINDS]
+        cells = [f"{value / scale:.1f}" for value in (*values, sum(values))]
+        table.add_row(ranks, *cells)
+    return table
+
+
+_Row = tuple[int, tuple[int, int, Memory]]
+
+
+def _groups(memory: Sequence[Memory]) -> Any:
+    """(first rank, last rank, memory) of equal neighbours, numbered."""
+    groups: list[tuple[int, int, Memory]] = []
+    for rank, entry in enumerate(memory):
+        same = groups and groups[-1][2].document() == entry.document()
+        if same:
+            groups[-1] = (groups[-1][0], rank, entry)
+        else:
+            groups.append((rank, rank, entry))
+    return list(enumerate(groups))
+
+
+def _ends_and_fullest(groups: list[_Row], most: int) -> list[_Row]:
+    fullest = sorted(groups, key=lambda row: -float(row[1][2].total))[: most - 2]
+    kept = {0, len(groups) - 1, *(index for index, _ in fullest)}
+    return [row for row in groups if row[0] in kept]
+
+
+def estimate_view(estimate: Estimate) -> Group:
+    """Everything `simulate` shows of one layout."""
+    from rich.console import Group
+    from rich.text import Text
+
+    job = estimate.job
+    title = Text(
+        f"{job.model} on {estimate.layout.gpus} × {estimate.device}: "
+        f"{job.global_batch} sequences of {job.seq_len:,} tokens, "
+        f"{format_count(job.tokens)} tokens a step",
+        style="bold",
+    )
+    rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]
+    rows.append(("step goes to", breakdown_words(estimate.breakdown_s)))
+    if estimate.assumed:
+        rows.append(("assumed", assumed_words(estimate.assumed)))
+    return Group(title, pairs_table(rows), Text(), memory_table(estimate.memory))
+
+
+def assumed_words(assumed: Mapping[str, Any]) -> str:
+    """Every default that was used, as options would say it.
+
+    >>> assumed_words({"zero": 1, "sequence_parallel": True})
+    'zero 1, sequence-parallel on'
+    """
+    words = {True: "on", False: "off"}
+    return ", ".join(
+        f"{name.replace('_', '-')} {words[value] if isinstance(value, bool) else value}"
+        for name, value in assumed.items()
+    )
+
+
+def point_words(point: Mapping[str, Any]) -> str:
+    """A combination of a sweep, as it is written.
+
+    >>> point_words({"tp": 2, "micro_batch": 5})
+    'tp=2 micro-batch=5'
+    """
+    return " ".join(
+        f"{name.replace('_', '-')}={value}" for name, value in point.items()
+    )
+
+
+def sweep_table(rows: Sequence[tuple[Mapping[str, Any], Estimate | str]]) -> Table:
+    """One line a combination: step time, MFU, memory, or why it is illegal."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in rows[0][0]:
+        table.add_column(name.replace("_", "-"), justify="right")
+    for name in ("step time", "tokens/s/GPU", "MFU", "peak memory", "fits"):
+        table.add_column(name, justify="right")
+    table.add_column("", overflow="fold")
+    for point, found in rows:
+        cells = [str(value) for value in point.values()]
+        if isinstance(found, str):
+            table.add_row(*cells, *[""] * 5, found)
+            continue
+        table.add_row(
+            *cells,
+            format_seconds(found.step_time_s),
+            f"{found.tokens_per_s_per_gpu:,.0f}",
+            f"{found.mfu:.1%}",
+            format_bytes(found.peak_memory_bytes),
+            "yes" if found.fits else "no",
+        )
+    return table
+
+
+def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:
+    """How much slower one process is, where its step goes, and whose memory fills."""
+    single, distributed = compared.single, compared.distributed
+    first, others, each = (
+        format_bytes(float(one.total))
+        for one in (single.first, single.others, distributed.memory[0])
+    )
+    verdict = "" if compared.fits else ", which DOES NOT FIT"
+    slower = (
+        f"{format_seconds(single.step_time_s)} a step, {compared.slowdown:.2f} times "
+        f"the {format_seconds(distributed.step_time_s)} of DistributedDataParallel"
+    )
+    filled = (
+        f"GPU 0 {first}{verdict}, the others {others}; DistributedDataParallel's {each}"
+    )
+    return (
+        ("nn.DataParallel", slower),
+        ("its step goes to", breakdown_words(single.breakdown_s)),
+        ("its peak memory", filled),
+    )
+
+
+def training_rows(training: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What `costmodel.report.training_run.training` found, as names and what they
+    say."""
+    rows = [
+        ("training", _took(training)),
+        ("compute", _compute_words(training["compute"])),
+    ]
+    if training["rampup"] is not None:
+        rows.append(("batch ramp", _rampup_words(training["rampup"])))
+    return tuple(rows)
+
+
+def _took(training: Mapping[str, Any]) -> str:
+    """Days, device-hours, dollars and energy in one line."""
+    units = {
+        "days": "days",
+        "device_hours": "device-hours",
+        "dollars": "dollars",
+        "energy_kwh": "kWh at the devices' rated power",
+    }
+    steps = f"{_in_full(training['steps'])} steps"
+    taken = (
+        f"{_in_full(training[name])} {unit}"
+        for name, unit in units.items()
+        if training[name] is not None
+    )
+    return f"{format_count(training['tokens'])} tokens: {', '.join((steps, *taken))}"
+
+
+def _compute_words(compute: Mapping[str, Any]) -> str:
+    """Total FLOPs by both conventions."""
+    return "; ".join(
+        f"{one['flops']:.3g} FLOPs = {_rounded(one['pf_days'])} PF-days "
+        f"({one['convention']})"
+        for one in (compute["by_parameters"], compute["by_operators"])
+    )
+
+
+def _in_full(number: float) -> str:
+    """A number without its fraction, three digits of a small one.
+
+    >>> _in_full(4245777.3), _in_full(33.71), _in_full(0.00184)
+    ('4,245,777', '33.7', '0.00184')
+    """
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _rounded(number: float) -> str:
+    """Three digits of a number, large ones in full.
+
+    >>> _rounded(3637.5), _rounded(2.604)
+    ('3,640', '2.6')
+    """
+    digits = float(f"{number:.3g}")
+    return f"{digits:,.0f}" if digits >= 100 else f"{digits:g}"
+
+
+def _rampup_words(rampup: Mapping[str, Any]) -> str:
+    """What rises, and what that costs."""
+    first, last = rampup["batches"][0], rampup["batches"][-1]
+    return (
+        f"{rampup['start']:,} sequences a step, by {rampup['increment']:,} more, over "
+        f"{format_count(rampup['samples'])} sequences: "
+        f"{format_seconds(first['step_time_s'])} a step at first, "
+        f"{format_seconds(last['step_time_s'])} at last; the run is "
+        f"{rampup['added']:.1%} longer than with one batch"
+    )

@@ -1,0 +1,40 @@
+"""Pipeline schedules as streams of actions, and proofs of them."""
+
+from costmodel.schedule.action import Action, Kind, Stream
+from costmodel.schedule.communication import RECEIVED, apart, crosses, with_transfers
+from costmodel.schedule.encoding import COMPUTE, IntArray
+from costmodel.schedule.in_flight import peak_in_flight
+from costmodel.schedule.program import Program, only_whole, program_of, unit_times
+from costmodel.schedule.schedules import (
+    SCHEDULES,
+    copies_held,
+    holders,
+    least_chunks,
+    require_schedule,
+    schedule_called,
+    streams,
+)
+
+__all__ = [
+    "COMPUTE",
+    "RECEIVED",
+    "SCHEDULES",
+    "Action",
+    "IntArray",
+    "Kind",
+    "Program",
+    "Stream",
+    "apart",
+    "copies_held",
+    "crosses",
+    "holders",
+    "least_chunks",
+    "only_whole",
+    "peak_in_flight",
+    "program_of",
+    "require_schedule",
+    "schedule_called",
+    "streams",
+    "unit_times",
+    "with_transfers",
+]

@@ -1,0 +1,233 @@
+"""A pipeline's streams as integers, in an order in which one pass prices them.
+
+Depends only on (schedule, pp, virtual_stages, micro_batches), and is cached. A *row*
+numbers (kind, slot): row = kind · slots + slot, an index into tables of costs, and -1
+for none (some ranks of a schedule may do less). A *place* numbers an action by rank and
+position in its stream.
+
+`Kept`: what was made before, by key, as long as it does not weigh too much.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+
+from costmodel.schedule.action import Action, Kind
+from costmodel.schedule.encoding import COMPUTE, NOTHING, IntArray, Shape
+from costmodel.schedule.schedules import codes, shape_of
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(kw_only=True)
+class Kept(Generic[K, V]):
+    """Things by key; the least recently used go once all weigh more than *most*.
+
+    >>> kept = Kept(weight=len, most=5)
+    >>> [kept.get(text, str.upper) for text in ("abc", "de", "f")]
+    ['ABC', 'DE', 'F']
+    >>> len(kept)
+    2
+    """
+
+    weight: Callable[[V], int]
+    most: int
+    _things: OrderedDict[K, V] = field(default_factory=OrderedDict)
+    _weighs: int = 0
+
+    def __len__(self) -> int:
+        return len(self._things)
+
+    def get(self, key: K, make: Callable[[K], V]) -> V:
+        """The thing of *key*, made by *make* if it is not there."""
+        if key in self._things:
+            self._things.move_to_end(key)
+            return self._things[key]
+        made = self._things[key] = make(key)
+        self._weighs += self.weight(made)
+        while self._weighs > self.most and len(self._things) > 1:
+            _, gone = self._things.popitem(last=False)
+            self._weighs -= self.weight(gone)
+        return made
+
+
+_GRADIENTS: Final = [COMPUTE.index(kind) for kind in (Kind.B, Kind.I, Kind.OVERLAP_F_B)]
+MOST_KEPT: Final = 2_000_000  # actions of all programs together, some 100 bytes each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """Passes of all ranks; arrays [pp, actions] in stream order.
+
+    What follows `order` runs in it, an order that respects streams and transfers: for
+    each action its rank, the link it sends on (`no_link` if it does not), and the
+    number of the action it awaits a transfer from, counted from 1 (0 if it awaits
+    none), as lists to loop over and as arrays.
+    """
+
+    schedule: str
+    shape: Shape
+    codes: IntArray
+    rows: IntArray
+    source_rows: IntArray  # of the sender that an action awaits; -1 if none
+    order: IntArray  # places
+    ordered_rows: IntArray
+    awaited_rows: IntArray  # of the sender that each awaits; -1 if none
+    awaited: IntArray
+    ranks: list[int]
+    awaits: list[int]
+    links: IntArray
+    no_link: int
+    first_forward: IntArray  # places, by slot
+    last_backward: IntArray
+    finishing: IntArray  # [pp, slots of a rank]: as the last B or W of each ends
+
+    def action(self, rank: int, position: int) -> Action:
+        """The action at *position* of a rank's stream, spelled out."""
+        return self.shape.action(int(self.codes[rank, position]))
+
+
+def program_of(
+    schedule: str, pp: int, virtual_stages: int, micro_batches: int
+) -> Program:
+    """A schedule, compiled once. Raises as `schedule.require_schedule`."""
+    key = (schedule, pp, virtual_stages, micro_batches)
+    return _PROGRAMS.get(key, lambda sizes: compiled(*sizes))
+
+
+def compiled(
+    schedule: str, pp: int, virtual_stages: int, micro_batches: int
+) -> Program:
+    """The streams of a schedule as integers."""
+    shape = shape_of(schedule, pp, virtual_stages, micro_batches)
+    coded = codes(schedule, shape)
+    rows, micro_batch = np.divmod(coded, micro_batches)
+    sources = _sources(rows, micro_batch, shape)
+    flat = sources.ravel()
+    order = _order(rows, sources, shape)
+    number = np.zeros(coded.size + 1, dtype=np.int64)  # its last answers source -1
+    number[order] = np.arange(1, coded.size + 1)
+    ordered_rows = rows.ravel()[order]
+    rank = np.repeat(np.arange(pp), coded.shape[1])
+    links = np.full(coded.size, pp * pp)
+    awaiting = np.flatnonzero(flat >= 0)
+    links[flat[awaiting]] = rank[flat[awaiting]] * pp + rank[awaiting]
+    awaited = number[flat[order]]
+    source_rows = np.where(sources >= 0, rows.ravel()[sources], -1)
+    first, last, finishing = _ends(coded, shape)
+    return Program(
+        schedule=schedule,
+        shape=shape,
+        codes=coded,
+        rows=rows,
+        source_rows=source_rows,
+        order=order,
+        ordered_rows=ordered_rows,
+        awaited_rows=source_rows.ravel()[order],
+        awaited=awaited,
+        ranks=rank[order].tolist(),
+        awaits=awaited.tolist(),
+        links=links[order],
+        no_link=pp * pp,
+        first_forward=first,
+        last_backward=last,
+        finishing=finishing,
+    )
+
+
+_PROGRAMS: Final = Kept[tuple[str, int, int, int], Program](
+    weight=lambda program: program.rows.size, most=MOST_KEPT
+)
+
+
+def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
+    """The place of the action on another rank that each action awaits; -1 if none."""
+    kind, stage = np.divmod(rows, shape.slots)
+    places = np.arange(rows.size).reshape(rows.shape)
+    forward = kind == COMPUTE.index(Kind.F)
+    gradient = np.isin(kind, _GRADIENTS)
+    before = np.full((shape.slots + 1, shape.micro_batches), -1)
+    before[stage[forward] + 1, micro_batch[forward]] = places[forward]
+    behind = np.full((shape.slots + 1, shape.micro_batches), -1)
+    behind[stage[gradient], micro_batch[gradient]] = places[gradient]
+    awaited = np.where(
+        forward, before[stage, micro_batch], behind[stage + 1, micro_batch]
+    )
+    actions = rows.shape[1]
+    elsewhere = (awaited >= 0) & (awaited // actions != places // actions)
+    return np.where(elsewhere & (forward | gradient), awaited, -1)
+
+
+def _order(rows: IntArray, sources: IntArray, shape: Shape) -> IntArray:
+    """An order that respects streams and transfers."""
+    if not only_whole(rows, shape):
+        return _swept(sources.ravel(), len(rows))
+    times, flat = unit_times(rows), sources.ravel()
+    awaiting = np.flatnonzero(flat >= 0)
+    if np.all(times[flat[awaiting]] < times[awaiting]):
+        return np.argsort(times, kind="stable")
+    return _swept(flat, len(rows))
+
+
+def only_whole(rows: IntArray, shape: Shape) -> bool:
+    """Whether all that ranks do is F and B, each as often as the others."""
+    return bool(rows.min() >= 0 and rows.max() < 2 * shape.slots)
+
+
+def unit_times(rows: IntArray) -> IntArray:
+    """When actions would start if each took 1, as 1F1B fills, alternates and drains.
+
+    Rising along each stream, whatever the schedule.
+    """
+    pp, actions = rows.shape
+    position = np.arange(actions)
+    stages = int(rows.max()) // 2 + 1
+    forward = rows < stages
+    rank = np.arange(pp)[:, None]
+    fill = (~forward).argmax(axis=1)[:, None] - 1
+    drain = actions + 1 - forward[:, ::-1].argmax(axis=1)[:, None]
+    late = np.where(position < drain, pp - 1, 2 * (pp - 1) - rank)
+    return np.asarray(position + np.where(position < fill, rank, late)).ravel()
+
+
+def _swept(sources: IntArray, pp: int) -> IntArray:
+    """Sweep the ranks down and up, each going as far as what it awaits is done."""
+    awaited = sources.tolist()
+    total = len(awaited)
+    done = bytearray(total + 1)
+    done[-1] = True  # what source -1 finds
+    ends = range(total // pp, total + 1, total // pp)
+    at = [end - total // pp for end in ends]
+    sweep = [*range(pp), *range(pp - 2, 0, -1)]
+    order: list[int] = []
+    while len(order) < total:
+        progress = len(order)
+        for rank in sweep:
+            place, end = at[rank], ends[rank]
+            while place < end and done[awaited[place]]:
+                done[place] = True
+                order.append(place)
+                place += 1
+            at[rank] = place
+        assert len(order) > progress, "a schedule's streams wait for each other"
+    return np.array(order)
+
+
+def _ends(coded: IntArray, shape: Shape) -> tuple[IntArray, IntArray, IntArray]:
+    """First forwards, last backwards, and each rank's slots in order of the latter."""
+    size = (len(COMPUTE), shape.slots, shape.micro_batches)
+    flat = coded.ravel()
+    there = np.flatnonzero(flat != NOTHING)
+    place = np.full(size, -1)
+    place.ravel()[flat[there]] = there
+    forwards, *backwards = place
+    first = np.where(forwards >= 0, forwards, flat.size).min(axis=1)
+    last = np.max(backwards, axis=(0, 2))
+    finishing = np.argsort(last).reshape(shape.pp, shape.slots // shape.pp)
+    return first, last, finishing

@@ -1,0 +1,280 @@
+"""Pipeline schedules: which rank runs which forward and backward, in which order.
+
+Each schedule is one generator of one rank's stream; the streams depend only on
+(schedule, pp, virtual_stages, micro_batches). `shape` codes their actions as integers;
+`streams` spells them out.
+
+    gpipe           all forwards, then all backwards (Huang et al., NeurIPS 2019)
+    1f1b            fill, alternate, drain (PipeDream-Flush, Narayanan et al., 2021)
+    interleaved     1f1b over several chunks a rank, pp micro-batches at a time
+                    (Narayanan et al., SC 2021, section 2.2; Megatron-LM's order)
+    zb-h1           `zero_bubble`
+    zb-interleaved
+    zb-v            `v_schedules`
+    dualpipe-v
+    chimera         `chimera`
+
+With one rank every schedule is gradient accumulation: F0 B0 F1 B1 …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from costmodel.schedule.action import Action, Kind, Stream
+from costmodel.schedule.chimera import chimera
+from costmodel.schedule.encoding import NOTHING, IntArray, Shape
+from costmodel.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
+from profiles.errors import InvalidSpec, UnknownName
+
+
+def gpipe(rank: int, shape: Shape) -> IntArray:
+    """Fill with everything, then drain: `0F0 0F1 0F2 0B0 0B1 0B2`."""
+    micro_batch = np.arange(shape.micro_batches)
+    forwards = shape.code(Kind.F, rank, micro_batch)
+    backwards = shape.code(Kind.B, rank, micro_batch)
+    return _fill_alternate_drain(forwards, backwards, ahead=shape.micro_batches)
+
+
+def one_f_one_b(rank: int, shape: Shape) -> IntArray:
+    """As far ahead as there are stages behind: `0F0 0F1 0B0 0F2 0B1 0B2` (0 of 2)."""
+    micro_batch = np.arange(shape.micro_batches)
+    forwards = shape.code(Kind.F, rank, micro_batch)
+    backwards = shape.code(Kind.B, rank, micro_batch)
+    return _fill_alternate_drain(forwards, backwards, ahead=shape.pp - 1 - rank)
+
+
+def interleaved(rank: int, shape: Shape) -> IntArray:
+    """Rounds of pp micro-batches through one chunk after another.
+
+    Rank 0 of 2 with 2 chunks, 2 micro-batches:
+    `0F0 0F1 2F0 2F1 2B0 2B1 0B0 0B1`.
+    """
+    passes = np.arange(shape.virtual_stages * shape.micro_batches)
+    turn, place = np.divmod(passes, shape.pp)
+    round_, chunk = np.divmod(turn, shape.virtual_stages)
+    micro_batch = round_ * shape.pp + place
+    last = shape.virtual_stages - 1
+    forwards = shape.code(Kind.F, chunk * shape.pp + rank, micro_batch)
+    backwards = shape.code(Kind.B, (last - chunk) * shape.pp + rank, micro_batch)
+    ahead = last * shape.pp + 2 * (shape.pp - 1 - rank)
+    return _fill_alternate_drain(forwards, backwards, ahead=ahead)
+
+
+def accumulation(rank: int, shape: Shape) -> IntArray:
+    """Without a pipeline: `0F0 0B0 0F1 0B1`."""
+    return one_f_one_b(rank, shape)
+
+
+def _fill_alternate_drain(
+    forwards: IntArray, backwards: IntArray, *, ahead: int
+) -> IntArray:
+    """*ahead* forwards, then a forward and a backward in turn, then the rest."""
+    fill = min(ahead, len(forwards))
+    alternate = 2 * len(forwards) - fill
+    stream = np.empty(2 * len(forwards), dtype=np.int64)
+    stream[:fill] = forwards[:fill]
+    stream[fill:alternate:2] = forwards[fill:]
+    stream[fill + 1 : alternate : 2] = backwards[: len(backwards) - fill]
+    stream[alternate:] = backwards[len(backwards) - fill :]
+    return stream
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How a schedule orders its passes, and where it lays the stages.
+
+    `chunks` are the virtual stages that a rank may hold: 1, 2, or any from 2 on
+    (None). `in_v`: the second chunk goes back up the ranks. `copies` of the model go
+    through the ranks, the second one from their end. `splits` B into I and W.
+    """
+
+    order: Callable[[int, Shape], IntArray]
+    chunks: int | None = 1
+    in_v: bool = False
+    copies: int = 1
+    splits: bool = False
+
+
+SCHEDULES: Final = {
+    "gpipe": Schedule(order=gpipe),
+    "1f1b": Schedule(order=one_f_one_b),
+    "interleaved": Schedule(order=interleaved, chunks=None),
+    "zb-h1": Schedule(order=zero_bubble, splits=True),
+    "zb-interleaved": Schedule(order=zero_bubble, chunks=None, splits=True),
+    "zb-v": Schedule(order=zb_v, chunks=2, in_v=True, splits=True),
+    "dualpipe-v": Schedule(order=dualpipe_v, chunks=2, in_v=True, splits=True),
+    "chimera": Schedule(order=chimera, copies=2),
+}
+
+
+def schedule_called(name: str) -> Schedule:
+    """What is known of the schedule *name*; raises UnknownName."""
+    if name not in SCHEDULES:
+        raise UnknownName("schedule", name, SCHEDULES)
+    return SCHEDULES[name]
+
+
+def least_chunks(name: str) -> int:
+    """The fewest virtual stages of a rank; raises UnknownName.
+
+    >>> [least_chunks(name) for name in ("1f1b", "interleaved", "zb-v")]
+    [1, 2, 2]
+    """
+    return schedule_called(name).chunks or 2
+
+
+def require_schedule(
+    schedule: str, pp: int, virtual_stages: int, micro_batches: int
+) -> None:
+    """Raise if *schedule* cannot run with these numbers.
+
+    Raises UnknownName or InvalidSpec.
+    """
+    _require_stages(schedule, pp, virtual_stages)
+    if micro_batches < 1:
+        raise InvalidSpec(f"micro_batches={micro_batches}; a step needs at least one")
+    in_turns = schedule_called(schedule).chunks is None
+    if (in_turns and micro_batches % pp) or (
+        schedule == "chimera" and _odd(micro_batches)
+    ):
+        step = pp if in_turns else 2
+        raise InvalidSpec(
+            f"{schedule} with micro_batches={micro_batches} on pp={pp}: the "
+            f"micro-batches must be a multiple of {'pp' if in_turns else 2}; choose "
+            f"{' or '.join(map(str, _multiples_around(micro_batches, step)))}, "
+            "or the schedule 1f1b"
+        )
+    if schedule == "dualpipe-v" and micro_batches < 2 * pp:
+        raise InvalidSpec(
+            f"dualpipe-v with micro_batches={micro_batches} on pp={pp}: it needs at "
+            f"least as many as stages; choose {2 * pp} or more, or the schedule zb-v"
+        )
+
+
+def _require_stages(schedule: str, pp: int, virtual_stages: int) -> None:
+    found = schedule_called(schedule)
+    if pp < 1 or virtual_stages < 1:
+        raise InvalidSpec(
+            f"pp={pp} with virtual_stages={virtual_stages}; both must be at least 1"
+        )
+    if found.chunks is None and (pp < 2 or virtual_stages < 2):
+        raise InvalidSpec(
+            f"{schedule} with pp={pp} and virtual_stages={virtual_stages}; it needs "
+            "pp >= 2 and virtual_stages >= 2: raise them or choose the schedule 1f1b"
+        )
+    if found.chunks == 1 and virtual_stages != 1:
+        raise InvalidSpec(
+            f"{schedule} with virtual_stages={virtual_stages}; it has one stage a "
+            "rank: use virtual_stages=1 or the schedule interleaved"
+        )
+    if found.chunks == 2 and (pp < 2 or virtual_stages != 2):
+        raise InvalidSpec(
+            f"{schedule} with pp={pp} and virtual_stages={virtual_stages}; it has two "
+            "stages a rank and two ranks or more: use virtual_stages=2 and pp >= 2"
+        )
+    if found.copies == 2 and _odd(pp):
+        raise InvalidSpec(
+            f"{schedule} with pp={pp}; its two copies meet in the middle: choose an "
+            "even pp or the schedule 1f1b"
+        )
+
+
+def _odd(number: int) -> bool:
+    return number % 2 == 1
+
+
+def _multiples_around(number: int, divisor: int) -> list[int]:
+    below = number // divisor * divisor
+    return [multiple for multiple in (below, below + divisor) if multiple]
+
+
+def holders(schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
+    """The pipeline rank that holds each virtual stage, in model order.
+
+    Of the first copy, where there are two: `copies_held` has both.
+
+    >>> holders("interleaved", 2, 3)
+    (0, 1, 0, 1, 0, 1)
+    >>> holders("zb-v", 3, 2)
+    (0, 1, 2, 2, 1, 0)
+    """
+    _require_stages(schedule, pp, virtual_stages)
+    stages = range(pp * virtual_stages)
+    if schedule_called(schedule).in_v:
+        return tuple(min(stage, 2 * pp - 1 - stage) for stage in stages)
+    return tuple(stage % pp for stage in stages)
+
+
+def copies_held(
+    schedule: str, pp: int, virtual_stages: int
+) -> tuple[tuple[int, ...], ...]:
+    """The same of every copy of the model that the schedule has.
+
+    >>> copies_held("chimera", 4, 1)
+    ((0, 1, 2, 3), (3, 2, 1, 0))
+    """
+    first = holders(schedule, pp, virtual_stages)
+    if schedule_called(schedule).copies == 1:
+        return (first,)
+    return first, tuple(pp - 1 - rank for rank in first)
+
+
+def shape_of(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> Shape:
+    """The size of a pipeline; raises as `require_schedule`."""
+    require_schedule(schedule, pp, virtual_stages, micro_batches)
+    return Shape(
+        pp=pp,
+        virtual_stages=virtual_stages,
+        micro_batches=micro_batches,
+        copies=schedule_called(schedule).copies,
+    )
+
+
+def codes(schedule: str, shape: Shape) -> IntArray:
+    """Every rank's stream in integer codes, one row a rank, filled up with NOTHING.
+
+    Raises as `require_schedule`.
+    """
+    require_schedule(schedule, shape.pp, shape.virtual_stages, shape.micro_batches)
+    order = SCHEDULES[schedule].order if shape.pp > 1 else accumulation
+    rows = [order(rank, shape) for rank in range(shape.pp)]
+    longest = max(map(len, rows))
+    if all(len(row) == longest for row in rows):
+        return np.stack(rows)
+    return np.stack(
+        [np.pad(row, (0, longest - len(row)), constant_values=NOTHING) for row in rows]
+    )
+
+
+@lru_cache(maxsize=16)
+def streams(
+    schedule: str, pp: int, virtual_stages: int, micro_batches: int
+) -> tuple[Stream, ...]:
+    """The forwards and backwards of each pipeline rank, in order.
+
+    >>> [" ".join(map(str, stream)) for stream in streams("1f1b", 2, 1, 3)]
+    ['0F0 0F1 0B0 0F2 0B1 0B2', '1F0 1B0 1F1 1B1 1F2 1B2']
+
+    Raises as `require_schedule`.
+    """
+    shape = shape_of(schedule, pp, virtual_stages, micro_batches)
+    rows = codes(schedule, shape).tolist()
+    return tuple(tuple(_spelled(row, shape)) for row in rows)
+
+
+def _spelled(row: list[int], shape: Shape) -> Iterator[Action]:
+    """Actions of codes; a forward and the backward that runs at once are one."""
+    row = [code for code in row if code != NOTHING]
+    for code, after in zip(row, [*row[1:], NOTHING], strict=True):
+        action = shape.action(code)
+        if shape.overlaps(code):
+            continue
+        if after != NOTHING and shape.overlaps(after):
+            action = Action.overlap(action, shape.action(after))
+        yield action

@@ -1,0 +1,152 @@
+"""FLOPs of a step as published tables count them, by named conventions.
+
+    megatron   every matrix product, attention over the full square although a causal
+               mask needs half of it; 72·B·s·L·h²·(1 + s/6h + V/12Lh) for a GPT
+               (Narayanan et al., SC 2021, appendix; Korthikanti et al., 2023, app. A)
+    causal     the same with the half of the square that a causal mask leaves: as
+               Megatron-Bridge's tables, MLPerf's and Yuan et al. (ATC 2024) count
+    palm       6·N + 12·L·H·Q·T a token, N all parameters, embeddings too (Chowdhery et
+               al., 2022, appendix B; Hagemann et al., 2023; llm-foundry)
+
+*Model* FLOPs are without recompute and make the MFU; *hardware* FLOPs count what is
+recomputed once more and make the HFU (96·B·s·L·h²·(1 + s/6h + V/16Lh) where all of a
+layer is). Backward is twice forward; embeddings look up and cost nothing. Of experts
+those count that a token goes to, none for tokens that are dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from profiles.errors import UnknownName
+from profiles.models import PRODUCTS, Block, Job, Kind, Operator, parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convention:
+    """How FLOPs are counted.
+
+    `causal` counts half of the scores where a causal mask drops half of them; with
+    `by_parameters` everything but attention is 6 FLOPs a parameter and token.
+    """
+
+    name: str
+    words: str
+    brief: str
+    causal: bool = False
+    by_parameters: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.words}"
+
+
+MEGATRON: Final = Convention(
+    name="megatron",
+    words="matrix products, attention in full, without recompute",
+    brief="attention in full",
+)
+CONVENTIONS: Final = {
+    item.name: item
+    for item in (
+        MEGATRON,
+        Convention(
+            name="causal",
+            words="matrix products, half of causal attention, without recompute",
+            brief="half of causal attention",
+            causal=True,
+        ),
+        Convention(
+            name="palm",
+            words="6N + 12LHQT a token, N all parameters, without recompute",
+            brief="6 FLOPs a parameter, attention in full",
+            by_parameters=True,
+        ),
+    )
+}
+
+
+def convention(name: str) -> Convention:
+    """The convention called *name*; raises UnknownName."""
+    if name not in CONVENTIONS:
+        raise UnknownName("FLOPs convention", name, CONVENTIONS)
+    return CONVENTIONS[name]
+
+
+@lru_cache(maxsize=1024)
+def model_flops(job: Job, counted: Convention = MEGATRON) -> float:
+    """FLOPs that one step of *job* needs, forward and backward, no recompute.
+
+    >>> from profiles.models.spec import DecoderSpec
+    >>> spec = DecoderSpec(layers=2, hidden=8, heads=2, vocab=16, ffn_hidden=32,
+    ...     kv_heads=2, head_dim=4, max_positions=4)
+    >>> job = Job(model="toy", spec=spec, seq_len=4, global_batch=1)
+    >>> round(model_flops(job) / (72 * 4 * 2 * 64 * (1 + 4 / 48 + 16 / 192)), 9)
+    1.0
+    """
+    total = 0.0
+    if counted.by_parameters:
+        each = 4.0 if job.adapters else 6.0  # frozen weights have no gradients
+        total = each * parameters(job.spec).active * job.tokens
+    return total + sum(
+        count * _passes(item) * operator_flops(item, block, job, counted)
+        for block, count in job.graph.blocks
+        for item in block.operators
+        if item.kind is Kind.ATTENTION or not counted.by_parameters
+    )
+
+
+def _passes(operator: Operator) -> float:
+    """Forward, and backward for its inputs and for its weight, unless that is frozen:
+    fine-tuning adapters takes 2/3 of the FLOPs."""
+    return 2.0 if operator.frozen and operator.kind in PRODUCTS else 3.0
+
+
+def block_flops(
+    block: Block,
+    job: Job,
+    names: frozenset[str] | None = None,
+    counted: Convention = MEGATRON,
+) -> float:
+    """Forward FLOPs of a step through *block*, or through its operators *names*."""
+    return sum(
+        operator_flops(item, block, job, counted)
+        for item in block.operators
+        if names is None or item.name in names
+    )
+
+
+def operator_flops(
+    operator: Operator, block: Block, job: Job, counted: Convention = MEGATRON
+) -> float:
+    """Forward FLOPs of a whole step through one operator."""
+    if operator.kind in PRODUCTS:
+        assert operator.contracted is not None
+        n = sum(_width(name, block) for name in operator.columns)
+        met = block.extents["routed"] if operator.kind is Kind.GROUPED_MATMUL else 1
+        return 2.0 * job.tokens * met * n * _width(operator.contracted, block)
+    if operator.kind is Kind.ATTENTION:
+        span = min(block.window or job.seq_len, job.seq_len)
+        # A window shorter than the sequence is a band: no half of it is masked.
+        half = counted.causal and block.causal and span == job.seq_len
+        square = 4.0 * job.tokens * span * block.heads * block.head_dim
+        return square / 2 if half else square
+    return 0.0
+
+
+def total_compute_flops(count: float, tokens: float) -> float:
+    """FLOPs of a whole run as Brown et al. (2020, appendix D) count them: 6·P·T.
+
+    Two a parameter and token forward, four backward; attention is left out. Where a
+    token does not meet every weight (an encoder-decoder's half, the experts chosen)
+    *count* is of those that it meets.
+
+    >>> f"{total_compute_flops(174.6e9, 300e9):.3g}"  # GPT-3 175B
+    '3.14e+23'
+    """
+    return 6.0 * count * tokens
+
+
+def _width(name: str, block: Block) -> int:
+    return block.extents[name]

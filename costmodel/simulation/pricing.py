@@ -1,0 +1,123 @@
+"""`Pricing`: one layout priced, with all that it takes to write it down and read it
+back as the same price."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from costmodel.machine import (
+    Machine,
+    Profile,
+    cluster_called,
+    cluster_name,
+    read_profile,
+)
+from costmodel.options import Pins
+from costmodel.simulation.estimator import Estimate, estimate
+from costmodel.simulation.layout_files import (
+    job_of,
+    machine_of,
+    origin_of,
+    profile_of,
+    read_layout_file,
+    require_left_open,
+    spelled,
+    write_layout,
+)
+from costmodel.simulation.origin import Origin
+from costmodel.simulation.question import remarks_on, resolve
+from costmodel.simulation.remat_auto import spelled_out
+from costmodel.support import framework_warnings, is_local, local_warnings
+from profiles.commandline import JobOptions
+from profiles.errors import Unsupported
+from profiles.models import model
+from profiles.samples import LOCAL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pricing:
+    """An estimate, and what it was asked with; `where` is the cluster as it was named
+    or spelled."""
+
+    estimate: Estimate
+    on: Machine
+    where: Any
+    origin: Origin
+    profile: Profile | None
+
+    def write(self, path: Path) -> None:
+        """The layout file, which `from_file` prices the same; raises InvalidFile."""
+        write_layout(
+            path,
+            self.estimate.job,
+            spelled(self.where, self.on.cluster),
+            self.estimate.layout,
+            self.profile.hashes if self.profile else (),
+            origin=self.origin,
+        )
+
+
+def from_options(job: JobOptions, pins: Pins) -> Pricing:
+    """The price of the layout that the options say; raises as `question.resolve`."""
+    job.require("model")
+    profile = read_profile(job.profile)
+    named = cluster_name(job.cluster, profile)
+    where = cluster_called(named, profile.samples if profile else None)
+    question = resolve(model(job.model or ""), where, job, pins, profile)
+    assumed = dict(question.assumed)
+    if job.cluster is None:
+        assumed = {"cluster": named, **assumed}
+    on = question.machine
+    layout = spelled_out(question.choice, question.job, on, executable=is_local(where))
+    found = estimate(
+        question.job,
+        where,
+        layout,
+        on=on,
+        assumed=assumed,
+        warnings=question.warnings,
+    )
+    return Pricing(
+        estimate=found,
+        on=on,
+        where=named,
+        origin=origin_of(job, pins, profile, found),
+        profile=profile,
+    )
+
+
+def from_file(file: Path, job: JobOptions, pins: Pins) -> Pricing:
+    """The price of a layout file, by the software and samples that it was priced with
+    where the options name no others.
+
+    Raises Contradiction for options that the file answers itself, and as `machine_of`.
+    """
+    require_left_open(job, pins, "a layout file, which holds its own answer")
+    stored = read_layout_file(file)
+    profile, said = profile_of(stored, job)
+    if said and profile is None and stored.cluster == LOCAL and job.cluster is None:
+        raise Unsupported(f"{said[0]}: they are of the machine that is local")
+    assumed: dict[str, Any] = {}
+    samples = profile.samples if profile else None
+    priced, on = job_of(stored), machine_of(stored, job, pins, samples, assumed)
+    if profile is not None:
+        assumed["profile"] = profile.words
+    asked = stored.origin.options.under(job, pins)
+    warnings = (
+        *local_warnings(stored.layout, priced, on.cluster),
+        *framework_warnings(asked[0].framework, stored.layout, priced),
+        *said,
+        *remarks_on(profile, on),
+    )
+    found = estimate(
+        priced, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
+    )
+    return Pricing(
+        estimate=found,
+        on=on,
+        where=job.cluster or stored.cluster,
+        origin=origin_of(*asked, profile, found),
+        profile=profile,
+    )

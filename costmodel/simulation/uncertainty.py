@@ -1,0 +1,150 @@
+"""How far off an estimate may be: the residuals of runs that the fit never saw.
+
+    h = h0 · exp(f / families(framework) + d / families(device) + e · exchanged)
+
+is half of the p10-p90 interval of log(measured / estimated). h0 is that of a framework
+and a device that many families of published runs were measured on; where it was one
+family or none, the interval is exp(f) or exp(d) times as wide. `exchanged` is the share
+of the step that waits for other ranks' data beyond tensor parallelism (`EXCHANGED`):
+networks between nodes are known less well than what happens inside one.
+`benchmarks/fit_uncertainty.py` fits the numbers to residuals of runs whose family was
+left out of the fit (quantile regression; Koenker and Bassett, 1978), and sets h0 by how
+many of them shall lie inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp
+from pathlib import Path
+from statistics import NormalDist
+from typing import Final
+
+import msgspec
+
+from costmodel.machine import GENERIC, Machine, Software
+from costmodel.simulation.price_sources import PriceSources
+from profiles.errors import InvalidFile
+
+PATH: Final = Path(__file__).parents[1] / "data" / "uncertainty.json"
+P90: Final = NormalDist().inv_cdf(0.9)
+GENERIC_FACTOR: Final = 2.0  # [assumed] a device whose architecture nobody measured
+EXCHANGED: Final = ("context_comm", "expert_comm", "pipeline_comm", "data_comm")
+TINY: Final = 1e-30  # seconds; a step of none at all waits for nothing
+# Separate launches of one layout on an idle two-core machine: 1.3 to 4 % apart.
+STEP_NOISE: Final = 0.04
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What the file holds. `frameworks` and `devices` say how many families of runs
+    were measured on each. `rows`, `inside` and `half_over_error` say how it came out:
+    runs, the share inside, and the median half-width over the median error."""
+
+    step: float  # h0
+    framework: float
+    device: float
+    exchange: float
+    frameworks: Mapping[str, int]
+    devices: Mapping[str, int]
+    rows: int
+    inside: float
+    half_over_error: float
+
+    def half_width(self, framework: str, device: str, *, exchanged: float) -> float:
+        """Half of the p10-p90 interval of log(measured / estimated) seconds."""
+        unlike = self.framework * rarity(self.frameworks.get(framework, 0))
+        unlike += self.device * rarity(self.devices.get(device, 0))
+        return self.step * exp(unlike + self.exchange * exchanged)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """The standard deviation of log(measured / estimated) of the step time; those of
+    memory are `Memory`'s."""
+
+    step_sigma: float
+
+    @property
+    def step_time(self) -> tuple[float, float]:
+        """p10 and p90 as factors of the estimate."""
+        return exp(-P90 * self.step_sigma), exp(P90 * self.step_sigma)
+
+
+def deviations(probability: float) -> float:
+    """How many standard deviations are left free by what fits with *probability*."""
+    return NormalDist().inv_cdf(probability)
+
+
+def with_odds(on: Machine, probability: float) -> Machine:
+    """*on* with as much memory left free as makes an estimate fit with *probability*;
+    at 0.5 it is taken at its word."""
+    free = deviations(probability)
+
+    def leaving(one: Software) -> Software:
+        return replace(one, footprint=replace(one.footprint, deviations=free))
+
+    plain = None if on.plain is None else leaving(on.plain)
+    return replace(on, software=leaving(on.software), plain=plain)
+
+
+def probability_fits(needed: float, spread: float, capacity: float) -> float:
+    """The odds that what is *needed* at once, give or take its *spread*, is no more
+    than the *capacity*; bytes.
+
+    >>> probability_fits(70.0, 5.0, 70.0), probability_fits(70.0, 0.0, 80.0)
+    (0.5, 1.0)
+    """
+    return NormalDist().cdf((capacity - needed) / max(spread, TINY))
+
+
+def rarity(families: int) -> float:
+    """1 where one family of runs was measured or none, less where more were.
+
+    >>> rarity(0), rarity(1), rarity(20)
+    (1.0, 1.0, 0.05)
+    """
+    return 1.0 / max(families, 1)
+
+
+def exchanged_share(breakdown_s: Mapping[str, float]) -> float:
+    """The share of a step that waits for data of other ranks, of its parts' seconds.
+
+    >>> exchanged_share({"compute": 3.0, "data_comm": 1.0})
+    0.25
+    """
+    waited = sum(breakdown_s.get(name, 0.0) for name in EXCHANGED)
+    return waited / max(sum(breakdown_s.values()), waited, TINY)
+
+
+@lru_cache(maxsize=1)
+def calibration() -> Calibration:
+    """The fitted one; raises InvalidFile if its file is damaged."""
+    try:
+        return msgspec.json.decode(PATH.read_bytes(), type=Calibration)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidFile(f"{PATH} does not hold an uncertainty: {error}") from error
+
+
+def spread_of(
+    on: Machine, *, exchanged: float = 0.0, sources: PriceSources | None = None
+) -> Spread:
+    """The spread of prices on a machine; of samples, where there are some.
+
+    *exchanged* is the share of the step that waits for data (`exchanged_share`).
+
+    A busy machine or a wrong clock shifts all samples alike, so their deviations add
+    up as they are, and so does that of the share without samples. Samples that repeat
+    are no surer than the machine was steady while they were taken (`Measured.noise`),
+    and a step never repeats better than `STEP_NOISE`.
+    """
+    known = calibration()
+    half = known.half_width(on.software.name, on.device.name, exchanged=exchanged)
+    step = half / P90 * (GENERIC_FACTOR if on.rates.kin == GENERIC else 1.0)
+    if sources is not None:
+        sampled = 1.0 - sources.roofline
+        sigma = max(sources.sigma, on.measured.noise if on.measured else 0.0)
+        step = max(sampled * sigma + sources.roofline * step, STEP_NOISE)
+    return Spread(step_sigma=step)

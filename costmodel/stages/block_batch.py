@@ -1,0 +1,473 @@
+"""Atoms of all that some layouts want, in one table; what is known is not made again.
+
+blocks at all their places → operators' prices → one atom a way to keep its tensors
+
+`Known`: what pricing one layout after another need not make twice.
+
+`AtomBook`: the atoms of a job on a machine, each priced when it is first asked for.
+
+An atom hangs on its *site* – (tp, cp, micro-batch, ep, etp), the kind of context
+parallelism and sequence parallelism – and on the retention preset: some thousands of
+them for millions of candidates. A page has one block; blocks without experts are alike
+whatever ep and etp, and those without attention whatever the kind of context
+parallelism.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property, partial
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from costmodel.layout import (
+    CP_KINDS,
+    NOTHING,
+    Columns,
+    ModuleSharding,
+    Offload,
+    Retention,
+    body_presets,
+    offloaded,
+    preset,
+    require_priced,
+)
+from costmodel.machine import Machine
+from costmodel.operators import Degrees, OperatorPrice, Packer, entry_bytes
+from costmodel.stages.block_cost import (
+    Atom,
+    Whole,
+    atom,
+    block_prices,
+    shared_parameters,
+    tied_parameters,
+)
+from costmodel.stages.data_parallelism import Place
+from costmodel.stages.tied_weights import tied_holder
+from profiles.arrays import Array
+from profiles.hardware import Precision, precision
+from profiles.models import Block, Job, Kind
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Prices of one job on one machine, by what they depend on.
+
+    The delta simulation of FlexFlow (Jia et al., MLSys 2019, section 5.3): where one
+    dimension of a layout changes, what does not depend on it is known already.
+
+    >>> known = Known()
+    >>> known.once("a", lambda: 1), known.once("a", lambda: 2), len(known)
+    (1, 1, 1)
+    """
+
+    _made: dict[Hashable, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How many prices were made."""
+        return len(self._made)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What *make* gives, made when it is first asked for."""
+        if key not in self._made:
+            self._made[key] = make()
+        found: T = self._made[key]
+        return found
+
+
+PLACE: Final = ("tp", "cp", "micro_batch", "ep", "etp")
+SITE: Final = (*PLACE, "cp_kind", "sequence_parallel")
+ATOM: Final = tuple(item.name for item in fields(Atom))
+OF_EXPERTS: Final = {Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE}
+# Treatments of their own, of parameters that two ends hold.
+_SHARED: Final = "shared"
+_TIED: Final = "tied"
+_UNKNOWN: Final = -1
+
+
+@dataclass(kw_only=True)
+class AtomBook:
+    """Prices of the blocks of *job* on one machine, in one precision."""
+
+    job: Job
+    on: Machine
+    policy: Precision
+    flash_attention: bool = True
+    offload: Offload = NOTHING
+    places: Array = field(default_factory=lambda: np.empty((0, len(SITE)), np.int64))
+    _numbers: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _pages: dict[tuple[str, int], _Page] = field(default_factory=dict)
+
+    @classmethod
+    def for_columns(cls, columns: Columns, job: Job, on: Machine) -> AtomBook:
+        """A book for rows of what *columns* have in common."""
+        return cls(
+            job=job,
+            on=on,
+            policy=precision(columns.precision, gradient=columns.gradient_format),
+            flash_attention=columns.flash_attention,
+            offload=columns.offload,
+        )
+
+    def sites(self, columns: Mapping[str, Array]) -> Array:
+        """Where the blocks of each row of *columns* are, as numbers of this book."""
+        distinct, of_row = unique_rows([columns[name] for name in SITE])
+        numbers, keys = self._numbers, list(map(tuple, distinct.tolist()))
+        new = [key for key in keys if key not in numbers]
+        if new:
+            count = len(numbers)
+            numbers.update(zip(new, range(count, count + len(new)), strict=True))
+            self.places = np.concatenate([self.places, np.array(new)])
+        return np.array([numbers[key] for key in keys], dtype=np.int64)[of_row]
+
+    def atoms(
+        self,
+        name: str,
+        sites: Array,
+        treatments: Sequence[str | Retention],
+        chosen: Array,
+        wanted: Sequence[str] = ATOM,
+    ) -> Array:
+        """Each row's atom of the block *name* at its site, under the one of
+        *treatments* that is *chosen*: an array of the *wanted* fields by rows."""
+        picked = [ATOM.index(one) for one in wanted]
+        found = np.empty((len(picked), len(sites)))
+        kind, split = self.places[sites, 5], self.places[sites, 6]
+        variant = kind * 2 + split if self._attends(name) else split
+        for one in np.unique(variant):
+            page = self._page(name, int(one))
+            here = np.flatnonzero(variant == one)
+            entry = page.entries(sites[here])
+            for code in np.unique(chosen[here]):
+                some = chosen[here] == code
+                rows, table = here[some], page.table(treatments[code])
+                for row, number in zip(found, picked, strict=True):
+                    row[rows] = table[number].take(entry[some])
+            page.forget()
+        return found
+
+    def shared(self, sites: Array) -> Array:
+        """The parameter that embedding and head share, as atoms; nothing if they do
+        not."""
+        if not self.job.graph.tied:
+            return np.zeros((len(ATOM), len(sites)))
+        return self._tied(sites, _SHARED)
+
+    def tied(self, sites: Array) -> Array:
+        """The same for a stage that holds it as another one does, to sum with that."""
+        return self._tied(sites, _TIED)
+
+    def _tied(self, sites: Array, treatment: str) -> Array:
+        holder, _ = tied_holder(self.job.graph)
+        return self.atoms(holder, sites, [treatment], np.zeros_like(sites))
+
+    @cached_property
+    def body(self) -> frozenset[str]:
+        """The kinds of numbered layers."""
+        return frozenset(block.name for block, _ in self.job.graph.runs)
+
+    def _attends(self, name: str) -> bool:
+        operators = self.job.graph.block(name).operators
+        return any(one.kind is Kind.ATTENTION for one in operators)
+
+    def _page(self, name: str, variant: int) -> _Page:
+        if (name, variant) not in self._pages:
+            kind, split = divmod(variant, 2)
+            self._pages[name, variant] = _Page(
+                block=self.job.graph.block(name),
+                book=self,
+                cp_kind=CP_KINDS[kind],
+                split=bool(split),
+            )
+        return self._pages[name, variant]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sheet:
+    """Places of a page that were asked for together, and their operators' prices."""
+
+    size: int
+    prices: dict[str, OperatorPrice]
+    whole: Whole
+    entry_bytes: Array
+
+
+@dataclass(kw_only=True)
+class _Page:
+    """One block in one variant: an entry a place, in the order of asking.
+
+    Prices of operators are many times the atoms made of them, so a page keeps them
+    only while it is asked; who wants another treatment later has them made again.
+    """
+
+    block: Block
+    book: AtomBook
+    cp_kind: str
+    split: bool
+    _entry_of: Array = field(default_factory=lambda: np.empty(0, np.int64))
+    _known: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _sheets: list[Array] = field(default_factory=list)  # places asked for together
+    _operators: dict[int, _Sheet] = field(default_factory=dict)
+    _tables: dict[str | Retention, tuple[int, Array]] = field(default_factory=dict)
+
+    def entries(self, sites: Array) -> Array:
+        """The entry of each of *sites*, priced if it is new."""
+        missing = len(self.book.places) - len(self._entry_of)
+        if missing:
+            more = np.full(missing, _UNKNOWN)
+            self._entry_of = np.concatenate([self._entry_of, more])
+        found = self._entry_of[sites]
+        new = np.unique(sites[found == _UNKNOWN])
+        if len(new):
+            self._entry_of[new] = self._entered(self.book.places[new, : len(PLACE)])
+            found = self._entry_of[sites]
+        return found
+
+    def table(self, kept: str | Retention) -> Array:
+        """All entries' atoms under *kept*, a preset or a retention."""
+        if kept == "sqrt":  # at which a segment begins
+            kept = "full"
+        done, table = self._tables.get(kept, (0, np.empty((len(ATOM), 0))))
+        if done < len(self._sheets):
+            left = range(done, len(self._sheets))
+            more = [self._atoms(self._priced(number), kept) for number in left]
+            table = np.concatenate([table, *more], axis=1)
+            self._tables[kept] = (len(self._sheets), table)
+        return table
+
+    def forget(self) -> None:
+        """Drop the prices of operators."""
+        self._operators.clear()
+
+    def _entered(self, places: Array) -> list[int]:
+        if not any(one.kind in OF_EXPERTS for one in self.block.operators):
+            places[:, 3:] = 1
+        known, keys = self._known, list(map(tuple, places.tolist()))
+        new = [key for key in dict.fromkeys(keys) if key not in known]
+        if new:
+            known.update(
+                zip(new, range(len(known), len(known) + len(new)), strict=True)
+            )
+            self._sheets.append(np.array(new))
+        return [known[key] for key in keys]
+
+    def _priced(self, number: int) -> _Sheet:
+        if number not in self._operators:
+            self._operators[number] = self._sheet(self._sheets[number])
+        return self._operators[number]
+
+    def _sheet(self, places: Array) -> _Sheet:
+        book = self.book
+        degrees = Degrees(
+            **dict(zip(PLACE, places.T, strict=True)),
+            imbalance=book.on.imbalance,
+            seq_len=book.job.seq_len,
+            sequence_parallel=self.split,
+            cp_kind=self.cp_kind,
+            flash_attention=book.flash_attention,
+        )
+        prices = block_prices(self.block, degrees, book.policy, book.on)
+        return _Sheet(
+            size=len(places),
+            prices=prices,
+            whole=Whole.of(prices),
+            entry_bytes=entry_bytes(self.block, degrees, book.policy),
+        )
+
+    def _atoms(self, sheet: _Sheet, kept: str | Retention) -> Array:
+        found = self._assembled(sheet, kept)
+        table = np.empty((len(ATOM), sheet.size))
+        for row, name in zip(table, ATOM, strict=True):
+            row[:] = getattr(found, name)
+        return table
+
+    def _assembled(self, sheet: _Sheet, kept: str | Retention) -> Atom:
+        if kept in (_SHARED, _TIED):
+            _, holder = tied_holder(self.book.job.graph)
+            made = shared_parameters if kept == _SHARED else tied_parameters
+            return made(sheet.prices[holder])
+        retention = self._retention(kept)
+        if self.block.name in self.book.body:
+            retention = offloaded(retention, self.block, self.book.offload)
+        software = self.book.on.software
+        return atom(
+            self.block,
+            sheet.prices,
+            retention,
+            sheet.entry_bytes,
+            whole=sheet.whole,
+            stops_early=software.stops_early,
+            floor=software.launch_floor,
+        )
+
+    def _retention(self, kept: str | Retention) -> Retention:
+        """Of lists of operators those that the block has: other kinds have theirs."""
+        if not isinstance(kept, str):
+            return kept
+        if self.block.name in self.book.body:
+            return body_presets(kept, self.book.job.graph)[self.block.name]
+        return preset(kept, self.block)
+
+
+def as_atom(table: Array) -> Atom:
+    """The rows of *table* as fields."""
+    return Atom(**dict(zip(ATOM, table, strict=True)))
+
+
+def unique_rows(keys: Sequence[Array]) -> tuple[Array, Array]:
+    """Distinct rows of the columns *keys*, and the index of each row among them."""
+    spans = [int(key.max(initial=0)) + 1 for key in keys]
+    packed = np.ravel_multi_index(tuple(keys), spans)
+    distinct, index = np.unique(packed, return_inverse=True)
+    return np.stack(np.unravel_index(distinct, spans), axis=1), index
+
+
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """Instead of a treatment: what two ends do of a parameter that both of them hold,
+    that of *operator*. A stage that is both has it `twice`."""
+
+    operator: str
+    twice: bool
+
+
+Treatment = Retention | Tied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Site:
+    """A block, and what all its places have in common."""
+
+    block: Block
+    seq_len: int
+    sharding: str
+    cp_kind: str
+    flash_attention: bool
+    imbalance: float
+    modules: tuple[ModuleSharding, ...] = ()
+
+    @property
+    def family(self) -> object:
+        """Sites of one family differ in nothing but how large dimensions are."""
+        block = self.block
+        shape = (id(block.alike), block.entry, block.window, block.causal)
+        rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
+        return (*shape, block.capacity, *rest, self.modules)
+
+    def degrees(self, places: Sequence[Place]) -> Degrees:
+        """The places as arrays; one alone as numbers."""
+        columns = np.array(places[0] if len(places) == 1 else places).T
+        tp, cp, micro_batch, ep, etp = columns
+        return Degrees(
+            tp=np.asarray(tp),
+            cp=np.asarray(cp),
+            micro_batch=np.asarray(micro_batch),
+            seq_len=self.seq_len,
+            sequence_parallel=self.sharding == "megatron-sp",
+            cp_kind=self.cp_kind,
+            flash_attention=self.flash_attention,
+            ep=np.asarray(ep),
+            etp=np.asarray(etp),
+            imbalance=self.imbalance,
+            modules=self.modules,
+        )
+
+
+Wanted = tuple[Site, Place, Treatment]
+
+
+def atom_table(
+    wanted: Iterable[Wanted], precision: Precision, machine: Machine, known: Known
+) -> tuple[Atom, dict[Wanted, int]]:
+    """Atoms of all that is wanted in one table, and the row of each; row 0 is none."""
+    places: dict[object, dict[tuple[Site, Place], None]] = defaultdict(dict)
+    treatments: dict[object, dict[Treatment, None]] = defaultdict(dict)
+    for site, place, treatment in wanted:
+        places[site.family][site, place] = None
+        treatments[site.family][treatment] = None
+    names = [item.name for item in fields(Atom)]
+    tables = [np.zeros((len(names), 1))]
+    rows: dict[Wanted, int] = {}
+    size = 1
+    for family, here in places.items():
+        pairs = list(here)
+        for treatment in treatments[family]:
+            found = _atoms(pairs, treatment, precision, machine, known)
+            tables.append(np.empty((len(names), len(pairs))))
+            for name, column in zip(names, tables[-1], strict=True):
+                column[:] = getattr(found, name)
+            for number, (site, place) in enumerate(pairs, size):
+                rows[site, place, treatment] = number
+            size += len(pairs)
+    columns = np.concatenate(tables, axis=1)
+    return Atom(**dict(zip(names, columns, strict=True))), rows
+
+
+def _atoms(
+    pairs: Sequence[tuple[Site, Place]],
+    treatment: Treatment,
+    precision: Precision,
+    machine: Machine,
+    known: Known,
+) -> Atom:
+    """Of blocks at their places under one treatment; made once."""
+    sites = tuple((site.family, id(site.block), site.imbalance) for site, _ in pairs)
+    key = (sites, tuple(place for _, place in pairs), precision)
+    priced = known.once(key, partial(_operators, pairs, precision, machine))
+    packer = Packer.of(machine, precision)
+    return known.once((*key, treatment), partial(_treated, treatment, priced, packer))
+
+
+_Priced = tuple[Block, dict[str, OperatorPrice], Whole, Array]
+
+
+def _operators(
+    pairs: Sequence[tuple[Site, Place]], precision: Precision, machine: Machine
+) -> _Priced:
+    """A block, the prices of its operators and their sum, and the bytes that it is
+    entered with."""
+    block = _stacked([site.block for site, _ in pairs])
+    degrees = pairs[0][0].degrees([place for _, place in pairs])
+    prices = block_prices(block, degrees, precision, machine)
+    return block, prices, Whole.of(prices), entry_bytes(block, degrees, precision)
+
+
+def _treated(treatment: Treatment, priced: _Priced, packer: Packer) -> Atom:
+    block, prices, whole, entry = priced
+    if isinstance(treatment, Tied):
+        made = shared_parameters if treatment.twice else tied_parameters
+        return made(prices[treatment.operator])
+    require_priced(treatment, block)
+    software = packer.machine.software
+    return atom(
+        block,
+        prices,
+        treatment,
+        entry,
+        whole=whole,
+        stops_early=software.stops_early,
+        floor=software.launch_floor,
+        packer=packer,
+    )
+
+
+def _stacked(blocks: Sequence[Block]) -> Block:
+    """Blocks of one family as one whose lengths are arrays."""
+    first = blocks[0]
+    if all(block is first for block in blocks):
+        return first
+    sizes: dict[str, Any] = {
+        name: np.array([getattr(block, name) for block in blocks])
+        for name in ("heads", "kv_heads", "head_dim")
+    }
+    extents: dict[str, Any] = {
+        name: np.array([block.extents[name] for block in blocks])
+        for name in first.extents
+        if all(name in block.extents for block in blocks)
+    }
+    return replace(first, extents=extents, **sizes)

@@ -1,0 +1,352 @@
+"""Atoms: the price of a distinct block, by degrees and retention (contract 3).
+
+A question has some hundreds of them. Candidates gather them by index (`grid`); a
+finished layout looks its own up. Either way the numbers come from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from costmodel.layout import CORE, EVERYTHING, Retention
+from costmodel.machine import ASSUMED, LaunchFloor, Machine
+from costmodel.operators import (
+    Degrees,
+    OperatorPrice,
+    Packed,
+    Packer,
+    Work,
+    apart_s,
+    operator_price,
+    require_packable,
+)
+from profiles.arrays import Array
+from profiles.hardware import Precision
+from profiles.models import PRODUCTS, Block, Kind
+
+_ZERO = np.zeros(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Atom:
+    """One micro-batch through one block on one rank.
+
+    Seconds: `forward_s`, `recompute_s` (before backward) and `backward_s`, each made
+    of the parts below it, and `weight_s` of `backward_s` makes the gradients of
+    weights. Bytes: `saved_bytes` stay from forward to backward, `away_bytes` are
+    offloaded between them, `dropped_bytes` are made again before backward,
+    `weight_bytes` are what gradients of weights are made of (inputs of products, and
+    gradients of their outputs), `forward_working_bytes` and `backward_working_bytes`
+    live inside a pass.
+    """
+
+    forward_s: Array
+    recompute_s: Array
+    backward_s: Array
+    weight_s: Array
+    forward_tensor_s: Array
+    recompute_tensor_s: Array
+    backward_tensor_s: Array
+    forward_context_s: Array
+    recompute_context_s: Array
+    backward_context_s: Array
+    forward_expert_s: Array
+    recompute_expert_s: Array
+    backward_expert_s: Array
+    parameters: Array  # that are trained, but for those of experts
+    expert_parameters: Array  # that are trained
+    frozen_parameters: Array
+    summands: Array  # trained parameters of whose gradient each tp rank has a summand
+    tied_parameters: Array  # whose gradient the pipeline's two ends sum
+    saved_bytes: Array
+    away_bytes: Array
+    dropped_bytes: Array
+    weight_bytes: Array
+    forward_working_bytes: Array
+    backward_working_bytes: Array
+    flops: Array  # forward and backward, without recompute
+    recompute_flops: Array
+
+    def take(self, index: Array) -> Atom:
+        """The atoms at *index*, for every field."""
+        return Atom(
+            **{item.name: getattr(self, item.name)[index] for item in fields(self)}
+        )
+
+
+def block_prices(
+    block: Block, degrees: Degrees, precision: Precision, machine: Machine
+) -> dict[str, OperatorPrice]:
+    """Every operator of *block*, priced once for all retentions."""
+    if degrees.modules:
+        from costmodel.operators import explicit_prices
+
+        return explicit_prices(block, degrees, precision, machine)
+
+    def priced(on: Machine) -> dict[str, OperatorPrice]:
+        return {
+            item.name: operator_price(item, block, degrees, precision, on)
+            for item in block.operators
+        }
+
+    prices = priced(machine)
+    if not machine.knows_gaps:
+        return prices
+    apart = apart_s(block, degrees, precision, prices)
+    return priced(machine.sending(apart)) if np.isfinite(apart).any() else prices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """What of a block is the same whatever it keeps: both passes over all operators,
+    the bytes of tensors that backward needs, and the widest operator's."""
+
+    forward: Work
+    backward: Work
+    tensors: dict[str, Array]
+    widest_bytes: Array
+
+    @classmethod
+    def of(cls, prices: dict[str, OperatorPrice]) -> Whole:
+        """The sum of *prices*."""
+        tensors: dict[str, Array] = {}
+        for price in prices.values():
+            tensors |= price.saved | price.internal
+        return cls(
+            forward=_sum([price.forward for price in prices.values()]),
+            backward=_sum([price.backward for price in prices.values()]),
+            tensors=tensors,
+            widest_bytes=_most(
+                [price.output_bytes + price.input_bytes for price in prices.values()]
+            ),
+        )
+
+
+def atom(
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    retention: Retention,
+    entry_bytes: Array,
+    *,
+    whole: Whole | None = None,
+    stops_early: bool = False,
+    floor: LaunchFloor = ASSUMED,
+    packer: Packer | None = None,
+) -> Atom:
+    """Assemble a block's operators under *retention*.
+
+    *entry_bytes* is the size of the block's input: what is kept when all is
+    recomputed, with *stops_early* only as far as needed (`recomputed_operators`).
+    *floor* is what a host needs to issue what the device does; *packer* says what
+    compression costs, where *retention* compresses. Who assembles several gives the
+    *whole* of *prices*, made once.
+    """
+    found = whole or Whole.of(prices)
+    forward, backward, widest = found.forward, found.backward, found.widest_bytes
+    again = run_again(block, retention, stops_early=stops_early)
+    repeated = _sum([prices[name].forward * share for name, share in again.items()])
+    saved, away, dropped = kept_bytes(block, found.tensors, retention, entry_bytes)
+    if retention.compresses:
+        packed = _packed(block, prices, retention, entry_bytes, packer)
+        saved = saved - packed.saved_bytes
+        forward, backward = forward + packed.each_way, backward + packed.each_way
+        unpacked = packed.largest_bytes
+    else:
+        unpacked = _ZERO
+    backward_s = backward.total_s(floor)
+    shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
+    values = {
+        "forward_s": forward.total_s(floor),
+        "recompute_s": repeated.total_s(floor),
+        "backward_s": backward_s,
+        "weight_s": backward_s * _part(backward.weight_s, backward.device_s),
+        "forward_tensor_s": forward.tensor_comm_s,
+        "recompute_tensor_s": repeated.tensor_comm_s,
+        "backward_tensor_s": backward.tensor_comm_s,
+        "forward_context_s": forward.context_comm_s,
+        "recompute_context_s": repeated.context_comm_s,
+        "backward_context_s": backward.context_comm_s,
+        "forward_expert_s": forward.expert_comm_s,
+        "recompute_expert_s": repeated.expert_comm_s,
+        "backward_expert_s": backward.expert_comm_s,
+        "expert_parameters": sum(
+            (item.expert_parameters for item in prices.values()), start=_ZERO
+        ),
+        "parameters": sum((item.parameters for item in prices.values()), start=_ZERO),
+        "frozen_parameters": sum(
+            (item.frozen_parameters for item in prices.values()), start=_ZERO
+        ),
+        "summands": sum((item.summands for item in prices.values()), start=_ZERO),
+        "tied_parameters": _ZERO,
+        "saved_bytes": saved,
+        "away_bytes": away,
+        "dropped_bytes": dropped,
+        "weight_bytes": _of_weights(block, prices),
+        "forward_working_bytes": widest,
+        "backward_working_bytes": widest + dropped + unpacked,
+        "flops": forward.flops + backward.flops,
+        "recompute_flops": repeated.flops,
+    }
+    table = np.empty((len(values), *shape))
+    for row, value in enumerate(values.values()):
+        table[row] = value
+    return Atom(**dict(zip(values, table, strict=True)))
+
+
+def _part(some: Array, whole: Array) -> Array:
+    """*some* of *whole*, 0 where there is nothing."""
+    return np.where(whole > 0, some / np.where(whole > 0, whole, 1.0), 0.0)
+
+
+def _of_weights(block: Block, prices: dict[str, OperatorPrice]) -> Array:
+    """What gradients of weights are made of: 32·s·b·h bytes of a GPT layer, as Qi et
+    al. (ICLR 2024), table 1."""
+    tensors: dict[tuple[str, bool], Array] = {}
+    for item in block.operators:
+        if item.kind in PRODUCTS and not item.frozen:
+            price = prices[item.name]
+            tensors[item.output.name, True] = price.gradient_bytes
+            tensors |= {(name, False): size for name, size in price.saved.items()}
+    return sum(tensors.values(), start=_ZERO)
+
+
+def shared_parameters(holder: OperatorPrice) -> Atom:
+    """An atom that is nothing but *holder*'s parameters.
+
+    A stage that holds a tied parameter twice has it once: it counts this atom −1 times.
+    """
+    return _just(
+        parameters=holder.parameters, frozen_parameters=holder.frozen_parameters
+    )
+
+
+def tied_parameters(holder: OperatorPrice) -> Atom:
+    """An atom that is nothing but what a stage that holds *holder*'s parameter, as
+    another one does, sums with that one."""
+    return _just(tied_parameters=holder.parameters)
+
+
+def _just(**some: Array) -> Atom:
+    """An atom of *some* fields, and nothing else."""
+    (shape,) = {np.shape(value) for value in some.values()}
+    values = {item.name: np.zeros(shape) for item in fields(Atom)}
+    found = {name: np.array(value, dtype=float) for name, value in some.items()}
+    return Atom(**{**values, **found})
+
+
+def recomputed_operators(
+    block: Block, wanted: frozenset[str], *, stops_early: bool = False
+) -> list[str]:
+    """Whose forward runs again: the makers of what is dropped.
+
+    The whole block, or with *stops_early* up to the last maker of a tensor that
+    backward needs: the last product and the residual after it make none
+    (`torch.utils.checkpoint` without reentrance). Of a segment only the last layer
+    stops; as it has one layer whose input is kept, that one is counted so instead.
+    """
+    if EVERYTHING in wanted:
+        names = [item.name for item in block.operators]
+        inside = block.entry is not None and block.entry.name in wanted
+        return names[: _needed(block)] if stops_early and not inside else names
+    return [
+        item.name
+        for item in block.operators
+        if item.output.name in wanted
+        or (item.kind is Kind.ATTENTION and CORE in wanted)
+    ]
+
+
+def _needed(block: Block) -> int:
+    """How many operators, from the first, make what some backward needs."""
+    kept = {item.name for one in block.operators for item in one.saves}
+    return max(
+        (
+            number
+            for number, one in enumerate(block.operators, 1)
+            if one.output.name in kept or any(item.internal for item in one.saves)
+        ),
+        default=0,
+    )
+
+
+def run_again(
+    block: Block, retention: Retention, *, stops_early: bool
+) -> dict[str, float]:
+    """The operators whose forward runs again, and how much of it does: all of it where
+    the whole block does."""
+    names = recomputed_operators(block, retention.recomputed, stops_early=stops_early)
+    outputs = {item.name: item.output.name for item in block.operators}
+    return {name: retention.share(outputs[name]) or 1.0 for name in names}
+
+
+def kept_bytes(
+    block: Block,
+    tensors: dict[str, Any],
+    retention: Retention,
+    entry_bytes: Any,
+) -> tuple[Any, Any, Any]:
+    """(bytes kept from forward to backward, offloaded, made again inside backward) of
+    *tensors* by name; numbers or arrays."""
+    everything = sum(tensors.values(), start=_ZERO)
+    wanted = retention.recomputed
+    if EVERYTHING in wanted:
+        share = retention.away(block.entry.name) if block.entry is not None else 0.0
+        inside = block.entry is not None and block.entry.name in wanted
+        entry = entry_bytes * (not inside)
+        return (1 - share) * entry, share * entry, everything
+    copies = _copies_of(block, wanted)
+    dropped = sum(
+        (
+            size * (1.0 if name in copies else retention.share(name))
+            for name, size in tensors.items()
+        ),
+        start=_ZERO,
+    )
+    if not retention.tiers:
+        return everything - dropped, _ZERO, dropped
+    away = sum(
+        (retention.away(name) * size for name, size in tensors.items()), start=_ZERO
+    )
+    return everything - dropped - away, away, dropped
+
+
+def _packed(
+    block: Block,
+    prices: dict[str, OperatorPrice],
+    retention: Retention,
+    entry_bytes: Array,
+    packer: Packer | None,
+) -> Packed:
+    """What *packer* makes of the tensors that are kept: all, or the block's input."""
+    assert packer is not None, "who compresses says on what machine"
+    require_packable(retention, block)
+    if EVERYTHING in retention.recomputed:
+        entry = block.entry
+        return packer.packed({entry.name: entry_bytes} if entry else {}, retention)
+    sizes: dict[str, Array] = {}
+    for price in prices.values():
+        sizes |= price.saved
+    return packer.packed(sizes, retention)
+
+
+def _copies_of(block: Block, wanted: frozenset[str]) -> frozenset[str]:
+    """What operators keep of their own making goes where their output does."""
+    makers = [item.name for item in block.operators if item.output.name in wanted]
+    return frozenset(f"{name}_{part}" for name in makers for part in ("copies", "gate"))
+
+
+def _sum(works: list[Work]) -> Work:
+    total = Work()
+    for work in works:
+        total += work
+    return total
+
+
+def _most(sizes: list[Array]) -> Array:
+    most: Array = _ZERO
+    for size in sizes:
+        most = np.maximum(most, size)
+    return most

@@ -1,0 +1,412 @@
+"""The stages of finished layouts, priced: what is alike is priced once, as one array.
+
+    layouts → the kinds of their stages: how many of which blocks, where → `_Batch.ask`
+            → their blocks, one array for all the places of a block      → `atom_table`
+            → the kinds, one array for all that a machine runs           → `_priced`
+
+One layout alone goes the same way, so that a table of runs and a single question get
+the same numbers.
+
+A layout over unlike islands: its stages, and what its devices are together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
+
+from costmodel.layout import LayerPlan, Layout, Offload, Ranges, Stage, segments_of
+from costmodel.machine import Machine
+from costmodel.operators import OperatorPrice, Work
+from costmodel.stages.block_batch import Known, Site, Tied, Wanted, atom_table
+from costmodel.stages.block_cost import block_prices, recomputed_operators
+from costmodel.stages.contents import Held, at, contents_of, held, side_by_side
+from costmodel.stages.data_parallelism import (
+    degrees_of,
+    degrees_of_stage,
+    parallel_of,
+    place_of,
+)
+from costmodel.stages.islands import (
+    Span,
+    devices_by_rank,
+    machines_of,
+    slowest,
+    spans_of,
+)
+from costmodel.stages.stage_cost import StagePrice, stage_price
+from costmodel.stages.tied_weights import has_both_holders, tied_held
+from profiles.errors import InvalidSpec, MeshwrightError
+from profiles.hardware import Device, Precision
+from profiles.models import Block, Job
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Stages that are priced alike."""
+
+    parts: Held[Wanted]
+    segments: tuple[Held[Wanted], ...]  # those that are made again together
+    mesh: tuple[int, ...]  # what `parallel_of` takes
+    micro_batches: int
+
+
+@dataclass(kw_only=True)
+class LayoutPricer:
+    """Prices the stages of one layout of one job."""
+
+    job: Job
+    layout: Layout
+    machine: Machine
+    known: Known = field(default_factory=Known)
+    _columns: StagePrice | None = None
+    _operators: dict[object, dict[str, OperatorPrice]] = field(default_factory=dict)
+
+    def columns(self) -> StagePrice:
+        """The price of every virtual stage, in model order, as arrays.
+
+        Raises InvalidSpec if the layout's layers are not the model's.
+        """
+        if self._columns is None:
+            _price([self])
+        assert self._columns is not None
+        return self._columns
+
+    def stages(self) -> list[StagePrice]:
+        """The same, one price a stage."""
+        columns = self.columns()
+        names = [item.name for item in fields(StagePrice)]
+        return [
+            StagePrice(**dict(zip(names, row, strict=True)))
+            for row in zip(*(getattr(columns, name) for name in names), strict=True)
+        ]
+
+    def work(self, stage: Stage) -> Work:
+        """A micro-batch through *stage*, there and back, with what is recomputed."""
+        graph = self.job.graph
+        blocks = dict(zip(graph.layer_names, graph.layers, strict=True))
+        total = Work()
+        for name, plan in zip(stage.layers, stage.plans, strict=True):
+            block = blocks[name]
+            prices = self.operator_prices(block, plan, stage)
+            for price in prices.values():
+                total = total + price.forward + price.backward
+            redone = recomputed_operators(
+                block,
+                plan.retention.recomputed,
+                stops_early=self.machine.software.stops_early,
+            )
+            for again in redone:
+                total = total + prices[again].forward
+        return total
+
+    def operator_prices(
+        self, block: Block, plan: LayerPlan, stage: Stage
+    ) -> dict[str, OperatorPrice]:
+        """Each operator of a *block* of *stage*, by name."""
+        place = place_of(stage.mesh, self.layout.micro_batch(stage))
+        key = (block.name, plan.sharding, plan.modules, place)
+        if key not in self._operators:
+            self._operators[key] = block_prices(
+                block,
+                _site(self, block, plan).degrees([place]),
+                self.layout.precision,
+                self.machine,
+            )
+        return self._operators[key]
+
+
+def price_together(pricers: Iterable[LayoutPricer]) -> None:
+    """Price the stages of several layouts; whatever they share is priced once.
+
+    A layout that cannot be priced is left alone, and says why when it is asked.
+    """
+    groups: dict[object, list[LayoutPricer]] = defaultdict(list)
+    for pricer in pricers:
+        with suppress(MeshwrightError):
+            layout, optimizer = pricer.layout, pricer.job.optimizer
+            key = (id(pricer.machine), layout.precision, optimizer, layout.away)
+            groups[key].append(pricer)
+    for group in groups.values():
+        with suppress(MeshwrightError):
+            _price(group)
+
+
+def _price(pricers: Sequence[LayoutPricer]) -> None:
+    """Price layouts of one machine, precision, optimizer and offloading of states."""
+    first = pricers[0]
+    batch = _Batch(
+        machine=first.machine,
+        precision=first.layout.precision,
+        optimizer=first.job.optimizer,
+        offload=first.layout.away,
+        known=first.known,
+    )
+    numbers = [batch.ask(pricer) for pricer in pricers]
+    prices = batch.prices()
+    for pricer, own in zip(pricers, numbers, strict=True):
+        pricer._columns = prices.take(np.array(own))
+
+
+@dataclass(kw_only=True)
+class _Batch:
+    """The kinds of stages that one machine runs in one precision, numbered."""
+
+    machine: Machine
+    precision: Precision
+    optimizer: str
+    offload: Offload
+    known: Known
+    _sites: dict[object, Site] = field(default_factory=dict)
+    _kinds: dict[_Kind, int] = field(default_factory=dict)
+
+    @property
+    def _shares_hosts(self) -> bool:
+        return self.offload.states or self.offload.tier == "nvme"
+
+    @property
+    def _adds_up_on_drives(self) -> bool:
+        return self.offload.optimizer and self.offload.tier == "nvme"
+
+    def ask(self, pricer: LayoutPricer) -> list[int]:
+        """The number of the kind of each of a layout's stages.
+
+        Raises InvalidSpec if its layers are not the model's.
+        """
+        layers = _layers(pricer)
+        known: dict[object, int] = {}
+        numbers, first = [], 0
+        for stage in pricer.layout.stages:
+            blocks = layers[first : first + len(stage.layers)]
+            first += len(stage.layers)
+            counts = Counter(zip(map(id, blocks), map(id, stage.plans), strict=True))
+            redone = segments_of(stage, blocks)
+            key = (tuple(counts.items()), redone, degrees_of(stage.mesh))
+            if key not in known:
+                kind = self._kind(pricer, stage, blocks, counts, redone)
+                known[key] = self._kinds.setdefault(kind, len(self._kinds))
+            numbers.append(known[key])
+        return numbers
+
+    def prices(self) -> StagePrice:
+        """The prices of the kinds as arrays, in order of their numbers."""
+        kinds = list(self._kinds)
+        wanted = dict.fromkeys(part for kind in kinds for _, part in kind.parts)
+        table, rows = atom_table(wanted, self.precision, self.machine, self.known)
+        several = max(len(kind.segments) for kind in kinds)
+        contents = contents_of(
+            side_by_side([kind.parts for kind in kinds], table, rows),
+            self.precision,
+            [
+                side_by_side([at(kind.segments, place) for kind in kinds], table, rows)
+                for place in range(several)
+            ],
+        )
+        found = stage_price(
+            contents,
+            parallel_of(np.array([kind.mesh for kind in kinds]).T),
+            self.precision,
+            self.machine,
+            self.optimizer,
+            self.offload,
+            np.array([kind.micro_batches for kind in kinds]),
+        )
+        columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
+        return StagePrice(
+            **{
+                name: np.broadcast_to(column, len(kinds))
+                for name, column in columns.items()
+            }
+        )
+
+    def _kind(
+        self,
+        pricer: LayoutPricer,
+        stage: Stage,
+        blocks: Sequence[Block],
+        counts: Mapping[tuple[int, int], int],
+        redone: Sequence[range],
+    ) -> _Kind:
+        place = place_of(stage.mesh, pricer.layout.micro_batch(stage))
+        block_of = {id(block): block for block in blocks}
+        plan_of = {id(plan): plan for plan in stage.plans}
+        parts: Counter[Wanted] = Counter()
+        for (block, number), count in counts.items():
+            plan = plan_of[number]
+            site = self._site(pricer, block_of[block], plan)
+            parts[site, place, plan.retention] += count
+        for name, operator in tied_held(pricer.job.graph, stage):
+            both = has_both_holders(pricer.job.graph, stage)
+            plan = stage.plans[stage.layers.index(name)]
+            site = self._site(pricer, pricer.job.graph.block(name), plan)
+            if both or self.offload.optimizer:  # who has nothing away does not ask
+                parts[site, place, Tied(operator, both)] += -1 if both else 1
+        segments = (
+            held(
+                Counter(
+                    (self._site(pricer, blocks[one], plan), place, plan.retention)
+                    for one in run
+                    for plan in [stage.plans[one]]
+                )
+            )
+            for run in redone
+        )
+        pp = pricer.layout.pp if self._shares_hosts else 1  # just where they are used
+        together = pricer.layout.gpus <= pricer.machine.island.domain
+        plus = pricer.layout.zero_plus
+        mesh = degrees_of_stage(stage, pp, plus, together=together)
+        m = pricer.layout.micro_batches // len(stage.held_by)
+        m = m if self._adds_up_on_drives else 1
+        return _Kind(held(parts), tuple(dict.fromkeys(segments)), mesh, m)
+
+    def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
+        layout = pricer.layout
+        key = (
+            *(id(block), pricer.job.seq_len, plan.sharding, plan.modules),
+            *(layout.cp_kind, layout.flash_attention),
+        )
+        if key not in self._sites:
+            self._sites[key] = _site(pricer, block, plan)
+        return self._sites[key]
+
+
+def _layers(pricer: LayoutPricer) -> tuple[Block, ...]:
+    graph, layout = pricer.job.graph, pricer.layout
+    named = tuple(name for stage in layout.stages for name in stage.layers)
+    if named != graph.layer_names:
+        raise InvalidSpec(
+            f"the layout names {len(named)} layers, {pricer.job.model} has "
+            f"{len(graph.layer_names)}: embedding, 0-{graph.body - 1}, final_norm and "
+            "head, each once, in order"
+        )
+    return graph.layers
+
+
+def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
+    return Site(
+        block=block,
+        seq_len=pricer.job.seq_len,
+        sharding=plan.sharding,
+        cp_kind=pricer.layout.cp_kind,
+        flash_attention=pricer.layout.flash_attention,
+        imbalance=pricer.machine.imbalance,
+        modules=plan.modules,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What a job runs on: means over its devices, and what each pipeline rank has."""
+
+    name: str
+    peak_flops_per_s: float
+    cost: float | None  # dollars for one device and hour
+    power_w: float | None
+    capacities_bytes: tuple[float, ...]  # of the smallest device of each rank
+
+
+@dataclass(kw_only=True)
+class Placed:
+    """A layout's pricer on whatever its ranks are: on one island, or on several."""
+
+    pricer: LayoutPricer
+
+    @cached_property
+    def _machines(self) -> list[tuple[Machine, ...]]:
+        """What each stage runs on."""
+        on, stages = self.pricer.machine, self.pricer.layout.stages
+        return [machines_of(on, [stage.mesh.ranks]) for stage in stages]
+
+    @cached_property
+    def _alone(self) -> dict[int, LayoutPricer]:
+        """The layout as if all of it ran on each of the machines, by their identity."""
+        job, layout = self.pricer.job, self.pricer.layout
+        distinct = {id(on): on for several in self._machines for on in several}
+        return {
+            key: LayoutPricer(job=job, layout=layout, machine=on)
+            for key, on in distinct.items()
+        }
+
+    @property
+    def pricers(self) -> list[LayoutPricer]:
+        """Those to price (`layout_price.price_together`) before the stages are."""
+        if len(self.pricer.machine.cluster.islands) == 1:
+            return [self.pricer]
+        return list(self._alone.values())
+
+    def columns(self) -> StagePrice:
+        """The price of every virtual stage, in model order, as arrays."""
+        if len(self.pricer.machine.cluster.islands) == 1:
+            return self.pricer.columns()
+        rows = []
+        for number, machines in enumerate(self._machines):
+            here = (self._alone[id(on)].columns() for on in machines)
+            prices = [columns.take(np.array([number])) for columns in here]
+            rows.append(slowest(prices, self.pricer.layout.micro_batches))
+        return StagePrice(
+            **{
+                item.name: np.concatenate([getattr(row, item.name) for row in rows])
+                for item in fields(StagePrice)
+            }
+        )
+
+
+def devices_of(layout: Layout, on: Machine) -> Devices:
+    """The devices that *layout* runs on."""
+    if len(on.cluster.islands) == 1:
+        return _alike(on.device, layout)
+    number = layout.precision.matmul
+    spans = spans_of(on.cluster)
+    meshes = {stage.mesh.ranks for stage in layout.stages}
+    counts = [_count(span, meshes) for span in spans]
+    used = [
+        (span.island.device, count)
+        for span, count in zip(spans, counts, strict=True)
+        if count
+    ]
+    return Devices(
+        name=" + ".join(dict.fromkeys(device.name for device, _ in used)),
+        peak_flops_per_s=_mean([(d.peak_flops_per_s(number), n) for d, n in used]),
+        cost=_known_mean([(d.cost.si if d.cost else None, n) for d, n in used]),
+        power_w=_known_mean([(d.power.si if d.power else None, n) for d, n in used]),
+        capacities_bytes=tuple(
+            device.capacity_bytes for device in devices_by_rank(layout, on)
+        ),
+    )
+
+
+def _alike(device: Device, layout: Layout) -> Devices:
+    return Devices(
+        name=device.name,
+        peak_flops_per_s=device.peak_flops_per_s(layout.precision.matmul),
+        cost=device.cost.si if device.cost else None,
+        power_w=device.power.si if device.power else None,
+        capacities_bytes=(device.capacity_bytes,) * layout.pp,
+    )
+
+
+def _count(span: Span, meshes: set[Ranges]) -> int:
+    """How many of the ranks of *meshes* are on an island."""
+    count = 0
+    for ranks in meshes:
+        for first, last in ranks.spans:
+            low, high = max(first, span.first), last
+            high = high if span.last is None else min(high, span.last)
+            count += max(high - low + 1, 0)
+    return count
+
+
+def _mean(parts: Sequence[tuple[float, int]]) -> float:
+    if len(parts) == 1:
+        return parts[0][0]
+    return sum(value * n for value, n in parts) / sum(n for _, n in parts)
+
+
+def _known_mean(parts: Sequence[tuple[float | None, int]]) -> float | None:
+    known = [(value, n) for value, n in parts if value is not None]
+    return _mean(known) if len(known) == len(parts) else None

@@ -1,0 +1,172 @@
+"""Point-to-point transfers between pipeline stages: bytes and seconds of a boundary.
+
+Between unlike meshes every rank sends what it has of the micro-batch, whoever wants
+it, and the side with fewer ranks sets the time.
+
+Each tp rank sends its own slice of the boundary activation: with sequence parallelism
+that is how it lies; without, Megatron's scatter-gather optimisation cuts it so and an
+all-gather inside the fast domain puts it together (SC 2021, section 4.1). Frameworks
+that do not (`Software.scatters_sends`) send the whole activation from every tp rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from costmodel.layout import Layout, Stage
+from costmodel.machine import Machine, Sourced, changes_rail, near_members, shares
+from costmodel.stages.islands import machines_of
+from profiles.arrays import Array
+from profiles.hardware import Precision
+from profiles.models import Job
+
+BoundaryKey = tuple[int, int, int, int, bool]
+
+
+def boundary(
+    job: Job,
+    on: Machine,
+    precision: Precision,
+    *,
+    tp: Array,
+    cp: Array,
+    micro_batch: Array,
+    sequence_parallel: Array,
+    far: Array,
+    stride: Array,
+) -> Sourced:
+    """The transfer of one boundary activation; between fast domains where *far*.
+
+    *stride* is the number of ranks of a stage, all of which send at once.
+    """
+    hidden = job.graph.hidden
+    whole = micro_batch * (job.seq_len / cp) * hidden * precision.activation.bytes
+    split = np.asarray(sequence_parallel, dtype=bool)
+    ways: dict[str, Any] = {
+        "far": far,
+        "shares": shares(stride, on.island),
+        "changes_rail": changes_rail(stride, on.island),
+    }
+    if not on.software.scatters_sends:
+        return _hop(on, np.where(split, whole / tp, whole), **ways)
+    sent = _hop(on, whole / tp, **ways)
+    near = near_members(np.asarray(1), tp, on.island)
+    joined = on.collective("all_gather", whole, ranks=tp, near=near)
+    return sent + joined.where(~split)
+
+
+def _hop(on: Machine, size_bytes: Array, **ways: Any) -> Sourced:
+    """From a rank to that of the next stage.
+
+    Ranks that take turns on their cores all come to send and to receive at about the
+    same time, each amid the others' passes: as in a step of a ring, not as two that
+    wait for nothing but each other.
+    """
+    if on.turns == 1:
+        return on.send(size_bytes, **ways)
+    far = ways.pop("far")
+    both, near = np.asarray(2), np.where(far, 1, 2)
+    return on.shift(size_bytes, np.ones(()), ranks=both, near=near, **ways)
+
+
+def boundary_s(job: Job, on: Machine, precision: Precision, **where: Array) -> Array:
+    """Seconds of `boundary`."""
+    return np.asarray(boundary(job, on, precision, **where).seconds)
+
+
+def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
+    """From each virtual stage of *layout* to the next."""
+    stages = layout.stages
+    if len(stages) == 1:
+        return Sourced(seconds=np.zeros(0))
+    if len(on.cluster.islands) > 1:
+        return _over_islands(layout, job, on)
+    domain = on.island.domain
+    far = [
+        any(
+            here // domain != there // domain
+            for here, there in zip(_ends(one), _ends(two), strict=True)
+        )
+        for one, two in pairwise(stages)
+    ]
+    keys = [_boundary_key(layout, one) for one in stages]
+    meshes = dict.fromkeys(keys)
+    taken = _slower(
+        boundary(
+            job,
+            on,
+            layout.precision,
+            tp=np.asarray(tp),
+            cp=np.asarray(cp),
+            micro_batch=np.asarray(micro_batch),
+            sequence_parallel=np.asarray(split),
+            far=np.asarray(far, dtype=bool),
+            stride=np.asarray(size),
+        ).where(len(meshes) == 1 or _beside(keys, (tp, cp, size, micro_batch, split)))
+        for tp, cp, size, micro_batch, split in meshes
+    )
+    same = [one.held_by == two.held_by for one, two in pairwise(stages)]
+    return taken.where(~np.asarray(same, dtype=bool))
+
+
+def _boundary_key(layout: Layout, stage: Stage) -> BoundaryKey:
+    """tp, cp, ranks, micro-batch, and whether activations are split along the
+    sequence."""
+    split = stage.plans[0].sharding == "megatron-sp"
+    mesh = stage.mesh
+    return mesh.tp, mesh.cp, mesh.size, layout.micro_batch(stage), split
+
+
+def _beside(keys: Sequence[BoundaryKey], key: BoundaryKey) -> Array:
+    """Which boundaries have a stage of that kind at either side."""
+    ours = [one == key for one in keys]
+    return np.array([one or two for one, two in pairwise(ours)])
+
+
+def _slower(ways: Iterable[Sourced]) -> Sourced:
+    """Of each boundary the side that takes longer."""
+    found, *others = ways
+    for other in others:
+        later = np.asarray(other.seconds > found.seconds)
+        found = found.where(~later) + other.where(later)
+    return found
+
+
+def _over_islands(layout: Layout, job: Job, on: Machine) -> Sourced:
+    """Each boundary over the links that its two stages have in common."""
+    total = Sourced(seconds=np.zeros(len(layout.stages) - 1))
+    for place, pair in enumerate(pairwise(layout.stages)):
+        where, *_ = machines_of(on, [stage.mesh.ranks for stage in pair])
+        here = np.arange(len(layout.stages) - 1) == place
+        total = total + transfers(layout, job, where).where(here)
+    return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sends:
+    """Seconds that passes take for their sends, and that transfers take beside them.
+
+    A GPU sends beside its passes; where ranks communicate with the cores that compute,
+    a pass ends when what it made is sent, and has arrived.
+    """
+
+    in_passes_s: Array
+    beside_s: Array
+
+
+def sends(seconds: Array, on: Machine) -> Sends:
+    """How transfers of *seconds* are carried out on a machine."""
+    nothing = np.zeros_like(seconds)
+    if on.sends_in_passes:
+        return Sends(in_passes_s=seconds, beside_s=nothing)
+    return Sends(in_passes_s=nothing, beside_s=seconds)
+
+
+def _ends(stage: Any) -> tuple[int, int]:
+    spans = stage.mesh.ranks.spans
+    return spans[0][0], spans[-1][1]

@@ -1,0 +1,76 @@
+"""Which combinations are legal, and which `execute` carries out."""
+
+from costmodel.support.features import (
+    AWAY,
+    BY_NAME,
+    ROUTED,
+    SEGMENTS,
+    TREATMENTS,
+    Combination,
+    treatment,
+)
+from costmodel.support.framework_features import (
+    BASE,
+    Capabilities,
+    Filter,
+    capabilities,
+    framework_warnings,
+    is_described,
+    known_of,
+    own_capabilities,
+)
+from costmodel.support.granularity import ALIKE, BY_STAGE
+from costmodel.support.legality import (
+    MOST_PASSES,
+    fuses_attention,
+    machine_violations,
+    require_legal,
+    require_legal_layout,
+    violations,
+    width_violations,
+)
+from costmodel.support.support_table import (
+    Row,
+    default_precisions,
+    is_local,
+    local_warnings,
+    mechanisms,
+    refusals,
+    refused,
+    require_supported,
+)
+
+__all__ = [
+    "ALIKE",
+    "AWAY",
+    "BASE",
+    "BY_NAME",
+    "BY_STAGE",
+    "MOST_PASSES",
+    "ROUTED",
+    "SEGMENTS",
+    "TREATMENTS",
+    "Capabilities",
+    "Combination",
+    "Filter",
+    "Row",
+    "capabilities",
+    "default_precisions",
+    "framework_warnings",
+    "fuses_attention",
+    "is_described",
+    "is_local",
+    "known_of",
+    "local_warnings",
+    "machine_violations",
+    "mechanisms",
+    "own_capabilities",
+    "refusals",
+    "refused",
+    "require_legal",
+    "require_legal_layout",
+    "require_supported",
+    "treatment",
+    "violations",
+    "width_violations",
+]

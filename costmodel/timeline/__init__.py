@@ -1,0 +1,21 @@
+"""A schedule run on a clock: spans, waits, memory over time."""
+
+from costmodel.timeline.batched import simulate_together
+from costmodel.timeline.costs import StageCosts, transient_of
+from costmodel.timeline.event_sim import simulate_on_clock
+from costmodel.timeline.events import Span
+from costmodel.timeline.gradient_reduction import reduce_tail_s
+from costmodel.timeline.processor_sharing import shared_bound_s
+from costmodel.timeline.timeline import Timeline, simulate
+
+__all__ = [
+    "Span",
+    "StageCosts",
+    "Timeline",
+    "reduce_tail_s",
+    "shared_bound_s",
+    "simulate",
+    "simulate_on_clock",
+    "simulate_together",
+    "transient_of",
+]

@@ -1,0 +1,367 @@
+"""The schedule run: when each pass of each rank runs, and the memory it needs.
+
+Nothing contends here: each rank's compute serves its stream in order, each directed
+pair of ranks has a link that serves sends in the order they are issued, and sends do
+not occupy compute. So one pass in a static order, without a heap, gives every time;
+`costmodel.timeline.event_sim` gives the same ones on a clock, action by action. (Ranks
+that are more than their cores contend for those:
+`costmodel.timeline.processor_sharing`.)
+
+    start(a) = max(end of the action before a on its rank, arrival of what a awaits)
+    arrival  = max(end of the sender, the link is free) + the transfer's seconds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from costmodel.schedule import COMPUTE, IntArray, Kind, Program, program_of
+from costmodel.timeline.costs import (
+    FloatArray,
+    StageCosts,
+    bytes_after,
+    bytes_during,
+    require_costs,
+    seconds_of,
+    sends_of,
+)
+from costmodel.timeline.gradient_reduction import reduce_tail_s
+from costmodel.timeline.processor_sharing import run_in_turns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One rank's step, every instant from 0 to the makespan counted once."""
+
+    compute_s: float
+    pipeline_comm_s: float  # waiting, while the awaited transfer could have run
+    bubble_s: float  # waiting for another rank's compute
+    reduce_s: float  # gradient reduction after the last backward
+    others_s: float  # waiting for the other ranks' gradients before the step
+    step_s: float
+    gather_s: float
+    idle_s: float  # after its own step, until the last rank ends
+
+    @property
+    def total_s(self) -> float:
+        return (
+            (self.compute_s + self.pipeline_comm_s + self.bubble_s)
+            + (self.reduce_s + self.others_s)
+            + (self.step_s + self.gather_s + self.idle_s)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timeline:
+    """When each action starts and ends, [pp, actions] in stream order, and the peaks.
+
+    By rank: the end of its compute and of its gradient reduction, the start of its
+    optimizer step, its own end, its peak bytes and the position in its stream of the
+    (first) action at which they are reached.
+    """
+
+    program: Program
+    costs: StageCosts
+    start_s: FloatArray
+    end_s: FloatArray
+    makespan_s: float
+    compute_end_s: FloatArray
+    reduce_end_s: FloatArray
+    step_start_s: FloatArray
+    rank_end_s: FloatArray
+    peak_bytes: FloatArray
+    peak_action: IntArray
+
+    def waits(self, rank: int) -> tuple[float, float]:
+        """Seconds that *rank* idles between its actions: (for transfers, in bubbles).
+
+        Of a gap before an action that awaits a transfer, as much as the transfer
+        itself takes is the transfer's, the rest is bubble.
+        """
+        gaps = self.start_s[rank].copy()
+        gaps[1:] -= self.end_s[rank, :-1]
+        sends = sends_of(self.costs, self.program.shape.copies)
+        transfers = sends[self.program.source_rows[rank]]
+        transfer_s = float(np.minimum(gaps, transfers).sum())
+        return transfer_s, float(gaps.sum()) - transfer_s
+
+    def hidden_s(self, rank: int) -> float:
+        """Seconds that passes of *rank* save by running at once."""
+        shape = self.program.shape
+        kind, slot = np.divmod(self.program.rows[rank], shape.slots)
+        overlapped = slot[kind == COMPUTE.index(Kind.OVERLAP_F_B)] % shape.stages
+        return float(self.costs.optional("hidden_s")[overlapped].sum())
+
+    def pace(self, rank: int) -> float:
+        """What the passes of *rank* take, over their price: less where it takes turns
+        with ranks that wait."""
+        if self.costs.turns == 1:
+            return 1.0
+        priced_s = durations_of(self.program, self.costs)[rank].sum()
+        took_s = (self.end_s[rank] - self.start_s[rank]).sum()
+        return float(took_s / priced_s) if priced_s else 1.0
+
+    def account(self, rank: int) -> Account:
+        """Where the seconds of *rank* go."""
+        transfer_s, bubble_s = self.waits(rank)
+        compute_end_s = float(self.compute_end_s[rank])
+        reduce_end_s = float(self.reduce_end_s[rank])
+        return Account(
+            compute_s=float((self.end_s[rank] - self.start_s[rank]).sum()),
+            pipeline_comm_s=transfer_s,
+            bubble_s=bubble_s,
+            reduce_s=reduce_end_s - compute_end_s,
+            others_s=float(self.step_start_s[rank]) - reduce_end_s,
+            step_s=float(self.costs.step_s[rank]),
+            gather_s=float(self.costs.gather_s[rank]),
+            idle_s=self.makespan_s - float(self.rank_end_s[rank]),
+        )
+
+    def in_flight_at_peak(self) -> IntArray:
+        """Micro-batches at each rank's peak whose activations are saved, [pp, stages].
+
+        Of I's pass at the peak too, whose end would free what only I needs.
+        """
+        return _in_flight(self._done_at_peak())
+
+    def held_at_peak(self) -> FloatArray:
+        """Bytes that are alive at each rank's peak beside its pass's working set."""
+        done = self._done_at_peak()
+        _, _, inputs, weights, _ = done
+        costs, shape = self.costs, self.program.shape
+        kept = costs.optional("weight_bytes")
+        held = _in_flight(done) @ costs.saved_bytes + (inputs - weights) @ kept
+        more: FloatArray = np.maximum(kept - costs.saved_bytes, 0)
+        kind, slot = np.divmod(self.peak_rows(), shape.slots)
+        at_inputs = kind == COMPUTE.index(Kind.I)
+        return np.asarray(held + np.where(at_inputs, more[slot % shape.stages], 0))
+
+    def most_between(self, each: FloatArray) -> FloatArray:
+        """The most of *each* stage's that lie between their forwards and backwards on
+        a rank at once, by rank: streams alone decide."""
+        shape = self.program.shape
+        taken = {Kind.F: each, Kind.B: -each, Kind.I: -each, Kind.OVERLAP_F_B: -each}
+        nothing = np.zeros_like(each)
+        table = [taken.get(kind, nothing) for kind in COMPUTE]
+        rows = np.concatenate([np.tile(one, shape.copies) for one in table] + [[0.0]])
+        return np.asarray(rows[self.program.rows].cumsum(axis=1).max(axis=1))
+
+    def _done_at_peak(self) -> IntArray:
+        """Passes done before each rank's peak, [kind, pp, stages], its own F too."""
+        rows, shape = self.program.rows, self.program.shape
+        ranks, actions = np.arange(len(rows)), np.arange(rows.shape[1])
+        before = actions < self.peak_action[:, None]
+        at_peak = self.peak_rows()
+        before[ranks, self.peak_action] = at_peak < shape.slots
+        size = len(COMPUTE) * shape.slots
+        places = (ranks[:, None] * size + rows)[before & (rows >= 0)]
+        counts = np.bincount(places, minlength=len(rows) * size)
+        by_copy = counts.reshape(len(rows), len(COMPUTE), shape.copies, shape.stages)
+        return np.asarray(by_copy.sum(axis=2).swapaxes(0, 1))
+
+    def peak_rows(self) -> IntArray:
+        """The row of the action at which each rank is at its peak."""
+        return np.asarray(
+            self.program.rows[np.arange(len(self.peak_action)), self.peak_action]
+        )
+
+
+def _in_flight(done: IntArray) -> IntArray:
+    """Micro-batches whose activations are saved, of passes *done* by kind."""
+    forward, whole, inputs, _, overlapped = done
+    return np.asarray(forward - whole - inputs - overlapped)
+
+
+def simulate(
+    schedule: str,
+    pp: int,
+    virtual_stages: int,
+    micro_batches: int,
+    costs: StageCosts,
+) -> Timeline:
+    """Run a schedule at *costs*.
+
+    Raises as `schedule.require_schedule`, and InvalidSpec if the costs are those of
+    another number of stages or ranks.
+    """
+    program = program_of(schedule, pp, virtual_stages, micro_batches)
+    require_costs(costs, pp, program.shape.stages)
+    return ended(program, costs, *run(program, costs, durations_of(program, costs)))
+
+
+def ended(
+    program: Program, costs: StageCosts, start: FloatArray, end: FloatArray
+) -> Timeline:
+    """The timeline of actions that start and end so."""
+    compute_end = end[:, -1]
+    reduce_end = _reduce_ends(program, costs, start, end)
+    step_start = reduce_end
+    if costs.synchronised_step:
+        step_start = np.full(len(reduce_end), reduce_end.max())
+    rank_end = step_start + costs.step_s + costs.gather_s
+    peak_bytes, peak_action = _peaks(program, costs)
+    return Timeline(
+        program=program,
+        costs=costs,
+        start_s=start,
+        end_s=end,
+        makespan_s=float(rank_end.max()),
+        compute_end_s=compute_end,
+        reduce_end_s=reduce_end,
+        step_start_s=step_start,
+        rank_end_s=rank_end,
+        peak_bytes=peak_bytes,
+        peak_action=peak_action,
+    )
+
+
+def durations_of(program: Program, costs: StageCosts) -> FloatArray:
+    """How long each action takes, in stream order."""
+    copies = program.shape.copies
+    durations: FloatArray = seconds_of(costs, copies)[program.rows]
+    if costs.first_forward_extra_s is not None:
+        extra_s = np.tile(costs.first_forward_extra_s, copies)
+        durations.ravel()[program.first_forward] += extra_s
+    if costs.last_backward_extra_s is not None:
+        extra_s = np.tile(costs.last_backward_extra_s, copies)
+        durations.ravel()[program.last_backward] += extra_s
+    return durations
+
+
+def run(
+    program: Program, costs: StageCosts, durations: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Start and end of each action. One rank never waits: a running sum."""
+    if program.shape.pp == 1:
+        end = durations.cumsum(axis=1)
+        return _before(end), end
+    if costs.turns > 1:
+        sends = sends_of(costs, program.shape.copies)
+        return run_in_turns(program, sends, durations, costs.turns, costs.messages)
+    if contends(program, costs, durations):
+        return _queued(program, sends_of(costs, program.shape.copies), durations)
+    arrivals = arrivals_of(program, costs)
+    return passed(program, np.array(_ends(program, durations, arrivals)), arrivals)
+
+
+def arrivals_of(program: Program, costs: StageCosts) -> FloatArray:
+    """In the program's order, how long what each action awaits is on its way."""
+    return np.asarray(sends_of(costs, program.shape.copies)[program.awaited_rows])
+
+
+def passed(
+    program: Program, ends: FloatArray, arrivals: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Start and end of each action, of ends in the program's order after a 0."""
+    end, ready = (np.empty(program.rows.shape) for _ in range(2))
+    end.ravel()[program.order] = ends[1:]
+    ready.ravel()[program.order] = ends[program.awaited] + arrivals
+    return np.maximum(_before(end), ready), end
+
+
+def _before(end: FloatArray) -> FloatArray:
+    """When the action before each one ends on its rank."""
+    before = np.zeros_like(end)
+    before[:, 1:] = end[:, :-1]
+    return before
+
+
+def contends(program: Program, costs: StageCosts, durations: FloatArray) -> bool:
+    """Whether a transfer can find its link busy.
+
+    Between two sends of a rank lies at least the pass that sends the second: where no
+    transfer is longer than the shortest of those, none does.
+    """
+    rows = program.rows
+    longest = sends_of(costs, program.shape.copies)[rows].max(axis=1)
+    send = (rows >= 0) & (rows // program.shape.slots != COMPUTE.index(Kind.W))
+    shortest = np.where(send, durations, np.inf).min(axis=1)
+    return bool(np.any(longest > shortest))
+
+
+def _ends(program: Program, durations: FloatArray, arrivals: FloatArray) -> list[float]:
+    """Ends in static order, after a 0 that those find who await nothing."""
+    free_s = [0.0] * program.shape.pp
+    ends = [0.0]
+    done = ends.append
+    steps = zip(
+        program.ranks,
+        program.awaits,
+        durations.ravel()[program.order].tolist(),
+        arrivals.tolist(),
+        strict=True,
+    )
+    for rank, awaited, duration_s, arrival_s in steps:
+        start_s = free_s[rank]
+        ready_s = ends[awaited] + arrival_s
+        if ready_s > start_s:
+            start_s = ready_s
+        free_s[rank] = end_s = start_s + duration_s
+        done(end_s)
+    return ends
+
+
+def _queued(
+    program: Program, sends: FloatArray, durations: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Start and end of each action where transfers wait for their link."""
+    free_s = [0.0] * program.shape.pp
+    link_free_s = [0.0] * (program.no_link + 1)
+    arrived_s = [0.0]  # for actions that await nothing
+    starts: list[float] = []
+    begin, arrive = starts.append, arrived_s.append
+    steps = zip(
+        program.ranks,
+        program.awaits,
+        program.links.tolist(),
+        durations.ravel()[program.order].tolist(),
+        sends[program.ordered_rows].tolist(),
+        strict=True,
+    )
+    for rank, awaited, link, duration_s, send_s in steps:
+        start_s = free_s[rank]
+        ready_s = arrived_s[awaited]
+        if ready_s > start_s:
+            start_s = ready_s
+        begin(start_s)
+        free_s[rank] = end_s = start_s + duration_s
+        sent_s = link_free_s[link]
+        if end_s > sent_s:
+            sent_s = end_s
+        link_free_s[link] = sent_s = sent_s + send_s
+        arrive(sent_s)
+    start = np.empty_like(durations)
+    start.ravel()[program.order] = starts
+    return start, start + durations
+
+
+def _reduce_ends(
+    program: Program, costs: StageCosts, start: FloatArray, end: FloatArray
+) -> FloatArray:
+    """When each rank has its gradients: stage after stage on its one resource."""
+    compute_end, overlap = end[:, -1], costs.overlap_reduce
+    copies = program.shape.copies
+    last_end = end.ravel()[program.last_backward]
+    backward = last_end - start.ravel()[program.last_backward]
+    buckets = np.broadcast_to(costs.buckets, costs.reduce_s.shape)
+    reduce_s = np.tile(costs.reduce_s, copies)
+    tail = reduce_tail_s(
+        reduce_s, backward, buckets=np.tile(buckets, copies), overlap=overlap
+    )
+    free: FloatArray = np.zeros(len(compute_end))
+    for slots in program.finishing.T:  # one of each rank
+        ready = last_end[slots] if overlap else compute_end
+        free = np.maximum(ready + tail[slots], free + reduce_s[slots])
+    return np.maximum(compute_end, free)
+
+
+def _peaks(program: Program, costs: StageCosts) -> tuple[FloatArray, IntArray]:
+    """Most bytes alive on each rank, and where: streams alone decide, not time."""
+    copies = program.shape.copies
+    after = bytes_after(costs, copies)[program.rows].cumsum(axis=1)
+    after += bytes_during(costs, copies)[program.rows]
+    where = after.argmax(axis=1)
+    peak = after[np.arange(len(after)), where]
+    return costs.static_bytes + peak, where

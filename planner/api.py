@@ -1,0 +1,294 @@
+"""The front door: which layout to take.
+
+problem → search → solution, checked here whichever search it was
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import Final
+
+from costmodel.layout import AUTO, NOTHING, parse_offload
+from costmodel.machine import Machine, machine
+from costmodel.options import Pins, pins_cut
+from costmodel.simulation import default_precision, flash_default
+from costmodel.support import is_local
+from planner.analysis import looked_for, recommended
+from planner.cuts import are_searched, with_cuts
+from planner.problem import (
+    WORTHWHILE,
+    Candidate,
+    Objective,
+    Problem,
+    Solution,
+    Space,
+    asked_of,
+    hopeless,
+    hopeless_by_states,
+    is_unlike,
+    length,
+    only_unlike,
+    too_deep,
+    usual_probability,
+)
+from planner.remat import first_fit
+from planner.search import (
+    BASELINES,
+    AbstractSearch,
+    BranchAndBound,
+    Clock,
+    Limits,
+    check,
+    over_offloads,
+    polished,
+    search_called,
+    without_auto,
+)
+from profiles.errors import OutOfTime, Unsupported
+from profiles.hardware import Cluster
+from profiles.models import Job
+
+DEFAULT: Final = "branch-and-bound"
+__all__ = ["check", "plan", "solve"]
+
+
+def plan(
+    job: Job,
+    cluster: Cluster,
+    *,
+    gpus: int,
+    pins: Pins | None = None,
+    on: Machine | None = None,
+    objective: str = "throughput",
+    search: str | AbstractSearch = DEFAULT,
+    precision: str | None = None,
+    memory_limit_bytes: float | None = None,
+    probability: float | None = None,
+    runners_up: int = 5,
+    time_limit_s: float = inf,
+    executable: bool | None = None,
+    any_stage: bool = False,
+) -> Solution:
+    """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
+
+    *on* is a machine prepared from the cluster (another framework, say); what *pins*
+    fix is not searched; what is found fits with at least *probability* (default: 0.95,
+    of the least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
+    `execute` does not carry out is left out if *executable* (default: on this machine,
+    the cluster `local`). With *any_stage* stages may differ in mesh. If nothing fits,
+    the solution's status says so and `diagnosis.diagnose` says why.
+
+    Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
+    """
+    where = on or machine(cluster)
+    goal = Objective(objective)
+    odds = usual_probability(goal) if probability is None else probability
+    if memory_limit_bytes is None:
+        where = asked_of(where, goal, odds)
+    asked = pins or Pins()
+    fixed = without_auto(asked)
+    flash = fixed.flash_attention
+    limit, away = memory_limit_bytes, fixed.free_tier
+    problem = Problem(
+        job=job,
+        machine=where,
+        gpus=gpus,
+        pins=fixed,
+        precision=precision or default_precision(cluster),
+        gradient_format=where.software.gradient_format,
+        flash_attention=flash_default(cluster) if flash is None else flash,
+        memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
+        probability=odds,
+        offload=NOTHING if away else parse_offload(fixed.offload, fixed.offload_to),
+        offloads_to=away,
+        objective=goal,
+        executable=is_local(cluster) if executable is None else executable,
+        any_stage=any_stage,
+    )
+    chosen = search_called(search) if isinstance(search, str) else search
+    wanted = looked_for(runners_up)
+    limits = Limits(time_limit_s=time_limit_s, runners_up=wanted).begun()
+    first = solve(problem, chosen, limits)
+    found = refined(problem, first, asked, limits)
+    if any_stage:
+        found = widen(problem, found, limits)
+    found = sharded(problem, recommended(problem, found, runners_up), limits)
+    return with_faster(problem, found, first.too_big, limits)
+
+
+def with_faster(
+    problem: Problem, solution: Solution, bigger: Candidate | None, limits: Limits
+) -> Solution:
+    """*solution* with the fastest layout that fits by its estimate alone, if it is
+    faster by 2 % or more. There is none unless one *bigger* than the margin of memory
+    allows, of which the search found the least, is within the device's."""
+    best = solution.best
+    if best is None or bigger is None or not problem.by_odds or only_unlike(problem):
+        return solution
+    if problem.objective is Objective.MEMORY or Clock(limits=limits).over:
+        return solution
+    if bigger.estimate.peak_needed_bytes > problem.memory_limit_bytes:
+        return solution
+    alone = replace(limits, runners_up=0, watch=None)
+    faster = BranchAndBound(below=solution.value * WORTHWHILE)
+    try:
+        found = solve(problem.at_its_word(), faster, alone)
+    except OutOfTime:  # or nothing is as fast
+        return solution
+    other = found.best
+    if other is None or problem.value(other) >= solution.value * WORTHWHILE:
+        return solution
+    return replace(solution, by_estimate=other)
+
+
+def sharded(
+    problem: Problem, solution: Solution, limits: Limits, *, on_disk: bool = False
+) -> Solution:
+    """*solution* of the default search, its operators sharded as is best; checked.
+
+    Solved programs are kept *on_disk* for the next time, or in memory alone.
+    """
+    best, clock = solution.best, Clock(limits=limits)
+    if clock.over:
+        return solution
+    if solution.search != DEFAULT and not solution.only_unlike:
+        return solution
+    if best is None:
+        return solution
+    if all(stage.mesh.tp == 1 for stage in best.estimate.layout.stages):
+        return solution
+    if not problem.offers("operators", "by modules"):
+        return solution
+    from planner.sharding import cache_folder, with_own_shardings
+
+    cache = cache_folder() if on_disk else None
+    found = with_own_shardings(problem, solution, cache, clock)
+    if found.best is not best:
+        check(problem, found)
+    return found
+
+
+def widen(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """*solution*, or what stages of unlike meshes can do better; checked. Where there
+    are no others, they were searched already; of very deep models they are not."""
+    if only_unlike(problem) or too_deep(problem):
+        return solution
+    from planner.heterogeneous import alike_alone, widened
+
+    if alike_alone(problem):
+        return solution
+
+    found = widened(problem, solution, limits)
+    check(problem, found)
+    return found
+
+
+def solve(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
+    """Run *search*, and check what it found: none marks its own homework. Where the
+    states alone do not fit, there is nothing to search; where offloading is free, it
+    is run for each way to offload."""
+    if pins_cut(problem.pins) and search.name != DEFAULT:
+        raise Unsupported(
+            f"--search {search.name} cuts layers as evenly as can be; leave it out, or "
+            "--stage-layers and its like"
+        )
+    if only_unlike(problem) and search.name != DEFAULT:
+        _require_baseline(problem, search)
+        from planner.heterogeneous import over_islands
+
+        solution = over_islands(problem, search, limits)
+    elif only_unlike(problem):
+        from planner.heterogeneous import stages_alone
+
+        solution = stages_alone(problem, limits)
+    elif problem.offloads_to is not None:
+        again = partial(_solve, search=search)
+        solution = over_offloads(problem, again, limits)
+    else:
+        solution = _solve(problem, limits, search=search)
+    if solution.best is None and problem.any_stage and not too_deep(problem):
+        solution = _of_any_mesh(problem, solution, limits)
+    check(problem, solution)
+    return solution
+
+
+def _of_any_mesh(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """The best of stages of any mesh where no alike ones fit; *solution* where there
+    are none either, or the pins ask for alike ones."""
+    from planner.heterogeneous import alike_alone, stages_alone
+
+    if only_unlike(problem) or alike_alone(problem):
+        return solution
+    found = stages_alone(problem, limits)
+    return solution if found.best is None else found
+
+
+def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
+    """Raise Unsupported for a *search* of alike stages where there are none, or whose
+    proof would be of other devices than there are."""
+    if not is_unlike(problem):
+        raise Unsupported(
+            f"--search {search.name} knows alike stages, and --pp {problem.pins.pp} "
+            f"does not divide {problem.gpus} GPUs; leave one of them out"
+        )
+    if search.name not in BASELINES:
+        raise Unsupported(
+            f"--search {search.name} proves what is best on one island, the cluster "
+            f"joins {len(problem.machine.cluster.islands)}: leave --search out, which "
+            f"proves it there too, or choose among {', '.join(BASELINES)}, which plan "
+            "for the slowest device"
+        )
+
+
+def of_cuts(problem: Problem, search: AbstractSearch, limits: Limits) -> Solution:
+    """The best of the layers that are pinned.
+
+    Raises Unsupported where no layers but even ones are searched.
+    """
+    even = Space.of(problem).even()
+    if length(even.branches):
+        return search.solve(even.problem, limits)
+    if not are_searched(problem):
+        raise Unsupported(
+            "--stage-layers, --first-stage-layers, --last-stage-layers: plan searches "
+            "other layers of stages for 1F1B alone, with nothing offloaded, no "
+            "--recompute-layers and not for memory; leave them out, or price a layout "
+            "with simulate"
+        )
+    return hopeless_by_states(search.name, 0.0)
+
+
+def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solution:
+    """Where no preset of what is made again fits, the default search looks for layouts
+    that choose it stage by stage, and then for stages of unequal layers."""
+    if (nothing := hopeless(problem, search.name)) is not None:
+        return nothing
+    if pins_cut(problem.pins):
+        found = of_cuts(problem, search, limits)
+    else:
+        found = search.solve(problem, limits)
+    if search.name != DEFAULT or found.best is not None:
+        return found
+    if not pins_cut(problem.pins):
+        found = first_fit(problem, found, Clock(limits=limits))
+    return with_cuts(problem, found, limits) if found.best is None else found
+
+
+def refined(
+    problem: Problem, solution: Solution, asked: Pins, limits: Limits
+) -> Solution:
+    """*solution* with retention chosen stage by stage where that is better: what the
+    default search found, or any if `--recompute auto` is *asked* for; checked."""
+    if asked.recompute != AUTO and solution.search != DEFAULT:
+        return solution
+    if only_unlike(problem):
+        return solution
+    even = Space.of(problem).even().problem if pins_cut(problem.pins) else problem
+    found = polished(even, solution, limits)
+    if found.cuts is None and found.search == DEFAULT:
+        found = with_cuts(problem, found, limits)
+    if found is not solution:
+        check(problem, found)
+    return found

@@ -1,0 +1,9 @@
+""""""
+
+from planner.cuts.search import are_searched, cuts_do_not_fit, with_cuts
+
+__all__ = [
+    "are_searched",
+    "cuts_do_not_fit",
+    "with_cuts",
+]

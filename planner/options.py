@@ -1,0 +1,160 @@
+"""`Around`: the questions around a plan, as a command line asks them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from profiles.commandline import (
+    Function,
+    collected,
+    one_of,
+    option,
+    path,
+    real,
+    refuse,
+    whole,
+)
+
+_option = partial(option, "Questions around the plan")
+
+QUANTITIES: Final = ("seq-len", "global-batch", "layers")
+MOST_SIZES: Final = 64
+MOST_PROBES: Final = 100
+MOST_TOKENS: Final = 1e18
+_RANGE: Final = re.compile(r"([^.]*)\.\.([^.]*)")
+_RULE: Final = (
+    "write a number of GPUs, several (8,16,32), or a range that doubles from the first "
+    "to the last (8..512)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Around:
+    """Each is None or False where the command line does not ask."""
+
+    maximize: str | None = None
+    diff: tuple[Path, Path] | None = None
+    explain: bool = False
+    tokens: float | None = None
+    probe: int | None = None
+    shardings: bool = False
+    compare_frameworks: bool = False
+
+
+_OPTIONS: tuple[Callable[[Function], Function], ...] = (
+    _option(
+        "--maximize",
+        type=one_of(*QUANTITIES),
+        metavar="NAME",
+        help="The largest seq-len, global-batch or number of layers that fits, and the "
+        "plan at it.",
+    ),
+    _option(
+        "--diff",
+        type=path,
+        nargs=2,
+        metavar="A B",
+        help="What differs between two layout files, and what each difference costs.",
+    ),
+    _option(
+        "--explain",
+        is_flag=True,
+        help="Also: what more memory, faster links and devices, and a doubled batch "
+        "would buy.",
+    ),
+    _option(
+        "--tokens",
+        type=real(1, MOST_TOKENS),
+        metavar="N",
+        help="Also: days (and dollars, where the device has a price) to train N "
+        "tokens.",
+    ),
+    _option(
+        "--probe",
+        type=whole(1, MOST_PROBES),
+        metavar="K",
+        help="Write the K layouts worth measuring first: probe-1.json … beside --out, "
+        "or here.",
+    ),
+    _option(
+        "--shardings",
+        is_flag=True,
+        help="Also: each operator's best sharding on the layout's mesh, by integer "
+        "program.",
+    ),
+    _option(
+        "--compare-frameworks",
+        is_flag=True,
+        help="Also: the best layout of each of the main frameworks, of what that can "
+        "run, and which is faster.",
+    ),
+)
+
+
+def around_options(function: Function) -> Function:
+    """Add these questions to a command, which takes them as ``around``."""
+    return collected(function, into=Around, keyword="around", options=_OPTIONS)
+
+
+def several_gpus(function: Function) -> Function:
+    """Let `--gpus` of a command with `job_options` name several numbers.
+
+    The command takes all of them as ``sizes`` (empty for one number), and the first as
+    its own `--gpus`.
+    """
+
+    @wraps(function)
+    def call(**values: Any) -> Any:
+        asked = values["gpus"]
+        sizes = asked if isinstance(asked, tuple) else ()
+        values["gpus"] = sizes[0] if sizes else asked
+        return function(sizes=sizes, **values)
+
+    for parameter in getattr(call, "__click_params__"):  # noqa: B009
+        if parameter.name == "gpus":
+            parameter.type = click.types.convert_type(gpu_counts)
+            parameter.metavar = "N|A..B|N,N,…"
+            parameter.help = "Devices to train on; of several, a plan for each."
+    return call
+
+
+def gpu_counts(given: str) -> int | tuple[int, ...]:
+    """One number of GPUs; or several, without repeats, in the order given.
+
+    >>> gpu_counts("64"), gpu_counts("8..100"), gpu_counts("8,24")
+    (64, (8, 16, 32, 64), (8, 24))
+    """
+    count = whole()
+    span = _RANGE.fullmatch(given.strip())
+    if span:
+        first, last = (_count(part, given) for part in span.groups())
+        if last < first:
+            raise refuse(given, f"the range is empty; {_RULE}")
+        return tuple(_doubled(first, last))
+    if "," not in given:
+        return count(given)
+    found = tuple(dict.fromkeys(_count(part, given) for part in given.split(",")))
+    if len(found) > MOST_SIZES:
+        raise refuse(given, f"at most {MOST_SIZES} numbers of GPUs")
+    return found
+
+
+def _count(part: str, given: str) -> int:
+    try:
+        return whole()(part)
+    except click.BadParameter:
+        raise refuse(given, _RULE) from None
+
+
+def _doubled(first: int, last: int) -> list[int]:
+    found = [first]
+    while found[-1] * 2 <= last:
+        found.append(found[-1] * 2)
+    return found

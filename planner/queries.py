@@ -1,0 +1,188 @@
+"""What `plan` answers beside one plan: sizes, differences, layouts to measure.
+
+Rooms are opened when a question is asked, so that one plan loads no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from costmodel.options import Pins
+from planner.options import Around
+from profiles.commandline import JobOptions, console, emit_json, premise, warn
+from profiles.errors import Contradiction
+
+if TYPE_CHECKING:
+    from planner.problem import Asked, Candidate, Posed, Problem, Solution
+    from planner.report import Beside
+    from planner.search import Limits
+
+
+def refuse_beside(
+    what: str, out: Path | None, around: Around, several: bool, **more: bool
+) -> None:
+    """Raise for options that are about one plan, where *what* asks for something else;
+    *more* are options that were given, by their names."""
+    flags = {
+        **{f"--{name.replace('_', '-')}": said for name, said in more.items()},
+        "--out": out is not None,
+        "--compare-searches": several,
+        "--maximize": around.maximize is not None,
+        "--explain": around.explain,
+        "--probe": around.probe is not None,
+        "--shardings": around.shardings,
+        "--compare-frameworks": around.compare_frameworks,
+    }
+    for flag, said in flags.items():
+        if said:
+            raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
+
+
+def compare(
+    files: tuple[Path, Path], job: JobOptions, pins: Pins, *, as_json: bool
+) -> None:
+    """What differs between two layout files, and what each difference costs."""
+    from costmodel.simulation import (
+        Options,
+        job_of,
+        machine_of,
+        profile_of,
+        read_layout_file,
+        require_left_open,
+        require_one_price,
+    )
+    from planner.analysis import (
+        difference,
+        difference_document,
+        difference_view,
+        require_alike,
+    )
+
+    require_left_open(job, pins, "the layout files of --diff")
+    a, b = (read_layout_file(file) for file in files)
+    jobs = (job_of(a), job_of(b))
+    require_alike(jobs, None if job.cluster else (a.cluster, b.cluster))
+    asked = [one.origin.options.under(job, pins) for one in (a, b)]
+    require_one_price(*(Options.of(*one) for one in asked))
+    profile, said = profile_of(a, job)
+    for line in dict.fromkeys((*said, *profile_of(b, job)[1])):
+        warn(line)
+    samples = profile.samples if profile else None
+    on = machine_of(a, job, pins, samples, {})
+    machine_of(b, job, pins, samples, {})  # what is asked must suit both
+    found = difference(jobs[0], on, a.layout, b.layout)
+    if as_json:
+        emit_json(difference_document(found, files))
+    else:
+        console().print(difference_view(found))
+
+
+def answer_each(
+    sizes: tuple[int, ...],
+    pose: Callable[[int], Posed],
+    solved: Callable[[Problem, Limits], Solution],
+    where: str,
+    tokens: float | None,
+    *,
+    limits: Callable[[], Limits],
+    as_json: bool,
+) -> None:
+    """A plan for each number of GPUs, within *limits* of its own; raises what was wrong
+    where none has one, in what the last one left of its time."""
+    from planner.analysis import diagnose, plans
+    from planner.report import sizes_document, sizes_table, sizes_words
+
+    rows = list(plans(sizes, pose, solved, limits))
+    document = sizes_document(rows, where, tokens)
+    if not any(row.estimate for row in rows):
+        premise(document)
+        sound = [row for row in rows if row.posed is not None]
+        if sound and sound[-1].posed is not None:
+            raise diagnose(sound[-1].posed.problem, sound[-1].limits)
+        raise next(row.error for row in rows if row.error is not None)
+    for row in rows:
+        for line in row.posed.warnings if row.posed else ():
+            warn(f"{row.gpus} GPUs: {line}")
+    if as_json:
+        emit_json(document)
+        return
+    screen = console()
+    screen.print(sizes_table(rows, tokens))
+    screen.print(sizes_words(rows, tokens))
+
+
+def wanted_runners_up(top: int, around: Around) -> int:
+    """How many runners-up to look for: probes are chosen among them."""
+    if around.probe is None:
+        return top
+    from planner.analysis import POOL
+
+    return max(top, POOL * around.probe)
+
+
+def probe_outputs(around: Around, out: Path | None) -> dict[str, Path | None]:
+    """The files that `--probe` writes, by words for each."""
+    from planner.analysis import probe_files
+
+    files = probe_files(around.probe or 0, out)
+    return {f"--probe {place}:": file for place, file in enumerate(files, 1)}
+
+
+def probe(
+    problem: Problem,
+    solution: Solution,
+    around: Around,
+    out: Path | None,
+    asked: Asked,
+) -> Beside:
+    """Write the layouts worth measuring first."""
+    from planner.report import Beside
+
+    if around.probe is None:
+        return Beside()
+    from planner.analysis import probe_files, probes
+    from planner.report import probes_beside
+
+    found = probes(problem, solution, around.probe)
+    written = list(zip(probe_files(len(found), out), found, strict=True))
+    for file, candidate in written:
+        write(file, problem, candidate, asked)
+    return probes_beside(problem, solution, written, around.probe)
+
+
+def others(
+    problem: Problem,
+    solution: Solution,
+    around: Around,
+    asked: Asked,
+    solve: Callable[[Problem], Solution],
+) -> Beside:
+    """The same question in the other main frameworks."""
+    from planner.report import Beside
+
+    if not around.compare_frameworks or solution.best is None:
+        return Beside()
+    from planner.report import in_others
+
+    return in_others(problem, solution.best, asked, solve)
+
+
+def write(
+    out: Path,
+    problem: Problem,
+    candidate: Candidate,
+    asked: Asked,
+) -> None:
+    from costmodel.simulation import origin_of, spelled, write_layout
+
+    found, profile = candidate.estimate, asked.profile
+    write_layout(
+        out,
+        problem.job,
+        spelled(asked.where, asked.cluster),
+        found.layout,
+        profile.hashes if profile else (),
+        origin=origin_of(asked.job, asked.pins, profile, found),
+    )

@@ -1,1 +1,0 @@
-"""Which saved tensors are kept, made again, offloaded or compressed."""

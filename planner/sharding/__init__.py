@@ -1,0 +1,40 @@
+"""One sharding for each operator: an integer program and its solvers."""
+
+from planner.sharding.choice_cache import cache_folder
+from planner.sharding.choice_graph import Choice, Chosen, Status
+from planner.sharding.costs import SentBytes
+from planner.sharding.elimination import eliminate
+from planner.sharding.intra_op import BlockSharding, Posed, described, pose
+from planner.sharding.milp import Milp, MilpSolution
+from planner.sharding.problem import ENTRY, ROUTED, BlockProblem, entry_choices
+from planner.sharding.refine import with_own_shardings
+from planner.sharding.report import (
+    layout_block,
+    layout_shardings,
+    shardings_document,
+    shardings_view,
+)
+
+__all__ = [
+    "ENTRY",
+    "ROUTED",
+    "BlockProblem",
+    "BlockSharding",
+    "Choice",
+    "Chosen",
+    "Milp",
+    "MilpSolution",
+    "Posed",
+    "SentBytes",
+    "Status",
+    "cache_folder",
+    "described",
+    "eliminate",
+    "entry_choices",
+    "layout_block",
+    "layout_shardings",
+    "pose",
+    "shardings_document",
+    "shardings_view",
+    "with_own_shardings",
+]

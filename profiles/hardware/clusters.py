@@ -1,0 +1,180 @@
+"""`Cluster`: nodes of devices and the links between them, level by level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from profiles.errors import InvalidSpec, Unsupported
+from profiles.hardware.devices import Device
+from profiles.hardware.quantity import Figure
+from profiles.limits import require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """One level of the fabric: domains of *devices* devices that it joins.
+
+    `bandwidth` is one way and per device: a node's NICs are divided by its devices.
+    `devices` is None for the outermost level. `latency` is that of one hop. `ports` is
+    how many a domain has to the outermost level, where its devices do not have one
+    each: what one device sends goes through one of them. With `rails` the outermost
+    level joins device i of a domain with device i of the others alone, and no spine
+    joins the rails: what is for another device goes through a domain first.
+    """
+
+    name: str
+    kind: str  # nvlink, nvswitch, xgmi, pcie, infiniband, roce, efa, ethernet …
+    devices: int | None
+    bandwidth: Figure
+    latency: Figure
+    ports: int | None = None
+    rails: bool = False
+
+    def __post_init__(self) -> None:
+        self.bandwidth.require("bytes a second", f"bandwidth of level {self.name!r}")
+        self.latency.require("seconds", f"latency of level {self.name!r}")
+        if not self.bandwidth.value:
+            raise InvalidSpec(f"bandwidth of level {self.name!r} is 0; give more")
+        for name in ("devices", "ports"):
+            if getattr(self, name) is not None:
+                what = f"{name} of level {self.name!r}"
+                require("devices", getattr(self, name), what)
+        if self.rails and (self.devices is not None or self.ports is not None):
+            raise InvalidSpec(
+                f"level {self.name!r}: rails join whole domains, a port a device; "
+                "leave its devices and ports null"
+            )
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.bandwidth.si
+
+    @property
+    def latency_s(self) -> float:
+        return self.latency.si
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Island:
+    """Like nodes on one fabric. `nodes` is None where as many as asked are there.
+
+    `host_memory` and `nvme` are what a node's processors and drives hold, None where
+    nobody says: what is offloaded to them is then not limited. `drive_read` and
+    `drive_write` are what its drives read and write together, bytes a second.
+    """
+
+    device: Device
+    devices_per_node: int
+    nodes: int | None
+    levels: tuple[Level, ...]  # innermost first
+    host_memory: Figure | None = None
+    nvme: Figure | None = None
+    drive_read: Figure | None = None
+    drive_write: Figure | None = None
+
+    def __post_init__(self) -> None:
+        sizes = [level.devices for level in self.levels]
+        if not self.levels or sizes[-1] is not None or None in sizes[:-1]:
+            raise InvalidSpec("an island's last level, and no other, has devices=null")
+        require("devices", self.devices_per_node, "devices_per_node of an island")
+        if self.nodes is not None:
+            require("devices", self.nodes, "nodes of an island")
+            require("devices", self.nodes * self.devices_per_node, "an island's size")
+        inner = [size for size in sizes if size is not None]
+        if inner != sorted(inner):
+            raise InvalidSpec("levels go from the innermost domain to the outermost")
+        self._require_nested(inner)
+        for name in ("host_memory", "nvme"):
+            figure = getattr(self, name)
+            if figure is not None:
+                figure.require("bytes", f"{name} of a node")
+        for name in ("drive_read", "drive_write"):
+            figure = getattr(self, name)
+            if figure is not None:
+                figure.require("bytes a second", f"{name} of a node")
+                if not figure.value:
+                    raise InvalidSpec(f"{name} of a node is 0: leave it out")
+
+    def _require_nested(self, sizes: Sequence[int]) -> None:
+        """Raise InvalidSpec for domains, or nodes, that cut each other."""
+        whole = [*sizes, self.devices_per_node]
+        for size, other in combinations(sorted(whole), 2):
+            if other % size:
+                raise InvalidSpec(
+                    f"domains of {size} and {other} devices cut each other (levels "
+                    f"{sizes or 'without a size'}, devices_per_node "
+                    f"{self.devices_per_node}); each has to divide the larger one"
+                )
+
+    @property
+    def gpus(self) -> int | None:
+        return None if self.nodes is None else self.nodes * self.devices_per_node
+
+    @property
+    def domain(self) -> int:
+        """Devices joined by the fast fabric: the innermost level's size."""
+        return self.levels[0].devices or self.devices_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """One or more islands; `between` joins unlike ones.
+
+    `blocks_launches`: jobs run there with CUDA_LAUNCH_BLOCKING=1, so that a host waits
+    for each kernel before it issues the next one.
+    """
+
+    name: str
+    islands: tuple[Island, ...]
+    between: Level | None = None
+    blocks_launches: bool = False
+    source: str = ""
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.islands:
+            raise InvalidSpec(f"cluster {self.name!r} has no islands")
+        if len(self.islands) > 1 and self.between is None:
+            raise InvalidSpec(f"cluster {self.name!r}: islands need a link between")
+
+    @property
+    def island(self) -> Island:
+        """The one island of a uniform cluster; raises Unsupported for others."""
+        if len(self.islands) > 1:
+            raise Unsupported(
+                f"cluster {self.name!r} joins {len(self.islands)} islands, and layouts "
+                "are searched on one here: name one of them (`plan` and `simulate` take"
+                " them together)"
+            )
+        return self.islands[0]
+
+    @property
+    def device(self) -> Device:
+        return self.island.device
+
+    @property
+    def gpus(self) -> int | None:
+        """How many devices there are, None where as many as asked."""
+        counts = [island.gpus for island in self.islands]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The links of every island, and the one between them."""
+        inside = [level for island in self.islands for level in island.levels]
+        return (*inside, *(() if self.between is None else (self.between,)))
+
+    def with_bandwidth(
+        self, *, intra: Figure | None = None, inter: Figure | None = None
+    ) -> Cluster:
+        """The same cluster with other per-device link rates, one way."""
+        island = self.island
+        *nearer, outermost = island.levels
+        if intra is not None and nearer:
+            nearer[0] = replace(nearer[0], bandwidth=intra)
+        if inter is not None:
+            outermost = replace(outermost, bandwidth=inter)
+        return replace(self, islands=(replace(island, levels=(*nearer, outermost)),))

@@ -1,0 +1,230 @@
+"""`Meeting`: the machines that measure together, one command on each.
+
+They meet in a store of torch's (`TCPStore`) on the machine of the endpoint, which is
+node 0. Each tells the others what it has, and all go on with everybody's.
+
+`Node`: what a machine tells the others that it measures with.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+
+from profiles.errors import Contradiction, RunFailed, Unsupported
+from profiles.measure import machine
+from profiles.measure.machine import cache_bytes
+from profiles.measure.request import Question
+from profiles.system import Endpoint, route_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine, and what it was asked.
+
+    `boot` is the same for containers and namespaces of one machine, which share its
+    memory.
+    """
+
+    asked: dict[str, str]
+    device: str
+    boot: str
+    cores: int
+    rank_memory_bytes: float
+    cache_bytes: float
+    facts: dict[str, str]
+
+
+def described(question: Question) -> Node:
+    """This machine."""
+    on_cpu = question.device == "cpu"
+    name = machine.cpu_name() if on_cpu else machine.gpus()[0]
+    return Node(
+        asked=_asked(question),
+        device=machine.slug(name),
+        boot=machine.boot(),
+        cores=machine.cores(),
+        rank_memory_bytes=machine.rank_memory_bytes(question.device, question.ranks),
+        cache_bytes=cache_bytes(question.device),
+        facts={
+            "host cpu": machine.cpu_name(),
+            "cores": str(machine.cores()),
+            "memory bytes": f"{machine.memory_bytes('MemTotal'):.0f}",
+            "date": machine.now(),
+            "command": shlex.join(["profile", *sys.argv[1:]]),
+        },
+    )
+
+
+def require_alike(nodes: Sequence[Node]) -> None:
+    """Raise Contradiction unless all were asked the same, Unsupported for unlike ones.
+
+    A profile speaks of one kind of device: that is what its samples' keys name.
+    """
+    first = nodes[0]
+    for number, node in enumerate(nodes):
+        for name, value in first.asked.items():
+            if node.asked.get(name) != value:
+                raise Contradiction(
+                    f"the machines were asked for different things: {name} is {value} "
+                    f"on node 0 and {node.asked.get(name)} on node {number}; give the "
+                    "same options on each"
+                )
+        if node.device != first.device:
+            raise Unsupported(
+                f"node 0 is {first.device} and node {number} {node.device}: "
+                "machines of unlike devices are measured in profiles of their own"
+            )
+
+
+def rank_memory_bytes(nodes: Sequence[Node], device: str) -> float:
+    """Memory that every rank has, also where nodes are parts of one machine."""
+    together = [sum(one.boot == other.boot for other in nodes) for one in nodes]
+    shares = together if device == "cpu" else [1] * len(nodes)
+    return min(
+        node.rank_memory_bytes / share
+        for node, share in zip(nodes, shares, strict=True)
+    )
+
+
+def _asked(question: Question) -> dict[str, str]:
+    jobs = (f"{job.model} {job.seq_len} {job.global_batch}" for job in question.jobs)
+    return {
+        "--nnodes": str(question.nodes),
+        "--nproc": str(question.ranks),
+        "--device": question.device,
+        "--precision": " ".join(question.precisions),
+        "--quick": str(question.quick),
+        "--model (sequence, batch)": ", ".join(jobs),
+    }
+
+
+MEETING_S = 300.0  # that the first machine waits for the last
+LEAVING_S = 10.0  # that node 0 waits for the others to have read all
+POLL_S = 0.05
+_ASK_S = 1.0  # to reach a store that may not be there yet
+_FAILED = "failed"
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Number *node* of *nodes*; alone, there is nobody to tell and no *store*."""
+
+    def __init__(
+        self, store: Any = None, *, node: int = 0, nodes: int = 1, place: str = ""
+    ) -> None:
+        self.store, self.node, self.nodes, self.place = store, node, nodes, place
+
+    def share(self, name: str, value: T, *, wait_s: float = MEETING_S) -> tuple[T, ...]:
+        """The *value* of every node, by number. *name* is told once.
+
+        Raises RunFailed where a node gives up, or says nothing for *wait_s*.
+        """
+        if self.store is None:
+            return (value,)
+        self.store.set(f"{name}/{self.node}", msgspec.json.encode(value))
+        keys = [f"{name}/{node}" for node in range(self.nodes)]
+        _until(lambda: self._there(keys), wait_s, lambda: self._missing(keys))
+        found = (self.store.get(key) for key in keys)
+        return tuple(msgspec.json.decode(one, type=type(value)) for one in found)
+
+    def leave(self, error: BaseException | None) -> None:
+        """Tell the others of *error*; without one, node 0 stays until all have read."""
+        if self.store is None:
+            return
+        with suppress(RuntimeError, RunFailed):  # it is gone, and so are they
+            if error is not None:
+                told = str(error) or type(error).__name__
+                self.store.set(_FAILED, f"node {self.node} gave up: {told}")
+            self.share("left", self.node, wait_s=LEAVING_S if self.node == 0 else 0.0)
+
+    def _there(self, keys: list[str]) -> bool:
+        if self.store.check([_FAILED]):
+            raise RunFailed(self.store.get(_FAILED).decode(errors="replace"))
+        return bool(self.store.check(keys))
+
+    def _missing(self, keys: list[str]) -> str:
+        here = sum(self.store.check([key]) for key in keys)
+        return f"{here} of {self.nodes} machines are at {self.place}"
+
+
+@contextmanager
+def meeting(endpoint: Endpoint | None, nodes: int) -> Iterator[Meeting]:
+    """The machines that were told the same *endpoint*; alone without one.
+
+    Raises RunFailed where they do not meet, and as `route_to`.
+    """
+    met = Meeting() if endpoint is None else _met(endpoint, nodes)
+    try:
+        yield met
+    except BaseException as error:
+        met.leave(error)
+        raise
+    met.leave(None)
+
+
+def _met(endpoint: Endpoint, nodes: int) -> Meeting:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # addresses without names
+    route = route_to(endpoint)
+    store = _served(endpoint) if route is None or route.here else None
+    if store is not None:
+        return Meeting(store, nodes=nodes, place=str(endpoint))
+    store = _reached(endpoint)
+    node = store.add("arrived", 1)
+    if node >= nodes:
+        raise RunFailed(
+            f"more machines than --nnodes {nodes} came to {endpoint}; start the "
+            "command on as many, or measure elsewhere with another port"
+        )
+    return Meeting(store, node=node, nodes=nodes, place=str(endpoint))
+
+
+def _served(endpoint: Endpoint) -> Any:
+    """The store, served by this process; None where the port is another's."""
+    from torch._C._distributed_c10d import TCPStore
+
+    try:
+        return TCPStore(
+            endpoint.host, endpoint.port, is_master=True, wait_for_workers=False
+        )
+    except RuntimeError:
+        return None
+
+
+def _reached(endpoint: Endpoint) -> Any:
+    """The store that another machine serves, as soon as it does."""
+    from torch._C._distributed_c10d import TCPStore
+
+    place = (endpoint.host, endpoint.port)
+
+    def answers() -> bool:
+        with suppress(OSError), socket.create_connection(place, timeout=_ASK_S):
+            return True
+        return False
+
+    _until(answers, MEETING_S, lambda: f"nobody is at {endpoint}")
+    wait = timedelta(seconds=MEETING_S)
+    try:
+        return TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=wait)
+    except RuntimeError as error:
+        raise RunFailed(f"what answers at {endpoint} is no store of ours") from error
+
+
+def _until(done: Callable[[], bool], wait_s: float, what: Callable[[], str]) -> None:
+    """Ask again and again: a wait inside torch would not hear Ctrl-C."""
+    end_s = time.monotonic() + wait_s
+    while not done():
+        if time.monotonic() > end_s:
+            raise RunFailed(f"after {wait_s:.0f} s {what()}")
+        time.sleep(POLL_S)

@@ -1,0 +1,121 @@
+"""Collectives and messages between ranks, each timed for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from profiles.measure.timing.buffers import Arena
+from profiles.measure.timing.tasks import Exchange, Tensor
+
+ELEMENT_BYTES = 4  # payloads are fp32
+Works = Sequence[Any]  # what is to be waited for
+
+
+def call(
+    exchange: Exchange, group: Any, peers: list[int], rank: int, arena: Arena
+) -> Callable[[], Works]:
+    """What begins one call of *exchange* within *group* (global ranks *peers*).
+
+    Each call takes the next buffers of the arena: what is sent was just made by
+    something else in training, and is in no cache of the sender's socket by then.
+    """
+    import torch.distributed as dist
+
+    size = max(exchange.size_bytes // ELEMENT_BYTES, exchange.ranks)
+    part = size // exchange.ranks
+    whole = part * exchange.ranks
+
+    def all_reduce() -> Works:
+        return [dist.all_reduce(arena.deal(whole), group=group, async_op=True)]
+
+    def all_gather() -> Works:
+        return [_all_gather(arena.deal(whole), arena.deal(part), group)]
+
+    def reduce_scatter() -> Works:
+        return [_reduce_scatter(arena.deal(part), arena.deal(whole), group)]
+
+    def all_to_all() -> Works:
+        sent, came = arena.deal(whole), arena.deal(whole)
+        return [dist.all_to_all_single(came, sent, group=group, async_op=True)]
+
+    def send() -> Works:
+        return _ping_pong(arena.deal(whole), arena.deal(whole), peers, rank, group)
+
+    def shift() -> Works:
+        return _shift(arena.deal(whole), arena.deal(whole), peers, rank, group)
+
+    calls: dict[str, Callable[[], Works]] = {
+        "all_reduce": all_reduce,
+        "all_gather": all_gather,
+        "reduce_scatter": reduce_scatter,
+        "all_to_all": all_to_all,
+        "send": send,
+        "shift": shift,
+    }
+    return calls[exchange.collective]
+
+
+def ways(collective: str) -> int:
+    """How many times its bytes one call moves: there and back is two messages."""
+    return 2 if collective == "send" else 1
+
+
+def finish(works: Works) -> None:
+    """Wait until a call is over."""
+    for work in works:
+        _wait(work)
+
+
+def _all_gather(whole: Tensor, part: Tensor, group: Any) -> object:
+    import torch.distributed as dist
+
+    gather: Any = getattr(dist, "all_gather_single", None)
+    gather = gather or dist.all_gather_into_tensor
+    return gather(whole, part, group=group, async_op=True)
+
+
+def _reduce_scatter(part: Tensor, whole: Tensor, group: Any) -> object:
+    import torch.distributed as dist
+
+    scatter: Any = getattr(dist, "reduce_scatter_single", None)
+    scatter = scatter or dist.reduce_scatter_tensor
+    return scatter(part, whole, group=group, async_op=True)
+
+
+def _ping_pong(
+    out: Tensor, back: Tensor, peers: list[int], rank: int, group: Any
+) -> Works:
+    """There and back between two ranks, by isend and irecv as a pipeline does it."""
+    import torch.distributed as dist
+
+    first, second = peers
+    if rank == first:
+        coming = dist.irecv(back, second, group=group)
+        going = dist.isend(out, second, group=group)
+    else:
+        coming = dist.irecv(back, first, group=group)
+        _wait(coming)
+        going = dist.isend(out, first, group=group)
+    return [going, coming] if rank == first else [going]
+
+
+def _shift(
+    came: Tensor, sent: Tensor, peers: list[int], rank: int, group: Any
+) -> Works:
+    """To the next rank and from the one before, all at once: a step of a ring."""
+    import torch.distributed as dist
+
+    place = peers.index(rank)
+    after, before = peers[(place + 1) % len(peers)], peers[place - 1]
+    return dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, after, group),
+            dist.P2POp(dist.irecv, came, before, group),
+        ]
+    )
+
+
+def _wait(work: Any) -> None:
+    if work is not None:
+        work.wait()

@@ -1,0 +1,214 @@
+"""The operands of each kind of operator, dealt from an arena.
+
+How much memory an operation touches and holds, about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from profiles.measure.timing.buffers import Arena
+from profiles.measure.timing.kernel import Operands
+from profiles.measure.timing.tasks import Exchange, Operation
+
+ROOM = 3.0  # how many of the largest operators, or caches, an arena has room for
+LARGEST_PART = 1 / 8  # of a rank's memory, for one arena
+
+
+def arena_bytes(
+    operations: Sequence[Operation],
+    exchanges: Sequence[Exchange],
+    *,
+    cache_bytes: float,
+    memory_bytes: float,
+) -> float:
+    """Room for the largest operands without dealing any of them twice, if it fits."""
+    largest = [4 * work(one) for one in operations if len(one.shape) > 1]
+    moved = [2.0 * one.size_bytes for one in exchanges]
+    wanted = max([ROOM * max([*largest, cache_bytes]), *moved])
+    return min(wanted, max(memory_bytes * LARGEST_PART, cache_bytes))
+
+
+def flops(operation: Operation) -> float:
+    """FLOPs of one pass of a product or of attention; nothing for what moves bytes."""
+    if operation.kind == "matmul":
+        return 2.0 * prod(operation.shape)
+    if operation.kind == "grouped-matmul":
+        rows, _, columns, contracted = operation.shape
+        return 2.0 * rows * columns * contracted
+    if operation.kind == "attention":
+        batch, heads, _, seq_len, head_dim = operation.shape
+        return 2.0 * batch * heads * seq_len**2 * head_dim  # half of them masked
+    return 0.0
+
+
+def held_bytes(operation: Operation) -> float:
+    """Bytes that measuring an operation takes at once, about.
+
+    An optimizer holds the weight, its gradient and two moments, a layer's operator its
+    operands, what it makes, and their gradients; each with as much again to spare.
+    """
+    return 4.0 * 4.0 * work(operation)
+
+
+def work(operation: Operation) -> float:
+    """Elements that a call reads and writes, about: its share of an arena."""
+    shape = operation.shape
+    if operation.kind == "matmul":
+        rows, columns, contracted = shape
+        return float(rows * columns + rows * contracted + columns * contracted)
+    if operation.kind == "grouped-matmul":
+        rows, experts, columns, contracted = shape
+        weights = experts * columns * contracted
+        return float(rows * columns + rows * contracted + weights)
+    if operation.kind == "top-k":
+        return 3.0 * shape[0] * shape[1]
+    if operation.kind in ("dispatch", "combine"):
+        return 3.0 * shape[0] * shape[2]
+    if operation.kind == "attention":
+        batch, heads, kv_heads, seq_len, head_dim = shape
+        return 2.0 * batch * seq_len * (heads + kv_heads) * head_dim
+    if operation.kind == "lookup":
+        rows, table, width = shape
+        return float((rows + table) * width)
+    return 3.0 * prod(shape)  # two operands and what is made of them
+
+
+# How many operands come from other operators, where that is not one.
+ACTIVATIONS = {
+    "swiglu": 2,
+    "geglu": 2,
+    "reglu": 2,
+    "residual": 2,
+    "dropout-residual": 2,
+    "attention": 3,
+}
+
+Make = Callable[[], Operands]
+
+
+def operands(operation: Operation, arena: Arena) -> Make:
+    """Makes fresh operands: activations first, then parameters, then plain values."""
+    special = _SPECIAL.get(operation.kind)
+    if special is not None:
+        return special(operation, arena)
+    count = ACTIVATIONS.get(operation.kind, 1)
+    return lambda: tuple(arena.leaf(*operation.shape) for _ in range(count))
+
+
+def _product(operation: Operation, arena: Arena) -> Make:
+    rows, columns, contracted = operation.shape
+    bias = [columns] if operation.variant == "bias" else []
+    return lambda: (
+        arena.leaf(rows, contracted),
+        arena.leaf(columns, contracted),
+        *map(arena.leaf, bias),
+    )
+
+
+def _grouped(operation: Operation, arena: Arena) -> Make:
+    rows, experts, columns, contracted = operation.shape
+    bias = [(experts, columns)] if operation.variant == "bias" else []
+    return lambda: (
+        arena.leaf(rows, contracted),
+        arena.leaf(experts, columns, contracted),
+        *(arena.leaf(*shape) for shape in bias),
+    )
+
+
+def _top_k(operation: Operation, arena: Arena) -> Make:
+    rows, experts, chosen = operation.shape
+    return lambda: (arena.leaf(rows, experts), chosen)
+
+
+def _dispatch(operation: Operation, arena: Arena) -> Make:
+    """Tokens, and which of as many experts each goes to."""
+    rows, chosen, width = operation.shape
+    (experts,) = operation.pieces
+    return lambda: (
+        arena.leaf(rows // chosen, width),
+        arena.numbers(experts, rows),
+        experts,
+    )
+
+
+def _combine(operation: Operation, arena: Arena) -> Make:
+    rows, chosen, width = operation.shape
+    return lambda: (
+        arena.leaf(rows, width),
+        arena.numbers(rows, rows).argsort(),
+        arena.leaf(rows // chosen, chosen),
+    )
+
+
+def _permute(operation: Operation, arena: Arena) -> Make:
+    (rows, width), (experts,) = operation.shape, operation.pieces
+    return lambda: (arena.leaf(rows, width), arena.numbers(experts, rows))
+
+
+def _unpermute(operation: Operation, arena: Arena) -> Make:
+    rows, width = operation.shape
+    return lambda: (arena.leaf(rows, width), arena.numbers(rows, rows).argsort())
+
+
+def _attention(operation: Operation, arena: Arena) -> Make:
+    batch, heads, kv_heads, seq_len, head_dim = operation.shape
+    if operation.variant == "separate":
+        counts = (heads, kv_heads, kv_heads)
+        return lambda: [arena.leaf(batch, seq_len, one, head_dim) for one in counts]
+    width = (heads + 2 * kv_heads) * head_dim
+    return lambda: (arena.leaf(batch, seq_len, width), heads // kv_heads, head_dim)
+
+
+def _rotary(operation: Operation, arena: Arena) -> Make:
+    batch, seq_len, both, head_dim = operation.shape
+    (kv_heads,) = operation.pieces
+    width = (both + kv_heads) * head_dim
+    angle = arena.deal(seq_len, head_dim)
+    queries = (both - kv_heads) // kv_heads
+    return lambda: (arena.leaf(batch, seq_len, width), queries, head_dim, angle, angle)
+
+
+def _norm(operation: Operation, arena: Arena) -> Make:
+    width = operation.shape[-1]
+    rms = "rmsnorm" in (operation.kind, operation.variant)
+    vectors = [width] * (1 if rms else 2)
+    return lambda: (arena.leaf(*operation.shape), *map(arena.leaf, vectors))
+
+
+def _lookup(operation: Operation, arena: Arena) -> Make:
+    rows, table, width = operation.shape
+    return lambda: (arena.numbers(table, rows), arena.leaf(table, width))
+
+
+def _positions(operation: Operation, arena: Arena) -> Make:
+    (rows, width), (seq_len, places) = operation.shape, operation.pieces
+    return lambda: (
+        arena.leaf(rows // seq_len, seq_len, width),
+        arena.leaf(places, width),
+    )
+
+
+def _loss(operation: Operation, arena: Arena) -> Make:
+    rows, columns = operation.shape
+    return lambda: (arena.leaf(rows, columns), arena.numbers(columns, rows))
+
+
+_SPECIAL: dict[str, Callable[[Operation, Arena], Make]] = {
+    "matmul": _product,
+    "attention": _attention,
+    "rotary": _rotary,
+    "layernorm": _norm,
+    "rmsnorm": _norm,
+    "qk-norm": _norm,
+    "lookup": _lookup,
+    "positions": _positions,
+    "cross-entropy": _loss,
+    "grouped-matmul": _grouped,
+    "top-k": _top_k,
+    "dispatch": _dispatch,
+    "combine": _combine,
+    "permute": _permute,
+    "unpermute": _unpermute,
+}

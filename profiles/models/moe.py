@@ -1,0 +1,167 @@
+"""A mixture of experts as operators, in place of a layer's MLP (GShard, 2020).
+
+    router     scores of all experts for each token, in fp32; the best k are chosen
+    dispatch   each token's row copied k times, sorted by expert, sent to its rank
+    mlp_*      the experts' products and activation, over the rows that came
+    combine    rows sent back, weighted and summed by token
+    shared_*   the MLP that every token takes beside (DeepSeekMoE, 2024)
+
+Rows sorted by expert have the dimension `routed` for batch and sequence. The experts'
+operators are called as the MLP's are, so that what is recomputed is named alike.
+"""
+
+from __future__ import annotations
+
+from profiles.models.graph import Element, Kind, Operator, Tensor
+from profiles.models.spec import DecoderSpec, MoeSpec
+
+_ROWS = ("batch", "sequence")
+# Elements moved for each element that is routed: dispatch gathers rows by expert, and
+# sorts what other ranks sent (each one read and one write); combine undoes both, k rows
+# read for one written. [derived] Megatron-Core, all-to-all dispatcher with permutation
+# fused.
+SORTED = 2.0
+# Passes over the scores, in 16-bit elements: softmax or sigmoid in fp32, top-k, the map
+# of who goes where and its sums, the balancing loss [derived].
+ROUTED_FORWARD, ROUTED_BACKWARD = 12.0, 8.0
+# Host work in ordinary operators: scores, top-k, counts by expert and their copy to the
+# host, sorting, the exchange [assumed] from the kernels that each step launches.
+LAUNCHES = {"top_k": 4.0, "dispatch": 4.0, "combine": 3.0}
+# Of these what has no gradient: choosing and the map of who goes where; counts by
+# expert, their copy and sorting them [assumed] half of either.
+WITHOUT_GRADIENT = {"top_k": 2.0, "dispatch": 2.0}
+
+
+def expert_extents(moe: MoeSpec) -> dict[str, int]:
+    """The dimensions that experts add: `routed` is how many a token goes to."""
+    return {
+        "experts": moe.experts,
+        "routed": moe.experts_per_token,
+        "expert_ffn": moe.expert_ffn_hidden,
+        "shared_ffn": moe.shared_experts * moe.shared_ffn_hidden,
+    }
+
+
+def expert_mlp(
+    spec: DecoderSpec, moe: MoeSpec, norm: Tensor, activation: str
+) -> list[Operator]:
+    """What stands for the MLP; *activation* is the name of its function."""
+    rows = Tensor(name="dispatch_out", dims=("routed", "hidden"))
+    experts = _mlp(spec, "mlp", Kind.GROUPED_MATMUL, rows, "expert_ffn", activation)
+    shared: list[Operator] = []
+    if moe.shared_experts:
+        shared = _mlp(spec, "shared", Kind.MATMUL, norm, "shared_ffn", activation)
+    return [
+        *_router(moe, norm),
+        *shared,
+        Operator(
+            name="dispatch",
+            kind=Kind.DISPATCH,
+            function="dispatch",
+            inputs=(norm,),
+            output=rows,
+            forward_elements=2 * SORTED,
+            backward_elements=2 * SORTED,
+            kernels=3,
+            launches=LAUNCHES["dispatch"],
+            without_gradient=WITHOUT_GRADIENT["dispatch"],
+        ),
+        *experts,
+        _combine(moe, experts[-1].output, shared),
+    ]
+
+
+def _router(moe: MoeSpec, norm: Tensor) -> list[Operator]:
+    scores = Tensor(name="router_out", dims=(*_ROWS, "experts"), element=Element.FP32)
+    chosen = Tensor(name="top_k_out", dims=scores.dims, element=Element.FP32)
+    mask = Tensor(
+        name="top_k_map", dims=scores.dims, element=Element.MASK, internal=True
+    )
+    return [
+        Operator(
+            name="router",
+            kind=Kind.MATMUL,
+            function="matmul",
+            inputs=(norm,),
+            output=scores,
+            columns=("experts",),
+            contracted="hidden",
+            bias=moe.router_bias,
+            saves=(norm,),
+        ),
+        Operator(
+            name="top_k",
+            kind=Kind.ELEMENTWISE,
+            function="top-k",
+            inputs=(scores,),
+            output=chosen,
+            saves=(chosen, mask),
+            forward_elements=ROUTED_FORWARD,
+            backward_elements=ROUTED_BACKWARD,
+            kernels=8,
+            launches=LAUNCHES["top_k"],
+            without_gradient=WITHOUT_GRADIENT["top_k"],
+        ),
+    ]
+
+
+def _combine(moe: MoeSpec, rows: Tensor, shared: list[Operator]) -> Operator:
+    """Also the sum with what the shared experts made."""
+    beside = (shared[-1].output,) if shared else ()
+    copies, summed = moe.experts_per_token, 2.0 * len(beside)
+    return Operator(
+        name="combine",
+        kind=Kind.COMBINE,
+        function="combine",
+        inputs=(rows, *beside),
+        output=Tensor(name="combine_out", dims=(*_ROWS, "hidden")),
+        forward_elements=(SORTED + 1) * copies + 1 + summed,
+        backward_elements=(SORTED + 1) * copies + 1,
+        kernels=2,
+        launches=LAUNCHES["combine"],
+    )
+
+
+def _mlp(
+    spec: DecoderSpec, name: str, kind: Kind, source: Tensor, width: str, function: str
+) -> list[Operator]:
+    grouped = kind is Kind.GROUPED_MATMUL
+    rows = source.dims[:-1]
+    copies = 2 if spec.gated_mlp else 1
+    prefix = "" if grouped else f"{name}_"
+    up = Tensor(name=f"{name}_up_out", dims=(*rows, width), copies=copies)
+    active = Tensor(name=f"{prefix}activation_out", dims=(*rows, width))
+    return [
+        Operator(
+            name=f"{name}_up",
+            kind=kind,
+            function=kind.value,
+            inputs=(source,),
+            output=up,
+            columns=(width,) * copies,
+            contracted="hidden",
+            bias=spec.mlp_bias,
+            saves=(source,),
+        ),
+        Operator(
+            name=f"{prefix}activation",
+            kind=Kind.ELEMENTWISE,
+            function=function,
+            inputs=(up,),
+            output=active,
+            saves=(up,),
+            forward_elements=copies + 1,
+            backward_elements=2 * copies + 1,
+        ),
+        Operator(
+            name=f"{name}_down",
+            kind=kind,
+            function=kind.value,
+            inputs=(active,),
+            output=Tensor(name=f"{name}_down_out", dims=(*rows, "hidden")),
+            columns=("hidden",),
+            contracted=width,
+            bias=spec.mlp_bias,
+            saves=(active,),
+        ),
+    ]

@@ -1,0 +1,295 @@
+"""`Samples`: what was measured, by keys that know operators and links, not layouts.
+
+An operator is known by (device, software, kind, pass, local shape and strides,
+precision, backend, co_running), a collective by (fabric, collective, ranks per level,
+groups at once, bytes of the full tensor). Both have a text form that reads back:
+
+    matmul|forward|4096x5120x640||bf16|cublas|alone|h100-sxm-80gb|torch-2.4+cu124
+    all_reduce|8x4|1|67108864|dgx-h100
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from typing import Self
+from urllib.parse import quote, unquote
+
+from profiles.errors import InvalidSpec, StaleProfile
+from profiles.hardware import Cluster
+from profiles.limits import require
+from profiles.samples.interpolation import Curve, made_monotone
+from profiles.samples.operator_keys import GAPS
+
+__all__ = [
+    "CollectiveKey",
+    "Curve",
+    "OperatorKey",
+    "Sample",
+    "Samples",
+    "made_monotone",
+]
+
+FORWARD, BACKWARD = "forward", "backward"
+BACKWARD_INPUT, BACKWARD_WEIGHT = "backward-input", "backward-weight"
+DIRECTIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+ALONE = "alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorKey:
+    """One operator on one device. `strides` is empty where memory is contiguous.
+
+    `direction` is the pass: forward, backward, or one half of a product's backward,
+    backward-input or backward-weight; `co_running` names what else used the device
+    or its memory meanwhile (``alone``, ``all_reduce``, ``ranks=2`` at the same work …).
+    """
+
+    device: str
+    software: str
+    kind: str
+    direction: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    precision: str
+    backend: str
+    co_running: str = ALONE
+
+    def __post_init__(self) -> None:
+        if self.direction not in DIRECTIONS:
+            raise InvalidSpec(
+                f"a pass is one of {', '.join(DIRECTIONS)}, not {self.direction!r}"
+            )
+        if not self.shape or min(self.shape) < 1:
+            raise InvalidSpec(f"a shape has dimensions >= 1, got {self.shape}")
+
+    def __str__(self) -> str:
+        return _written(
+            self.kind,
+            self.direction,
+            _times(self.shape),
+            _times(self.strides),
+            self.precision,
+            self.backend,
+            self.co_running,
+            self.device,
+            self.software,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` wrote; raises InvalidSpec for anything else."""
+        kind, direction, shape, strides, *rest = _read(text, 9, "an operator key")
+        precision, backend, co_running, device, software = rest
+        return cls(
+            device=device,
+            software=software,
+            kind=kind,
+            direction=direction,
+            shape=_sizes(shape, text),
+            strides=_sizes(strides, text),
+            precision=precision,
+            backend=backend,
+            co_running=co_running,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveKey:
+    """One collective over `ranks`, innermost level first: 8x4 is 4 nodes of 8."""
+
+    fabric: str
+    collective: str
+    ranks: tuple[int, ...]
+    groups_at_once: int = 1
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        if not self.ranks or min(self.ranks) < 1 or self.groups_at_once < 1:
+            raise InvalidSpec(
+                f"ranks per level and groups at once are >= 1, got {self.ranks} and "
+                f"{self.groups_at_once}"
+            )
+        if self.size_bytes < 1:
+            raise InvalidSpec(f"a collective moves >= 1 byte, got {self.size_bytes}")
+
+    def __str__(self) -> str:
+        return _written(
+            self.collective,
+            _times(self.ranks),
+            str(self.groups_at_once),
+            str(self.size_bytes),
+            self.fabric,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` wrote; raises InvalidSpec for anything else."""
+        collective, ranks, groups, size, fabric = _read(text, 5, "a collective key")
+        return cls(
+            fabric=fabric,
+            collective=collective,
+            ranks=_sizes(ranks, text),
+            groups_at_once=_number(groups, text),
+            size_bytes=_number(size, text),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The median of *repeats* timings; *spread* is their interquartile range over it.
+
+    `saved_bytes` is what an operator's forward kept for its backward, if observed.
+    """
+
+    seconds: float
+    spread: float
+    repeats: int
+    provenance: str
+    saved_bytes: float | None = None
+
+    def __post_init__(self) -> None:
+        require("duration", self.seconds, "the seconds of a sample")
+        require("spread", self.spread, "the spread of a sample")
+        require("repeats", self.repeats, "the repeats of a sample")
+        if self.saved_bytes is not None:
+            require("bytes", self.saved_bytes, "the saved_bytes of a sample")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """A table of measurements. `machine` says on what: driver, clocks, date …
+
+    `cluster` is that machine as one to plan for, called ``local``; None if unknown.
+    """
+
+    operators: Mapping[OperatorKey, Sample] = field(default_factory=dict)
+    collectives: Mapping[CollectiveKey, Sample] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+    cluster: Cluster | None = None
+
+    def __post_init__(self) -> None:
+        if GAPS in self.machine:
+            _gaps_s(self.machine[GAPS])
+
+    @property
+    def gaps_s(self) -> tuple[float, float] | None:
+        """What was computed between messages that came soon after one another, and
+        long after; None of profiles without."""
+        return _gaps_s(self.machine[GAPS]) if GAPS in self.machine else None
+
+    def lookup(self, key: OperatorKey | CollectiveKey) -> Sample | None:
+        """The sample of exactly this key."""
+        if isinstance(key, OperatorKey):
+            return self.operators.get(key)
+        return self.collectives.get(key)
+
+    def collective_s(self, key: CollectiveKey) -> float | None:
+        """Seconds at the key's bytes, from the curve of its group, or None."""
+        curve = self.collective_curve(key)
+        return None if curve is None else float(curve.at(key.size_bytes))
+
+    def collective_curve(self, key: CollectiveKey) -> Curve | None:
+        """Seconds over bytes of all samples that are like *key* but for its bytes."""
+        like = [
+            (float(other.size_bytes), sample.seconds)
+            for other, sample in self.collectives.items()
+            if replace(other, size_bytes=key.size_bytes) == key
+        ]
+        return made_monotone(*zip(*like, strict=True)) if like else None
+
+    def operator_s(self, key: OperatorKey) -> float | None:
+        """Seconds of *key*: its sample, else between two that differ in one dimension.
+
+        None where neither is known: beyond the samples the fitted rates know better.
+        """
+        found = self.operators.get(key)
+        if found is not None:
+            return found.seconds
+        for axis, size in enumerate(key.shape):
+            curve = self.operator_curve(key, axis)
+            if curve is not None and curve.work[0] <= size <= curve.work[-1]:
+                return float(curve.at(size))
+        return None
+
+    def operator_curve(self, key: OperatorKey, axis: int) -> Curve | None:
+        """Seconds over dimension *axis* of all samples else like *key*."""
+        like = [
+            (float(other.shape[axis]), sample.seconds)
+            for other, sample in self.operators.items()
+            if _but_for(other, axis) == _but_for(key, axis)
+        ]
+        return made_monotone(*zip(*like, strict=True)) if like else None
+
+    def require(self, *, device: str, software: str | None = None) -> None:
+        """Raise StaleProfile unless all operators are of *device* (and *software*)."""
+        for key in self.operators:
+            if key.device != device or software not in (None, key.software):
+                raise StaleProfile(
+                    f"these samples are of {key.device} with {key.software}, not of "
+                    f"{device}{f' with {software}' if software else ''}; take new "
+                    "ones with the command profile"
+                )
+
+    def merged(self, other: Samples) -> Samples:
+        """Both tables; where both hold a key, *other* is newer and wins."""
+        return Samples(
+            operators={**self.operators, **other.operators},
+            collectives={**self.collectives, **other.collectives},
+            machine={**self.machine, **other.machine},
+            cluster=other.cluster or self.cluster,
+        )
+
+    def __iter__(self) -> Iterator[tuple[OperatorKey | CollectiveKey, Sample]]:
+        yield from self.operators.items()
+        yield from self.collectives.items()
+
+    def __len__(self) -> int:
+        return len(self.operators) + len(self.collectives)
+
+
+def _but_for(key: OperatorKey, axis: int) -> OperatorKey | None:
+    if axis >= len(key.shape):
+        return None
+    return replace(key, shape=(*key.shape[:axis], 1, *key.shape[axis + 1 :]))
+
+
+def _written(*parts: str) -> str:
+    return "|".join(quote(part, safe=" /:+=.,()-_") for part in parts)
+
+
+def _read(text: str, parts: int, what: str) -> list[str]:
+    found = [unquote(part) for part in text.split("|")]
+    if len(found) != parts:
+        raise InvalidSpec(
+            f"{text!r} is not {what}: it has {len(found)} parts instead of {parts}"
+        )
+    return found
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return "x".join(map(str, sizes))
+
+
+def _sizes(text: str, key: str) -> tuple[int, ...]:
+    return tuple(_number(part, key) for part in text.split("x")) if text else ()
+
+
+def _number(text: str, key: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidSpec(f"{text!r} in the key {key!r} is not a whole number")
+    return int(text)
+
+
+def _gaps_s(text: str) -> tuple[float, float]:
+    """Raises InvalidSpec for anything but two numbers that rise."""
+    try:
+        soon_s, long_s = (float(word) for word in text.split())
+    except ValueError:
+        soon_s = long_s = 0.0
+    if not 0 < soon_s < long_s or not isfinite(long_s):
+        raise InvalidSpec(
+            f"the machine's {GAPS!r} are two numbers, 0 < soon < long, got {text!r}"
+        )
+    return soon_s, long_s

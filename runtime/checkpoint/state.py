@@ -1,0 +1,253 @@
+"""A rank's part of the training state, as tensors with names of the whole model.
+
+    model.<parameter>               its value: the fp32 master, where there is one
+    model.<buffer>
+    optimizer.<parameter>.<state>   exp_avg, exp_avg_sq, step …
+
+What is sharded is a DTensor, so that another layout can read its own part. Names are
+those of the whole model, whichever rank or stage holds them.
+
+What a rank wants of a checkpoint, held against what is in it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+from profiles.errors import Contradiction, InvalidFile, Unsupported
+from profiles.files import shown
+from runtime.optim import Leaf, Optimizer, local
+
+AnyOptimizer = Optimizer | torch.optim.Optimizer
+MODEL, OPTIMIZER = "model.", "optimizer."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A parameter of this rank, and what the optimizer updates for it."""
+
+    name: str
+    parameter: Tensor
+    leaf: Leaf | None
+    key: Tensor | None  # of the torch optimizer's state; None if it is not updated
+
+    def value(self) -> Tensor:
+        """What is saved and loaded, sharing storage with what trains."""
+        if self.leaf is None:
+            return self.parameter.detach()
+        if self.leaf.master:
+            return as_part(self.leaf.value.detach(), self.parameter)
+        return self.parameter.detach()
+
+    def publish(self) -> None:
+        """After a load: the working weight from its master."""
+        if self.leaf is not None:
+            with torch.no_grad():
+                self.leaf.publish()
+
+
+def inner(optimizer: AnyOptimizer | None) -> torch.optim.Optimizer | None:
+    """torch's optimizer, ours being a shell of one."""
+    return optimizer.inner if isinstance(optimizer, Optimizer) else optimizer
+
+
+def held(parts: Sequence[nn.Module], optimizer: AnyOptimizer | None) -> list[Held]:
+    """Each parameter of *parts*, once; raises Contradiction if two have one name."""
+    leaves = (
+        {id(leaf.parameter): leaf for leaf in optimizer.leaves}
+        if isinstance(optimizer, Optimizer)
+        else {}
+    )
+    torchs = inner(optimizer)
+    groups = [] if torchs is None else torchs.param_groups
+    updated = {id(one) for group in groups for one in group["params"]}
+    found: dict[str, Held] = {}
+    for name, parameter in (item for part in parts for item in part.named_parameters()):
+        if name in found:
+            raise Contradiction(f"two parts of the model hold a parameter {name}")
+        leaf = leaves.get(id(parameter))
+        key = parameter if leaf is None else leaf.value
+        found[name] = Held(
+            name=name,
+            parameter=parameter,
+            leaf=leaf,
+            key=key if id(key) in updated else None,
+        )
+    return list(found.values())
+
+
+def ties(parts: Sequence[nn.Module]) -> dict[str, str]:
+    """Second names of parameters that have two, and the name they are saved under."""
+    second: dict[str, str] = {}
+    for part in parts:
+        names = {id(one): name for name, one in part.named_parameters()}
+        for name, one in part.named_parameters(remove_duplicate=False):
+            if names[id(one)] != name:
+                second[name] = names[id(one)]
+    return second
+
+
+def buffers(parts: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Persistent buffers; raises Unsupported for other state that modules keep."""
+    for part in parts:
+        parameters = {name for name, _ in part.named_parameters(remove_duplicate=False)}
+        for name, value in part.state_dict().items():
+            if name in parameters:
+                continue
+            if not isinstance(value, Tensor):
+                raise Unsupported(
+                    f"{name} is module state that is no tensor; checkpoints hold "
+                    "parameters and buffers"
+                )
+            yield name, value
+
+
+def written(
+    parts: Sequence[nn.Module], optimizer: AnyOptimizer | None
+) -> dict[str, Tensor]:
+    """The tensors of this rank's part, by name; nothing is copied."""
+    state = {f"{MODEL}{name}": value for name, value in buffers(parts)}
+    torchs = inner(optimizer)
+    for one in held(parts, optimizer):
+        state[f"{MODEL}{one.name}"] = one.value()
+        if torchs is None or one.key is None:
+            continue
+        for kind, value in torchs.state.get(one.key, {}).items():
+            if isinstance(value, Tensor):
+                whole = as_part(value, one.parameter)
+                state[f"{OPTIMIZER}{one.name}.{kind}"] = whole
+    return state
+
+
+def as_part(value: Tensor, parameter: Tensor) -> Tensor:
+    """A local tensor like a parameter's shard, as the same part of a whole one.
+
+    Scalars such as AdamW's step count are the same on every rank.
+    """
+    if not isinstance(parameter, DTensor) or isinstance(value, DTensor):
+        return value
+    if value.dim() != parameter.dim():
+        return value
+    mesh, placements = parameter.device_mesh, parameter.placements
+    if value.device.type == mesh.device_type:
+        return DTensor.from_local(
+            value,
+            mesh,
+            placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    # On the host, of ranks that are on devices: `from_local` would move it there.
+    kind = TensorMeta(parameter.shape, parameter.stride(), value.dtype)
+    spec = DTensorSpec(mesh, placements, tensor_meta=kind)
+    return DTensor(value, spec, requires_grad=False)
+
+
+def fresh_state(
+    torchs: torch.optim.Optimizer,
+    one: Held,
+    kinds: Mapping[str, tuple[torch.Size, torch.dtype]],
+) -> dict[str, Tensor]:
+    """Storage for a parameter's optimizer state, of the *kinds* that were saved.
+
+    What the optimizer has of them (on a drive, say) takes the saved values itself;
+    it may have nothing before its first step.
+    """
+    assert one.key is not None
+    flags = torchs.param_groups[0]  # as torch.optim: groups differ in numbers only
+    on_device = flags.get("fused") or flags.get("capturable")
+    device = local(one.key).device if on_device else torch.device("cpu")
+    had = torchs.state.get(one.key, {})
+    state = {}
+    for kind, (size, dtype) in kinds.items():
+        if size == one.parameter.shape and size:
+            like = one.key.detach()
+            fits = kind in had and (had[kind].shape, had[kind].dtype) == (
+                like.shape,
+                dtype,
+            )
+            state[kind] = had[kind] if fits else torch.zeros_like(like, dtype=dtype)
+        else:
+            state[kind] = torch.zeros(size, dtype=dtype, device=device)
+    torchs.state[one.key] = state
+    return {kind: as_part(value, one.parameter) for kind, value in state.items()}
+
+
+Kinds = dict[str, tuple[torch.Size, torch.dtype]]
+
+
+class Wanted:
+    """`pairs`: a tensor's name in the checkpoint, and the tensor that it goes into."""
+
+    def __init__(self, path: Path, found: Metadata, tied: Mapping[str, str]) -> None:
+        self.found = found
+        self.pairs: list[tuple[str, Tensor]] = []
+        self._name, self._tied = f"checkpoint {shown(path)}", tied
+        self._entries = {
+            name: entry
+            for name, entry in found.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+
+    def model(self, parts: Sequence[nn.Module], optimizer: AnyOptimizer | None) -> None:
+        """Parameters and buffers; raises Contradiction for those of another model."""
+        ours = [*buffers(parts)]
+        ours += [(one.name, one.value()) for one in held(parts, optimizer)]
+        for name, value in ours:
+            stored = self._entries.get(f"{MODEL}{self._stored(name)}")
+            if stored is None:
+                raise Contradiction(
+                    f"{self._name} has no {name}; it is of another model, or tensors "
+                    "of it are missing"
+                )
+            if stored.size != value.shape:
+                raise Contradiction(
+                    f"{self._name} is of another model: {name} has shape "
+                    f"{tuple(stored.size)} in it and {tuple(value.shape)} here"
+                )
+            self.pairs.append((f"{MODEL}{self._stored(name)}", value))
+
+    def states(self, ours: Sequence[Held], torchs: torch.optim.Optimizer) -> None:
+        """The optimizer's state; raises InvalidFile where some of it is missing."""
+        saved = self._kinds()
+        every = {kind for kinds in saved.values() for kind in kinds}
+        for one in ours:
+            name = self._stored(one.name)
+            kinds = saved.get(name, {})
+            if one.key is None:
+                continue
+            if kinds and kinds.keys() != every:
+                missing = sorted(every - kinds.keys())[0]
+                raise InvalidFile(f"{self._name} is damaged: {name} has no {missing}")
+            for kind, (size, _) in kinds.items():
+                if size not in (one.parameter.shape, ()):
+                    raise InvalidFile(
+                        f"{self._name} is damaged: {kind} of {name} has shape "
+                        f"{tuple(size)}, the parameter {tuple(one.parameter.shape)}"
+                    )
+            for kind, value in fresh_state(torchs, one, kinds).items():
+                self.pairs.append((f"{OPTIMIZER}{name}.{kind}", value))
+
+    def _stored(self, name: str) -> str:
+        """The name that a parameter is saved under: its own, or that of its twin."""
+        own = f"{MODEL}{name}" in self._entries
+        return name if own else self._tied.get(name, name)
+
+    def _kinds(self) -> dict[str, Kinds]:
+        """By parameter, what was saved of its optimizer state."""
+        saved: dict[str, Kinds] = defaultdict(dict)
+        for name, entry in self._entries.items():
+            if name.startswith(OPTIMIZER):
+                parameter, _, kind = name.removeprefix(OPTIMIZER).rpartition(".")
+                saved[parameter][kind] = entry.size, entry.properties.dtype
+        return saved

@@ -1,1 +1,0 @@
-"""Context parallelism: attention over a sequence whose tokens lie on several ranks."""

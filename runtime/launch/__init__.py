@@ -1,0 +1,17 @@
+"""Processes: started, watched, reported on."""
+
+from runtime.launch.probe import Probed, probed, words
+from runtime.launch.report import diverged, opening, run_view
+from runtime.launch.run import Run, Wish, prepare
+
+__all__ = [
+    "Probed",
+    "Run",
+    "Wish",
+    "diverged",
+    "opening",
+    "prepare",
+    "probed",
+    "run_view",
+    "words",
+]

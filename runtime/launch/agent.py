@@ -1,0 +1,149 @@
+"""torch's elastic agent: it starts the workers of this machine, watches and ends them.
+
+The agent asks a `LogsSpecs` for the log files of each attempt, and takes the variables
+of its workers with them; this is also how workers learn of their folders.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.api import (
+    DefaultLogsSpecs,
+    LogsDest,
+    SignalException,
+    Std,
+)
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from profiles.errors import RunFailed
+from runtime.launch.failures import FOLDER, LAUNCHER, STDERR, told, words_in
+from runtime.launch.log_relay import Relay
+
+_SILENT = logging.CRITICAL + 1
+_SHUTDOWN_S = 5  # from asking a worker to end to killing it
+_SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
+
+class Logs(DefaultLogsSpecs):
+    """A folder for each rank and attempt; `folders` are those of the last attempt."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        relay: Relay,
+        variables: Mapping[str, str],
+        max_restarts: int,
+        verbose: bool,
+    ) -> None:
+        super().__init__(log_dir=str(root), redirects=Std.ALL)
+        self.folders: dict[int, Path] = {}
+        self._relay, self._variables = relay, variables
+        self._max_restarts, self._verbose = max_restarts, verbose
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """The agent's question at every attempt; *envs* are the workers' variables."""
+        places = super().reify(envs)
+        before, self.folders = self.folders, {}
+        for local_rank, variables in envs.items():
+            folder = Path(places.stdouts[local_rank]).parent
+            self.folders[int(variables["RANK"])] = folder
+            variables.update(self._variables)
+            variables.update({FOLDER: str(folder), LAUNCHER: str(os.getpid())})
+        attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
+        self._relay.turn_to(self._followed(), self._restarting(before, attempt))
+        return places
+
+    def _followed(self) -> list[Path]:
+        if 0 not in self.folders:
+            return []
+        names = ["stdout.log", STDERR] if self._verbose else ["stdout.log"]
+        return [self.folders[0] / name for name in names]
+
+    def _restarting(self, before: Mapping[int, Path], attempt: int) -> str:
+        if not before:
+            return ""
+        some = list(before.items())[:4]
+        words = "; ".join(f"rank {rank} in {words_in(at)}" for rank, at in some)
+        return (
+            f"a worker died ({words}); starting all again, {attempt} of "
+            f"{self._max_restarts}"
+        )
+
+
+def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
+    """Run Python on *arguments* in every worker; *settings* are `LaunchConfig`'s.
+
+    Raises RunFailed for a worker that died, KeyboardInterrupt, and SystemExit when this
+    process is told to end; no worker is left then.
+    """
+    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # from torch 2.12
+        settings["shutdown_timeout"] = _SHUTDOWN_S
+    config = LaunchConfig(
+        rdzv_backend="c10d", monitor_interval=0.1, logs_specs=logs, **settings
+    )
+    end: BaseException
+    with warnings.catch_warnings(), _signals_restored():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves log files open
+        try:
+            elastic_launch(config, sys.executable)(*arguments)
+            return
+        except ChildFailedError as error:
+            now = time.time_ns()
+            ends = {who: (one.exitcode, now) for who, one in error.failures.items()}
+            end = RunFailed(told(ends, logs.folders))
+        except RendezvousError as error:
+            end = RunFailed(
+                f"the {config.max_nodes} machines did not meet at "
+                f"{config.rdzv_endpoint}: {error}"
+            )
+        except SignalException as error:
+            interrupted = error.sigval == signal.SIGINT
+            end = KeyboardInterrupt() if interrupted else SystemExit(128 + error.sigval)
+    raise end  # here, so that the agent's frames and its open files are gone
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """The agent logs what our own errors say better."""
+    names = [
+        name
+        for name in logging.root.manager.loggerDict
+        if name.startswith("torch.distributed")
+    ]
+    loggers = [logging.getLogger(name) for name in names]
+    before = [one.level for one in loggers]
+    try:
+        for one in loggers:
+            one.setLevel(_SILENT)
+        yield
+    finally:
+        for one, level in zip(loggers, before, strict=True):
+            one.setLevel(level)
+
+
+@contextmanager
+def _signals_restored() -> Iterator[None]:
+    """The agent replaces signal handlers and leaves its own behind."""
+    main = threading.current_thread() is threading.main_thread()
+    watched = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in watched if main}
+    try:
+        yield
+    finally:
+        os.environ.pop(_SIGNALS, None)
+        for number, handler in before.items():
+            signal.signal(number, handler)

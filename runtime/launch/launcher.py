@@ -1,0 +1,145 @@
+"""`launch`: a run's worker processes, and what became of them.
+
+One elastic agent a machine starts its workers, restarts all of them when one dies, and
+ends them when the command ends. Each worker writes to its own log files; what rank 0
+prints is shown as it comes, and what the worker that died first had to say is in the
+error.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, TextIO
+
+from profiles.errors import Contradiction, RunFailed
+from profiles.system import Endpoint, interface, meeting_point, route_to
+from runtime.launch.log_relay import Relay
+from runtime.launch.rendezvous import require_launcher
+
+MOST_RANKS_PER_CORE = 4  # more only wait for each other's turn
+_LOOPBACK = "127.0.0.1"
+
+
+def launch(
+    command_args: Sequence[str],
+    *,
+    nproc: int,
+    nnodes: int = 1,
+    rdzv_endpoint: str | None = None,
+    max_restarts: int = 0,
+    environment: Mapping[str, str] | None = None,
+    device: str = "cpu",
+    output: TextIO | None = None,
+    verbose: bool = False,
+    module: str = "runtime.launch.worker",
+) -> None:
+    """Run `python -m module command_args…` as *nproc* ranks; returns when all are done.
+
+    With *nnodes* > 1 the same is called on every machine, and they meet at
+    *rdzv_endpoint*, HOST:PORT of one of them. Workers get torchrun's variables and
+    *environment*; rank 0's stdout goes to *output* (stderr, if None) line by line.
+    Raises Contradiction before anything starts, RunFailed when a worker died, and
+    KeyboardInterrupt; no worker is left when it returns or raises.
+    """
+    require_startable(nproc, device=device)
+    endpoint = meeting_point(nnodes, rdzv_endpoint)
+    settings = _meeting(endpoint, nnodes)
+    variables = _variables(nproc, endpoint, environment or {}, verbose)
+    from runtime.launch.agent import Logs, silenced, watch
+
+    if endpoint is not None:
+        require_launcher(endpoint)
+    folder = Path(mkdtemp(prefix="meshwright-run-"))
+    try:
+        with Relay(output or sys.stderr) as relay:
+            logs = Logs(
+                folder,
+                relay=relay,
+                variables=variables,
+                max_restarts=max_restarts,
+                verbose=verbose,
+            )
+            with nullcontext() if verbose else silenced():
+                watch(
+                    # -P: our packages, not what is in the working folder
+                    ["-P", "-m", module, *command_args],
+                    logs,
+                    nproc_per_node=nproc,
+                    max_restarts=max_restarts,
+                    **settings,
+                )
+    except RunFailed:
+        raise  # its message names the logs
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def require_startable(nproc: int, *, device: str = "cpu") -> None:
+    """Raise Contradiction for more ranks than this machine can run."""
+    if device == "cuda":
+        import torch
+
+        most, what = torch.cuda.device_count(), "one a CUDA device"
+    else:
+        cores = len(os.sched_getaffinity(0))
+        most = MOST_RANKS_PER_CORE * cores
+        what = f"{MOST_RANKS_PER_CORE} for each of {cores} cores"
+    if not 1 <= nproc <= most:
+        raise Contradiction(
+            f"{nproc} ranks cannot start here: this machine takes 1 to {most} "
+            f"({what}); use a layout for fewer, or more machines (--nnodes N "
+            "--rdzv-endpoint HOST:PORT)"
+        )
+
+
+def _meeting(endpoint: Endpoint | None, nnodes: int) -> dict[str, Any]:
+    """Where the machines of a run meet, as `LaunchConfig` has it."""
+    settings: dict[str, Any] = {"min_nodes": nnodes, "max_nodes": nnodes}
+    if endpoint is None:
+        settings |= {"rdzv_endpoint": f"{_LOOPBACK}:0", "local_addr": _LOOPBACK}
+        return settings | {"run_id": uuid.uuid4().hex[:8]}
+    settings |= {"rdzv_endpoint": str(endpoint), "run_id": "meshwright"}
+    route = route_to(endpoint)
+    if route is not None:
+        settings["local_addr"] = route.address
+        if route.here and _free(route.address, endpoint.port):
+            settings["rdzv_configs"] = {"is_host": True}  # torch asks for names only
+    return settings
+
+
+def _free(address: str, port: int) -> bool:
+    """Whether nobody on this machine, such as another launcher, has the port. Loopback
+    torch knows by itself."""
+    if address == _LOOPBACK:
+        return False
+    with suppress(OSError), socket.create_server((address, port)):
+        return True
+    return False
+
+
+def _variables(
+    nproc: int, endpoint: Endpoint | None, given: Mapping[str, str], verbose: bool
+) -> dict[str, str]:
+    """What every worker finds in its environment beside torchrun's variables."""
+    threads = max(1, len(os.sched_getaffinity(0)) // nproc)
+    ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    spoken = interface(endpoint)
+    if spoken is not None:
+        ours["GLOO_SOCKET_IFNAME"] = spoken
+    if not verbose:
+        ours["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    kept = {name: os.environ[name] for name in ours if name in os.environ}
+    path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    packages = str(Path(__file__).resolve().parents[2])
+    found = os.pathsep.join(part for part in (packages, path) if part)
+    return {**ours, **kept, **given, "PYTHONPATH": found}

@@ -1,0 +1,295 @@
+"""A run from the outside: what is asked, checked, predicted, launched and compared."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from costmodel.layout import Layout
+from costmodel.machine import shares_cores
+from costmodel.simulation import LayoutFile, file_document, job_of, read_layout_file
+from costmodel.simulation import fingerprint as job_fingerprint
+from costmodel.support import require_supported
+from profiles.errors import Contradiction, Unsupported
+from profiles.files import read_json, shown
+from profiles.models import Job
+from profiles.samples import require_writable
+from profiles.system import meeting_point, route_to
+from runtime.checkpoint import checkpoint
+from runtime.data import Source, absolute, fingerprint, source
+from runtime.launch.launcher import launch, require_startable
+from runtime.launch.request import Request
+from runtime.models import decoder_of, require_multiplied
+from runtime.observe import Prediction, predict, require_journals, untimed_steps
+from runtime.observe import samples as sampling
+from runtime.offload import require_drive
+from runtime.optim import Settings
+from runtime.train import Training, learning_rate, require_compilable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the command line asks for."""
+
+    layout: Path
+    steps: int
+    data: str
+    seed: int
+    device: str | None
+    profiles: tuple[Path, ...]
+    settings: Settings
+    checkpoint_dir: Path | None
+    checkpoint_every: int
+    resume: bool
+    max_restarts: int
+    nnodes: int
+    rdzv_endpoint: str | None
+    record: bool
+    observe: Path | None = None
+    training: Training = field(default_factory=Training)
+    compiled: bool = False
+    offload_dir: Path | None = None
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that may start: everything that can be checked without it is checked."""
+
+    wish: Wish
+    file: LayoutFile
+    job: Job
+    device: str
+    data: Source
+    prediction: Prediction
+    remarks: tuple[str, ...] = ()  # on the drive, and on what it goes on from
+    limits: tuple[str, ...] = ()  # of what the comparison says
+
+    @property
+    def layout(self) -> Layout:
+        return self.file.layout
+
+    @property
+    def local_ranks(self) -> int:
+        return self.layout.gpus // self.wish.nnodes
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self.remarks, *self.limits, *self.prediction.warnings)
+
+    def carried_out(self) -> dict[str, Any]:
+        """Launch it, wait for it; what `execute --json` prints.
+
+        Raises RunFailed where a worker died.
+        """
+        with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+            result = Path(folder, "result.json")
+            asked = Path(folder, "request.json")
+            self._request(result).write(asked)
+            try:
+                launch(
+                    [str(asked)],
+                    nproc=self.local_ranks,
+                    nnodes=self.wish.nnodes,
+                    rdzv_endpoint=self.wish.rdzv_endpoint,
+                    max_restarts=self.wish.max_restarts,
+                    device=self.device,
+                    output=sys.stdout if self.wish.progress else sys.stderr,
+                )
+            finally:  # no worker is left that could be writing one
+                if self.wish.checkpoint_dir is not None:
+                    checkpoint.forget_partial(self.wish.checkpoint_dir)
+            seen = read_json(result, what="the run's result") if result.exists() else {}
+        assert isinstance(seen, dict)
+        document = {**seen, **self.prediction.against(seen)}
+        if self.wish.observe is not None:
+            document["observed"] = sampling.add(self.wish.observe, seen)
+        return document
+
+    def _request(self, result: Path) -> Request:
+        folder, drive = self.wish.checkpoint_dir, self.wish.offload_dir
+        return Request(
+            layout=file_document(self.file),
+            device=self.device,
+            steps=self.wish.steps,
+            data=absolute(self.wish.data),
+            training=self.wish.training.resolved(),
+            seed=self.wish.seed,
+            threads=threads(self.local_ranks),
+            result=str(result),
+            settings=replace(self.wish.settings, name=self.job.optimizer),
+            checkpoint_dir=None if folder is None else str(folder.absolute()),
+            checkpoint_every=self.wish.checkpoint_every,
+            resume=self.wish.resume,
+            record=self.wish.record,
+            observe=self.wish.observe is not None,
+            compiled=self.wish.compiled,
+            offload_dir=None if drive is None else str(drive.absolute()),
+            progress=self.wish.progress,
+        )
+
+
+def prepare(wish: Wish) -> Run:
+    """Check everything; raises the errors of the tree that say what is wrong."""
+    file = read_layout_file(wish.layout)
+    job, layout = job_of(file), file.layout
+    require_supported(layout, job)
+    device = _device(wish.device, layout)
+    if layout.gpus % wish.nnodes:
+        raise Contradiction(
+            f"the layout's {layout.gpus} ranks do not spread over --nnodes "
+            f"{wish.nnodes}; choose a divisor"
+        )
+    require_startable(layout.gpus // wish.nnodes, device=device)
+    endpoint = meeting_point(wish.nnodes, wish.rdzv_endpoint)
+    if endpoint is not None:
+        route_to(endpoint)
+    done = _require_checkpoints(wish, job)
+    ranks = layout.gpus // wish.nnodes
+    remarks = require_drive(job, layout, wish.offload_dir, local_ranks=ranks)
+    _require_observable(wish, device, layout)
+    _require_watched(wish, done)
+    _require_training(wish, job, done)
+    if wish.compiled:
+        require_compilable(layout, job, device)
+    prediction = predict(file, job, wish.profiles)
+    data = _source(wish, job, wish.data)
+    return Run(
+        wish=wish,
+        file=file,
+        job=job,
+        device=device,
+        data=data,
+        prediction=prediction,
+        remarks=(*remarks, *_unlike(wish, data)),
+        limits=tuple(_limits(wish, job, prediction, device, done)),
+    )
+
+
+def threads(local_ranks: int) -> int:
+    """Threads of one rank: the cores, shared out."""
+    return max(1, len(os.sched_getaffinity(0)) // local_ranks)
+
+
+def _device(asked: str | None, layout: Layout) -> str:
+    import torch
+
+    found = torch.cuda.is_available()
+    if asked == "cuda" and not found:
+        raise Unsupported(
+            "--device cuda: this machine has no CUDA device that torch "
+            f"{torch.__version__} can use; leave --device out to train on the CPU"
+        )
+    device = asked or ("cuda" if found else "cpu")
+    require_multiplied(layout.precision_name, device)
+    return device
+
+
+def _require_training(wish: Wish, job: Job, done: int) -> None:
+    """Raise what is wrong with the learning rate, the held-out data or the logs."""
+    wish.training.require()
+    require_journals(wish.training, done)
+    learning_rate(wish.settings, wish.training, wish.steps)
+    if wish.training.eval_data is not None:
+        _source(wish, job, wish.training.eval_data)
+
+
+def _source(wish: Wish, job: Job, data: str) -> Source:
+    vocab = decoder_of(job).vocab
+    return source(data, vocab=vocab, seq_len=job.seq_len, seed=wish.seed)
+
+
+def _require_observable(wish: Wish, device: str, layout: Layout) -> None:
+    if wish.observe is None:
+        return
+    ranks = threads(layout.gpus // wish.nnodes)
+    sampling.require_of_here(wish.observe, device, ranks)
+    require_writable(wish.observe)
+
+
+def _require_watched(wish: Wish, done: int) -> None:
+    """Raise Contradiction where a run ends before the steps that it is to watch."""
+    observe, trace = wish.observe is not None, wish.training.trace is not None
+    untimed = untimed_steps(observe=observe, trace=trace)
+    for asked, what, fewest in (
+        (trace, "--trace traces a step after those that warm up", untimed),
+        (
+            observe,
+            "--observe listens to steps before the first that is timed",
+            untimed + 1,
+        ),
+    ):
+        if asked and wish.steps - done < fewest:
+            raise Contradiction(
+                f"{what}: --steps {wish.steps} is too few, {done + fewest} is the least"
+            )
+
+
+def _limits(
+    wish: Wish, job: Job, prediction: Prediction, device: str, done: int
+) -> Iterator[str]:
+    """What the comparison at the end of a run cannot say, and why."""
+    if prediction.on is None:
+        return
+    priced = prediction.on.device
+    if shares_cores(priced) != (device == "cpu"):
+        yield (
+            f"the layout is priced for {priced.name} and trained on this machine's "
+            f"{device}: seconds and bytes of either say nothing of the other"
+        )
+    if device == "cpu" and decoder_of(job).numerics.attention_dropout:
+        yield (
+            "attention with dropout stores its scores on a CPU, which is not priced: "
+            "expect more seconds and bytes than predicted, or set it to 0"
+        )
+    least = untimed_steps(observe=wish.observe is not None) + 1
+    if wish.steps - done < least:
+        yield (
+            "no step is timed: the first ones are watched, which takes longer; with "
+            f"--steps {done + least} or more the step time can be compared"
+        )
+
+
+def _unlike(wish: Wish, data: Source) -> Iterator[str]:
+    """What a resumed run reads otherwise than the one that it goes on from did."""
+    if not wish.resume or wish.checkpoint_dir is None:
+        return
+    stored = checkpoint.meta(wish.checkpoint_dir)
+    seed = stored.get("seed", wish.seed)
+    if seed != wish.seed:
+        yield (
+            f"the checkpoint is of a run with --seed {seed}, this one has --seed "
+            f"{wish.seed}: from here on it reads other sequences than the run that "
+            "was not stopped would"
+        )
+    elif stored.get("data") not in (None, fingerprint(data)):
+        yield (
+            f"--data {shown(wish.data)} is not what the checkpoint's run read, or was "
+            "changed since: it goes on with other sequences"
+        )
+
+
+def _require_checkpoints(wish: Wish, job: Job) -> int:
+    """How many steps the checkpoint that the run goes on from has behind it."""
+    folder = wish.checkpoint_dir
+    if folder is None:
+        if wish.resume or wish.checkpoint_every:
+            raise Contradiction(
+                "--resume and --checkpoint-every need --checkpoint-dir DIR"
+            )
+        return 0
+    if not wish.resume:
+        checkpoint.require_fresh(folder)
+        return 0
+    done = checkpoint.require_resumable(folder, {"job": job_fingerprint(job)})
+    if done >= wish.steps:
+        raise Contradiction(
+            f"the newest checkpoint in {shown(folder)} is of step {done} and --steps "
+            f"is {wish.steps}; --steps counts from the beginning: raise it to go on"
+        )
+    return done

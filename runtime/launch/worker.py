@@ -1,0 +1,217 @@
+"""One process of a run: `python -m runtime.launch.worker request.json`, under the
+launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from costmodel.simulation import fingerprint as job_fingerprint
+from costmodel.simulation import job_of, model_flops, parse_file
+from profiles.files import write_text
+from profiles.units import GB
+from runtime.checkpoint import checkpoint
+from runtime.data import HeldOut, Source, fingerprint, source
+from runtime.launch.failures import status
+from runtime.launch.processes import Worker, process_group
+from runtime.launch.request import Request, question, require_agreed
+from runtime.models import decoder_of
+from runtime.observe import (
+    Journal,
+    Observed,
+    Watch,
+    everyone,
+    journals,
+    told,
+    untimed_steps,
+)
+from runtime.trace import resident_bytes
+from runtime.train import StepResult, Trainer, learning_rate
+
+
+class Run:
+    """Trains from the first step (or the newest checkpoint) to the last."""
+
+    def __init__(self, request: Request, worker: Worker) -> None:
+        self.request = request
+        file = parse_file(request.layout)
+        self.job, self.layout = job_of(file), file.layout
+        self.rank, self.device = worker.rank, worker.device
+        self.journals: list[Journal] = []
+        self.held_out: Source | None = None
+        data = self._source(request.data, request.seed)
+        self.data = fingerprint(data)
+        require_agreed(question(request, self.data))
+        self.trainer = Trainer(
+            self.job,
+            self.layout,
+            data,
+            settings=request.settings,
+            seed=request.seed,
+            device=self.device,
+            rate=learning_rate(request.settings, request.training, request.steps),
+            compiled=request.compiled,
+            offload_dir=Path(request.offload_dir) if request.offload_dir else None,
+        )
+        asked = request.training
+        untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)
+        self.watch = Watch(
+            self.trainer, record=request.record, untimed=untimed, trace=asked.trace
+        )
+        self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
+
+    def run(self) -> None:
+        """Train; rank 0 writes the result."""
+        first, began = self._first_step(), time.perf_counter()
+        self.journals = journals(self.request.training, first) if self.rank == 0 else []
+        for number in range(first, self.request.steps):
+            self._told(number)
+            result = self.watch.step(number, since=number - first)
+            self.observed.peak = self.watch.peak
+            self.observed.results.append(result)
+            self._say(number, result)
+            self._evaluate(number + 1)
+            self._save(number + 1)
+        wall_s = time.perf_counter() - began
+        for journal in self.journals:
+            journal.close()
+        peaks, reports = self._peaks(), everyone(self.watch.report())
+        if self.rank == 0:
+            document = self.observed.document(peaks, wall_s, first)
+            median_s = document["step_time_s"]["median"]
+            kind = self.device.type
+            document |= told(reports, self.job, median_s, device=kind)
+            document["recorded"] = self._recorded()
+            write_text(Path(self.request.result), json.dumps(document))
+
+    def _source(self, data: str, seed: int) -> Source:
+        return source(
+            data,
+            vocab=decoder_of(self.job).vocab,
+            seq_len=self.job.seq_len,
+            seed=seed,
+            checked=True,
+        )
+
+    def _evaluate(self, done: int) -> None:
+        asked = self.request.training
+        every = asked.eval_every or self.request.steps
+        if asked.eval_data is None or (done % every and done != self.request.steps):
+            return
+        if self.held_out is None:
+            self.held_out = HeldOut(self._source(asked.eval_data, self.request.seed))
+        loss = self.trainer.evaluate(self.held_out, asked.eval_batches)
+        self.observed.evaluations.append((done, loss))
+        self._write({"step": done, "eval_loss": loss})
+        if self.rank == 0 and self.request.progress:
+            print(
+                f"step {done:5}/{self.request.steps}  eval loss {loss:8.4f}", flush=True
+            )
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        for journal in self.journals:
+            journal.write(entry)
+
+    def _first_step(self) -> int:
+        folder = self.request.checkpoint_dir
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        if folder is None or not (self.request.resume or restarted):
+            return 0
+        if not self.request.resume and checkpoint.latest(Path(folder)) is None:
+            return 0
+        status(self.rank).say("reading the checkpoint")
+        done = checkpoint.load(Path(folder), **self._state())
+        stored = checkpoint.meta(Path(folder)).get("loss_scale")
+        if stored and self.trainer.scale.dynamic:
+            self.trainer.scale.value, self.trainer.scale.good_steps = stored
+        return done
+
+    def _save(self, done: int) -> None:
+        folder, every = self.request.checkpoint_dir, self.request.checkpoint_every
+        if folder is None:
+            return
+        if done == self.request.steps or (every and done % every == 0):
+            status(self.rank).say(f"saving the checkpoint of step {done}")
+            checkpoint.save(Path(folder), step=done, **self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        scale = self.trainer.scale
+        return {
+            "parts": [held.stage for held in self.trainer.stages],
+            "optimizer": self.trainer.optimizer,
+            "meta": {
+                "job": job_fingerprint(self.job),
+                "seed": self.request.seed,
+                "data": self.data,
+                "loss_scale": [scale.value, scale.good_steps],
+            },
+        }
+
+    def _told(self, number: int) -> None:
+        """From now on a killed worker is known by this step and its action."""
+        words = status(self.rank)
+        self.trainer.watch(lambda action: words.say(f"step {number + 1}, {action}"))
+
+    def _peaks(self) -> list[dict[str, int]]:
+        """Every rank's peaks, on every rank."""
+        peak = self.observed.peak
+        own = [peak.allocated, peak.reserved, peak.device, resident_bytes()]
+        mine = torch.tensor(own, dtype=torch.int64, device=self.device)
+        everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everyone, mine)
+        names = ("allocated", "reserved", "device", "resident")
+        return [dict(zip(names, item.tolist(), strict=True)) for item in everyone]
+
+    def _recorded(self) -> list[dict[str, Any]] | None:
+        return self.trainer.recorder.document() if self.request.record else None
+
+    def _say(self, number: int, result: StepResult) -> None:
+        rate = self.observed.tokens_per_s_per_gpu(result.seconds)
+        self._write(
+            {
+                "step": number + 1,
+                "loss": result.loss,
+                "gradient_norm": result.gradient_norm,
+                "learning_rate": result.learning_rate,
+                "seconds": result.seconds,
+                "tokens_per_s_per_gpu": rate,
+            }
+        )
+        if self.rank or not self.request.progress:
+            return
+        flops = model_flops(self.job) / result.seconds / self.layout.gpus
+        peak = self.observed.peak.allocated
+        memory = f"  {peak / GB:6.2f} GB" if peak else ""
+        print(
+            f"step {number + 1:5}/{self.request.steps}  loss {result.loss:8.4f}  "
+            f"norm {result.gradient_norm:7.3f}  {result.seconds:7.3f} s  "
+            f"{rate:9,.0f} tokens/s/gpu  {flops / 1e9:9,.1f} GFLOP/s{memory}",
+            flush=True,
+        )
+
+
+def main(path: str) -> None:
+    """Run the request at *path* in this process."""
+    request = Request.read(Path(path))
+    with process_group(
+        request.device, timeout_s=request.timeout_s, threads=request.threads
+    ) as worker:
+        Run(request, worker).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    # All is written. What is left is the interpreter's own end, in which a thread of
+    # torch's that is still running aborts a process that has succeeded (seen once, of
+    # ZeRO-3 with gloo: "terminate called without an active exception").
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

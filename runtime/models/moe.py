@@ -1,0 +1,260 @@
+"""A mixture of experts in place of a layer's MLP: router, experts, shared experts.
+
+    p_t = softmax(W x_t) in 32 bits; the k largest are chosen, and divided by their sum
+    y_t = Σ_chosen w_te · expert_e(x_t) + shared(x_t)
+
+(Jiang et al., Mixtral of Experts, 2024, section 2.1; shared experts: DeepSeekMoE, Dai
+et al., 2024.) Rows go to the experts sorted by expert (`sent_rows`), each token as
+often as it has experts. Who carries them is `exchange`: nobody, as long as all experts
+are here.
+
+The loss that keeps experts evenly busy, for each sequence by itself.
+
+    L = α · Σ_e f_e · P_e,   f_e = E/(k·T) · tokens that chose e,   P_e = mean of p_te
+
+(DeepSeek-V3, 2024, section 2.1.2: of a sequence, so that the layout does not matter; α
+as Switch Transformers, Fedus et al., 2022, section 2.2.) f has no gradient, and P is a
+sum over tokens: ranks that share a sequence need each other's counts, no more. The loss
+is not reported: it is a gradient that joins the stream's on its way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from profiles.measure.timing import choose, chosen_often, combined
+from profiles.models import DecoderSpec, MoeSpec
+from runtime.models.linear_layers import AS_GIVEN, Product
+from runtime.models.mlp import Mlp, activation_of
+from runtime.models.split_backward import Later, linear, stacked
+from runtime.models.token_dispatch import Routed, Sent, every_row, within_capacity
+
+
+class Balance(nn.Module):
+    """Adds the loss's gradient, times `scale`, to that of the stream.
+
+    `sharing` sums counts over the ranks that share a sequence, of whom there are
+    `parts`; `mean_over` of them average their gradients, the others add them up.
+    """
+
+    def __init__(self, experts: int, alpha: float) -> None:
+        super().__init__()
+        self.alpha = alpha
+        self.experts = experts
+        self.scale = 1.0
+        self.parts = self.mean_over = 1
+        self.sharing: Callable[[Tensor], Tensor] | None = None
+
+    def forward(self, stream: Tensor, chosen: Tensor, probabilities: Tensor) -> Tensor:
+        """*stream* as it is; *chosen* (batch, tokens, k), *probabilities* (batch,
+        tokens, experts) in fp32."""
+        if not self.alpha or not torch.is_grad_enabled():
+            return stream
+        loss = self.loss(chosen, probabilities)
+        attached: Tensor = _Attached.apply(stream, loss, self.scale)  # type: ignore[no-untyped-call]
+        return attached
+
+    def loss(self, chosen: Tensor, probabilities: Tensor) -> Tensor:
+        """This rank's summand, the mean over its sequences."""
+        _, tokens, copies = chosen.shape
+        counts: Tensor = chosen_often(chosen, self.experts)
+        if self.sharing is not None:
+            counts = self.sharing(counts)
+        often = counts * (self.experts / (copies * tokens * self.parts))
+        whole = tokens * self.parts / self.mean_over
+        likely = probabilities.sum(1) / whole
+        return self.alpha * (often * likely).sum(1).mean()
+
+
+class _Attached(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, loss: Tensor, scale: float) -> Tensor:
+        ctx.scale, ctx.dtype = scale, loss.dtype
+        return stream.view_as(stream)
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = made
+        of_loss = gradient.new_full((), ctx.scale, dtype=ctx.dtype)
+        return gradient, of_loss, None
+
+
+class Router(nn.Module):
+    """Scores of all experts for each token, in fp32 whatever the precision is."""
+
+    def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.linear = nn.Linear(spec.hidden, moe.experts, bias=moe.router_bias)
+        self.chosen = moe.experts_per_token
+        self.groups, self.allowed = moe.router_groups, moe.groups_per_token
+        self.routing, self.norm = spec.numerics.routing, spec.numerics.routing_norm
+        self.later: Later | None = None
+
+    def forward(self, stream: Tensor) -> Routed:
+        return self.choose(self.scores(stream))
+
+    def scores(self, stream: Tensor) -> Tensor:
+        """Of all experts for each token."""
+        bias: Tensor | None = self.linear.bias
+        bias = None if bias is None else bias.float()
+        with torch.autocast(stream.device.type, enabled=False):
+            weight = self.linear.weight.float()
+            return linear(stream.float(), weight, bias, self.later)
+
+    def choose(self, scores: Tensor) -> Routed:
+        """The experts of each token."""
+        made = choose(
+            scores,
+            self.chosen,
+            self.groups,
+            self.allowed,
+            routing=self.routing,
+            norm=self.norm,
+        )
+        return Routed(*made)
+
+
+class Stack(nn.Module):
+    """One linear layer for each expert: weight (experts, out, in)."""
+
+    def __init__(self, experts: int, inward: int, outward: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outward, inward))
+        self.bias = nn.Parameter(torch.empty(experts, outward)) if bias else None
+        self.later: Later | None = None
+        self.product: Product = AS_GIVEN
+
+    def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
+        """Expert i's product with `rows[i]`; those without rows have gradients too."""
+        bias = None if self.bias is None else here(self.bias)
+        return stacked(rows, here(self.weight), bias, self.later, self.product)
+
+
+class Experts(nn.Module):
+    """The experts that a rank holds, each an MLP of the model's kind.
+
+    *held* says how many; their weights do not where other ranks keep shards of them.
+    Ranks that share experts have a part of the width of each.
+    """
+
+    def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        count, width = moe.experts, moe.expert_ffn_hidden
+        self.held = count
+        self.activation = activation_of(spec)
+        self.gate = (
+            Stack(count, spec.hidden, width, bias=spec.mlp_bias)
+            if spec.gated_mlp
+            else None
+        )
+        self.up = Stack(count, spec.hidden, width, bias=spec.mlp_bias)
+        self.down = Stack(count, width, spec.hidden, bias=spec.mlp_bias)
+
+    def forward(
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        by: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """Rows sorted by expert, `counts[i]` for the i-th → what they make of them;
+        *by* carries the products out, of rows and counts, where they are named."""
+        if by is not None:
+            return by(rows, counts)
+        return self.outer(*self.between(*self.inner(rows, counts)))
+
+    def inner(self, rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
+        """The first products: of each expert, and before them those of the gate."""
+        parts = rows.split(list(counts))
+        gate = [] if self.gate is None else self.gate(parts)
+        return *gate, *self.up(parts)
+
+    def between(self, *inner: Tensor) -> tuple[Tensor, ...]:
+        """What the function between the products makes of each expert's."""
+        if self.gate is None:
+            return tuple(self.activation(one) for one in inner)
+        gate, up = inner[: self.held], inner[self.held :]
+        pairs = zip(gate, up, strict=True)
+        return tuple(self.activation(*pair) for pair in pairs)
+
+    def outer(self, *active: Tensor) -> Tensor:
+        """The last products, rows sorted by expert."""
+        return torch.cat(self.down(active))
+
+
+class Held(Protocol):
+    """Experts as `Experts` are, or what calls them."""
+
+    held: int
+
+    def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor: ...
+
+
+class Exchange(Protocol):
+    """Carries sorted rows to the experts and back."""
+
+    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
+        """`counts[e]` of *rows* are for expert e, as many for each without counts; what
+        the experts make of them."""
+
+
+def all_here(rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
+    """The exchange where this rank holds all experts."""
+    each = len(rows) // experts.held
+    made: Tensor = experts(
+        rows, [each] * experts.held if counts is None else counts.tolist()
+    )
+    return made
+
+
+class ExpertMlp(nn.Module):
+    """(batch, tokens, hidden) → the same, each token by its k experts."""
+
+    def __init__(self, spec: DecoderSpec, moe: MoeSpec) -> None:
+        super().__init__()
+        self.router = Router(spec, moe)
+        self.experts = Experts(spec, moe)
+        width = moe.shared_experts * moe.shared_ffn_hidden
+        self.shared: nn.Module | None = Mlp(spec, width) if width else None
+        self.shared_gate = (
+            nn.Linear(spec.hidden, 1, bias=False) if width and moe.shared_gate else None
+        )
+        self.balance = Balance(moe.experts, spec.numerics.balance)
+        self.weighted_input = spec.numerics.weighted_input
+        self.exchange: Exchange = all_here
+        self.capacity_of = moe.capacity_of
+
+    def forward(self, stream: Tensor) -> Tensor:
+        routed = self.router(stream)
+        stream = self.balance(stream, routed.chosen, routed.probabilities)
+        beside = None
+        if self.shared is not None:
+            beside = self.gated(self.shared(stream), stream)
+        sent = self.sent(stream, routed)
+        made = self.exchange(sent.rows, sent.counts, self.experts)
+        mixed: Tensor = combined(made, sent.places, sent.weights).view(stream.shape)
+        return mixed if beside is None else mixed + beside
+
+    def gated(self, made: Tensor, stream: Tensor) -> Tensor:
+        """What the shared experts *made* of *stream*, times their gate if they have
+        one."""
+        if self.shared_gate is None:
+            return made
+        share: Tensor = self.shared_gate(stream).sigmoid()
+        return made * share
+
+    def sent(self, stream: Tensor, routed: Routed) -> Sent:
+        """The rows that go to experts."""
+        capacity = self.capacity_of(stream.shape[1])
+        if capacity is None:
+            return every_row(stream, routed, weighted=self.weighted_input)
+        return within_capacity(stream, routed, capacity)
+
+
+def here(parameter: Tensor) -> Tensor:
+    """This rank's part of *parameter*."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

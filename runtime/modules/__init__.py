@@ -1,1 +1,0 @@
-"""Plain modules of the catalogue's specs; no parallel code in them."""

@@ -1,0 +1,22 @@
+"""What a run was seen to do, held against its prediction."""
+
+from runtime.observe.metrics_log import Journal, journals, require_journals
+from runtime.observe.prediction import Prediction, predict
+from runtime.observe.prediction_error import largest
+from runtime.observe.run_summary import WARM_UP_STEPS, Observed, told
+from runtime.observe.step_profiler import Watch, everyone, untimed_steps
+
+__all__ = [
+    "WARM_UP_STEPS",
+    "Journal",
+    "Observed",
+    "Prediction",
+    "Watch",
+    "everyone",
+    "journals",
+    "largest",
+    "predict",
+    "require_journals",
+    "told",
+    "untimed_steps",
+]

@@ -1,0 +1,140 @@
+"""What the cost model says of a run before its first step, held against the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from costmodel.simulation import Estimated, LayoutFile
+from profiles.commandline import given
+from profiles.models import Job
+from profiles.units import format_seconds
+
+if TYPE_CHECKING:
+    from costmodel.machine import Machine, Profile
+    from costmodel.simulation import Estimate
+
+
+ANY: Final = "dgx-h100"  # it multiplies in all formats that are trained in
+ALIKE: Final = 0.01  # prices of one layout that differ by less are the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """An estimate from profile and catalogue alone, or why there is none.
+
+    `planned` is what the layout file says that its layout was priced at. Where the
+    samples of that price are gone it is what a run is held against.
+    """
+
+    estimate: Estimate | None
+    on: Machine | None = None
+    planned: Estimated | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def held_against(self) -> Estimate | Estimated | None:
+        """The seconds and bytes that the run is compared with."""
+        return self.planned if self.estimate is None else self.estimate
+
+    def against(self, seen: Mapping[str, Any]) -> dict[str, Any]:
+        """`predicted`, `error` (predicted / measured − 1), `missed` and `planned`."""
+        planned = self.planned and asdict(self.planned)
+        found = self.held_against
+        if found is None or not seen:
+            none = {"predicted": None, "error": None, "missed": None}
+            return {**none, "planned": planned}
+        time = found.step_time_s / seen["step_time_s"]["median"] - 1
+        peaks = [peak for peak in seen["peak_allocated_bytes"] if peak]
+        memory = found.peak_allocated_bytes / max(peaks) - 1 if peaks else None
+        return {
+            "predicted": planned if self.estimate is None else self.estimate.document(),
+            "error": {"step_time": time, "peak_memory": memory},
+            "missed": self._missed(seen),
+            "planned": planned,
+        }
+
+    def _missed(self, seen: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        if self.estimate is None or self.on is None:
+            return None
+        from runtime.observe.prediction_error import missed
+
+        return [asdict(row) for row in missed(self.estimate, self.on, seen)]
+
+
+def predict(file: LayoutFile, job: Job, profiles: tuple[Path, ...]) -> Prediction:
+    """Price a layout file on its cluster as this project's runtime carries it out.
+
+    Its samples are those of *profiles*, else those that it was priced with, where they
+    are as they were; where they are not, the estimate in the file stands. A file for
+    the cluster `local` without either is not compared. Raises InvalidFile and
+    StaleProfile for unusable *profiles*.
+    """
+    from costmodel.machine import machine
+    from costmodel.simulation import cluster_of, estimate, profile_of
+    from profiles.commandline import JobOptions
+    from profiles.samples import LOCAL
+
+    profile, said = profile_of(file, JobOptions(profile=profiles))
+    planned = file.origin.estimate
+    lost = profile is None and bool(file.profiles)
+    if profile is None and (file.cluster == LOCAL or (lost and planned is not None)):
+        why = (
+            "what it was priced at then is compared with the run"
+            if planned is not None
+            else "the layout is for the cluster local: give --profile samples.json to "
+            "compare the run with its prediction"
+        )
+        _require_priceable(file, job)
+        return Prediction(estimate=None, planned=planned, warnings=(*said, why))
+    samples = profile.samples if profile else None
+    where = cluster_of(file, samples)
+    on = machine(where, samples=samples).running(file.gpus)
+    found = estimate(job, where, file.layout, on=on)
+    return Prediction(
+        estimate=found,
+        on=on,
+        planned=planned,
+        warnings=(*said, *on.remarks(), *_otherwise(found, file, profile)),
+    )
+
+
+def _otherwise(
+    found: Estimate, file: LayoutFile, profile: Profile | None
+) -> Iterator[str]:
+    """What to say where the file's layout was priced otherwise than it is now."""
+    planned = file.origin.estimate
+    if planned is None or abs(found.step_time_s / planned.step_time_s - 1) <= ALIKE:
+        return
+    mine = replace(file.origin.options, grad_dtype=None)  # the layout's own, too
+    options = [f"--{name.replace('_', '-')} {one}" for name, one in given(mine).items()]
+    if options:
+        why = f"that was with {' '.join(options)}, this is for what `execute` runs"
+    elif profile and set(profile.hashes) != set(file.profiles):
+        why = "that was with other samples"
+    else:
+        why = "the file was changed since, or is of another release"
+    yield (
+        f"the layout was planned at {format_seconds(planned.step_time_s)} a step and "
+        f"is priced at {format_seconds(found.step_time_s)} now: {why}"
+    )
+
+
+def _require_priceable(file: LayoutFile, job: Job) -> None:
+    """Raise what pricing finds wrong with a layout on any device, as on ANY.
+
+    UnknownName or InvalidSpec: a schedule that cannot run with its numbers, layers that
+    the model does not have, tensors that nobody makes again.
+    """
+    from costmodel.machine import machine
+    from costmodel.schedule import require_schedule
+    from costmodel.stages import LayoutPricer
+    from profiles.hardware import cluster
+
+    layout = file.layout
+    require_schedule(
+        layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
+    )
+    LayoutPricer(job=job, layout=layout, machine=machine(cluster(ANY))).columns()

@@ -1,0 +1,23 @@
+"""Parameters, gradients, states and activations on host and drive."""
+
+from runtime.offload.activations import OnDrive, Tiers
+from runtime.offload.capacity import require_drive
+from runtime.offload.disk_optimizer import DiskOptimizer
+from runtime.offload.gradients import HostGradients
+from runtime.offload.host_copy import Away, Host
+from runtime.offload.host_optimizer import HostOptimizer
+from runtime.offload.policy import HERE, StatesAway, level
+
+__all__ = [
+    "HERE",
+    "Away",
+    "DiskOptimizer",
+    "Host",
+    "HostGradients",
+    "HostOptimizer",
+    "OnDrive",
+    "StatesAway",
+    "Tiers",
+    "level",
+    "require_drive",
+]

@@ -1,0 +1,158 @@
+"""`StateFile`: this rank's optimizer states in a file, bucket by bucket.
+
+A bucket holds some parameters' values, after them their moments, and where gradients
+wait in the file too a place for those. While one is updated the next is read ahead and
+the one before is written back: three buckets are in memory at once, whatever the
+model's size (the buffers of ZeRO-Infinity: Rajbhandari et al., SC 2021, section 5.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from profiles.system import BUCKET_BYTES, PAGE_BYTES, DriveFile, Part, whole_pages
+
+FP32_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Members by number, and the parts of the file that have their values, their values
+    and moments, and behind those their gradients (nothing, where they wait elsewhere).
+    """
+
+    members: tuple[int, ...]
+    values: Part
+    states: Part
+    gradients: Part
+
+    @property
+    def whole(self) -> Part:
+        """All that an update reads."""
+        both = self.states.size_bytes + self.gradients.size_bytes
+        return Part(self.states.first, both)
+
+
+class StateFile(DriveFile):
+    """For each of *shapes*, in order, a value and *moments* more tensors of fp32, zeros
+    at first; with *gradients* one more, beside which nobody asks for them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        shapes: Sequence[torch.Size],
+        moments: int,
+        *,
+        gradients: bool = False,
+    ) -> None:
+        sizes = [prod(shape) * FP32_BYTES for shape in shapes]
+        self.buckets = list(_buckets(sizes, 1 + moments, gradients=gradients))
+        end = self.buckets[-1].whole if self.buckets else Part(0, 0)
+        # A stage that is frozen has no state, and a file has at least a page.
+        super().__init__(folder, max(end.first + end.size_bytes, PAGE_BYTES))
+        self._tensors: dict[int, list[Tensor]] = {}
+        self._slots: dict[int, Tensor] = {}
+        self._values: dict[int, Part] = {}  # where each is, to the byte
+        self._gradients: dict[int, Part] = {}
+        for bucket in self.buckets:
+            self._place(bucket, shapes, moments)
+            if gradients:
+                self._place_gradients(bucket, shapes)
+
+    def states(self, member: int) -> list[Tensor]:
+        """A member's value and moments; what is written to them is in the file."""
+        return self._tensors[member]
+
+    def gradient(self, member: int) -> Tensor:
+        """The place of a member's gradient, of a file that has some."""
+        return self._slots[member]
+
+    def put_gradient(self, member: int, made: Tensor) -> None:
+        """*made*, whatever the place held before."""
+        if made.numel():
+            data = made.to(torch.float32).reshape(-1).numpy()
+            self.write(self._gradients[member].first, data)
+
+    def value_parts(self, members: Iterable[int]) -> Iterator[Part]:
+        """Whole pages that have the values of *members*, neighbours in one part."""
+        return _whole_parts(self._values, members)
+
+    def gradient_parts(self, members: Iterable[int]) -> Iterator[Part]:
+        """The same of their gradients."""
+        return _whole_parts(self._gradients, members)
+
+    def _place(
+        self, bucket: Bucket, shapes: Sequence[torch.Size], moments: int
+    ) -> None:
+        value, moment = bucket.values.first, bucket.values.first
+        moment += bucket.values.size_bytes
+        for member in bucket.members:
+            size = prod(shapes[member]) * FP32_BYTES
+            self._values[member] = Part(value, size)
+            places = (value, *(moment + kind * size for kind in range(moments)))
+            self._tensors[member] = [self._at(one, shapes[member]) for one in places]
+            value, moment = value + size, moment + moments * size
+
+    def _place_gradients(self, bucket: Bucket, shapes: Sequence[torch.Size]) -> None:
+        first = bucket.gradients.first
+        for member in bucket.members:
+            size = prod(shapes[member]) * FP32_BYTES
+            self._gradients[member] = Part(first, size)
+            self._slots[member] = self._at(first, shapes[member])
+            first += size
+
+    def _at(self, place: int, shape: torch.Size) -> Tensor:
+        if not prod(shape):
+            return torch.zeros(shape)
+        flat = torch.frombuffer(
+            self.map, dtype=torch.float32, count=prod(shape), offset=place
+        )
+        return flat.view(shape)
+
+
+def _whole_parts(places: Mapping[int, Part], members: Iterable[int]) -> Iterator[Part]:
+    first = end = 0
+    for place in (places[one] for one in sorted(members)):
+        begins = place.first // PAGE_BYTES * PAGE_BYTES
+        if begins > end and end:
+            yield Part(first, end - first)
+            end = 0
+        first = begins if not end else first
+        end = begins + whole_pages(place.first + place.size_bytes - begins)
+    if end:
+        yield Part(first, end - first)
+
+
+def _buckets(sizes: Sequence[int], kinds: int, *, gradients: bool) -> Iterator[Bucket]:
+    """Neighbours together, as many as a bucket takes, and at least one; a page belongs
+    to one bucket, and to its values, its moments or its gradients."""
+    first = 0
+    for members in _neighbours(sizes, BUCKET_BYTES // (kinds + gradients)):
+        value_bytes = sum(sizes[member] for member in members)
+        values = Part(first, whole_pages(value_bytes))
+        moments = whole_pages((kinds - 1) * value_bytes)
+        states = Part(first, values.size_bytes + moments)
+        first += states.size_bytes
+        waiting = Part(first, values.size_bytes if gradients else 0)
+        yield Bucket(members, values, states, waiting)
+        first += waiting.size_bytes
+
+
+def _neighbours(sizes: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    members: list[int] = []
+    held = 0
+    for number, size in enumerate(sizes):
+        if members and held + size > most:
+            yield tuple(members)
+            members, held = [], 0
+        members.append(number)
+        held += size
+    if members:
+        yield tuple(members)

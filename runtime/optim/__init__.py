@@ -1,0 +1,24 @@
+"""The optimizer's step: clipping, loss scale, learning rate."""
+
+from runtime.optim.grad_norm import Piece, clip_factor, global_norm, parts, scale
+from runtime.optim.loss_scaling import LossScale, loss_scale
+from runtime.optim.lr_schedule import KINDS, LearningRate
+from runtime.optim.optimizer import Leaf, Make, Optimizer, Settings, local, made_of
+
+__all__ = [
+    "KINDS",
+    "Leaf",
+    "LearningRate",
+    "LossScale",
+    "Make",
+    "Optimizer",
+    "Piece",
+    "Settings",
+    "clip_factor",
+    "global_norm",
+    "local",
+    "loss_scale",
+    "made_of",
+    "parts",
+    "scale",
+]

@@ -1,0 +1,58 @@
+"""Tensor, data, expert and context parallelism over a device mesh."""
+
+from runtime.parallel.collectives import all_reduce, all_reduce_from
+from runtime.parallel.data_parallel import (
+    Buffered,
+    DataParallel,
+    Sharded,
+    Sharding,
+    Unit,
+)
+from runtime.parallel.explicit_sharding import split_layer_as
+from runtime.parallel.fp8 import multiply_in_eight_bits
+from runtime.parallel.fsdp import AfterEachW, AfterW, SummedShards
+from runtime.parallel.mesh import (
+    Meshes,
+    context_group,
+    device_mesh,
+    rank_grid,
+    shard_mesh,
+)
+from runtime.parallel.replica_groups import Replicas, one_axis, replicas
+from runtime.parallel.tensor_parallel import (
+    ColumnLinear,
+    RowLinear,
+    SplitMlp,
+    partial_parameters,
+)
+from runtime.parallel.tied_weights import HEAD, TABLE, TiedTable
+
+__all__ = [
+    "HEAD",
+    "TABLE",
+    "AfterEachW",
+    "AfterW",
+    "Buffered",
+    "ColumnLinear",
+    "DataParallel",
+    "Meshes",
+    "Replicas",
+    "RowLinear",
+    "Sharded",
+    "Sharding",
+    "SplitMlp",
+    "SummedShards",
+    "TiedTable",
+    "Unit",
+    "all_reduce",
+    "all_reduce_from",
+    "context_group",
+    "device_mesh",
+    "multiply_in_eight_bits",
+    "one_axis",
+    "partial_parameters",
+    "rank_grid",
+    "replicas",
+    "shard_mesh",
+    "split_layer_as",
+]

@@ -1,0 +1,13 @@
+"""Attention over sequences split across ranks."""
+
+from runtime.parallel.context_parallel.all_gather import GatheredCore
+from runtime.parallel.context_parallel.apply import Context
+from runtime.parallel.context_parallel.ring import RingCore
+from runtime.parallel.context_parallel.ulysses import UlyssesCore
+
+__all__ = [
+    "Context",
+    "GatheredCore",
+    "RingCore",
+    "UlyssesCore",
+]

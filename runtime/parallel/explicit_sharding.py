@@ -1,0 +1,349 @@
+"""A layer whose operators are split as explicit `ModuleSharding`s say, one by one.
+
+    input as given → as wanted → operator on local shards → as made → as handed on
+
+What a redistribution sends is `costmodel.operators.resharding`'s; gradients travel the
+other way, from where the reader's loop leaves them
+(`costmodel.operators.loop_sharding`). The layer keeps its modules and their names:
+parameters that are split become DTensors, and its `forward` runs the operators of its
+block in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from costmodel.layout import PARTIAL, WHOLE, ModuleSharding, settled, split
+from costmodel.operators import dimension, gradient_made, loops_of, summands
+from profiles.models import Block, Operator
+from runtime.models import AS_GIVEN, Layer, Mlp, Product, autocast
+from runtime.parallel.collectives import (
+    Group,
+    all_reduce,
+    all_to_all,
+    start_all_gather,
+    start_reduce_scatter,
+)
+from runtime.parallel.tensor_parallel import local_shard, placed
+
+Value = tuple[Tensor, ...]  # one tensor; of a gated MLP gate and up
+
+
+def split_layer_as(
+    layer: Layer, block: Block, modules: Sequence[ModuleSharding], mesh: DeviceMesh
+) -> None:
+    """Split *layer*, of the kind *block*, in place over the tp axis *mesh*."""
+    named = {one.module.rpartition(".")[2]: one for one in modules}
+    steps = [
+        _step_of(layer, one, named[one.name], mesh.get_group())
+        for one in block.operators
+    ]
+    summed: dict[str, bool] = {}
+    for step in steps:
+        for held in step.modules:
+            _place(held, step, mesh)
+        summed |= _summands_of(layer, step)
+    layer.summands = summed  # type: ignore[assignment]
+    assert block.entry is not None, "layers are given something"
+    layer.forward = _Layer(block.entry.name, tuple(steps))  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operator: how it is split, its modules, and what it computes."""
+
+    operator: Operator
+    sharding: ModuleSharding
+    loop: str
+    group: Group
+    modules: tuple[nn.Module, ...]
+    compute: Callable[..., Value]
+
+    def run(self, values: Mapping[str, Value]) -> Value:
+        """What it hands on, of what the operators before it handed on."""
+        given = [
+            self._input(values[tensor.name], number)
+            for number, tensor in enumerate(self.operator.inputs)
+        ]
+        return self._output(self.compute(*given))
+
+    def _input(self, value: Value, number: int) -> Value:
+        one, tensor = self.sharding.inputs[number], self.operator.inputs[number]
+        (back,) = gradient_made(tensor, (self.loop,))
+        back = next((d for d in tensor.dims if dimension(d) == back), back)
+        if self.operator.has_weight:
+            value = tuple(autocast(*value))
+        return _moved(
+            value, one.dims, (one.given[0], one.wanted[0]), (back, one.given[0]), self
+        )
+
+    def _output(self, value: Value) -> Value:
+        output = self.sharding.output
+        (made,), (handed,) = output.made, output.handed
+        back = (handed, settled((made,))[0])
+        return _moved(value, output.dims, (made, handed), back, self)
+
+    def biases(self, value: Value) -> Value:
+        """*value* with the biases of products that are sums over ranks: added once."""
+        (handed,) = self.sharding.output.handed
+        found = []
+        for one, module in zip(value, self.modules, strict=True):
+            bias = getattr(module, "bias", None)
+            if bias is not None and split(handed) and handed in self._columns:
+                bias = _piece(bias, 0, self.group)
+            found.append(one if bias is None else one + bias.to(one.dtype))
+        return tuple(found)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        return self.operator.output.dims[-1:]
+
+    @property
+    def sums(self) -> bool:
+        """Whether the operator makes summands."""
+        return self.sharding.output.made[0] == PARTIAL
+
+
+class _Layer:
+    """The forward of a layer: its operators in order."""
+
+    def __init__(self, entry: str, steps: tuple[Step, ...]) -> None:
+        self.entry, self.steps = entry, steps
+
+    def __call__(self, stream: Tensor) -> Tensor:
+        values: dict[str, Value] = {self.entry: (stream,)}
+        for step in self.steps:
+            made = step.run(values)
+            if step.sums and step.modules:
+                made = step.biases(made)
+            values[step.operator.output.name] = made
+        (last,) = made
+        return last
+
+
+def _step_of(
+    layer: Layer, operator: Operator, sharding: ModuleSharding, group: Group
+) -> Step:
+    (loop,) = loops_of(sharding, operator)
+    compute, modules = _PARTS[operator.name](layer)
+    if operator.name == "rotary" and loop == "sequence":
+        compute = _turned(layer, group)
+    if operator.has_weight:
+        sums = sharding.output.made[0] == PARTIAL
+        compute = _products(modules, biased=not sums)
+    return Step(operator, sharding, loop, group, tuple(modules), compute)
+
+
+def _place(module: nn.Module, step: Step, mesh: DeviceMesh) -> None:
+    """Its parameters where the sharding has them."""
+    for name, held in step.sharding.parameters.items():
+        parameter = getattr(module, name, None)
+        (word,) = held.placed
+        if isinstance(parameter, nn.Parameter) and split(word):
+            setattr(module, name, placed(parameter, mesh, held.dims.index(word)))
+
+
+def _summands_of(layer: Layer, step: Step) -> dict[str, bool]:
+    """By the parameters' names in the layer, whether their gradients are summands."""
+    (handed,) = step.sharding.output.handed
+    partial = summands(step.operator, step.loop, handed)
+    names = {id(one): name for name, one in layer.named_parameters()}
+    every = step.operator.vectors > 0 and bool(partial)  # several modules of one vector
+    return {
+        names[id(parameter)]: every or name in partial
+        for module in step.modules
+        for name, parameter in module.named_parameters()
+    }
+
+
+def _products(modules: Sequence[nn.Module], *, biased: bool) -> Callable[..., Value]:
+    def multiplied(stream: Tensor, module: nn.Module) -> Tensor:
+        product: Product = getattr(module, "product", AS_GIVEN)
+        weight, bias = (getattr(module, name) for name in ("weight", "bias"))
+        added = None if bias is None or not biased else local_shard(bias)
+        return product(stream, local_shard(weight), added)
+
+    def run(given: Value) -> Value:
+        (stream,) = given
+        return tuple(multiplied(stream, one) for one in modules)
+
+    return run
+
+
+def _of_one(module: nn.Module) -> tuple[Callable[..., Value], list[nn.Module]]:
+    return lambda given: (module(*given),), [module]
+
+
+def _mlp(layer: Layer) -> Mlp:
+    assert isinstance(layer.mlp, Mlp), "layers of experts are split by their preset"
+    return layer.mlp
+
+
+def _up(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
+    mlp = _mlp(layer)
+    return _nothing, [one for one in (mlp.gate, mlp.up) if one is not None]
+
+
+def _nothing(*given: Value) -> Value:
+    raise AssertionError("products are computed by `_products`")
+
+
+def _activation(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
+    mlp = _mlp(layer)
+    return lambda given: (mlp.activation(*given),), []
+
+
+def _core(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
+    attention = layer.attention
+
+    def run(given: Value) -> Value:
+        (packed,) = given
+        query, key, value = (one.transpose(1, 2) for one in _parts(layer, packed))
+        mixed = attention.core(query, key, value)
+        return (mixed.transpose(1, 2).flatten(2),)
+
+    return run, []
+
+
+def _head_norms(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
+    of_query, of_key = layer.attention.query_norm, layer.attention.key_norm
+    assert of_query is not None
+    assert of_key is not None
+
+    def run(given: Value) -> Value:
+        query, key, value = _parts(layer, *given)
+        return (_packed(layer, of_query(query), of_key(key), value),)
+
+    return run, [of_query, of_key]
+
+
+def _rotary(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
+    def run(given: Value) -> Value:
+        query, key, value = _parts(layer, layer.attention.clipped(*given))
+        query, key = layer.attention.turn(query, key)
+        return (_packed(layer, query, key, value),)
+
+    return run, []
+
+
+def _turned(layer: Layer, group: Group) -> Callable[..., Value]:
+    """Rotation of this rank's part of the sequence."""
+
+    def run(given: Value) -> Value:
+        query, key, value = _parts(layer, layer.attention.clipped(*given))
+        first = group.rank() * query.shape[1]
+        query, key = layer.attention.turn(query, key, first=first)
+        return (_packed(layer, query, key, value),)
+
+    return run
+
+
+def _residual(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
+    return lambda branch, skip: (skip[0] + layer.dropout(branch[0]),), []
+
+
+def _parts(layer: Layer, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(batch, seq_len, heads, head_dim) of queries, keys and values."""
+    attention = layer.attention
+    by_group = packed.unflatten(-1, (-1, attention.queries + 2, attention.head_dim))
+    query = by_group[:, :, :, : attention.queries].flatten(2, 3)
+    return query, by_group[:, :, :, -2], by_group[:, :, :, -1]
+
+
+def _packed(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same by key-value head, as the product makes them."""
+    groups = key.shape[2]
+    by_group = query.unflatten(2, (groups, layer.attention.queries))
+    every = (by_group, key.unsqueeze(3), value.unsqueeze(3))
+    return torch.cat(every, dim=3).flatten(2)
+
+
+_PARTS: Final[dict[str, Callable[[Layer], tuple[Callable[..., Value], Any]]]] = {
+    "input_norm": lambda layer: _of_one(layer.input_norm),
+    "qkv": lambda layer: (_nothing, [layer.attention.qkv]),
+    "qk_norm": _head_norms,
+    "rotary": _rotary,
+    "attention": _core,
+    "projection": lambda layer: (_nothing, [layer.attention.projection]),
+    "attention_residual": _residual,
+    "mlp_norm": lambda layer: _of_one(layer.mlp_norm),
+    "mlp_up": _up,
+    "activation": _activation,
+    "mlp_down": lambda layer: (_nothing, [_mlp(layer).down]),
+    "mlp_residual": _residual,
+}
+
+
+def _moved(
+    value: Value,
+    dims: tuple[str, ...],
+    there: tuple[str, str],
+    back: tuple[str, str],
+    step: Step,
+) -> Value:
+    """*value* redistributed *there*, its gradient *back*: several tensors in one go."""
+    if there[0] == there[1] and back[0] == back[1]:
+        return value
+    if len(value) == 1:
+        made = _Moved.apply(value[0], dims, there, back, step.group)  # type: ignore[no-untyped-call]
+        return (made,)
+    together = _Moved.apply(  # type: ignore[no-untyped-call]
+        torch.stack(value), ("", *dims), there, back, step.group
+    )
+    return tuple(together.unbind())
+
+
+class _Moved(torch.autograd.Function):
+    """A redistribution; its backward is that of the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        value: Tensor,
+        dims: tuple[str, ...],
+        there: tuple[str, str],
+        back: tuple[str, str],
+        group: Group,
+    ) -> Tensor:
+        ctx.how = (dims, back, group)
+        have, want = there
+        return redistributed(value, dims, have, want, group)
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+        dims, back, group = ctx.how
+        have, want = back
+        gradient = redistributed(made[0], dims, have, want, group)
+        return gradient, None, None, None, None
+
+
+def redistributed(
+    value: Tensor, dims: tuple[str, ...], have: str, want: str, group: Group
+) -> Tensor:
+    """A tensor of dimensions *dims* that this rank has as *have*, as *want*.
+
+    Words are those of `costmodel.operators.resharding`; nothing becomes a summand.
+    """
+    if have == want:
+        return value.view_as(value)
+    if have == WHOLE:
+        return _piece(value, dims.index(want), group)
+    if have == PARTIAL:
+        if want == WHOLE:
+            whole = value.clone(memory_format=torch.contiguous_format)
+            return all_reduce(whole, group)
+        return start_reduce_scatter(value, group, dim=dims.index(want)).wait()
+    if want == WHOLE:
+        return start_all_gather(value, group, dim=dims.index(have)).wait()
+    pieces = torch.stack(value.chunk(group.size(), dims.index(want)))
+    return torch.cat(all_to_all(pieces, group).unbind(), dims.index(have))
+
+
+def _piece(value: Tensor, dim: int, group: Group) -> Tensor:
+    return value.chunk(group.size(), dim)[group.rank()].contiguous()

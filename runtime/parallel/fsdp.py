@@ -1,0 +1,216 @@
+"""ZeRO of a stage whose backward is split: gradients are whole when W is done.
+
+`fully_shard` ends a backward after I, before W has added the gradients of weights.
+
+AfterW        zero 1: it is let reduce nothing until all W are done
+AfterEachW    zero 2, 3: it is let reduce nothing in an I but what has no product (the
+              table); each W scatters the others, unit by unit as they become whole.
+              Where shards have replicas, W scatters the table too: the last W is known,
+              which sums over them
+
+What I makes of a unit's gradients (norms) waits for W, in which the unit is scattered
+with as many bytes as in a whole backward. I gathers the weights (zero 3); W has no use
+for them.
+
+`SummedShards`: shards that other ranks hold too, summed when all of a step are in.
+
+    holders    of a stage that has one for each copy of the model (Chimera): they do
+               not come to its last backward in one order
+    replicas   of shards (HSDP) whose gradients leave the device as they are scattered:
+               ZeRO-2's and 3's with the optimizer away. `fully_shard` itself would keep
+               them on the device until the last micro-batch
+
+Both at once where there are both: one all-reduce for each unit of `fully_shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from costmodel.schedule import Kind
+from runtime.models import Embedding, Later
+from runtime.offload import HostGradients
+from runtime.parallel.collectives import Group, all_reduce_from
+from runtime.parallel.data_parallel import Sharded, Sharding, Unit
+from runtime.parallel.expert_parallel import of_experts
+from runtime.parallel.replica_groups import Replicas
+
+
+class SummedShards:
+    """*sharded* over one axis, of which *alike* hold the same; sums over holders are
+    sums, those over *mean_over* replicas of shards means."""
+
+    def __init__(self, sharded: Sharded, alike: Replicas, *, mean_over: int) -> None:
+        self._sharded, self._alike, self._mean_over = sharded, alike, mean_over
+
+    def begin(self) -> None:
+        self._sharded.begin()
+
+    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
+        return self._sharded.backward(kind, last=last)
+
+    def finish(self) -> None:
+        self._sharded.finish()
+        made = dict(self._sharded.gradients())
+        for names in self._sharded.units():
+            apart = names and of_experts(names[0])
+            with self.changing(names):
+                self._sum(
+                    [made[name] for name in names],
+                    self._alike.experts if apart else self._alike.weights,
+                )
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self._sharded.gradients()
+
+    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
+        return self._sharded.changing(names)
+
+    def send_to(self, down: HostGradients) -> None:
+        """As `Sharded.send_to`."""
+        self._sharded.send_to(down)
+
+    def _sum(self, parts: Sequence[Tensor], alike: Group | None) -> None:
+        """Those that travel together, in place."""
+        flat = torch.cat([part.flatten() for part in parts])
+        if alike is not None:
+            flat = all_reduce_from(flat, alike, self._sharded.device)
+        flat.div_(self._mean_over)
+        sizes = [part.numel() for part in parts]
+        for part, whole in zip(parts, flat.split(sizes), strict=True):
+            part.copy_(whole.view_as(part))
+
+
+class AfterW(Sharded):
+    """ZeRO-1: gradients scattered when all are in.
+
+    As PyTorch's own pipelines do it (`torch.distributed.pipelining.stage`), who run
+    `fully_shard`'s end of a backward by hand.
+    """
+
+    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
+        self._ends_here(False)
+        for group in self.groups():  # what the pass before left, to 32 bits
+            for parameter in group.fsdp_params:
+                if hasattr(parameter, "_unsharded_param"):
+                    _in_32_bits(parameter)
+        return nullcontext()
+
+    def finish(self) -> None:
+        self._ends_here(True)
+        for group in self.groups():
+            group.post_backward()
+        self._root._get_fsdp_state()._root_post_backward_final_callback()
+        super().finish()
+
+    def _ends_here(self, yes: bool) -> None:
+        self._root.set_is_last_backward(yes)
+        self._root.set_requires_gradient_sync(yes)
+        self._root.set_reshard_after_backward(yes)
+
+
+class AfterEachW(Sharded):
+    """ZeRO-2 and 3: gradients scattered in each W, and in each whole backward."""
+
+    def __init__(
+        self,
+        stage: nn.Module,
+        units: Sequence[Unit],
+        mesh: DeviceMesh,
+        how: Sharding,
+        experts: DeviceMesh | None = None,
+        *,
+        later: Later,
+    ) -> None:
+        super().__init__(stage, units, mesh, how, experts)
+        self._later = later
+        self._replicated = mesh.ndim > 1
+        self._scattered: list[Any] = []  # groups, in this W
+        for unit in units:
+            first = unit[0] if isinstance(unit, list) else unit
+            first.register_forward_pre_hook(self._marked)
+
+    @contextmanager
+    def backward(self, kind: Kind, *, last: bool) -> Iterator[None]:
+        self._root.set_is_last_backward(last)
+        self._root.set_requires_gradient_sync(kind is not Kind.I)
+        self._root.set_requires_all_reduce(last)
+        self._root.set_reshard_after_backward(last or self.zero == 3)
+        if kind is Kind.I:
+            for group in self.groups():
+                group.reduce_grads = not self._waits(group)
+        self._scattered = []
+        yield
+        if kind is Kind.W:
+            for group in self.groups():
+                if self._waits(group) and group not in self._scattered:
+                    self._scatter(group)
+            self._root._get_fsdp_state()._root_post_backward_final_callback()
+
+    def _waits(self, group: Any) -> bool:
+        """Whether it is W that scatters the group."""
+        return self._replicated or _has_products(group)
+
+    def _marked(self, module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The input of a unit, whose gradient tells that the unit's are made."""
+        stream, *others = given
+        if not stream.requires_grad:  # tokens, or nothing is trained
+            return given
+        return _Told.apply(stream, partial(self._made, module)), *others  # type: ignore[no-untyped-call]
+
+    def _made(self, unit: nn.Module) -> None:
+        """All gradients of *unit* are made or put off: the last of those comes next."""
+        scatter = partial(self._scatter_unit, unit)
+        if self._later.on:
+            self._later.add(scatter)
+        else:
+            scatter()
+
+    def _scatter_unit(self, unit: Any) -> None:
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            self._scatter(group)
+
+    def _scatter(self, group: Any) -> None:
+        """All of a group's gradients; nothing of what has none since the last time."""
+        for parameter in group.fsdp_params:
+            _in_32_bits(parameter)
+            whole = parameter._unsharded_param
+            if whole.grad is None and parameter.unsharded_accumulated_grad is None:
+                kind = parameter.reduce_dtype or whole.dtype
+                parameter.unsharded_accumulated_grad = torch.zeros_like(
+                    whole, dtype=kind
+                )
+        group.post_backward()
+        self._scattered.append(group)
+
+
+class _Told(torch.autograd.Function):
+    """Nothing, whose backward calls *told*."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, told: Callable[[], None]) -> Tensor:
+        ctx.told = told
+        return stream
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor, None]:
+        ctx.told()
+        return made[0], None
+
+
+def _in_32_bits(parameter: Any) -> None:
+    """What a pass has left of `fully_shard`'s *parameter*, to what gradients have."""
+    parameter.accumulate_unsharded_grad_if_needed()
+    parameter.to_accumulated_grad_if_needed()
+
+
+def _has_products(group: Any) -> bool:
+    """Whether W adds to the group: all but the embedding's."""
+    return not any(isinstance(module, Embedding) for module in group.modules)

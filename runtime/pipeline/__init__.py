@@ -1,0 +1,13 @@
+"""The executor of action streams, its stages and messages."""
+
+from runtime.pipeline.executor import Executor
+from runtime.pipeline.p2p import Arrival, Links
+from runtime.pipeline.stage import Hooks, PipelineStage
+
+__all__ = [
+    "Arrival",
+    "Executor",
+    "Hooks",
+    "Links",
+    "PipelineStage",
+]

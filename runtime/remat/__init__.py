@@ -1,0 +1,1 @@
+"""What backward needs: kept, recomputed, compressed or offloaded."""

@@ -1,0 +1,166 @@
+"""What each layer's plan keeps for backward, recomputes, offloads or compresses.
+
+    none                 nothing is done
+    selective, full      `torch.utils.checkpoint` around attention's core, or the layer
+    segments             around several layers
+    anything by name     `steps`, the operators one by one; what they make is `kept`
+
+The instance's `forward` is replaced, not the module wrapped, so that parameters keep
+their names and `fully_shard`'s hooks stay outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from costmodel.layout import CORE, EVERYTHING, Action, Retention
+from costmodel.support import ROUTED
+from profiles.errors import Unsupported
+from runtime.models import Layer, Stage
+from runtime.offload import Tiers
+from runtime.remat import layer_ops as steps
+from runtime.remat.layer_ops import ENTRY
+from runtime.remat.saved_tensors import Pass
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class Passes:
+    """The passes through a stage's layers: whose tensors to fetch after whose."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
+        self._latest: ReferenceType[Pass] | None = None
+
+    def begin(self, stream: Tensor) -> Tensor:
+        """A micro-batch comes to the stage."""
+        self._latest = None
+        return stream
+
+    def next(self, retention: Retention) -> Pass:
+        """It comes to a layer."""
+        before = None if self._latest is None else self._latest()
+        taken = Pass(retention, self._tiers, before)
+        self._latest = ref(taken)
+        return taken
+
+
+def apply(
+    stage: Stage,
+    plans: Sequence[Retention],
+    *,
+    dropout: bool,
+    device: torch.device,
+    folder: Path | None = None,
+) -> None:
+    """Make the layers of *stage* do what *plans*, one for each numbered layer, say.
+
+    What goes to a drive is in files of *folder*.
+
+    Raises Unsupported for what is only priced.
+    """
+    for retention in plans:
+        require_carried_out(retention)
+    layers = list(stage.layers.values())
+    passes = Passes(Tiers(device, folder))
+    parts = [
+        _together(layers[first:end], plans[first:end], passes, dropout)
+        for first, end in _runs(plans)
+    ]
+    stage.body = [passes.begin, *parts]
+
+
+def require_carried_out(retention: Retention) -> None:
+    """Raise Unsupported for a treatment that no layer is given."""
+    for name, treatment in retention.tensors.items():
+        if treatment.action is Action.RECOMPUTE and treatment.ratio < 1:
+            raise Unsupported(
+                f"{name} is recomputed in part ({treatment.ratio:g}), which is priced "
+                "but not carried out; recompute it whole"
+            )
+        if treatment.action is Action.RECOMPUTE and name in ROUTED:
+            raise Unsupported(
+                f"{name} is recomputed by itself, which is priced but not carried out; "
+                "recompute its layer whole"
+            )
+
+
+def _runs(plans: Sequence[Retention]) -> Iterator[tuple[int, int]]:
+    """Layers from the first to before the last that are made again together."""
+    begins = [
+        number
+        for number, retention in enumerate(plans)
+        if number == 0 or not {EVERYTHING, ENTRY} <= retention.recomputed
+    ]
+    yield from pairwise([*begins, len(plans)])
+
+
+def _together(
+    layers: Sequence[nn.Module],
+    plans: Sequence[Retention],
+    passes: Passes,
+    dropout: bool,
+) -> Forward:
+    retention, layer = plans[0], layers[0]
+    if len(layers) > 1:
+        return _remade(_in_turn(layers), retention, passes, dropout)
+    if EVERYTHING in retention.recomputed:
+        layer.forward = _remade(layer.forward, retention, passes, dropout)
+    elif retention.recomputed == {CORE} and len(retention.tensors) == 1:
+        assert isinstance(layer, Layer), "layers of the catalogue's decoder have a core"
+        core = layer.attention.core
+        core.forward = partial(  # type: ignore[method-assign]
+            checkpoint,
+            core.forward,
+            use_reentrant=False,
+            preserve_rng_state=dropout,
+        )
+    elif retention.tensors:
+        assert isinstance(layer, Layer), "layers of the catalogue's decoder have steps"
+        layer.forward = _stepwise(layer, retention, passes)  # type: ignore[method-assign,assignment]
+    return layer
+
+
+def _in_turn(layers: Sequence[nn.Module]) -> Forward:
+    def run(stream: Tensor) -> Tensor:
+        for layer in layers:
+            stream = layer(stream)
+        return stream
+
+    return run
+
+
+def _remade(
+    forward: Forward, retention: Retention, passes: Passes, dropout: bool
+) -> Forward:
+    """*forward*, run again in backward from its input: kept, moved or packed."""
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=dropout)
+    treatment = retention.tensors.get(ENTRY)
+    if treatment is None or treatment.action in (Action.KEEP, Action.RECOMPUTE):
+        return partial(again, forward)
+
+    def run(stream: Tensor) -> Tensor:
+        taken = passes.next(retention)
+        given = taken.source(taken.enter(ENTRY, stream))
+        with taken.saving():
+            made: Tensor = again(lambda: forward(*given()))
+        return made
+
+    return run
+
+
+def _stepwise(layer: Layer, retention: Retention, passes: Passes) -> Forward:
+    def run(stream: Tensor) -> Tensor:
+        taken = passes.next(retention)
+        with taken.saving():
+            return steps.run(layer, stream, taken)
+
+    return run

@@ -1,0 +1,22 @@
+"""What ran, recorded: actions, operators, collectives, peaks."""
+
+from runtime.trace.action_timer import ActionClock, Span
+from runtime.trace.op_timer import SEND, Call, Listener, Operation
+from runtime.trace.peak_memory import Peak, resident_bytes, watched
+from runtime.trace.recorder import ActionWatch, Recorder
+from runtime.trace.torch_profiler import traced
+
+__all__ = [
+    "SEND",
+    "ActionClock",
+    "ActionWatch",
+    "Call",
+    "Listener",
+    "Operation",
+    "Peak",
+    "Recorder",
+    "Span",
+    "resident_bytes",
+    "traced",
+    "watched",
+]

@@ -1,0 +1,216 @@
+"""What was executed: the actions in order, and what each one sent over which axis.
+
+A dispatch mode sees every collective, whoever issues it: DTensor (functional
+collectives), `fully_shard`, our own modules, and DDP's reducer, whose C++ goes through
+PyTorch's dispatcher too. Autograd carries the mode into the threads it runs in, so
+that a backward's collectives are seen on every device. It also costs every operator
+some microseconds: record one step, and time others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from costmodel.schedule import Action
+
+NAMESPACES: Final = ("c10d", "_c10d_functional", "_dtensor")
+ELSEWHERE: Final = "other"  # a group that is no axis
+
+# The collective, and the position of the argument that is the full tensor. What is
+# received was counted where it was sent; the others move nothing.
+_C10D: Final = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "broadcast_": ("broadcast", 0),
+    "reduce_": ("reduce", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_": ("all_gather", 0),
+    "allgather_coalesced_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "alltoall_": ("all_to_all", 1),
+    "send": ("send", 0),
+}
+_FUNCTIONAL: Final = {
+    "all_reduce": "all_reduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "all_to_all",
+    "shard_dim_alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "isend": "send",
+}
+_SILENT: Final = ("recv", "irecv", "barrier", "monitored", "wait", "_wrap", "check")
+
+
+@dataclass(slots=True)
+class Traffic:
+    """How many collectives, and the bytes of their full tensors together."""
+
+    count: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """An executed action and its traffic by (mesh axis, collective)."""
+
+    action: Action
+    traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
+
+
+class ActionWatch(Protocol):
+    """What an executor tells of a step: the groups it sends in, and each action."""
+
+    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
+        """*groups* speak over *axis*."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def during(self, action: Action) -> AbstractContextManager[None]:
+        """Around *action*."""
+
+
+class Recorder:
+    """Records the last step that an executor carried out with it.
+
+    *axes* are this rank's process groups by mesh axis. Bytes are those of the full
+    tensor, as in `profiles.samples.table.CollectiveKey`: an all-gather's output, a
+    reduce-scatter's input. A group of one rank moves nothing and is left out; a group
+    that is no axis is called "other".
+    """
+
+    def __init__(self, axes: Mapping[str, dist.ProcessGroup]) -> None:
+        self.records: list[Record] = []
+        self._axes: dict[str, str] = {}
+        for axis, group in axes.items():
+            self.know(axis, [group])
+
+    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
+        """Count traffic in *groups* as traffic over *axis*."""
+        for group in groups:
+            self._axes[group.group_name] = axis
+
+    @property
+    def axes(self) -> Mapping[str, str]:
+        """The axis that each group, by its name, speaks over."""
+        return self._axes
+
+    def begin(self) -> None:
+        """Forget what was recorded."""
+        self.records = []
+
+    @contextmanager
+    def during(self, action: Action) -> Iterator[None]:
+        """Record *action*, and what its body sends."""
+        record = Record(action=action)
+        self.records.append(record)
+        with _Watch(record, self._axes):
+            yield
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What was executed, in order."""
+        return tuple(record.action for record in self.records)
+
+    def document(self) -> list[dict[str, Any]]:
+        """`[{"action": "0F0", "collectives": {"tp:all_reduce": [count, bytes]}}]`."""
+        return [
+            {
+                "action": str(record.action),
+                "collectives": {
+                    f"{axis}:{collective}": [traffic.count, traffic.size_bytes]
+                    for (axis, collective), traffic in sorted(record.traffic.items())
+                },
+            }
+            for record in self.records
+        ]
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self, record: Record, axes: Mapping[str, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._record, self._axes = record, axes
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes back as local operators and collectives
+        found = exchange(func, args)
+        if found is not None:
+            axis = self._axes.get(found.group.group_name, ELSEWHERE)
+            traffic = self._record.traffic.setdefault(
+                (axis, found.collective), Traffic()
+            )
+            traffic.count += 1
+            traffic.size_bytes += found.size_bytes
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One collective as it is called: over whom, which, and the full tensor's bytes."""
+
+    group: dist.ProcessGroup
+    collective: str
+    size_bytes: int
+
+
+def exchange(func: Any, args: tuple[Any, ...]) -> Exchange | None:
+    """The collective that an operator call is; None for those that move nothing."""
+    if func.namespace not in NAMESPACES:
+        return None
+    name = func._schema.name.split("::")[1]
+    if name.startswith(_SILENT):
+        return None
+    group = _group(func, args)
+    if group.size() == 1:
+        return None
+    collective, size_bytes = _counted(name, args, group.size())
+    return Exchange(group, collective, size_bytes)
+
+
+def _counted(name: str, args: tuple[Any, ...], ranks: int) -> tuple[str, int]:
+    """The collective that an operator is, and the bytes of its full tensor."""
+    if name in _C10D:
+        collective, position = _C10D[name]
+        return collective, _bytes(args[position])
+    for start, collective in _FUNCTIONAL.items():
+        if name.startswith(start):
+            gathered = ranks if collective == "all_gather" else 1
+            return collective, _bytes(args[0]) * gathered
+    return name, _bytes(args[0])
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.itemsize
+    return sum(map(_bytes, value))
+
+
+def _group(func: Any, args: tuple[Any, ...]) -> dist.ProcessGroup:
+    """The process group of a collective: an argument, or the name of one."""
+    names = [argument.name for argument in func._schema.arguments]
+    known = "process_group" if "process_group" in names else "group_name"
+    given = args[names.index(known)]
+    if isinstance(given, str):
+        return c10d._resolve_process_group(given)  # type: ignore[arg-type,attr-defined]
+    if isinstance(given, torch.ScriptObject):
+        return dist.ProcessGroup.unbox(given)
+    assert isinstance(given, dist.ProcessGroup)
+    return given

@@ -1,0 +1,15 @@
+"""The trainer: composition of mechanisms, steps, evaluation."""
+
+from runtime.train.compile import require_compilable
+from runtime.train.options import Training, learning_rate, training_options
+from runtime.train.trainer import StepResult, Trainer, rank_stream
+
+__all__ = [
+    "StepResult",
+    "Trainer",
+    "Training",
+    "learning_rate",
+    "rank_stream",
+    "require_compilable",
+    "training_options",
+]

@@ -1,0 +1,149 @@
+"""What the actions of a stream mean beside the passes: reduction and the update.
+
+forward      in the precision's context; PyTorch's DDP is told of the last one
+backward     the last one of a stage lets its gradients travel
+REDUCE_GRAD  wait for them; sum what tensor parallelism left partial
+STEP         tied copies, the global norm, clipping, the optimizer; with a scaled
+             loss nothing where gradients overflow
+
+The two holders of a stage that has two need not come to its REDUCE_GRAD in one order
+with their other passes: they wait for each other in STEP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from math import isfinite
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from costmodel.schedule import Kind
+from runtime.models import Policy
+from runtime.optim import Optimizer, Piece, clip_factor, global_norm, loss_scale, parts
+from runtime.parallel import HEAD, TABLE, TiedTable, all_reduce_from, partial_parameters
+from runtime.train.build import HeldStage
+
+
+class Step:
+    """The hooks of one rank's executor; `begin` before each step."""
+
+    def __init__(
+        self,
+        stages: Sequence[HeldStage],
+        optimizer: Optimizer,
+        tied: TiedTable,
+        mesh: DeviceMesh,
+        rules: Policy,
+    ) -> None:
+        self.stages = {stage.index: stage for stage in stages}
+        self.optimizer, self.tied, self.mesh = optimizer, tied, mesh
+        self.rules, self.scale = rules, loss_scale(rules.scaled)
+        self.norm = 0.0
+        self._factor = 1.0  # what the update multiplies gradients by
+        self._ranks = mesh["dp"].size() * mesh["tp"].size()  # slicing a mesh is slow
+        self._device = torch.device(mesh.device_type)
+        self._gradients: dict[int, dict[str, Tensor]] = {}
+        self._partial = {stage.index: self._partial_of(stage) for stage in stages}
+        self._copies = {
+            name: self._copies_of(name, parameter, stage)
+            for stage in stages
+            for name, parameter in stage.named_parameters()
+        }
+
+    def begin(self) -> None:
+        """Forget the step before."""
+        self._gradients = {}
+        for stage in self.stages.values():
+            stage.parallel.begin()
+
+    def forward(self, stage: int) -> AbstractContextManager[object]:
+        """Around a stage's forward."""
+        return self.rules.computing(self.mesh.device_type)
+
+    def backward(
+        self, stage: int, kind: Kind, last: bool
+    ) -> AbstractContextManager[object]:
+        """Around a stage's backward."""
+        return self.stages[stage].parallel.backward(kind, last=last)
+
+    def reduce(self, stage: int) -> None:
+        """REDUCE_GRAD: the gradients of a stage with one holder are whole."""
+        if self.stages[stage].copies == 1:
+            self._finish(stage)
+
+    def _finish(self, stage: int) -> None:
+        held = self.stages[stage]
+        held.parallel.finish()
+        gradients = dict(held.parallel.gradients())
+        partial = self._partial[stage]
+        with held.parallel.changing(partial):
+            self._sum_partial([gradients[name] for name in partial])
+        self._gradients[stage] = gradients
+
+    def step(self) -> None:
+        """STEP: update every stage of this rank."""
+        for stage in self.stages:
+            if stage not in self._gradients:
+                self._finish(stage)
+        self._sum_tied()
+        made = self._made()
+        norm = global_norm(map(self._pieces, self.optimizer.turns(made)))
+        self.norm = float(norm) / self.scale.value
+        clipped = clip_factor(self.norm, self.optimizer.settings.clip)
+        self._factor = clipped / self.scale.value
+        if self.scale.judge(finite=isfinite(self.norm)):
+            self.optimizer.step(made, self._factor)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's part of every gradient, by the parameter's name, as the update
+        took it."""
+        made = self._made()
+        if self.optimizer.scales:
+            return made
+        return {name: gradient * self._factor for name, gradient in made.items()}
+
+    def _made(self) -> dict[str, Tensor]:
+        return {
+            name: gradient
+            for gradients in self._gradients.values()
+            for name, gradient in gradients.items()
+        }
+
+    def _pieces(self, some: Mapping[str, Tensor]) -> Iterator[Piece]:
+        for name, gradient in some.items():
+            yield Piece(gradient, self._copies[name])
+
+    def _copies_of(self, name: str, parameter: Tensor, held: HeldStage) -> int:
+        """Ranks of the job that hold the same part of a parameter."""
+        copies = self._ranks // parts(parameter) * held.copies
+        return copies * self.tied.copies if name in (TABLE, HEAD) else copies
+
+    def _sum_tied(self) -> None:
+        with ExitStack() as changed:
+            for stage, made in self._gradients.items():
+                names = [name for name in self.tied.names if name in made]
+                changed.enter_context(self.stages[stage].parallel.changing(names))
+            self.tied.sum(self._gradients.values())
+
+    def _partial_of(self, held: HeldStage) -> list[str]:
+        if self.mesh["tp"].size() == 1:
+            return []
+        return [
+            name
+            for name, _ in partial_parameters(
+                held.stage, sequence_parallel=held.sequence_parallel
+            )
+        ]
+
+    def _sum_partial(self, gradients: list[Tensor]) -> None:
+        """One all-reduce over tp for all that is partial there."""
+        if not gradients:
+            return
+        flat = torch.cat([item.flatten() for item in gradients])
+        flat = all_reduce_from(flat, self.mesh["tp"].get_group(), self._device)
+        parts = flat.split([item.numel() for item in gradients])
+        for item, part in zip(gradients, parts, strict=True):
+            item.copy_(part.view_as(item))

@@ -1,0 +1,264 @@
+"""`Trainer`: one rank's part of a run, step after step.
+
+batch → the stream's actions (passes, transfers, reduction, update) → mean loss
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from costmodel.layout import Layout
+from costmodel.schedule import Action, Stream, streams, with_transfers
+from profiles.models import Job
+from profiles.system import default_folder
+from runtime.data import Source
+from runtime.models import decoder_of, policy
+from runtime.offload import DiskOptimizer, HostOptimizer
+from runtime.optim import LearningRate, LossScale, Optimizer, Settings
+from runtime.parallel import Meshes, Sharded, SummedShards, TiedTable, context_group
+from runtime.parallel.context_parallel import Context
+from runtime.pipeline import Executor, Links, PipelineStage
+from runtime.trace import ActionWatch, Recorder
+from runtime.train.build import HeldStage, held_stages
+from runtime.train.evaluation import Evaluation
+from runtime.train.step_hooks import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One step, as every rank sees it."""
+
+    loss: float  # mean over the tokens of the global batch, nats
+    gradient_norm: float
+    learning_rate: float
+    seconds: float
+
+
+class Trainer:
+    """Built by every rank at once; `step` is called by every rank at once."""
+
+    def __init__(
+        self,
+        job: Job,
+        layout: Layout,
+        source: Source,
+        *,
+        settings: Settings,
+        seed: int,
+        device: torch.device,
+        rate: LearningRate | None = None,
+        compiled: bool = False,
+        offload_dir: Path | None = None,
+    ) -> None:
+        self.rate = rate
+        self.job, self.layout, self.source = job, layout, source
+        self.seed, self.device = seed, device
+        self.context = Context(
+            group=context_group(layout), kind=layout.cp_kind, seq_len=job.seq_len
+        )
+        self.rules = policy(layout.precision_name)
+        self.rules.multiply()
+        experts = decoder_of(job).moe is not None
+        meshes = Meshes.of(layout, device.type, experts=experts)
+        self.mesh = meshes.weights
+        self.stages = held_stages(
+            job,
+            layout,
+            meshes,
+            self.context,
+            seed=seed,
+            device=device,
+            compiled=compiled,
+            folder=offload_dir,
+        )
+        self.optimizer = optimizer(self.stages, settings, device, offload_dir)
+        tied = TiedTable(job, layout, self.mesh)
+        self.recorder = Recorder(meshes.groups())
+        if tied.group is not None:
+            self.recorder.know("tied", [tied.group])
+        if self.context.group is not None:
+            self.recorder.know("cp", [self.context.group])
+        for held in self.stages:
+            if held.copies > 1:
+                for axis, group in held.replicas.named():
+                    self.recorder.know(axis, [group])
+        self._micro_batch = layout.micro_batch(layout.stages[0])
+        self._places = self.context.places()
+        self._step = Step(
+            self.stages,
+            self.optimizer,
+            tied,
+            self.mesh,
+            self.rules,
+        )
+        self._executor, self._evaluation = self._built()
+
+    def step(
+        self, number: int, *, record: bool = False, watch: ActionWatch | None = None
+    ) -> StepResult:
+        """Carry out step *number* (from 0), for *watch* to see, or on record.
+
+        Raises what an action raised, named.
+        """
+        tokens, targets = self._batch(number, self.source)
+        self._seeded(number)
+        if self.rate is not None:  # also a constant one: a checkpoint has another
+            self.optimizer.learning_rate = self.rate.at(number)
+        self._step.begin()
+        self._wait()
+        began = time.perf_counter()
+        self._executor.recorder = self.recorder if record else watch
+        self._executor.loss_scale = self.scale.value / self.layout.micro_batches
+        losses = self._executor.step(tokens, targets)
+        loss = self._mean(losses)
+        return StepResult(
+            loss=loss,
+            gradient_norm=self._step.norm,
+            learning_rate=self.optimizer.learning_rate,
+            seconds=time.perf_counter() - began,
+        )
+
+    @property
+    def scale(self) -> LossScale:
+        """What the loss is multiplied by before its backward."""
+        return self._step.scale
+
+    def evaluate(self, source: Source, batches: int) -> float:
+        """The mean loss over the first *batches* global batches of *source*."""
+        means = []
+        for number in range(batches):
+            tokens, targets = self._batch(number, source)
+            means.append(self._mean(self._evaluation.losses(tokens, targets)))
+        return sum(means) / len(means)
+
+    def forget(self) -> None:
+        """Let the last step's gradients go, as the next one would at its start."""
+        self._step.begin()
+
+    def watch(self, told: Callable[[Action], None]) -> None:
+        """Tell *told* of each action before it begins."""
+        self._executor.watch = told
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The local gradients of the last step, after clipping."""
+        return self._step.gradients()
+
+    def _built(self) -> tuple[Executor, Evaluation]:
+        stream = rank_stream(self.layout, self.mesh["pp"].get_local_rank())
+        held = {stage.index: self._pipeline_stage(stage) for stage in self.stages}
+        links = Links(self.mesh["pp"].get_group(), *_holders(self.layout))
+        executor = Executor(
+            stream=stream,
+            stages=held,
+            links=links,
+            micro_batches=self.layout.micro_batches,
+            hooks=self._step,
+            recorder=None,
+            loss_scale=1 / self.layout.micro_batches,
+        )
+        return executor, Evaluation(stream, held, links, self._step)
+
+    @property
+    def boundary(self) -> tuple[int, int, int]:
+        """(batch, tokens, hidden) of what this rank hands to the next stage."""
+        split = self.stages[0].sequence_parallel
+        ranks = self.mesh["tp"].size() if split else 1
+        tokens = self.job.seq_len // (self.context.ranks * ranks)
+        return self._micro_batch, tokens, decoder_of(self.job).hidden
+
+    def _pipeline_stage(self, held: HeldStage) -> PipelineStage:
+        return PipelineStage(
+            index=held.index,
+            module=held.stage,
+            first=held.index == 0,
+            last=held.index == len(self.layout.stages) - 1,
+            boundary=self.boundary,
+            dtype=self.rules.activation,
+            device=self.device,
+            copy=held.copy,
+            later=held.later,
+        )
+
+    def _batch(self, number: int, source: Source) -> tuple[list[Tensor], list[Tensor]]:
+        """This rank's micro-batches of a step: what is read, and what comes next."""
+        replica = self.mesh["dp"].get_local_rank() // self.context.ranks
+        mine = self.layout.micro_batches * self._micro_batch
+        first = number * self.job.global_batch + mine * replica
+        sequences = source.sequences(first, mine)
+        read, follows = self._places, self._places + 1
+        tokens, targets = (
+            sequences[:, columns].to(self.device).split(self._micro_batch)
+            for columns in (read, follows)
+        )
+        return list(tokens), list(targets)
+
+    def _seeded(self, number: int) -> None:
+        """Dropout's random numbers: of the seed, the step and the rank alone."""
+        torch.manual_seed(hash((self.seed, number, dist.get_rank())) % 2**63)
+
+    def _mean(self, losses: Iterable[Tensor]) -> float:
+        own = [loss.float() for loss in losses]
+        total = torch.zeros((), dtype=torch.float32, device=self.device)
+        if own:
+            total += torch.stack(own).sum() / self.layout.micro_batches
+        if dist.get_world_size() > 1:
+            dist.all_reduce(total)
+        return float(total) / (self.mesh["dp"].size() * self.mesh["tp"].size())
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        if dist.get_world_size() > 1:
+            dist.barrier()
+
+
+def optimizer(
+    stages: Sequence[HeldStage],
+    settings: Settings,
+    device: torch.device,
+    folder: Path | None = None,
+) -> Optimizer:
+    """The one optimizer of all *stages*, where their states are; on a drive in a file
+    of *folder* (or of the default one)."""
+    named = [pair for stage in stages for pair in stage.named_parameters()]
+    away = stages[0].away
+    if away.on_drive:
+        where = folder or default_folder()
+        found = DiskOptimizer(
+            named,
+            settings,
+            device,
+            where,
+            shards=away.shards,
+            gradients=away.gradients,
+        )
+        for stage in stages:
+            if away.shards:
+                found.read_for(stage.stage, passes=stage.away.passes)
+            if away.gradients:
+                assert isinstance(stage.parallel, Sharded | SummedShards)
+                stage.parallel.send_to(found.take_scattered())
+        return found
+    if away.masters:
+        return HostOptimizer(named, settings, device)
+    return Optimizer(named, settings)
+
+
+def rank_stream(layout: Layout, rank: int) -> Stream:
+    """All that pipeline rank *rank* does in a step: the stream that is priced."""
+    order = streams(
+        layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
+    )
+    return with_transfers(order, *_holders(layout))[rank]
+
+
+def _holders(layout: Layout) -> tuple[tuple[int, ...], ...]:
+    """The pipeline rank of each stage, once for each copy of the model."""
+    return tuple(zip(*(stage.held_by for stage in layout.stages), strict=True))

@@ -1,0 +1,69 @@
+"""Stages are packed into whole domains; who leaves one is known from those behind."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.heterogeneous.packing import starts, ways
+
+
+@st.composite
+def islands(draw: st.DrawFn) -> tuple[list[int], int, int]:
+    """Sizes of stages that fill an island, its domain, and its devices."""
+    domain = draw(st.sampled_from([1, 2, 4, 8]))
+    devices = domain * draw(st.integers(1, 4))
+    sizes = [size for size in (1, 2, 4, 8) if size < domain]
+    found: list[int] = []
+    while (left := devices - sum(found)) > 0:
+        whole = [domain * many for many in range(1, left // domain + 1)]
+        found.append(draw(st.sampled_from([s for s in sizes if s <= left] + whole)))
+    return found, domain, devices
+
+
+@given(islands())
+def test_stages_fill_their_island(island: tuple[list[int], int, int]) -> None:
+    sizes, domain, devices = island
+    found = starts(sizes, domain, devices)
+    taken = [
+        device
+        for start, size in zip(found, sizes, strict=True)
+        for device in range(start, start + size)
+    ]
+    assert sorted(taken) == list(range(devices))
+    for start, size in zip(found, sizes, strict=True):
+        assert start % min(size, domain) == 0, "each lies in one domain, or in whole"
+
+
+@given(islands())
+def test_who_leaves_a_domain_is_known_from_those_behind(
+    island: tuple[list[int], int, int],
+) -> None:
+    sizes, domain, devices = island
+    distinct = tuple(sorted(set(sizes)))
+    steps, way = ways(domain, distinct), 0
+    far = []
+    for size in reversed(sizes):
+        way, left = steps[way][distinct.index(size)]
+        far.append(left)
+    found = starts(sizes, domain, devices)
+    placed = list(zip(found, sizes, strict=True))
+    ends = [
+        start // domain != after // domain
+        or (start + size - 1) // domain != (after + more - 1) // domain
+        for (start, size), (after, more) in pairwise(placed)
+    ]
+    assert far[::-1][:-1] == ends
+
+
+@pytest.mark.parametrize(("domain", "devices"), [(6, 12), (8, 12), (8, 3)])
+def test_where_room_may_be_left_over_larger_ones_are_first(
+    domain: int, devices: int
+) -> None:
+    sizes = [1, 2, devices - 3] if devices > 3 else [1, 2]
+    found = dict(zip(sizes, starts(sizes, domain, devices), strict=True))
+    assert found[max(sizes)] == 0
+    assert found[1] == devices - 1
