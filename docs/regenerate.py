@@ -3,8 +3,8 @@
 A shown command is a fenced block whose first line starts with ``$ ``; everything after
 it, up to the closing fence, is replaced by what the command prints now:
 
-    python docs/regenerate.py            rewrite README.md and docs/*.md
-    python docs/regenerate.py --check    exit 1 if any block would change
+    python -m docs.regenerate            rewrite README.md and docs/*.md
+    python -m docs.regenerate --check    exit 1 if any block would change
 
 The table of what `execute` carries out is put where a page marks its place. What is
 read from published measurements stays as it is where MESHWRIGHT_DATA is unset.
@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 from costmodel.report.support import frameworks_table, support_table
+from docs.architecture import drawing, table
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]+)\n.*?^```$", re.M | re.S)
@@ -28,7 +29,11 @@ TABLE = re.compile(
     r"(?P<after>^<!-- end of the (?P=name) table -->$)",
     re.M | re.S,
 )
-TABLES = {"support": support_table, "frameworks": frameworks_table}
+TABLES = {
+    "support": support_table,
+    "frameworks": frameworks_table,
+    "architecture": lambda: f"{drawing()}\n\n{table()}",
+}
 FROM_DATA = ("python benchmarks/choices.py", "python -m benchmarks.odds")
 PROGRAMS = ("plan", "simulate", "profile", "execute", "meshwright", "python")
 

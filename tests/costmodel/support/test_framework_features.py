@@ -143,7 +143,7 @@ def test_what_it_has_is_no_matter(name: str, choice: Uniform) -> None:
 
 def test_the_page_shows_the_table(root: Path) -> None:
     page = (root / "docs" / "frameworks.md").read_text(encoding="utf-8")
-    assert frameworks_table() in page, "run docs/regenerate.py"
+    assert frameworks_table() in page, "run python -m docs.regenerate"
 
 
 def test_of_our_own_software_nothing_is_said() -> None:

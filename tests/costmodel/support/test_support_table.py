@@ -220,7 +220,7 @@ def test_a_finished_layout_and_its_choice_get_the_same_answers() -> None:
 
 def test_the_page_shows_the_table() -> None:
     assert support_table() in PAGE.read_text(encoding="utf-8"), (
-        "run `python docs/regenerate.py`"
+        "run `python -m docs.regenerate`"
     )
 
 

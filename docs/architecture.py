@@ -1,0 +1,130 @@
+"""The architecture, read off the code: sub-packages, their charters, and the arrows.
+
+    python docs/architecture.py     print the drawing and the table of docs/design.md
+
+A sub-package is a folder of modules, whose `__init__` holds its charter and its public
+names; a module beside them, such as `planner/cli.py`, stands for itself. An arrow is an
+import from one to another, those inside functions too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx as nx
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("profiles", "costmodel", "planner", "runtime")
+
+
+def dotted(module: Path) -> str:
+    """The name under which the file *module* is imported."""
+    parts = module.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """All modules of the four packages, by name."""
+    files = (file for name in PACKAGES for file in (ROOT / name).rglob("*.py"))
+    return {dotted(file): file for file in sorted(files)}
+
+
+@cache
+def parsed(module: Path) -> ast.Module:
+    return ast.parse(module.read_text(encoding="utf-8"))
+
+
+def part(name: str) -> str:
+    """The sub-package that holds the module *name*, or itself where none does."""
+    if modules()[name].name == "__init__.py":
+        return name
+    parent = name.rpartition(".")[0]
+    return name if parent in PACKAGES else parent
+
+
+def imports(name: str) -> Iterator[tuple[str, ast.AST]]:
+    """The modules that *name* imports anywhere, each with the statement."""
+    known = modules()
+    for node in ast.walk(parsed(known[name])):
+        if isinstance(node, ast.Import):
+            yield from (
+                (alias.name, node) for alias in node.names if alias.name in known
+            )
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in known or node.module in known:
+                    yield inner if inner in known else node.module, node
+
+
+@cache
+def arrows() -> nx.DiGraph:
+    """From each sub-package to those that it imports."""
+    return nx.DiGraph(
+        (part(name), part(other))
+        for name in modules()
+        for other, _ in imports(name)
+        if part(name) != part(other)
+        and part(other) not in PACKAGES
+        and part(name) not in PACKAGES
+    )
+
+
+def charter(name: str) -> str:
+    """What the sub-package or module *name* says of itself, in a sentence."""
+    text = ast.get_docstring(parsed(modules()[name])) or ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def sub_packages() -> list[str]:
+    """Folders of modules, packages left out, in the order in which they build on each
+    other."""
+    order = list(nx.topological_sort(arrows().reverse()))
+    folders = {name for name, file in modules().items() if file.name == "__init__.py"}
+    first = {name: PACKAGES.index(name.partition(".")[0]) for name in order}
+    return sorted(
+        folders & set(order), key=lambda name: (first[name], order.index(name))
+    )
+
+
+def size(name: str) -> tuple[int, int]:
+    """Modules of a sub-package, and their lines."""
+    files = list(modules()[name].parent.glob("*.py"))
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    return len([f for f in files if f.name != "__init__.py"]), lines
+
+
+def drawing() -> str:
+    """The arrows inside each package as Mermaid draws them, those that follow from
+    others left out."""
+    lines = ["```mermaid", "flowchart LR"]
+    graph = nx.transitive_reduction(arrows())
+    for package in PACKAGES:
+        inside = [name for name in sub_packages() if name.startswith(f"{package}.")]
+        lines.append(f"  subgraph {package}")
+        lines += [f"    {name}[{name.partition('.')[2]}]" for name in inside]
+        lines.append("  end")
+        lines += [
+            f"  {name} --> {other}"
+            for name in inside
+            for other in sorted(graph.successors(name))
+            if other in inside
+        ]
+    return "\n".join([*lines, "```"])
+
+
+def table() -> str:
+    """A row for each sub-package: what it is for, how much it is."""
+    rows = ["| sub-package | what it is for | modules | lines |", "|---|---|---:|---:|"]
+    for name in sub_packages():
+        count, lines = size(name)
+        rows.append(f"| `{name}` | {charter(name)} | {count} | {lines:,} |")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(drawing(), table(), sep="\n\n")
