@@ -28,11 +28,11 @@ plan: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(WORKERS)
 
-loop: $(VENV)/.installed
+loop: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.closed_loop --model gpt-mini --ranks 2 --layouts 6 \
 		--rounds 3 --profile-seconds 75 $(LOOP)
 
-networks: $(VENV)/.installed
+networks: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/networks.py $(NETWORKS)
 
 lint: $(VENV)/.installed-dev
@@ -62,10 +62,10 @@ $(VENV)/.installed-dev: $(INPUTS)
 
 define environment
 @command -v $(PYTHON) >/dev/null || { \
-	echo "$(PYTHON) is not there; name a Python 3.11 or 3.12, as in:" \
+	echo "$(PYTHON) is not there; name a Python 3.11 to 3.14, as in:" \
 	"make PYTHON=python3.12" >&2; exit 1; }
-@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' \
+@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' \
 	|| { echo "$(PYTHON) is $$($(PYTHON) --version 2>&1); meshwright needs Python" \
-	"3.11 or 3.12, as in: make PYTHON=python3.12" >&2; exit 1; }
+	"3.11 to 3.14, as in: make PYTHON=python3.12" >&2; exit 1; }
 @test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 endef

@@ -1,18 +1,12 @@
 """Prices: a layout, and what it costs in seconds and bytes. Command: `simulate`."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from profiles.lazy import lazily
 
 if TYPE_CHECKING:
     from costmodel.simulation import estimate
 
 __all__ = ["estimate"]
 
-
-def __getattr__(name: str) -> Any:
-    """The public names; what they need is imported when one is first used."""
-    if name in __all__:
-        return getattr(import_module("costmodel.simulation"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, __file__)

@@ -22,6 +22,7 @@ from profiles.commandline import (
     whole,
 )
 from profiles.errors import Contradiction, InvalidQuestion
+from profiles.files import require_package
 from profiles.samples import content_hash, read_samples, require_writable
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ def profile(
             raise Contradiction("--show reads samples and --out measures; give one")
         _answer(read_samples(show), show, as_json=as_json)
         return
+    require_package("torch", "measuring", extra="runtime")
     if out is None:
         raise InvalidQuestion(
             "--out is missing; say where the samples go, such as --out samples.json, "

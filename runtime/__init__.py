@@ -1,18 +1,12 @@
 """Deeds: a layout carried out by PyTorch on real devices. Command: `execute`."""
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from profiles.lazy import lazily
 
 if TYPE_CHECKING:
     from runtime.api import parallelize
 
 __all__ = ["parallelize"]
 
-
-def __getattr__(name: str) -> Any:
-    """The public names; what they need is imported when one is first used."""
-    if name in __all__:
-        return getattr(import_module("runtime.api"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazily(__name__, __file__)

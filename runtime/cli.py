@@ -20,7 +20,7 @@ from profiles.commandline import (
     warn,
     whole,
 )
-from profiles.files import read_json
+from profiles.files import read_json, require_package
 from runtime.train import Training, training_options
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def execute(
     The layout file comes from `plan --out` or `simulate --out`. Everything that can be
     wrong with it, the data or the checkpoint is said before any process trains.
     """
+    require_package("torch", "training", extra="runtime")
     parse_file(read_json(file, what="layout file"))  # torch takes seconds to load
     from runtime.launch import Wish, diverged, prepare
     from runtime.optim import Settings

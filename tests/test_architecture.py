@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import networkx as nx
@@ -168,6 +169,24 @@ def test_other_sub_packages_are_imported_by_their_face(module: Path) -> None:
 
 
 @each_part
+def test_a_face_names_what_others_import(name: str) -> None:
+    """Modules apart, which are imported by their own names."""
+    face = import_module(name)
+    wanted = {
+        alias.name
+        for module in MODULES
+        for node in ast.walk(parsed(module))
+        if isinstance(node, ast.ImportFrom) and node.module == name
+        for alias in node.names
+        if f"{name}.{alias.name}" not in modules()
+    }
+    public = set(getattr(face, "__all__", ()))
+    assert wanted <= public
+    assert all(hasattr(face, one) for one in public)
+    assert not hasattr(face, "what_is_not_there")
+
+
+@each_part
 def test_a_sub_package_has_a_charter_and_few_modules(name: str) -> None:
     assert charter(name).endswith("."), "what is it for, in a sentence?"
     assert size(name)[0] <= MOST_MODULES
@@ -229,7 +248,8 @@ def test_training_loads_no_planner_and_no_solver(run: Run) -> None:
 
 @each_package
 def test_a_package_alone_loads_next_to_nothing(run: Run, package: str) -> None:
-    heavy = {"numpy", "scipy", "networkx", "pulp", "click", *MAY_IMPORT} - {package}
+    heavy = {"numpy", "scipy", "networkx", "pulp", "click", *MAY_IMPORT}
+    heavy -= {package, "profiles"}  # whose `lazy` opens the other three
     assert _loaded(run, [package]) & heavy == set()
 
 

@@ -85,8 +85,8 @@ def test_the_wheel_says_what_it_is(wheel: ZipFile) -> None:
     for line in (
         "Name: meshwright",
         "License: Apache-2.0",
-        "Requires-Python: <3.13,>=3.11",
-        "Requires-Dist: torch<2.14,>=2.11",
+        "Requires-Python: <3.15,>=3.11",
+        'Requires-Dist: torch<2.14,>=2.11; extra == "runtime"',
     ):
         assert f"\n{line}\n" in metadata
     scripts = ConfigParser()
@@ -123,6 +123,25 @@ def test_every_requirement_is_pinned_to_a_version_that_it_allows(
     assert any(part.operator == ">=" for part in need.specifier)
 
 
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [("execute", ("layout.json",)), ("profile", ("--out", "samples.json"))],
+)
+def test_without_torch_what_needs_it_says_so(
+    run: Run, program: str, arguments: tuple[str, ...]
+) -> None:
+    package = {"execute": "runtime", "profile": "profiles"}[program]
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        f"from {package}.__main__ import main; sys.exit(main({[*arguments]}))"
+    )
+    done = run("python", "-c", script)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "needs the package torch" in line
+    assert "pip install 'meshwright[runtime]'" in line
+
+
 def test_the_license_and_the_changelog_are_there() -> None:
     license_text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in license_text
@@ -149,7 +168,7 @@ def test_make_says_which_python_it_needs(tmp_path: Path, goal: str) -> None:
         )
         assert done.returncode == 2
         assert said in done.stderr
-        assert "3.11 or 3.12, as in: make PYTHON=python3.12" in done.stderr
+        assert "3.11 to 3.14, as in: make PYTHON=python3.12" in done.stderr
         assert not (tmp_path / "venv").exists()
 
 

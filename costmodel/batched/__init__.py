@@ -1,11 +1,16 @@
 """Many candidates priced as rows of arrays, with their lower bounds."""
 
-from costmodel.batched.bounds import Passes, makespan_s
-from costmodel.batched.makespan_cuts import any_cut_s
-from costmodel.batched.pricing import ColumnPrices, least_node_bytes, step_time_s
-from costmodel.batched.row_bytes import leanest_bytes, needed_bytes
-from costmodel.batched.rows import Gather, Layers, Rows, stage_runs
-from costmodel.batched.stage_rows import StageRows
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.batched.bounds import Passes, makespan_s
+    from costmodel.batched.makespan_cuts import any_cut_s
+    from costmodel.batched.pricing import ColumnPrices, least_node_bytes, step_time_s
+    from costmodel.batched.row_bytes import leanest_bytes, needed_bytes
+    from costmodel.batched.rows import Gather, Layers, Rows, stage_runs
+    from costmodel.batched.stage_rows import StageRows
 
 __all__ = [
     "ColumnPrices",
@@ -22,3 +27,5 @@ __all__ = [
     "stage_runs",
     "step_time_s",
 ]
+
+__getattr__ = lazily(__name__, __file__)

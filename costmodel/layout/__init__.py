@@ -1,76 +1,86 @@
 """The plan itself: stages, layer plans, strategies, and the file that holds them."""
 
-from costmodel.layout.checkpoint_segments import counted, inner, longest, segments_of
-from costmodel.layout.layout import (
-    CP_KINDS,
-    ENDS,
-    LayerPlan,
-    Layout,
-    Mesh,
-    Ranges,
-    Stage,
-    layer_text,
-    parse_layers,
-)
-from costmodel.layout.offload import (
-    NOTHING,
-    STATES,
-    TIERS,
-    Offload,
-    offload_problems,
-    offloaded,
-    parse_offload,
-    sums_shards_last,
-)
-from costmodel.layout.retention import (
-    AUTO,
-    CORE,
-    EVERYTHING,
-    KEEP_ALL,
-    LATER,
-    PRESETS,
-    Action,
-    Retention,
-    Treatment,
-    body_presets,
-    operator_of,
-    preset,
-    recompute,
-    require_priced,
-)
-from costmodel.layout.sharding_spec import (
-    PARTIAL,
-    WHOLE,
-    InputSharding,
-    ModuleSharding,
-    OutputSharding,
-    ParameterSharding,
-    Placed,
-    Placement,
-    read_shardings,
-    settled,
-    sharding_documents,
-    split,
-)
-from costmodel.layout.strategy import (
-    Uniform,
-    asked_layers,
-    interleaves,
-    replaced,
-    spell_out,
-    split_layers,
-    stage_cuts,
-)
-from costmodel.layout.strategy_table import (
-    INTEGERS,
-    RECOMPUTES,
-    SCHEDULES,
-    SQRT,
-    Columns,
-    nearly_uniform_of,
-    recomputes_with,
-)
-from costmodel.layout.zeropp import PLAIN, ZeroPlus, zero_plus_problems
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.layout.checkpoint_segments import (
+        counted,
+        inner,
+        longest,
+        segments_of,
+    )
+    from costmodel.layout.layout import (
+        CP_KINDS,
+        ENDS,
+        LayerPlan,
+        Layout,
+        Mesh,
+        Ranges,
+        Stage,
+        layer_text,
+        parse_layers,
+    )
+    from costmodel.layout.offload import (
+        NOTHING,
+        STATES,
+        TIERS,
+        Offload,
+        offload_problems,
+        offloaded,
+        parse_offload,
+        sums_shards_last,
+    )
+    from costmodel.layout.retention import (
+        AUTO,
+        CORE,
+        EVERYTHING,
+        KEEP_ALL,
+        LATER,
+        PRESETS,
+        Action,
+        Retention,
+        Treatment,
+        body_presets,
+        operator_of,
+        preset,
+        recompute,
+        require_priced,
+    )
+    from costmodel.layout.sharding_spec import (
+        PARTIAL,
+        WHOLE,
+        InputSharding,
+        ModuleSharding,
+        OutputSharding,
+        ParameterSharding,
+        Placed,
+        Placement,
+        read_shardings,
+        settled,
+        sharding_documents,
+        split,
+    )
+    from costmodel.layout.strategy import (
+        Uniform,
+        asked_layers,
+        interleaves,
+        replaced,
+        spell_out,
+        split_layers,
+        stage_cuts,
+    )
+    from costmodel.layout.strategy_table import (
+        INTEGERS,
+        RECOMPUTES,
+        SCHEDULES,
+        SQRT,
+        Columns,
+        nearly_uniform_of,
+        recomputes_with,
+    )
+    from costmodel.layout.zeropp import PLAIN, ZeroPlus, zero_plus_problems
 
 __all__ = [
     "AUTO",
@@ -138,3 +148,5 @@ __all__ = [
     "sums_shards_last",
     "zero_plus_problems",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,62 +1,67 @@
 """What hardware and framework do: rates, collectives, topology, coefficients."""
 
-from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.coefficients import (
-    Coefficients,
-    Parameter,
-    device_owners,
-    fitted_to_runs,
-)
-from costmodel.machine.framework import (
-    ASSUMED,
-    DEFAULT,
-    PLAIN,
-    UNKNOWN,
-    Footprint,
-    LaunchFloor,
-    Software,
-    hides_gradients,
-    shares_cores,
-    software,
-    software_of_run,
-    software_on,
-    with_buckets,
-    with_overlap,
-)
-from costmodel.machine.kernels import (
-    alignment_slowdown,
-    attention_flops,
-    attention_rate,
-    attention_s,
-    grouped_matmul_s,
-    matmul_flops,
-    matmul_s,
-    traffic_s,
-)
-from costmodel.machine.mesh_axis import MeshAxis, exchange_s, joint, mesh_axes
-from costmodel.machine.profile_files import (
-    Profile,
-    cluster_called,
-    cluster_name,
-    read_profile,
-)
-from costmodel.machine.provenance import Sourced, plus, zero
-from costmodel.machine.quantized_collectives import (
-    INT4_BYTES,
-    INT8_BYTES,
-    Group,
-    blocks_gathered,
-    blocks_reduced,
-    gathering_bytes,
-    reducing_bytes,
-)
-from costmodel.machine.rates import GENERIC
-from costmodel.machine.topology import (
-    always_crosses,
-    changes_rail,
-    near_members,
-    shares,
-)
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.machine.assembly import Machine, machine
+    from costmodel.machine.coefficients import (
+        Coefficients,
+        Parameter,
+        device_owners,
+        fitted_to_runs,
+    )
+    from costmodel.machine.framework import (
+        ASSUMED,
+        DEFAULT,
+        PLAIN,
+        UNKNOWN,
+        Footprint,
+        LaunchFloor,
+        Software,
+        hides_gradients,
+        shares_cores,
+        software,
+        software_of_run,
+        software_on,
+        with_buckets,
+        with_overlap,
+    )
+    from costmodel.machine.kernels import (
+        alignment_slowdown,
+        attention_flops,
+        attention_rate,
+        attention_s,
+        grouped_matmul_s,
+        matmul_flops,
+        matmul_s,
+        traffic_s,
+    )
+    from costmodel.machine.mesh_axis import MeshAxis, exchange_s, joint, mesh_axes
+    from costmodel.machine.profile_files import (
+        Profile,
+        cluster_called,
+        cluster_name,
+        read_profile,
+    )
+    from costmodel.machine.provenance import Sourced, plus, zero
+    from costmodel.machine.quantized_collectives import (
+        INT4_BYTES,
+        INT8_BYTES,
+        Group,
+        blocks_gathered,
+        blocks_reduced,
+        gathering_bytes,
+        reducing_bytes,
+    )
+    from costmodel.machine.rates import GENERIC
+    from costmodel.machine.topology import (
+        always_crosses,
+        changes_rail,
+        near_members,
+        shares,
+    )
 
 __all__ = [
     "ASSUMED",
@@ -111,3 +116,5 @@ __all__ = [
     "with_overlap",
     "zero",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,45 +1,50 @@
 """What an operator costs on a rank: its shard, kernels, messages, saved tensors."""
 
-from costmodel.operators.activation_compression import (
-    CAST_BITS,
-    GROUP,
-    Packed,
-    Packer,
-    packable,
-    require_packable,
-)
-from costmodel.operators.attention import attention_kernel, attention_work
-from costmodel.operators.degrees import Degrees, held_experts, load, tokens
-from costmodel.operators.explicit_sharding import explicit_prices
-from costmodel.operators.host_overhead import apart_s, host_launches
-from costmodel.operators.loop_sharding import (
-    ROWS,
-    dimension,
-    gradient_made,
-    loops_of,
-    made,
-    module_sharding,
-    own_dims,
-    splittable,
-    summands,
-    summed_loops,
-    wanted,
-    weight_of,
-)
-from costmodel.operators.operator_cost import misaligned, operator_price
-from costmodel.operators.resharding import Step, local_bytes, redistribution
-from costmodel.operators.saved_tensors import beside, internal
-from costmodel.operators.sharding import (
-    ON_TP,
-    element_bytes,
-    elements,
-    entry_bytes,
-    forward_collectives,
-    parameters,
-    product_shape,
-    tensor_bytes,
-)
-from costmodel.operators.work import OperatorPrice, Work
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.operators.activation_compression import (
+        CAST_BITS,
+        GROUP,
+        Packed,
+        Packer,
+        packable,
+        require_packable,
+    )
+    from costmodel.operators.attention import attention_kernel, attention_work
+    from costmodel.operators.degrees import Degrees, held_experts, load, tokens
+    from costmodel.operators.explicit_sharding import explicit_prices
+    from costmodel.operators.host_overhead import apart_s, host_launches
+    from costmodel.operators.loop_sharding import (
+        ROWS,
+        dimension,
+        gradient_made,
+        loops_of,
+        made,
+        module_sharding,
+        own_dims,
+        splittable,
+        summands,
+        summed_loops,
+        wanted,
+        weight_of,
+    )
+    from costmodel.operators.operator_cost import misaligned, operator_price
+    from costmodel.operators.resharding import Step, local_bytes, redistribution
+    from costmodel.operators.saved_tensors import beside, internal
+    from costmodel.operators.sharding import (
+        ON_TP,
+        element_bytes,
+        elements,
+        entry_bytes,
+        forward_collectives,
+        parameters,
+        product_shape,
+        tensor_bytes,
+    )
+    from costmodel.operators.work import OperatorPrice, Work
 
 __all__ = [
     "CAST_BITS",
@@ -87,3 +92,5 @@ __all__ = [
     "wanted",
     "weight_of",
 ]
+
+__getattr__ = lazily(__name__, __file__)

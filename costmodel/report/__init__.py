@@ -1,23 +1,28 @@
 """What `simulate` shows: tables, pages, traces, sweeps, whole runs."""
 
-from costmodel.report.extras import Beside, beside
-from costmodel.report.html_page import runs_page
-from costmodel.report.sweeps import points, sweep
-from costmodel.report.tables import (
-    assumed_words,
-    breakdown_words,
-    cut_words,
-    estimate_view,
-    headline,
-    layout_words,
-    memory_table,
-    pairs_table,
-    point_words,
-    sweep_table,
-    training_rows,
-)
-from costmodel.report.trace import chrome_trace
-from costmodel.report.training_run import training
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.report.extras import Beside, beside
+    from costmodel.report.html_page import runs_page
+    from costmodel.report.sweeps import points, sweep
+    from costmodel.report.tables import (
+        assumed_words,
+        breakdown_words,
+        cut_words,
+        estimate_view,
+        headline,
+        layout_words,
+        memory_table,
+        pairs_table,
+        point_words,
+        sweep_table,
+        training_rows,
+    )
+    from costmodel.report.trace import chrome_trace
+    from costmodel.report.training_run import training
 
 __all__ = [
     "Beside",
@@ -39,3 +44,5 @@ __all__ = [
     "training",
     "training_rows",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,9 +1,14 @@
 """Tables of runs: priced, and compared with what was measured."""
 
-from costmodel.runs.comparison import Compared
-from costmodel.runs.summary import oom_words, summary_view
-from costmodel.runs.table import read_runs
-from costmodel.runs.validate import compare, document, whole_summary
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.runs.comparison import Compared
+    from costmodel.runs.summary import oom_words, summary_view
+    from costmodel.runs.table import read_runs
+    from costmodel.runs.validate import compare, document, whole_summary
 
 __all__ = [
     "Compared",
@@ -14,3 +19,5 @@ __all__ = [
     "summary_view",
     "whole_summary",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,19 +1,29 @@
 """Pipeline schedules as streams of actions, and proofs of them."""
 
-from costmodel.schedule.action import Action, Kind, Stream
-from costmodel.schedule.communication import RECEIVED, apart, crosses, with_transfers
-from costmodel.schedule.encoding import COMPUTE, IntArray
-from costmodel.schedule.in_flight import peak_in_flight
-from costmodel.schedule.program import Program, only_whole, program_of, unit_times
-from costmodel.schedule.schedules import (
-    SCHEDULES,
-    copies_held,
-    holders,
-    least_chunks,
-    require_schedule,
-    schedule_called,
-    streams,
-)
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.schedule.action import Action, Kind, Stream
+    from costmodel.schedule.communication import (
+        RECEIVED,
+        apart,
+        crosses,
+        with_transfers,
+    )
+    from costmodel.schedule.encoding import COMPUTE, IntArray
+    from costmodel.schedule.in_flight import peak_in_flight
+    from costmodel.schedule.program import Program, only_whole, program_of, unit_times
+    from costmodel.schedule.schedules import (
+        SCHEDULES,
+        copies_held,
+        holders,
+        least_chunks,
+        require_schedule,
+        schedule_called,
+        streams,
+    )
 
 __all__ = [
     "COMPUTE",
@@ -38,3 +48,5 @@ __all__ = [
     "unit_times",
     "with_transfers",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,55 +1,60 @@
 """The front door: a question resolved, priced and assembled into an estimate."""
 
-from costmodel.simulation.assembly import BREAKDOWN
-from costmodel.simulation.estimator import Estimate, answers, estimate
-from costmodel.simulation.flops import (
-    CONVENTIONS,
-    convention,
-    model_flops,
-    operator_flops,
-    total_compute_flops,
-)
-from costmodel.simulation.layout_files import (
-    cluster_of,
-    fingerprint,
-    job_of,
-    machine_of,
-    origin_of,
-    profile_of,
-    read_layout_file,
-    require_left_open,
-    spelled,
-    write_layout,
-)
-from costmodel.simulation.origin import Estimated, Options, require_one_price
-from costmodel.simulation.pricing import from_file, from_options
-from costmodel.simulation.question import (
-    NO_CUT,
-    Question,
-    default_precision,
-    degrees_asked,
-    flash_default,
-    has_experts,
-    offload_of,
-    remarks_on,
-    resolve,
-    resolve_job,
-    resolve_machine,
-    spread,
-    unbalanced,
-    width_over,
-    zero_plus_of,
-)
-from costmodel.simulation.remat_auto import fewest_layers, fitted, spelled_out
-from costmodel.simulation.remat_options import Option, remade
-from costmodel.simulation.result import Answer
-from costmodel.simulation.serialization import (
-    LayoutFile,
-    file_document,
-    layout_document,
-    parse_file,
-)
-from costmodel.simulation.uncertainty import P90, STEP_NOISE, with_odds
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.simulation.assembly import BREAKDOWN
+    from costmodel.simulation.estimator import Estimate, answers, estimate
+    from costmodel.simulation.flops import (
+        CONVENTIONS,
+        convention,
+        model_flops,
+        operator_flops,
+        total_compute_flops,
+    )
+    from costmodel.simulation.layout_files import (
+        cluster_of,
+        fingerprint,
+        job_of,
+        machine_of,
+        origin_of,
+        profile_of,
+        read_layout_file,
+        require_left_open,
+        spelled,
+        write_layout,
+    )
+    from costmodel.simulation.origin import Estimated, Options, require_one_price
+    from costmodel.simulation.pricing import from_file, from_options
+    from costmodel.simulation.question import (
+        NO_CUT,
+        Question,
+        default_precision,
+        degrees_asked,
+        flash_default,
+        has_experts,
+        offload_of,
+        remarks_on,
+        resolve,
+        resolve_job,
+        resolve_machine,
+        spread,
+        unbalanced,
+        width_over,
+        zero_plus_of,
+    )
+    from costmodel.simulation.remat_auto import fewest_layers, fitted, spelled_out
+    from costmodel.simulation.remat_options import Option, remade
+    from costmodel.simulation.result import Answer
+    from costmodel.simulation.serialization import (
+        LayoutFile,
+        file_document,
+        layout_document,
+        parse_file,
+    )
+    from costmodel.simulation.uncertainty import P90, STEP_NOISE, with_odds
 
 __all__ = [
     "BREAKDOWN",
@@ -105,3 +110,5 @@ __all__ = [
     "write_layout",
     "zero_plus_of",
 ]
+
+__getattr__ = lazily(__name__, __file__)

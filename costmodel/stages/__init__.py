@@ -1,77 +1,82 @@
 """What a pipeline stage costs: seconds and bytes of its blocks."""
 
-from costmodel.stages.block_batch import (
-    ATOM,
-    SITE,
-    AtomBook,
-    Known,
-    as_atom,
-    unique_rows,
-)
-from costmodel.stages.block_cost import (
-    Atom,
-    Whole,
-    atom,
-    block_prices,
-    kept_bytes,
-    recomputed_operators,
-    run_again,
-)
-from costmodel.stages.contents import Contents, Part, contents_of, weight_bytes
-from costmodel.stages.data_parallelism import (
-    DataParallel,
-    data_parallel,
-    degrees_of,
-    degrees_of_stage,
-    exchanges,
-    exposed_s,
-    full_messages,
-    one_zero,
-    parallel_of,
-    place_of,
-    reduced_bytes,
-    sharded_experts,
-)
-from costmodel.stages.device_memory import (
-    CONTEXT_BYTES,
-    FRAGMENTATION,
-    KINDS,
-    Memory,
-    communicator_bytes,
-    memory,
-    own_bytes,
-    pipeline_buffers,
-    secured_of_kept,
-)
-from costmodel.stages.fsdp_units import unit_work
-from costmodel.stages.host_memory import Away, away_of, capacity_bytes, states_bytes
-from costmodel.stages.islands import (
-    Place,
-    devices_by_rank,
-    machines_of,
-    placed,
-    places_of,
-    spans_of,
-)
-from costmodel.stages.layout_cost import (
-    LayoutPricer,
-    Placed,
-    devices_of,
-    price_together,
-)
-from costmodel.stages.offload_cost import host_step, shard_bytes, tier_rates
-from costmodel.stages.optimizer_step import accumulated, updated
-from costmodel.stages.peak import Peak, memories
-from costmodel.stages.pipeline_p2p import Sends, boundary_s, sends, transfers
-from costmodel.stages.stage_cost import (
-    WIDEST_WEIGHT,
-    StageBytes,
-    StagePrice,
-    most_hidden_s,
-    stage_bytes,
-    stage_price,
-)
-from costmodel.stages.tied_weights import layout_tied_sync, tied_sync
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.stages.block_batch import (
+        ATOM,
+        SITE,
+        AtomBook,
+        Known,
+        as_atom,
+        unique_rows,
+    )
+    from costmodel.stages.block_cost import (
+        Atom,
+        Whole,
+        atom,
+        block_prices,
+        kept_bytes,
+        recomputed_operators,
+        run_again,
+    )
+    from costmodel.stages.contents import Contents, Part, contents_of, weight_bytes
+    from costmodel.stages.data_parallelism import (
+        DataParallel,
+        data_parallel,
+        degrees_of,
+        degrees_of_stage,
+        exchanges,
+        exposed_s,
+        full_messages,
+        one_zero,
+        parallel_of,
+        place_of,
+        reduced_bytes,
+        sharded_experts,
+    )
+    from costmodel.stages.device_memory import (
+        CONTEXT_BYTES,
+        FRAGMENTATION,
+        KINDS,
+        Memory,
+        communicator_bytes,
+        memory,
+        own_bytes,
+        pipeline_buffers,
+        secured_of_kept,
+    )
+    from costmodel.stages.fsdp_units import unit_work
+    from costmodel.stages.host_memory import Away, away_of, capacity_bytes, states_bytes
+    from costmodel.stages.islands import (
+        Place,
+        devices_by_rank,
+        machines_of,
+        placed,
+        places_of,
+        spans_of,
+    )
+    from costmodel.stages.layout_cost import (
+        LayoutPricer,
+        Placed,
+        devices_of,
+        price_together,
+    )
+    from costmodel.stages.offload_cost import host_step, shard_bytes, tier_rates
+    from costmodel.stages.optimizer_step import accumulated, updated
+    from costmodel.stages.peak import Peak, memories
+    from costmodel.stages.pipeline_p2p import Sends, boundary_s, sends, transfers
+    from costmodel.stages.stage_cost import (
+        WIDEST_WEIGHT,
+        StageBytes,
+        StagePrice,
+        most_hidden_s,
+        stage_bytes,
+        stage_price,
+    )
+    from costmodel.stages.tied_weights import layout_tied_sync, tied_sync
 
 __all__ = [
     "ATOM",
@@ -147,3 +152,5 @@ __all__ = [
     "updated",
     "weight_bytes",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,44 +1,49 @@
 """Which combinations are legal, and which `execute` carries out."""
 
-from costmodel.support.features import (
-    AWAY,
-    BY_NAME,
-    ROUTED,
-    SEGMENTS,
-    TREATMENTS,
-    Combination,
-    treatment,
-)
-from costmodel.support.framework_features import (
-    BASE,
-    Capabilities,
-    Filter,
-    capabilities,
-    framework_warnings,
-    is_described,
-    known_of,
-    own_capabilities,
-)
-from costmodel.support.granularity import ALIKE, BY_STAGE
-from costmodel.support.legality import (
-    MOST_PASSES,
-    fuses_attention,
-    machine_violations,
-    require_legal,
-    require_legal_layout,
-    violations,
-    width_violations,
-)
-from costmodel.support.support_table import (
-    Row,
-    default_precisions,
-    is_local,
-    local_warnings,
-    mechanisms,
-    refusals,
-    refused,
-    require_supported,
-)
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.support.features import (
+        AWAY,
+        BY_NAME,
+        ROUTED,
+        SEGMENTS,
+        TREATMENTS,
+        Combination,
+        treatment,
+    )
+    from costmodel.support.framework_features import (
+        BASE,
+        Capabilities,
+        Filter,
+        capabilities,
+        framework_warnings,
+        is_described,
+        known_of,
+        own_capabilities,
+    )
+    from costmodel.support.granularity import ALIKE, BY_STAGE
+    from costmodel.support.legality import (
+        MOST_PASSES,
+        fuses_attention,
+        machine_violations,
+        require_legal,
+        require_legal_layout,
+        violations,
+        width_violations,
+    )
+    from costmodel.support.support_table import (
+        Row,
+        default_precisions,
+        is_local,
+        local_warnings,
+        mechanisms,
+        refusals,
+        refused,
+        require_supported,
+    )
 
 __all__ = [
     "ALIKE",
@@ -74,3 +79,5 @@ __all__ = [
     "violations",
     "width_violations",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,12 +1,17 @@
 """A schedule run on a clock: spans, waits, memory over time."""
 
-from costmodel.timeline.batched import simulate_together
-from costmodel.timeline.costs import StageCosts, transient_of
-from costmodel.timeline.event_sim import simulate_on_clock
-from costmodel.timeline.events import Span
-from costmodel.timeline.gradient_reduction import reduce_tail_s
-from costmodel.timeline.processor_sharing import shared_bound_s
-from costmodel.timeline.timeline import Timeline, simulate
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from costmodel.timeline.batched import simulate_together
+    from costmodel.timeline.costs import StageCosts, transient_of
+    from costmodel.timeline.event_sim import simulate_on_clock
+    from costmodel.timeline.events import Span
+    from costmodel.timeline.gradient_reduction import reduce_tail_s
+    from costmodel.timeline.processor_sharing import shared_bound_s
+    from costmodel.timeline.timeline import Timeline, simulate
 
 __all__ = [
     "Span",
@@ -19,3 +24,5 @@ __all__ = [
     "simulate_together",
     "transient_of",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,17 +1,22 @@
 """What `plan` shows: tables, documents, progress."""
 
-from planner.report.document import (
-    answer_document,
-    bound_document,
-    nothing_document,
-    premise_document,
-    search_document,
-)
-from planner.report.extras import Beside, beside, probes_beside, require_answerable
-from planner.report.frameworks import in_others
-from planner.report.progress import metered
-from planner.report.scaling import sizes_document, sizes_table, sizes_words
-from planner.report.tables import plan_view, searches_table
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from planner.report.document import (
+        answer_document,
+        bound_document,
+        nothing_document,
+        premise_document,
+        search_document,
+    )
+    from planner.report.extras import Beside, beside, probes_beside, require_answerable
+    from planner.report.frameworks import in_others
+    from planner.report.progress import metered
+    from planner.report.scaling import sizes_document, sizes_table, sizes_words
+    from planner.report.tables import plan_view, searches_table
 
 __all__ = [
     "Beside",
@@ -31,3 +36,5 @@ __all__ = [
     "sizes_table",
     "sizes_words",
 ]
+
+__getattr__ = lazily(__name__, __file__)

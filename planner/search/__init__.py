@@ -1,15 +1,20 @@
 """Branch and bound over the space, with bounds and a shortlist."""
 
-from planner.search.bounds import ENDS, Floor, leaf_bounds, rough_s
-from planner.search.branch_and_bound import BranchAndBound
-from planner.search.branch_queue import BranchQueue
-from planner.search.frontier import Frontier
-from planner.search.offload import everything_away, over_offloads
-from planner.search.registry import BASELINES, SEARCHES, search_called
-from planner.search.remat_per_stage import polished, without_auto
-from planner.search.search import AbstractSearch, Clock, Limits, Progress
-from planner.search.shortlist import FARTHEST, Shortlist, distinct
-from planner.search.verify import again_priced, check
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from planner.search.bounds import ENDS, Floor, leaf_bounds, rough_s
+    from planner.search.branch_and_bound import BranchAndBound
+    from planner.search.branch_queue import BranchQueue
+    from planner.search.frontier import Frontier
+    from planner.search.offload import everything_away, over_offloads
+    from planner.search.registry import BASELINES, SEARCHES, search_called
+    from planner.search.remat_per_stage import polished, without_auto
+    from planner.search.search import AbstractSearch, Clock, Limits, Progress
+    from planner.search.shortlist import FARTHEST, Shortlist, distinct
+    from planner.search.verify import again_priced, check
 
 __all__ = [
     "BASELINES",
@@ -36,3 +41,5 @@ __all__ = [
     "search_called",
     "without_auto",
 ]
+
+__getattr__ = lazily(__name__, __file__)

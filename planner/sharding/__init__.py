@@ -1,19 +1,24 @@
 """One sharding for each operator: an integer program and its solvers."""
 
-from planner.sharding.choice_cache import cache_folder
-from planner.sharding.choice_graph import Choice, Chosen, Status
-from planner.sharding.costs import SentBytes
-from planner.sharding.elimination import eliminate
-from planner.sharding.intra_op import BlockSharding, Posed, described, pose
-from planner.sharding.milp import Milp, MilpSolution
-from planner.sharding.problem import ENTRY, ROUTED, BlockProblem, entry_choices
-from planner.sharding.refine import with_own_shardings
-from planner.sharding.report import (
-    layout_block,
-    layout_shardings,
-    shardings_document,
-    shardings_view,
-)
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from planner.sharding.choice_cache import cache_folder
+    from planner.sharding.choice_graph import Choice, Chosen, Status
+    from planner.sharding.costs import SentBytes
+    from planner.sharding.elimination import eliminate
+    from planner.sharding.intra_op import BlockSharding, Posed, described, pose
+    from planner.sharding.milp import Milp, MilpSolution
+    from planner.sharding.problem import ENTRY, ROUTED, BlockProblem, entry_choices
+    from planner.sharding.refine import with_own_shardings
+    from planner.sharding.report import (
+        layout_block,
+        layout_shardings,
+        shardings_document,
+        shardings_view,
+    )
 
 __all__ = [
     "ENTRY",
@@ -38,3 +43,5 @@ __all__ = [
     "shardings_view",
     "with_own_shardings",
 ]
+
+__getattr__ = lazily(__name__, __file__)

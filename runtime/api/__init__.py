@@ -1,12 +1,17 @@
 """`parallelize`: a layout applied to a module of the user's own."""
 
-from runtime.api.entry import (
-    clip_gradients,
-    data_rank,
-    layout_of,
-    optimizer,
-    parallelize,
-)
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.api.entry import (
+        clip_gradients,
+        data_rank,
+        layout_of,
+        optimizer,
+        parallelize,
+    )
 
 __all__ = [
     "clip_gradients",
@@ -15,3 +20,5 @@ __all__ = [
     "optimizer",
     "parallelize",
 ]
+
+__getattr__ = lazily(__name__, __file__)

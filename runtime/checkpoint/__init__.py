@@ -1,7 +1,14 @@
 """State saved, read and resharded."""
 
-from runtime.checkpoint.directory import latest
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.checkpoint.directory import latest
 
 __all__ = [
     "latest",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,7 +1,12 @@
 """Batches that resume exactly: tokens, text, synthetic streams."""
 
-from runtime.data.sources import HeldOut, Source, fingerprint, source
-from runtime.data.token_files import absolute
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.data.names import absolute
+    from runtime.data.sources import HeldOut, Source, fingerprint, source
 
 __all__ = [
     "HeldOut",
@@ -10,3 +15,5 @@ __all__ = [
     "fingerprint",
     "source",
 ]
+
+__getattr__ = lazily(__name__, __file__)

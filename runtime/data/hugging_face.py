@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError
 from profiles.files import require_package
-from runtime.data.token_files import BYTES, HUGGING_FACE, Crops
+from runtime.data.names import HUGGING_FACE
+from runtime.data.token_files import BYTES, Crops
 
 COLUMNS: Final = ("input_ids", "tokens", "text")  # the first of them that is there
 SPLIT: Final = "train"  # where none is named

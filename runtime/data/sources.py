@@ -21,15 +21,9 @@ from torch import Tensor
 
 from profiles.errors import InvalidSpec
 from runtime.data.hugging_face import hugging_face
+from runtime.data.names import HUGGING_FACE, SYNTHETIC
 from runtime.data.synthetic import Synthetic
-from runtime.data.token_files import (
-    BINARY,
-    HUGGING_FACE,
-    NUMPY,
-    SYNTHETIC,
-    text,
-    tokenised,
-)
+from runtime.data.token_files import BINARY, NUMPY, text, tokenised
 
 __all__ = ["SYNTHETIC", "Source", "fingerprint", "source"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -90,16 +90,6 @@ def mapped(path: Path, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
 def named(path: Path) -> str:
     """How messages speak of a data file."""
     return f"data {shown(path)}"
-
-
-SYNTHETIC: Final = "synthetic"
-HUGGING_FACE: Final = "hf:"  # hf:NAME_OR_FOLDER[:SPLIT[:COLUMN]]
-
-
-def absolute(data: str) -> str:
-    """The same data from the folder of a worker."""
-    kept = data == SYNTHETIC or data.startswith(HUGGING_FACE)
-    return data if kept else str(Path(data).absolute())
 
 
 BYTES = 256

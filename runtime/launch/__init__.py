@@ -1,8 +1,13 @@
 """Processes: started, watched, reported on."""
 
-from runtime.launch.probe import Probed, probed, words
-from runtime.launch.report import diverged, opening, run_view
-from runtime.launch.run import Run, Wish, prepare
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.launch.probe import Probed, probed, words
+    from runtime.launch.report import diverged, opening, run_view
+    from runtime.launch.run import Run, Wish, prepare
 
 __all__ = [
     "Probed",
@@ -15,3 +20,5 @@ __all__ = [
     "run_view",
     "words",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,21 +1,26 @@
 """Plain modules of the catalogue's models, and the operators they use."""
 
-from runtime.models.decoder import Layer, Stage, decoder_of
-from runtime.models.embedding import Embedding, Positions, rows_of
-from runtime.models.init import initialise
-from runtime.models.linear_layers import AS_GIVEN, Product
-from runtime.models.mlp import Mlp
-from runtime.models.moe import ExpertMlp, Experts, Held, Router, Stack, here
-from runtime.models.precision import Policy, autocast, policy, require_multiplied
-from runtime.models.split_backward import (
-    Later,
-    PutOff,
-    Work,
-    linear,
-    multiplied_by,
-    put_off,
-    stacked,
-)
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.models.decoder import Layer, Stage, decoder_of
+    from runtime.models.embedding import Embedding, Positions, rows_of
+    from runtime.models.init import initialise
+    from runtime.models.linear_layers import AS_GIVEN, Product
+    from runtime.models.mlp import Mlp
+    from runtime.models.moe import ExpertMlp, Experts, Held, Router, Stack, here
+    from runtime.models.precision import Policy, autocast, policy, require_multiplied
+    from runtime.models.split_backward import (
+        Later,
+        PutOff,
+        Work,
+        linear,
+        multiplied_by,
+        put_off,
+        stacked,
+    )
 
 __all__ = [
     "AS_GIVEN",
@@ -46,3 +51,5 @@ __all__ = [
     "rows_of",
     "stacked",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,10 +1,15 @@
 """What a run was seen to do, held against its prediction."""
 
-from runtime.observe.metrics_log import Journal, journals, require_journals
-from runtime.observe.prediction import Prediction, predict
-from runtime.observe.prediction_error import largest
-from runtime.observe.run_summary import WARM_UP_STEPS, Observed, told
-from runtime.observe.step_profiler import Watch, everyone, untimed_steps
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.observe.metrics_log import Journal, journals, require_journals
+    from runtime.observe.prediction import Prediction, predict
+    from runtime.observe.prediction_error import largest
+    from runtime.observe.run_summary import WARM_UP_STEPS, Observed, told
+    from runtime.observe.step_profiler import Watch, everyone, untimed_steps
 
 __all__ = [
     "WARM_UP_STEPS",
@@ -20,3 +25,5 @@ __all__ = [
     "told",
     "untimed_steps",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,12 +1,17 @@
 """Parameters, gradients, states and activations on host and drive."""
 
-from runtime.offload.activations import OnDrive, Tiers
-from runtime.offload.capacity import require_drive
-from runtime.offload.disk_optimizer import DiskOptimizer
-from runtime.offload.gradients import HostGradients
-from runtime.offload.host_copy import Away, Host
-from runtime.offload.host_optimizer import HostOptimizer
-from runtime.offload.policy import HERE, StatesAway, level
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.offload.activations import OnDrive, Tiers
+    from runtime.offload.capacity import require_drive
+    from runtime.offload.disk_optimizer import DiskOptimizer
+    from runtime.offload.gradients import HostGradients
+    from runtime.offload.host_copy import Away, Host
+    from runtime.offload.host_optimizer import HostOptimizer
+    from runtime.offload.policy import HERE, StatesAway, level
 
 __all__ = [
     "HERE",
@@ -21,3 +26,5 @@ __all__ = [
     "level",
     "require_drive",
 ]
+
+__getattr__ = lazily(__name__, __file__)

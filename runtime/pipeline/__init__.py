@@ -1,8 +1,13 @@
 """The executor of action streams, its stages and messages."""
 
-from runtime.pipeline.executor import Executor
-from runtime.pipeline.p2p import Arrival, Links
-from runtime.pipeline.stage import Hooks, PipelineStage
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.pipeline.executor import Executor
+    from runtime.pipeline.p2p import Arrival, Links
+    from runtime.pipeline.stage import Hooks, PipelineStage
 
 __all__ = [
     "Arrival",
@@ -11,3 +16,5 @@ __all__ = [
     "Links",
     "PipelineStage",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,8 +1,13 @@
 """The trainer: composition of mechanisms, steps, evaluation."""
 
-from runtime.train.compile import require_compilable
-from runtime.train.options import Training, learning_rate, training_options
-from runtime.train.trainer import StepResult, Trainer, rank_stream
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.train.compile import require_compilable
+    from runtime.train.options import Training, learning_rate, training_options
+    from runtime.train.trainer import StepResult, Trainer, rank_stream
 
 __all__ = [
     "StepResult",
@@ -13,3 +18,5 @@ __all__ = [
     "require_compilable",
     "training_options",
 ]
+
+__getattr__ = lazily(__name__, __file__)

@@ -1,34 +1,39 @@
 """The clocks: what is timed, and how, on which ranks."""
 
-from profiles.measure.timing.buffers import touch_heap
-from profiles.measure.timing.clock import LONG, SHORT, Clock, Ranks, between
-from profiles.measure.timing.collectives import Works, ways
-from profiles.measure.timing.fp8 import WHOLE, scaled_product
-from profiles.measure.timing.kernel import Kernel, Layer, saved_bytes
-from profiles.measure.timing.moe_routing import (
-    choose,
-    chosen_often,
-    combined,
-    copied,
-    sorting,
-    weighed,
-)
-from profiles.measure.timing.operands import arena_bytes, flops, held_bytes, work
-from profiles.measure.timing.operator_functions import KINDS, functions
-from profiles.measure.timing.process_groups import Groups
-from profiles.measure.timing.registry import Kernels
-from profiles.measure.timing.tasks import (
-    BACKWARD,
-    BACKWARD_INPUT,
-    BACKWARD_WEIGHT,
-    FORWARD,
-    PRODUCTS,
-    Exchange,
-    Operation,
-    Request,
-    Tensor,
-    Timing,
-)
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from profiles.measure.timing.buffers import touch_heap
+    from profiles.measure.timing.clock import LONG, SHORT, Clock, Ranks, between
+    from profiles.measure.timing.collectives import Works, ways
+    from profiles.measure.timing.fp8 import WHOLE, scaled_product
+    from profiles.measure.timing.kernel import Kernel, Layer, saved_bytes
+    from profiles.measure.timing.moe_routing import (
+        choose,
+        chosen_often,
+        combined,
+        copied,
+        sorting,
+        weighed,
+    )
+    from profiles.measure.timing.operands import arena_bytes, flops, held_bytes, work
+    from profiles.measure.timing.operator_functions import KINDS, functions
+    from profiles.measure.timing.process_groups import Groups
+    from profiles.measure.timing.registry import Kernels
+    from profiles.measure.timing.tasks import (
+        BACKWARD,
+        BACKWARD_INPUT,
+        BACKWARD_WEIGHT,
+        FORWARD,
+        PRODUCTS,
+        Exchange,
+        Operation,
+        Request,
+        Tensor,
+        Timing,
+    )
 
 __all__ = [
     "BACKWARD",
@@ -69,3 +74,5 @@ __all__ = [
     "weighed",
     "work",
 ]
+
+__getattr__ = lazily(__name__, __file__)

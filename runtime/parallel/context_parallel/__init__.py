@@ -1,9 +1,14 @@
 """Attention over sequences split across ranks."""
 
-from runtime.parallel.context_parallel.all_gather import GatheredCore
-from runtime.parallel.context_parallel.apply import Context
-from runtime.parallel.context_parallel.ring import RingCore
-from runtime.parallel.context_parallel.ulysses import UlyssesCore
+from typing import TYPE_CHECKING
+
+from profiles.lazy import lazily
+
+if TYPE_CHECKING:
+    from runtime.parallel.context_parallel.all_gather import GatheredCore
+    from runtime.parallel.context_parallel.apply import Context
+    from runtime.parallel.context_parallel.ring import RingCore
+    from runtime.parallel.context_parallel.ulysses import UlyssesCore
 
 __all__ = [
     "Context",
@@ -11,3 +16,5 @@ __all__ = [
     "RingCore",
     "UlyssesCore",
 ]
+
+__getattr__ = lazily(__name__, __file__)
