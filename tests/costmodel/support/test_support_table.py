@@ -40,7 +40,7 @@ from profiles.models.spec import FAMILIES
 from tests.support.fact_settings import SPEC
 from tests.support.supported import Example, examples
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "support.md"
 EXAMPLES = list(examples())
 UNKNOWN = "does not know it"
 

@@ -12,7 +12,7 @@ from profiles import __version__
 from profiles.commandline.main import PACKAGES, main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 READY = {
     verb: package
     for verb, package in PACKAGES.items()
