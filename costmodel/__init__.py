@@ -1,12 +1,18 @@
 """Prices: a layout, and what it costs in seconds and bytes. Command: `simulate`."""
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from profiles.lazy import lazily
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from costmodel.simulation import estimate
 
 __all__ = ["estimate"]
 
-__getattr__ = lazily(__name__, __file__)
+
+def __getattr__(name: str) -> Any:
+    """The public names; what they need is imported when one is first used."""
+    if name in __all__:
+        return getattr(import_module("costmodel.simulation"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
