@@ -57,7 +57,6 @@ STILL_LARGE = {
     "costmodel.stages.block_cost.Atom",
     "costmodel.stages.block_cost.atom",
     "costmodel.stages.data_parallelism.exchanges",
-    "costmodel.stages.device_memory.memory",
     "costmodel.stages.pipeline_p2p.boundary",
     "costmodel.stages.stage_cost.StagePrice",
     "planner.api.plan",
