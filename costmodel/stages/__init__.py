@@ -65,7 +65,13 @@ from costmodel.stages.layout_cost import (
 from costmodel.stages.offload_cost import host_step, shard_bytes, tier_rates
 from costmodel.stages.optimizer_step import accumulated, updated
 from costmodel.stages.peak import Peak, memories
-from costmodel.stages.pipeline_p2p import Sends, boundary_s, sends, transfers
+from costmodel.stages.pipeline_p2p import (
+    Sender,
+    Sends,
+    boundary_s,
+    sends,
+    transfers,
+)
 from costmodel.stages.stage_cost import (
     WIDEST_WEIGHT,
     StageBytes,
@@ -97,6 +103,7 @@ __all__ = [
     "Place",
     "Placed",
     "Process",
+    "Sender",
     "Sends",
     "StageBytes",
     "StagePrice",
