@@ -27,6 +27,7 @@ from costmodel.machine import Machine, always_crosses, hides_gradients
 from costmodel.schedule import peak_in_flight
 from costmodel.stages import (
     AtomBook,
+    Sender,
     StagePrice,
     boundary_s,
     most_hidden_s,
@@ -237,11 +238,13 @@ def transfer_s(rows: Rows, far: Array) -> Array:
         rows.job,
         rows.on,
         rows.policy,
-        tp=columns.tp,
-        cp=columns.cp,
-        micro_batch=columns.micro_batch,
-        sequence_parallel=columns.sequence_parallel > 0,
+        Sender(
+            tp=columns.tp,
+            cp=columns.cp,
+            ranks=rows.stride,
+            micro_batch=columns.micro_batch,
+            sequence_parallel=columns.sequence_parallel > 0,
+        ),
         far=far,
-        stride=rows.stride,
     )
     return np.where(columns.pp > 1, seconds, 0.0)

@@ -11,7 +11,15 @@ from costmodel.batched.rows import Rows
 from costmodel.layout import SCHEDULES, Columns
 from costmodel.machine import Footprint
 from costmodel.schedule import peak_in_flight
-from costmodel.stages import AtomBook, StageBytes, memory, pipeline_buffers
+from costmodel.stages import (
+    AtomBook,
+    PeakContents,
+    Process,
+    StageBytes,
+    StatePolicy,
+    memory,
+    pipeline_buffers,
+)
 from profiles.arrays import Array
 
 
@@ -209,19 +217,23 @@ def _bytes(
 ) -> Array:
     columns = rows.columns
     pieces = memory(
-        gathered_bytes=gathered,
-        activation_bytes=activations * pipeline_buffers(rows.on, columns.pp),
-        transient_bytes=working,
+        PeakContents(
+            gathered_bytes=gathered,
+            activation_bytes=activations * pipeline_buffers(rows.on, columns.pp),
+            transient_bytes=working,
+            **states,
+        ),
+        policy=StatePolicy(
+            precision=rows.policy, moments=rows.job.moments, offload=columns.offload
+        ),
+        process=Process(
+            device=rows.on.device,
+            ranks=columns.gpus,
+            fully_shard=rows.on.software.fully_shard,
+            footprint=rows.on.software.footprint if footprint is None else footprint,
+        ),
         parallel=rows.parallel,
-        offload=columns.offload,
-        precision=rows.policy,
-        moments=rows.job.moments,
-        device=rows.on.device,
-        ranks=columns.gpus,
-        fully_shard=rows.on.software.fully_shard,
         micro_batches=rows.micro_batches,
-        footprint=rows.on.software.footprint if footprint is None else footprint,
-        **states,
     )
     return pieces.secured
 

@@ -28,7 +28,16 @@ from costmodel.layout import PLAIN, Layout, Ranges
 from costmodel.machine import DEFAULT, Machine, near_members, traffic_s
 from costmodel.operators import OperatorPrice
 from costmodel.simulation import Estimate, estimate
-from costmodel.stages import LayoutPricer, Memory, StagePrice, data_parallel, memory
+from costmodel.stages import (
+    LayoutPricer,
+    Memory,
+    PeakContents,
+    Process,
+    StagePrice,
+    StatePolicy,
+    data_parallel,
+    memory,
+)
 from profiles.arrays import Array
 from profiles.errors import Contradiction, Unsupported
 from profiles.models import Job, Kind
@@ -267,20 +276,23 @@ def _fuller(
 ) -> Memory:
     """The memory of a GPU at the fuller one of two instants."""
     found = memory(
-        parameters=parameters,
-        expert_parameters=expert_parameters,
-        frozen_parameters=frozen_parameters,
-        gathered_bytes=np.zeros(()),
-        activation_bytes=np.array(activations),
-        transient_bytes=np.array(transient),
+        PeakContents(
+            parameters=parameters,
+            expert_parameters=expert_parameters,
+            frozen_parameters=frozen_parameters,
+            gathered_bytes=np.zeros(()),
+            activation_bytes=np.array(activations),
+            transient_bytes=np.array(transient),
+        ),
+        policy=StatePolicy(precision=layout.precision, moments=job.moments),
+        process=Process(
+            device=on.device,
+            ranks=np.asarray(layout.gpus),
+            fully_shard=on.software.fully_shard,
+            footprint=on.software.footprint,
+        ),
         parallel=data_parallel(layout.stages[0].mesh, zero=0),
-        precision=layout.precision,
-        moments=job.moments,
-        ranks=np.asarray(layout.gpus),
-        device=on.device,
-        fully_shard=on.software.fully_shard,
         micro_batches=layout.micro_batches,
-        footprint=on.software.footprint,
     )
     return max(found.each(), key=lambda one: float(one.total))
 

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
         FRAGMENTATION,
         KINDS,
         Memory,
+        PeakContents,
+        Process,
+        StatePolicy,
         communicator_bytes,
         memory,
         own_bytes,
@@ -67,7 +70,13 @@ if TYPE_CHECKING:
     from costmodel.stages.offload_cost import host_step, shard_bytes, tier_rates
     from costmodel.stages.optimizer_step import accumulated, updated
     from costmodel.stages.peak import Peak, memories
-    from costmodel.stages.pipeline_p2p import Sends, boundary_s, sends, transfers
+    from costmodel.stages.pipeline_p2p import (
+        Sender,
+        Sends,
+        boundary_s,
+        sends,
+        transfers,
+    )
     from costmodel.stages.stage_cost import (
         WIDEST_WEIGHT,
         StageBytes,
@@ -95,11 +104,15 @@ __all__ = [
     "Memory",
     "Part",
     "Peak",
+    "PeakContents",
     "Place",
     "Placed",
+    "Process",
+    "Sender",
     "Sends",
     "StageBytes",
     "StagePrice",
+    "StatePolicy",
     "Whole",
     "accumulated",
     "as_atom",

@@ -156,31 +156,10 @@ def atom(
         unpacked = packed.largest_bytes
     else:
         unpacked = _ZERO
-    backward_s = backward.total_s(floor)
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     values = {
-        "forward_s": forward.total_s(floor),
-        "recompute_s": repeated.total_s(floor),
-        "backward_s": backward_s,
-        "weight_s": backward_s * _part(backward.weight_s, backward.device_s),
-        "forward_tensor_s": forward.tensor_comm_s,
-        "recompute_tensor_s": repeated.tensor_comm_s,
-        "backward_tensor_s": backward.tensor_comm_s,
-        "forward_context_s": forward.context_comm_s,
-        "recompute_context_s": repeated.context_comm_s,
-        "backward_context_s": backward.context_comm_s,
-        "forward_expert_s": forward.expert_comm_s,
-        "recompute_expert_s": repeated.expert_comm_s,
-        "backward_expert_s": backward.expert_comm_s,
-        "expert_parameters": sum(
-            (item.expert_parameters for item in prices.values()), start=_ZERO
-        ),
-        "parameters": sum((item.parameters for item in prices.values()), start=_ZERO),
-        "frozen_parameters": sum(
-            (item.frozen_parameters for item in prices.values()), start=_ZERO
-        ),
-        "summands": sum((item.summands for item in prices.values()), start=_ZERO),
-        "tied_parameters": _ZERO,
+        **_seconds(forward, repeated, backward, floor),
+        **_parameters(prices),
         "saved_bytes": saved,
         "away_bytes": away,
         "dropped_bytes": dropped,
@@ -194,6 +173,33 @@ def atom(
     for row, value in enumerate(values.values()):
         table[row] = value
     return Atom(**dict(zip(values, table, strict=True)))
+
+
+def _seconds(
+    forward: Work, repeated: Work, backward: Work, floor: LaunchFloor
+) -> dict[str, Array]:
+    """An atom's seconds by field, and what of each pass is communication."""
+    backward_s = backward.total_s(floor)
+    passes = {"forward": forward, "recompute": repeated, "backward": backward}
+    return {
+        "forward_s": forward.total_s(floor),
+        "recompute_s": repeated.total_s(floor),
+        "backward_s": backward_s,
+        "weight_s": backward_s * _part(backward.weight_s, backward.device_s),
+        **{f"{name}_tensor_s": work.tensor_comm_s for name, work in passes.items()},
+        **{f"{name}_context_s": work.context_comm_s for name, work in passes.items()},
+        **{f"{name}_expert_s": work.expert_comm_s for name, work in passes.items()},
+    }
+
+
+def _parameters(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
+    """An atom's parameters by field; who ties blocks says what the ends sum."""
+    names = ("expert_parameters", "parameters", "frozen_parameters", "summands")
+    found = {
+        name: sum((getattr(one, name) for one in prices.values()), start=_ZERO)
+        for name in names
+    }
+    return {**found, "tied_parameters": _ZERO}
 
 
 def _part(some: Array, whole: Array) -> Array:

@@ -128,127 +128,149 @@ class Memory:
         return {**kinds, "total": sum(kinds.values())}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakContents:
+    """What a rank holds at the instant of its peak; arrays or numbers.
+
+    *parameters* are per tp rank, before sharding. *frozen_parameters* beside them have
+    neither gradient nor optimizer state; *expert_parameters* shard over the ranks that
+    hold the same experts, often one. *gathered_bytes* are whole of what is sharded.
+    """
+
+    parameters: Array
+    expert_parameters: Any = 0.0
+    frozen_parameters: Any = 0.0
+    gathered_bytes: Array
+    activation_bytes: Array
+    transient_bytes: Array
+
+    @property
+    def trained(self) -> Array:
+        return np.asarray(self.parameters + self.expert_parameters)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePolicy:
+    """How the states of a parameter are kept: weight and gradient as *precision* says,
+    so many *moments* in fp32, and on the host what *offload* names, with an optimizer
+    the gradients that ZeRO has reduced (level 2 and up)."""
+
+    precision: Precision
+    moments: int
+    offload: Offload = NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The process that a rank is: its *device*, the *ranks* of the whole job (a single
+    one opens no communicator), and what its framework is used to.
+
+    A device may have a context and communicators of its own size (a CPU process has
+    neither). With *fully_shard* ZeRO-1 and 2 keep each parameter's shard beside the
+    whole one; *footprint* says what else the framework keeps.
+    """
+
+    device: Device
+    ranks: Array
+    fully_shard: bool = False
+    footprint: Footprint = PLAIN
+
+    @property
+    def context_bytes(self) -> float:
+        return own_bytes(self.device, "context", CONTEXT_BYTES)
+
+    def communicator_bytes(self, parallel: DataParallel) -> Array:
+        """Bytes of communicators where a job is cut as *parallel* says."""
+        ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp
+        return communicator_bytes(self.device, self.ranks, one_group=ways == 1)
+
+
 def memory(
+    contents: PeakContents,
     *,
-    parameters: Array,
-    gathered_bytes: Array,
-    activation_bytes: Array,
-    transient_bytes: Array,
+    policy: StatePolicy,
+    process: Process,
     parallel: DataParallel,
-    precision: Precision,
-    moments: int,
-    ranks: Array,
-    device: Device,
-    fully_shard: bool = False,
     micro_batches: Any = 2,
-    footprint: Footprint = PLAIN,
-    frozen_parameters: Any = 0.0,
-    expert_parameters: Any = 0.0,
-    offload: Offload = NOTHING,
 ) -> Memory:
-    """Memory of a rank that holds *parameters* (per tp rank, before sharding).
+    """Memory of a rank that is *process* and holds *contents*.
 
-    *frozen_parameters* beside them have neither gradient nor optimizer state;
-    *expert_parameters* shard over the ranks that hold the same experts, often one.
-    States that *offload* names are on the host, and with an optimizer the gradients
-    that ZeRO has reduced (level 2 and up); a CPU has these itself, but on drives: then
-    it has those that wait to be written.
-
-    *activation_bytes* and *transient_bytes* are those of the peak instant, *ranks* the
-    size of the job: a single rank opens no communicator. A device may have a context
-    and communicators of its own size (a CPU process has neither). With *fully_shard*
-    ZeRO-1 and 2 keep each parameter's shard beside the whole one, and from ZeRO-2 on
-    gradients are not there until the first backward scatters them: of a single one
-    of *micro_batches* they take the place of weights that it lets go of, layer by
-    layer, or with ZeRO-3 of activations. ZeRO-1 is
+    A CPU has offloaded states itself, but on drives: then it has those that wait to be
+    written. `fully_shard` has no gradients from ZeRO-2 on until the first backward
+    scatters them: of a single one of *micro_batches* they take the place of weights
+    that it lets go of, layer by layer, or with ZeRO-3 of activations. ZeRO-1 is
     ZeRO-2 then: its first backward is the last, and scatters. The allocator
     still holds the blocks that were theirs (`reserve`: between 8 and 128 GPUs
-    torchtitan reserves 16.4 bytes a parameter less, gradients and all). *footprint*
-    says what else the framework keeps.
+    torchtitan reserves 16.4 bytes a parameter less, gradients and all).
     """
-    if fully_shard:
+    footprint, capacity_bytes = process.footprint, process.device.capacity_bytes
+    if process.fully_shard:
         parallel = _of_one_backward(parallel, micro_batches)
-    sharded = parallel.shards > 1  # so are experts then, on one rank or more
-    masters = footprint.shards_are_masters & (sharded | (not fully_shard))
-    shards = _Shards(
-        twice=fully_shard & sharded,
-        masters=masters & (parallel.zero == 3),
-    )
-    weight, gradient, optimizer, copies = _states(
-        parameters, parallel, precision, moments, footprint, shards
-    )
-    if np.any(expert_parameters):
-        of_experts = _states(
-            expert_parameters,
-            parallel.of_experts(as_layers=fully_shard and not offload.parameters),
-            precision,
-            moments,
-            footprint,
-            shards,
-        )
-        dense = (weight, gradient, optimizer, copies)
-        weight, gradient, optimizer, copies = (
-            one + more for one, more in zip(dense, of_experts, strict=True)
-        )
-    frozen = frozen_parameters * precision.frozen_bytes
-    weight = weight + frozen / parallel.shard_of(3) + frozen * parallel.second_copy
-    cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
-    if offload.parameters:
-        weight = np.zeros_like(weight)
-    trained = parameters + expert_parameters
-    if offload.optimizer:
-        optimizer, copies = np.zeros_like(optimizer), np.zeros_like(copies)
-        level = level_away(parallel, offload, fully_shard=fully_shard)
-        leaves = offload.tier == "nvme" or not shares_cores(device)
-        away = (level >= 2) & leaves
-        gradient = np.where(away, waiting_bytes(gradient, device), gradient)
-        if fully_shard and not precision.master:  # the shards are what is updated there
-            here = trained * precision.parameter.bytes
-            weight = np.where(parallel.zero < 3, np.minimum(weight, here), weight)
-    every, _ = footprint.gradient_bytes(precision)
-    transient = transient_bytes + trained * cache + gathered_bytes
-    buckets = np.minimum(footprint.bucket_elements, trained) * (
-        min(every, Format.FP32.bytes) + precision.parameter.bytes
-    )
-    transient = transient + np.where(parallel.dp > 1, buckets, 0.0)
-    passing = SPREAD[0] * activation_bytes + SPREAD[1] * transient
-    flat = (parallel.zero < 3) & (not fully_shard)
+    kept = _on_device(contents, parallel, policy, process)
+    transient = _transient_bytes(contents, parallel, policy.precision, footprint)
+    passing = SPREAD[0] * contents.activation_bytes + SPREAD[1] * transient
+    flat = (parallel.zero < 3) & (not process.fully_shard)
     activations, transient, left = _step_or_passes(
-        activation_bytes, transient, copies, flat=flat
+        contents.activation_bytes, transient, kept.copies, flat=flat
     )
-    held = weight + gradient + optimizer + activations + transient
-    shape = np.broadcast(held, np.asarray(ranks)).shape
-    ways = np.asarray(parallel.tp) * parallel.pp * parallel.cp
-    communicators = communicator_bytes(device, ranks, one_group=ways == 1)
-    later = (
-        (parallel.zero >= 2) & (parallel.shards > 1) & (np.asarray(micro_batches) < 2)
-    )
-    # Below ZeRO-3 the last backward lets go of each layer's weights, which are more.
-    instead = np.where(parallel.zero < 3, gradient, np.minimum(gradient, activations))
-    absent = np.where(later & fully_shard, instead, 0.0)
+    held = kept.weight + kept.gradient + kept.optimizer + activations + transient
+    shape = np.broadcast(held, np.asarray(process.ranks)).shape
+    communicators = process.communicator_bytes(parallel)
+    later = process.fully_shard & _scatters_once(parallel, micro_batches)
+    absent = np.where(later, _let_go(kept.gradient, activations, parallel), 0.0)
     # A tensor that is there from the first step to the last breaks no block.
-    loose = held - (weight + optimizer) * footprint.flat_states
-    pinned, context = PINNED * loose, own_bytes(device, "context", CONTEXT_BYTES)
+    loose = held - (kept.weight + kept.optimizer) * footprint.flat_states
+    pinned, context = PINNED * loose, process.context_bytes
     # Blocks that nothing uses are given back before the allocator fails.
-    room = device.capacity_bytes - (held - absent + pinned + communicators + context)
+    room = capacity_bytes - (held - absent + pinned + communicators + context)
     room = np.maximum(room, 0.0)
     late = np.minimum(absent, room)  # blocks of gradients to come: they are not cached
     cached = np.minimum(left + (FRAGMENTATION - PINNED) * loose, room - late)
     spread = passing + SPREAD[2] * (pinned + communicators + context)
     spread = footprint.memory_spread * spread
-    return Memory(
-        parameters=np.broadcast_to(weight, shape),
-        gradients=np.broadcast_to(gradient - absent, shape),
-        optimizer=np.broadcast_to(optimizer, shape),
-        activations=np.broadcast_to(activations, shape),
-        transient=np.broadcast_to(transient, shape),
-        communication=np.broadcast_to(communicators, shape),
-        reserve=np.broadcast_to(pinned + late + cached, shape),
-        context=np.full(shape, context),
-        cached=np.broadcast_to(cached, shape),
-        spread=np.broadcast_to(spread, shape),
-        margin=np.broadcast_to(footprint.deviations * spread, shape),
+    pieces = {
+        "parameters": kept.weight,
+        "gradients": kept.gradient - absent,
+        "optimizer": kept.optimizer,
+        "activations": activations,
+        "transient": transient,
+        "communication": communicators,
+        "reserve": pinned + late + cached,
+        "context": np.asarray(context),
+        "cached": cached,
+        "spread": spread,
+        "margin": footprint.deviations * spread,
+    }
+    return Memory(**{name: np.broadcast_to(one, shape) for name, one in pieces.items()})
+
+
+def _transient_bytes(
+    contents: PeakContents,
+    parallel: DataParallel,
+    precision: Precision,
+    footprint: Footprint,
+) -> Array:
+    """What comes and goes in the passes, with buffers that gradients travel in."""
+    trained = contents.trained
+    cache = precision.cast_cache.bytes if precision.cast_cache else 0.0
+    every, _ = footprint.gradient_bytes(precision)
+    transient = contents.transient_bytes + trained * cache + contents.gathered_bytes
+    buckets = np.minimum(footprint.bucket_elements, trained) * (
+        min(every, Format.FP32.bytes) + precision.parameter.bytes
     )
+    return np.asarray(transient + np.where(parallel.dp > 1, buckets, 0.0))
+
+
+def _scatters_once(parallel: DataParallel, micro_batches: Any) -> Array:
+    """Where a single backward scatters gradients."""
+    alone = np.asarray(micro_batches) < 2
+    return np.asarray((parallel.zero >= 2) & (parallel.shards > 1) & alone)
+
+
+def _let_go(gradient: Array, activations: Array, parallel: DataParallel) -> Array:
+    """What of a rank's gradients takes the place of what backward lets go of: below
+    ZeRO-3 each layer's weights, which are more."""
+    return np.where(parallel.zero < 3, gradient, np.minimum(gradient, activations))
 
 
 def secured_of_kept(footprint: Footprint) -> float:
@@ -256,6 +278,79 @@ def secured_of_kept(footprint: Footprint) -> float:
     spread = SPREAD[0] + SPREAD[2] * PINNED
     free = footprint.deviations * footprint.memory_spread * spread
     return 1 + PINNED + free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _States:
+    """Bytes of a rank's states, and of what the optimizer's step makes (`copies`)."""
+
+    weight: Array
+    gradient: Array
+    optimizer: Array
+    copies: Array
+
+    def __add__(self, other: _States) -> _States:
+        return _States(
+            weight=self.weight + other.weight,
+            gradient=self.gradient + other.gradient,
+            optimizer=self.optimizer + other.optimizer,
+            copies=self.copies + other.copies,
+        )
+
+
+def _on_device(
+    contents: PeakContents,
+    parallel: DataParallel,
+    policy: StatePolicy,
+    process: Process,
+) -> _States:
+    """States of all parameters, but for those that are offloaded."""
+    precision, offload = policy.precision, policy.offload
+    fully_shard, footprint = process.fully_shard, process.footprint
+    sharded = parallel.shards > 1  # so are experts then, on one rank or more
+    masters = footprint.shards_are_masters & (sharded | (not fully_shard))
+    shards = _Shards(
+        twice=fully_shard & sharded,
+        masters=masters & (parallel.zero == 3),
+    )
+    kept = _states(contents.parameters, parallel, policy, footprint, shards)
+    if np.any(contents.expert_parameters):
+        apart = parallel.of_experts(as_layers=fully_shard and not offload.parameters)
+        kept = kept + _states(
+            contents.expert_parameters, apart, policy, footprint, shards
+        )
+    frozen = contents.frozen_parameters * precision.frozen_bytes
+    weight = kept.weight + frozen / parallel.shard_of(3) + frozen * parallel.second_copy
+    if offload.parameters:
+        weight = np.zeros_like(weight)
+    kept = replace(kept, weight=weight)
+    if not offload.optimizer:
+        return kept
+    return _without_optimizer(kept, contents.trained, parallel, policy, process)
+
+
+def _without_optimizer(
+    kept: _States,
+    trained: Array,
+    parallel: DataParallel,
+    policy: StatePolicy,
+    process: Process,
+) -> _States:
+    """What of *kept* stays where the optimizer is offloaded."""
+    weight, gradient, offload = kept.weight, kept.gradient, policy.offload
+    level = level_away(parallel, offload, fully_shard=process.fully_shard)
+    leaves = offload.tier == "nvme" or not shares_cores(process.device)
+    away = (level >= 2) & leaves
+    if process.fully_shard and not policy.precision.master:
+        # The shards are what is updated there.
+        here = trained * policy.precision.parameter.bytes
+        weight = np.where(parallel.zero < 3, np.minimum(weight, here), weight)
+    return _States(
+        weight=weight,
+        gradient=np.where(away, waiting_bytes(gradient, process.device), gradient),
+        optimizer=np.zeros_like(kept.optimizer),
+        copies=np.zeros_like(kept.copies),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,19 +398,22 @@ def pipeline_buffers(on: Machine, pp: Any) -> Array:
 def _states(
     parameters: Array,
     parallel: DataParallel,
-    precision: Precision,
-    moments: int,
+    policy: StatePolicy,
     footprint: Footprint,
     shards: _Shards,
-) -> tuple[Array, Array, Array, Array]:
-    """Bytes of weights, gradients and optimizer states, and of what the step makes."""
-    weight = _weight_bytes(parameters, parallel, precision, shards)
+) -> _States:
+    """Of trained *parameters* that are sharded as *parallel* says."""
+    precision = policy.precision
     every, copied = footprint.gradient_bytes(precision)
-    gradient = parameters * every / parallel.shard_of(2)
     shard = parameters / parallel.shard_of(1)
     masters = np.where(shards.masters, 0.0, precision.master_bytes)
-    state = masters + moments * Format.FP32.bytes
-    return weight, gradient, shard * state, shard * (copied + footprint.step_bytes)
+    state = masters + policy.moments * Format.FP32.bytes
+    return _States(
+        weight=_weight_bytes(parameters, parallel, precision, shards),
+        gradient=parameters * every / parallel.shard_of(2),
+        optimizer=shard * state,
+        copies=shard * (copied + footprint.step_bytes),
+    )
 
 
 def _step_or_passes(

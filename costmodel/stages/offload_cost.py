@@ -74,11 +74,19 @@ class HostStep:
     copies_s: Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Bytes of a rank that one micro-batch may move over the host link: what it saves
+    and offloads, and the rank's shards of weights and gradients."""
+
+    saved_bytes: Array
+    weight_bytes: Array
+    gradient_bytes: Array
+
+
 def waits(
+    moved: Moved,
     *,
-    saved_away_bytes: Array,
-    weight_bytes: Array,
-    gradient_bytes: Array,
     forward_s: Array,
     backward_s: Array,
     parallel: DataParallel,
@@ -87,15 +95,15 @@ def waits(
     micro_batches: Array,
 ) -> Waits:
     """What one of *micro_batches*' passes through a stage, of *forward_s* and
-    *backward_s*, waits for, on average. *weight_bytes* and *gradient_bytes* are those
-    of a rank's shard."""
+    *backward_s*, waits for, on average: copies of what is *moved*, where *offload* has
+    it away."""
     link, to = host_link(machine), tier_rates(parallel, offload, machine)
-    fetched = weight_bytes if offload.parameters else np.zeros(())
+    fetched = moved.weight_bytes if offload.parameters else np.zeros(())
     level = level_away(parallel, offload, fully_shard=machine.software.fully_shard)
-    sent = np.where(level >= 2, gradient_bytes, 0.0) * offload.optimizer
+    sent = np.where(level >= 2, moved.gradient_bytes, 0.0) * offload.optimizer
     hides = "offload" in machine.software.overlap
-    leave_s, fetch_s = saved_away_bytes / to.write, fetched / to.read
-    back_s = saved_away_bytes / to.read + fetch_s
+    leave_s, fetch_s = moved.saved_bytes / to.write, fetched / to.read
+    back_s = moved.saved_bytes / to.read + fetch_s
     if offload.tier == "nvme":
         added_to = sent * (1 - 1 / np.maximum(micro_batches, 1))
         back_s = back_s + sent / to.write + added_to / to.read

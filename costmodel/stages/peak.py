@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from costmodel.layout import Offload
 from costmodel.machine import Machine
 from costmodel.stages.data_parallelism import parallel_of
-from costmodel.stages.device_memory import Memory, memory
+from costmodel.stages.device_memory import (
+    Memory,
+    PeakContents,
+    Process,
+    StatePolicy,
+    memory,
+)
 from profiles.arrays import Array
 from profiles.hardware import Device, Precision
 
@@ -79,19 +85,16 @@ def _together(peaks: Sequence[Peak], device: Device) -> Memory:
         return np.concatenate([getattr(one, name) for one in peaks])
 
     return memory(
-        parameters=joined("parameters"),
-        gathered_bytes=joined("gathered_bytes"),
-        activation_bytes=joined("activation_bytes"),
-        transient_bytes=joined("transient_bytes"),
+        PeakContents(**{item.name: joined(item.name) for item in fields(PeakContents)}),
+        policy=StatePolicy(
+            precision=first.precision, moments=first.moments, offload=first.offload
+        ),
+        process=Process(
+            device=device,
+            ranks=by_rank(one.gpus for one in peaks),
+            fully_shard=first.on.software.fully_shard,
+            footprint=first.on.software.footprint,
+        ),
         parallel=parallel_of(np.array([row for one in peaks for row in one.degrees]).T),
-        precision=first.precision,
-        moments=first.moments,
-        device=device,
-        ranks=by_rank(one.gpus for one in peaks),
-        fully_shard=first.on.software.fully_shard,
         micro_batches=by_rank(one.micro_batches for one in peaks),
-        footprint=first.on.software.footprint,
-        frozen_parameters=joined("frozen_parameters"),
-        offload=first.offload,
-        expert_parameters=joined("expert_parameters"),
     )

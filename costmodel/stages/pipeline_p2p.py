@@ -28,29 +28,41 @@ from profiles.models import Job
 BoundaryKey = tuple[int, int, int, int, bool]
 
 
-def boundary(
-    job: Job,
-    on: Machine,
-    precision: Precision,
-    *,
-    tp: Array,
-    cp: Array,
-    micro_batch: Array,
-    sequence_parallel: Array,
-    far: Array,
-    stride: Array,
-) -> Sourced:
-    """The transfer of one boundary activation; between fast domains where *far*.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sender:
+    """A stage that sends: the degrees and the micro-batch that its activation is cut
+    by, and all its `ranks`, which send at once; arrays or numbers."""
 
-    *stride* is the number of ranks of a stage, all of which send at once.
-    """
-    hidden = job.graph.hidden
-    whole = micro_batch * (job.seq_len / cp) * hidden * precision.activation.bytes
-    split = np.asarray(sequence_parallel, dtype=bool)
+    tp: Array
+    cp: Array
+    ranks: Array
+    micro_batch: Array
+    sequence_parallel: Array
+
+    @classmethod
+    def of(cls, layout: Layout, stage: Stage) -> Sender:
+        """A stage of *layout*."""
+        tp, cp, ranks, micro_batch, split = _boundary_key(layout, stage)
+        return cls(
+            tp=np.asarray(tp),
+            cp=np.asarray(cp),
+            ranks=np.asarray(ranks),
+            micro_batch=np.asarray(micro_batch),
+            sequence_parallel=np.asarray(split),
+        )
+
+
+def boundary(
+    job: Job, on: Machine, precision: Precision, sender: Sender, *, far: Array
+) -> Sourced:
+    """The transfer of one boundary activation; between fast domains where *far*."""
+    tp, tokens = sender.tp, sender.micro_batch * (job.seq_len / sender.cp)
+    whole = tokens * job.graph.hidden * precision.activation.bytes
+    split = np.asarray(sender.sequence_parallel, dtype=bool)
     ways: dict[str, Any] = {
         "far": far,
-        "shares": shares(stride, on.island),
-        "changes_rail": changes_rail(stride, on.island),
+        "shares": shares(sender.ranks, on.island),
+        "changes_rail": changes_rail(sender.ranks, on.island),
     }
     if not on.software.scatters_sends:
         return _hop(on, np.where(split, whole / tp, whole), **ways)
@@ -74,9 +86,11 @@ def _hop(on: Machine, size_bytes: Array, **ways: Any) -> Sourced:
     return on.shift(size_bytes, np.ones(()), ranks=both, near=near, **ways)
 
 
-def boundary_s(job: Job, on: Machine, precision: Precision, **where: Array) -> Array:
+def boundary_s(
+    job: Job, on: Machine, precision: Precision, sender: Sender, *, far: Array
+) -> Array:
     """Seconds of `boundary`."""
-    return np.asarray(boundary(job, on, precision, **where).seconds)
+    return np.asarray(boundary(job, on, precision, sender, far=far).seconds)
 
 
 def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
@@ -95,20 +109,14 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
         for one, two in pairwise(stages)
     ]
     keys = [_boundary_key(layout, one) for one in stages]
-    meshes = dict.fromkeys(keys)
+    senders = {
+        key: Sender.of(layout, stage) for key, stage in zip(keys, stages, strict=True)
+    }
     taken = _slower(
         boundary(
-            job,
-            on,
-            layout.precision,
-            tp=np.asarray(tp),
-            cp=np.asarray(cp),
-            micro_batch=np.asarray(micro_batch),
-            sequence_parallel=np.asarray(split),
-            far=np.asarray(far, dtype=bool),
-            stride=np.asarray(size),
-        ).where(len(meshes) == 1 or _beside(keys, (tp, cp, size, micro_batch, split)))
-        for tp, cp, size, micro_batch, split in meshes
+            job, on, layout.precision, sender, far=np.asarray(far, dtype=bool)
+        ).where(len(senders) == 1 or _beside(keys, key))
+        for key, sender in senders.items()
     )
     same = [one.held_by == two.held_by for one, two in pairwise(stages)]
     return taken.where(~np.asarray(same, dtype=bool))

@@ -10,10 +10,11 @@ Most candidates are ruled out by their memory alone, so columns ask for this fir
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from costmodel.layout import NOTHING, Offload
 from costmodel.machine import (
@@ -28,15 +29,18 @@ from costmodel.stages.block_cost import Atom
 from costmodel.stages.contents import Contents
 from costmodel.stages.data_parallelism import (
     DataParallel,
+    Exchanges,
     exchanges,
     exposed_s,
     messages_of,
     sharded_experts,
     summed_s,
 )
-from costmodel.stages.fsdp_units import unit_work
+from costmodel.stages.fsdp_units import UnitWork, unit_work
 from costmodel.stages.offload_cost import (
     NO_WAITS,
+    Moved,
+    Waits,
     host_step,
     shard_bytes,
     summed_where_they_lie,
@@ -187,6 +191,50 @@ class StagePrice:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """A stage that is priced; `apart` is the data parallelism of its experts."""
+
+    contents: Contents
+    parallel: DataParallel
+    apart: DataParallel
+    precision: Precision
+    machine: Machine
+    optimizer: str
+    offload: Offload
+    micro_batches: Any
+
+    @property
+    def total(self) -> Atom:
+        return self.contents.total
+
+    @property
+    def trained(self) -> Array:
+        return np.asarray(self.total.parameters + self.total.expert_parameters)
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether this stage, or any of many, has some."""
+        return bool(np.any(self.total.expert_parameters))
+
+    @property
+    def hides_gradients(self) -> Array:
+        """Where a reduction lies behind the backward."""
+        return hides_gradients(self.machine.software, self.parallel.tp)
+
+    def exposed_s(
+        self, communication_s: Array, compute_s: Array, *, overlapped: ArrayLike
+    ) -> Array:
+        """What of a pass's communication its compute does not hide."""
+        return exposed_s(
+            communication_s,
+            compute_s,
+            self.contents.layers,
+            overlapped=overlapped,
+            contention=self.machine.software.contention,
+        )
+
+
 def stage_price(
     contents: Contents,
     parallel: DataParallel,
@@ -201,163 +249,267 @@ def stage_price(
     *offload* says where states are; what leaves of the activations is in the atoms. Of
     gradients on drives it counts how many *micro_batches* a rank of the stage has.
     """
-    total, layers = contents.total, contents.layers
-    parameters, frozen = total.parameters, total.frozen_parameters
-    overlap = machine.software.overlap
-    behind = hides_gradients(machine.software, parallel.tp)
-    sync = exchanges(
-        parameters,
-        parallel,
-        precision,
-        machine,
-        units=layers,
-        frozen=frozen,
+    stage = _Stage(
+        contents=contents,
+        parallel=parallel,
+        apart=sharded_experts(parallel, machine.software, offload),
+        precision=precision,
+        machine=machine,
+        optimizer=optimizer,
         offload=offload,
+        micro_batches=micro_batches,
     )
-    accumulate_s = accumulated(
-        parameters, parallel, precision, machine, frozen=frozen
-    ).seconds
-    own = unit_work(parameters, parallel, precision, machine, units=layers)
-    step_s = updated(parameters, parallel, precision, machine, optimizer).seconds
-    experts = total.expert_parameters
-    apart = sharded_experts(parallel, machine.software, offload)
-    mixed = bool(np.any(experts))
-    if mixed:
-        held = experts > 0  # a stage without experts has nothing to launch for them
-        more = exchanges(
-            experts, apart, precision, machine, units=layers, offload=offload
-        )
-        sync = sync + more.where(held)
-        added = accumulated(experts, apart, precision, machine).where(held)
-        stepped = updated(experts, apart, precision, machine, optimizer).where(held)
-        accumulate_s = accumulate_s + added.seconds
-        step_s = step_s + stepped.seconds
-        beside = unit_work(experts, apart, precision, machine, units=layers)
-        own = own + beside.where(held)
-    accumulate_s = accumulate_s + own.backward.seconds
-    reduce_s = machine.once_a_step(sync.step_reduce).seconds
-    backward_compute = total.recompute_s + total.backward_s + accumulate_s
-    forward_exposed = exposed_s(
-        sync.forward_gather.seconds,
-        total.forward_s,
-        layers,
-        overlapped="param" in overlap,
-        contention=machine.software.contention,
-    )
-    backward_exposed = exposed_s(
-        (sync.backward_gather + sync.backward_reduce).seconds,
-        backward_compute,
-        layers,
-        overlapped=behind,
-        contention=machine.software.contention,
-    )
-    forward_s = total.forward_s + forward_exposed + own.forward.seconds
-    backward_s = backward_compute + backward_exposed
-    copies = NO_WAITS
-    if offload.states or np.any(total.away_bytes):
-        each = shard_bytes(precision, machine)
-        copies = waits(
-            saved_away_bytes=total.away_bytes,
-            weight_bytes=(parameters * each + frozen * precision.frozen_bytes)
-            / parallel.shards
-            + experts * each / apart.shards,
-            gradient_bytes=precision.gradient.bytes
-            * (parameters / parallel.shards + experts / apart.shards),
-            forward_s=forward_s,
-            backward_s=backward_s,
-            parallel=parallel,
-            offload=offload,
-            machine=machine,
-            micro_batches=np.asarray(micro_batches),
-        )
-    step_copies_s: Array = np.zeros(())
-    summed_away: Array = np.zeros(())
-    if offload.optimizer:
-        step_s, step_copies_s = np.zeros(()), np.zeros(())
-        sides = [(parameters, parallel), *([(experts, apart)] if mixed else [])]
-        for states, side in sides:
-            on_host = host_step(
-                states,
-                side,
-                precision,
-                machine,
-                optimizer,
-                offload=offload,
-                backward_s=backward_s,
-                layers=parallel,
-            )
-            step_s = step_s + np.where(states > 0, on_host.seconds, 0.0)
-            step_copies_s = step_copies_s + np.where(states > 0, on_host.copies_s, 0.0)
-        summed_away = precision.gradient.bytes * summed_where_they_lie(
-            parameters,
-            experts,
-            total.summands + total.tied_parameters,
-            parallel=parallel,
-            apart=apart,
-            offload=offload,
-            machine=machine,
-        )
-        brought_s = there_and_back_s(summed_away, parallel, offload, machine)
-        step_s, step_copies_s = step_s + brought_s, step_copies_s + brought_s
-    step_s = step_s + own.step.seconds
-    gather_s = machine.once_a_step(sync.step_gather).seconds
-    if "param" in overlap:  # behind the next step's first forward
-        gather_s = exposed_s(
-            sync.step_gather.seconds,
-            forward_s,
-            layers,
-            overlapped=True,
-            contention=machine.software.contention,
-        )
-    gather_s = gather_s + machine.once_a_step(sync.step_sum).seconds
-    # What the last backward loses to the reduction that it hides.
-    buckets = messages_of(parameters + experts, parallel, layers, precision, machine)
-    exposed = reduce_tail_s(
-        reduce_s,
-        backward_s,
-        buckets=buckets,
-        overlap=behind,
-    )
-    gather_s = gather_s + machine.software.contention * (reduce_s - exposed)
-    if np.any(total.summands):  # once gradients are reduced: nothing hides it
-        gather_s = gather_s + summed_s(total.summands, parallel, precision, machine)
-    sent = _reduced(sync.backward_reduce, sync.backward_gather)
-    trained = np.maximum(parameters + experts, 1)
-    late = 1 - contents.early_parameters / trained
-    # Where shards have replicas, the table's gradient waits for W.
-    late = np.where((parallel.zero >= 2) & (parallel.replicas > 1), 1.0, late)
+    total, states = contents.total, _state_work(stage)
+    passes = _passes(stage, states)
+    copies = _copies(stage, passes)
+    step = _step(stage, states, passes)
+    reduction = _reduction(stage, states, passes)
     holds = stage_bytes(contents, parallel, precision, machine, offload)
     return StagePrice(
-        forward_s=forward_s + copies.forward_s,
-        backward_s=backward_s + copies.backward_s,
-        weight_s=total.weight_s + late * (accumulate_s + backward_exposed * sent),
+        forward_s=passes.forward_s + copies.forward_s,
+        backward_s=passes.backward_s + copies.backward_s,
+        weight_s=_weight_s(stage, states, passes),
         recompute_s=total.recompute_s,
         recompute_comm_s=total.recompute_tensor_s
         + total.recompute_context_s
         + total.recompute_expert_s,
-        tensor_comm_s=_passes(total, "tensor"),
-        context_comm_s=_passes(total, "context"),
-        expert_comm_s=_passes(total, "expert"),
-        data_comm_s=forward_exposed + backward_exposed,
+        tensor_comm_s=_communication_s(total, "tensor"),
+        context_comm_s=_communication_s(total, "context"),
+        expert_comm_s=_communication_s(total, "expert"),
+        data_comm_s=passes.forward_exposed_s + passes.backward_exposed_s,
         offload_s=copies.forward_s + copies.backward_s,
-        reduce_s=reduce_s,
-        buckets=buckets,
-        gather_s=gather_s,
-        step_s=step_s,
-        step_copies_s=step_copies_s,
-        parameters=holds.parameters,
-        expert_parameters=holds.expert_parameters,
-        frozen_parameters=holds.frozen_parameters,
-        saved_bytes=holds.saved_bytes,
+        reduce_s=reduction.reduce_s,
+        buckets=reduction.buckets,
+        gather_s=reduction.gather_s,
+        step_s=step.seconds,
+        step_copies_s=step.copies_s,
         away_bytes=total.away_bytes,
-        summed_away_bytes=summed_away,
+        summed_away_bytes=step.summed_away_bytes,
         weight_bytes=total.weight_bytes,
-        forward_working_bytes=holds.forward_working_bytes,
-        backward_working_bytes=holds.backward_working_bytes,
-        gathered_bytes=holds.gathered_bytes,
         flops=total.flops,
         recompute_flops=total.recompute_flops,
+        **{item.name: getattr(holds, item.name) for item in fields(holds)},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StateWork:
+    """What becomes of a stage's parameters and gradients beside its products."""
+
+    sync: Exchanges
+    accumulated: Sourced  # gradients of a micro-batch
+    updated: Sourced  # by an optimizer on the device
+    units: UnitWork
+
+    @property
+    def accumulate_s(self) -> Array:
+        """Seconds of a backward, hooks and copies of units with them."""
+        return np.asarray(self.accumulated.seconds + self.units.backward.seconds)
+
+    def __add__(self, other: _StateWork) -> _StateWork:
+        return _StateWork(
+            sync=self.sync + other.sync,
+            accumulated=self.accumulated + other.accumulated,
+            updated=self.updated + other.updated,
+            units=self.units + other.units,
+        )
+
+    def where(self, condition: Any) -> _StateWork:
+        """This work where *condition* holds, else none."""
+        return _StateWork(
+            sync=self.sync.where(condition),
+            accumulated=self.accumulated.where(condition),
+            updated=self.updated.where(condition),
+            units=self.units.where(condition),
+        )
+
+
+def _state_work(stage: _Stage) -> _StateWork:
+    """Of the stage's own parameters and, where it has any, of its experts'."""
+    total = stage.total
+    found = _state_work_of(
+        stage, total.parameters, stage.parallel, total.frozen_parameters
+    )
+    if not stage.has_experts:
+        return found
+    held = total.expert_parameters > 0  # without any there is nothing to launch
+    return found + _state_work_of(stage, total.expert_parameters, stage.apart).where(
+        held
+    )
+
+
+def _state_work_of(
+    stage: _Stage, parameters: Array, parallel: DataParallel, frozen: Any = 0.0
+) -> _StateWork:
+    """Of *parameters* that are sharded as *parallel* says."""
+    side = parameters, parallel, stage.precision, stage.machine
+    layers = stage.contents.layers
+    return _StateWork(
+        sync=exchanges(*side, units=layers, frozen=frozen, offload=stage.offload),
+        accumulated=accumulated(*side, frozen=frozen),
+        updated=updated(*side, stage.optimizer),
+        units=unit_work(*side, units=layers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Passes:
+    """Seconds of a micro-batch's passes before they wait for copies; `*_exposed_s` is
+    what of them data parallelism's exchanges take."""
+
+    forward_s: Array
+    backward_s: Array
+    forward_exposed_s: Array
+    backward_exposed_s: Array
+
+
+def _passes(stage: _Stage, states: _StateWork) -> _Passes:
+    total, sync = stage.total, states.sync
+    backward_compute = total.recompute_s + total.backward_s + states.accumulate_s
+    forward_exposed = stage.exposed_s(
+        sync.forward_gather.seconds,
+        total.forward_s,
+        overlapped="param" in stage.machine.software.overlap,
+    )
+    backward_exposed = stage.exposed_s(
+        (sync.backward_gather + sync.backward_reduce).seconds,
+        backward_compute,
+        overlapped=stage.hides_gradients,
+    )
+    return _Passes(
+        forward_s=total.forward_s + forward_exposed + states.units.forward.seconds,
+        backward_s=backward_compute + backward_exposed,
+        forward_exposed_s=forward_exposed,
+        backward_exposed_s=backward_exposed,
+    )
+
+
+def _copies(stage: _Stage, passes: _Passes) -> Waits:
+    """What the passes wait for of what is offloaded."""
+    total, precision = stage.total, stage.precision
+    if not (stage.offload.states or np.any(total.away_bytes)):
+        return NO_WAITS
+    own, experts = stage.parallel.shards, stage.apart.shards
+    each = shard_bytes(precision, stage.machine)
+    weights = total.parameters * each + total.frozen_parameters * precision.frozen_bytes
+    gradients = total.parameters / own + total.expert_parameters / experts
+    return waits(
+        Moved(
+            saved_bytes=total.away_bytes,
+            weight_bytes=weights / own + total.expert_parameters * each / experts,
+            gradient_bytes=precision.gradient.bytes * gradients,
+        ),
+        forward_s=passes.forward_s,
+        backward_s=passes.backward_s,
+        parallel=stage.parallel,
+        offload=stage.offload,
+        machine=stage.machine,
+        micro_batches=np.asarray(stage.micro_batches),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """The optimizer's step; `copies_s` of its seconds are copies, also those of
+    gradients that are summed once more where they are away."""
+
+    seconds: Array
+    copies_s: Array
+    summed_away_bytes: Array
+
+
+def _step(stage: _Stage, states: _StateWork, passes: _Passes) -> _Step:
+    """On the device or, where the optimizer is offloaded, on the host."""
+    unit_s = states.units.step.seconds
+    if not stage.offload.optimizer:
+        nothing = np.zeros(())
+        return _Step(
+            seconds=states.updated.seconds + unit_s,
+            copies_s=nothing,
+            summed_away_bytes=nothing,
+        )
+    found = _step_on_host(stage, passes.backward_s)
+    return replace(found, seconds=found.seconds + unit_s)
+
+
+def _step_on_host(stage: _Stage, backward_s: Array) -> _Step:
+    total, precision, machine = stage.total, stage.precision, stage.machine
+    parallel, apart, offload = stage.parallel, stage.apart, stage.offload
+    step_s: Array = np.zeros(())
+    copies_s: Array = np.zeros(())
+    sides = [(total.parameters, parallel)]
+    if stage.has_experts:
+        sides.append((total.expert_parameters, apart))
+    for states, side in sides:
+        on_host = host_step(
+            states,
+            side,
+            precision,
+            machine,
+            stage.optimizer,
+            offload=offload,
+            backward_s=backward_s,
+            layers=parallel,
+        )
+        step_s = step_s + np.where(states > 0, on_host.seconds, 0.0)
+        copies_s = copies_s + np.where(states > 0, on_host.copies_s, 0.0)
+    summed_away = precision.gradient.bytes * summed_where_they_lie(
+        total.parameters,
+        total.expert_parameters,
+        total.summands + total.tied_parameters,
+        parallel=parallel,
+        apart=apart,
+        offload=offload,
+        machine=machine,
+    )
+    brought_s = there_and_back_s(summed_away, parallel, offload, machine)
+    return _Step(
+        seconds=step_s + brought_s,
+        copies_s=copies_s + brought_s,
+        summed_away_bytes=summed_away,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reduction:
+    """What is exchanged once a step, as in `StagePrice`."""
+
+    reduce_s: Array
+    buckets: Array
+    gather_s: Array
+
+
+def _reduction(stage: _Stage, states: _StateWork, passes: _Passes) -> _Reduction:
+    total, sync, machine = stage.total, states.sync, stage.machine
+    parallel, precision = stage.parallel, stage.precision
+    gather_s = machine.once_a_step(sync.step_gather).seconds
+    if "param" in machine.software.overlap:  # behind the next step's first forward
+        gather_s = stage.exposed_s(
+            sync.step_gather.seconds, passes.forward_s, overlapped=True
+        )
+    gather_s = gather_s + machine.once_a_step(sync.step_sum).seconds
+    # What the last backward loses to the reduction that it hides.
+    reduce_s = machine.once_a_step(sync.step_reduce).seconds
+    layers = stage.contents.layers
+    buckets = messages_of(stage.trained, parallel, layers, precision, machine)
+    exposed = reduce_tail_s(
+        reduce_s, passes.backward_s, buckets=buckets, overlap=stage.hides_gradients
+    )
+    gather_s = gather_s + machine.software.contention * (reduce_s - exposed)
+    if np.any(total.summands):  # once gradients are reduced: nothing hides it
+        gather_s = gather_s + summed_s(total.summands, parallel, precision, machine)
+    return _Reduction(reduce_s=reduce_s, buckets=buckets, gather_s=gather_s)
+
+
+def _weight_s(stage: _Stage, states: _StateWork, passes: _Passes) -> Array:
+    """What of the backward makes gradients of weights, adds them up and sends them."""
+    parallel, sync = stage.parallel, states.sync
+    sent = _reduced(sync.backward_reduce, sync.backward_gather)
+    late = 1 - stage.contents.early_parameters / np.maximum(stage.trained, 1)
+    # Where shards have replicas, the table's gradient waits for W.
+    late = np.where((parallel.zero >= 2) & (parallel.replicas > 1), 1.0, late)
+    put_off_s = states.accumulate_s + passes.backward_exposed_s * sent
+    return np.asarray(stage.total.weight_s + late * put_off_s)
 
 
 def most_hidden_s(expert_comm_s: Array, backward_s: Array, machine: Machine) -> Array:
@@ -372,6 +524,6 @@ def _reduced(reduce: Sourced, gather: Sourced) -> Array:
     return np.where(both > 0, reduce.seconds / np.where(both > 0, both, 1.0), 0.0)
 
 
-def _passes(total: Atom, kind: str) -> Array:
+def _communication_s(total: Atom, kind: str) -> Array:
     passes = (f"{part}_{kind}_s" for part in ("forward", "recompute", "backward"))
     return np.asarray(sum(getattr(total, name) for name in passes))

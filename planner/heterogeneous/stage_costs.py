@@ -44,7 +44,10 @@ from costmodel.stages import (
     DataParallel,
     Known,
     LayoutPricer,
+    PeakContents,
+    Process,
     StagePrice,
+    StatePolicy,
     accumulated,
     data_parallel,
     exchanges,
@@ -527,19 +530,25 @@ def _bytes(
     states, saved, working = GB * np.eye(3)
     software = problem.machine.software
     found = memory(
-        parameters=np.array([0.0, 0.0, *states]),
-        gathered_bytes=np.zeros(5),
-        activation_bytes=np.array([0.0, *(LARGE_BYTES + np.array([0.0, *saved]))]),
-        transient_bytes=np.array([0.0, 0.0, *working]),
+        PeakContents(
+            parameters=np.array([0.0, 0.0, *states]),
+            gathered_bytes=np.zeros(5),
+            activation_bytes=np.array([0.0, *(LARGE_BYTES + np.array([0.0, *saved]))]),
+            transient_bytes=np.array([0.0, 0.0, *working]),
+        ),
+        policy=StatePolicy(
+            precision=layout.precision,
+            moments=problem.job.moments,
+            offload=layout.offload,
+        ),
+        process=Process(
+            device=problem.machine.device,
+            ranks=np.asarray(problem.gpus),
+            fully_shard=software.fully_shard,
+            footprint=software.footprint,
+        ),
         parallel=parallel,
-        precision=layout.precision,
-        moments=problem.job.moments,
-        device=problem.machine.device,
-        ranks=np.asarray(problem.gpus),
-        fully_shard=software.fully_shard,
         micro_batches=layout.micro_batches,
-        footprint=software.footprint,
-        offload=layout.offload,
     ).secured
     base, passes, *more = found.tolist()
     states, saved, working = ((each - passes) / GB for each in more)

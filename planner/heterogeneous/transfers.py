@@ -25,7 +25,7 @@ import numpy as np
 
 from costmodel.layout import Layout
 from costmodel.machine import Machine
-from costmodel.stages import boundary_s, machines_of, sends, tied_sync
+from costmodel.stages import Sender, boundary_s, machines_of, sends, tied_sync
 from planner.heterogeneous.candidates import Option, Ways
 from planner.heterogeneous.partition import EXACT
 from planner.problem import Place, Problem
@@ -188,17 +188,8 @@ def _meeting(problem: Problem, one: Place, two: Place) -> Machine:
 
 
 def _sent_s(layout: Layout, problem: Problem, where: Machine, *, far: bool) -> float:
-    stage = layout.stages[0]
-    mesh = stage.mesh
+    sender = Sender.of(layout, layout.stages[0])
     once_s = boundary_s(
-        problem.job,
-        where,
-        layout.precision,
-        tp=np.asarray(mesh.tp),
-        cp=np.asarray(mesh.cp),
-        micro_batch=np.asarray(layout.micro_batch(stage)),
-        sequence_parallel=np.asarray(stage.plans[0].sharding == "megatron-sp"),
-        far=np.asarray(far),
-        stride=np.asarray(mesh.size),
+        problem.job, where, layout.precision, sender, far=np.asarray(far)
     )
     return 2 * float(sends(once_s, where).beside_s)

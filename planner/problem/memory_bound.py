@@ -21,7 +21,15 @@ import numpy as np
 from costmodel.batched import Rows
 from costmodel.layout import Columns, Uniform
 from costmodel.operators import Degrees, parameters
-from costmodel.stages import WIDEST_WEIGHT, DataParallel, Memory, memory
+from costmodel.stages import (
+    WIDEST_WEIGHT,
+    DataParallel,
+    Memory,
+    PeakContents,
+    Process,
+    StatePolicy,
+    memory,
+)
 from planner.problem.problem import Problem
 from planner.problem.regions import orders
 from planner.problem.solution import Solution, hopeless_by_states
@@ -112,18 +120,24 @@ def _states(problem: Problem) -> Memory:
     dp = -(-gpus // _SHARDS) * _SHARDS  # whole groups, of experts too
     others = DataParallel(tp=one, cp=one, dp=dp, zero=_LEVELS, zero_group=_SHARDS)
     return memory(
-        parameters=whole.parameters * share,
-        expert_parameters=whole.expert_parameters * share,
-        frozen_parameters=whole.frozen_parameters * share,
-        gathered_bytes=np.zeros(1),
-        activation_bytes=np.zeros(1),
-        transient_bytes=np.zeros(1),
+        PeakContents(
+            parameters=whole.parameters * share,
+            expert_parameters=whole.expert_parameters * share,
+            frozen_parameters=whole.frozen_parameters * share,
+            gathered_bytes=np.zeros(1),
+            activation_bytes=np.zeros(1),
+            transient_bytes=np.zeros(1),
+        ),
+        policy=StatePolicy(
+            precision=rows.policy,
+            moments=problem.job.moments,
+            offload=problem.offload.of_states,
+        ),
+        process=Process(
+            device=on.device,
+            ranks=np.asarray(gpus),
+            fully_shard=on.software.fully_shard,
+            footprint=replace(on.software.footprint, bucket_elements=0),
+        ),
         parallel=others,
-        precision=rows.policy,
-        moments=problem.job.moments,
-        ranks=np.asarray(gpus),
-        device=on.device,
-        fully_shard=on.software.fully_shard,
-        footprint=replace(on.software.footprint, bucket_elements=0),
-        offload=problem.offload.of_states,
     )

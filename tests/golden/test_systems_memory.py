@@ -23,7 +23,12 @@ from costmodel.schedule.in_flight import peak_in_flight
 from costmodel.simulation.estimator import Estimate
 from costmodel.stages.block_cost import atom, block_prices
 from costmodel.stages.data_parallelism import DataParallel
-from costmodel.stages.device_memory import memory
+from costmodel.stages.device_memory import (
+    PeakContents,
+    Process,
+    StatePolicy,
+    memory,
+)
 from costmodel.support.legality import violations
 from profiles.hardware.catalog import cluster, device
 from profiles.hardware.precisions import precision
@@ -117,15 +122,15 @@ def test_states_of_figure_1(name: str) -> None:
         zero_group=np.asarray(1),
     )
     found = memory(
-        parameters=count,
-        gathered_bytes=np.zeros(()),
-        activation_bytes=np.zeros(()),
-        transient_bytes=np.zeros(()),
+        PeakContents(
+            parameters=count,
+            gathered_bytes=np.zeros(()),
+            activation_bytes=np.zeros(()),
+            transient_bytes=np.zeros(()),
+        ),
+        policy=StatePolicy(precision=precision("fp16"), moments=2),
+        process=Process(device=machine_of().device, ranks=np.asarray(TP * p)),
         parallel=alone,
-        precision=precision("fp16"),
-        moments=2,
-        ranks=np.asarray(TP * p),
-        device=machine_of().device,
     )
     states = float(found.parameters + found.gradients + found.optimizer)
     assert states / GiB == pytest.approx(wanted, rel=1e-3)

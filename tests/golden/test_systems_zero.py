@@ -12,7 +12,13 @@ from costmodel.layout.zeropp import PLAIN, ZeroPlus
 from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.framework import software
 from costmodel.stages.data_parallelism import DataParallel, Exchanges, exchanges
-from costmodel.stages.device_memory import Memory, memory
+from costmodel.stages.device_memory import (
+    Memory,
+    PeakContents,
+    Process,
+    StatePolicy,
+    memory,
+)
 from costmodel.stages.layout_cost import LayoutPricer
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import Precision, precision
@@ -52,15 +58,15 @@ def data_parallel(
 def kept(count: float, parallel: DataParallel, policy: Precision) -> Memory:
     """What a rank keeps of *count* parameters, with nothing else on it."""
     return memory(
-        parameters=np.asarray(count),
-        gathered_bytes=np.zeros(()),
-        activation_bytes=np.zeros(()),
-        transient_bytes=np.zeros(()),
+        PeakContents(
+            parameters=np.asarray(count),
+            gathered_bytes=np.zeros(()),
+            activation_bytes=np.zeros(()),
+            transient_bytes=np.zeros(()),
+        ),
+        policy=StatePolicy(precision=policy, moments=2),
+        process=Process(device=machine_of().device, ranks=parallel.dp),
         parallel=parallel,
-        precision=policy,
-        moments=2,
-        ranks=parallel.dp,
-        device=machine_of().device,
     )
 
 

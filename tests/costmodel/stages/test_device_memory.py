@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.layout.offload import Offload
+from costmodel.layout.offload import NOTHING, Offload
 from costmodel.machine.framework import PLAIN, Footprint, footprints
 from costmodel.stages.data_parallelism import DataParallel
 from costmodel.stages.device_memory import (
@@ -17,6 +17,9 @@ from costmodel.stages.device_memory import (
     ONE_COMMUNICATOR_BYTES,
     PINNED,
     Memory,
+    PeakContents,
+    Process,
+    StatePolicy,
     memory,
 )
 from profiles.hardware.catalog import device
@@ -33,16 +36,24 @@ def held(activations_gib: float, habits: Footprint = COPIES, **changes: Any) -> 
     ways = {"tp": 1, "cp": 1, "dp": 2, "zero": 1, "zero_group": 2, "pp": 1}
     named = {name: np.asarray(changes.pop(name, ways[name])) for name in ways}
     return memory(
-        parameters=np.asarray(float(COUNT)),
-        gathered_bytes=np.zeros(()),
-        activation_bytes=np.asarray(activations_gib * GiB),
-        transient_bytes=np.zeros(()),
+        PeakContents(
+            parameters=np.asarray(float(COUNT)),
+            gathered_bytes=np.zeros(()),
+            activation_bytes=np.asarray(activations_gib * GiB),
+            transient_bytes=np.zeros(()),
+        ),
+        policy=StatePolicy(
+            precision=precision("fp16"),
+            moments=2,
+            offload=changes.pop("offload", NOTHING),
+        ),
+        process=Process(
+            device=changes.pop("device", A100),
+            ranks=np.asarray(changes.pop("ranks", 2)),
+            fully_shard=changes.pop("fully_shard", False),
+            footprint=habits,
+        ),
         parallel=DataParallel(**named),
-        precision=precision("fp16"),
-        moments=2,
-        ranks=np.asarray(changes.pop("ranks", 2)),
-        device=changes.pop("device", A100),
-        footprint=habits,
         **changes,
     )
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import Machine, machine
 from costmodel.simulation.estimator import estimate
-from costmodel.stages.pipeline_p2p import boundary
+from costmodel.stages.pipeline_p2p import Sender, boundary
 from costmodel.timeline.timeline import simulate
 from profiles.errors import InvalidSpec
 from profiles.hardware.precisions import precision
@@ -78,12 +78,14 @@ def test_a_hop_is_a_step_of_a_ring_where_ranks_take_turns(
         job(),
         _on_cores(cores),
         precision("fp32"),
-        tp=np.asarray(1),
-        cp=np.asarray(1),
-        micro_batch=np.asarray(1),
-        sequence_parallel=np.asarray(False),
+        Sender(
+            tp=np.asarray(1),
+            cp=np.asarray(1),
+            ranks=np.asarray(1),
+            micro_batch=np.asarray(1),
+            sequence_parallel=np.asarray(False),
+        ),
         far=np.asarray(False),
-        stride=np.asarray(1),
     )
     each = found.seconds / (256 * 256 * 4 / 2**10)  # beyond the samples, by bytes
     assert float(each) == pytest.approx(seconds)
