@@ -1,10 +1,12 @@
 """The trainer: composition of mechanisms, steps, evaluation."""
 
+from runtime.train.build import Setup
 from runtime.train.compile import require_compilable
 from runtime.train.options import Training, learning_rate, training_options
 from runtime.train.trainer import StepResult, Trainer, rank_stream
 
 __all__ = [
+    "Setup",
     "StepResult",
     "Trainer",
     "Training",
