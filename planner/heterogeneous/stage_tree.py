@@ -490,7 +490,7 @@ def _way_s(
             (kind.ways.crossed_s, [one.ways.arrived_s for one in kinds]),
         )
     )
-    return np.where(first, crossed_s, np.where(far, away_s, near_s))
+    return np.asarray(np.where(first, crossed_s, np.where(far, away_s, near_s)))
 
 
 def _put(first: Array, rest: Array) -> Array:

@@ -26,7 +26,7 @@ from planner.problem.problem import (
     simulate,
     usual_probability,
 )
-from planner.problem.question import Asked, Posed, dp_to_split
+from planner.problem.question import Asked, Goal, Posed, dp_to_split
 from planner.problem.regions import (
     MOST_LAYERS,
     Place,
@@ -63,6 +63,7 @@ __all__ = [
     "Counters",
     "Cuts",
     "Found",
+    "Goal",
     "Objective",
     "Operators",
     "Option",
