@@ -44,7 +44,7 @@ from profiles.models.model_file import Model
 from profiles.samples.files import read_samples, write_samples
 from profiles.samples.local import LOCAL, local_cluster
 from profiles.samples.table import Samples
-from runtime.launch.launcher import launch
+from runtime.launch.launcher import Program, launch
 from runtime.launch.run import threads
 from runtime.observe.prediction_error import missed
 
@@ -198,10 +198,9 @@ def _carried_out(
     _say(f"{loop.job.model}: {len(layouts)} layouts on {loop.ranks} ranks")
     began = time.perf_counter()
     launch(
-        [str(asked)],
+        Program(arguments=[str(asked)], module="benchmarks.loop_worker"),
         nproc=loop.ranks,
         device=wish.device,
-        module="benchmarks.loop_worker",
     )
     _say(f"took {time.perf_counter() - began:.0f} s")
     found = read_json(result, what="the loop's result")

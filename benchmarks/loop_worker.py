@@ -42,6 +42,7 @@ from runtime.observe.run_summary import WARM_UP_STEPS, told
 from runtime.observe.step_profiler import Watch, everyone
 from runtime.optim.optimizer import Settings
 from runtime.trace.peak_memory import alive_bytes
+from runtime.train.build import Setup
 from runtime.train.trainer import Trainer
 
 SEED = 0
@@ -149,8 +150,7 @@ def _built(layout: Mapping[str, Any], device: torch.device) -> Watch:
         file.layout,
         data,
         settings=Settings(name=job.optimizer),
-        seed=SEED,
-        device=device,
+        setup=Setup(seed=SEED, device=device),
     )
     return Watch(trainer, record=False, untimed=WARM_UP_STEPS, trace=None)
 

@@ -31,7 +31,7 @@ from profiles.errors import MeshwrightError
 from profiles.files import read_json, write_text
 from profiles.samples.files import read_samples
 from profiles.units import MS
-from runtime.launch.launcher import launch
+from runtime.launch.launcher import Program, launch
 
 RANKS = 2
 WIDTHS = (128, 256, 384, 512, 768, 1024, 1536)
@@ -55,7 +55,8 @@ def measured(wish: argparse.Namespace) -> list[Point]:
         Request(
             widths=tuple(wish.widths), rows=tuple(wish.rows), result=str(result)
         ).write(asked)
-        launch([str(asked)], nproc=RANKS, module="benchmarks.mlp_width_worker")
+        worker = Program(arguments=[str(asked)], module="benchmarks.mlp_width_worker")
+        launch(worker, nproc=RANKS)
         found = read_json(result, what="the times")
     assert isinstance(found, list)
     return [

@@ -29,7 +29,7 @@ from benchmarks.overhead_worker import RANKS, Request
 from benchmarks.pages import put
 from profiles.files import read_json
 from profiles.measure.machine import cpu_name
-from runtime.launch.launcher import launch
+from runtime.launch.launcher import Program, launch
 
 WAYS = ("ddp", "fsdp", "tp", "pipeline")
 LEAST = 0.97  # of the throughput by hand, asked of the interval's lower end
@@ -47,7 +47,8 @@ def measured(wish: argparse.Namespace) -> dict[str, Pairs]:
             pairs=wish.pairs,
             result=str(result),
         ).write(asked)
-        launch([str(asked)], nproc=RANKS, module="benchmarks.overhead_worker")
+        worker = Program(arguments=[str(asked)], module="benchmarks.overhead_worker")
+        launch(worker, nproc=RANKS)
         found = read_json(result, what="the pairs")
     assert isinstance(found, dict)
     return found

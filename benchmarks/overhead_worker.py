@@ -29,6 +29,7 @@ from profiles.models.spec import DecoderSpec
 from runtime.data.sources import Source, source
 from runtime.launch.processes import leave_groups, process_group
 from runtime.optim.optimizer import Settings
+from runtime.train.build import Setup
 from runtime.train.trainer import Trainer
 
 SEED, WARM_UP, AGREE = 0, 3, 1e-4
@@ -96,7 +97,8 @@ def sides(name: str, job: Job) -> tuple[Callable[[int], float], Callable[[int], 
     way = Way.of(name, job.global_batch)
     data = source("synthetic", vocab=spec.vocab, seq_len=job.seq_len, seed=SEED)
     layout = spell_out(way.choice, job.graph, job.global_batch)
-    trainer = Trainer(job, layout, data, settings=Settings(), seed=SEED, device=CPU)
+    setup = Setup(seed=SEED, device=CPU)
+    trainer = Trainer(job, layout, data, settings=Settings(), setup=setup)
     by_hand = WAYS[name](job, SEED)
 
     def plain(number: int) -> float:

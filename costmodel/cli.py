@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,6 +30,68 @@ from profiles.files import require_apart
 if TYPE_CHECKING:
     from costmodel.report import Beside
     from costmodel.simulation import Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the command line asks for, beside the model and its layout."""
+
+    file: Path | None  # a layout
+    runs: Path | None
+    trace: Path | None
+    out: Path | None
+    sweep: tuple[str, ...]
+    tokens: float | None
+    rampup: tuple[int, int, int] | None
+    compares: bool
+    convention: str | None
+    report: Path | None
+    as_json: bool
+
+    @property
+    def of_one_layout(self) -> dict[str, object]:
+        """Options that say something of one layout; None where they are left out."""
+        return {
+            "--trace": self.trace,
+            "--out": self.out,
+            "--tokens": self.tokens,
+            "--rampup-batch-size": self.rampup,
+            "--compare-data-parallel": self.compares or None,
+            "--flops-convention": self.convention,
+        }
+
+    @property
+    def of_training(self) -> list[str]:
+        """What was given that says nothing of inference."""
+        options = {
+            "--runs": self.runs,
+            **self.of_one_layout,
+            "--report": self.report,
+            "a layout file": self.file,
+        }
+        return [name for name, value in options.items() if value is not None]
+
+    def require_consistent(self, job: JobOptions) -> None:
+        """Raise Contradiction for what cannot be asked for together."""
+        if self.report is not None and self.runs is None:
+            raise Contradiction(
+                "--report is the page of a table of runs; give --runs too"
+            )
+        require_apart(
+            {"--out": self.out, "--trace": self.trace, "--report": self.report},
+            (self.file, self.runs, *job.files),
+        )
+        if self.runs is not None:
+            swept = {"--sweep": self.sweep or None}
+            _require_of_one("--runs", {**self.of_one_layout, **swept})
+        elif self.sweep:
+            _require_of_one("--sweep", self.of_one_layout)
+            if self.file is not None:
+                raise Contradiction("--sweep changes layout options, not a layout file")
+        elif self.rampup is not None and self.tokens is None:
+            raise Contradiction(
+                "--rampup-batch-size is about a whole run; give its --tokens too"
+            )
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
@@ -80,85 +143,47 @@ if TYPE_CHECKING:
 )
 @inference_options
 def simulate(
-    file: Path | None,
-    job: JobOptions,
-    pins: Pins,
-    inference: InferenceOptions,
-    *,
-    runs: Path | None,
-    trace: Path | None,
-    out: Path | None,
-    sweep: tuple[str, ...],
-    tokens: float | None,
-    rampup: tuple[int, int, int] | None,
-    compares: bool,
-    convention: str | None,
-    report: Path | None,
-    as_json: bool,
+    job: JobOptions, pins: Pins, inference: InferenceOptions, **options: Any
 ) -> None:
     """What would this layout cost: seconds, bytes, utilisation?
 
     Give a layout file, or a model with layout options; or a table of runs.
     """
-    of_training = {
-        "--runs": runs,
-        "--trace": trace,
-        "--out": out,
-        "--tokens": tokens,
-        "--rampup-batch-size": rampup,
-        "--compare-data-parallel": compares or None,
-        "--flops-convention": convention,
-        "--report": report,
-        "a layout file": file,
-    }
-    others = [name for name, value in of_training.items() if value is not None]
-    inference.require_alone(job, pins, others)
+    wish = Wish(**options)
+    inference.require_alone(job, pins, wish.of_training)
     if inference.inference:
         from costmodel.inference import answer
 
-        answer(job, pins, inference, sweep, as_json=as_json)
+        answer(job, pins, inference, wish.sweep, as_json=wish.as_json)
         return
-    if report is not None and runs is None:
-        raise Contradiction("--report is the page of a table of runs; give --runs too")
-    require_apart(
-        {"--out": out, "--trace": trace, "--report": report}, (file, runs, *job.files)
-    )
-    several = "--runs" if runs is not None else "--sweep" if sweep else None
-    if several is not None:
-        _require_of_one(
-            several,
-            {
-                "--trace": trace,
-                "--out": out,
-                "--tokens": tokens,
-                "--rampup-batch-size": rampup,
-                "--compare-data-parallel": compares or None,
-                "--flops-convention": convention,
-                "--sweep": (sweep or None) if runs is not None else None,
-            },
-        )
-    if runs is not None:
-        _runs(runs, file, job, pins, report, as_json=as_json)
-    elif sweep:
-        if file is not None:
-            raise Contradiction("--sweep changes layout options, not a layout file")
-        _sweep(job, pins, sweep, as_json=as_json)
+    wish.require_consistent(job)
+    if wish.runs is not None:
+        _runs(wish.runs, wish.file, job, pins, wish.report, as_json=wish.as_json)
+    elif wish.sweep:
+        _sweep(job, pins, wish.sweep, as_json=wish.as_json)
     else:
-        if rampup is not None and tokens is None:
-            raise Contradiction(
-                "--rampup-batch-size is about a whole run; give its --tokens too"
-            )
-        from costmodel.report import beside
-        from costmodel.simulation import from_file, from_options
+        _one(job, pins, wish)
 
-        priced = from_file(file, job, pins) if file else from_options(job, pins)
-        found = _counted(priced.estimate, convention)
-        more = beside(found, priced.on, tokens=tokens, rampup=rampup, compares=compares)
-        if trace is not None:
-            _write_trace(trace, found)
-        if out is not None:
-            priced.write(out)
-        _show(found, more, as_json=as_json)
+
+def _one(job: JobOptions, pins: Pins, wish: Wish) -> None:
+    """The estimate of one layout, and the files it is written to."""
+    from costmodel.report import beside
+    from costmodel.simulation import from_file, from_options
+
+    priced = from_file(wish.file, job, pins) if wish.file else from_options(job, pins)
+    found = _counted(priced.estimate, wish.convention)
+    more = beside(
+        found,
+        priced.on,
+        tokens=wish.tokens,
+        rampup=wish.rampup,
+        compares=wish.compares,
+    )
+    if wish.trace is not None:
+        _write_trace(wish.trace, found)
+    if wish.out is not None:
+        priced.write(wish.out)
+    _show(found, more, as_json=wish.as_json)
 
 
 def _require_of_one(several: str, options: Mapping[str, object]) -> None:

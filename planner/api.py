@@ -5,10 +5,10 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Final
+from typing import Final, TypedDict, Unpack
 
 from costmodel.layout import AUTO, NOTHING, parse_offload
 from costmodel.machine import Machine, machine
@@ -54,49 +54,88 @@ DEFAULT: Final = "branch-and-bound"
 __all__ = ["check", "plan", "solve"]
 
 
-def plan(
-    job: Job,
-    cluster: Cluster,
-    *,
-    gpus: int,
-    pins: Pins | None = None,
-    on: Machine | None = None,
-    objective: str = "throughput",
-    search: str | AbstractSearch = DEFAULT,
-    precision: str | None = None,
-    memory_limit_bytes: float | None = None,
-    probability: float | None = None,
-    runners_up: int = 5,
-    time_limit_s: float = inf,
-    executable: bool | None = None,
-    any_stage: bool = False,
-) -> Solution:
-    """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
+class PlanKeywords(TypedDict, total=False):
+    """The keywords that `plan` has beside `gpus`, all optional: see `PlanOptions`."""
+
+    pins: Pins | None
+    on: Machine | None
+    objective: str
+    search: str | AbstractSearch
+    precision: str | None
+    memory_limit_bytes: float | None
+    probability: float | None
+    runners_up: int
+    time_limit_s: float
+    executable: bool | None
+    any_stage: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What `plan` may be told beside the job, the cluster and the number of GPUs.
 
     *on* is a machine prepared from the cluster (another framework, say); what *pins*
     fix is not searched; what is found fits with at least *probability* (default: 0.95,
     of the least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
-    the cluster `local`). With *any_stage* stages may differ in mesh. If nothing fits,
-    the solution's status says so and `diagnosis.diagnose` says why.
+    the cluster `local`). With *any_stage* stages may differ in mesh.
+    """
+
+    pins: Pins | None = None
+    on: Machine | None = None
+    objective: str = "throughput"  # or cost, memory, time-to-train
+    search: str | AbstractSearch = DEFAULT
+    precision: str | None = None  # None: the cluster's
+    memory_limit_bytes: float | None = None  # None: what the device holds
+    probability: float | None = None
+    runners_up: int = 5
+    time_limit_s: float = inf
+    executable: bool | None = None
+    any_stage: bool = False
+
+
+def plan(
+    job: Job, cluster: Cluster, *, gpus: int, **keywords: Unpack[PlanKeywords]
+) -> Solution:
+    """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
+
+    The other keywords are the fields of `PlanOptions`: pins, on, objective, search,
+    precision, memory_limit_bytes, probability, runners_up, time_limit_s, executable and
+    any_stage. If nothing fits, the solution's status says so and `diagnosis.diagnose`
+    says why.
 
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
-    where = on or machine(cluster)
-    goal = Objective(objective)
+    options = PlanOptions(**keywords)
+    problem = _problem(job, cluster, gpus, options)
+    search, wanted = options.search, looked_for(options.runners_up)
+    chosen = search_called(search) if isinstance(search, str) else search
+    limits = Limits(time_limit_s=options.time_limit_s, runners_up=wanted).begun()
+    first = solve(problem, chosen, limits)
+    found = refined(problem, first, options.pins or Pins(), limits)
+    if options.any_stage:
+        found = widen(problem, found, limits)
+    found = sharded(problem, recommended(problem, found, options.runners_up), limits)
+    return with_faster(problem, found, first.too_big, limits)
+
+
+def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Problem:
+    """The question, its defaults resolved."""
+    where = options.on or machine(cluster)
+    goal = Objective(options.objective)
+    probability, limit = options.probability, options.memory_limit_bytes
     odds = usual_probability(goal) if probability is None else probability
-    if memory_limit_bytes is None:
+    if limit is None:
         where = asked_of(where, goal, odds)
-    asked = pins or Pins()
-    fixed = without_auto(asked)
-    flash = fixed.flash_attention
-    limit, away = memory_limit_bytes, fixed.free_tier
-    problem = Problem(
+    fixed = without_auto(options.pins or Pins())
+    flash, away = fixed.flash_attention, fixed.free_tier
+    executable = options.executable
+    return Problem(
         job=job,
         machine=where,
         gpus=gpus,
         pins=fixed,
-        precision=precision or default_precision(cluster),
+        precision=options.precision or default_precision(cluster),
         gradient_format=where.software.gradient_format,
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
@@ -105,17 +144,8 @@ def plan(
         offloads_to=away,
         objective=goal,
         executable=is_local(cluster) if executable is None else executable,
-        any_stage=any_stage,
+        any_stage=options.any_stage,
     )
-    chosen = search_called(search) if isinstance(search, str) else search
-    wanted = looked_for(runners_up)
-    limits = Limits(time_limit_s=time_limit_s, runners_up=wanted).begun()
-    first = solve(problem, chosen, limits)
-    found = refined(problem, first, asked, limits)
-    if any_stage:
-        found = widen(problem, found, limits)
-    found = sharded(problem, recommended(problem, found, runners_up), limits)
-    return with_faster(problem, found, first.too_big, limits)
 
 
 def with_faster(

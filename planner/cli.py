@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from costmodel.options import Pins, layout_options
-from planner.options import Around, around_options, several_gpus
+from planner.options import Around, Wish, around_options, several_gpus
 from profiles.commandline import (
     JobOptions,
     command,
@@ -28,6 +26,7 @@ from profiles.errors import OutOfTime, Unsupported
 
 if TYPE_CHECKING:
     from planner.analysis import Largest
+    from planner.planning import Planning
     from planner.problem import Asked, Posed, Problem, Solution
     from planner.report import Beside
     from planner.search import Limits
@@ -89,142 +88,81 @@ MOST_RUNNERS_UP = 100
 @click.option(
     "--any-stage", is_flag=True, help="Stages may differ in mesh, and in their layers."
 )
-def plan(
-    job: JobOptions,
-    pins: Pins,
-    around: Around,
-    *,
-    sizes: tuple[int, ...],
-    objective: str,
-    top: int,
-    out: Path | None,
-    search: str,
-    compare_searches: bool,
-    time_limit: float | None,
-    executable: bool | None,
-    probability: float | None,
-    any_stage: bool,
-    as_json: bool,
-) -> None:
+def plan(job: JobOptions, pins: Pins, around: Around, **options: Any) -> None:
     """Which layout should I use? Layout options given here are fixed, the rest is
     searched.
 
     Prints the best layout, its predicted step time and memory, the proof that no
     other is better, and the best runners-up.
     """
-    from dataclasses import replace
-
-    from planner.analysis import looked_for, recommended
-    from planner.api import refined, sharded, with_faster
+    from planner.planning import Planning
     from planner.queries import (
         answer_each,
         compare,
-        others,
-        probe,
         probe_outputs,
         refuse_beside,
-        wanted_runners_up,
-        write,
+        refuse_beside_diff,
     )
-    from planner.report import beside, require_answerable
     from planner.search import search_called, without_auto
     from profiles.files import require_apart
 
-    search_called(search)
+    wish = Wish(around=around, **options)
+    search_called(wish.search)
     require_apart(
-        {"--out": out, **probe_outputs(around, out)}, (*job.files, *(around.diff or ()))
+        {"--out": wish.out, **probe_outputs(around, wish.out)},
+        (*job.files, *(around.diff or ())),
     )
     if around.diff is not None:
-        refuse_beside(
-            "--diff",
-            out,
-            around,
-            compare_searches,
-            tokens=around.tokens is not None,
-            any_stage=any_stage,
-            time_limit=time_limit is not None,
-            probability=probability is not None,
-            executable=executable is not None,
-        )
-        compare(around.diff, job, pins, as_json=as_json)
+        refuse_beside_diff(wish)
+        compare(around.diff, job, pins, as_json=wish.as_json)
         return
-    asked = replace(
-        _asked(job, without_auto(pins), objective, executable, probability),
-        any_stage=any_stage,
-    )
-
-    wanted = looked_for(wanted_runners_up(top, around))
-
-    def improved(problem: Problem, found: Solution, limits: Limits) -> Solution:
-        better = refined(problem, found, pins, limits)
-        if any_stage:
-            better = _widened(problem, better, limits)
-        better = recommended(problem, better, wanted_runners_up(top, around))
-        better = sharded(problem, better, limits, on_disk=True)
-        return with_faster(problem, better, found.too_big, limits)
-
-    def solved(problem: Problem, limits: Limits | None = None) -> Solution:
-        limits = limits or _limits(time_limit, wanted)
-        found = improved(problem, _solved(problem, search, limits), limits)
-        problem.forget()  # one of several
-        return found
-
-    def posed_on(gpus: int) -> Posed:
-        found = asked.pose(gpus=gpus)
-        if any_stage:
-            _require_any_stage(found.problem)
-        return found
-
-    if sizes:
-        refuse_beside("several numbers of --gpus", out, around, compare_searches)
+    asked = _asked(job, without_auto(pins), wish)
+    planning = Planning(asked=asked, pins=pins, wish=wish)
+    if wish.sizes:
+        refuse_beside("several numbers of --gpus", wish)
         answer_each(
-            sizes,
-            posed_on,
-            solved,
+            wish.sizes,
+            planning.posed,
+            planning.solved,
             asked.where,
             around.tokens,
-            limits=lambda: _limits(time_limit, wanted),
-            as_json=as_json,
+            limits=planning.limits,
+            as_json=wish.as_json,
         )
         return
-    largest = _largest(asked, around, _limits(time_limit, wanted))
-    limits = _limits(time_limit, wanted)
+    _one_plan(planning)
+
+
+def _one_plan(planning: Planning) -> None:
+    """Answer the one question, and what is asked around it."""
+    from dataclasses import replace
+
+    from planner.queries import others, probe, write
+    from planner.report import beside, require_answerable
+
+    asked, wish, around = planning.asked, planning.wish, planning.wish.around
+    largest = _largest(asked, around, planning.limits())
+    limits = planning.limits()
     posed = _posed(asked, largest)
-    require_answerable(posed.problem, around, any_stage=any_stage)
-    if any_stage:
-        _require_any_stage(posed.problem)
-    solution = _solved(posed.problem, search, limits)
-    _require_found(posed.problem, solution, asked.where, limits)
-    compared = [solution]
-    solution = improved(posed.problem, solution, limits)
-    if compare_searches:
-        limit = COMPARE_S if time_limit is None else time_limit
-        compared += _others(posed.problem, search, limit)
-    if out is not None and solution.best is not None:
-        write(out, posed.problem, solution.best, asked)
-    found = beside(posed.problem, solution, around, largest, solved, limits)
-    found += probe(posed.problem, solution, around, out, asked)
-    found += others(posed.problem, solution, around, asked, solved)
-    solution = replace(solution, runners_up=solution.runners_up[:top])
-    _show(posed, solution, compared, asked.where, found, as_json=as_json)
+    problem = posed.problem
+    require_answerable(problem, around, any_stage=wish.any_stage)
+    planning.require_stages(problem)
+    first = planning.searched(problem, limits)
+    _require_found(problem, first, asked.where, limits)
+    solution = planning.improved(problem, first, limits)
+    compared = [first, *_others(problem, wish)]
+    if wish.out is not None and solution.best is not None:
+        write(wish.out, problem, solution.best, asked)
+    found = beside(problem, solution, around, largest, planning.solved, limits)
+    found += probe(problem, solution, around, wish.out, asked)
+    found += others(problem, solution, around, asked, planning.solved)
+    solution = replace(solution, runners_up=solution.runners_up[: wish.top])
+    _show(posed, solution, compared, asked.where, found, as_json=wish.as_json)
 
 
-def _require_any_stage(problem: Problem) -> None:
-    """Raise where stages cannot differ."""
-    from planner.heterogeneous import require_possible
-
-    require_possible(problem)
-
-
-def _asked(
-    job: JobOptions,
-    pins: Pins,
-    objective: str,
-    executable: bool | None,
-    probability: float | None,
-) -> Asked:
+def _asked(job: JobOptions, pins: Pins, wish: Wish) -> Asked:
     from costmodel.machine import cluster_called, cluster_name, read_profile
-    from planner.problem import Asked, Objective
+    from planner.problem import Asked, Goal, Objective
     from profiles.models import model
 
     profile = read_profile(job.profile)
@@ -236,10 +174,13 @@ def _asked(
         where=where,
         job=job,
         pins=pins,
-        objective=Objective(objective),
-        executable=executable,
+        goal=Goal(
+            objective=Objective(wish.objective),
+            executable=wish.executable,
+            probability=wish.probability,
+            any_stage=wish.any_stage,
+        ),
         profile=profile,
-        probability=probability,
     )
 
 
@@ -262,55 +203,18 @@ def _posed(asked: Asked, largest: Largest | None) -> Posed:
     return posed
 
 
-def _limits(time_limit: float | None, runners_up: int) -> Limits:
-    """Those of one plan, whose time begins now: what is imported later, or read, is
-    part of it."""
-    from planner.search import Limits
-
-    limit = inf if time_limit is None else time_limit
-    return Limits(time_limit_s=limit, runners_up=runners_up).begun()
-
-
-def _solved(problem: Problem, search: str, limits: Limits) -> Solution:
-    from dataclasses import replace
-
-    from planner.api import solve
-    from planner.report import metered
-    from planner.search import search_called
-
-    with metered(problem.objective.quantity) as meter:
-        return solve(problem, search_called(search), replace(limits, watch=meter))
-
-
-def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
-    """*solution*, or what stages of unlike meshes can do better."""
-    from planner.api import widen
-    from planner.heterogeneous import alike_alone
-    from planner.problem import MOST_LAYERS, only_unlike, too_deep
-
-    if too_deep(problem) and not only_unlike(problem):
-        warn(
-            f"--any-stage: {problem.job.graph.body:,} layers are more than the "
-            f"{MOST_LAYERS} that are cut over unlike meshes; stages are alike"
-        )
-    if pinned := alike_alone(problem):
-        warn(
-            f"--any-stage beside {', '.join(pinned)}: stages of unlike meshes run 1F1B "
-            "of any layers, so that all stages are alike"
-        )
-    return widen(problem, solution, limits)
-
-
-def _others(problem: Problem, chosen: str, limit: float) -> list[Solution]:
-    """What every search but the *chosen* one finds in *limit* seconds."""
+def _others(problem: Problem, wish: Wish) -> list[Solution]:
+    """What every search but the chosen one finds, where they are to be compared."""
+    from planner.planning import limits_from_now, searched
     from planner.search import SEARCHES
 
+    limit_s = COMPARE_S if wish.time_limit is None else wish.time_limit
     found = []
-    for name in SEARCHES:
-        if name == chosen:
+    for name in SEARCHES if wish.compare_searches else ():
+        if name == wish.search:
             continue
         try:
-            found.append(_solved(problem, name, _limits(limit, 0)))
+            found.append(searched(problem, name, limits_from_now(limit_s, 0)))
         except (OutOfTime, Unsupported) as error:
             said = f"--search {name}"
             warn(str(error) if said in str(error) else f"{said}: {error}")

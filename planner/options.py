@@ -1,4 +1,4 @@
-"""`Around`: the questions around a plan, as a command line asks them."""
+"""`Wish`: what a command line asks of a plan; `Around`: the questions around it."""
 
 from __future__ import annotations
 
@@ -46,6 +46,25 @@ class Around:
     probe: int | None = None
     shardings: bool = False
     compare_frameworks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What the command line asks for, beside the model and what is fixed of its
+    layout."""
+
+    around: Around
+    sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
+    objective: str
+    top: int  # runners-up to name
+    out: Path | None
+    search: str
+    compare_searches: bool
+    time_limit: float | None  # seconds
+    executable: bool | None
+    probability: float | None
+    any_stage: bool
+    as_json: bool
 
 
 _OPTIONS: tuple[Callable[[Function], Function], ...] = (

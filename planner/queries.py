@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from costmodel.options import Pins
-from planner.options import Around
+from planner.options import Around, Wish
 from profiles.commandline import JobOptions, console, emit_json, premise, warn
 from profiles.errors import Contradiction
 
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
     from planner.search import Limits
 
 
-def refuse_beside(
-    what: str, out: Path | None, around: Around, several: bool, **more: bool
-) -> None:
+def refuse_beside(what: str, wish: Wish, **more: bool) -> None:
     """Raise for options that are about one plan, where *what* asks for something else;
     *more* are options that were given, by their names."""
+    around = wish.around
     flags = {
         **{f"--{name.replace('_', '-')}": said for name, said in more.items()},
-        "--out": out is not None,
-        "--compare-searches": several,
+        "--out": wish.out is not None,
+        "--compare-searches": wish.compare_searches,
         "--maximize": around.maximize is not None,
         "--explain": around.explain,
         "--probe": around.probe is not None,
@@ -38,6 +37,19 @@ def refuse_beside(
     for flag, said in flags.items():
         if said:
             raise Contradiction(f"{flag} is about one plan, not {what}; leave one out")
+
+
+def refuse_beside_diff(wish: Wish) -> None:
+    """Raise for what `--diff`, which searches nothing, leaves unanswered."""
+    refuse_beside(
+        "--diff",
+        wish,
+        tokens=wish.around.tokens is not None,
+        any_stage=wish.any_stage,
+        time_limit=wish.time_limit is not None,
+        probability=wish.probability is not None,
+        executable=wish.executable is not None,
+    )
 
 
 def compare(
@@ -113,13 +125,13 @@ def answer_each(
     screen.print(sizes_words(rows, tokens))
 
 
-def wanted_runners_up(top: int, around: Around) -> int:
+def wanted_runners_up(wish: Wish) -> int:
     """How many runners-up to look for: probes are chosen among them."""
-    if around.probe is None:
-        return top
+    if wish.around.probe is None:
+        return wish.top
     from planner.analysis import POOL
 
-    return max(top, POOL * around.probe)
+    return max(wish.top, POOL * wish.around.probe)
 
 
 def probe_outputs(around: Around, out: Path | None) -> dict[str, Path | None]:

@@ -48,6 +48,7 @@ MOST_RANKS = 64
 )
 @click.option(
     "--nproc",
+    "ranks",
     type=whole(1, MOST_RANKS),
     metavar="N",
     help="Ranks of a machine.  [default: the GPUs, or the cores up to 4]",
@@ -82,7 +83,9 @@ MOST_RANKS = 64
     help=f"{', '.join(PRECISIONS)}; may be given several times.  [default: fp32 on a "
     "CPU, bf16 and fp32 on a GPU]",
 )
-@click.option("--nnodes", type=whole(1), default="1", metavar="N", help="[default: 1]")
+@click.option(
+    "--nnodes", "nodes", type=whole(1), default="1", metavar="N", help="[default: 1]"
+)
 @click.option(
     "--rdzv-endpoint",
     type=text,
@@ -97,20 +100,7 @@ MOST_RANKS = 64
     "temporary files]",
 )
 def profile(
-    out: Path | None,
-    show: Path | None,
-    *,
-    device: str | None,
-    nproc: int | None,
-    quick: bool,
-    model: str | None,
-    seq_len: int | None,
-    global_batch: int | None,
-    precisions: tuple[str, ...],
-    nnodes: int,
-    rdzv_endpoint: str | None,
-    offload_dir: Path | None,
-    as_json: bool,
+    out: Path | None, show: Path | None, *, as_json: bool, **options: Any
 ) -> None:
     """What can this machine do? Measures its operators and links.
 
@@ -132,20 +122,7 @@ def profile(
     from profiles.measure import Wish, measure, resolved
     from profiles.samples import write_samples
 
-    question = resolved(
-        Wish(
-            device=device,
-            ranks=nproc,
-            quick=quick,
-            model=model,
-            seq_len=seq_len,
-            global_batch=global_batch,
-            precisions=precisions,
-            nodes=nnodes,
-            rdzv_endpoint=rdzv_endpoint,
-            offload_dir=offload_dir,
-        )
-    )
+    question = resolved(Wish(**options))
     with _meter() as advance:
         measured = measure(question, advance)
     write_samples(measured.samples, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ MOST_STEPS = 10**9
 )
 @click.option(
     "--profile",
+    "profiles",
     type=path,
     multiple=True,
     metavar="FILE",
@@ -122,27 +124,10 @@ MOST_STEPS = 10**9
 def execute(
     file: Path,
     *,
-    steps: int,
-    data: str,
-    seed: int,
-    device: str | None,
-    profile: tuple[Path, ...],
-    lr: float,
-    weight_decay: float,
-    clip: float,
-    checkpoint_dir: Path | None,
-    checkpoint_every: int | None,
-    resume: bool,
-    max_restarts: int,
-    nnodes: int,
-    rdzv_endpoint: str | None,
-    observe: Path | None,
     training: Training,
     probe: bool,
-    compiled: bool,
-    offload_dir: Path | None,
-    record: bool,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Train with a layout and report how far off the prediction was.
 
@@ -151,30 +136,9 @@ def execute(
     """
     require_package("torch", "training", extra="runtime")
     parse_file(read_json(file, what="layout file"))  # torch takes seconds to load
-    from runtime.launch import Wish, diverged, prepare
-    from runtime.optim import Settings
+    from runtime.launch import diverged, prepare
 
-    wish = Wish(
-        layout=file,
-        steps=steps,
-        data=data,
-        seed=seed,
-        device=device,
-        profiles=profile,
-        settings=Settings(lr=lr, weight_decay=weight_decay, clip=clip),
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every or 0,
-        resume=resume,
-        max_restarts=max_restarts,
-        nnodes=nnodes,
-        rdzv_endpoint=rdzv_endpoint,
-        record=record,
-        observe=observe,
-        training=training,
-        compiled=compiled,
-        offload_dir=offload_dir,
-        progress=not as_json,
-    )
+    wish = _wish(file, options, training, progress=not as_json)
     run = prepare(wish)  # what is wrong with it is said before anything is measured
     probes = _probes(wish) if probe else []
     if probes:
@@ -196,6 +160,26 @@ def execute(
         from runtime.launch import run_view
 
         console().print(run_view(document))
+
+
+def _wish(
+    file: Path, options: Mapping[str, Any], training: Training, *, progress: bool
+) -> Wish:
+    """What is asked for; an option of the same name fills each of the other fields."""
+    from runtime.launch import Wish
+    from runtime.optim import Settings
+
+    rest = dict(options)
+    settings = {name: rest.pop(name) for name in ("lr", "weight_decay", "clip")}
+    every = rest.pop("checkpoint_every")
+    return Wish(
+        layout=file,
+        settings=Settings(**settings),
+        checkpoint_every=every or 0,
+        training=training,
+        progress=progress,
+        **rest,
+    )
 
 
 def _probes(wish: Wish) -> list[Probed]:

@@ -377,20 +377,12 @@ class Tree:
         behind, devices = behind.taken(rows), devices[rows]
         first = devices == kind.fewest  # of its island, from the end
         way = np.where(first, STARTS, behind.packed)
-        way_s, last = np.zeros(len(rows)), np.full(len(rows), self.layers - 1)
+        last = np.full(len(rows), self.layers - 1)
+        ways_s = behind.ways_s
         if count > 1:
             last = behind.firsts[:, 0] - 1
-            after = behind.kinds[:, 0]
-            near_s, away_s, crossed_s = (
-                np.maximum(here, np.array(there)[after])
-                for here, there in (
-                    (kind.ways.sent_s, [one.ways.sent_s for one in kinds]),
-                    (kind.ways.away_s, [one.ways.away_s for one in kinds]),
-                    (kind.ways.crossed_s, [one.ways.arrived_s for one in kinds]),
-                )
-            )
-            inside_s = np.where(packing.far[way], away_s, near_s)
-            way_s = np.where(first, crossed_s, inside_s)
+            way_s = _way_s(behind, kind, kinds, far=packing.far[way], first=first)
+            ways_s = _put(way_s, ways_s)
         least_s = before.sums_s[:-1, self.units - devices].T
         for one in self.held[count - 1][kind]:
             taken_s = self.micro_batches * one.both_s[:, last].T
@@ -413,7 +405,7 @@ class Tree:
                 forward_s=_put(forward_s, rest.forward_s),
                 backward_s=_put(backward_s, rest.backward_s),
                 late_s=_put(one.late_s[start, last[row]], rest.late_s),
-                ways_s=_put(way_s[row], rest.ways_s) if count > 1 else rest.ways_s,
+                ways_s=ways_s[row],
             )
             path_s = self._path_s(grown)
             if kind.most < self.units:
@@ -482,6 +474,23 @@ def _packing(kind: Kind, kinds: Sequence[Kind], held: StagesHeld) -> _Packing:
 def _island(kind: Kind) -> tuple[int, int]:
     """Between which numbers of devices to the end it lies."""
     return kind.fewest - kind.size, kind.most
+
+
+def _way_s(
+    behind: _Suffixes, kind: Kind, kinds: Sequence[Kind], *, far: Array, first: Array
+) -> Array:
+    """Seconds from a stage of *kind* to each of *behind* and back: where it is the
+    *first* of its island from the end, else in its island, *far* or near."""
+    after = behind.kinds[:, 0]
+    near_s, away_s, crossed_s = (
+        np.maximum(here, np.array(there)[after])
+        for here, there in (
+            (kind.ways.sent_s, [one.ways.sent_s for one in kinds]),
+            (kind.ways.away_s, [one.ways.away_s for one in kinds]),
+            (kind.ways.crossed_s, [one.ways.arrived_s for one in kinds]),
+        )
+    )
+    return np.asarray(np.where(first, crossed_s, np.where(far, away_s, near_s)))
 
 
 def _put(first: Array, rest: Array) -> Array:

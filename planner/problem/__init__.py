@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         simulate,
         usual_probability,
     )
-    from planner.problem.question import Asked, Posed, dp_to_split
+    from planner.problem.question import Asked, Goal, Posed, dp_to_split
     from planner.problem.regions import (
         MOST_LAYERS,
         Place,
@@ -68,6 +68,7 @@ __all__ = [
     "Counters",
     "Cuts",
     "Found",
+    "Goal",
     "Objective",
     "Operators",
     "Option",

@@ -42,26 +42,35 @@ class Posed:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What is best, and among which layouts.
+
+    *executable* leaves out what `execute` does not carry out; by default on this
+    machine, the cluster `local`, and where `--framework` names ours. Where it names
+    another, what that does not have is left out, unless *executable* is False. What is
+    found fits with at least *probability*, by default 0.95, or 0.5 where memory is the
+    objective. With *any_stage* stages may differ in mesh.
+    """
+
+    objective: Objective = Objective.THROUGHPUT
+    executable: bool | None = None
+    probability: float | None = None
+    any_stage: bool = False
+
+
+ANY_FASTEST = Goal()
+
+
 def pose(
     model: Model,
     cluster: Cluster,
     wish: JobOptions,
     pins: Pins,
-    objective: Objective = Objective.THROUGHPUT,
-    executable: bool | None = None,
+    goal: Goal = ANY_FASTEST,
     profile: Profile | None = None,
-    probability: float | None = None,
-    *,
-    any_stage: bool = False,
 ) -> Posed:
-    """Complete a question about the best layout.
-
-    *executable* leaves out what `execute` does not carry out; by default on this
-    machine, the cluster `local`, and where `--framework` names ours. Where it names
-    another, what that does not have is left out, unless *executable* is False. With
-    *any_stage* stages may differ in mesh. A *profile*'s samples are prices. What is
-    found fits with at least *probability*, by default 0.95, or 0.5 where memory is the
-    objective.
+    """Complete a question about the best layout; a *profile*'s samples are prices.
 
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
     batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
@@ -72,15 +81,16 @@ def pose(
     where = resolve_machine(cluster, wish, pins, profile, assumed)
     job, _ = resolve_job(model, wish, gpus, pins.dp or 1, pins, {})
     where = unbalanced(where, job, pins.imbalance, assumed)
+    objective, probability = goal.objective, goal.probability
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
     if probability is None:
         probability = assumed["probability"] = usual_probability(objective)
     problem = replace(
         problem,
-        executable=_executable(cluster, wish, executable, assumed),
-        runs_on=_framework(wish, executable),
+        executable=_executable(cluster, wish, goal.executable, assumed),
+        runs_on=_framework(wish, goal.executable),
         probability=probability,
-        any_stage=any_stage,
+        any_stage=goal.any_stage,
         machine=asked_of(problem.machine, objective, probability),
     )
     dp = 1 if wish.global_batch is not None else dp_to_split(problem)
@@ -190,11 +200,8 @@ class Asked:
     where: str
     job: JobOptions
     pins: Pins
-    objective: Objective = Objective.THROUGHPUT
-    executable: bool | None = None
+    goal: Goal = ANY_FASTEST
     profile: Profile | None = None
-    probability: float | None = None
-    any_stage: bool = False
 
     def pose(
         self,
@@ -220,11 +227,8 @@ class Asked:
             self.cluster,
             job,
             self.pins,
-            self.objective,
-            self.executable,
+            self.goal,
             self.profile,
-            self.probability,
-            any_stage=self.any_stage,
         )
         if self.job.cluster is None:
             assumed = {"cluster": self.where, **posed.assumed}

@@ -96,7 +96,8 @@ def in_others(
 
 
 def _planned(name: str, asked: Asked, solve: Callable[[Problem], Solution]) -> Planned:
-    elsewhere = replace(asked, job=replace(asked.job, framework=name), executable=None)
+    goal = replace(asked.goal, executable=None)
+    elsewhere = replace(asked, job=replace(asked.job, framework=name), goal=goal)
     try:
         found = solve(elsewhere.pose().problem)
     except MeshwrightError as error:

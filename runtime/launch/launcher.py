@@ -15,6 +15,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TextIO
@@ -28,31 +29,43 @@ MOST_RANKS_PER_CORE = 4  # more only wait for each other's turn
 _LOOPBACK = "127.0.0.1"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """`python -m module arguments…`, with *environment* beside torchrun's variables."""
+
+    arguments: Sequence[str] = ()
+    module: str = "runtime.launch.worker"
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command_args(self) -> list[str]:
+        """What follows the interpreter; -P: our packages, not what is in the working
+        folder."""
+        return ["-P", "-m", self.module, *self.arguments]
+
+
 def launch(
-    command_args: Sequence[str],
+    program: Program,
     *,
     nproc: int,
     nnodes: int = 1,
     rdzv_endpoint: str | None = None,
     max_restarts: int = 0,
-    environment: Mapping[str, str] | None = None,
     device: str = "cpu",
     output: TextIO | None = None,
     verbose: bool = False,
-    module: str = "runtime.launch.worker",
 ) -> None:
-    """Run `python -m module command_args…` as *nproc* ranks; returns when all are done.
+    """Run *program* as *nproc* ranks; returns when all are done.
 
     With *nnodes* > 1 the same is called on every machine, and they meet at
-    *rdzv_endpoint*, HOST:PORT of one of them. Workers get torchrun's variables and
-    *environment*; rank 0's stdout goes to *output* (stderr, if None) line by line.
-    Raises Contradiction before anything starts, RunFailed when a worker died, and
-    KeyboardInterrupt; no worker is left when it returns or raises.
+    *rdzv_endpoint*, HOST:PORT of one of them. Rank 0's stdout goes to *output* (stderr,
+    if None) line by line. Raises Contradiction before anything starts, RunFailed when a
+    worker died, and KeyboardInterrupt; no worker is left when it returns or raises.
     """
     require_startable(nproc, device=device)
     endpoint = meeting_point(nnodes, rdzv_endpoint)
     settings = _meeting(endpoint, nnodes)
-    variables = _variables(nproc, endpoint, environment or {}, verbose)
+    variables = _variables(nproc, endpoint, program.environment, verbose)
     from runtime.launch.agent import Logs, silenced, watch
 
     if endpoint is not None:
@@ -69,8 +82,7 @@ def launch(
             )
             with nullcontext() if verbose else silenced():
                 watch(
-                    # -P: our packages, not what is in the working folder
-                    ["-P", "-m", module, *command_args],
+                    program.command_args,
                     logs,
                     nproc_per_node=nproc,
                     max_restarts=max_restarts,

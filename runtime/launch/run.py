@@ -22,7 +22,7 @@ from profiles.samples import require_writable
 from profiles.system import meeting_point, route_to
 from runtime.checkpoint import checkpoint
 from runtime.data import Source, absolute, fingerprint, source
-from runtime.launch.launcher import launch, require_startable
+from runtime.launch.launcher import Program, launch, require_startable
 from runtime.launch.request import Request
 from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
@@ -93,7 +93,7 @@ class Run:
             self._request(result).write(asked)
             try:
                 launch(
-                    [str(asked)],
+                    Program(arguments=[str(asked)]),
                     nproc=self.local_ranks,
                     nnodes=self.wish.nnodes,
                     rdzv_endpoint=self.wish.rdzv_endpoint,

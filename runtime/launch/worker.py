@@ -33,7 +33,7 @@ from runtime.observe import (
     untimed_steps,
 )
 from runtime.trace import resident_bytes
-from runtime.train import StepResult, Trainer, learning_rate
+from runtime.train import Setup, StepResult, Trainer, learning_rate
 
 
 class Run:
@@ -54,11 +54,13 @@ class Run:
             self.layout,
             data,
             settings=request.settings,
-            seed=request.seed,
-            device=self.device,
+            setup=Setup(
+                seed=request.seed,
+                device=self.device,
+                compiled=request.compiled,
+                offload_dir=Path(request.offload_dir) if request.offload_dir else None,
+            ),
             rate=learning_rate(request.settings, request.training, request.steps),
-            compiled=request.compiled,
-            offload_dir=Path(request.offload_dir) if request.offload_dir else None,
         )
         asked = request.training
         untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)

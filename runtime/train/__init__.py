@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING
 from profiles.lazy import lazily
 
 if TYPE_CHECKING:
+    from runtime.train.build import Setup
     from runtime.train.compile import require_compilable
     from runtime.train.options import Training, learning_rate, training_options
     from runtime.train.trainer import StepResult, Trainer, rank_stream
 
 __all__ = [
+    "Setup",
     "StepResult",
     "Trainer",
     "Training",

@@ -78,36 +78,33 @@ class HeldStage:
         return self.stage.named_parameters()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a rank makes its modules: their first values are of *seed*, on *device*.
+
+    *compiled*: torch.compile of each layer; what is saved on a drive is in files of
+    *offload_dir* (None: of the folder of temporary files).
+    """
+
+    seed: int
+    device: torch.device
+    compiled: bool = False
+    offload_dir: Path | None = None
+
+
 def held_stages(
     job: Job,
     layout: Layout,
     meshes: Meshes,
     context: Context,
-    *,
-    seed: int,
-    device: torch.device,
-    compiled: bool = False,
-    folder: Path | None = None,
+    setup: Setup,
 ) -> list[HeldStage]:
-    """The virtual stages that this rank holds, ready to train, in model order; what
-    they save on a drive is in files of *folder*."""
+    """The virtual stages that this rank holds, ready to train, in model order."""
     rank = meshes.weights["pp"].get_local_rank()
     zero = _level(layout.stages[0], layout, meshes)
     groups = replicas(layout, meshes, zero=zero)
     return [
-        _held(
-            index,
-            plan,
-            job,
-            layout,
-            meshes,
-            context,
-            groups[index],
-            seed=seed,
-            device=device,
-            compiled=compiled,
-            folder=folder,
-        )
+        _held(index, job, layout, meshes, context, groups[index], setup)
         for index, plan in enumerate(layout.stages)
         if rank in plan.held_by
     ]
@@ -115,18 +112,14 @@ def held_stages(
 
 def _held(
     index: int,
-    plan: StagePlan,
     job: Job,
     layout: Layout,
     meshes: Meshes,
     context: Context,
     alike: Replicas,
-    *,
-    seed: int,
-    device: torch.device,
-    compiled: bool,
-    folder: Path | None,
+    setup: Setup,
 ) -> HeldStage:
+    plan, device = layout.stages[index], setup.device
     spec, rules, mesh = decoder_of(job), policy(layout.precision_name), meshes.weights
     split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
     zero = _level(plan, layout, meshes)
@@ -134,7 +127,9 @@ def _held(
     with torch.device("meta"):
         stage = Stage(spec, plan.layers)
     for prefix, unit in _units(stage):
-        initialise(unit, prefix=prefix, layers=spec.layers, seed=seed, device=device)
+        initialise(
+            unit, prefix=prefix, layers=spec.layers, seed=setup.seed, device=device
+        )
         if away.shards:
             unit.to("cpu")
     stage.tie()
@@ -151,11 +146,12 @@ def _held(
     for layer in stage.layers.values() if rules.eight_bits else ():
         multiply_in_eight_bits(layer)
     later = put_off(stage) if schedule_called(layout.schedule).splits else None
-    for layer in stage.layers.values() if compiled else ():
+    for layer in stage.layers.values() if setup.compiled else ():
         compile_layer(layer)
     numbered = zip(plan.layers, plan.plans, strict=True)
     treated = [one.retention for name, one in numbered if name.isdigit()]
     dropout = spec.most_dropped > 0
+    folder = setup.offload_dir
     retention.apply(stage, treated, dropout=dropout, device=device, folder=folder)
     copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
     sharding = Sharding(zero=zero, policy=rules, away=away, device=device)

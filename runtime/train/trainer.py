@@ -26,7 +26,7 @@ from runtime.parallel import Meshes, Sharded, SummedShards, TiedTable, context_g
 from runtime.parallel.context_parallel import Context
 from runtime.pipeline import Executor, Links, PipelineStage
 from runtime.trace import ActionWatch, Recorder
-from runtime.train.build import HeldStage, held_stages
+from runtime.train.build import HeldStage, Setup, held_stages
 from runtime.train.evaluation import Evaluation
 from runtime.train.step_hooks import Step
 
@@ -51,34 +51,24 @@ class Trainer:
         source: Source,
         *,
         settings: Settings,
-        seed: int,
-        device: torch.device,
+        setup: Setup,
         rate: LearningRate | None = None,
-        compiled: bool = False,
-        offload_dir: Path | None = None,
     ) -> None:
         self.rate = rate
         self.job, self.layout, self.source = job, layout, source
-        self.seed, self.device = seed, device
+        self.seed, self.device = setup.seed, setup.device
         self.context = Context(
             group=context_group(layout), kind=layout.cp_kind, seq_len=job.seq_len
         )
         self.rules = policy(layout.precision_name)
         self.rules.multiply()
         experts = decoder_of(job).moe is not None
-        meshes = Meshes.of(layout, device.type, experts=experts)
+        meshes = Meshes.of(layout, self.device.type, experts=experts)
         self.mesh = meshes.weights
-        self.stages = held_stages(
-            job,
-            layout,
-            meshes,
-            self.context,
-            seed=seed,
-            device=device,
-            compiled=compiled,
-            folder=offload_dir,
+        self.stages = held_stages(job, layout, meshes, self.context, setup)
+        self.optimizer = optimizer(
+            self.stages, settings, self.device, setup.offload_dir
         )
-        self.optimizer = optimizer(self.stages, settings, device, offload_dir)
         tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:

@@ -124,6 +124,7 @@ def trained(job: Job, layout: Layout) -> list[float]:
 
     from runtime.data.sources import source
     from runtime.models.decoder import decoder_of
+    from runtime.train.build import Setup
     from runtime.train.trainer import Trainer
 
     trainer = Trainer(
@@ -131,8 +132,7 @@ def trained(job: Job, layout: Layout) -> list[float]:
         layout,
         source("synthetic", vocab=decoder_of(job).vocab, seq_len=job.seq_len, seed=2),
         settings=Settings(name=job.optimizer, lr=1e-3),
-        seed=3,
-        device=torch.device("cpu"),
+        setup=Setup(seed=3, device=torch.device("cpu")),
     )
     seen = [trainer.step(number) for number in range(STEPS)]
     return [*(one.loss for one in seen), seen[0].gradient_norm]

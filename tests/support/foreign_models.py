@@ -291,6 +291,7 @@ def _trained(job: Job, choice: Uniform, steps: int, folder: Path) -> dict[str, A
 def trainer_of(job: Job, layout: Layout, folder: Path | str | None = None) -> Any:
     """This rank's trainer, from the weights in *folder* if there is one."""
     from runtime.checkpoint.checkpoint import load
+    from runtime.train.build import Setup
     from runtime.train.trainer import Trainer
 
     trainer = Trainer(
@@ -298,8 +299,7 @@ def trainer_of(job: Job, layout: Layout, folder: Path | str | None = None) -> An
         layout,
         data(),
         settings=ADAMW,
-        seed=SEED,
-        device=torch.device("cpu"),
+        setup=Setup(seed=SEED, device=torch.device("cpu")),
     )
     if folder is not None:
         parts = [held.stage for held in trainer.stages]

@@ -30,6 +30,7 @@ STEPS = {ADAMW.name: 10, SGD.name: 4}
 def trainer_of(layout: Layout, seed: int = SEED, drive: Path | None = None) -> Trainer:
     """This rank's trainer of the small GPT by *layout*, on the CPU."""
     from runtime.data.sources import source
+    from runtime.train.build import Setup
     from runtime.train.trainer import Trainer
 
     asked = job("gpt")
@@ -38,9 +39,7 @@ def trainer_of(layout: Layout, seed: int = SEED, drive: Path | None = None) -> T
         layout,
         source("synthetic", vocab=512, seq_len=asked.seq_len, seed=1),
         settings=Settings(),
-        seed=seed,
-        device=torch.device("cpu"),
-        offload_dir=drive,
+        setup=Setup(seed=seed, device=torch.device("cpu"), offload_dir=drive),
     )
 
 
@@ -169,6 +168,7 @@ def trained_as(
 ) -> dict[str, Any]:
     """What this rank saw: losses, first gradients and final parameters, whole."""
     from runtime.data.sources import source
+    from runtime.train.build import Setup
     from runtime.train.trainer import Trainer
 
     trainer = Trainer(
@@ -176,9 +176,7 @@ def trained_as(
         layout,
         source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED),
         settings=settings,
-        seed=SEED,
-        device=torch.device("cpu"),
-        compiled=compiled,
+        setup=Setup(seed=SEED, device=torch.device("cpu"), compiled=compiled),
     )
     first = trainer.step(0, record=True)
     gradients = whole(trainer, trainer.gradients())

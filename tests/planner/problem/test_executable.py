@@ -12,7 +12,7 @@ from costmodel.support.support_table import refusals, require_supported
 from planner.analysis.infeasibility import diagnose
 from planner.api import plan, solve
 from planner.problem.problem import Problem
-from planner.problem.question import Posed, pose
+from planner.problem.question import Goal, Posed, pose
 from planner.problem.solution import Status
 from planner.report.document import bound_document
 from planner.report.tables import proof_words
@@ -49,7 +49,7 @@ def posed(
         grad_dtype=grad_dtype,
     )
     found = asked or model("gpt-tiny")
-    return pose(found, where.cluster, wish, Pins(**pins), executable=executable)
+    return pose(found, where.cluster, wish, Pins(**pins), Goal(executable=executable))
 
 
 def dropping() -> Model:

@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.options.pins import Pins
 from planner.problem.problem import Objective
-from planner.problem.question import Posed, pose
+from planner.problem.question import Goal, Posed, pose
 from profiles.commandline.job import JobOptions
 from profiles.errors import (
     Contradiction,
@@ -146,7 +146,13 @@ def test_what_is_not_searched_is_refused_by_name(
 def test_cost_needs_a_price() -> None:
     wish = JobOptions(gpus=2)
     with pytest.raises(Unsupported, match="--objective cost"):
-        pose(model("gpt-tiny"), cluster("cpu"), wish, Pins(), Objective.COST)
+        pose(
+            model("gpt-tiny"),
+            cluster("cpu"),
+            wish,
+            Pins(),
+            Goal(objective=Objective.COST),
+        )
 
 
 def test_pins_of_an_impossible_question_are_not_to_blame() -> None:
@@ -166,7 +172,7 @@ def test_what_is_recommended_is_to_fit_with_95_percent() -> None:
 
 def test_an_even_chance_is_the_whole_device() -> None:
     wish = JobOptions(gpus=64)
-    found = pose(model("gpt-13b"), A100, wish, Pins(), probability=0.5)
+    found = pose(model("gpt-13b"), A100, wish, Pins(), Goal(probability=0.5))
     problem = found.problem
     assert "probability" not in found.assumed
     capacity = problem.machine.device.capacity_bytes

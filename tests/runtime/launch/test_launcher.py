@@ -17,7 +17,7 @@ import pytest
 
 from profiles.errors import Contradiction, RunFailed
 from runtime.launch import launcher
-from runtime.launch.launcher import launch, require_startable
+from runtime.launch.launcher import Program, launch, require_startable
 
 Start = Callable[..., str]
 
@@ -69,11 +69,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         (tmp_path / "program.py").write_text(program)
         shown = io.StringIO()
         launch(
-            [*arguments, str(tmp_path)],
+            Program(
+                arguments=[*arguments, str(tmp_path)],
+                module="program",
+                environment={"PYTHONPATH": str(tmp_path), "COLOUR": "green"},
+            ),
             nproc=nproc,
-            module="program",
             max_restarts=restarts,
-            environment={"PYTHONPATH": str(tmp_path), "COLOUR": "green"},
             output=shown,
         )
         assert list(logs.iterdir()) == [], "a run that went well leaves no logs"
@@ -183,9 +185,10 @@ def test_no_worker_outlives_the_command(
     script = (
         "import sys\n"
         "from profiles.commandline.commands import guarded\n"
-        "from runtime.launch.launcher import launch\n"
+        "from runtime.launch.launcher import Program, launch\n"
+        f"program = Program(arguments=[{str(tmp_path)!r}], module='program')\n"
         "def started():\n"
-        f"    launch([{str(tmp_path)!r}], nproc=2, module='program')\n"
+        "    launch(program, nproc=2)\n"
         "sys.exit(guarded('execute', started))\n"
     )
     paths = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path)])
@@ -242,7 +245,7 @@ def test_more_ranks_than_can_start_are_refused(
 ) -> None:
     monkeypatch.setattr(launcher, "mkdtemp", None)  # nothing is begun
     with pytest.raises(Contradiction, match="ranks cannot start here"):
-        launch([], nproc=ranks)
+        launch(Program(), nproc=ranks)
 
 
 def test_a_cuda_device_has_one_rank() -> None:
@@ -268,7 +271,7 @@ def test_several_machines_need_a_place_to_meet(
     nnodes: int, endpoint: str | None
 ) -> None:
     with pytest.raises(Contradiction, match="HOST:PORT"):
-        launch([], nproc=1, nnodes=nnodes, rdzv_endpoint=endpoint)
+        launch(Program(), nproc=1, nnodes=nnodes, rdzv_endpoint=endpoint)
 
 
 @pytest.mark.slow
@@ -281,9 +284,9 @@ def test_two_machines_meet(start: Start, tmp_path: Path, root: Path) -> None:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     (tmp_path / "program.py").write_text(AGREE)
     script = (
-        "from runtime.launch.launcher import launch\n"
-        f"launch(['0', {str(tmp_path)!r}], nproc=1, nnodes=2, module='program',\n"
-        f"       rdzv_endpoint={endpoint!r})\n"
+        "from runtime.launch.launcher import Program, launch\n"
+        f"program = Program(arguments=['0', {str(tmp_path)!r}], module='program')\n"
+        f"launch(program, nproc=1, nnodes=2, rdzv_endpoint={endpoint!r})\n"
     )
     paths = os.pathsep.join([str(root), str(tmp_path)])
     environment = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}

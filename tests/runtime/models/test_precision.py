@@ -43,14 +43,14 @@ def _overflow() -> dict[str, Any]:
     """A step whose scale is too large for fp16, and the one after it."""
     from runtime.data.sources import source
     from runtime.optim.optimizer import Settings
+    from runtime.train.build import Setup
     from runtime.train.trainer import Trainer
 
     asked = job("gpt")
     layout = spell_out(replace(TP2, precision="fp16"), asked.graph, 8)
     data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=0)
-    trainer = Trainer(
-        asked, layout, data, settings=Settings(), seed=0, device=torch.device("cpu")
-    )
+    setup = Setup(seed=0, device=torch.device("cpu"))
+    trainer = Trainer(asked, layout, data, settings=Settings(), setup=setup)
     trainer.scale.value = 2.0**40
     before = [leaf.value.clone() for leaf in trainer.optimizer.leaves]
     first = trainer.step(0)

@@ -79,6 +79,7 @@ def layout(choice: Uniform, batch: int) -> Layout:
 def peaks(rank: int, names: list[str], batch: int) -> dict[str, int]:
     from runtime.data.sources import source
     from runtime.optim.optimizer import Settings
+    from runtime.train.build import Setup
     from runtime.train.trainer import Trainer
 
     found = {}
@@ -88,8 +89,7 @@ def peaks(rank: int, names: list[str], batch: int) -> dict[str, int]:
             layout({**WHOLE, **IN_PARTS}[name], batch),
             source("synthetic", vocab=512, seq_len=256, seed=1),
             settings=Settings(),
-            seed=0,
-            device=CPU,
+            setup=Setup(seed=0, device=CPU),
         )
         trainer.step(0)
         seen = []

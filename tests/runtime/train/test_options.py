@@ -221,6 +221,7 @@ def evaluated(rank: int) -> dict[str, Any]:
     from runtime.data.sources import HeldOut
     from runtime.models.decoder import decoder_of
     from runtime.optim.optimizer import Settings
+    from runtime.train.build import Setup
     from runtime.train.trainer import Trainer
 
     found: dict[str, Any] = {}
@@ -235,8 +236,7 @@ def evaluated(rank: int) -> dict[str, Any]:
                 layout,
                 data,
                 settings=Settings(lr=1e-2),
-                seed=SEED,
-                device=torch.device("cpu"),
+                setup=Setup(seed=SEED, device=torch.device("cpu")),
                 rate=rate,
             )
             held_out = [trainer.evaluate(HeldOut(data), 2)] if often else []
