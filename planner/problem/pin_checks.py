@@ -193,7 +193,7 @@ def _not_had(problem: Problem) -> list[str]:
     rest = problem.gpus // prod(getattr(pins, name) or 1 for name in DEGREES)
     # What a mechanism is asked for on, where nobody says on how many ranks.
     beside = {
-        "pp": "schedule" in given,
+        "pp": "schedule" in given and pins.schedule != "1f1b",  # as a single stage
         "cp": "cp_kind" in given,
         "tp": "sequence_parallel" in given,
         "dp": rest > 1 and bool({"zero", "zero_group"} & given),

@@ -222,3 +222,11 @@ def test_the_base_of_all_is_no_framework(ask: Ask) -> None:
     code, _, err = ask(*SMALL, "--framework", BASE)
     assert code == 2
     assert "framework" in err
+
+
+def test_the_schedule_of_a_single_stage_is_no_pin_outside(ask: Ask) -> None:
+    """fsdp2 has no pipelines; what it recommends says 1f1b of its one stage."""
+    argv = ("--model", "gpt-tiny", "--gpus", "2", "--framework", "fsdp2")
+    found, pinned = (answer(ask, *argv, *more) for more in ((), ("--schedule", "1f1b")))
+    assert found["layout"]["schedule"] == "1f1b"
+    assert pinned["layout"] == found["layout"]
