@@ -24,6 +24,8 @@ from costmodel.machine.framework import (
     with_overlap,
 )
 from costmodel.machine.kernels import (
+    AttentionShape,
+    ElementBytes,
     alignment_slowdown,
     attention_flops,
     attention_rate,
@@ -66,7 +68,9 @@ __all__ = [
     "INT8_BYTES",
     "PLAIN",
     "UNKNOWN",
+    "AttentionShape",
     "Coefficients",
+    "ElementBytes",
     "Footprint",
     "Group",
     "LaunchFloor",
