@@ -22,7 +22,13 @@ from costmodel.machine.collectives import (
     collective_s,
     send_s,
 )
-from costmodel.machine.kernels import attention_s, grouped_matmul_s, matmul_s
+from costmodel.machine.kernels import (
+    AttentionShape,
+    ElementBytes,
+    attention_s,
+    grouped_matmul_s,
+    matmul_s,
+)
 from costmodel.machine.rates import AttentionRate, MatmulRate, Rates
 from profiles.hardware.devices import Device
 from profiles.hardware.precisions import Format
@@ -41,7 +47,7 @@ def products_s(table: Products, device: Device, rates: Rates) -> Floats:
         device=device,
         rates=rates,
         number=table.number,
-        output_bytes=table.output_bytes,
+        stored=ElementBytes(output=table.output_bytes),
     )
     return np.asarray((each * table.counts).sum(axis=1))
 
@@ -56,7 +62,7 @@ def grouped_s(table: Products, device: Device, rates: Rates) -> Floats:
         device=device,
         rates=rates,
         number=table.number,
-        output_bytes=table.output_bytes,
+        stored=ElementBytes(output=table.output_bytes),
     )
     return np.asarray(each[:, 0])
 
@@ -146,11 +152,13 @@ def flash_s(
         attention_s(
             "flash-2",
             direction,
-            batch_heads=table.batch_heads,
-            seq_q=table.sequence,
-            seq_kv=table.sequence,
-            head_dim=table.head_dim,
-            causal=True,
+            AttentionShape(
+                batch_heads=table.batch_heads,
+                seq_q=table.sequence,
+                seq_kv=table.sequence,
+                head_dim=table.head_dim,
+                causal=True,
+            ),
             device=device,
             rates=trial,
             number=Format.BF16,

@@ -34,6 +34,7 @@ import numpy as np
 
 from costmodel.inference.kv_cache import cached_elements, is_latent, span
 from costmodel.machine import (
+    ElementBytes,
     Machine,
     Sourced,
     attention_rate,
@@ -87,7 +88,11 @@ def product_s(
     shape = tuple(np.asarray(size, dtype=float) for size in (m, n, k, batch))
     device, rates = machine.device, machine.rates
     found = matmul_s(
-        *shape, device=device, rates=rates, number=number, weight_bytes=weight_bytes
+        *shape,
+        device=device,
+        rates=rates,
+        number=number,
+        stored=ElementBytes(weight=weight_bytes),
     )
     few = shape[0] <= _MOST_ROWS
     if np.any(few):

@@ -85,11 +85,7 @@ def resolve(
     Raises Contradiction with every violation, InvalidSpec for more tokens than learned
     positions, Unsupported for other models than decoders and unlike islands.
     """
-    if len(cluster.islands) > 1:
-        raise Unsupported(
-            f"cluster {cluster.name!r} joins {len(cluster.islands)} islands; inference "
-            "is priced on one: name one of them"
-        )
+    _require_one_island(cluster)
     spec, assumed = _served(model), dict[str, Any]()
     if wish.cluster is None:
         assumed["cluster"] = cluster.name
@@ -113,11 +109,7 @@ def resolve(
         else pins.flash_attention,
     )
     stored = _stored(choice.precision, options, assumed)
-    cache = options.kv_cache_dtype or _noted(
-        assumed, "kv_cache_dtype", stored.precision.activation.value
-    )
-    if cache not in CACHE_FORMATS:
-        raise UnknownName("format of the cache", cache, CACHE_FORMATS)
+    cache = _cache_format(stored, options, assumed)
     graphs = options.cuda_graphs
     if graphs is None:
         graphs = _noted(assumed, "cuda_graphs", True)
@@ -128,7 +120,7 @@ def resolve(
         prompt_len=prompt,
         new_tokens=new,
         stored=stored,
-        cache=Format(cache),
+        cache=cache,
         graphs=graphs,
         machine=unbalanced(machine(cluster), job, pins.imbalance, assumed),
         assumed=assumed,
@@ -137,6 +129,27 @@ def resolve(
     if wrong:
         raise Contradiction("; ".join(wrong))
     return found
+
+
+def _require_one_island(cluster: Cluster) -> None:
+    """Raises Unsupported."""
+    if len(cluster.islands) > 1:
+        raise Unsupported(
+            f"cluster {cluster.name!r} joins {len(cluster.islands)} islands; inference "
+            "is priced on one: name one of them"
+        )
+
+
+def _cache_format(
+    stored: Stored, options: InferenceOptions, assumed: dict[str, Any]
+) -> Format:
+    """Of cached keys and values; raises UnknownName."""
+    cache = options.kv_cache_dtype or _noted(
+        assumed, "kv_cache_dtype", stored.precision.activation.value
+    )
+    if cache not in CACHE_FORMATS:
+        raise UnknownName("format of the cache", cache, CACHE_FORMATS)
+    return Format(cache)
 
 
 def _noted(assumed: dict[str, Any], name: str, value: Any) -> Any:

@@ -16,6 +16,7 @@ from costmodel.inference.estimate import (
     token_bytes,
 )
 from costmodel.inference.memory import Held, prompts_together
+from costmodel.inference.question import Question
 from costmodel.report import assumed_words, breakdown_words, pairs_table
 from profiles.units import GiB, MiB, format_bytes, format_seconds
 
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 
 def document(found: InferenceEstimate) -> dict[str, Any]:
     """What `simulate --inference --json` prints; units are in the names."""
-    asked, gpus = found.asked, found.gpus
+    asked = found.asked
     choice, batch = asked.choice, asked.job.global_batch
-    quantization = asked.stored.quantization
     fullest = max(found.held, key=lambda one: one.total)
     return {
         "fits": found.fits,
@@ -44,47 +44,63 @@ def document(found: InferenceEstimate) -> dict[str, Any]:
         "context_tokens": asked.job.seq_len,
         "prompt_tokens": asked.prompt_len,
         "new_tokens": asked.new_tokens,
-        "prefill": {
-            "time_s": found.prefill_s,
-            "time_to_first_token_s": float(found.prefill.latency_s),
-            "prompts_together": prompts_together(asked, choice.micro_batch),
-            "tokens_per_s": batch * asked.prompt_len / found.prefill_s,
-            "tokens_per_s_per_gpu": batch * asked.prompt_len / found.prefill_s / gpus,
-            "flops_per_token": prefill_flops(asked.job, asked.prompt_len)
-            / asked.prompt_len,
-            "mfu": prefill_mfu(found),
-            **_bound(found.prefill),
-            "breakdown_s": found.prefill.breakdown_s(float(found.prefill.latency_s)),
-        },
-        "decode": {
-            "step_time_s": found.step_s,
-            "tokens_per_s": batch / found.step_s,
-            "tokens_per_s_per_gpu": batch / found.step_s / gpus,
-            "least_step_time_s": found.least_step_s,
-            "weight_bytes_read": float(found.decode.weight_bytes),
-            "kv_cache_bytes_read": float(found.decode.cache_bytes),
-            **_bound(found.decode),
-            "breakdown_s": found.decode.breakdown_s(found.step_s),
-        },
+        "prefill": _prefill_document(found),
+        "decode": _decode_document(found),
         "generation": {
             "time_s": found.total_s,
             "decode_time_s": found.generation_s,
             "tokens_per_s": batch * asked.new_tokens / found.total_s,
         },
-        "layout": {
-            **{name: getattr(choice, name) for name in ("tp", "pp", "dp", "ep")},
-            "micro_batch": choice.micro_batch,
-            "micro_batches": asked.micro_batches,
-            "global_batch": batch,
-            "precision": choice.precision,
-            "kv_cache_dtype": asked.cache.value,
-            "quantization": quantization,
-            "group_size": asked.stored.group_size if quantization else None,
-            "flash_attention": choice.flash_attention,
-            "cuda_graphs": asked.graphs,
-        },
+        "layout": _layout_document(asked),
         "assumed": dict(asked.assumed),
         "warnings": list(warnings(found)),
+    }
+
+
+def _prefill_document(found: InferenceEstimate) -> dict[str, Any]:
+    asked, first_s = found.asked, float(found.prefill.latency_s)
+    batch = asked.job.global_batch
+    return {
+        "time_s": found.prefill_s,
+        "time_to_first_token_s": first_s,
+        "prompts_together": prompts_together(asked, asked.choice.micro_batch),
+        "tokens_per_s": batch * asked.prompt_len / found.prefill_s,
+        "tokens_per_s_per_gpu": batch * asked.prompt_len / found.prefill_s / found.gpus,
+        "flops_per_token": prefill_flops(asked.job, asked.prompt_len)
+        / asked.prompt_len,
+        "mfu": prefill_mfu(found),
+        **_bound(found.prefill),
+        "breakdown_s": found.prefill.breakdown_s(first_s),
+    }
+
+
+def _decode_document(found: InferenceEstimate) -> dict[str, Any]:
+    batch = found.asked.job.global_batch
+    return {
+        "step_time_s": found.step_s,
+        "tokens_per_s": batch / found.step_s,
+        "tokens_per_s_per_gpu": batch / found.step_s / found.gpus,
+        "least_step_time_s": found.least_step_s,
+        "weight_bytes_read": float(found.decode.weight_bytes),
+        "kv_cache_bytes_read": float(found.decode.cache_bytes),
+        **_bound(found.decode),
+        "breakdown_s": found.decode.breakdown_s(found.step_s),
+    }
+
+
+def _layout_document(asked: Question) -> dict[str, Any]:
+    choice, quantization = asked.choice, asked.stored.quantization
+    return {
+        **{name: getattr(choice, name) for name in ("tp", "pp", "dp", "ep")},
+        "micro_batch": choice.micro_batch,
+        "micro_batches": asked.micro_batches,
+        "global_batch": asked.job.global_batch,
+        "precision": choice.precision,
+        "kv_cache_dtype": asked.cache.value,
+        "quantization": quantization,
+        "group_size": asked.stored.group_size if quantization else None,
+        "flash_attention": choice.flash_attention,
+        "cuda_graphs": asked.graphs,
     }
 
 

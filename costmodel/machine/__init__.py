@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         with_overlap,
     )
     from costmodel.machine.kernels import (
+        AttentionShape,
+        ElementBytes,
         alignment_slowdown,
         attention_flops,
         attention_rate,
@@ -71,7 +73,9 @@ __all__ = [
     "INT8_BYTES",
     "PLAIN",
     "UNKNOWN",
+    "AttentionShape",
     "Coefficients",
+    "ElementBytes",
     "Footprint",
     "Group",
     "LaunchFloor",

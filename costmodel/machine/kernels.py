@@ -11,6 +11,8 @@ broadcast; a scalar gives a 0-d result. More work never costs less (but see
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -34,6 +36,31 @@ KERNELS = ("flash-1", "flash-2", "flash-3", "fused-softmax", "materialised")
 DIRECTIONS = ("forward", "backward")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementBytes:
+    """Bytes of an element as it lies in memory: of a product's `output`, 2 unless it is
+    multiplied in wider ones, and of its `weight`, the k x n operand, where that is
+    stored in fewer than it is multiplied in."""
+
+    output: ArrayLike | None = None
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """An attention core of *batch_heads* (micro-batch x heads) heads; arrays or
+    numbers."""
+
+    batch_heads: ArrayLike
+    seq_q: ArrayLike
+    seq_kv: ArrayLike
+    head_dim: ArrayLike
+    causal: ArrayLike
+
+
+_AS_MULTIPLIED = ElementBytes()
+
+
 def matmul_flops(
     m: ArrayLike, n: ArrayLike, k: ArrayLike, batch: ArrayLike = 1.0
 ) -> Floats:
@@ -45,17 +72,12 @@ def matmul_flops(
     return 2.0 * _floats(m) * _floats(n) * _floats(k) * _floats(batch)
 
 
-def attention_flops(
-    batch_heads: ArrayLike,
-    seq_q: ArrayLike,
-    seq_kv: ArrayLike,
-    head_dim: ArrayLike,
-    *,
-    causal: ArrayLike,
-) -> Floats:
+def attention_flops(shape: AttentionShape) -> Floats:
     """FLOPs of one attention forward: scores and values, half of them if causal."""
-    full = 2.0 * matmul_flops(seq_q, seq_kv, head_dim, batch_heads)
-    return _floats(full * np.where(causal, 0.5, 1.0))
+    full = 2.0 * matmul_flops(
+        shape.seq_q, shape.seq_kv, shape.head_dim, shape.batch_heads
+    )
+    return _floats(full * np.where(shape.causal, 0.5, 1.0))
 
 
 def matmul_s(
@@ -67,8 +89,7 @@ def matmul_s(
     device: Device,
     rates: Rates,
     number: Format,
-    output_bytes: ArrayLike | None = None,
-    weight_bytes: float | None = None,
+    stored: ElementBytes = _AS_MULTIPLIED,
 ) -> Floats:
     """Seconds of *batch* equal products (m x k)(k x n) in one launch.
 
@@ -76,18 +97,19 @@ def matmul_s(
     Tm x Tn costs (Tm Tn + edge (Tm + Tn)) (k + fill_k) multiply-adds of the sustained
     rate; the cheapest of six tile shapes counts. Beside it the operands are read and
     the output written once at the fitted share of bandwidth; the two overlap softly
-    (fourth power mean), and each launch has a fixed overhead. *output_bytes* is the
-    size of one output element, 2 unless *number* is wider, *weight_bytes* that of the
-    k x n operand where it is stored in fewer than it is multiplied in.
+    (fourth power mean), and each launch has a fixed overhead. Operands are multiplied
+    in *number*; *stored* says how wide they lie in memory.
 
     Raises Unsupported if the device does not multiply in *number*.
     """
     m, n, k, batch = map(_floats, (m, n, k, batch))
     fit = rates.matmul
-    written = max(number.bytes, 2.0) if output_bytes is None else _floats(output_bytes)
+    written = _floats(
+        max(number.bytes, 2.0) if stored.output is None else stored.output
+    )
     moved = number.bytes * (m + n) * k + written * m * n
-    if weight_bytes is not None:
-        moved = moved - (number.bytes - weight_bytes) * n * k
+    if stored.weight is not None:
+        moved = moved - (number.bytes - stored.weight) * n * k
     traffic = batch * moved / (fit.bandwidth * device.memory_bytes_per_s)
     flops_per_s = fit.sustained_of(number) * device.peak_flops_per_s(number)
     units = _tiled(m, n, batch, device.multiprocessors, fit.wave, fit.edge)
@@ -105,7 +127,7 @@ def grouped_matmul_s(
     device: Device,
     rates: Rates,
     number: Format,
-    output_bytes: ArrayLike | None = None,
+    stored: ElementBytes = _AS_MULTIPLIED,
 ) -> Floats:
     """Seconds of *groups* products of *m* rows each: the experts of one rank.
 
@@ -119,7 +141,7 @@ def grouped_matmul_s(
         device=device,
         rates=rates,
         number=number,
-        output_bytes=output_bytes,
+        stored=stored,
     )
     return together + rates.matmul.group_s * np.maximum(_floats(groups) - 1.0, 0.0)
 
@@ -127,18 +149,14 @@ def grouped_matmul_s(
 def attention_s(
     kernel: str,
     direction: str,
+    shape: AttentionShape,
     *,
-    batch_heads: ArrayLike,
-    seq_q: ArrayLike,
-    seq_kv: ArrayLike,
-    head_dim: ArrayLike,
-    causal: ArrayLike,
     device: Device,
     rates: Rates,
     number: Format,
     slowdown: ArrayLike = 1.0,
 ) -> Floats:
-    """Seconds of the attention core of *batch_heads* (micro-batch x heads) heads.
+    """Seconds of an attention core of *shape*.
 
     Flash kernels cost FLOPs (a causal mask halves them, backward is 2.5 forwards);
     the others cost two products forward, four backward, each over the whole square,
@@ -150,13 +168,14 @@ def attention_s(
     rate = attention_rate(kernel, rates)
     if direction not in DIRECTIONS:
         raise UnknownName("attention direction", direction, DIRECTIONS)
-    shape = tuple(map(_floats, (batch_heads, seq_q, seq_kv, head_dim)))
+    sizes = (shape.batch_heads, shape.seq_q, shape.seq_kv, shape.head_dim)
+    whole = tuple(map(_floats, sizes))
     forward = direction == "forward"
     if rate.writes_scores:
         calls = _floats(slowdown) * (1.0 if forward else 2.0)
-        return _materialised_s(shape, calls, forward, rate, device, rates, number)
-    padded = (*shape[:3], _padded_head(kernel, shape[3]))
-    return _flash_s(padded, forward, causal, rate, device, number)
+        return _materialised_s(whole, calls, forward, rate, device, rates, number)
+    padded = (*whole[:3], _padded_head(kernel, whole[3]))
+    return _flash_s(padded, forward, shape.causal, rate, device, number)
 
 
 def traffic_s(

@@ -17,7 +17,6 @@ rsa          keys go round for whole rows of scores, then values; backward: both
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from costmodel.machine import (
+    AttentionShape,
     Machine,
     Sourced,
     alignment_slowdown,
@@ -39,7 +39,7 @@ from costmodel.operators.sample_shape import is_whole, local_shape
 from costmodel.operators.sharding import extent
 from costmodel.operators.work import Work
 from profiles.arrays import Array
-from profiles.hardware import Precision
+from profiles.hardware import Format, Precision
 from profiles.models import Block, Operator
 from profiles.samples import number_of
 
@@ -111,64 +111,76 @@ def attention_work(
     machine: Machine,
 ) -> tuple[Work, Work]:
     """Forward and backward of the core."""
-    heads = -(-block.heads // degrees.tp) * degrees.micro_batch
-    local = -(-degrees.seq_len // degrees.cp)
-    # Of whole rows, a window or not.
-    in_blocks = (degrees.cp > 1) & (degrees.cp_kind == "rsa")
-    window = np.where(in_blocks, degrees.seq_len, _window(block, degrees))
-    shape = {
-        "batch_heads": heads,
-        "seq_q": local,
-        "seq_kv": window,
-        "head_dim": np.asarray(block.head_dim),
-    }
-    once = {**shape, "seq_kv": np.where(in_blocks, local, window)}
-    times = np.where(in_blocks, degrees.cp, 1)
-    # A window shorter than the sequence is a band: no half of it is masked.
-    causal = block.causal & (window == degrees.seq_len)
-    number = number_of(operator, precision)
+    shape, number = _core(block, degrees), number_of(operator, precision)
     of_sequence, share = _whole_sequence(degrees)
     works = []
     for direction, scale in (("forward", 1.0), ("backward", 2.5)):
-
-        def kernel_s(kernel: str, direction: str = direction) -> Array:
-            one_s = attention_s(
-                kernel,
-                direction,
-                causal=causal,
-                device=machine.device,
-                rates=machine.rates,
-                number=number,
-                slowdown=alignment_slowdown(block.head_dim, machine.device, number),
-                **once,
-            )
-            return one_s * times
-
-        def roofline(kernel_s: Callable[[str], Array] = kernel_s) -> Array:
-            found = kernel_s(attention_kernel(degrees, machine))
-            slow = falls_back(block, degrees, precision, machine)
-            if not slow.any():
-                return found
-            return np.where(slow, kernel_s("materialised"), found)
-
         taken = machine.operator(
             partial(local_shape, operator, block, of_sequence),
             direction,
             number,
-            roofline,
-            where=is_whole(block, degrees) & ~in_blocks,
+            partial(
+                _pass_s, direction, shape, number, block, degrees, precision, machine
+            ),
+            where=is_whole(block, degrees) & ~_in_blocks(degrees),
             share=share,
         )
-        works.append(
-            Work.of(
-                taken,
-                context_comm=_exchanged(
-                    direction, taken.seconds, block, degrees, precision, machine
-                ),
-                flops=scale * attention_flops(causal=causal, **shape),
-            )
+        exchanged = _exchanged(
+            direction, taken.seconds, block, degrees, precision, machine
         )
+        flops = scale * attention_flops(shape)
+        works.append(Work.of(taken, context_comm=exchanged, flops=flops))
     return works[0], works[1]
+
+
+def _in_blocks(degrees: Degrees) -> Array:
+    """Where whole rows of scores are made, of one rank's keys after the other's."""
+    return np.asarray((degrees.cp > 1) & (degrees.cp_kind == "rsa"))
+
+
+def _core(block: Block, degrees: Degrees) -> AttentionShape:
+    """What a rank attends to in a pass: of whole rows everything, a window or not."""
+    window = np.where(_in_blocks(degrees), degrees.seq_len, _window(block, degrees))
+    return AttentionShape(
+        batch_heads=-(-block.heads // degrees.tp) * degrees.micro_batch,
+        seq_q=-(-degrees.seq_len // degrees.cp),
+        seq_kv=window,
+        head_dim=np.asarray(block.head_dim),
+        # A window shorter than the sequence is a band: no half of it is masked.
+        causal=block.causal & (window == degrees.seq_len),
+    )
+
+
+def _pass_s(
+    direction: str,
+    shape: AttentionShape,
+    number: Format,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """Seconds of a pass by the kernels' rates."""
+    in_blocks = _in_blocks(degrees)
+    once = replace(shape, seq_kv=np.where(in_blocks, shape.seq_q, shape.seq_kv))
+    times = np.where(in_blocks, degrees.cp, 1)
+    slowdown = alignment_slowdown(block.head_dim, machine.device, number)
+
+    def kernel_s(kernel: str) -> Array:
+        one_s = attention_s(
+            kernel,
+            direction,
+            once,
+            device=machine.device,
+            rates=machine.rates,
+            number=number,
+            slowdown=slowdown,
+        )
+        return one_s * times
+
+    found = kernel_s(attention_kernel(degrees, machine))
+    slow = falls_back(block, degrees, precision, machine)
+    return np.where(slow, kernel_s("materialised"), found) if slow.any() else found
 
 
 def _window(block: Block, degrees: Degrees) -> int:

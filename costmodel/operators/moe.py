@@ -30,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 
 from costmodel.machine import (
+    ElementBytes,
     Machine,
     Sourced,
     grouped_matmul_s,
@@ -118,7 +119,7 @@ def grouped_work(
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(
         "backward-weight",
-        roofline=lambda: product_s(groups, k, n, m, output_bytes=made),
+        roofline=lambda: product_s(groups, k, n, m, stored=ElementBytes(output=made)),
     )
     return (
         Work.of(forward, flops=flops),

@@ -19,6 +19,7 @@ import numpy as np
 
 from costmodel.layout import Placement
 from costmodel.machine import (
+    ElementBytes,
     Machine,
     Sourced,
     matmul_flops,
@@ -281,6 +282,7 @@ def _matmul(
     turned = _turned(number, machine)
     fused = machine.software.accumulation == "fused"
     written = precision.gradient.bytes if fused else precision.activation.bytes
+    made = ElementBytes(output=written)
     timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
     quantised, back = _quantised(operator, (m, n, k), degrees, number, machine)
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
@@ -294,7 +296,7 @@ def _matmul(
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(
         "backward-weight",
-        roofline=lambda: product_s(k, n, m, output_bytes=written) * slower * turned,
+        roofline=lambda: product_s(k, n, m, stored=made) * slower * turned,
     )
     return (
         Work.of(forward, flops=flops),

@@ -125,78 +125,84 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
     before = norm_step(spec, "input_norm", entry, norm)
     if spec.mla is not None:
         return [before, *latent_attention(spec, spec.mla, norm, projected)]
-    operators = [
-        before,
-        Operator(
-            name="qkv",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(norm,),
-            output=qkv,
-            columns=("query", "key_value"),
-            contracted="hidden",
-            bias=spec.attention_bias,
-            saves=(norm,),
-        ),
-    ]
+    operators = [before, _packed_product(spec, norm, qkv)]
     if spec.qk_norm:
-        normed = Tensor(name="qk_norm_out", dims=qkv.dims)
-        operators.append(
-            Operator(
-                name="qk_norm",
-                kind=Kind.ELEMENTWISE,
-                function="qk-norm",
-                inputs=(qkv,),
-                output=normed,
-                vectors=2,
-                vector_dim="head_dim",
-                saves=(qkv,),
-                forward_elements=2,
-                backward_elements=3,
-                kernels=2,
-            )
-        )
-        qkv = normed
+        operators.append(_qk_norm(qkv))
     if spec.position == "rotary":
-        rotated = Tensor(name="rotary_out", dims=qkv.dims)
-        operators.append(
-            Operator(
-                name="rotary",
-                kind=Kind.ELEMENTWISE,
-                function="rotary",
-                inputs=(qkv,),
-                output=rotated,
-                forward_elements=2,
-                backward_elements=2,
-                kernels=2,
-            )
-        )
-        qkv = rotated
-    operators += [
-        Operator(
-            name="attention",
-            kind=Kind.ATTENTION,
-            function="attention",
-            inputs=(qkv,),
-            output=core,
-            vectors=1 if spec.attention_sinks else 0,
-            vector_dim="heads",
-            saves=(qkv,),  # and, by kernel, scores or row statistics
-            kernels=1,
-        ),
-        Operator(
-            name="projection",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(core,),
-            output=projected,
-            columns=("hidden",),
-            contracted="query",
-            bias=spec.output_bias,
-            saves=(core,),
-        ),
-    ]
-    return operators
+        operators.append(_rotary(operators[-1].output))
+    mixed = _core(spec, operators[-1].output, core)
+    return [*operators, mixed, _projection(spec, core, projected)]
+
+
+def _packed_product(spec: DecoderSpec, norm: Tensor, qkv: Tensor) -> Operator:
+    return Operator(
+        name="qkv",
+        kind=Kind.MATMUL,
+        function="matmul",
+        inputs=(norm,),
+        output=qkv,
+        columns=("query", "key_value"),
+        contracted="hidden",
+        bias=spec.attention_bias,
+        saves=(norm,),
+    )
+
+
+def _qk_norm(qkv: Tensor) -> Operator:
+    return Operator(
+        name="qk_norm",
+        kind=Kind.ELEMENTWISE,
+        function="qk-norm",
+        inputs=(qkv,),
+        output=Tensor(name="qk_norm_out", dims=qkv.dims),
+        vectors=2,
+        vector_dim="head_dim",
+        saves=(qkv,),
+        forward_elements=2,
+        backward_elements=3,
+        kernels=2,
+    )
+
+
+def _rotary(qkv: Tensor) -> Operator:
+    return Operator(
+        name="rotary",
+        kind=Kind.ELEMENTWISE,
+        function="rotary",
+        inputs=(qkv,),
+        output=Tensor(name="rotary_out", dims=qkv.dims),
+        forward_elements=2,
+        backward_elements=2,
+        kernels=2,
+    )
+
+
+def _core(spec: DecoderSpec, qkv: Tensor, core: Tensor) -> Operator:
+    return Operator(
+        name="attention",
+        kind=Kind.ATTENTION,
+        function="attention",
+        inputs=(qkv,),
+        output=core,
+        vectors=1 if spec.attention_sinks else 0,
+        vector_dim="heads",
+        saves=(qkv,),  # and, by kernel, scores or row statistics
+        kernels=1,
+    )
+
+
+def _projection(spec: DecoderSpec, core: Tensor, projected: Tensor) -> Operator:
+    return Operator(
+        name="projection",
+        kind=Kind.MATMUL,
+        function="matmul",
+        inputs=(core,),
+        output=projected,
+        columns=("hidden",),
+        contracted="query",
+        bias=spec.output_bias,
+        saves=(core,),
+    )
 
 
 def activation_function(spec: DecoderSpec) -> str:

@@ -17,7 +17,12 @@ from numpy.typing import NDArray
 from benchmarks.fit import calibration as fits
 from benchmarks.fit import published, published_aceso
 from costmodel.machine.collectives import LinkRates, collective_s, link_file, send_s
-from costmodel.machine.kernels import attention_s, matmul_s, traffic_s
+from costmodel.machine.kernels import (
+    AttentionShape,
+    attention_s,
+    matmul_s,
+    traffic_s,
+)
 from costmodel.machine.rates import rates_of
 from profiles.hardware.catalog import device
 from profiles.hardware.devices import Device
@@ -214,11 +219,13 @@ def layer_s() -> tuple[float, float, float]:
             attention_s(
                 "fused-softmax",
                 direction,
-                batch_heads=4 * 64 // TP,
-                seq_q=2048,
-                seq_kv=2048,
-                head_dim=96,
-                causal=True,
+                AttentionShape(
+                    batch_heads=4 * 64 // TP,
+                    seq_q=2048,
+                    seq_kv=2048,
+                    head_dim=96,
+                    causal=True,
+                ),
                 device=A100_SXM,
                 rates=rates,
                 number=Format.FP16,

@@ -16,6 +16,7 @@ from costmodel.machine.collectives import (
 from costmodel.machine.kernels import (
     DIRECTIONS,
     KERNELS,
+    AttentionShape,
     attention_s,
     grouped_matmul_s,
     matmul_flops,
@@ -122,11 +123,13 @@ def test_more_attention_never_costs_less(
             attention_s(
                 kernel,
                 direction,
-                batch_heads=heads,
-                seq_q=queries,
-                seq_kv=keys,
-                head_dim=head_dim,
-                causal=causal,
+                AttentionShape(
+                    batch_heads=heads,
+                    seq_q=queries,
+                    seq_kv=keys,
+                    head_dim=head_dim,
+                    causal=causal,
+                ),
                 device=DEVICE,
                 rates=rates,
                 number=Format.BF16,

@@ -47,11 +47,40 @@ def functions() -> dict[str, Callable[..., Any]]:
     import torch
     import torch.nn.functional as F
 
-    def unpacked(packed: Tensor, queries: int, head_dim: int) -> tuple[Tensor, ...]:
-        """Queries, keys and values of one packed product, by key-value head."""
-        groups = packed.unflatten(-1, (-1, queries + 2, head_dim))
-        parts = groups.split((queries, 1, 1), dim=3)
-        return tuple(one.flatten(2, 3).transpose(1, 2) for one in parts)
+    def dropped(branch: Tensor, skip: Tensor) -> Tensor:
+        return skip + torch.native_dropout(branch, DROPPED, True)[0]
+
+    def positions(stream: Tensor, table: Tensor) -> Tensor:
+        return stream + table[: stream.shape[1]]
+
+    def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), targets)
+
+    return {
+        "matmul": F.linear,
+        **_attention(),
+        **_norms(),
+        **_activations(),
+        "residual": torch.add,
+        "dropout-residual": dropped,
+        "rotary": _rotary(),
+        "lookup": F.embedding,
+        "positions": positions,
+        "cross-entropy": cross_entropy,
+        **routing.timed(),
+    }
+
+
+def _unpacked(packed: Tensor, queries: int, head_dim: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values of one packed product, by key-value head."""
+    groups = packed.unflatten(-1, (-1, queries + 2, head_dim))
+    parts = groups.split((queries, 1, 1), dim=3)
+    return tuple(one.flatten(2, 3).transpose(1, 2) for one in parts)
+
+
+def _attention() -> dict[str, Callable[..., Any]]:
+    """Of one packed product, and of three tensors."""
+    import torch.nn.functional as F
 
     def mixed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
@@ -61,17 +90,31 @@ def functions() -> dict[str, Callable[..., Any]]:
         return made.transpose(1, 2).flatten(2)
 
     def attention(packed: Tensor, queries: int, head_dim: int) -> Tensor:
-        query, key, value = unpacked(packed, queries, head_dim)
+        query, key, value = _unpacked(packed, queries, head_dim)
         return mixed(query, key, value)
 
     def separate(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return mixed(*(one.transpose(1, 2) for one in (query, key, value)))
+
+    return {"attention": attention, "attention-separate": separate}
+
+
+def _norms() -> dict[str, Callable[..., Any]]:
+    import torch.nn.functional as F
 
     def layernorm(stream: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         return F.layer_norm(stream, scale.shape, scale, shift, EPSILON)
 
     def rmsnorm(stream: Tensor, scale: Tensor) -> Tensor:
         return F.rms_norm(stream, list(scale.shape), scale, EPSILON)
+
+    return {"layernorm": layernorm, "rmsnorm": rmsnorm}
+
+
+def _activations() -> dict[str, Callable[..., Any]]:
+    """Functions between the products of an MLP; gated ones take gate and value."""
+    import torch
+    import torch.nn.functional as F
 
     def gelu(stream: Tensor) -> Tensor:
         return F.gelu(stream, approximate="tanh")
@@ -98,6 +141,19 @@ def functions() -> dict[str, Callable[..., Any]]:
             slope = share + swish * (1 - share)
             return slope.mul_(gradients[0]).mul_(up), swish.mul_(gradients[0])
 
+    return {
+        "gelu": gelu,
+        "relu": F.relu,
+        "silu": F.silu,
+        "swiglu": SwiGlu.apply,
+        "geglu": geglu,
+        "reglu": reglu,
+    }
+
+
+def _rotary() -> Callable[..., Any]:
+    import torch
+
     def turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         first, second = heads.chunk(2, dim=-1)
         quarter = torch.cat((-second, first), dim=-1)
@@ -107,35 +163,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         packed: Tensor, queries: int, head_dim: int, cosine: Tensor, sine: Tensor
     ) -> tuple[Tensor, ...]:
         """Queries and keys turned, values copied out of the packed product."""
-        query, key, value = unpacked(packed, queries, head_dim)
+        query, key, value = _unpacked(packed, queries, head_dim)
         return turned(query, cosine, sine), turned(key, cosine, sine), value.clone()
 
-    def dropped(branch: Tensor, skip: Tensor) -> Tensor:
-        return skip + torch.native_dropout(branch, DROPPED, True)[0]
-
-    def positions(stream: Tensor, table: Tensor) -> Tensor:
-        return stream + table[: stream.shape[1]]
-
-    def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits.float(), targets)
-
-    return {
-        "matmul": F.linear,
-        "attention": attention,
-        "attention-separate": separate,
-        "layernorm": layernorm,
-        "rmsnorm": rmsnorm,
-        "gelu": gelu,
-        "relu": F.relu,
-        "silu": F.silu,
-        "swiglu": SwiGlu.apply,
-        "geglu": geglu,
-        "reglu": reglu,
-        "residual": torch.add,
-        "dropout-residual": dropped,
-        "rotary": rotary,
-        "lookup": F.embedding,
-        "positions": positions,
-        "cross-entropy": cross_entropy,
-        **routing.timed(),
-    }
+    return rotary

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from costmodel.machine.kernels import (
+    AttentionShape,
+    ElementBytes,
     alignment_slowdown,
     attention_flops,
     attention_s,
@@ -134,7 +136,13 @@ def test_a_sliver_is_bound_by_memory() -> None:
     found = matmul_s(64, 64, 64, device=slow, rates=IDEAL, number=Format.BF16)
     assert float(found) == pytest.approx(moved / 1e9, rel=0.01)
     wide = matmul_s(
-        64, 64, 64, device=slow, rates=IDEAL, number=Format.BF16, output_bytes=8
+        64,
+        64,
+        64,
+        device=slow,
+        rates=IDEAL,
+        number=Format.BF16,
+        stored=ElementBytes(output=8),
     )
     assert float(wide) == pytest.approx((moved + 6 * 64 * 64) / 1e9, rel=0.01)
 
@@ -171,23 +179,23 @@ def test_a_format_the_device_lacks_is_refused() -> None:
         seconds(64, 64, 64, number=Format.NVFP4)
 
 
+SHAPE = AttentionShape(
+    batch_heads=16, seq_q=1024, seq_kv=1024, head_dim=64, causal=False
+)
+
+
 def attention(kernel: str, direction: str, **fields: object) -> float:
-    shape: dict[str, object] = {
-        "batch_heads": 16,
-        "seq_q": 1024,
-        "seq_kv": 1024,
-        "head_dim": 64,
-        "causal": False,
-        "device": TOY,
-        "rates": IDEAL,
-        "number": Format.BF16,
+    sizes = {
+        name: fields.pop(name) for name in ("head_dim", "causal") if name in fields
     }
-    return float(attention_s(kernel, direction, **{**shape, **fields}))  # type: ignore[arg-type]
+    shape = replace(SHAPE, **sizes)  # type: ignore[arg-type]
+    ways = {"device": TOY, "rates": IDEAL, "number": Format.BF16, **fields}
+    return float(attention_s(kernel, direction, shape, **ways))  # type: ignore[arg-type]
 
 
 def test_flash_costs_its_flops() -> None:
     flops = 4 * 16 * 1024**2 * 64
-    assert float(attention_flops(16, 1024, 1024, 64, causal=False)) == flops
+    assert float(attention_flops(SHAPE)) == flops
     assert attention("flash-2", "forward") == pytest.approx(flops / 1e12)
     assert attention("flash-2", "backward") == pytest.approx(2.5 * flops / 0.5e12)
 
