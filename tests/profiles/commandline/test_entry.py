@@ -18,7 +18,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 TALKATIVE = """
 import sys
-from profiles.command import command
+from profiles.commandline.commands import command
 
 @command("talk", example="talk")
 def talk(*, as_json):
@@ -29,12 +29,12 @@ sys.exit(talk.run())
 """
 WAITING = """
 import sys, time
-from profiles.entry import enter
+from profiles.commandline.commands import enter
 sys.exit(enter("slow:command", []))
 """
 ENDING = """
 import sys, time
-from profiles.entry import guarded, one_interrupt
+from profiles.commandline.commands import guarded, one_interrupt
 
 def body():
     try:

@@ -11,7 +11,7 @@ import pytest
 STEPS = """
 import resource, sys
 import numpy as np
-from profiles.heap import keep_heap
+from profiles.system.allocator import keep_heap
 
 def step():
     return [np.ones(2**21) for _ in range(4)]  # 16 MiB each
