@@ -34,6 +34,7 @@ from planner.problem import (
     usual_probability,
 )
 from planner.remat import first_fit
+from planner.result import Plan
 from planner.search import (
     BASELINES,
     AbstractSearch,
@@ -51,7 +52,7 @@ from profiles.hardware import Cluster
 from profiles.models import Job
 
 DEFAULT: Final = "branch-and-bound"
-__all__ = ["check", "plan", "solve"]
+__all__ = ["Plan", "check", "plan", "solve"]
 
 
 def plan(
@@ -70,7 +71,7 @@ def plan(
     time_limit_s: float = inf,
     executable: bool | None = None,
     any_stage: bool = False,
-) -> Solution:
+) -> Plan:
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
     *on* is a machine prepared from the cluster (another framework, say); what *pins*
@@ -78,7 +79,7 @@ def plan(
     of the least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
     the cluster `local`). With *any_stage* stages may differ in mesh. If nothing fits,
-    the solution's status says so and `diagnosis.diagnose` says why.
+    the plan's status says so and `diagnosis.diagnose` says why.
 
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
@@ -115,7 +116,17 @@ def plan(
     if any_stage:
         found = widen(problem, found, limits)
     found = sharded(problem, recommended(problem, found, runners_up), limits)
-    return with_faster(problem, found, first.too_big, limits)
+    found = with_faster(problem, found, first.too_big, limits)
+    left_out = {
+        "precision": precision,
+        "flash_attention": flash,
+        "probability": probability,
+        "executable": executable,
+    }
+    assumed = {
+        name: getattr(problem, name) for name, said in left_out.items() if said is None
+    }
+    return Plan.of(problem, found, assumed)
 
 
 def with_faster(

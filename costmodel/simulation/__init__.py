@@ -22,7 +22,7 @@ from costmodel.simulation.layout_files import (
     write_layout,
 )
 from costmodel.simulation.origin import Estimated, Options, require_one_price
-from costmodel.simulation.pricing import from_file, from_options
+from costmodel.simulation.pricing import from_file, from_options, simulate
 from costmodel.simulation.question import (
     NO_CUT,
     Question,
@@ -46,7 +46,6 @@ from costmodel.simulation.result import Answer
 from costmodel.simulation.serialization import (
     LayoutFile,
     file_document,
-    layout_document,
     parse_file,
 )
 from costmodel.simulation.uncertainty import P90, STEP_NOISE, with_odds
@@ -79,7 +78,6 @@ __all__ = [
     "from_options",
     "has_experts",
     "job_of",
-    "layout_document",
     "machine_of",
     "model_flops",
     "offload_of",
@@ -95,6 +93,7 @@ __all__ = [
     "resolve",
     "resolve_job",
     "resolve_machine",
+    "simulate",
     "spelled",
     "spelled_out",
     "spread",

@@ -2,7 +2,13 @@
 
 from profiles.commandline.commands import command, enter, one_interrupt, premise, warn
 from profiles.commandline.job import JobOptions, job_options
-from profiles.commandline.options import Function, collected, given, option
+from profiles.commandline.options import (
+    Function,
+    collected,
+    from_keywords,
+    given,
+    option,
+)
 from profiles.commandline.param_types import (
     LARGEST_SAMPLES,
     LARGEST_SEQUENCE,
@@ -31,6 +37,7 @@ __all__ = [
     "counts",
     "emit_json",
     "enter",
+    "from_keywords",
     "given",
     "job_options",
     "offload",
