@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from costmodel.simulation import estimate
+    from costmodel.simulation import estimate, simulate
 
-__all__ = ["estimate"]
+__all__ = ["estimate", "simulate"]
+_HOMES = {"estimate": "costmodel.simulation", "simulate": "costmodel.simulation"}
 
 
 def __getattr__(name: str) -> Any:
     """The public names; what they need is imported when one is first used."""
-    if name in __all__:
-        return getattr(import_module("costmodel.simulation"), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

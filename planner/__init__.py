@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from planner.api import plan
+    from planner.result import Plan
 
-__all__ = ["plan"]
+__all__ = ["Plan", "plan"]
+_HOMES = {"Plan": "planner.result", "plan": "planner.api"}
 
 
 def __getattr__(name: str) -> Any:
     """The public names; what they need is imported when one is first used."""
-    if name in __all__:
-        return getattr(import_module("planner.api"), name)
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

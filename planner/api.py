@@ -34,6 +34,7 @@ from planner.problem import (
     usual_probability,
 )
 from planner.remat import first_fit
+from planner.result import Plan
 from planner.search import (
     BASELINES,
     AbstractSearch,
@@ -96,13 +97,13 @@ class PlanOptions:
 
 def plan(
     job: Job, cluster: Cluster, *, gpus: int, **keywords: Unpack[PlanKeywords]
-) -> Solution:
+) -> Plan:
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
     The other keywords are the fields of `PlanOptions`: pins, on, objective, search,
     precision, memory_limit_bytes, probability, runners_up, time_limit_s, executable and
-    any_stage. If nothing fits, the solution's status says so and `diagnosis.diagnose`
-    says why.
+    any_stage. If nothing fits, the plan's status says so and `diagnosis.diagnose` says
+    why.
 
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
@@ -116,7 +117,17 @@ def plan(
     if options.any_stage:
         found = widen(problem, found, limits)
     found = sharded(problem, recommended(problem, found, options.runners_up), limits)
-    return with_faster(problem, found, first.too_big, limits)
+    found = with_faster(problem, found, first.too_big, limits)
+    left_out = {
+        "precision": options.precision,
+        "flash_attention": problem.pins.flash_attention,
+        "probability": options.probability,
+        "executable": options.executable,
+    }
+    assumed = {
+        name: getattr(problem, name) for name, said in left_out.items() if said is None
+    }
+    return Plan.of(problem, found, assumed)
 
 
 def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Problem:

@@ -35,9 +35,9 @@ MAY_IMPORT = {
     "runtime": {"profiles", "costmodel", "runtime"},
 }
 PUBLIC = {
-    "profiles": set[str](),
-    "costmodel": {"estimate"},
-    "planner": {"plan"},
+    "profiles": {"load_cluster", "load_model"},
+    "costmodel": {"estimate", "simulate"},
+    "planner": {"Plan", "plan"},
     "runtime": {"parallelize"},
 }
 MEASURES_OR_TRACES = ("profiles/measure/", "profiles/models/trace.py")

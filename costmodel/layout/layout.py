@@ -10,21 +10,21 @@ for every layer. Nothing in it is a default that somebody else fills in later.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 from costmodel.layout.offload import NOTHING, Offload
 from costmodel.layout.retention import Action, Retention
+from costmodel.layout.sharding_spec import ModuleSharding, sharding_documents
 from costmodel.layout.zeropp import PLAIN, ZeroPlus
 from profiles.errors import InvalidSpec
 from profiles.hardware import Precision, precision
+from profiles.notebook import html_table
 
-if TYPE_CHECKING:
-    from costmodel.layout.sharding_spec import ModuleSharding
-
+Document = dict[str, Any]
 _TEXT = re.compile(r"\d{1,9}(-\d{1,9})?(,\d{1,9}(-\d{1,9})?)*")
 
 
@@ -176,6 +176,43 @@ class Stage:
         """How many numbered layers it holds."""
         return sum(name.isdigit() for name in self.layers)
 
+    def document(self, shardings: Sequence[tuple[ModuleSharding, ...]]) -> Document:
+        """A member of `stages`; its plans name *shardings* by number."""
+        mesh = self.mesh
+        return {
+            "layers": layer_text(self.layers),
+            "held_by": list(self.held_by),
+            "mesh": {
+                "dp_replicate": mesh.dp_replicate,
+                "dp_shard": mesh.dp_shard,
+                "cp": mesh.cp,
+                "tp": mesh.tp,
+            },
+            "ep": mesh.ep,
+            "etp": mesh.etp,
+            "ranks": str(mesh.ranks),
+            "layer_plans": [
+                {
+                    "layers": layer_text(names),
+                    "sharding": plan.sharding,
+                    "zero": plan.zero,
+                    **(
+                        {"modules": shardings.index(plan.modules)}
+                        if plan.modules
+                        else {}
+                    ),
+                    "retention": plan.retention.document(),
+                }
+                for plan, names in self._runs()
+            ],
+        }
+
+    def _runs(self) -> Iterator[tuple[LayerPlan, tuple[str, ...]]]:
+        """Equal neighbours together."""
+        pairs = zip(self.plans, self.layers, strict=True)
+        for plan, group in groupby(pairs, key=lambda pair: pair[0]):
+            yield plan, tuple(name for _, name in group)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
@@ -303,6 +340,48 @@ class Layout:
             "zero_ranks": 1 if zero == 0 else _common(mesh.shards for mesh in meshes),
             "micro_batch": _common(self.micro_batch(stage) for stage in self.stages),
         }
+
+    def to_dict(self) -> Document:
+        """The `layout` member of a layout file and of what the commands print with
+        `--json`; plain values of JSON."""
+        plans = (plan for stage in self.stages for plan in stage.plans)
+        sets = list(dict.fromkeys(plan.modules for plan in plans if plan.modules))
+        shardings = [sharding_documents(one) for one in sets]
+        return {
+            "schedule": self.schedule,
+            "virtual_stages": self.virtual_stages,
+            "micro_batches": self.micro_batches,
+            "precision": self.precision_name,
+            "gradient_format": self.gradient_format,
+            "flash_attention": self.flash_attention,
+            "cp_kind": self.cp_kind,
+            **self.offload.document(),
+            **self.zero_plus.document(),
+            "summary": self.summary,
+            **({"shardings": shardings} if shardings else {}),
+            "stages": [stage.document(sets) for stage in self.stages],
+        }
+
+    def _repr_html_(self) -> str:
+        """A row for each stage, for a notebook."""
+        return html_table(
+            f"{self.gpus} devices, {self.schedule}, {self.micro_batches} micro-batches "
+            f"of a global batch of {self.global_batch:,}, {self.precision_name}",
+            [
+                (
+                    str(number),
+                    layer_text(stage.layers),
+                    str(stage.mesh.ranks),
+                    str(stage.mesh.tp),
+                    str(stage.mesh.dp),
+                    str(stage.mesh.cp),
+                    str(stage.mesh.ep),
+                    ", ".join(dict.fromkeys(str(plan.zero) for plan in stage.plans)),
+                )
+                for number, stage in enumerate(self.stages)
+            ],
+            heads=("stage", "layers", "ranks", "tp", "dp", "cp", "ep", "ZeRO"),
+        )
 
 
 def _common(values: Iterable[int]) -> int | None:

@@ -57,6 +57,13 @@ class Offload:
         """The same without activations, which layers tell one by one."""
         return replace(self, activations=0.0)
 
+    def document(self) -> dict[str, str]:
+        """The states that are not on the device, as a layout file holds them; nothing
+        where all are."""
+        if not self.states:
+            return {}
+        return {"offload": str(self), "offload_to": self.tier}
+
 
 NOTHING: Final = Offload()
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from profiles.errors import InvalidSpec, UnknownName, Unsupported
 from profiles.models import Block, Kind, ModelGraph
@@ -90,6 +91,19 @@ class Retention:
         found = self.tensors.get(name)
         again = found is not None and found.action is Action.RECOMPUTE
         return found.ratio if again and found else 0.0
+
+    def document(self) -> dict[str, Any]:
+        """The `retention` member of a layout file: each named tensor's treatment."""
+        document: dict[str, Any] = {}
+        for name, treatment in self.tensors.items():
+            entry: dict[str, Any] = {"action": treatment.action.value}
+            if treatment.ratio != 1:
+                entry["ratio"] = treatment.ratio
+            for key in ("tier", "bits"):
+                if getattr(treatment, key) is not None:
+                    entry[key] = getattr(treatment, key)
+            document[name] = entry
+        return document
 
 
 KEEP_ALL = Retention()

@@ -12,7 +12,7 @@ quantized_gradients    blocks of INT4 are exchanged inside a node, summed, and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from costmodel.layout.offload import Offload
@@ -45,6 +45,16 @@ class ZeroPlus:
             (self.quantized_gradients, "quantized gradients"),
         ]
         return ", ".join(word for chosen, word in words if chosen) or "none"
+
+    def document(self) -> dict[str, bool | int]:
+        """What is chosen, by the names of DeepSpeed's configuration."""
+        names = [item.name for item in fields(self)]
+        chosen = {name: getattr(self, name) for name in names}
+        return {
+            f"zero_{name}": value
+            for name, value in chosen.items()
+            if value != getattr(PLAIN, name)
+        }
 
 
 PLAIN: Final = ZeroPlus()

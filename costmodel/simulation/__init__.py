@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         write_layout,
     )
     from costmodel.simulation.origin import Estimated, Options, require_one_price
-    from costmodel.simulation.pricing import from_file, from_options
+    from costmodel.simulation.pricing import from_file, from_options, simulate
     from costmodel.simulation.question import (
         NO_CUT,
         Question,
@@ -48,12 +48,7 @@ if TYPE_CHECKING:
     from costmodel.simulation.remat_auto import fewest_layers, fitted, spelled_out
     from costmodel.simulation.remat_options import Option, remade
     from costmodel.simulation.result import Answer
-    from costmodel.simulation.serialization import (
-        LayoutFile,
-        file_document,
-        layout_document,
-        parse_file,
-    )
+    from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
     from costmodel.simulation.uncertainty import P90, STEP_NOISE, with_odds
 
 __all__ = [
@@ -84,7 +79,6 @@ __all__ = [
     "from_options",
     "has_experts",
     "job_of",
-    "layout_document",
     "machine_of",
     "model_flops",
     "offload_of",
@@ -100,6 +94,7 @@ __all__ = [
     "resolve",
     "resolve_job",
     "resolve_machine",
+    "simulate",
     "spelled",
     "spelled_out",
     "spread",

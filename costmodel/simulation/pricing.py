@@ -14,7 +14,7 @@ from costmodel.machine import (
     cluster_name,
     read_profile,
 )
-from costmodel.options import Pins
+from costmodel.options import Pins, layout_options
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.simulation.layout_files import (
     job_of,
@@ -30,9 +30,11 @@ from costmodel.simulation.origin import Origin
 from costmodel.simulation.question import remarks_on, resolve
 from costmodel.simulation.remat_auto import spelled_out
 from costmodel.support import framework_warnings, is_local, local_warnings
-from profiles.commandline import JobOptions
+from profiles.commandline import JobOptions, from_keywords, job_options
 from profiles.errors import Unsupported
-from profiles.models import model
+from profiles.hardware import Cluster
+from profiles.models import Model
+from profiles.models import model as load_model
 from profiles.samples import LOCAL
 
 
@@ -65,7 +67,55 @@ def from_options(job: JobOptions, pins: Pins) -> Pricing:
     profile = read_profile(job.profile)
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
-    question = resolve(model(job.model or ""), where, job, pins, profile)
+    return _priced(load_model(job.model or ""), where, named, job, pins, profile)
+
+
+def simulate(
+    model: str | Path | Model,
+    *,
+    gpus: int | None = None,
+    cluster: str | Path | Cluster | None = None,
+    **options: Any,
+) -> Estimate:
+    """What a layout of *model* costs on *gpus* devices of *cluster*.
+
+    Both by catalogue name, by file, or as `profiles.load_model` and `load_cluster`
+    return them; left out, the cluster is `dgx-a100-80gb`. *options* are those of the
+    command `simulate` about the question and the layout, by the same names (`tp`,
+    `pp`, `zero`, `recompute`, `seq_len`, `framework`, `profile` …) and with the same
+    values and defaults; what they leave out stands in the estimate's `assumed`.
+
+    Raises UnknownName, InvalidSpec for a value that cannot be, Contradiction for a
+    layout that cannot run so, Unsupported, InvalidFile and StaleProfile.
+    """
+    named = {"model": model, "cluster": cluster}
+    words = {
+        key: one.name if isinstance(one, Model | Cluster) else one
+        for key, one in named.items()
+    }
+    job, pins = from_keywords(
+        {**options, **words, "gpus": gpus},
+        {JobOptions: job_options, Pins: layout_options},
+    )
+    profile = read_profile(job.profile)
+    where = cluster_name(job.cluster, profile)
+    on = cluster
+    if not isinstance(on, Cluster):
+        on = cluster_called(where, profile.samples if profile else None)
+    spec = model if isinstance(model, Model) else load_model(job.model)
+    return _priced(spec, on, where, job, pins, profile).estimate
+
+
+def _priced(
+    spec: Model,
+    where: Cluster,
+    named: str,
+    job: JobOptions,
+    pins: Pins,
+    profile: Profile | None,
+) -> Pricing:
+    """The price on the cluster *where*, which was *named* so."""
+    question = resolve(spec, where, job, pins, profile)
     assumed = dict(question.assumed)
     if job.cluster is None:
         assumed = {"cluster": named, **assumed}

@@ -11,11 +11,11 @@ from typing import Any
 from costmodel.layout import Layout
 from costmodel.simulation.flops import MEGATRON, Convention, block_flops, model_flops
 from costmodel.simulation.price_sources import PriceSources
-from costmodel.simulation.serialization import layout_document
 from costmodel.simulation.uncertainty import P90, Spread, probability_fits
 from costmodel.stages import Away, Memory, recomputed_operators
 from profiles.models import Job
-from profiles.units import TFLOPS
+from profiles.notebook import html_table
+from profiles.units import TFLOPS, format_bytes, format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +163,46 @@ class Answer:
             "breakdown_s": dict(self.breakdown_s),
             "interval": self.interval,
             "price_sources": self.price_sources and self.price_sources.document(),
-            "layout": layout_document(self.layout),
+            "layout": self.layout.to_dict(),
             "assumed": dict(self.assumed),
             "warnings": list(self.warnings),
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of JSON: what `simulate --json` prints; seconds, bytes, FLOP."""
+        return self.document()
+
+    def _repr_html_(self) -> str:
+        """The answer in a few lines, for a notebook."""
+        low_s, high_s = self.interval_s
+        layout, within = self.layout, "fits in" if self.fits else "does not fit in"
+        degrees = {
+            name: size
+            for name, size in layout.summary.items()
+            if name in ("tp", "pp", "dp", "cp", "ep") and size != 1
+        }
+        split = " · ".join(
+            f"{name} {'mixed' if size is None else size}"
+            for name, size in degrees.items()
+        )
+        rows = {
+            "layout": f"{split or 'one device'}, {layout.schedule}, "
+            f"{layout.micro_batches} micro-batches",
+            "step time": f"{format_seconds(self.step_time_s)} "
+            f"({format_seconds(low_s)} – {format_seconds(high_s)})",
+            "throughput": f"{self.tokens_per_s_per_gpu:,.0f} tokens/s per GPU",
+            "utilisation": f"MFU {self.mfu:.1%}, HFU {self.hfu:.1%}",
+            "peak memory": f"{format_bytes(self.peak_memory_bytes)}, {within} "
+            f"{format_bytes(self.capacity_bytes)} "
+            f"(probability {self.probability_fits:.0%})",
+        }
+        if self.warnings:
+            rows["warnings"] = "; ".join(self.warnings)
+        title = (
+            f"{self.job.model} on {layout.gpus} × {self.device}: "
+            f"{self.job.global_batch:,} sequences of {self.job.seq_len:,} tokens a step"
+        )
+        return html_table(title, rows.items())
 
 
 def recomputed_flops(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from costmodel.layout import AUTO, Layout, Uniform, nearly_uniform_of, spell_out
 from costmodel.machine import Machine
 from costmodel.report import headline, layout_words
-from costmodel.simulation import Estimate, estimate, layout_document, spelled_out
+from costmodel.simulation import Estimate, estimate, spelled_out
 from costmodel.support import is_local, violations
 from planner.analysis.explain import WORDS
 from planner.problem import away_words, retention_words
@@ -285,7 +285,7 @@ def difference_document(found: Difference, files: tuple[Path, Path]) -> dict[str
 
 def _end(estimate: Estimate) -> dict[str, Any]:
     return {
-        "layout": layout_document(estimate.layout),
+        "layout": estimate.layout.to_dict(),
         "estimate": estimate.document(),
     }
 

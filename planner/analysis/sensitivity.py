@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from costmodel.simulation import layout_document
 from planner.problem import Candidate, Problem, Solution, Staged, short_candidate_words
 from planner.search import again_priced
 from profiles.errors import MeshwrightError
@@ -145,7 +144,7 @@ def sensitivity_document(found: Sensitivity) -> dict[str, Any]:
         "throughput": found.throughput,
         "step_time_s": estimate.step_time_s,
         "peak_memory_bytes": estimate.peak_memory_bytes,
-        "layout": layout_document(estimate.layout) if found.other_layout else None,
+        "layout": estimate.layout.to_dict() if found.other_layout else None,
     }
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from math import inf
 from typing import Any
 
-from costmodel.simulation import layout_document
 from costmodel.stages import places_of
 from planner.analysis import binds, faster, indistinguishable, loss, why_chosen, worse
 from planner.problem import Candidate, Operators, Problem, Solution, Wider
@@ -59,7 +58,7 @@ def answer_document(problem: Problem, solution: Solution) -> dict[str, Any]:
     assert best is not None, "who has no layout says why instead"
     places = places_of(best.estimate.layout, problem.machine.cluster)
     return {
-        "layout": layout_document(best.estimate.layout),
+        "layout": best.estimate.layout.to_dict(),
         **({"placement": [asdict(one) for one in places]} if places else {}),
         "software": software_document(problem, best.estimate.layout),
         "estimate": best.estimate.document(),
@@ -81,7 +80,7 @@ def _chosen_over(problem: Problem, solution: Solution) -> dict[str, Any] | None:
     if other is None:
         return None
     return {
-        "layout": layout_document(other.estimate.layout),
+        "layout": other.estimate.layout.to_dict(),
         "estimate": other.estimate.document(),
         "because": why_chosen(problem, solution),
     }
@@ -92,7 +91,7 @@ def _faster(solution: Solution, other: Candidate | None) -> dict[str, Any] | Non
     if solution.best is None or other is None:
         return None
     return {
-        "layout": layout_document(other.estimate.layout),
+        "layout": other.estimate.layout.to_dict(),
         "estimate": other.estimate.document(),
         "faster": faster(solution.best, other),
         "probability_fits": other.estimate.probability_fits,
@@ -198,7 +197,7 @@ def search_document(solution: Solution) -> dict[str, Any]:
 
 def _alternative(problem: Problem, best: Candidate, other: Candidate) -> dict[str, Any]:
     return {
-        "layout": layout_document(other.estimate.layout),
+        "layout": other.estimate.layout.to_dict(),
         "estimate": other.estimate.document(),
         "worse": worse(problem, best, other),
         "loses": loss(problem, best, other),

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.layout import Layout
 from costmodel.machine import DEFAULT
-from costmodel.simulation import layout_document
 from costmodel.support import refusals
 from planner.analysis import worse
 from planner.problem import Asked, Candidate, Problem, Solution, short_candidate_words
@@ -110,7 +109,7 @@ def _planned(name: str, asked: Asked, solve: Callable[[Problem], Solution]) -> P
 def _document(one: Planned) -> dict[str, Any]:
     return {
         "framework": one.framework,
-        "layout": one.best and layout_document(one.best.estimate.layout),
+        "layout": one.best and one.best.estimate.layout.to_dict(),
         "estimate": one.best and one.best.estimate.document(),
         "reason": one.reason or None,
     }

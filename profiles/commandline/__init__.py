@@ -13,7 +13,13 @@ if TYPE_CHECKING:
         warn,
     )
     from profiles.commandline.job import JobOptions, job_options
-    from profiles.commandline.options import Function, collected, given, option
+    from profiles.commandline.options import (
+        Function,
+        collected,
+        from_keywords,
+        given,
+        option,
+    )
     from profiles.commandline.param_types import (
         LARGEST_SAMPLES,
         LARGEST_SEQUENCE,
@@ -42,6 +48,7 @@ __all__ = [
     "counts",
     "emit_json",
     "enter",
+    "from_keywords",
     "given",
     "job_options",
     "offload",

@@ -8,6 +8,7 @@ from typing import Any
 from profiles.errors import InvalidFile, InvalidSpec
 from profiles.files import decode, require_name, shown
 from profiles.limits import require
+from profiles.models.job import Job
 from profiles.models.spec import FAMILIES, ModelSpec
 
 SEQ_LEN = 2048  # [assumed] where neither the catalogue nor a file says
@@ -33,6 +34,26 @@ class Model:
         require_name(self.name)
         for name in ("seq_len", "global_batch"):
             require("size", getattr(self, name), name)
+
+    def job(
+        self,
+        *,
+        seq_len: int | None = None,
+        global_batch: int | None = None,
+        optimizer: str = "adamw",
+    ) -> Job:
+        """Training it with *global_batch* sequences of *seq_len* tokens a step; by
+        default those that it is usually trained with.
+
+        Raises UnknownName for an optimizer, InvalidSpec for sizes that cannot be.
+        """
+        return Job(
+            model=self.name,
+            spec=self.spec,
+            seq_len=self.seq_len if seq_len is None else seq_len,
+            global_batch=self.global_batch if global_batch is None else global_batch,
+            optimizer=optimizer,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
