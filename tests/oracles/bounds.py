@@ -20,7 +20,7 @@ from costmodel.machine.framework import hides_gradients
 from costmodel.machine.topology import always_crosses
 from costmodel.schedule.schedules import schedule_called
 from costmodel.stages.layout_cost import LayoutPricer
-from costmodel.stages.pipeline_p2p import boundary_s, sends
+from costmodel.stages.pipeline_p2p import Sender, boundary_s, sends
 from costmodel.stages.stage_cost import StagePrice, most_hidden_s
 from costmodel.stages.tied_weights import layout_tied_sync
 from costmodel.timeline.gradient_reduction import reduce_tail_s
@@ -104,20 +104,8 @@ def _crossing_s(job: Job, layout: Layout, stages: list[StagePrice], on: Machine)
 def _transfer_s(job: Job, layout: Layout, on: Machine, far: Any) -> Any:
     if layout.pp == 1:
         return np.zeros(())
-    mesh = layout.stages[0].mesh
-    return boundary_s(
-        job,
-        on,
-        layout.precision,
-        tp=np.asarray(mesh.tp),
-        cp=np.asarray(mesh.cp),
-        micro_batch=np.asarray(layout.micro_batch(layout.stages[0])),
-        sequence_parallel=np.asarray(
-            layout.stages[0].plans[0].sharding == "megatron-sp"
-        ),
-        far=far,
-        stride=np.asarray(mesh.size),
-    )
+    sender = Sender.of(layout, layout.stages[0])
+    return boundary_s(job, on, layout.precision, sender, far=far)
 
 
 def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
