@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,13 @@ from profiles.errors import Contradiction, InvalidSpec, UnknownName
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TINY = profiles.load_model("gpt-tiny")
 DGX = profiles.load_cluster("dgx-a100-80gb")
-ASKED = {"gpus": 4, "tp": 2, "pp": 2, "global_batch": 8, "recompute": "full"}
+ASKED: dict[str, Any] = {
+    "gpus": 4,
+    "tp": 2,
+    "pp": 2,
+    "global_batch": 8,
+    "recompute": "full",
+}
 OPTIONS = ["--model", "gpt-tiny", "--gpus", "4", "--global-batch", "8"]
 
 
@@ -74,7 +81,12 @@ def test_simulate_takes_names_files_and_what_was_loaded(tmp_path: Path) -> None:
 def test_options_are_checked_as_the_commands_are() -> None:
     cut = costmodel.simulate("gpt-tiny", pp=2, stage_layers=[1, 3], global_batch=8)
     assert [stage.body for stage in cut.layout.stages] == [1, 3]
-    wrong = {"tp": 0, "sequence_parallel": 1, "zero": True, "offload": "cpu"}
+    wrong: dict[str, Any] = {
+        "tp": 0,
+        "sequence_parallel": 1,
+        "zero": True,
+        "offload": "cpu",
+    }
     for name, value in wrong.items():
         with pytest.raises(InvalidSpec, match=f"^{name}="):
             costmodel.simulate("gpt-tiny", gpus=4, **{name: value})
