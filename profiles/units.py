@@ -1,4 +1,4 @@
-"""Units: the only room where a power of ten or two is spelled out.
+"""Units: the only module where a power of ten or two is spelled out.
 
 SI inside: seconds, bytes, FLOP, dollars. A name carries its unit as a suffix.
 """

@@ -53,10 +53,10 @@ def enter(
     where: str, argv: Sequence[str] | None = None, prog: str | None = None
 ) -> int:
     """Import the command at ``package.room:name``, run it, return its exit code."""
-    room, _, name = where.partition(":")
+    module, _, name = where.partition(":")
 
     def body() -> int:
-        code: int = getattr(import_module(room), name).run(argv, prog=prog)
+        code: int = getattr(import_module(module), name).run(argv, prog=prog)
         return code
 
     return guarded(prog or name, body)

@@ -1,6 +1,6 @@
 """`meshwright VERB …`: the four commands where their own names are taken.
 
-The verb's package is loaded by name when it is asked for, so this room knows no
+The verb's package is loaded by name when it is asked for, so this module knows no
 package that comes after its own.
 """
 

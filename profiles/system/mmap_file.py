@@ -8,7 +8,7 @@ the page cache, so that what is not in use takes no memory and a run is as fast
 as its drive, not as what memory happened to be free. The file has no name from the
 start: nothing is left of it when the process ends, however it ends.
 
-The clock of `profile` and the optimizer of a run use this one room, so that what is
+The clock of `profile` and the optimizer of a run use this one module, so that what is
 measured is what is done.
 """
 

@@ -2,7 +2,7 @@
 
 The MLP of `runtime.models` takes its activation from here.
 
-Each takes tensors and gives one. `torch` is loaded when the room is asked for them.
+Each takes tensors and gives one. `torch` is loaded when the module is asked for them.
 """
 
 from __future__ import annotations

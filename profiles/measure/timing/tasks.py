@@ -3,7 +3,7 @@
 Plain values without torch, so that the plan is made where torch is not loaded, and
 travels to the measuring processes as JSON.
 
-Names for PyTorch's types in rooms that are imported without PyTorch.
+Names for PyTorch's types in modules that are imported without PyTorch.
 """
 
 from __future__ import annotations
