@@ -116,6 +116,12 @@ def test_arrows_point_up_the_map(module: Path) -> None:
     assert not relative, "rooms are imported by their full name"
 
 
+def test_no_module_is_called_after_a_participle_or_an_adverb() -> None:
+    vague = {"told", "seen", "heard", "known", "kept", "apart", "beside", "asked"}
+    vague |= {"around", "spoken", "words", "found", "away", "held", "made_again"}
+    assert {name.rpartition(".")[2] for name in modules()} & vague == set()
+
+
 def test_the_arrows_between_sub_packages_form_no_circle() -> None:
     assert list(nx.simple_cycles(arrows())) == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from runtime.cli import execute
 from runtime.launch import run
+from runtime.launch.launcher import Program
 from runtime.launch.processes import Worker
 from runtime.launch.request import Request
 from tests.runtime.ranks import on_ranks
@@ -26,8 +27,8 @@ def executing(
     """Runs `execute` with workers that are forked, as those that the launcher starts
     take seconds to import torch: the exit code, stdout and stderr."""
 
-    def launched(args: Sequence[str], *, nproc: int, **_: Any) -> None:
-        on_ranks(nproc, worked, nproc, *args)
+    def launched(program: Program, *, nproc: int, **_: Any) -> None:
+        on_ranks(nproc, worked, nproc, *program.arguments)
 
     def running(*argv: str) -> tuple[int, str, str]:
         capsys.readouterr()  # what was printed before is none of its own

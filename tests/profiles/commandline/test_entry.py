@@ -192,6 +192,7 @@ def test_ctrl_c_inside_exec_is_exit_130_too(
 
 
 def test_output_survives_a_narrow_encoding(run: Run) -> None:
-    script = "import profiles.commandline as c; c.guarded('t', lambda: print('4 µs'))"
+    module = "profiles.commandline.commands"
+    script = f"import {module} as c; c.guarded('t', lambda: print('4 µs'))"
     done = run("python", "-c", script, env={"PYTHONIOENCODING": "ascii"})
     assert (done.stdout, done.stderr) == ("4 ?s\n", "")
