@@ -378,7 +378,8 @@ def fewest_layers(
     """*choice* with as many layers of each stage made again whole as have to be to stay
     under *limit_bytes*, the first ones; all of them where that is too few."""
     stages = choice.pp * choice.virtual_stages
-    counts = split_layers(job.graph.body, stages, job.graph.tail)
+    even = split_layers(job.graph.body, stages, job.graph.tail)
+    counts = choice.layers_per_stage or even
 
     def priced(again: int) -> tuple[Uniform, Estimate]:
         some = None if again >= max(counts) else again

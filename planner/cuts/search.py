@@ -92,7 +92,7 @@ def with_cuts(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         tries=FITTED,
         moves=MOVES_FITTED,
     )
-    if problem.pins.recompute is None:
+    if problem.pins.recompute is None and problem.recomputes_in_part:
         fitting.run(take(branches, branches["recompute"] == NONE))
     return _merged(problem, solution, hunt, fitting, limits)
 

@@ -39,7 +39,13 @@ from costmodel.simulation import (
     with_odds,
 )
 from costmodel.stages import AtomBook, Known, capacity_bytes
-from costmodel.support import BY_STAGE, Capabilities, capabilities, refusals
+from costmodel.support import (
+    ALIKE,
+    BY_STAGE,
+    Capabilities,
+    capabilities,
+    refusals,
+)
 from profiles.errors import MeshwrightError, Unsupported
 from profiles.hardware import precision
 from profiles.models import Job
@@ -273,6 +279,11 @@ class Problem:
     def offers(self, fact: str, value: str) -> bool:
         """Whether layouts with this *value* of a *fact* are asked for at all."""
         return self.capabilities is None or self.capabilities.offers(fact, value)
+
+    @property
+    def recomputes_in_part(self) -> bool:
+        """Whether some layers of a stage may recompute where others do not."""
+        return any(self.offers("recompute in", one) for one in (ALIKE, BY_STAGE))
 
     def unlimited(self) -> Problem:
         """The same of all that is priced, whatever software lacks."""

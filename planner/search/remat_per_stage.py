@@ -23,7 +23,7 @@ import numpy as np
 from costmodel.layout import AUTO, RECOMPUTES, SQRT, Columns, Uniform
 from costmodel.options import Pins
 from costmodel.stages import Known
-from costmodel.support import ALIKE, BY_NAME, BY_STAGE
+from costmodel.support import BY_NAME
 from planner.problem import (
     EXACT,
     WORTHWHILE,
@@ -83,7 +83,7 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         return solution
     if pins.recompute is not None or pins.recompute_layers is not None:
         return solution
-    if not any(problem.offers("recompute in", one) for one in (ALIKE, BY_STAGE)):
+    if not problem.recomputes_in_part:
         return solution
     clock = Clock(limits=limits)
     try:
