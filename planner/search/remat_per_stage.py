@@ -45,6 +45,7 @@ from profiles.errors import Contradiction, OutOfTime
 
 MOST: Final = 8  # candidates that are fitted
 MISSES: Final = 4  # of them in a row that bring nothing: the next will not either
+UNTRIED: Final = 0.96  # of the first guess of a schedule: at most that far too high
 LISTED: Final = 64  # candidates that are looked at, the most promising ones
 # What is made again for the first bytes costs next to nothing (norms, activations), for
 # the last ones whole products: seconds grow as this power of the share of bytes.
@@ -93,15 +94,21 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         ]
     except OutOfTime:
         return solution
-    listed = [one for field in fields for one in field.promising()]
+    left = [one for field in fields for one in field.promising()]
     best, simulated, misses, known = solution.best, 0, 0, Known()
-    for one in sorted(listed, key=lambda one: one.guess)[:LISTED]:
-        if clock.over or simulated == MOST or misses == MISSES:
-            break
+    off: dict[str, float] = {}  # by schedule, how far its last guess was
+
+    def likely(one: _Promise) -> float:
+        return one.guess * off.get(one.choice.schedule, UNTRIED)
+
+    while left and not clock.over and simulated < MOST and misses < MISSES:
+        one = min(left, key=likely)
+        left.remove(one)
         if one.least >= problem.value(best) * (1 - EXACT):
             continue
         found = one.problem.simulate(one.choice, known)
         simulated, misses = simulated + 1, misses + 1
+        off[one.choice.schedule] = problem.value(found) / one.guess
         if one.problem.fits(found) and problem.value(found) < problem.value(best):
             best, misses = found, 0
     return _with(problem, solution, best, fields, simulated, limits)
