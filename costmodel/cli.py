@@ -12,17 +12,17 @@ import click
 from costmodel.options import InferenceOptions, Pins, inference_options, layout_options
 from profiles.commandline import (
     LARGEST_SAMPLES,
+    FilePath,
+    FloatRange,
+    IntRange,
     JobOptions,
     command,
     console,
     emit_json,
     given,
     job_options,
-    path,
-    real,
     text,
     warn,
-    whole,
 )
 from profiles.errors import Contradiction
 from profiles.files import require_apart
@@ -95,12 +95,16 @@ class Wish:
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
-@click.argument("file", type=path, required=False, metavar="[LAYOUT.json]")
+@click.argument("file", type=FilePath(), required=False, metavar="[LAYOUT.json]")
 @job_options
 @layout_options
-@click.option("--runs", type=path, metavar="FILE.csv", help="Price a table of runs.")
-@click.option("--trace", type=path, metavar="FILE", help="Write a Perfetto trace.")
-@click.option("--out", type=path, metavar="FILE", help="Write the layout file.")
+@click.option(
+    "--runs", type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
+)
+@click.option(
+    "--trace", type=FilePath(), metavar="FILE", help="Write a Perfetto trace."
+)
+@click.option("--out", type=FilePath(), metavar="FILE", help="Write the layout file.")
 @click.option(
     "--sweep",
     type=text,
@@ -110,7 +114,7 @@ class Wish:
 )
 @click.option(
     "--tokens",
-    type=real(1, 1e18),
+    type=FloatRange(1, 1e18),
     metavar="N",
     help="Also: days (and dollars, where the device has a price) and total FLOPs to "
     "train N tokens.",
@@ -118,7 +122,7 @@ class Wish:
 @click.option(
     "--rampup-batch-size",
     "rampup",
-    type=(whole(), whole(), whole(most=LARGEST_SAMPLES)),
+    type=(IntRange(), IntRange(), IntRange(1, LARGEST_SAMPLES)),
     metavar="START INCREMENT SAMPLES",
     help="Of --tokens: the batch grows from START sequences to the global batch by "
     "INCREMENT, over the first SAMPLES sequences.",
@@ -139,7 +143,7 @@ class Wish:
     "[default: megatron]",
 )
 @click.option(
-    "--report", type=path, metavar="FILE.html", help="Write a page about --runs."
+    "--report", type=FilePath(), metavar="FILE.html", help="Write a page about --runs."
 )
 @inference_options
 def simulate(

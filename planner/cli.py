@@ -9,18 +9,18 @@ import click
 from costmodel.options import Pins, layout_options
 from planner.options import Around, Wish, around_options, several_gpus
 from profiles.commandline import (
+    Choice,
+    FilePath,
+    FloatRange,
+    IntRange,
     JobOptions,
     command,
     console,
     emit_json,
     job_options,
-    one_of,
-    path,
     premise,
-    real,
     text,
     warn,
-    whole,
 )
 from profiles.errors import OutOfTime, Unsupported
 
@@ -43,33 +43,31 @@ MOST_RUNNERS_UP = 100
 @around_options
 @click.option(
     "--objective",
-    type=one_of(*OBJECTIVES),
+    type=Choice(OBJECTIVES),
     default="throughput",
-    metavar="NAME",
-    help=f"{', '.join(OBJECTIVES)}.  [default: throughput]",
 )
 @click.option(
     "--top",
-    type=whole(0, MOST_RUNNERS_UP),
-    default="5",
+    type=IntRange(0, MOST_RUNNERS_UP),
+    default=5,
     metavar="K",
-    help="Runners-up to name.  [default: 5]",
+    help="Runners-up to name.",
 )
-@click.option("--out", type=path, metavar="FILE", help="Write the layout file.")
+@click.option("--out", type=FilePath(), metavar="FILE", help="Write the layout file.")
 @click.option(
     "--search",
     type=text,
     default="branch-and-bound",
     metavar="NAME",
     help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, deepspeed, "
-    "2bw, pipedream, recursive.  [default: branch-and-bound]",
+    "2bw, pipedream, recursive.",
 )
 @click.option(
     "--compare-searches", is_flag=True, help="Run every search and compare them."
 )
 @click.option(
     "--time-limit",
-    type=real(0, 1e9, strictly=True),
+    type=FloatRange(0, 1e9, strictly=True),
     metavar="S",
     help="Stop after S seconds with the best layout so far, and its gap.",
 )
@@ -81,7 +79,7 @@ MOST_RUNNERS_UP = 100
 )
 @click.option(
     "--probability",
-    type=real(0.5, 0.9999),
+    type=FloatRange(0.5, 0.9999),
     metavar="P",
     help="With which the layout is to fit.  [default: 0.95; of the least memory 0.5]",
 )

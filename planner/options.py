@@ -12,14 +12,14 @@ from typing import Any, Final
 import click
 
 from profiles.commandline import (
+    Choice,
+    FilePath,
+    FloatRange,
     Function,
+    IntRange,
     collected,
-    one_of,
     option,
-    path,
-    real,
     refuse,
-    whole,
 )
 
 _option = partial(option, "Questions around the plan")
@@ -70,14 +70,13 @@ class Wish:
 _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     _option(
         "--maximize",
-        type=one_of(*QUANTITIES),
-        metavar="NAME",
+        type=Choice(QUANTITIES),
         help="The largest seq-len, global-batch or number of layers that fits, and the "
         "plan at it.",
     ),
     _option(
         "--diff",
-        type=path,
+        type=FilePath(),
         nargs=2,
         metavar="A B",
         help="What differs between two layout files, and what each difference costs.",
@@ -90,14 +89,14 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--tokens",
-        type=real(1, MOST_TOKENS),
+        type=FloatRange(1, MOST_TOKENS),
         metavar="N",
         help="Also: days (and dollars, where the device has a price) to train N "
         "tokens.",
     ),
     _option(
         "--probe",
-        type=whole(1, MOST_PROBES),
+        type=IntRange(1, MOST_PROBES),
         metavar="K",
         help="Write the K layouts worth measuring first: probe-1.json … beside --out, "
         "or here.",
@@ -150,7 +149,7 @@ def gpu_counts(given: str) -> int | tuple[int, ...]:
     >>> gpu_counts("64"), gpu_counts("8..100"), gpu_counts("8,24")
     (64, (8, 16, 32, 64), (8, 24))
     """
-    count = whole()
+    count = IntRange()
     span = _RANGE.fullmatch(given.strip())
     if span:
         first, last = (_count(part, given) for part in span.groups())
@@ -167,7 +166,7 @@ def gpu_counts(given: str) -> int | tuple[int, ...]:
 
 def _count(part: str, given: str) -> int:
     try:
-        return whole()(part)
+        return IntRange()(part)
     except click.BadParameter:
         raise refuse(given, _RULE) from None
 

@@ -11,15 +11,15 @@ import click
 
 from profiles.commandline import (
     LARGEST_SEQUENCE,
+    Choice,
+    FilePath,
+    IntRange,
     command,
     console,
     emit_json,
-    one_of,
-    path,
     progress,
     text,
     warn,
-    whole,
 )
 from profiles.errors import Contradiction, InvalidQuestion
 from profiles.files import require_package
@@ -36,21 +36,19 @@ MOST_RANKS = 64
 
 
 @command("profile", example="profile --out samples.json --quick --model gpt-mini")
-@click.option("--out", type=path, metavar="FILE", help="Write the samples there.")
+@click.option("--out", type=FilePath(), metavar="FILE", help="Write the samples there.")
 @click.option(
-    "--show", type=path, metavar="FILE", help="Show what a file of samples holds."
+    "--show", type=FilePath(), metavar="FILE", help="Show what a file of samples holds."
 )
 @click.option(
     "--device",
-    type=one_of(*DEVICES),
-    metavar="NAME",
-    help="cpu or cuda.  [default: cuda where PyTorch sees a GPU]",
+    type=Choice(DEVICES),
+    help="[default: cuda where PyTorch sees a GPU]",
 )
 @click.option(
     "--nproc",
     "ranks",
-    type=whole(1, MOST_RANKS),
-    metavar="N",
+    type=IntRange(1, MOST_RANKS),
     help="Ranks of a machine.  [default: the GPUs, or the cores up to 4]",
 )
 @click.option(
@@ -64,28 +62,23 @@ MOST_RANKS = 64
 )
 @click.option(
     "--seq-len",
-    type=whole(most=LARGEST_SEQUENCE),
-    metavar="N",
+    type=IntRange(1, LARGEST_SEQUENCE),
     help="Tokens a sequence.  [default: the model's]",
 )
 @click.option(
     "--global-batch",
-    type=whole(most=LARGEST_SEQUENCE),
-    metavar="N",
+    type=IntRange(1, LARGEST_SEQUENCE),
     help="Sequences a step.  [default: the model's]",
 )
 @click.option(
     "--precision",
     "precisions",
-    type=one_of(*PRECISIONS),
+    type=Choice(PRECISIONS),
     multiple=True,
-    metavar="NAME",
-    help=f"{', '.join(PRECISIONS)}; may be given several times.  [default: fp32 on a "
-    "CPU, bf16 and fp32 on a GPU]",
+    help="May be given several times.  [default: fp32 on a CPU, bf16 and fp32 on a "
+    "GPU]",
 )
-@click.option(
-    "--nnodes", "nodes", type=whole(1), default="1", metavar="N", help="[default: 1]"
-)
+@click.option("--nnodes", "nodes", type=IntRange(1), default=1)
 @click.option(
     "--rdzv-endpoint",
     type=text,
@@ -94,7 +87,7 @@ MOST_RANKS = 64
 )
 @click.option(
     "--offload-dir",
-    type=path,
+    type=FilePath(),
     metavar="DIR",
     help="Folder of the drive that execute would keep states on.  [default: that of "
     "temporary files]",

@@ -10,13 +10,13 @@ from typing import Final
 from costmodel.options.pins import Pins
 from profiles.commandline import (
     LARGEST_SEQUENCE,
+    Choice,
     Function,
+    IntRange,
     JobOptions,
     collected,
     given,
-    one_of,
     option,
-    whole,
 )
 from profiles.errors import Contradiction, Unsupported
 from profiles.samples import LOCAL
@@ -91,33 +91,27 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--prompt-len",
-        type=whole(most=LARGEST_SEQUENCE),
-        metavar="N",
+        type=IntRange(1, LARGEST_SEQUENCE),
         help="Tokens of each prompt.  [default: the context less the new tokens]",
     ),
     _option(
         "--new-tokens",
-        type=whole(most=LARGEST_SEQUENCE),
-        metavar="N",
+        type=IntRange(1, LARGEST_SEQUENCE),
         help="Tokens made of each prompt.  [default: 128, at most half the context]",
     ),
     _option(
         "--kv-cache-dtype",
-        type=one_of(*CACHE_FORMATS),
-        metavar="NAME",
-        help=f"Of cached keys and values: {', '.join(CACHE_FORMATS)}.  "
-        "[default: the activations']",
+        type=Choice(CACHE_FORMATS),
+        help="Of cached keys and values.  [default: the activations']",
     ),
     _option(
         "--quantization",
-        type=one_of(*QUANTIZATIONS),
-        metavar="NAME",
-        help=f"Weights of the layers stored in {' or '.join(QUANTIZATIONS)}, "
-        "multiplied in 16 bits.",
+        type=Choice(QUANTIZATIONS),
+        help="Weights of the layers stored in so few bits, multiplied in 16.",
     ),
     _option(
         "--group-size",
-        type=whole(),
+        type=IntRange(),
         metavar="G",
         help="Quantized weights that share a scale and a zero.  [default: 128]",
     ),

@@ -12,20 +12,20 @@ from functools import partial
 
 from costmodel.layout import CP_KINDS, TIERS
 from profiles.commandline import (
+    Choice,
+    FloatRange,
     Function,
+    IntRange,
     collected,
     counts,
     offload,
-    one_of,
     option,
-    real,
     some_of,
     text,
-    whole,
 )
 
 _option = partial(option, "Layout")
-_degree = partial(_option, type=whole(), metavar="N")
+_degree = partial(_option, type=IntRange())
 
 # The names of `costmodel.schedule.schedules`, which a command does not load to show
 # its help.
@@ -114,19 +114,17 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--first-stage-layers",
-        type=whole(0),
-        metavar="N",
+        type=IntRange(0),
         help="Layers of the first stage; the others have the rest, as even as can be.",
     ),
     _option(
         "--last-stage-layers",
-        type=whole(0),
-        metavar="N",
+        type=IntRange(0),
         help="The same of the last stage.",
     ),
     _option(
         "--zero",
-        type=whole(0, 3),
+        type=IntRange(0, 3),
         metavar="0|1|2|3",
         help="What data parallelism shards: nothing, optimizer states, gradients "
         "too, parameters too.  [default in simulate: 1]",
@@ -162,9 +160,8 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--cp-kind",
-        type=one_of(*CP_KINDS),
-        metavar="NAME",
-        help=f"{', '.join(CP_KINDS)} (without flash attention, simulated only).",
+        type=Choice(CP_KINDS),
+        help="rsa is without flash attention, and simulated only.",
     ),
     _option(
         "--recompute",
@@ -176,7 +173,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--recompute-layers",
-        type=whole(0),
+        type=IntRange(0),
         metavar="K",
         help="Only in the first K layers of each stage.",
     ),
@@ -194,8 +191,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--offload-to",
-        type=one_of(*TIERS),
-        metavar="cpu|nvme",
+        type=Choice(TIERS),
         help="Where offloaded tensors go.",
     ),
     _option(
@@ -207,13 +203,12 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--imbalance",
-        type=real(1, _MOST_IMBALANCE),
-        metavar="X",
+        type=FloatRange(1, _MOST_IMBALANCE),
         help="Tokens of the busiest expert over the mean.",
     ),
     _option(
         "--bucket-mb",
-        type=real(0, _MOST_BUCKET_MB, strictly=True),
+        type=FloatRange(0, _MOST_BUCKET_MB, strictly=True),
         metavar="MB",
         help="Gradients reduced together, in fp32; `fully_shard` reduces layer by "
         "layer, whatever is said.  [default: the framework's]",

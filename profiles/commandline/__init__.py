@@ -12,27 +12,28 @@ if TYPE_CHECKING:
         premise,
         warn,
     )
-    from profiles.commandline.job import JobOptions, job_options
     from profiles.commandline.options import (
         Function,
+        JobOptions,
         collected,
         from_keywords,
         given,
+        job_options,
         option,
     )
     from profiles.commandline.param_types import (
         LARGEST_SAMPLES,
         LARGEST_SEQUENCE,
         LONGEST_TEXT,
+        Choice,
+        FilePath,
+        FloatRange,
+        IntRange,
         counts,
         offload,
-        one_of,
-        path,
-        real,
         refuse,
         some_of,
         text,
-        whole,
     )
     from profiles.commandline.terminal import console, emit_json, progress
 
@@ -40,7 +41,11 @@ __all__ = [
     "LARGEST_SAMPLES",
     "LARGEST_SEQUENCE",
     "LONGEST_TEXT",
+    "Choice",
+    "FilePath",
+    "FloatRange",
     "Function",
+    "IntRange",
     "JobOptions",
     "collected",
     "command",
@@ -53,17 +58,13 @@ __all__ = [
     "job_options",
     "offload",
     "one_interrupt",
-    "one_of",
     "option",
-    "path",
     "premise",
     "progress",
-    "real",
     "refuse",
     "some_of",
     "text",
     "warn",
-    "whole",
 ]
 
 __getattr__ = lazily(__name__, __file__)

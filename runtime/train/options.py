@@ -11,7 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiles.commandline import Function, collected, one_of, option, real, text, whole
+from profiles.commandline import (
+    Choice,
+    FloatRange,
+    Function,
+    IntRange,
+    collected,
+    option,
+    text,
+)
 from profiles.errors import Contradiction
 from profiles.files import require_package
 from runtime.data import absolute
@@ -84,31 +92,26 @@ _option = partial(option, "Training")
 _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     _option(
         "--lr-schedule",
-        type=one_of(*KINDS),
+        type=Choice(KINDS),
         default="constant",
-        metavar="NAME",
-        help="The learning rate over the steps: constant, linear, cosine or wsd.  "
-        "[default: constant]",
+        help="The learning rate over the steps.",
     ),
     _option(
         "--warmup-steps",
-        type=whole(0),
-        default="0",
-        metavar="N",
-        help="Steps in which the rate rises to --lr.  [default: 0]",
+        type=IntRange(0),
+        default=0,
+        help="Steps in which the rate rises to --lr.",
     ),
     _option(
         "--decay-steps",
-        type=whole(1),
-        metavar="N",
+        type=IntRange(1),
         help="Steps that the schedule is over, if not --steps.",
     ),
     _option(
         "--min-lr",
-        type=real(0, 10),
-        default="0",
-        metavar="X",
-        help="Where a schedule ends.  [default: 0]",
+        type=FloatRange(0, 10),
+        default=0,
+        help="Where a schedule ends.",
     ),
     _option(
         "--eval-data",
@@ -118,16 +121,14 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     _option(
         "--eval-every",
-        type=whole(1),
-        metavar="N",
+        type=IntRange(1),
         help="Steps from one evaluation to the next.  [default: at the end]",
     ),
     _option(
         "--eval-batches",
-        type=whole(1, 10**6),
-        default="1",
-        metavar="N",
-        help="Global batches in an evaluation.  [default: 1]",
+        type=IntRange(1, 10**6),
+        default=1,
+        help="Global batches in an evaluation.",
     ),
     _option("--log", type=text, metavar="FILE", help="One line of JSON a step."),
     _option(
