@@ -34,7 +34,7 @@ from benchmarks.forked import forked
 from costmodel.simulation.layout_files import job_of
 from costmodel.simulation.serialization import parse_file
 from profiles.files import decode, read_json, write_text
-from profiles.measure.noise import calibration_s
+from profiles.measure.machine import calibration_s
 from runtime.data.sources import source
 from runtime.launch.processes import process_group
 from runtime.models.decoder import decoder_of

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from profiles.commandline.commands import (
@@ -37,34 +37,4 @@ if TYPE_CHECKING:
     )
     from profiles.commandline.terminal import console, emit_json, progress
 
-__all__ = [
-    "LARGEST_SAMPLES",
-    "LARGEST_SEQUENCE",
-    "LONGEST_TEXT",
-    "Choice",
-    "FilePath",
-    "FloatRange",
-    "Function",
-    "IntRange",
-    "JobOptions",
-    "collected",
-    "command",
-    "console",
-    "counts",
-    "emit_json",
-    "enter",
-    "from_keywords",
-    "given",
-    "job_options",
-    "offload",
-    "one_interrupt",
-    "option",
-    "premise",
-    "progress",
-    "refuse",
-    "some_of",
-    "text",
-    "warn",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

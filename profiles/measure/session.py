@@ -1,43 +1,283 @@
-"""A measurement from question to samples."""
+"""A measurement from question to samples.
+
+`Question` is what to measure, with every default resolved and checked; `Node` is what
+a machine tells the others that it measures with.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
+from profiles.errors import Contradiction, InvalidQuestion, Unsupported
 from profiles.measure import machine
 from profiles.measure.drives import QUICK_BYTES as DRIVE_QUICK_BYTES
 from profiles.measure.drives import SIZE_BYTES as DRIVE_BYTES
 from profiles.measure.drives import DriveRates, drive_rates, slowest
-from profiles.measure.local_cluster import cluster_of
-from profiles.measure.machine import device_name
-from profiles.measure.noise import CALIBRATION, Busy, Noise, noise
+from profiles.measure.machine import (
+    CALIBRATION,
+    Busy,
+    Noise,
+    cache_bytes,
+    device_name,
+    noise,
+)
 from profiles.measure.plan import (
     MOST_TOKENS,
     amid_products,
+    default_jobs,
     exchanges,
     of_units,
     operations,
 )
 from profiles.measure.processes import run
-from profiles.measure.rendezvous import (
-    Node,
-    described,
-    meeting,
-    rank_memory_bytes,
-    require_alike,
-)
-from profiles.measure.request import Question
+from profiles.measure.rendezvous import meeting
 from profiles.measure.survey import Result
-from profiles.measure.tables import collective_samples, operator_samples
-from profiles.measure.timing import Operation, Request, arena_bytes, flops, held_bytes
+from profiles.measure.tables import cluster_of, collective_samples, operator_samples
+from profiles.measure.timing import (
+    KINDS,
+    Operation,
+    Request,
+    arena_bytes,
+    flops,
+    held_bytes,
+)
+from profiles.models import Job, Model
+from profiles.models import model as known_model
 from profiles.samples import Samples
-from profiles.system import interface
-from profiles.units import GFLOPS, PFLOPS, MiB
+from profiles.system import (
+    Endpoint,
+    default_folder,
+    interface,
+    meeting_point,
+    require_room,
+)
+from profiles.units import GFLOPS, PFLOPS, GiB, MiB, format_bytes
+
+PRECISIONS = {"cpu": ("fp32",), "cuda": ("bf16", "fp32")}
+FORMATS = {
+    "cpu": ("fp32", "bf16", "fp8"),
+    "cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"),
+}
+MOST_RANKS = 4  # by default; more may be asked for
+RANK_BYTES = GiB  # PyTorch itself, and the smallest operands that no cache holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """As the command line says it; None (or empty) where it does not."""
+
+    device: str | None = None
+    ranks: int | None = None
+    quick: bool = False
+    model: str | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    precisions: tuple[str, ...] = ()
+    nodes: int = 1
+    rdzv_endpoint: str | None = None
+    offload_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Ranks on a device, the precisions, and the jobs whose shapes are measured.
+
+    `ranks` are those of each of the `nodes`; `offload_dir` is on the drive that is
+    measured.
+    """
+
+    device: str
+    ranks: int
+    precisions: tuple[str, ...]
+    jobs: tuple[Job, ...]
+    quick: bool
+    nodes: int = 1
+    endpoint: Endpoint | None = None
+    offload_dir: Path = field(default_factory=default_folder)
+
+
+def resolved(wish: Wish) -> Question:
+    """The question of *wish*.
+
+    Raises InvalidQuestion where this machine has no such device, number format or
+    room for so many ranks, and UnknownName, InvalidSpec or Unsupported for the model.
+    """
+    jobs = _jobs(wish)
+    if wish.offload_dir is not None:
+        require_room(wish.offload_dir, DRIVE_BYTES, "measuring the drive")
+    endpoint = meeting_point(wish.nodes, wish.rdzv_endpoint)
+    gpus = machine.gpus() if wish.device != "cpu" else ()
+    device = wish.device or ("cuda" if gpus else "cpu")
+    if device == "cuda" and not gpus:
+        raise InvalidQuestion(
+            "--device cuda: PyTorch sees no GPU on this machine; use --device cpu"
+        )
+    ranks = wish.ranks or len(gpus) or min(machine.cores(), MOST_RANKS)
+    _require_room(device, ranks, len(gpus))
+    precisions = tuple(dict.fromkeys(wish.precisions)) or PRECISIONS[device]
+    for precision in precisions:
+        _require_format(device, precision)
+    return Question(
+        device=device,
+        ranks=ranks,
+        precisions=precisions,
+        jobs=jobs or default_jobs(device),
+        quick=wish.quick,
+        nodes=wish.nodes,
+        endpoint=endpoint,
+        offload_dir=wish.offload_dir or default_folder(),
+    )
+
+
+def _jobs(wish: Wish) -> tuple[Job, ...]:
+    if wish.model is None:
+        for value, flag in (
+            (wish.seq_len, "seq-len"),
+            (wish.global_batch, "global-batch"),
+        ):
+            if value is not None:
+                raise Contradiction(f"--{flag} is of a model; give --model too")
+        return ()
+    found = known_model(wish.model)
+    job = _job(
+        found, wish.seq_len or found.seq_len, wish.global_batch or found.global_batch
+    )
+    _require_kinds(job)
+    return (job,)
+
+
+def _job(found: Model, seq_len: int, global_batch: int) -> Job:
+    return Job(
+        model=found.name, spec=found.spec, seq_len=seq_len, global_batch=global_batch
+    )
+
+
+def _require_kinds(job: Job) -> None:
+    for block in job.graph.distinct():
+        for operator in block.operators:
+            if operator.function not in KINDS:
+                raise Unsupported(
+                    f"{job.model} has operators of kind {operator.function!r}, which "
+                    f"are not measured; {', '.join(KINDS)} are"
+                )
+
+
+def _require_room(device: str, ranks: int, gpus: int) -> None:
+    if device == "cuda":
+        if ranks > gpus:
+            raise InvalidQuestion(
+                f"--nproc {ranks}: this machine has {gpus} GPUs, and each rank needs "
+                f"one; give --nproc {gpus}, or --device cpu"
+            )
+        return
+    available = machine.memory_bytes()
+    most = int(available / RANK_BYTES)
+    if ranks > most:
+        raise InvalidQuestion(
+            f"--nproc {ranks}: this machine has {format_bytes(available)} of memory "
+            f"available, and a rank needs {format_bytes(RANK_BYTES)} to start; give "
+            f"--nproc {max(most, 1)} or fewer"
+        )
+
+
+def _require_format(device: str, precision: str) -> None:
+    formats = FORMATS[device]
+    if device == "cuda":
+        formats = tuple(one for one in formats if machine.multiplies(one, device))
+    if precision not in formats:
+        raise Unsupported(
+            f"--precision {precision}: this device does not multiply in it; it has "
+            f"{', '.join(formats)}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine, and what it was asked.
+
+    `boot` is the same for containers and namespaces of one machine, which share its
+    memory.
+    """
+
+    asked: dict[str, str]
+    device: str
+    boot: str
+    cores: int
+    rank_memory_bytes: float
+    cache_bytes: float
+    facts: dict[str, str]
+
+
+def described(question: Question) -> Node:
+    """This machine."""
+    on_cpu = question.device == "cpu"
+    name = machine.cpu_name() if on_cpu else machine.gpus()[0]
+    return Node(
+        asked=_asked(question),
+        device=machine.slug(name),
+        boot=machine.boot(),
+        cores=machine.cores(),
+        rank_memory_bytes=machine.rank_memory_bytes(question.device, question.ranks),
+        cache_bytes=cache_bytes(question.device),
+        facts={
+            "host cpu": machine.cpu_name(),
+            "cores": str(machine.cores()),
+            "memory bytes": f"{machine.memory_bytes('MemTotal'):.0f}",
+            "date": machine.now(),
+            "command": shlex.join(["profile", *sys.argv[1:]]),
+        },
+    )
+
+
+def require_alike(nodes: Sequence[Node]) -> None:
+    """Raise Contradiction unless all were asked the same, Unsupported for unlike ones.
+
+    A profile speaks of one kind of device: that is what its samples' keys name.
+    """
+    first = nodes[0]
+    for number, node in enumerate(nodes):
+        for name, value in first.asked.items():
+            if node.asked.get(name) != value:
+                raise Contradiction(
+                    f"the machines were asked for different things: {name} is {value} "
+                    f"on node 0 and {node.asked.get(name)} on node {number}; give the "
+                    "same options on each"
+                )
+        if node.device != first.device:
+            raise Unsupported(
+                f"node 0 is {first.device} and node {number} {node.device}: "
+                "machines of unlike devices are measured in profiles of their own"
+            )
+
+
+def rank_memory_bytes(nodes: Sequence[Node], device: str) -> float:
+    """Memory that every rank has, also where nodes are parts of one machine."""
+    together = [sum(one.boot == other.boot for other in nodes) for one in nodes]
+    shares = together if device == "cpu" else [1] * len(nodes)
+    return min(
+        node.rank_memory_bytes / share
+        for node, share in zip(nodes, shares, strict=True)
+    )
+
+
+def _asked(question: Question) -> dict[str, str]:
+    jobs = (f"{job.model} {job.seq_len} {job.global_batch}" for job in question.jobs)
+    return {
+        "--nnodes": str(question.nodes),
+        "--nproc": str(question.ranks),
+        "--device": question.device,
+        "--precision": " ".join(question.precisions),
+        "--quick": str(question.quick),
+        "--model (sequence, batch)": ", ".join(jobs),
+    }
+
 
 Progress = Callable[[float, float], None]
 QUICK_S, FULL_S = 45.0, 240.0

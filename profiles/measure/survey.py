@@ -17,8 +17,7 @@ from math import inf
 from statistics import median
 from typing import Protocol, final
 
-from profiles.measure.machine import cores, facts
-from profiles.measure.noise import Calibration
+from profiles.measure.machine import Calibration, cores, facts
 from profiles.measure.timing import (
     FORWARD,
     LONG,

@@ -1,26 +1,99 @@
-"""`Samples`: what was measured, by keys that know operators and links, not layouts.
+"""Measured samples by key, and `Curve`: seconds over work, read between its points.
 
-An operator is known by (device, software, kind, pass, local shape and strides,
-precision, backend, co_running), a collective by (fabric, collective, ranks per level,
-groups at once, bytes of the full tensor). Both have a text form that reads back:
-
-    matmul|forward|4096x5120x640||bf16|cublas|alone|h100-sxm-80gb|torch-2.4+cu124
-    all_reduce|8x4|1|67108864|dgx-h100
+A key names what was run, its local shape and how crowded the machine was; it knows
+nothing of a layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Self
 from urllib.parse import quote, unquote
 
-from profiles.errors import InvalidSpec, StaleProfile
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from profiles.errors import InvalidQuestion, InvalidSpec, StaleProfile
 from profiles.hardware import Cluster
 from profiles.limits import require
-from profiles.samples.interpolation import Curve, made_monotone
 from profiles.samples.operator_keys import GAPS
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds over work (bytes, rows, FLOPs): work rises, seconds never fall."""
+
+    work: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, work: ArrayLike) -> Floats:
+        """Seconds at *work*: between two samples, a power law through both.
+
+        Below the first sample its seconds are kept (fixed costs); above the last one
+        its rate is.
+
+        >>> curve = Curve(work=(1.0, 4.0), seconds=(1.0, 2.0))
+        >>> [round(float(value), 3) for value in curve.at([0.5, 2.0, 8.0])]
+        [1.0, 1.414, 4.0]
+        """
+        asked = np.asarray(work, dtype=np.float64)
+        inside = np.exp(
+            np.interp(
+                np.log(np.maximum(asked, self.work[0])),
+                np.log(self.work),
+                np.log(self.seconds),
+            )
+        )
+        # exp(log(x)) may miss a sample by a rounding; it may not leave its range.
+        inside = np.clip(inside, self.seconds[0], self.seconds[-1])
+        return inside * np.maximum(asked / self.work[-1], 1.0)
+
+
+def made_monotone(
+    work: Sequence[float],
+    seconds: Sequence[float],
+    weights: Sequence[float] | None = None,
+) -> Curve:
+    """The nondecreasing curve closest to *seconds* in the logarithm.
+
+    Samples of equal work are averaged first. Then pool adjacent violators: whenever
+    more work took less time, both become their (weighted, geometric) mean [1]_.
+
+    Raises InvalidSpec where there is no sample, or one is not positive and finite.
+
+    >>> made_monotone([1, 2, 3], [1.0, 4.0, 1.0]).seconds
+    (1.0, 2.0, 2.0)
+
+    .. [1] Barlow, Bartholomew, Bremner and Brunk 1972, section 1.2.
+    """
+    pairs = np.array([work, seconds, weights or [1.0] * len(work)], dtype=np.float64)
+    if not pairs.size or not np.isfinite(pairs).all() or (pairs <= 0).any():
+        raise InvalidSpec(
+            f"a curve needs work, seconds and weights that are positive and finite; "
+            f"got work {list(work)} and seconds {list(seconds)}"
+        )
+    distinct, where = np.unique(pairs[0], return_inverse=True)
+    weight: Floats = np.bincount(where, pairs[2]).astype(np.float64)
+    total: Floats = np.bincount(where, pairs[2] * np.log(pairs[1])).astype(np.float64)
+    pooled = np.exp(_pooled(total / weight, weight))
+    return Curve(work=tuple(distinct.tolist()), seconds=tuple(pooled.tolist()))
+
+
+def _pooled(level: Floats, weight: Floats) -> Floats:
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, points
+    for mean, mass in zip(level.tolist(), weight.tolist(), strict=True):
+        points = 1
+        while blocks and blocks[-1][0] > mean:
+            earlier, earlier_mass, earlier_points = blocks.pop()
+            mean = (earlier * earlier_mass + mean * mass) / (earlier_mass + mass)
+            mass, points = mass + earlier_mass, points + earlier_points
+        blocks.append((mean, mass, points))
+    return np.repeat([mean for mean, _, _ in blocks], [points for *_, points in blocks])
+
 
 __all__ = [
     "CollectiveKey",
@@ -293,3 +366,20 @@ def _gaps_s(text: str) -> tuple[float, float]:
             f"the machine's {GAPS!r} are two numbers, 0 < soon < long, got {text!r}"
         )
     return soon_s, long_s
+
+
+LOCAL = "local"
+
+
+def local_cluster(samples: Samples) -> Cluster:
+    """The machine that *samples* were taken on, as a cluster called ``local``.
+
+    Raises InvalidQuestion where the samples do not describe their machine.
+    """
+    if samples.cluster is None:
+        raise InvalidQuestion(
+            "the profile does not describe the machine it was taken on, so there is "
+            "no cluster local; take a new one with `profile --out samples.json`, or "
+            "name a cluster"
+        )
+    return samples.cluster

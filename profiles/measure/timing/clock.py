@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from profiles.measure.timing.buffers import Arena
 from profiles.measure.timing.collectives import Works, finish
+from profiles.measure.timing.operands import Arena
 from profiles.measure.timing.tasks import Tensor
 from profiles.units import MS
 

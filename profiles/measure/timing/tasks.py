@@ -8,6 +8,7 @@ Names for PyTorch's types in modules that are imported without PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ Tensor = Any  # torch.Tensor
 Parameter = Any  # torch.nn.Parameter
 Device = Any  # torch.device
 DType = Any  # torch.dtype
+Operands = Sequence[Any]  # tensors and plain values
 
 
 FORWARD, BACKWARD = "forward", "backward"

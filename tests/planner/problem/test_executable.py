@@ -21,7 +21,7 @@ from planner.search.search import Limits
 from profiles.commandline.options import JobOptions
 from profiles.errors import Contradiction, Unsupported
 from profiles.models.catalog import model
-from profiles.models.model_file import Model
+from profiles.models.job import Model
 from profiles.models.spec import DecoderSpec
 from tests.support.problems import local, on, problem
 

@@ -16,17 +16,21 @@ import pytest
 from profiles.errors import RunFailed
 from profiles.measure import session
 from profiles.measure.drives import DriveRates
-from profiles.measure.local_cluster import cluster_of
-from profiles.measure.noise import CALIBRATION, calibration_s
+from profiles.measure.machine import CALIBRATION, calibration_s
 from profiles.measure.plan import COMES_SOON, HAS_BESIDE
 from profiles.measure.processes import run
-from profiles.measure.request import Question
-from profiles.measure.session import measure, request_of
+from profiles.measure.session import Question, measure, request_of
 from profiles.measure.survey import Result, survey
+from profiles.measure.tables import cluster_of
 from profiles.measure.timing.tasks import FORWARD, Operation
 from profiles.samples.files import read_samples, write_samples
-from profiles.samples.local import local_cluster
-from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.samples.table import (
+    CollectiveKey,
+    OperatorKey,
+    Sample,
+    Samples,
+    local_cluster,
+)
 from profiles.units import KiB
 from tests.support.small_jobs import job
 

@@ -1,4 +1,4 @@
-"""`profiles.samples.table`, `profiles.samples.interpolation` and
+"""`profiles.samples.table`, `profiles.samples.table` and
 `profiles.samples.files`."""
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from profiles.errors import InvalidFile, InvalidSpec, StaleProfile
 from profiles.hardware.catalog import cluster
 from profiles.samples.files import content_hash, read_samples, write_samples
-from profiles.samples.interpolation import Curve, made_monotone
-from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.samples.table import (
+    CollectiveKey,
+    Curve,
+    OperatorKey,
+    Sample,
+    Samples,
+    made_monotone,
+)
 
 words = st.text(min_size=1, max_size=12)
 sizes = st.lists(st.integers(1, 10**9), min_size=1, max_size=4).map(tuple)
