@@ -7,7 +7,6 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from profiles.models.attention import TURNED
     from profiles.models.catalog import model, names
-    from profiles.models.decoder import activation_function
     from profiles.models.graph import (
         ENDS,
         PRODUCTS,
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
         Tensor,
     )
     from profiles.models.job import OPTIMIZERS, Job, Model, parse_model
+    from profiles.models.layers import activation_function
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
     from profiles.models.moe import SORTED
     from profiles.models.param_count import parameters
