@@ -47,7 +47,7 @@ class Figure:
 
     def require(self, dimension: str, what: str) -> None:
         """Raise InvalidSpec, naming *what* it is, unless it measures *dimension*, and
-        as much of it as there may be."""
+        as much of it as there may be: of rates more than none."""
         units = _DIMENSIONS[dimension]
         if self.unit not in units:
             raise InvalidSpec(
@@ -55,6 +55,8 @@ class Figure:
                 f"write one of {', '.join(units)}"
             )
         self.require_sane(what)
+        if not self.value and dimension.endswith("a second"):
+            raise InvalidSpec(f"{what} is 0; give what it does, above 0")
 
     def require_sane(self, what: str) -> None:
         """Raise InvalidSpec, naming *what* it is, for more or less than there may be of
@@ -119,10 +121,6 @@ class Device:
         for name, figure, dimension in figures:
             if figure is not None:
                 figure.require(dimension, f"{self.name}: {name}")
-                if not figure.value and dimension.endswith("a second"):
-                    raise InvalidSpec(
-                        f"{self.name}: {name} is 0; give what the device does, above 0"
-                    )
 
     @property
     def capacity_bytes(self) -> float:
@@ -168,8 +166,6 @@ class Level:
     def __post_init__(self) -> None:
         self.bandwidth.require("bytes a second", f"bandwidth of level {self.name!r}")
         self.latency.require("seconds", f"latency of level {self.name!r}")
-        if not self.bandwidth.value:
-            raise InvalidSpec(f"bandwidth of level {self.name!r} is 0; give more")
         for name in ("devices", "ports"):
             if getattr(self, name) is not None:
                 what = f"{name} of level {self.name!r}"
@@ -219,16 +215,11 @@ class Island:
         if inner != sorted(inner):
             raise InvalidSpec("levels go from the innermost domain to the outermost")
         self._require_nested(inner)
-        for name in ("host_memory", "nvme"):
+        for name in ("host_memory", "nvme", "drive_read", "drive_write"):
             figure = getattr(self, name)
             if figure is not None:
-                figure.require("bytes", f"{name} of a node")
-        for name in ("drive_read", "drive_write"):
-            figure = getattr(self, name)
-            if figure is not None:
-                figure.require("bytes a second", f"{name} of a node")
-                if not figure.value:
-                    raise InvalidSpec(f"{name} of a node is 0: leave it out")
+                kind = "bytes a second" if name.startswith("drive") else "bytes"
+                figure.require(kind, f"{name} of a node")
 
     def _require_nested(self, sizes: Sequence[int]) -> None:
         """Raise InvalidSpec for domains, or nodes, that cut each other."""

@@ -96,10 +96,10 @@ def multiplies(number: str, device: str) -> bool:
 
     PyTorch has products of 8-bit floats for every CPU, which are right and slow.
     """
-    import torch
-
     if device == "cpu":
         return number in ("fp32", "bf16", "fp16", "fp8")
+    import torch
+
     return bool(torch.cuda.get_device_capability(0) >= CAPABILITIES[number])
 
 
@@ -168,6 +168,9 @@ def _of_gpu() -> dict[str, str]:
     import torch
 
     properties = torch.cuda.get_device_properties(0)
+    # GPUs reach each other's memory over NVLink
+    several = torch.cuda.device_count() > 1
+    reached = several and torch.cuda.can_device_access_peer(0, 1)
     found = {
         "device": properties.name,
         "gpu": properties.name,
@@ -176,19 +179,11 @@ def _of_gpu() -> dict[str, str]:
         "architecture": f"sm-{properties.major}{properties.minor}",
         "device memory bytes": str(properties.total_memory),
         "multiprocessors": str(properties.multi_processor_count),
-        "fabric": "nvlink" if _reach_each_other() else "pcie",
+        "fabric": "nvlink" if reached else "pcie",
     }
     if torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
-
-
-def _reach_each_other() -> bool:
-    """Whether GPUs reach each other's memory, as over NVLink they do."""
-    import torch
-
-    several = torch.cuda.device_count() > 1
-    return several and bool(torch.cuda.can_device_access_peer(0, 1))
 
 
 _MEMORY = re.compile(r"\d+gb")
@@ -205,32 +200,23 @@ def device_name(name: str) -> str:
     >>> device_name("NVIDIA H100 PCIe"), device_name("NVIDIA Thing X1")
     ('H100-PCIe-80GB', 'nvidia-thing-x1')
     """
-    words = _words(name)
-    alike = [one for one in device_names() if _model(_words(one)) <= words]
-    boards = {board for board in map(_board, words) if board} or {"sxm", ""}
-    alike = [one for one in alike if _boards(one) & boards or not _boards(one)]
-    sizes = {word for word in words if _MEMORY.fullmatch(word)}
-    exact = [one for one in alike if sizes & _words(one)]
-    found = exact or alike
+    words, boards, sizes = _parts(name)
+    alike = {
+        one: memory
+        for one in device_names()
+        for model, board, memory in (_parts(one),)
+        if model <= words and (not board or board & (boards or {"sxm"}))
+    }
+    found = [one for one, memory in alike.items() if sizes & memory] or list(alike)
     return found[0] if len(found) == 1 else slug(name)
 
 
-def _words(name: str) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", name.lower()))
-
-
-def _model(words: set[str]) -> set[str]:
-    """What is left of a catalogue name without board and memory: h100; rtx, 4090."""
-    return {word for word in words if not (_MEMORY.fullmatch(word) or _board(word))}
-
-
-def _boards(name: str) -> set[str]:
-    return {board for board in map(_board, _words(name)) if board}
-
-
-def _board(word: str) -> str:
-    match = _BOARD.fullmatch(word)
-    return match.group(1) if match else ""
+def _parts(name: str) -> tuple[set[str], set[str], set[str]]:
+    """The words of a device's name (h100; rtx, 4090), its board and its memory."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    memory = {word for word in words if _MEMORY.fullmatch(word)}
+    boards = {word: match for word in words if (match := _BOARD.fullmatch(word))}
+    return words - memory - {*boards}, {one[1] for one in boards.values()}, memory
 
 
 CALIBRATION = "calibration seconds"
@@ -249,26 +235,6 @@ class Calibration:
 
     def run(self) -> Tensor:
         return self.left @ self.right
-
-
-def calibration_s(device: str = "cpu", repeats: int = 5) -> float:
-    """Seconds of the product in this process now: the fastest of *repeats*.
-
-    By the clock that `profile` times operators with: a lone thread's CPU time.
-    """
-    import torch
-
-    alone = device == "cpu" and torch.get_num_threads() == 1
-    now = time.thread_time if alone else time.perf_counter
-    product = Calibration(device)
-    seconds = []
-    for _ in range(repeats + 1):  # the first one loads code
-        started_s = now()
-        product.run()
-        if device != "cpu":
-            torch.cuda.synchronize()
-        seconds.append(now() - started_s)
-    return min(seconds[1:])
 
 
 STAT = Path("/proc/stat")

@@ -137,17 +137,11 @@ def _share(pieces: Sequence[int], total: int) -> tuple[int, ...]:
     return tuple(shares)
 
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "shift",
-)
-# Of CPU ranks, those that training begins soon after another, or beside a product; the
+# Of CPU ranks, those that training begins beside a product, or soon after another; the
 # larger a message, the less it matters.
-COMES_SOON = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 HAS_BESIDE = ("all_reduce", "all_gather", "reduce_scatter")
+COMES_SOON = (*HAS_BESIDE, "all_to_all")
+COLLECTIVES = (*COMES_SOON, "shift")
 SMALL_BYTES = (KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB)
 MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
 MOST_SEQUENCES = 64

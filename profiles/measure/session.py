@@ -16,9 +16,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from profiles.errors import Contradiction, InvalidQuestion, Unsupported
-from profiles.measure import machine
-from profiles.measure.drives import QUICK_BYTES as DRIVE_QUICK_BYTES
-from profiles.measure.drives import SIZE_BYTES as DRIVE_BYTES
+from profiles.measure import drives, machine
 from profiles.measure.drives import DriveRates, drive_rates, slowest
 from profiles.measure.machine import (
     CALIBRATION,
@@ -48,7 +46,7 @@ from profiles.measure.timing import (
     flops,
     held_bytes,
 )
-from profiles.models import Job, Model
+from profiles.models import Job
 from profiles.models import model as known_model
 from profiles.samples import Samples
 from profiles.system import (
@@ -111,7 +109,7 @@ def resolved(wish: Wish) -> Question:
     """
     jobs = _jobs(wish)
     if wish.offload_dir is not None:
-        require_room(wish.offload_dir, DRIVE_BYTES, "measuring the drive")
+        require_room(wish.offload_dir, drives.SIZE_BYTES, "measuring the drive")
     endpoint = meeting_point(wish.nodes, wish.rdzv_endpoint)
     gpus = machine.gpus() if wish.device != "cpu" else ()
     device = wish.device or ("cuda" if gpus else "cpu")
@@ -120,10 +118,15 @@ def resolved(wish: Wish) -> Question:
             "--device cuda: PyTorch sees no GPU on this machine; use --device cpu"
         )
     ranks = wish.ranks or len(gpus) or min(machine.cores(), MOST_RANKS)
-    _require_room(device, ranks, len(gpus))
+    _require_ranks(device, ranks, len(gpus))
     precisions = tuple(dict.fromkeys(wish.precisions)) or PRECISIONS[device]
+    formats = [name for name in FORMATS[device] if machine.multiplies(name, device)]
     for precision in precisions:
-        _require_format(device, precision)
+        if precision not in formats:
+            raise Unsupported(
+                f"--precision {precision}: this device does not multiply in it; it has "
+                f"{', '.join(formats)}"
+            )
     return Question(
         device=device,
         ranks=ranks,
@@ -138,28 +141,14 @@ def resolved(wish: Wish) -> Question:
 
 def _jobs(wish: Wish) -> tuple[Job, ...]:
     if wish.model is None:
-        for value, flag in (
-            (wish.seq_len, "seq-len"),
-            (wish.global_batch, "global-batch"),
-        ):
-            if value is not None:
+        for name in ("seq_len", "global_batch"):
+            if getattr(wish, name) is not None:
+                flag = name.replace("_", "-")
                 raise Contradiction(f"--{flag} is of a model; give --model too")
         return ()
-    found = known_model(wish.model)
-    job = _job(
-        found, wish.seq_len or found.seq_len, wish.global_batch or found.global_batch
+    job = known_model(wish.model).job(
+        seq_len=wish.seq_len, global_batch=wish.global_batch
     )
-    _require_kinds(job)
-    return (job,)
-
-
-def _job(found: Model, seq_len: int, global_batch: int) -> Job:
-    return Job(
-        model=found.name, spec=found.spec, seq_len=seq_len, global_batch=global_batch
-    )
-
-
-def _require_kinds(job: Job) -> None:
     for block in job.graph.distinct():
         for operator in block.operators:
             if operator.function not in KINDS:
@@ -167,9 +156,11 @@ def _require_kinds(job: Job) -> None:
                     f"{job.model} has operators of kind {operator.function!r}, which "
                     f"are not measured; {', '.join(KINDS)} are"
                 )
+    return (job,)
 
 
-def _require_room(device: str, ranks: int, gpus: int) -> None:
+def _require_ranks(device: str, ranks: int, gpus: int) -> None:
+    """Raise InvalidQuestion for more ranks than GPUs, or than memory starts."""
     if device == "cuda":
         if ranks > gpus:
             raise InvalidQuestion(
@@ -184,17 +175,6 @@ def _require_room(device: str, ranks: int, gpus: int) -> None:
             f"--nproc {ranks}: this machine has {format_bytes(available)} of memory "
             f"available, and a rank needs {format_bytes(RANK_BYTES)} to start; give "
             f"--nproc {max(most, 1)} or fewer"
-        )
-
-
-def _require_format(device: str, precision: str) -> None:
-    formats = FORMATS[device]
-    if device == "cuda":
-        formats = tuple(one for one in formats if machine.multiplies(one, device))
-    if precision not in formats:
-        raise Unsupported(
-            f"--precision {precision}: this device does not multiply in it; it has "
-            f"{', '.join(formats)}"
         )
 
 
@@ -310,7 +290,7 @@ def measure(
 
     Raises RunFailed where a measuring process dies.
     """
-    size = DRIVE_QUICK_BYTES if question.quick else DRIVE_BYTES
+    size = drives.QUICK_BYTES if question.quick else drives.SIZE_BYTES
     drive = drive_rates(question.offload_dir, size)
     before = Busy.now()
     with (
@@ -329,10 +309,10 @@ def measure(
             request, progress, node=met.node, interface=interface(question.endpoint)
         )
         everyone = met.share("results", Results(ranks=own))
-        drives = slowest(met.share("drives", drive))
+        slow = slowest(met.share("drives", drive))
         quiet = max(met.share("noise", _noise(before, nodes, met.node, everyone)))
     results = [result for one in everyone for result in one.ranks]
-    samples = _samples(request, results, quiet, nodes, drives)
+    samples = _samples(request, results, quiet, nodes, slow)
     return Measured(samples=samples, noise=quiet)
 
 
@@ -395,7 +375,6 @@ def request_of(
         threads=max(cores // question.ranks, 1),
         operations=fitting,
         exchanges=messages,
-        precisions=question.precisions,
         arena_bytes=arena_bytes(
             fitting, messages, cache_bytes=cache, memory_bytes=room
         ),
@@ -407,19 +386,16 @@ def request_of(
     )
 
 
-def _calibration_s(results: Sequence[Result]) -> float:
-    return median(own_s for result in results for own_s, _ in result.calibrations)
-
-
 def _samples(
     request: Request,
     results: Sequence[Result],
     quiet: Noise,
     nodes: Sequence[Node],
-    drives: DriveRates,
+    slow: DriveRates,
 ) -> Samples:
     """The same on every node; of the machine, what node 0 says of itself."""
     facts = results[0].facts
+    calibration_s = median(own_s for one in results for own_s, _ in one.calibrations)
     on_cpu = request.device == "cpu"
     device = (
         machine.slug(machine.cpu_name()) if on_cpu else device_name(facts["device"])
@@ -440,7 +416,7 @@ def _samples(
             "ranks": str(request.ranks),
             "threads": str(request.threads),
             "noise": str(quiet),
-            CALIBRATION: f"{_calibration_s(results):.6g}",
+            CALIBRATION: f"{calibration_s:.6g}",
             **({"nodes": str(request.nodes)} if request.nodes > 1 else {}),
         },
         cluster=cluster_of(
@@ -451,6 +427,6 @@ def _samples(
             device=device,
             links=(fabric, network),
             memory_bytes=rank_memory_bytes(nodes, request.device),
-            drives=drives,
+            drives=slow,
         ),
     )

@@ -185,7 +185,7 @@ class Exchanged(Subject):
             super().visit(clock)
 
     def once(self, clock: Clock, calls: int) -> Seconds:
-        begin = self.function or _nothing
+        begin = self.function or tuple  # who has no part in it begins nothing
         seconds = clock.amid(begin, self.between, calls, self.beside)
         return {FORWARD: seconds / ways(self.exchange.collective)}
 
@@ -211,11 +211,6 @@ class Exchanged(Subject):
     def timings(self) -> Iterator[tuple[Task, Timing]]:
         if self.function is not None and not self.too_long:
             yield self.exchange, Timing(seconds=tuple(self.seen[FORWARD]))
-
-
-def _nothing() -> Works:
-    """What a rank does that has no part in a collective."""
-    return ()
 
 
 # No message takes longer, as foreseen: a share of the budget, or a second.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from statistics import fmean, median
 
 from profiles.hardware import Cluster, Device, Figure, Island, Level, catalog
@@ -142,6 +143,12 @@ def cluster_of(
     )
 
 
+def _figure(value: float, unit: str, what: str = "") -> Figure:
+    return Figure(
+        value=value, unit=unit, source=f"{SOURCE}: {what}" if what else SOURCE
+    )
+
+
 def _level(
     name: str,
     kind: str,
@@ -149,18 +156,26 @@ def _level(
     collectives: Mapping[CollectiveKey, Sample],
     copy_bytes_per_s: float,
 ) -> Level:
-    """The outermost level, until a further one is around it."""
+    """The outermost level, until a further one is around it. Its bandwidth is that of
+    messages from one rank to another, less their latency."""
     times = {
         key.size_bytes: sample.seconds
         for key, sample in collectives.items()
         if (key.collective, key.ranks, key.groups_at_once) == ("send", pair, 1)
     }
+    bandwidth = Figure(
+        value=copy_bytes_per_s / GB, unit="GB/s", source="one rank: a copy's"
+    )
+    latency = Figure(value=0.0, unit="us", source="one rank sends nothing")
+    if times:
+        least, most = min(times), max(times)
+        latency = _figure(times[least] / US, "us", f"messages of {least} bytes")
+        if least < most:
+            seconds = max(times[most] - times[least], 1e-9)
+            rate = (most - least) / seconds / GB
+            bandwidth = _figure(rate, "GB/s", f"messages of {most} bytes")
     return Level(
-        name=name,
-        kind=kind,
-        devices=None,
-        bandwidth=_bandwidth(times, copy_bytes_per_s),
-        latency=_latency(times),
+        name=name, kind=kind, devices=None, bandwidth=bandwidth, latency=latency
     )
 
 
@@ -177,89 +192,43 @@ def _measured(
     copy_bytes_per_s: float,
     memory_bytes: float,
 ) -> Device:
-    copied = Figure(
-        value=copy_bytes_per_s / GB, unit="GB/s", source=f"{SOURCE}: a copy"
-    )
     on_cpu = request.device == "cpu"
-    own = memory_bytes if on_cpu else facts["device memory bytes"]
-    memory = Figure(
-        value=float(own) / GiB,
-        unit="GiB",
-        source=f"available memory over {request.local_ranks} ranks"
-        if on_cpu
-        else SOURCE,
-    )
+    own = memory_bytes if on_cpu else float(facts["device memory bytes"])
+    shared = f"available memory over {request.local_ranks} ranks"
+    memory = Figure(value=own / GiB, unit="GiB", source=shared if on_cpu else SOURCE)
+    copies = {
+        key.shape[0]: sample.seconds
+        for key, sample in operators.items()
+        if key.kind == "host-copy"
+    }
+    largest = max(copies)
     return Device(
         name=device,
         architecture="cpu" if on_cpu else facts["architecture"],
         memory=memory,
         usable_memory=memory,
-        memory_bandwidth=copied,
-        peak={name: _peak(operators, name) for name in _multiplied(operators)},
+        memory_bandwidth=_figure(copy_bytes_per_s / GB, "GB/s", "a copy"),
+        peak=_peaks(operators),
         multiprocessors=int(facts.get("multiprocessors", request.threads)),
-        host_link=_host_link(operators),
+        host_link=_figure(
+            2 * largest / copies[largest] / GB,
+            "GB/s",
+            f"{largest} bytes to the host and back",
+        ),
         extra={"context": _NOTHING, "communicator": _NOTHING} if on_cpu else {},
         source=SOURCE,
         notes="One rank, with the others at work beside it.",
     )
 
 
-def _multiplied(operators: Mapping[OperatorKey, Sample]) -> tuple[str, ...]:
-    """The formats of products."""
-    products = (key for key in operators if key.kind == "matmul")
-    return tuple(dict.fromkeys(key.precision for key in products))
-
-
-def _host_link(operators: Mapping[OperatorKey, Sample]) -> Figure:
-    """Bytes a second one way, of the largest copy to the host and back."""
-    copies = {
-        key.shape[0]: sample.seconds
-        for key, sample in operators.items()
-        if key.kind == "host-copy"
+def _peaks(operators: Mapping[OperatorKey, Sample]) -> dict[str, Figure]:
+    """The best rate of a product's forward, by the format that it multiplies in."""
+    best: dict[str, float] = {}
+    for key, sample in operators.items():
+        if key.kind == "matmul" and key.direction == FORWARD:
+            rate = 2 * prod(key.shape) / sample.seconds
+            best[key.precision] = max(rate, best.get(key.precision, 0.0))
+    return {
+        name: _figure(rate / GFLOPS, "GFLOP/s", "best product")
+        for name, rate in best.items()
     }
-    size = max(copies)
-    return Figure(
-        value=2 * size / copies[size] / GB,
-        unit="GB/s",
-        source=f"{SOURCE}: {size} bytes to the host and back",
-    )
-
-
-def _peak(operators: Mapping[OperatorKey, Sample], precision: str) -> Figure:
-    """The best rate of a product's forward."""
-    rates = [
-        2 * key.shape[0] * key.shape[1] * key.shape[2] / sample.seconds
-        for key, sample in operators.items()
-        if key.kind == "matmul"
-        and key.direction == FORWARD
-        and key.precision == precision
-    ]
-    return Figure(
-        value=max(rates) / GFLOPS, unit="GFLOP/s", source=f"{SOURCE}: best product"
-    )
-
-
-def _bandwidth(times: Mapping[int, float], copy_bytes_per_s: float) -> Figure:
-    """Of messages from one rank to another, seconds by bytes, less their latency."""
-    if len(times) < 2:
-        return Figure(
-            value=copy_bytes_per_s / GB, unit="GB/s", source="one rank: a copy's"
-        )
-    smallest, largest = min(times), max(times)
-    seconds = max(times[largest] - times[smallest], 1e-9)
-    return Figure(
-        value=(largest - smallest) / seconds / GB,
-        unit="GB/s",
-        source=f"{SOURCE}: messages of {largest} bytes",
-    )
-
-
-def _latency(times: Mapping[int, float]) -> Figure:
-    if not times:
-        return Figure(value=0.0, unit="us", source="one rank sends nothing")
-    smallest = min(times)
-    return Figure(
-        value=times[smallest] / US,
-        unit="us",
-        source=f"{SOURCE}: messages of {smallest} bytes",
-    )

@@ -39,12 +39,18 @@ def _routing(config: Config, *, normalised: bool) -> dict[str, Any]:
     }
 
 
+def _moe(config: Config, experts: str, width: str, **rest: Any) -> MoeSpec:
+    """The experts; *experts* and *width* are the keys of how many and how wide."""
+    given = {
+        "experts": config.count(experts),
+        "experts_per_token": config.count("num_experts_per_tok"),
+        "expert_ffn_hidden": config.count(width),
+    }
+    return MoeSpec(**{**given, **rest})
+
+
 def _mixtral(config: Config) -> Read:
-    moe = MoeSpec(
-        experts=config.count("num_local_experts"),
-        experts_per_token=config.count("num_experts_per_tok"),
-        expert_ffn_hidden=config.count("intermediate_size"),
-    )
+    moe = _moe(config, "num_local_experts", "intermediate_size")
     return rotary(
         config,
         kv_heads=config.count("num_key_value_heads", 8),
@@ -70,10 +76,10 @@ def _first_and_step(config: Config) -> tuple[int, int]:
 
 def _qwen3_moe(config: Config) -> Read:
     first, step = _first_and_step(config)
-    moe = MoeSpec(
-        experts=config.count("num_experts"),
-        experts_per_token=config.count("num_experts_per_tok"),
-        expert_ffn_hidden=config.count("moe_intermediate_size"),
+    moe = _moe(
+        config,
+        "num_experts",
+        "moe_intermediate_size",
         first_layer=first,
         every=step,
     )
@@ -83,10 +89,10 @@ def _qwen3_moe(config: Config) -> Read:
 
 def _qwen2_moe(config: Config) -> Read:
     first, step = _first_and_step(config)
-    moe = MoeSpec(
-        experts=config.count("num_experts"),
-        experts_per_token=config.count("num_experts_per_tok"),
-        expert_ffn_hidden=config.count("moe_intermediate_size"),
+    moe = _moe(
+        config,
+        "num_experts",
+        "moe_intermediate_size",
         shared_experts=1,
         shared_ffn_hidden=config.count("shared_expert_intermediate_size"),
         shared_gate=True,
@@ -121,10 +127,10 @@ def _deepseek_v3(config: Config) -> Read:
         value_head_dim=config.count("v_head_dim"),
     )
     groups = config.count("n_group", 1)
-    moe = MoeSpec(
-        experts=config.count("n_routed_experts"),
-        experts_per_token=config.count("num_experts_per_tok"),
-        expert_ffn_hidden=config.count("moe_intermediate_size"),
+    moe = _moe(
+        config,
+        "n_routed_experts",
+        "moe_intermediate_size",
         shared_experts=config.count("n_shared_experts", 0),
         shared_ffn_hidden=config.count("moe_intermediate_size"),
         first_layer=first,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -173,14 +173,7 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     beside = {key: entry.pop(key) for key in _BESIDE if key in entry}
     about = decode(beside, _About, what=what)
     spec: ModelSpec = decode(entry, FAMILIES[family], what=what)
-    return Model(
-        name=about.name,
-        spec=spec,
-        seq_len=about.seq_len,
-        global_batch=about.global_batch,
-        source=about.source,
-        notes=about.notes,
-    )
+    return Model(spec=spec, **asdict(about))
 
 
 def _complete(entry: dict[str, Any], what: str) -> None:

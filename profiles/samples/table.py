@@ -6,8 +6,8 @@ nothing of a layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Self
 from urllib.parse import quote, unquote
@@ -252,49 +252,6 @@ class Samples:
         long after; None of profiles without."""
         return _gaps_s(self.machine[GAPS]) if GAPS in self.machine else None
 
-    def lookup(self, key: OperatorKey | CollectiveKey) -> Sample | None:
-        """The sample of exactly this key."""
-        if isinstance(key, OperatorKey):
-            return self.operators.get(key)
-        return self.collectives.get(key)
-
-    def collective_s(self, key: CollectiveKey) -> float | None:
-        """Seconds at the key's bytes, from the curve of its group, or None."""
-        curve = self.collective_curve(key)
-        return None if curve is None else float(curve.at(key.size_bytes))
-
-    def collective_curve(self, key: CollectiveKey) -> Curve | None:
-        """Seconds over bytes of all samples that are like *key* but for its bytes."""
-        like = [
-            (float(other.size_bytes), sample.seconds)
-            for other, sample in self.collectives.items()
-            if replace(other, size_bytes=key.size_bytes) == key
-        ]
-        return made_monotone(*zip(*like, strict=True)) if like else None
-
-    def operator_s(self, key: OperatorKey) -> float | None:
-        """Seconds of *key*: its sample, else between two that differ in one dimension.
-
-        None where neither is known: beyond the samples the fitted rates know better.
-        """
-        found = self.operators.get(key)
-        if found is not None:
-            return found.seconds
-        for axis, size in enumerate(key.shape):
-            curve = self.operator_curve(key, axis)
-            if curve is not None and curve.work[0] <= size <= curve.work[-1]:
-                return float(curve.at(size))
-        return None
-
-    def operator_curve(self, key: OperatorKey, axis: int) -> Curve | None:
-        """Seconds over dimension *axis* of all samples else like *key*."""
-        like = [
-            (float(other.shape[axis]), sample.seconds)
-            for other, sample in self.operators.items()
-            if _but_for(other, axis) == _but_for(key, axis)
-        ]
-        return made_monotone(*zip(*like, strict=True)) if like else None
-
     def require(self, *, device: str, software: str | None = None) -> None:
         """Raise StaleProfile unless all operators are of *device* (and *software*)."""
         for key in self.operators:
@@ -313,19 +270,6 @@ class Samples:
             machine={**self.machine, **other.machine},
             cluster=other.cluster or self.cluster,
         )
-
-    def __iter__(self) -> Iterator[tuple[OperatorKey | CollectiveKey, Sample]]:
-        yield from self.operators.items()
-        yield from self.collectives.items()
-
-    def __len__(self) -> int:
-        return len(self.operators) + len(self.collectives)
-
-
-def _but_for(key: OperatorKey, axis: int) -> OperatorKey | None:
-    if axis >= len(key.shape):
-        return None
-    return replace(key, shape=(*key.shape[:axis], 1, *key.shape[axis + 1 :]))
 
 
 def _written(*parts: str) -> str:

@@ -7,7 +7,6 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from profiles.system.allocator import (
         fewer_collections,
-        keep_freed_arrays,
         keep_heap,
     )
     from profiles.system.mmap_file import (

@@ -157,8 +157,7 @@ def _gathers(whole: Any, pause: Callable[[], None]) -> Callable[[], None]:
     return work
 
 
-Make = Callable[[Any, Callable[[], None]], Callable[[], None]]
-WORK: Final[dict[str, Make]] = {
+WORK: Final[dict[str, Callable[[Any, Callable[[], None]], Callable[[], None]]]] = {
     "unit-pass": lambda whole, _: _passes(whole, reduces=False),
     "unit-reduce": lambda whole, _: _passes(whole, reduces=True),
     "unit-gather": _gathers,

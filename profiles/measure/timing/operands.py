@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from profiles.measure.timing.tasks import (
@@ -104,11 +105,8 @@ def arena_bytes(
 
 def flops(operation: Operation) -> float:
     """FLOPs of one pass of a product or of attention; nothing for what moves bytes."""
-    if operation.kind == "matmul":
-        return 2.0 * prod(operation.shape)
-    if operation.kind == "grouped-matmul":
-        rows, _, columns, contracted = operation.shape
-        return 2.0 * rows * columns * contracted
+    if operation.kind in ("matmul", "grouped-matmul"):
+        return 2.0 * operation.shape[0] * prod(operation.shape[-2:])
     if operation.kind == "attention":
         batch, heads, _, seq_len, head_dim = operation.shape
         return 2.0 * batch * heads * seq_len**2 * head_dim  # half of them masked
@@ -126,22 +124,19 @@ def held_bytes(operation: Operation) -> float:
 
 def work(operation: Operation) -> float:
     """Elements that a call reads and writes, about: its share of an arena."""
-    shape = operation.shape
-    if operation.kind == "matmul":
-        rows, columns, contracted = shape
-        return float(rows * columns + rows * contracted + columns * contracted)
-    if operation.kind == "grouped-matmul":
-        rows, experts, columns, contracted = shape
-        weights = experts * columns * contracted
+    shape, kind = operation.shape, operation.kind
+    if kind in ("matmul", "grouped-matmul"):
+        rows, *experts, columns, contracted = shape
+        weights = prod((*experts, columns, contracted))
         return float(rows * columns + rows * contracted + weights)
-    if operation.kind == "top-k":
+    if kind == "top-k":
         return 3.0 * shape[0] * shape[1]
-    if operation.kind in ("dispatch", "combine"):
+    if kind in ("dispatch", "combine"):
         return 3.0 * shape[0] * shape[2]
-    if operation.kind == "attention":
+    if kind == "attention":
         batch, heads, kv_heads, seq_len, head_dim = shape
         return 2.0 * batch * seq_len * (heads + kv_heads) * head_dim
-    if operation.kind == "lookup":
+    if kind == "lookup":
         rows, table, width = shape
         return float((rows + table) * width)
     return 3.0 * prod(shape)  # two operands and what is made of them
@@ -149,11 +144,7 @@ def work(operation: Operation) -> float:
 
 # How many operands come from other operators, where that is not one.
 ACTIVATIONS = {
-    "swiglu": 2,
-    "geglu": 2,
-    "reglu": 2,
-    "residual": 2,
-    "dropout-residual": 2,
+    **dict.fromkeys(("swiglu", "geglu", "reglu", "residual", "dropout-residual"), 2),
     "attention": 3,
 }
 
@@ -162,66 +153,28 @@ Make = Callable[[], Operands]
 
 def operands(operation: Operation, arena: Arena) -> Make:
     """Makes fresh operands: activations first, then parameters, then plain values."""
-    special = _SPECIAL.get(operation.kind)
-    if special is not None:
-        return special(operation, arena)
-    count = ACTIVATIONS.get(operation.kind, 1)
-    return lambda: tuple(arena.leaf(*operation.shape) for _ in range(count))
+    kind, shape = operation.kind, operation.shape
+    if kind in ("matmul", "grouped-matmul"):
+        return _product(operation, arena)
+    if kind == "attention":
+        return _attention(operation, arena)
+    if kind == "rotary":
+        return _rotary(operation, arena)
+    if kind in ("layernorm", "rmsnorm", "qk-norm"):
+        vectors = 1 if "rmsnorm" in (kind, operation.variant) else 2
+        return lambda: (arena.leaf(*shape), *map(arena.leaf, shape[-1:] * vectors))
+    if kind in _BY_SIZES:
+        return partial(_BY_SIZES[kind], arena, *shape, *operation.pieces)
+    count = ACTIVATIONS.get(kind, 1)
+    return lambda: tuple(arena.leaf(*shape) for _ in range(count))
 
 
 def _product(operation: Operation, arena: Arena) -> Make:
-    rows, columns, contracted = operation.shape
-    bias = [columns] if operation.variant == "bias" else []
-    return lambda: (
-        arena.leaf(rows, contracted),
-        arena.leaf(columns, contracted),
-        *map(arena.leaf, bias),
-    )
-
-
-def _grouped(operation: Operation, arena: Arena) -> Make:
-    rows, experts, columns, contracted = operation.shape
-    bias = [(experts, columns)] if operation.variant == "bias" else []
-    return lambda: (
-        arena.leaf(rows, contracted),
-        arena.leaf(experts, columns, contracted),
-        *(arena.leaf(*shape) for shape in bias),
-    )
-
-
-def _top_k(operation: Operation, arena: Arena) -> Make:
-    rows, experts, chosen = operation.shape
-    return lambda: (arena.leaf(rows, experts), chosen)
-
-
-def _dispatch(operation: Operation, arena: Arena) -> Make:
-    """Tokens, and which of as many experts each goes to."""
-    rows, chosen, width = operation.shape
-    (experts,) = operation.pieces
-    return lambda: (
-        arena.leaf(rows // chosen, width),
-        arena.numbers(experts, rows),
-        experts,
-    )
-
-
-def _combine(operation: Operation, arena: Arena) -> Make:
-    rows, chosen, width = operation.shape
-    return lambda: (
-        arena.leaf(rows, width),
-        arena.numbers(rows, rows).argsort(),
-        arena.leaf(rows // chosen, chosen),
-    )
-
-
-def _permute(operation: Operation, arena: Arena) -> Make:
-    (rows, width), (experts,) = operation.shape, operation.pieces
-    return lambda: (arena.leaf(rows, width), arena.numbers(experts, rows))
-
-
-def _unpermute(operation: Operation, arena: Arena) -> Make:
-    rows, width = operation.shape
-    return lambda: (arena.leaf(rows, width), arena.numbers(rows, rows).argsort())
+    """Of experts each has a weight, and a bias."""
+    rows, *experts, columns, contracted = operation.shape
+    bias = [(*experts, columns)] if operation.variant == "bias" else []
+    shapes = [(rows, contracted), (*experts, columns, contracted), *bias]
+    return lambda: tuple(arena.leaf(*one) for one in shapes)
 
 
 def _attention(operation: Operation, arena: Arena) -> Make:
@@ -242,45 +195,37 @@ def _rotary(operation: Operation, arena: Arena) -> Make:
     return lambda: (arena.leaf(batch, seq_len, width), queries, head_dim, angle, angle)
 
 
-def _norm(operation: Operation, arena: Arena) -> Make:
-    width = operation.shape[-1]
-    rms = "rmsnorm" in (operation.kind, operation.variant)
-    vectors = [width] * (1 if rms else 2)
-    return lambda: (arena.leaf(*operation.shape), *map(arena.leaf, vectors))
-
-
-def _lookup(operation: Operation, arena: Arena) -> Make:
-    rows, table, width = operation.shape
-    return lambda: (arena.numbers(table, rows), arena.leaf(table, width))
-
-
-def _positions(operation: Operation, arena: Arena) -> Make:
-    (rows, width), (seq_len, places) = operation.shape, operation.pieces
-    return lambda: (
+# Operands from the sizes of a shape, and the pieces behind them.
+_BY_SIZES: dict[str, Callable[..., Operands]] = {
+    "lookup": lambda arena, rows, table, width: (
+        arena.numbers(table, rows),
+        arena.leaf(table, width),
+    ),
+    "positions": lambda arena, rows, width, seq_len, places: (
         arena.leaf(rows // seq_len, seq_len, width),
         arena.leaf(places, width),
-    )
-
-
-def _loss(operation: Operation, arena: Arena) -> Make:
-    rows, columns = operation.shape
-    return lambda: (arena.leaf(rows, columns), arena.numbers(columns, rows))
-
-
-_SPECIAL: dict[str, Callable[[Operation, Arena], Make]] = {
-    "matmul": _product,
-    "attention": _attention,
-    "rotary": _rotary,
-    "layernorm": _norm,
-    "rmsnorm": _norm,
-    "qk-norm": _norm,
-    "lookup": _lookup,
-    "positions": _positions,
-    "cross-entropy": _loss,
-    "grouped-matmul": _grouped,
-    "top-k": _top_k,
-    "dispatch": _dispatch,
-    "combine": _combine,
-    "permute": _permute,
-    "unpermute": _unpermute,
+    ),
+    "cross-entropy": lambda arena, rows, columns: (
+        arena.leaf(rows, columns),
+        arena.numbers(columns, rows),
+    ),
+    "top-k": lambda arena, rows, experts, chosen: (arena.leaf(rows, experts), chosen),
+    "dispatch": lambda arena, rows, chosen, width, experts: (
+        arena.leaf(rows // chosen, width),
+        arena.numbers(experts, rows),
+        experts,
+    ),
+    "combine": lambda arena, rows, chosen, width: (
+        arena.leaf(rows, width),
+        arena.numbers(rows, rows).argsort(),
+        arena.leaf(rows // chosen, chosen),
+    ),
+    "permute": lambda arena, rows, width, experts: (
+        arena.leaf(rows, width),
+        arena.numbers(experts, rows),
+    ),
+    "unpermute": lambda arena, rows, width, *_: (
+        arena.leaf(rows, width),
+        arena.numbers(rows, rows).argsort(),
+    ),
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from profiles.errors import Unsupported
@@ -40,11 +41,6 @@ CLIP = 1.0
 
 def step_kernel(operation: Operation, device: Device) -> Kernel:
     """The kernel of one of `STEPS`; its operands stay, as they do in training."""
-    function = STEPS[operation.kind](operation, device)
-    return Plain(function, tuple, FORWARD, lasting=True)
-
-
-def _parameters(operation: Operation, device: Device) -> list[Parameter]:
     import torch
 
     made = []
@@ -52,33 +48,30 @@ def _parameters(operation: Operation, device: Device) -> list[Parameter]:
         parameter = torch.nn.Parameter(torch.full((size,), 0.5, device=device))
         parameter.grad = torch.full((size,), 0.1, device=device)
         made.append(parameter)
-    return made
+    function = STEPS[operation.kind](made)
+    return Plain(function, tuple, FORWARD, lasting=True)
 
 
-def _gradients(operation: Operation, device: Device) -> list[Tensor]:
-    parameters = _parameters(operation, device)
-    return [one.grad for one in parameters if one.grad is not None]
+def _gradients(parameters: list[Parameter]) -> list[Tensor]:
+    return [one.grad for one in parameters]
 
 
-def _adamw(operation: Operation, device: Device) -> Callable[[], Any]:
+def _adamw(parameters: list[Parameter]) -> Callable[[], Any]:
     import torch
 
-    parameters = _parameters(operation, device)
     return torch.optim.AdamW(parameters, lr=1e-4, fused=True).step
 
 
-def _sgd(operation: Operation, device: Device) -> Callable[[], Any]:
+def _sgd(parameters: list[Parameter], momentum: float = 0.0) -> Callable[[], Any]:
     import torch
 
-    parameters = _parameters(operation, device)
-    momentum = 0.9 if operation.kind == "sgd-momentum" else 0.0
     return torch.optim.SGD(parameters, lr=1e-4, momentum=momentum, fused=True).step
 
 
-def _accumulate(operation: Operation, device: Device) -> Callable[[], Any]:
+def _accumulate(parameters: list[Parameter]) -> Callable[[], Any]:
     import torch
 
-    gradients = _gradients(operation, device)
+    gradients = _gradients(parameters)
     fresh = [torch.full_like(one, 1e-3) for one in gradients]
 
     def add() -> None:
@@ -88,10 +81,10 @@ def _accumulate(operation: Operation, device: Device) -> Callable[[], Any]:
     return add
 
 
-def _gradient_norm(operation: Operation, device: Device) -> Callable[[], Any]:
+def _gradient_norm(parameters: list[Parameter]) -> Callable[[], Any]:
     import torch
 
-    gradients = _gradients(operation, device)
+    gradients = _gradients(parameters)
 
     def clip() -> None:
         norm = torch.stack(torch._foreach_norm(gradients)).norm()
@@ -100,18 +93,27 @@ def _gradient_norm(operation: Operation, device: Device) -> Callable[[], Any]:
     return clip
 
 
-def _zero(operation: Operation, device: Device) -> Callable[[], Any]:
+def _zero(parameters: list[Parameter]) -> Callable[[], Any]:
     import torch
 
-    gradients = _gradients(operation, device)
-    return lambda: torch._foreach_zero_(gradients)
+    return partial(torch._foreach_zero_, _gradients(parameters))
 
 
-def _host_copy(operation: Operation, device: Device) -> Callable[[], Any]:
+STEPS: dict[str, Callable[[list[Parameter]], Callable[[], Any]]] = {
+    "adamw": _adamw,
+    "adam": _adamw,
+    "sgd": _sgd,
+    "sgd-momentum": partial(_sgd, momentum=0.9),
+    "accumulate": _accumulate,
+    "gradient-norm": _gradient_norm,
+    "zero-gradient": _zero,
+}
+
+
+def _host_copy(size_bytes: int, device: Device) -> Kernel:
     """From the device to the host, and back."""
     import torch
 
-    (size_bytes,) = operation.shape
     there = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
     here = torch.zeros(size_bytes, dtype=torch.uint8)
     if device.type == "cuda":
@@ -121,19 +123,7 @@ def _host_copy(operation: Operation, device: Device) -> Callable[[], Any]:
         here.copy_(there, non_blocking=True)
         there.copy_(here, non_blocking=True)
 
-    return copy
-
-
-STEPS: dict[str, Callable[[Operation, Device], Callable[[], Any]]] = {
-    "adamw": _adamw,
-    "adam": _adamw,
-    "sgd": _sgd,
-    "sgd-momentum": _sgd,
-    "accumulate": _accumulate,
-    "gradient-norm": _gradient_norm,
-    "zero-gradient": _zero,
-    "host-copy": _host_copy,
-}
+    return Plain(copy, tuple, FORWARD, lasting=True)
 
 
 DTYPES = {
@@ -173,6 +163,8 @@ class Kernels:
         """
         if operation.kind in STEPS:
             return step_kernel(operation, self.device)
+        if operation.kind == "host-copy":
+            return _host_copy(*operation.shape, self.device)
         if operation.kind in UNIT_KINDS:
             return Unit(operation, self.arena())
         if (operation.kind, operation.direction) == ("residual", BACKWARD):
@@ -217,9 +209,8 @@ class Kernels:
 
 @contextmanager
 def in_tf32() -> Iterator[None]:
-    """32-bit products in tf32, as `runtime.models.precision` lets them be; the
-    engine's thread
-    asks the same flag in a backward."""
+    """32-bit products in tf32, as `runtime.models.precision` lets them be; the engine's
+    thread asks the same flag in a backward."""
     import torch
 
     products = torch.backends.cuda.matmul

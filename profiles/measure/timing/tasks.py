@@ -70,7 +70,6 @@ class Request:
     threads: int
     operations: tuple[Operation, ...]
     exchanges: tuple[Exchange, ...]
-    precisions: tuple[str, ...]
     arena_bytes: float  # of the block that operands are dealt from
     cache_bytes: float
     rendezvous: str  # a file that the ranks meet at; HOST:PORT of several nodes' store

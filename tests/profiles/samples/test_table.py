@@ -152,42 +152,6 @@ def test_curves_need_positive_samples(seconds: list[float]) -> None:
         made_monotone([1.0][: len(seconds)], seconds)
 
 
-def test_lookup_is_exact() -> None:
-    table = Samples(operators={MATMUL: SAMPLE}, collectives={REDUCE: SAMPLE})
-    assert table.lookup(MATMUL) is SAMPLE
-    assert table.lookup(REDUCE) is SAMPLE
-    assert table.lookup(replace(MATMUL, co_running="all_reduce")) is None
-    assert len(table) == len(list(table)) == 2
-
-
-def test_collectives_are_read_between_sizes() -> None:
-    table = Samples(
-        collectives={
-            REDUCE: timed(1.0),
-            replace(REDUCE, size_bytes=4 * 2**20): timed(4.0),
-            replace(REDUCE, ranks=(8,), size_bytes=2 * 2**20): timed(9.0),
-        }
-    )
-    between = replace(REDUCE, size_bytes=2 * 2**20)
-    assert table.collective_s(between) == pytest.approx(2.0)
-    assert table.collective_s(replace(REDUCE, fabric="ethernet")) is None
-
-
-def test_operators_are_read_between_shapes_only() -> None:
-    table = Samples(
-        operators={
-            MATMUL: timed(1.0),
-            replace(MATMUL, shape=(4096, 4096, 512)): timed(4.0),
-        }
-    )
-    assert table.operator_s(MATMUL) == 1.0
-    between = replace(MATMUL, shape=(4096, 2048, 512))
-    assert table.operator_s(between) == pytest.approx(2.0)
-    assert table.operator_s(replace(MATMUL, shape=(4096, 8192, 512))) is None
-    assert table.operator_s(replace(MATMUL, shape=(2048, 2048, 512))) is None
-    assert table.operator_s(replace(MATMUL, precision="fp16")) is None
-
-
 def test_samples_of_another_device_are_stale() -> None:
     table = Samples(operators={MATMUL: SAMPLE})
     table.require(device="a100", software="torch-2.4")
