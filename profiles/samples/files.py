@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import InvalidFile, InvalidSpec
-from profiles.files import decode, read_json, shown, write_text
+from profiles.files import decode, read_json, shown, why, write_text
 from profiles.hardware import Cluster, parse_cluster
 from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
 from profiles.units import MiB
@@ -88,10 +88,7 @@ def require_writable(path: Path | str) -> None:
         with TemporaryFile(dir=target.parent):
             pass
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InvalidFile(
-            f"{shown(path)} cannot be written: {why[:1].lower()}{why[1:]}"
-        ) from error
+        raise InvalidFile(f"{shown(path)} cannot be written: {why(error)}") from error
 
 
 def read_samples(path: Path | str) -> Samples:

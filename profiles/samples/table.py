@@ -6,10 +6,10 @@ nothing of a layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -110,8 +110,45 @@ DIRECTIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 ALONE = "alone"
 
 
+class _Key:
+    """Written as its fields in an order of its own, with bars between them."""
+
+    __slots__ = ()
+    _CALLED: ClassVar[str]
+    _ORDER: ClassVar[tuple[str, ...]]
+
+    def __str__(self) -> str:
+        values = (getattr(self, name) for name in self._ORDER)
+        parts = (
+            "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values
+        )
+        return "|".join(quote(part, safe=" /:+=.,()-_") for part in parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` wrote; raises InvalidSpec for anything else."""
+        parts = [unquote(part) for part in text.split("|")]
+        if len(parts) != len(cls._ORDER):
+            raise InvalidSpec(
+                f"{text!r} is not {cls._CALLED}: it has {len(parts)} parts instead of "
+                f"{len(cls._ORDER)}"
+            )
+        kinds = {one.name: one.type for one in fields(cls)}  # type: ignore[arg-type]
+        read: dict[str, Callable[[str, str], Any]] = {
+            "int": _number,
+            "tuple[int, ...]": _sizes,
+        }
+        found = zip(cls._ORDER, parts, strict=True)
+        return cls(
+            **{
+                name: read[kinds[name]](part, text) if kinds[name] in read else part
+                for name, part in found
+            }
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorKey:
+class OperatorKey(_Key):
     """One operator on one device. `strides` is empty where memory is contiguous.
 
     `direction` is the pass: forward, backward, or one half of a product's backward,
@@ -128,6 +165,11 @@ class OperatorKey:
     precision: str
     backend: str
     co_running: str = ALONE
+    _CALLED = "an operator key"
+    _ORDER = (
+        *("kind", "direction", "shape", "strides", "precision", "backend"),
+        *("co_running", "device", "software"),
+    )
 
     def __post_init__(self) -> None:
         if self.direction not in DIRECTIONS:
@@ -137,39 +179,9 @@ class OperatorKey:
         if not self.shape or min(self.shape) < 1:
             raise InvalidSpec(f"a shape has dimensions >= 1, got {self.shape}")
 
-    def __str__(self) -> str:
-        return _written(
-            self.kind,
-            self.direction,
-            _times(self.shape),
-            _times(self.strides),
-            self.precision,
-            self.backend,
-            self.co_running,
-            self.device,
-            self.software,
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `str` wrote; raises InvalidSpec for anything else."""
-        kind, direction, shape, strides, *rest = _read(text, 9, "an operator key")
-        precision, backend, co_running, device, software = rest
-        return cls(
-            device=device,
-            software=software,
-            kind=kind,
-            direction=direction,
-            shape=_sizes(shape, text),
-            strides=_sizes(strides, text),
-            precision=precision,
-            backend=backend,
-            co_running=co_running,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveKey:
+class CollectiveKey(_Key):
     """One collective over `ranks`, innermost level first: 8x4 is 4 nodes of 8."""
 
     fabric: str
@@ -177,6 +189,8 @@ class CollectiveKey:
     ranks: tuple[int, ...]
     groups_at_once: int = 1
     size_bytes: int
+    _CALLED = "a collective key"
+    _ORDER = ("collective", "ranks", "groups_at_once", "size_bytes", "fabric")
 
     def __post_init__(self) -> None:
         if not self.ranks or min(self.ranks) < 1 or self.groups_at_once < 1:
@@ -186,27 +200,6 @@ class CollectiveKey:
             )
         if self.size_bytes < 1:
             raise InvalidSpec(f"a collective moves >= 1 byte, got {self.size_bytes}")
-
-    def __str__(self) -> str:
-        return _written(
-            self.collective,
-            _times(self.ranks),
-            str(self.groups_at_once),
-            str(self.size_bytes),
-            self.fabric,
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `str` wrote; raises InvalidSpec for anything else."""
-        collective, ranks, groups, size, fabric = _read(text, 5, "a collective key")
-        return cls(
-            fabric=fabric,
-            collective=collective,
-            ranks=_sizes(ranks, text),
-            groups_at_once=_number(groups, text),
-            size_bytes=_number(size, text),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,23 +263,6 @@ class Samples:
             machine={**self.machine, **other.machine},
             cluster=other.cluster or self.cluster,
         )
-
-
-def _written(*parts: str) -> str:
-    return "|".join(quote(part, safe=" /:+=.,()-_") for part in parts)
-
-
-def _read(text: str, parts: int, what: str) -> list[str]:
-    found = [unquote(part) for part in text.split("|")]
-    if len(found) != parts:
-        raise InvalidSpec(
-            f"{text!r} is not {what}: it has {len(found)} parts instead of {parts}"
-        )
-    return found
-
-
-def _times(sizes: tuple[int, ...]) -> str:
-    return "x".join(map(str, sizes))
 
 
 def _sizes(text: str, key: str) -> tuple[int, ...]:

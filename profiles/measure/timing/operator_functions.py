@@ -174,27 +174,10 @@ def _of_experts() -> dict[str, Any]:
 EPSILON = 1e-5
 DROPPED = 0.1
 KINDS = (
-    "matmul",
-    "attention",
-    "layernorm",
-    "rmsnorm",
-    "qk-norm",
-    "gelu",
-    "relu",
-    "silu",
-    "swiglu",
-    "geglu",
-    "reglu",
-    "residual",
-    "dropout-residual",
-    "rotary",
-    "lookup",
-    "positions",
-    "cross-entropy",
-    "top-k",
-    "dispatch",
-    "combine",
-    "grouped-matmul",
+    *("matmul", "attention", "layernorm", "rmsnorm", "qk-norm"),
+    *("gelu", "relu", "silu", "swiglu", "geglu", "reglu"),
+    *("residual", "dropout-residual", "rotary", "lookup", "positions"),
+    *("cross-entropy", "top-k", "dispatch", "combine", "grouped-matmul"),
 )
 
 
