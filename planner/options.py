@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +21,6 @@ from profiles.commandline import (
     refuse,
 )
 
-_option = partial(option, "Questions around the plan")
-
 QUANTITIES: Final = ("seq-len", "global-batch", "layers")
 MOST_SIZES: Final = 64
 MOST_PROBES: Final = 100
@@ -39,13 +36,47 @@ _RULE: Final = (
 class Around:
     """Each is None or False where the command line does not ask."""
 
-    maximize: str | None = None
-    diff: tuple[Path, Path] | None = None
-    explain: bool = False
-    tokens: float | None = None
-    probe: int | None = None
-    shardings: bool = False
-    compare_frameworks: bool = False
+    maximize: str | None = option(
+        type=Choice(QUANTITIES),
+        help="The largest seq-len, global-batch or number of layers that fits, and the "
+        "plan at it.",
+    )
+    diff: tuple[Path, Path] | None = option(
+        type=FilePath(),
+        nargs=2,
+        metavar="A B",
+        help="What differs between two layout files, and what each difference costs.",
+    )
+    explain: bool = option(
+        default=False,
+        is_flag=True,
+        help="Also: what more memory, faster links and devices, and a doubled batch "
+        "would buy.",
+    )
+    tokens: float | None = option(
+        type=FloatRange(1, MOST_TOKENS),
+        metavar="N",
+        help="Also: days (and dollars, where the device has a price) to train N "
+        "tokens.",
+    )
+    probe: int | None = option(
+        type=IntRange(1, MOST_PROBES),
+        metavar="K",
+        help="Write the K layouts worth measuring first: probe-1.json … beside --out, "
+        "or here.",
+    )
+    shardings: bool = option(
+        default=False,
+        is_flag=True,
+        help="Also: each operator's best sharding on the layout's mesh, by integer "
+        "program.",
+    )
+    compare_frameworks: bool = option(
+        default=False,
+        is_flag=True,
+        help="Also: the best layout of each of the main frameworks, of what that can "
+        "run, and which is faster.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,58 +98,7 @@ class Wish:
     as_json: bool
 
 
-_OPTIONS: tuple[Callable[[Function], Function], ...] = (
-    _option(
-        "--maximize",
-        type=Choice(QUANTITIES),
-        help="The largest seq-len, global-batch or number of layers that fits, and the "
-        "plan at it.",
-    ),
-    _option(
-        "--diff",
-        type=FilePath(),
-        nargs=2,
-        metavar="A B",
-        help="What differs between two layout files, and what each difference costs.",
-    ),
-    _option(
-        "--explain",
-        is_flag=True,
-        help="Also: what more memory, faster links and devices, and a doubled batch "
-        "would buy.",
-    ),
-    _option(
-        "--tokens",
-        type=FloatRange(1, MOST_TOKENS),
-        metavar="N",
-        help="Also: days (and dollars, where the device has a price) to train N "
-        "tokens.",
-    ),
-    _option(
-        "--probe",
-        type=IntRange(1, MOST_PROBES),
-        metavar="K",
-        help="Write the K layouts worth measuring first: probe-1.json … beside --out, "
-        "or here.",
-    ),
-    _option(
-        "--shardings",
-        is_flag=True,
-        help="Also: each operator's best sharding on the layout's mesh, by integer "
-        "program.",
-    ),
-    _option(
-        "--compare-frameworks",
-        is_flag=True,
-        help="Also: the best layout of each of the main frameworks, of what that can "
-        "run, and which is faster.",
-    ),
-)
-
-
-def around_options(function: Function) -> Function:
-    """Add these questions to a command, which takes them as ``around``."""
-    return collected(function, into=Around, keyword="around", options=_OPTIONS)
+around_options = collected("Questions around the plan", Around, "around")
 
 
 def several_gpus(function: Function) -> Function:

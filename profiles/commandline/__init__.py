@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         given,
         job_options,
         option,
+        switch,
     )
     from profiles.commandline.param_types import (
         LARGEST_SAMPLES,

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from functools import partial, wraps
+from dataclasses import dataclass, field, fields
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -35,29 +35,37 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Function]:
-    """`click.option` under the heading *group*; left out, its value is None."""
-    return click.option(*names, cls=GroupedOption, group=group, **settings)
+def option(default: Any = None, **settings: Any) -> Any:
+    """A field of a group of options, and what click is told of it."""
+    return field(default=default, metadata=settings)
 
 
-def collected(
-    function: Function,
-    *,
-    into: type,
-    keyword: str,
-    options: tuple[Callable[[Function], Function], ...],
-) -> Function:
-    """*function* with *options*, which it takes as one *into* called *keyword*."""
-    names = [field.name for field in fields(into)]
+def switch(**settings: Any) -> Any:
+    """A field that its option sets and ``--no-…`` of it unsets; left out it is None."""
+    return option(switch=True, **settings)
 
-    @wraps(function)
-    def call(**values: Any) -> Any:
-        gathered = into(**{name: values.pop(name) for name in names})
-        return function(**{keyword: gathered}, **values)
 
-    for add in reversed(options):
-        add(call)
-    return call
+def collected(group: str, into: type, keyword: str) -> Callable[[Function], Function]:
+    """What adds the fields of *into* to a command as options under the heading *group*;
+    the command takes all of them as one value called *keyword*."""
+    options = []
+    for one in fields(into):
+        settings, flag = dict(one.metadata), f"--{one.name.replace('_', '-')}"
+        names = f"{flag}/--no-{flag[2:]}" if settings.pop("switch", False) else flag
+        settings |= {"cls": GroupedOption, "group": group, "default": one.default}
+        options.append(click.option(names, **settings))
+
+    def add(function: Function) -> Function:
+        @wraps(function)
+        def call(**values: Any) -> Any:
+            gathered = into(**{one.name: values.pop(one.name) for one in fields(into)})
+            return function(**{keyword: gathered}, **values)
+
+        for each in reversed(options):
+            each(call)
+        return call
+
+    return add
 
 
 def given(options: Any) -> dict[str, Any]:
@@ -123,7 +131,6 @@ def _converted(option: click.Option, value: Any) -> Any:
     return option.type.convert(text, option, None)
 
 
-_option = partial(option, "Question")
 _LIKE = {"model": "gpt-13b", "gpus": "64"}
 
 
@@ -131,16 +138,51 @@ _LIKE = {"model": "gpt-13b", "gpus": "64"}
 class JobOptions:
     """Each is None (or empty) where the command line does not say."""
 
-    model: str | None = None
-    cluster: str | None = None
-    gpus: int | None = None
-    seq_len: int | None = None
-    global_batch: int | None = None
-    optimizer: str | None = None
-    precision: str | None = None
-    grad_dtype: str | None = None
-    framework: str | None = None
-    profile: tuple[Path, ...] = ()
+    model: str | None = option(
+        type=text,
+        metavar="NAME|FILE",
+        help="Catalogue name, model file, or Hugging Face config.json or its folder.",
+    )
+    cluster: str | None = option(
+        type=text,
+        metavar="NAME|FILE",
+        help="Catalogue name, cluster file, or local.  [default: dgx-a100-80gb]",
+    )
+    gpus: int | None = option(type=IntRange(), help="Devices to train on.")
+    seq_len: int | None = option(
+        type=IntRange(1, LARGEST_SEQUENCE),
+        help="Tokens a sequence.  [default: the model's]",
+    )
+    global_batch: int | None = option(
+        type=IntRange(1, LARGEST_SEQUENCE),
+        help="Sequences a step.  [default: the model's, of as many tokens]",
+    )
+    optimizer: str | None = option(
+        type=text,
+        metavar="NAME",
+        help="adamw, adamw-bf16-moments, adam, lamb, sgd-momentum, sgd.  [default: "
+        "adamw]",
+    )
+    precision: str | None = option(
+        type=Choice(PRECISIONS), help="[default: bf16 where the device has it]"
+    )
+    grad_dtype: str | None = option(
+        type=Choice(GRADIENT_FORMATS),
+        help="Gradients of 16-bit training.  [default: the framework's]",
+    )
+    framework: str | None = option(
+        type=text,
+        metavar="NAME",
+        help="Whose software the price is for, and in plan the layouts: megatron-core, "
+        "megatron-deepspeed, fsdp2 …  [default: ours]",
+    )
+    profile: tuple[Path, ...] = option(
+        default=(),
+        type=FilePath(),
+        multiple=True,
+        metavar="FILE",
+        help="Measured samples; may be given several times.",
+    )
 
     @property
     def files(self) -> tuple[str | Path, ...]:
@@ -158,64 +200,4 @@ class JobOptions:
                 raise InvalidQuestion(f"{flag} is missing; give it{like}")
 
 
-_OPTIONS: tuple[Callable[[Function], Function], ...] = (
-    _option(
-        "--model",
-        type=text,
-        metavar="NAME|FILE",
-        help="Catalogue name, model file, or Hugging Face config.json or its folder.",
-    ),
-    _option(
-        "--cluster",
-        type=text,
-        metavar="NAME|FILE",
-        help="Catalogue name, cluster file, or local.  [default: dgx-a100-80gb]",
-    ),
-    _option("--gpus", type=IntRange(), help="Devices to train on."),
-    _option(
-        "--seq-len",
-        type=IntRange(1, LARGEST_SEQUENCE),
-        help="Tokens a sequence.  [default: the model's]",
-    ),
-    _option(
-        "--global-batch",
-        type=IntRange(1, LARGEST_SEQUENCE),
-        help="Sequences a step.  [default: the model's, of as many tokens]",
-    ),
-    _option(
-        "--optimizer",
-        type=text,
-        metavar="NAME",
-        help="adamw, adamw-bf16-moments, adam, lamb, sgd-momentum, sgd.  [default: "
-        "adamw]",
-    ),
-    _option(
-        "--precision",
-        type=Choice(PRECISIONS),
-        help="[default: bf16 where the device has it]",
-    ),
-    _option(
-        "--grad-dtype",
-        type=Choice(GRADIENT_FORMATS),
-        help="Gradients of 16-bit training.  [default: the framework's]",
-    ),
-    _option(
-        "--framework",
-        type=text,
-        metavar="NAME",
-        help="Whose software the price is for, and in plan the layouts: megatron-core, "
-        "megatron-deepspeed, fsdp2 …  [default: ours]",
-    ),
-    _option(
-        "--profile",
-        type=FilePath(),
-        multiple=True,
-        metavar="FILE",
-        help="Measured samples; may be given several times.",
-    ),
-)
-
-
-def job_options(function: Function) -> Function:
-    """Add the question's options to a command, which takes them as ``job``."""
-    return collected(function, into=JobOptions, keyword="job", options=_OPTIONS)
+job_options = collected("Question", JobOptions, "job")

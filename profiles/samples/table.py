@@ -133,7 +133,7 @@ class _Key:
                 f"{text!r} is not {cls._CALLED}: it has {len(parts)} parts instead of "
                 f"{len(cls._ORDER)}"
             )
-        kinds = {one.name: one.type for one in fields(cls)}  # type: ignore[arg-type]
+        kinds = {one.name: str(one.type) for one in fields(cls)}  # type: ignore[arg-type]
         read: dict[str, Callable[[str, str], Any]] = {
             "int": _number,
             "tuple[int, ...]": _sizes,
