@@ -36,7 +36,8 @@ from costmodel.simulation.layout_files import write_layout
 from planner.api import plan
 from profiles.files import read_json
 from profiles.measure.machine import CALIBRATION
-from profiles.measure.session import Question, Wish, measure, resolved
+from profiles.measure.options import Wish
+from profiles.measure.session import Question, measure, resolved
 from profiles.models.catalog import model
 from profiles.models.job import Job, Model
 from profiles.samples.files import read_samples, write_samples

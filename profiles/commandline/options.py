@@ -36,7 +36,8 @@ class GroupedOption(click.Option):
 
 
 def option(default: Any = None, **settings: Any) -> Any:
-    """A field of a group of options, and what click is told of it."""
+    """A field of a group of options, and what click is told of it; its *flag* follows
+    from its name where it is not given."""
     return field(default=default, metadata=settings)
 
 
@@ -50,10 +51,11 @@ def collected(group: str, into: type, keyword: str) -> Callable[[Function], Func
     the command takes all of them as one value called *keyword*."""
     options = []
     for one in fields(into):
-        settings, flag = dict(one.metadata), f"--{one.name.replace('_', '-')}"
-        names = f"{flag}/--no-{flag[2:]}" if settings.pop("switch", False) else flag
+        settings = dict(one.metadata)
+        flag = settings.pop("flag", f"--{one.name.replace('_', '-')}")
+        both = f"{flag}/--no-{flag[2:]}" if settings.pop("switch", False) else flag
         settings |= {"cls": GroupedOption, "group": group, "default": one.default}
-        options.append(click.option(names, **settings))
+        options.append(click.option(both, one.name, **settings))
 
     def add(function: Function) -> Function:
         @wraps(function)

@@ -26,6 +26,7 @@ from profiles.measure.machine import (
     device_name,
     noise,
 )
+from profiles.measure.options import Wish
 from profiles.measure.plan import (
     MOST_TOKENS,
     amid_products,
@@ -65,22 +66,6 @@ FORMATS = {
 }
 MOST_RANKS = 4  # by default; more may be asked for
 RANK_BYTES = GiB  # PyTorch itself, and the smallest operands that no cache holds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """As the command line says it; None (or empty) where it does not."""
-
-    device: str | None = None
-    ranks: int | None = None
-    quick: bool = False
-    model: str | None = None
-    seq_len: int | None = None
-    global_batch: int | None = None
-    precisions: tuple[str, ...] = ()
-    nodes: int = 1
-    rdzv_endpoint: str | None = None
-    offload_dir: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

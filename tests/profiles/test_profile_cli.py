@@ -12,7 +12,8 @@ from profiles.cli import profile
 from profiles.errors import InvalidFile, InvalidQuestion
 from profiles.hardware import catalog
 from profiles.measure import machine
-from profiles.measure.session import Wish, resolved
+from profiles.measure.options import Wish
+from profiles.measure.session import resolved
 from profiles.samples.files import content_hash, read_samples, write_samples
 from profiles.samples.table import (
     CollectiveKey,
