@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,11 +16,13 @@ from profiles.commandline import (
     FloatRange,
     IntRange,
     JobOptions,
+    collected,
     command,
     console,
     emit_json,
     given,
     job_options,
+    option,
     text,
     warn,
 )
@@ -37,15 +39,52 @@ class Wish:
     """What the command line asks for, beside the model and its layout."""
 
     file: Path | None  # a layout
-    runs: Path | None
-    trace: Path | None
-    out: Path | None
-    sweep: tuple[str, ...]
-    tokens: float | None
-    rampup: tuple[int, int, int] | None
-    compares: bool
-    convention: str | None
-    report: Path | None
+    runs: Path | None = option(
+        type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
+    )
+    trace: Path | None = option(
+        type=FilePath(), metavar="FILE", help="Write a Perfetto trace."
+    )
+    out: Path | None = option(
+        type=FilePath(), metavar="FILE", help="Write the layout file."
+    )
+    sweep: tuple[str, ...] = option(
+        default=(),
+        type=text,
+        multiple=True,
+        metavar="AXIS=V1,V2,…",
+        help="Price each value of a layout option; several sweep their product.",
+    )
+    tokens: float | None = option(
+        type=FloatRange(1, 1e18),
+        metavar="N",
+        help="Also: days (and dollars, where the device has a price) and total FLOPs "
+        "to train N tokens.",
+    )
+    rampup: tuple[int, int, int] | None = option(
+        flag="--rampup-batch-size",
+        type=(IntRange(), IntRange(), IntRange(1, LARGEST_SAMPLES)),
+        metavar="START INCREMENT SAMPLES",
+        help="Of --tokens: the batch grows from START sequences to the global batch by "
+        "INCREMENT, over the first SAMPLES sequences.",
+    )
+    compares: bool = option(
+        default=False,
+        flag="--compare-data-parallel",
+        is_flag=True,
+        help="Also: the same replicas under torch.nn.DataParallel, one process for all "
+        "GPUs of a node, and under DistributedDataParallel.",
+    )
+    convention: str | None = option(
+        flag="--flops-convention",
+        type=text,
+        metavar="NAME",
+        help="How FLOPs are counted: megatron, causal (half of attention) or palm.  "
+        "[default: megatron]",
+    )
+    report: Path | None = option(
+        type=FilePath(), metavar="FILE.html", help="Write a page about --runs."
+    )
     as_json: bool
 
     @property
@@ -98,62 +137,15 @@ class Wish:
 @click.argument("file", type=FilePath(), required=False, metavar="[LAYOUT.json]")
 @job_options
 @layout_options
-@click.option(
-    "--runs", type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
-)
-@click.option(
-    "--trace", type=FilePath(), metavar="FILE", help="Write a Perfetto trace."
-)
-@click.option("--out", type=FilePath(), metavar="FILE", help="Write the layout file.")
-@click.option(
-    "--sweep",
-    type=text,
-    multiple=True,
-    metavar="AXIS=V1,V2,…",
-    help="Price each value of a layout option; several sweep their product.",
-)
-@click.option(
-    "--tokens",
-    type=FloatRange(1, 1e18),
-    metavar="N",
-    help="Also: days (and dollars, where the device has a price) and total FLOPs to "
-    "train N tokens.",
-)
-@click.option(
-    "--rampup-batch-size",
-    "rampup",
-    type=(IntRange(), IntRange(), IntRange(1, LARGEST_SAMPLES)),
-    metavar="START INCREMENT SAMPLES",
-    help="Of --tokens: the batch grows from START sequences to the global batch by "
-    "INCREMENT, over the first SAMPLES sequences.",
-)
-@click.option(
-    "--compare-data-parallel",
-    "compares",
-    is_flag=True,
-    help="Also: the same replicas under torch.nn.DataParallel, one process for all "
-    "GPUs of a node, and under DistributedDataParallel.",
-)
-@click.option(
-    "--flops-convention",
-    "convention",
-    type=text,
-    metavar="NAME",
-    help="How FLOPs are counted: megatron, causal (half of attention) or palm.  "
-    "[default: megatron]",
-)
-@click.option(
-    "--report", type=FilePath(), metavar="FILE.html", help="Write a page about --runs."
-)
 @inference_options
+@collected("Answers", Wish, "wish")
 def simulate(
-    job: JobOptions, pins: Pins, inference: InferenceOptions, **options: Any
+    job: JobOptions, pins: Pins, inference: InferenceOptions, wish: Wish
 ) -> None:
     """What would this layout cost: seconds, bytes, utilisation?
 
     Give a layout file, or a model with layout options; or a table of runs.
     """
-    wish = Wish(**options)
     inference.require_alone(job, pins, wish.of_training)
     if inference.inference:
         from costmodel.inference import answer

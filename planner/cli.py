@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from costmodel.options import Pins, layout_options
-from planner.options import Around, Wish, around_options, several_gpus
+from planner.options import Around, Wish, around_options, search_options, several_gpus
 from profiles.commandline import (
-    Choice,
-    FilePath,
-    FloatRange,
-    IntRange,
     JobOptions,
     command,
     console,
     emit_json,
     job_options,
     premise,
-    text,
     warn,
 )
 from profiles.errors import OutOfTime, Unsupported
@@ -31,9 +24,7 @@ if TYPE_CHECKING:
     from planner.report import Beside
     from planner.search import Limits
 
-OBJECTIVES = ("throughput", "cost", "memory", "time-to-train")
 COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is said
-MOST_RUNNERS_UP = 100
 
 
 @command("plan", example="plan --model gpt-13b --gpus 64")
@@ -41,52 +32,8 @@ MOST_RUNNERS_UP = 100
 @job_options
 @layout_options
 @around_options
-@click.option(
-    "--objective",
-    type=Choice(OBJECTIVES),
-    default="throughput",
-)
-@click.option(
-    "--top",
-    type=IntRange(0, MOST_RUNNERS_UP),
-    default=5,
-    metavar="K",
-    help="Runners-up to name.",
-)
-@click.option("--out", type=FilePath(), metavar="FILE", help="Write the layout file.")
-@click.option(
-    "--search",
-    type=text,
-    default="branch-and-bound",
-    metavar="NAME",
-    help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, deepspeed, "
-    "2bw, pipedream, recursive.",
-)
-@click.option(
-    "--compare-searches", is_flag=True, help="Run every search and compare them."
-)
-@click.option(
-    "--time-limit",
-    type=FloatRange(0, 1e9, strictly=True),
-    metavar="S",
-    help="Stop after S seconds with the best layout so far, and its gap.",
-)
-@click.option(
-    "--executable/--any-mechanism",
-    default=None,
-    help="Only what `execute` carries out, or all that is priced, also of what "
-    "--framework lacks.  [default: executable on the cluster local]",
-)
-@click.option(
-    "--probability",
-    type=FloatRange(0.5, 0.9999),
-    metavar="P",
-    help="With which the layout is to fit.  [default: 0.95; of the least memory 0.5]",
-)
-@click.option(
-    "--any-stage", is_flag=True, help="Stages may differ in mesh, and in their layers."
-)
-def plan(job: JobOptions, pins: Pins, around: Around, **options: Any) -> None:
+@search_options
+def plan(job: JobOptions, pins: Pins, wish: Wish) -> None:
     """Which layout should I use? Layout options given here are fixed, the rest is
     searched.
 
@@ -104,7 +51,7 @@ def plan(job: JobOptions, pins: Pins, around: Around, **options: Any) -> None:
     from planner.search import search_called, without_auto
     from profiles.files import require_apart
 
-    wish = Wish(around=around, **options)
+    around = wish.around
     search_called(wish.search)
     require_apart(
         {"--out": wish.out, **probe_outputs(around, wish.out)},

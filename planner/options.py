@@ -19,10 +19,13 @@ from profiles.commandline import (
     collected,
     option,
     refuse,
+    text,
 )
 
 QUANTITIES: Final = ("seq-len", "global-batch", "layers")
+OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
 MOST_SIZES: Final = 64
+MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
 MOST_TOKENS: Final = 1e18
 _RANGE: Final = re.compile(r"([^.]*)\.\.([^.]*)")
@@ -86,19 +89,52 @@ class Wish:
 
     around: Around
     sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
-    objective: str
-    top: int  # runners-up to name
-    out: Path | None
-    search: str
-    compare_searches: bool
-    time_limit: float | None  # seconds
-    executable: bool | None
-    probability: float | None
-    any_stage: bool
+    objective: str = option(default="throughput", type=Choice(OBJECTIVES))
+    top: int = option(
+        default=5,
+        type=IntRange(0, MOST_RUNNERS_UP),
+        metavar="K",
+        help="Runners-up to name.",
+    )
+    out: Path | None = option(
+        type=FilePath(), metavar="FILE", help="Write the layout file."
+    )
+    search: str = option(
+        default="branch-and-bound",
+        type=text,
+        metavar="NAME",
+        help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, "
+        "deepspeed, 2bw, pipedream, recursive.",
+    )
+    compare_searches: bool = option(
+        default=False, is_flag=True, help="Run every search and compare them."
+    )
+    time_limit: float | None = option(
+        type=FloatRange(0, 1e9, strictly=True),
+        metavar="S",
+        help="Stop after S seconds with the best layout so far, and its gap.",
+    )
+    executable: bool | None = option(
+        flag="--executable/--any-mechanism",
+        help="Only what `execute` carries out, or all that is priced, also of what "
+        "--framework lacks.  [default: executable on the cluster local]",
+    )
+    probability: float | None = option(
+        type=FloatRange(0.5, 0.9999),
+        metavar="P",
+        help="With which the layout is to fit.  [default: 0.95; of the least memory "
+        "0.5]",
+    )
+    any_stage: bool = option(
+        default=False,
+        is_flag=True,
+        help="Stages may differ in mesh, and in their layers.",
+    )
     as_json: bool
 
 
 around_options = collected("Questions around the plan", Around, "around")
+search_options = collected("Search", Wish, "wish")
 
 
 def several_gpus(function: Function) -> Function:

@@ -48,9 +48,12 @@ def switch(**settings: Any) -> Any:
 
 def collected(group: str, into: type, keyword: str) -> Callable[[Function], Function]:
     """What adds the fields of *into* to a command as options under the heading *group*;
-    the command takes all of them as one value called *keyword*."""
+    the command takes all of them as one value called *keyword*. A field that is no
+    `option` comes from the decorators above."""
     options = []
     for one in fields(into):
+        if not one.metadata:
+            continue
         settings = dict(one.metadata)
         flag = settings.pop("flag", f"--{one.name.replace('_', '-')}")
         both = f"{flag}/--no-{flag[2:]}" if settings.pop("switch", False) else flag
