@@ -32,6 +32,17 @@ CAPABILITIES = {
     "fp8": (8, 9),
 }
 GPU_MARKS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+ASSUMED_CACHE = 32 * MiB  # where the kernel does not say
+_MEMORY = re.compile(r"\d+gb")
+_BOARD = re.compile(r"(sxm|pcie)\d*")
+CALIBRATION = "calibration seconds"
+ROWS, COLUMNS, CONTRACTED = 512, 1024, 1024  # 2·m·n·k: about a GFLOP
+STAT = Path("/proc/stat")
+# An idle machine repeats a training step within 1-4 %, one with a second load within
+# 11-33 % (both measured on two cores); between them lies what is worth a warning.
+MOST_SPREAD = 0.10
+MOST_OTHERS = 0.10
 
 
 def cores() -> int:
@@ -126,10 +137,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-ASSUMED_CACHE = 32 * MiB  # where the kernel does not say
-
-
 def facts(request: Request) -> dict[str, str]:
     """Versions, device, and the name of the software for the keys of operators."""
     import torch
@@ -186,10 +193,6 @@ def _of_gpu() -> dict[str, str]:
     return found
 
 
-_MEMORY = re.compile(r"\d+gb")
-_BOARD = re.compile(r"(sxm|pcie)\d*")
-
-
 def device_name(name: str) -> str:
     """The catalogue's name, or one made of PyTorch's where it has none.
 
@@ -219,10 +222,6 @@ def _parts(name: str) -> tuple[set[str], set[str], set[str]]:
     return words - memory - {*boards}, {one[1] for one in boards.values()}, memory
 
 
-CALIBRATION = "calibration seconds"
-ROWS, COLUMNS, CONTRACTED = 512, 1024, 1024  # 2·m·n·k: about a GFLOP
-
-
 class Calibration:
     """The product's operands on *device*; `run` multiplies them once."""
 
@@ -235,13 +234,6 @@ class Calibration:
 
     def run(self) -> Tensor:
         return self.left @ self.right
-
-
-STAT = Path("/proc/stat")
-# An idle machine repeats a training step within 1-4 %, one with a second load within
-# 11-33 % (both measured on two cores); between them lies what is worth a warning.
-MOST_SPREAD = 0.10
-MOST_OTHERS = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,19 @@ from profiles.units import KiB, MiB
 
 CPU = (("gpt-tiny", 256, 8), ("gpt-mini", 256, 8))
 CUDA = (("gpt-350m", 2048, 8), ("gpt-1.3b", 2048, 8), ("llama3.2-3b", 2048, 4))
+SHARES = (1, 2, 4, 8)  # a rank may hold all parameters, or down to an eighth
+CURVE = (4 * KiB, 64 * KiB, MiB)
+# Of CPU ranks, those that training begins beside a product, or soon after another; the
+# larger a message, the less it matters.
+HAS_BESIDE = ("all_reduce", "all_gather", "reduce_scatter")
+COMES_SOON = (*HAS_BESIDE, "all_to_all")
+COLLECTIVES = (*COMES_SOON, "shift")
+SMALL_BYTES = (KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB)
+MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
+MOST_SEQUENCES = 64
+NORMS = ("layernorm", "rmsnorm")
+_WHOLE = frozenset({"hidden", "positions", "experts", "routed"})  # never cut
+_NEVER_CUT_ROWS = (*PRODUCTS, "attention", "rotary", "qk-norm", "lookup")
 
 
 def default_jobs(device: str) -> tuple[Job, ...]:
@@ -75,10 +88,6 @@ def _small_llama() -> Job:
         tied_embeddings=False,
     )
     return Job(model="llama-mini", spec=spec, seq_len=256, global_batch=8)
-
-
-SHARES = (1, 2, 4, 8)  # a rank may hold all parameters, or down to an eighth
-CURVE = (4 * KiB, 64 * KiB, MiB)
 
 
 def of_step(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
@@ -126,19 +135,6 @@ def _once(kind: str, pieces: Sequence[int], total: int) -> Operation:
         shares.pop(shares.index(min(shares)))
     shares[shares.index(max(shares))] += total - sum(shares)
     return Operation(kind=kind, direction=FORWARD, shape=(total,), pieces=tuple(shares))
-
-
-# Of CPU ranks, those that training begins beside a product, or soon after another; the
-# larger a message, the less it matters.
-HAS_BESIDE = ("all_reduce", "all_gather", "reduce_scatter")
-COMES_SOON = (*HAS_BESIDE, "all_to_all")
-COLLECTIVES = (*COMES_SOON, "shift")
-SMALL_BYTES = (KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB)
-MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
-MOST_SEQUENCES = 64
-NORMS = ("layernorm", "rmsnorm")
-_WHOLE = frozenset({"hidden", "positions", "experts", "routed"})  # never cut
-_NEVER_CUT_ROWS = (*PRODUCTS, "attention", "rotary", "qk-norm", "lookup")
 
 
 def operations(

@@ -66,6 +66,13 @@ FORMATS = {
 }
 MOST_RANKS = 4  # by default; more may be asked for
 RANK_BYTES = GiB  # PyTorch itself, and the smallest operands that no cache holds
+Progress = Callable[[float, float], None]
+QUICK_S, FULL_S = 45.0, 240.0
+# Seconds on one core, or on a GPU: larger products are read off the curve of others.
+MOST_FLOPS = {"cpu": 400 * GFLOPS, "cuda": PFLOPS}
+QUICK_BYTES, FULL_BYTES = 64 * MiB, 256 * MiB  # the largest message
+START_S = 120.0  # to start processes that import torch on a busy machine
+MOST_REPEATS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,15 +249,6 @@ def _asked(question: Question) -> dict[str, str]:
         "--quick": str(question.quick),
         "--model (sequence, batch)": ", ".join(jobs),
     }
-
-
-Progress = Callable[[float, float], None]
-QUICK_S, FULL_S = 45.0, 240.0
-# Seconds on one core, or on a GPU: larger products are read off the curve of others.
-MOST_FLOPS = {"cpu": 400 * GFLOPS, "cuda": PFLOPS}
-QUICK_BYTES, FULL_BYTES = 64 * MiB, 256 * MiB  # the largest message
-START_S = 120.0  # to start processes that import torch on a busy machine
-MOST_REPEATS = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,11 @@ IN_A_ROW = 5  # repeats of a visit, where that is of use
 
 Task = Operation | Exchange
 Seconds = dict[str, float]
+# No message takes longer, as foreseen: a share of the budget, or a second.
+LONGEST, LEAST_LONGEST_S = 1 / 40, 1.0
+CALIBRATIONS, CALLS = 8, 5  # a round, spread evenly; the fastest of so many counts
+GAP_CALLS = 21
+Say = Callable[[float, float], None]  # seconds gone, of how many
 
 
 class Subject(ABC):
@@ -211,14 +216,6 @@ class Exchanged(Subject):
     def timings(self) -> Iterator[tuple[Task, Timing]]:
         if self.function is not None and not self.too_long:
             yield self.exchange, Timing(seconds=tuple(self.seen[FORWARD]))
-
-
-# No message takes longer, as foreseen: a share of the budget, or a second.
-LONGEST, LEAST_LONGEST_S = 1 / 40, 1.0
-CALIBRATIONS, CALLS = 8, 5  # a round, spread evenly; the fastest of so many counts
-GAP_CALLS = 21
-
-Say = Callable[[float, float], None]  # seconds gone, of how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from profiles.units import GB, GFLOPS, US, GiB
 
 BACKEND = "eager"
 MOST_ODD = 30  # one message in so many may be odd
+SOURCE = "measured by the command profile"
+_NOTHING = Figure(value=0.0, unit="GiB", source="a process on a CPU has no context")
 
 
 def operator_samples(
@@ -98,10 +100,6 @@ def _sample(
         provenance=provenance,
         saved_bytes=timings[0].saved_bytes,
     )
-
-
-SOURCE = "measured by the command profile"
-_NOTHING = Figure(value=0.0, unit="GiB", source="a process on a CPU has no context")
 
 
 def cluster_of(

@@ -24,6 +24,9 @@ OPTIMIZERS = {
     "sgd-momentum": 1,
     "sgd": 0,
 }
+SEQ_LEN = 2048  # [assumed] where neither the catalogue nor a file says
+GLOBAL_BATCH = 1024  # [assumed] likewise, in sequences
+_BESIDE = ("name", "seq_len", "global_batch", "source", "notes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +90,6 @@ def _graph(spec: DecoderSpec, name: str, adapters: Adapters | None) -> ModelGrap
     """Jobs that differ in their batch share a graph."""
     graph = decoder_graph(spec, name)
     return with_adapters(graph, adapters) if adapters else graph
-
-
-SEQ_LEN = 2048  # [assumed] where neither the catalogue nor a file says
-GLOBAL_BATCH = 1024  # [assumed] likewise, in sequences
-_BESIDE = ("name", "seq_len", "global_batch", "source", "notes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

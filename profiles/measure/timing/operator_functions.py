@@ -16,6 +16,15 @@ from typing import Any
 
 from profiles.measure.timing.tasks import Tensor
 
+EPSILON = 1e-5
+DROPPED = 0.1
+KINDS = (
+    *("matmul", "attention", "layernorm", "rmsnorm", "qk-norm"),
+    *("gelu", "relu", "silu", "swiglu", "geglu", "reglu"),
+    *("residual", "dropout-residual", "rotary", "lookup", "positions"),
+    *("cross-entropy", "top-k", "dispatch", "combine", "grouped-matmul"),
+)
+
 
 def choose(
     scores: Tensor,
@@ -169,16 +178,6 @@ def _of_experts() -> dict[str, Any]:
         "unpermute": unpermute,
         "grouped-matmul": grouped,
     }
-
-
-EPSILON = 1e-5
-DROPPED = 0.1
-KINDS = (
-    *("matmul", "attention", "layernorm", "rmsnorm", "qk-norm"),
-    *("gelu", "relu", "silu", "swiglu", "geglu", "reglu"),
-    *("residual", "dropout-residual", "rotary", "lookup", "positions"),
-    *("cross-entropy", "top-k", "dispatch", "combine", "grouped-matmul"),
-)
 
 
 @lru_cache(maxsize=1)
