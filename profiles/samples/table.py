@@ -264,6 +264,9 @@ class Samples:
             cluster=other.cluster or self.cluster,
         )
 
+    def __len__(self) -> int:
+        return len(self.operators) + len(self.collectives)
+
 
 def _sizes(text: str, key: str) -> tuple[int, ...]:
     return tuple(_number(part, key) for part in text.split("x")) if text else ()
