@@ -35,15 +35,13 @@ from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.simulation.layout_files import write_layout
 from planner.api import plan
 from profiles.files import read_json
-from profiles.measure.noise import CALIBRATION
-from profiles.measure.request import Question, Wish, resolved
-from profiles.measure.session import measure
+from profiles.measure.machine import CALIBRATION
+from profiles.measure.options import Wish
+from profiles.measure.session import Question, measure, resolved
 from profiles.models.catalog import model
-from profiles.models.job import Job
-from profiles.models.model_file import Model
+from profiles.models.job import Job, Model
 from profiles.samples.files import read_samples, write_samples
-from profiles.samples.local import LOCAL, local_cluster
-from profiles.samples.table import Samples
+from profiles.samples.table import LOCAL, Samples, local_cluster
 from runtime.launch.launcher import Program, launch
 from runtime.launch.run import threads
 from runtime.observe.prediction_error import missed

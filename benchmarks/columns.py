@@ -24,7 +24,7 @@ from planner.problem.question import pose
 from planner.problem.space import Space
 from planner.problem.table import length, take
 from planner.search.bounds import floor_s, leaf_bounds, rough_s
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 

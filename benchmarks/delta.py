@@ -24,7 +24,7 @@ from planner.problem.problem import Problem
 from planner.problem.question import pose
 from planner.problem.space import Space
 from planner.search.search import Limits
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.units import MS

@@ -15,9 +15,8 @@ from costmodel.options.pins import Pins
 from costmodel.simulation.question import resolve
 from costmodel.simulation.remat_auto import spelled_out
 from costmodel.support.support_table import require_supported
-from profiles.commandline.job import JobOptions
-from profiles.models.job import Job
-from profiles.models.model_file import Model
+from profiles.commandline.options import JobOptions
+from profiles.models.job import Job, Model
 from profiles.models.spec import DecoderSpec
 
 ALONE: dict[str, Pins] = {

@@ -34,7 +34,7 @@ from benchmarks.forked import forked
 from costmodel.simulation.layout_files import job_of
 from costmodel.simulation.serialization import parse_file
 from profiles.files import decode, read_json, write_text
-from profiles.measure.noise import calibration_s
+from profiles.measure.machine import Calibration
 from runtime.data.sources import source
 from runtime.launch.processes import process_group
 from runtime.models.decoder import decoder_of
@@ -48,6 +48,26 @@ from runtime.train.trainer import Trainer
 SEED = 0
 ALIKE = 1.15  # a fixed product's time over that in the profile, or the other way
 PAUSE_S = 1.0
+
+
+def calibration_s(device: str = "cpu", repeats: int = 5) -> float:
+    """Seconds of the product in this process now: the fastest of *repeats*.
+
+    By the clock that `profile` times operators with: a lone thread's CPU time.
+    """
+    import torch
+
+    alone = device == "cpu" and torch.get_num_threads() == 1
+    now = time.thread_time if alone else time.perf_counter
+    product = Calibration(device)
+    seconds = []
+    for _ in range(repeats + 1):  # the first one loads code
+        started_s = now()
+        product.run()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        seconds.append(now() - started_s)
+    return min(seconds[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

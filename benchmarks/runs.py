@@ -20,7 +20,8 @@ from benchmarks.published_runs import asked_runs
 from costmodel.runs.pricing import ask_runs, price_asked, price_runs
 from costmodel.runs.table import read_runs
 from costmodel.runs.validate import compare, document, whole_summary
-from profiles.system.allocator import fewer_collections, keep_freed_arrays
+from profiles.system.allocator import fewer_collections, keep_heap
+from profiles.units import MiB
 
 _T = TypeVar("_T")
 
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
     path = asked_runs(arguments)
     if path is None:
         return 2
-    keep_freed_arrays()  # as `simulate` has it
+    keep_heap(512 * MiB)  # as `simulate` has it
     with fewer_collections():
         return measure(path)
 

@@ -22,7 +22,7 @@ from planner.problem.question import pose
 from planner.problem.solution import Solution
 from planner.search.registry import SEARCHES
 from planner.search.search import AbstractSearch, Limits
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.errors import OutOfTime
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model

@@ -31,11 +31,18 @@ from benchmarks.whole_layers import LayerTime, layer_times
 from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.measured import Measured
 from profiles.files import write_text
-from profiles.measure.noise import CALIBRATION
+from profiles.measure.machine import CALIBRATION
 from profiles.measure.processes import run
-from profiles.measure.rendezvous import described, rank_memory_bytes
-from profiles.measure.request import Question, Wish, resolved
-from profiles.measure.session import MOST_FLOPS, measure, request_of
+from profiles.measure.session import (
+    MOST_FLOPS,
+    Question,
+    Wish,
+    described,
+    measure,
+    rank_memory_bytes,
+    request_of,
+    resolved,
+)
 from profiles.measure.timing.tasks import Operation, Request
 from profiles.samples.files import write_samples
 from profiles.units import MS

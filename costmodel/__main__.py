@@ -12,9 +12,10 @@ def main(argv: Sequence[str] | None = None, prog: str | None = None) -> int:
     # `python -m` puts the working folder first, where `profiles/` may be the user's.
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from profiles.commandline import enter
-    from profiles.system import fewer_collections, keep_freed_arrays
+    from profiles.system import fewer_collections, keep_heap
+    from profiles.units import MiB
 
-    keep_freed_arrays()
+    keep_heap(512 * MiB)
     with fewer_collections():
         return enter("costmodel.cli:simulate", argv, prog)
 

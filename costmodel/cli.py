@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from costmodel.options import InferenceOptions, Pins, inference_options, layout_options
 from profiles.commandline import (
     LARGEST_SAMPLES,
+    FilePath,
+    FloatRange,
+    IntRange,
     JobOptions,
+    collected,
     command,
     console,
     emit_json,
     given,
     job_options,
-    path,
-    real,
+    option,
     text,
     warn,
-    whole,
 )
 from profiles.errors import Contradiction
 from profiles.files import require_apart
@@ -37,15 +39,52 @@ class Wish:
     """What the command line asks for, beside the model and its layout."""
 
     file: Path | None  # a layout
-    runs: Path | None
-    trace: Path | None
-    out: Path | None
-    sweep: tuple[str, ...]
-    tokens: float | None
-    rampup: tuple[int, int, int] | None
-    compares: bool
-    convention: str | None
-    report: Path | None
+    runs: Path | None = option(
+        type=FilePath(), metavar="FILE.csv", help="Price a table of runs."
+    )
+    trace: Path | None = option(
+        type=FilePath(), metavar="FILE", help="Write a Perfetto trace."
+    )
+    out: Path | None = option(
+        type=FilePath(), metavar="FILE", help="Write the layout file."
+    )
+    sweep: tuple[str, ...] = option(
+        default=(),
+        type=text,
+        multiple=True,
+        metavar="AXIS=V1,V2,…",
+        help="Price each value of a layout option; several sweep their product.",
+    )
+    tokens: float | None = option(
+        type=FloatRange(1, 1e18),
+        metavar="N",
+        help="Also: days (and dollars, where the device has a price) and total FLOPs "
+        "to train N tokens.",
+    )
+    rampup: tuple[int, int, int] | None = option(
+        flag="--rampup-batch-size",
+        type=(IntRange(), IntRange(), IntRange(1, LARGEST_SAMPLES)),
+        metavar="START INCREMENT SAMPLES",
+        help="Of --tokens: the batch grows from START sequences to the global batch by "
+        "INCREMENT, over the first SAMPLES sequences.",
+    )
+    compares: bool = option(
+        default=False,
+        flag="--compare-data-parallel",
+        is_flag=True,
+        help="Also: the same replicas under torch.nn.DataParallel, one process for all "
+        "GPUs of a node, and under DistributedDataParallel.",
+    )
+    convention: str | None = option(
+        flag="--flops-convention",
+        type=text,
+        metavar="NAME",
+        help="How FLOPs are counted: megatron, causal (half of attention) or palm.  "
+        "[default: megatron]",
+    )
+    report: Path | None = option(
+        type=FilePath(), metavar="FILE.html", help="Write a page about --runs."
+    )
     as_json: bool
 
     @property
@@ -95,61 +134,18 @@ class Wish:
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
-@click.argument("file", type=path, required=False, metavar="[LAYOUT.json]")
+@click.argument("file", type=FilePath(), required=False, metavar="[LAYOUT.json]")
 @job_options
 @layout_options
-@click.option("--runs", type=path, metavar="FILE.csv", help="Price a table of runs.")
-@click.option("--trace", type=path, metavar="FILE", help="Write a Perfetto trace.")
-@click.option("--out", type=path, metavar="FILE", help="Write the layout file.")
-@click.option(
-    "--sweep",
-    type=text,
-    multiple=True,
-    metavar="AXIS=V1,V2,…",
-    help="Price each value of a layout option; several sweep their product.",
-)
-@click.option(
-    "--tokens",
-    type=real(1, 1e18),
-    metavar="N",
-    help="Also: days (and dollars, where the device has a price) and total FLOPs to "
-    "train N tokens.",
-)
-@click.option(
-    "--rampup-batch-size",
-    "rampup",
-    type=(whole(), whole(), whole(most=LARGEST_SAMPLES)),
-    metavar="START INCREMENT SAMPLES",
-    help="Of --tokens: the batch grows from START sequences to the global batch by "
-    "INCREMENT, over the first SAMPLES sequences.",
-)
-@click.option(
-    "--compare-data-parallel",
-    "compares",
-    is_flag=True,
-    help="Also: the same replicas under torch.nn.DataParallel, one process for all "
-    "GPUs of a node, and under DistributedDataParallel.",
-)
-@click.option(
-    "--flops-convention",
-    "convention",
-    type=text,
-    metavar="NAME",
-    help="How FLOPs are counted: megatron, causal (half of attention) or palm.  "
-    "[default: megatron]",
-)
-@click.option(
-    "--report", type=path, metavar="FILE.html", help="Write a page about --runs."
-)
 @inference_options
+@collected("Answers", Wish, "wish")
 def simulate(
-    job: JobOptions, pins: Pins, inference: InferenceOptions, **options: Any
+    job: JobOptions, pins: Pins, inference: InferenceOptions, wish: Wish
 ) -> None:
     """What would this layout cost: seconds, bytes, utilisation?
 
     Give a layout file, or a model with layout options; or a table of runs.
     """
-    wish = Wish(**options)
     inference.require_alone(job, pins, wish.of_training)
     if inference.inference:
         from costmodel.inference import answer

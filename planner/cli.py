@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from costmodel.options import Pins, layout_options
-from planner.options import Around, Wish, around_options, several_gpus
+from planner.options import Around, Wish, around_options, search_options, several_gpus
 from profiles.commandline import (
     JobOptions,
     command,
     console,
     emit_json,
     job_options,
-    one_of,
-    path,
     premise,
-    real,
-    text,
     warn,
-    whole,
 )
 from profiles.errors import OutOfTime, Unsupported
 
@@ -31,9 +24,7 @@ if TYPE_CHECKING:
     from planner.report import Beside
     from planner.search import Limits
 
-OBJECTIVES = ("throughput", "cost", "memory", "time-to-train")
 COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is said
-MOST_RUNNERS_UP = 100
 
 
 @command("plan", example="plan --model gpt-13b --gpus 64")
@@ -41,54 +32,8 @@ MOST_RUNNERS_UP = 100
 @job_options
 @layout_options
 @around_options
-@click.option(
-    "--objective",
-    type=one_of(*OBJECTIVES),
-    default="throughput",
-    metavar="NAME",
-    help=f"{', '.join(OBJECTIVES)}.  [default: throughput]",
-)
-@click.option(
-    "--top",
-    type=whole(0, MOST_RUNNERS_UP),
-    default="5",
-    metavar="K",
-    help="Runners-up to name.  [default: 5]",
-)
-@click.option("--out", type=path, metavar="FILE", help="Write the layout file.")
-@click.option(
-    "--search",
-    type=text,
-    default="branch-and-bound",
-    metavar="NAME",
-    help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, deepspeed, "
-    "2bw, pipedream, recursive.  [default: branch-and-bound]",
-)
-@click.option(
-    "--compare-searches", is_flag=True, help="Run every search and compare them."
-)
-@click.option(
-    "--time-limit",
-    type=real(0, 1e9, strictly=True),
-    metavar="S",
-    help="Stop after S seconds with the best layout so far, and its gap.",
-)
-@click.option(
-    "--executable/--any-mechanism",
-    default=None,
-    help="Only what `execute` carries out, or all that is priced, also of what "
-    "--framework lacks.  [default: executable on the cluster local]",
-)
-@click.option(
-    "--probability",
-    type=real(0.5, 0.9999),
-    metavar="P",
-    help="With which the layout is to fit.  [default: 0.95; of the least memory 0.5]",
-)
-@click.option(
-    "--any-stage", is_flag=True, help="Stages may differ in mesh, and in their layers."
-)
-def plan(job: JobOptions, pins: Pins, around: Around, **options: Any) -> None:
+@search_options
+def plan(job: JobOptions, pins: Pins, wish: Wish) -> None:
     """Which layout should I use? Layout options given here are fixed, the rest is
     searched.
 
@@ -106,7 +51,7 @@ def plan(job: JobOptions, pins: Pins, around: Around, **options: Any) -> None:
     from planner.search import search_called, without_auto
     from profiles.files import require_apart
 
-    wish = Wish(around=around, **options)
+    around = wish.around
     search_called(wish.search)
     require_apart(
         {"--out": wish.out, **probe_outputs(around, wish.out)},

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from profiles.commandline import (
+    Choice,
+    FilePath,
+    FloatRange,
     Function,
+    IntRange,
     collected,
-    one_of,
     option,
-    path,
-    real,
     refuse,
-    whole,
+    text,
 )
 
-_option = partial(option, "Questions around the plan")
-
 QUANTITIES: Final = ("seq-len", "global-batch", "layers")
+OBJECTIVES: Final = ("throughput", "cost", "memory", "time-to-train")
 MOST_SIZES: Final = 64
+MOST_RUNNERS_UP: Final = 100
 MOST_PROBES: Final = 100
 MOST_TOKENS: Final = 1e18
 _RANGE: Final = re.compile(r"([^.]*)\.\.([^.]*)")
@@ -39,13 +39,47 @@ _RULE: Final = (
 class Around:
     """Each is None or False where the command line does not ask."""
 
-    maximize: str | None = None
-    diff: tuple[Path, Path] | None = None
-    explain: bool = False
-    tokens: float | None = None
-    probe: int | None = None
-    shardings: bool = False
-    compare_frameworks: bool = False
+    maximize: str | None = option(
+        type=Choice(QUANTITIES),
+        help="The largest seq-len, global-batch or number of layers that fits, and the "
+        "plan at it.",
+    )
+    diff: tuple[Path, Path] | None = option(
+        type=FilePath(),
+        nargs=2,
+        metavar="A B",
+        help="What differs between two layout files, and what each difference costs.",
+    )
+    explain: bool = option(
+        default=False,
+        is_flag=True,
+        help="Also: what more memory, faster links and devices, and a doubled batch "
+        "would buy.",
+    )
+    tokens: float | None = option(
+        type=FloatRange(1, MOST_TOKENS),
+        metavar="N",
+        help="Also: days (and dollars, where the device has a price) to train N "
+        "tokens.",
+    )
+    probe: int | None = option(
+        type=IntRange(1, MOST_PROBES),
+        metavar="K",
+        help="Write the K layouts worth measuring first: probe-1.json … beside --out, "
+        "or here.",
+    )
+    shardings: bool = option(
+        default=False,
+        is_flag=True,
+        help="Also: each operator's best sharding on the layout's mesh, by integer "
+        "program.",
+    )
+    compare_frameworks: bool = option(
+        default=False,
+        is_flag=True,
+        help="Also: the best layout of each of the main frameworks, of what that can "
+        "run, and which is faster.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,71 +89,52 @@ class Wish:
 
     around: Around
     sizes: tuple[int, ...]  # several numbers of GPUs; empty for one
-    objective: str
-    top: int  # runners-up to name
-    out: Path | None
-    search: str
-    compare_searches: bool
-    time_limit: float | None  # seconds
-    executable: bool | None
-    probability: float | None
-    any_stage: bool
+    objective: str = option(default="throughput", type=Choice(OBJECTIVES))
+    top: int = option(
+        default=5,
+        type=IntRange(0, MOST_RUNNERS_UP),
+        metavar="K",
+        help="Runners-up to name.",
+    )
+    out: Path | None = option(
+        type=FilePath(), metavar="FILE", help="Write the layout file."
+    )
+    search: str = option(
+        default="branch-and-bound",
+        type=text,
+        metavar="NAME",
+        help="branch-and-bound, exhaustive, mcmc, megatron, hf-ladder, fsdp, "
+        "deepspeed, 2bw, pipedream, recursive.",
+    )
+    compare_searches: bool = option(
+        default=False, is_flag=True, help="Run every search and compare them."
+    )
+    time_limit: float | None = option(
+        type=FloatRange(0, 1e9, strictly=True),
+        metavar="S",
+        help="Stop after S seconds with the best layout so far, and its gap.",
+    )
+    executable: bool | None = option(
+        flag="--executable/--any-mechanism",
+        help="Only what `execute` carries out, or all that is priced, also of what "
+        "--framework lacks.  [default: executable on the cluster local]",
+    )
+    probability: float | None = option(
+        type=FloatRange(0.5, 0.9999),
+        metavar="P",
+        help="With which the layout is to fit.  [default: 0.95; of the least memory "
+        "0.5]",
+    )
+    any_stage: bool = option(
+        default=False,
+        is_flag=True,
+        help="Stages may differ in mesh, and in their layers.",
+    )
     as_json: bool
 
 
-_OPTIONS: tuple[Callable[[Function], Function], ...] = (
-    _option(
-        "--maximize",
-        type=one_of(*QUANTITIES),
-        metavar="NAME",
-        help="The largest seq-len, global-batch or number of layers that fits, and the "
-        "plan at it.",
-    ),
-    _option(
-        "--diff",
-        type=path,
-        nargs=2,
-        metavar="A B",
-        help="What differs between two layout files, and what each difference costs.",
-    ),
-    _option(
-        "--explain",
-        is_flag=True,
-        help="Also: what more memory, faster links and devices, and a doubled batch "
-        "would buy.",
-    ),
-    _option(
-        "--tokens",
-        type=real(1, MOST_TOKENS),
-        metavar="N",
-        help="Also: days (and dollars, where the device has a price) to train N "
-        "tokens.",
-    ),
-    _option(
-        "--probe",
-        type=whole(1, MOST_PROBES),
-        metavar="K",
-        help="Write the K layouts worth measuring first: probe-1.json … beside --out, "
-        "or here.",
-    ),
-    _option(
-        "--shardings",
-        is_flag=True,
-        help="Also: each operator's best sharding on the layout's mesh, by integer "
-        "program.",
-    ),
-    _option(
-        "--compare-frameworks",
-        is_flag=True,
-        help="Also: the best layout of each of the main frameworks, of what that can "
-        "run, and which is faster.",
-    ),
-)
-
-
-def around_options(function: Function) -> Function:
-    """Add these questions to a command, which takes them as ``around``."""
-    return collected(function, into=Around, keyword="around", options=_OPTIONS)
+around_options = collected("Questions around the plan", Around, "around")
+search_options = collected("Search", Wish, "wish")
 
 
 def several_gpus(function: Function) -> Function:
@@ -150,7 +165,7 @@ def gpu_counts(given: str) -> int | tuple[int, ...]:
     >>> gpu_counts("64"), gpu_counts("8..100"), gpu_counts("8,24")
     (64, (8, 16, 32, 64), (8, 24))
     """
-    count = whole()
+    count = IntRange()
     span = _RANGE.fullmatch(given.strip())
     if span:
         first, last = (_count(part, given) for part in span.groups())
@@ -167,7 +182,7 @@ def gpu_counts(given: str) -> int | tuple[int, ...]:
 
 def _count(part: str, given: str) -> int:
     try:
-        return whole()(part)
+        return IntRange()(part)
     except click.BadParameter:
         raise refuse(given, _RULE) from None
 

@@ -10,98 +10,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from profiles.commandline import (
-    LARGEST_SEQUENCE,
+    FilePath,
     command,
     console,
     emit_json,
-    one_of,
-    path,
     progress,
-    text,
     warn,
-    whole,
 )
 from profiles.errors import Contradiction, InvalidQuestion
 from profiles.files import require_package
+from profiles.measure import measure_options
 from profiles.samples import content_hash, read_samples, require_writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from profiles.measure import Wish
     from profiles.samples import Samples
-
-DEVICES = ("cpu", "cuda")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
-MOST_RANKS = 64
 
 
 @command("profile", example="profile --out samples.json --quick --model gpt-mini")
-@click.option("--out", type=path, metavar="FILE", help="Write the samples there.")
+@click.option("--out", type=FilePath(), metavar="FILE", help="Write the samples there.")
 @click.option(
-    "--show", type=path, metavar="FILE", help="Show what a file of samples holds."
+    "--show", type=FilePath(), metavar="FILE", help="Show what a file of samples holds."
 )
-@click.option(
-    "--device",
-    type=one_of(*DEVICES),
-    metavar="NAME",
-    help="cpu or cuda.  [default: cuda where PyTorch sees a GPU]",
-)
-@click.option(
-    "--nproc",
-    "ranks",
-    type=whole(1, MOST_RANKS),
-    metavar="N",
-    help="Ranks of a machine.  [default: the GPUs, or the cores up to 4]",
-)
-@click.option(
-    "--quick", is_flag=True, help="Within a minute: fewer repeats, not fewer kinds."
-)
-@click.option(
-    "--model",
-    type=text,
-    metavar="NAME|FILE",
-    help="Measure just what planning this model needs.  [default: a spread of shapes]",
-)
-@click.option(
-    "--seq-len",
-    type=whole(most=LARGEST_SEQUENCE),
-    metavar="N",
-    help="Tokens a sequence.  [default: the model's]",
-)
-@click.option(
-    "--global-batch",
-    type=whole(most=LARGEST_SEQUENCE),
-    metavar="N",
-    help="Sequences a step.  [default: the model's]",
-)
-@click.option(
-    "--precision",
-    "precisions",
-    type=one_of(*PRECISIONS),
-    multiple=True,
-    metavar="NAME",
-    help=f"{', '.join(PRECISIONS)}; may be given several times.  [default: fp32 on a "
-    "CPU, bf16 and fp32 on a GPU]",
-)
-@click.option(
-    "--nnodes", "nodes", type=whole(1), default="1", metavar="N", help="[default: 1]"
-)
-@click.option(
-    "--rdzv-endpoint",
-    type=text,
-    metavar="HOST:PORT",
-    help="Where the machines of a cluster meet; give the same command on each.",
-)
-@click.option(
-    "--offload-dir",
-    type=path,
-    metavar="DIR",
-    help="Folder of the drive that execute would keep states on.  [default: that of "
-    "temporary files]",
-)
-def profile(
-    out: Path | None, show: Path | None, *, as_json: bool, **options: Any
-) -> None:
+@measure_options
+def profile(wish: Wish, *, out: Path | None, show: Path | None, as_json: bool) -> None:
     """What can this machine do? Measures its operators and links.
 
     The file of samples is for `plan` and `simulate` (--profile samples.json, and
@@ -119,10 +53,10 @@ def profile(
             "or show those of a file with --show samples.json"
         )
     require_writable(out)
-    from profiles.measure import Wish, measure, resolved
+    from profiles.measure import measure, resolved
     from profiles.samples import write_samples
 
-    question = resolved(Wish(**options))
+    question = resolved(wish)
     with _meter() as advance:
         measured = measure(question, advance)
     write_samples(measured.samples, out)

@@ -96,7 +96,7 @@ def _content(path: Path, name: str, most_bytes: int) -> bytes:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
     except OSError as error:
-        raise InvalidFile(f"{name} cannot be read: {_why(error)}") from error
+        raise InvalidFile(f"{name} cannot be read: {why(error)}") from error
     except ValueError as error:  # a NUL in the path, or half a surrogate pair
         raise InvalidFile(f"{name} is not a path: {error}") from error
     if len(content) > most_bytes:
@@ -192,7 +192,7 @@ def write_text(path: Path | str, text: str) -> None:
             os.chmod(beside, mode)
             os.replace(beside, target)
     except OSError as error:
-        raise InvalidFile(f"{name} cannot be written: {_why(error)}") from error
+        raise InvalidFile(f"{name} cannot be written: {why(error)}") from error
     except ValueError as error:  # a NUL in the path, or half a surrogate pair
         raise InvalidFile(f"{name} cannot be written: {error}") from error
 
@@ -226,9 +226,10 @@ def _mode_of(target: Path, name: str) -> int:
     return stat.S_IMODE(mode)
 
 
-def _why(error: OSError) -> str:
-    reason = error.strerror or type(error).__name__
-    return reason[:1].lower() + reason[1:]
+def why(error: Exception) -> str:
+    """What the system says of *error*, for the end of a sentence."""
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"{reason[:1].lower()}{reason[1:]}"
 
 
 def require_package(name: str, asked: str, *, extra: str) -> None:
@@ -277,10 +278,9 @@ def require_folder(folder: Path, option: str) -> None:
         with TemporaryFile(dir=nearest):
             pass
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
         raise InvalidFile(
-            f"the folder {shown(folder)} cannot be made or written: "
-            f"{why[:1].lower()}{why[1:]}; name another with {option}"
+            f"the folder {shown(folder)} cannot be made or written: {why(error)}; name "
+            f"another with {option}"
         ) from error
 
 
@@ -295,8 +295,7 @@ def require_file(path: Path, option: str) -> None:
 
 def unwritten(path: object, option: str, error: OSError) -> InvalidFile:
     """What to say where a run could not go on writing what *option* names."""
-    why = error.strerror or str(error)
     return InvalidFile(
-        f"{option} {shown(path)} cannot be written: {why[:1].lower()}{why[1:]}; make "
-        f"room, or name another with {option}"
+        f"{option} {shown(path)} cannot be written: {why(error)}; make room, or name "
+        f"another with {option}"
     )

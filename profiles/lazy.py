@@ -1,7 +1,7 @@
 """Public names of a sub-package, whose modules are imported when one is first used.
 
-The `__init__` imports its public names under `if TYPE_CHECKING`, for readers
-and type checkers, and ends in `__getattr__ = lazily(__name__, __file__)`. So `plan
+The `__init__` imports its public names under `if TYPE_CHECKING`, for readers and type
+checkers, and ends in `__all__, __getattr__ = public(__name__, __file__)`. So `plan
 --help` loads no solver, and nothing that plans loads torch.
 """
 
@@ -14,33 +14,26 @@ from pathlib import Path
 from typing import Any
 
 
-def lazily(package: str, file: str) -> Callable[[str], Any]:
-    """A `__getattr__` (PEP 562) for the `__init__` *file* of *package*.
-
-    Of names that are not imported there it raises AttributeError, as Python does.
-    """
-    homes: dict[str, str] = {}
-
-    def find(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if not homes:
-            homes.update(_homes(Path(file)))
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
-
-    return find
-
-
-def _homes(file: Path) -> dict[str, str]:
-    """The module of each name that the `__init__` *file* imports for type checkers."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    blocks = [node for node in tree.body if isinstance(node, ast.If)]
-    return {
+def public(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
+    """`__all__` and `__getattr__` (PEP 562) of the `__init__` *file* of *package*."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    homes = {
         alias.name: node.module
-        for block in blocks
+        for block in tree.body
+        if isinstance(block, ast.If)
         for node in block.body
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return list(homes), find
+
+
+def lazily(package: str, file: str) -> Callable[[str], Any]:
+    """The `__getattr__` alone, of an `__init__` that writes out its `__all__`."""
+    return public(package, file)[1]

@@ -11,15 +11,15 @@ import click
 
 from costmodel.simulation import parse_file
 from profiles.commandline import (
+    Choice,
+    FilePath,
+    FloatRange,
+    IntRange,
     command,
     console,
     emit_json,
-    one_of,
-    path,
-    real,
     text,
     warn,
-    whole,
 )
 from profiles.files import read_json, require_package
 from runtime.train import Training, training_options
@@ -32,13 +32,11 @@ MOST_STEPS = 10**9
 
 
 @command("execute", example="execute layout.json --steps 100 --data synthetic")
-@click.argument("file", type=path, metavar="LAYOUT.json")
+@click.argument("file", type=FilePath(), metavar="LAYOUT.json")
 @click.option(
     "--steps",
-    type=whole(1, MOST_STEPS),
-    default="20",
-    metavar="N",
-    help="[default: 20]",
+    type=IntRange(1, MOST_STEPS),
+    default=20,
 )
 @click.option(
     "--data",
@@ -46,49 +44,47 @@ MOST_STEPS = 10**9
     default="synthetic",
     metavar="FILE|synthetic",
     help="A text file (bytes are tokens), tokens in .npy or .bin, or a learnable "
-    "synthetic stream.  [default: synthetic]",
+    "synthetic stream.",
 )
-@click.option("--seed", type=whole(0), default="0", metavar="S", help="[default: 0]")
+@click.option("--seed", type=IntRange(0), default=0, metavar="S")
 @click.option(
     "--device",
-    type=one_of(*DEVICES),
-    metavar="NAME",
-    help="cpu or cuda.  [default: cuda where present]",
+    type=Choice(DEVICES),
+    help="[default: cuda where present]",
 )
 @click.option(
     "--profile",
     "profiles",
-    type=path,
+    type=FilePath(),
     multiple=True,
     metavar="FILE",
     help="Measured samples to predict from; may be given several times.  [default: "
     "those that the layout was priced with]",
 )
-@click.option("--lr", type=real(0, 10, strictly=True), default="3e-4", metavar="X")
-@click.option("--weight-decay", type=real(0, 1), default="0.1", metavar="X")
+@click.option("--lr", type=FloatRange(0, 10, strictly=True), default=3e-4, metavar="X")
+@click.option("--weight-decay", type=FloatRange(0, 1), default=0.1, metavar="X")
 @click.option(
     "--clip",
-    type=real(0, 1e9),
-    default="1.0",
-    metavar="X",
-    help="Largest norm of the gradient; 0: do not clip.  [default: 1]",
+    type=FloatRange(0, 1e9),
+    default=1.0,
+    help="Largest norm of the gradient; 0: do not clip.",
 )
-@click.option("--checkpoint-dir", type=path, metavar="DIR", help="Save states there.")
+@click.option(
+    "--checkpoint-dir", type=FilePath(), metavar="DIR", help="Save states there."
+)
 @click.option(
     "--checkpoint-every",
-    type=whole(1),
-    metavar="N",
+    type=IntRange(1),
     help="Steps from one to the next.  [default: at the end]",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option(
     "--max-restarts",
-    type=whole(0, 1000),
-    default="0",
-    metavar="N",
-    help="Restart from the newest checkpoint when a worker dies.  [default: 0]",
+    type=IntRange(0, 1000),
+    default=0,
+    help="Restart from the newest checkpoint when a worker dies.",
 )
-@click.option("--nnodes", type=whole(1), default="1", metavar="N", help="[default: 1]")
+@click.option("--nnodes", type=IntRange(1), default=1)
 @click.option(
     "--rdzv-endpoint",
     type=text,
@@ -97,7 +93,7 @@ MOST_STEPS = 10**9
 )
 @click.option(
     "--observe",
-    type=path,
+    type=FilePath(),
     metavar="FILE",
     help="Add what the run sees (collectives, products, optimizer) to these samples.",
 )
@@ -114,7 +110,7 @@ MOST_STEPS = 10**9
 )
 @click.option(
     "--offload-dir",
-    type=path,
+    type=FilePath(),
     metavar="DIR",
     help="Folder of a drive for the states of a layout with --offload-to nvme.  "
     "[default: that of temporary files]",

@@ -30,7 +30,7 @@ from costmodel.machine.kernels import (
     matmul_s,
 )
 from costmodel.machine.rates import AttentionRate, MatmulRate, Rates
-from profiles.hardware.devices import Device
+from profiles.hardware.clusters import Device
 from profiles.hardware.precisions import Format
 
 Floats = NDArray[np.float64]

@@ -5,7 +5,7 @@ A shape that was measured has its sample; one that was not, the fit through the 
 `MessageTable`: seconds of one collective over bytes, as it was measured.
 
 Between two samples a power law through both, below the first its seconds, above the
-last its rate (`profiles.samples.interpolation`); more bytes never take less time.
+last its rate (`profiles.samples.table`); more bytes never take less time.
 """
 
 from __future__ import annotations

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from costmodel.options.pins import Pins
 from profiles.commandline import (
     LARGEST_SEQUENCE,
-    Function,
+    Choice,
+    IntRange,
     JobOptions,
     collected,
     given,
-    one_of,
     option,
-    whole,
+    switch,
 )
 from profiles.errors import Contradiction, Unsupported
 from profiles.samples import LOCAL
@@ -35,13 +34,35 @@ TAKEN: Final = (
 class InferenceOptions:
     """Each is None (or false) where the command line does not say."""
 
-    inference: bool | None = None
-    prompt_len: int | None = None
-    new_tokens: int | None = None
-    kv_cache_dtype: str | None = None
-    quantization: str | None = None
-    group_size: int | None = None
-    cuda_graphs: bool | None = None
+    inference: bool | None = option(
+        is_flag=True,
+        help="Estimate prefill and decoding instead of a training step; --seq-len is "
+        "the context, --micro-batch the sequences of a pass.",
+    )
+    prompt_len: int | None = option(
+        type=IntRange(1, LARGEST_SEQUENCE),
+        help="Tokens of each prompt.  [default: the context less the new tokens]",
+    )
+    new_tokens: int | None = option(
+        type=IntRange(1, LARGEST_SEQUENCE),
+        help="Tokens made of each prompt.  [default: 128, at most half the context]",
+    )
+    kv_cache_dtype: str | None = option(
+        type=Choice(CACHE_FORMATS),
+        help="Of cached keys and values.  [default: the activations']",
+    )
+    quantization: str | None = option(
+        type=Choice(QUANTIZATIONS),
+        help="Weights of the layers stored in so few bits, multiplied in 16.",
+    )
+    group_size: int | None = option(
+        type=IntRange(),
+        metavar="G",
+        help="Quantized weights that share a scale and a zero.  [default: 128]",
+    )
+    cuda_graphs: bool | None = switch(
+        help="Decode without a host that issues each kernel.  [default: on]"
+    )
 
     def require_alone(self, job: JobOptions, pins: Pins, others: Iterable[str]) -> None:
         """Raise Contradiction unless these options go with the rest of the command, and
@@ -80,57 +101,6 @@ def _be(names: list[str]) -> str:
 
 
 OWN: Final = tuple(InferenceOptions.__dataclass_fields__)[1:]
-_option = partial(option, "Inference")
-_OPTIONS: tuple[Callable[[Function], Function], ...] = (
-    _option(
-        "--inference",
-        is_flag=True,
-        default=None,
-        help="Estimate prefill and decoding instead of a training step; --seq-len is "
-        "the context, --micro-batch the sequences of a pass.",
-    ),
-    _option(
-        "--prompt-len",
-        type=whole(most=LARGEST_SEQUENCE),
-        metavar="N",
-        help="Tokens of each prompt.  [default: the context less the new tokens]",
-    ),
-    _option(
-        "--new-tokens",
-        type=whole(most=LARGEST_SEQUENCE),
-        metavar="N",
-        help="Tokens made of each prompt.  [default: 128, at most half the context]",
-    ),
-    _option(
-        "--kv-cache-dtype",
-        type=one_of(*CACHE_FORMATS),
-        metavar="NAME",
-        help=f"Of cached keys and values: {', '.join(CACHE_FORMATS)}.  "
-        "[default: the activations']",
-    ),
-    _option(
-        "--quantization",
-        type=one_of(*QUANTIZATIONS),
-        metavar="NAME",
-        help=f"Weights of the layers stored in {' or '.join(QUANTIZATIONS)}, "
-        "multiplied in 16 bits.",
-    ),
-    _option(
-        "--group-size",
-        type=whole(),
-        metavar="G",
-        help="Quantized weights that share a scale and a zero.  [default: 128]",
-    ),
-    _option(
-        "--cuda-graphs/--no-cuda-graphs",
-        default=None,
-        help="Decode without a host that issues each kernel.  [default: on]",
-    ),
-)
 
 
-def inference_options(function: Function) -> Function:
-    """Add inference's options to a command, which takes them as ``inference``."""
-    return collected(
-        function, into=InferenceOptions, keyword="inference", options=_OPTIONS
-    )
+inference_options = collected("Inference", InferenceOptions, "inference")

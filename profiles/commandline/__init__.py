@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from profiles.commandline.commands import (
@@ -12,58 +12,30 @@ if TYPE_CHECKING:
         premise,
         warn,
     )
-    from profiles.commandline.job import JobOptions, job_options
     from profiles.commandline.options import (
         Function,
+        JobOptions,
         collected,
         from_keywords,
         given,
+        job_options,
         option,
+        switch,
     )
     from profiles.commandline.param_types import (
         LARGEST_SAMPLES,
         LARGEST_SEQUENCE,
         LONGEST_TEXT,
+        Choice,
+        FilePath,
+        FloatRange,
+        IntRange,
         counts,
         offload,
-        one_of,
-        path,
-        real,
         refuse,
         some_of,
         text,
-        whole,
     )
     from profiles.commandline.terminal import console, emit_json, progress
 
-__all__ = [
-    "LARGEST_SAMPLES",
-    "LARGEST_SEQUENCE",
-    "LONGEST_TEXT",
-    "Function",
-    "JobOptions",
-    "collected",
-    "command",
-    "console",
-    "counts",
-    "emit_json",
-    "enter",
-    "from_keywords",
-    "given",
-    "job_options",
-    "offload",
-    "one_interrupt",
-    "one_of",
-    "option",
-    "path",
-    "premise",
-    "progress",
-    "real",
-    "refuse",
-    "some_of",
-    "text",
-    "warn",
-    "whole",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -162,6 +162,29 @@ def _abandon_stdout() -> None:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
+def answered(command: click.Command, argv: Sequence[str] | None, called: str) -> int:
+    """The exit code of *command* for *argv*; what click refuses is InvalidQuestion.
+
+    A shell completes what is typed after `eval "$(_PLAN_COMPLETE=bash_source plan)"`.
+    """
+    variable = re.sub(r"\W", "_", f"_{called}_COMPLETE".upper())
+    if variable in os.environ:
+        from click.shell_completion import shell_complete
+
+        return shell_complete(command, {}, called, variable, os.environ[variable])
+    try:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        with command.make_context(called, arguments) as context:
+            command.invoke(context)
+    except click.exceptions.Exit as done:
+        return done.exit_code
+    except click.exceptions.Abort as error:
+        raise KeyboardInterrupt from error
+    except click.ClickException as error:
+        raise InvalidQuestion(in_one_line(error, called)) from error
+    return ANSWERED
+
+
 _PREMISE = f"{__name__}.premise"
 
 
@@ -189,28 +212,16 @@ class Command(click.Command):
 
     def run(self, argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
         """Answer *argv* (``sys.argv`` if None) and return the exit code."""
-        arguments = list(sys.argv[1:] if argv is None else argv)
         called = prog or self.name or "meshwright"
-        return guarded(called, lambda: self._answer(called, arguments))
+        return guarded(called, lambda: answered(self, argv, called))
 
-    def _answer(self, called: str, arguments: list[str]) -> int:
+    def invoke(self, ctx: click.Context) -> None:
+        """Carry it out; where the answer is no, `--json` says so in a document."""
         try:
-            with self.make_context(called, arguments) as context:
-                self._invoke_or_say_no(context)
-        except click.exceptions.Exit as done:
-            return done.exit_code
-        except click.exceptions.Abort as error:
-            raise KeyboardInterrupt from error
-        except click.ClickException as error:
-            raise InvalidQuestion(in_one_line(error, called)) from error
-        return ANSWERED
-
-    def _invoke_or_say_no(self, context: click.Context) -> None:
-        try:
-            self.invoke(context)
+            super().invoke(ctx)
         except NoAnswer as error:
-            if context.params["as_json"]:
-                emit_json({**context.meta.get(_PREMISE, {}), **no_answer(error)})
+            if ctx.params["as_json"]:
+                emit_json({**ctx.meta.get(_PREMISE, {}), **no_answer(error)})
             raise
 
     def format_options(
@@ -236,7 +247,10 @@ def command(
     name: str, *, example: str, **settings: Any
 ) -> Callable[[Callable[..., None]], Command]:
     """Make a function the command *name*; it takes ``as_json`` and its own options."""
-    return click.command(name, cls=Command, example=example, **settings)
+    shows = {"show_default": True}
+    return click.command(
+        name, cls=Command, example=example, context_settings=shows, **settings
+    )
 
 
 def premise(document: Mapping[str, Any]) -> None:
@@ -273,8 +287,12 @@ def warn(message: str) -> None:
 def in_one_line(error: click.ClickException, called: str) -> str:
     """What click found wrong: what was given, what is allowed, what to do."""
     see = f"see {called} --help"
-    if isinstance(error, click.NoSuchOption):
-        return f"no such option {shown(error.option_name)}; {_like(error) or see}"
+    if isinstance(error, click.NoSuchOption | click.NoSuchCommand):
+        kind = "option" if isinstance(error, click.NoSuchOption) else "command"
+        given = getattr(error, f"{kind}_name")
+        near = " or ".join((error.possibilities or [])[:2])
+        hint = f"did you mean {near}?" if near else see
+        return f"no such {kind} {shown(given)}; {hint}"
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return f"{_flag(error.param)} is missing; {see}"
     if isinstance(error, click.BadParameter) and error.param is not None:
@@ -287,18 +305,6 @@ def _flag(parameter: click.Parameter) -> str:
     if isinstance(parameter, click.Option):
         return max(parameter.opts, key=len)
     return parameter.human_readable_name
-
-
-def _like(error: click.NoSuchOption) -> str | None:
-    if error.ctx is None:
-        return None
-    from difflib import get_close_matches
-
-    parameters = error.ctx.command.get_params(error.ctx)
-    flags = [flag for item in parameters for flag in (*item.opts, *item.secondary_opts)]
-    known = [flag for flag in flags if flag.startswith("--")]
-    near = get_close_matches(error.option_name[:60], known, n=2, cutoff=0.6)
-    return f"did you mean {' or '.join(near)}?" if near else None
 
 
 def _print_version(context: click.Context, _: click.Parameter, asked: bool) -> None:

@@ -11,59 +11,65 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-PACKAGES = {
-    "profile": "profiles",
-    "simulate": "costmodel",
-    "plan": "planner",
-    "execute": "runtime",
+import click
+
+from profiles import __version__
+
+VERBS = {
+    "plan": ("planner", "which layout should I use?"),
+    "simulate": ("costmodel", "what would this layout cost: seconds, bytes, dollars?"),
+    "profile": ("profiles", "what can this machine do?"),
+    "execute": (
+        "runtime",
+        "train with it, and tell me how far off the prediction was",
+    ),
 }
-_HELP = """\
-Usage: meshwright VERB [OPTIONS]
 
-  plan      which layout should I use?
-  simulate  what would this layout cost: seconds, bytes, dollars?
-  profile   what can this machine do?
-  execute   train with it, and tell me how far off the prediction was
 
-Options:
-  --version  Show the version and exit.
-  --help     Show this message and exit; `meshwright VERB --help` shows a verb's.
+@click.group(
+    invoke_without_command=True,
+    epilog="\b\nExample:\n  meshwright plan --model gpt-13b --gpus 64",
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.pass_context
+def meshwright(context: click.Context) -> None:
+    """Plans distributed training; `meshwright COMMAND --help` shows a command's
+    options."""
+    from profiles.errors import InvalidQuestion
 
-Example:
-  meshwright plan --model gpt-13b --gpus 64
-"""
+    if context.invoked_subcommand is None:
+        raise InvalidQuestion(
+            f"name a command: one of {', '.join(VERBS)}; see meshwright --help"
+        )
+
+
+def _add(verb: str) -> None:
+    """Add a command that hands all it is given to the package of *verb*."""
+    package, question = VERBS[verb]
+
+    @meshwright.command(
+        verb,
+        short_help=question,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    @click.pass_context
+    def command(context: click.Context, arguments: tuple[str, ...]) -> None:
+        module = import_module(f"{package}.__main__")
+        context.exit(module.main(arguments, f"meshwright {verb}"))
+
+
+for _verb in VERBS:
+    _add(_verb)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the verb that *argv* names; returns its exit code."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from profiles.commandline.commands import guarded
+    from profiles.commandline.commands import answered, guarded
 
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    return guarded("meshwright", lambda: _dispatch(arguments))
-
-
-def _dispatch(arguments: list[str]) -> int:
-    from profiles import __version__
-    from profiles.errors import InvalidQuestion, UnknownName
-
-    if not arguments:
-        raise InvalidQuestion(
-            f"name a verb: one of {', '.join(PACKAGES)}; see meshwright --help"
-        )
-    verb, *rest = arguments
-    if verb in ("--help", "-h"):
-        sys.stdout.write(_HELP)
-        return 0
-    if verb == "--version":
-        sys.stdout.write(f"meshwright {__version__}\n")
-        return 0
-    if verb not in PACKAGES:
-        raise UnknownName("verb", verb, PACKAGES)
-    code: int = import_module(f"{PACKAGES[verb]}.__main__").main(
-        rest, f"meshwright {verb}"
-    )
-    return code
+    return guarded("meshwright", lambda: answered(meshwright, argv, "meshwright"))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,28 @@
-"""Groups of options: how several options become one frozen value."""
+"""Groups of options: how several options become one frozen value.
+
+`JobOptions`: what is trained and on what, as a command line gives it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
-from profiles.errors import InvalidSpec, UnknownName
+from profiles.commandline.param_types import (
+    LARGEST_SEQUENCE,
+    Choice,
+    FilePath,
+    IntRange,
+    text,
+)
+from profiles.errors import InvalidQuestion, InvalidSpec, UnknownName
+from profiles.files import names_a_file
+from profiles.hardware import GRADIENT_FORMATS, PRECISIONS
 
 Function = Callable[..., Any]
 
@@ -23,29 +35,42 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-def option(group: str, *names: str, **settings: Any) -> Callable[[Function], Function]:
-    """`click.option` under the heading *group*; left out, its value is None."""
-    return click.option(*names, cls=GroupedOption, group=group, **settings)
+def option(default: Any = None, **settings: Any) -> Any:
+    """A field of a group of options, and what click is told of it; its *flag* follows
+    from its name where it is not given."""
+    return field(default=default, metadata=settings)
 
 
-def collected(
-    function: Function,
-    *,
-    into: type,
-    keyword: str,
-    options: tuple[Callable[[Function], Function], ...],
-) -> Function:
-    """*function* with *options*, which it takes as one *into* called *keyword*."""
-    names = [field.name for field in fields(into)]
+def switch(**settings: Any) -> Any:
+    """A field that its option sets and ``--no-…`` of it unsets; left out it is None."""
+    return option(switch=True, **settings)
 
-    @wraps(function)
-    def call(**values: Any) -> Any:
-        gathered = into(**{name: values.pop(name) for name in names})
-        return function(**{keyword: gathered}, **values)
 
-    for add in reversed(options):
-        add(call)
-    return call
+def collected(group: str, into: type, keyword: str) -> Callable[[Function], Function]:
+    """What adds the fields of *into* to a command as options under the heading *group*;
+    the command takes all of them as one value called *keyword*. A field that is no
+    `option` comes from the decorators above."""
+    options = []
+    for one in fields(into):
+        if not one.metadata:
+            continue
+        settings = dict(one.metadata)
+        flag = settings.pop("flag", f"--{one.name.replace('_', '-')}")
+        both = f"{flag}/--no-{flag[2:]}" if settings.pop("switch", False) else flag
+        settings |= {"cls": GroupedOption, "group": group, "default": one.default}
+        options.append(click.option(both, one.name, **settings))
+
+    def add(function: Function) -> Function:
+        @wraps(function)
+        def call(**values: Any) -> Any:
+            gathered = into(**{one.name: values.pop(one.name) for one in fields(into)})
+            return function(**{keyword: gathered}, **values)
+
+        for each in reversed(options):
+            each(call)
+        return call
+
+    return add
 
 
 def given(options: Any) -> dict[str, Any]:
@@ -109,3 +134,75 @@ def _converted(option: click.Option, value: Any) -> Any:
     listed = isinstance(value, list | tuple)
     text = ",".join(map(str, value)) if listed else str(value)
     return option.type.convert(text, option, None)
+
+
+_LIKE = {"model": "gpt-13b", "gpus": "64"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Each is None (or empty) where the command line does not say."""
+
+    model: str | None = option(
+        type=text,
+        metavar="NAME|FILE",
+        help="Catalogue name, model file, or Hugging Face config.json or its folder.",
+    )
+    cluster: str | None = option(
+        type=text,
+        metavar="NAME|FILE",
+        help="Catalogue name, cluster file, or local.  [default: dgx-a100-80gb]",
+    )
+    gpus: int | None = option(type=IntRange(), help="Devices to train on.")
+    seq_len: int | None = option(
+        type=IntRange(1, LARGEST_SEQUENCE),
+        help="Tokens a sequence.  [default: the model's]",
+    )
+    global_batch: int | None = option(
+        type=IntRange(1, LARGEST_SEQUENCE),
+        help="Sequences a step.  [default: the model's, of as many tokens]",
+    )
+    optimizer: str | None = option(
+        type=text,
+        metavar="NAME",
+        help="adamw, adamw-bf16-moments, adam, lamb, sgd-momentum, sgd.  [default: "
+        "adamw]",
+    )
+    precision: str | None = option(
+        type=Choice(PRECISIONS), help="[default: bf16 where the device has it]"
+    )
+    grad_dtype: str | None = option(
+        type=Choice(GRADIENT_FORMATS),
+        help="Gradients of 16-bit training.  [default: the framework's]",
+    )
+    framework: str | None = option(
+        type=text,
+        metavar="NAME",
+        help="Whose software the price is for, and in plan the layouts: megatron-core, "
+        "megatron-deepspeed, fsdp2 …  [default: ours]",
+    )
+    profile: tuple[Path, ...] = option(
+        default=(),
+        type=FilePath(),
+        multiple=True,
+        metavar="FILE",
+        help="Measured samples; may be given several times.",
+    )
+
+    @property
+    def files(self) -> tuple[str | Path, ...]:
+        """What is read, where the model and the cluster are no catalogue's."""
+        named = [one for one in (self.model, self.cluster) if one is not None]
+        files = [one for one in named if names_a_file(one)]
+        return (*files, *(Path(one) / "config.json" for one in files), *self.profile)
+
+    def require(self, *names: str) -> None:
+        """Raise InvalidQuestion for the first of *names* that was left out."""
+        for name in names:
+            if getattr(self, name) is None:
+                flag = f"--{name.replace('_', '-')}"
+                like = f", such as {flag} {_LIKE[name]}" if name in _LIKE else ""
+                raise InvalidQuestion(f"{flag} is missing; give it{like}")
+
+
+job_options = collected("Question", JobOptions, "job")

@@ -1,4 +1,4 @@
-"""What an option's value may be: functions from its text to a checked value.
+"""What an option's value may be: click's types, and functions from text to a value.
 
 Each raises click.BadParameter, whose message says what was given and what is allowed;
 `profiles.commandline.commands` puts the option's name before it.
@@ -6,10 +6,11 @@ Each raises click.BadParameter, whose message says what was given and what is al
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,9 +20,12 @@ LARGEST_SAMPLES = 10**15  # more sequences than a run has
 LONGEST_TEXT = 4096  # PATH_MAX
 MOST_COUNTS = 10_000  # pipeline stages
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
-_REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", re.ASCII)
 _PLAIN = re.compile(r"[\w.,=:/+@-]+", re.ASCII)
+_OFFLOADED = ("optimizer", "parameters", "activations")
+_OFFLOAD_RULE = (
+    "must be none, auto, or any of optimizer, parameters and activations=RATIO with a "
+    "ratio from 0 to 1, separated by commas"
+)
 
 
 def shown(given: str) -> str:
@@ -38,53 +42,78 @@ def refuse(given: str, allowed: str) -> click.BadParameter:
     return click.BadParameter(f"{shown(given)}: {allowed}")
 
 
-def whole(least: int = 1, most: int = LARGEST) -> Callable[[str], int]:
-    """A whole number from *least* to *most*.
+@contextmanager
+def _or_refuse(given: object, allowed: str) -> Iterator[None]:
+    """Say what is *allowed* where click refuses what was *given*."""
+    try:
+        yield
+    except click.BadParameter:
+        raise refuse(str(given), allowed) from None
 
-    >>> whole()("64")
+
+class IntRange(click.IntRange):
+    """Whole numbers from *least*; without *most*, to one beyond all that exists.
+
+    >>> IntRange()("64")
     64
     """
-    rule = f"from {least} to {most}" if most < LARGEST else f">= {least}, <= {most}"
 
-    def count(given: str) -> int:
-        value = int(given) if _WHOLE.fullmatch(given.strip()) else None
-        if value is None or not least <= value <= most:
-            raise refuse(given, f"must be a whole number {rule}")
-        return value
+    name = "n"
 
-    return count
+    def __init__(self, least: int = 1, most: int | None = None) -> None:
+        super().__init__(least, most)
 
-
-def real(
-    least: float, most: float, *, strictly: bool = False
-) -> Callable[[str], float]:
-    """A finite number from *least* (above it, if *strictly*) to *most*."""
-
-    def number(given: str) -> float:
-        value = float(given) if _REAL.fullmatch(given.strip()) else math.nan
-        if not (least < value if strictly else least <= value):
-            raise refuse(
-                given, f"must be a number {'>' if strictly else '>='} {least:g}"
-            )
-        if value > most:
-            raise refuse(given, f"must be a number <= {most:g}")
-        return value
-
-    return number
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        least, most = self.min, LARGEST if self.max is None else self.max
+        rule = f"from {least} to {most}" if most < LARGEST else f">= {least}, <= {most}"
+        with _or_refuse(value, f"must be a whole number {rule}"):
+            number = super().convert(value, param, ctx)
+            if number > most:
+                self.fail("beyond all that exists", param, ctx)
+            return number
 
 
-def one_of(*names: str) -> Callable[[str], str]:
-    """One of *names*; a wrong one is told the nearest."""
+class FloatRange(click.FloatRange):
+    """Finite numbers from *least* (above it, if *strictly*) to *most*."""
 
-    def choice(given: str) -> str:
-        if given not in names:
-            raise refuse(given, nearest(given, names))
-        return given
+    name = "x"
 
-    return choice
+    def __init__(self, least: float, most: float, *, strictly: bool = False) -> None:
+        super().__init__(least, most, min_open=strictly)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        rule = f"{'>' if self.min_open else '>='} {self.min:g}, <= {self.max:g}"
+        with _or_refuse(value, f"must be a number {rule}"):
+            number = super().convert(value, param, ctx)
+            if number != number:  # NaN is in every range of click's
+                self.fail("not a number", param, ctx)
+            return number
 
 
-def some_of(*names: str) -> Callable[[str], str]:
+class Choice(click.Choice[str]):
+    """One of some names; a wrong one is told the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return f"{shown(str(value))}: {nearest(str(value), self.choices)}"
+
+
+class FilePath(click.Path):
+    """A file's path; whether it is there is for its reader to say."""
+
+    def __init__(self) -> None:
+        super().__init__(readable=False, path_type=Path)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Any:
+        return super().convert(text(str(value)), param, ctx)
+
+
+def some_of(*names: str) -> Any:
     """A comma-separated choice of *names*, or ``none``, in the order of *names*.
 
     >>> some_of("grad", "param", "tp")("tp, grad,tp")
@@ -112,10 +141,9 @@ def counts(given: str) -> str:
     found: list[str] = []
     for part in given.split(","):
         often, _, number = part.strip().rpartition("x")
-        few = _WHOLE.fullmatch(often or "1") and _WHOLE.fullmatch(number)
-        if not few or not 1 <= int(often or 1) <= MOST_COUNTS or int(number) < 0:
-            raise refuse(given, "must be whole numbers such as 8,9,9,6 or 8,2x9,6")
-        found += [str(int(number))] * int(often or 1)
+        with _or_refuse(given, "must be whole numbers such as 8,9,9,6 or 8,2x9,6"):
+            times = IntRange(1, MOST_COUNTS)(often or 1)
+            found += [str(IntRange(0, 10**18)(number))] * times
         if len(found) > MOST_COUNTS:
             raise refuse(given, f"must be {MOST_COUNTS} numbers at most")
     return ",".join(found)
@@ -139,11 +167,6 @@ def text(given: str) -> str:
     return given
 
 
-def path(given: str) -> Path:
-    """A file's path; whether it is there is for its reader to say."""
-    return Path(text(given))
-
-
 def offload(given: str) -> str:
     """``none``, ``auto``, or any of ``optimizer``, ``parameters`` and
     ``activations=RATIO``.
@@ -156,23 +179,8 @@ def offload(given: str) -> str:
     kept = {}
     for part in given.split(","):
         name, equals, share = part.strip().partition("=")
-        if name not in _OFFLOADED or name in kept:
+        if name not in _OFFLOADED or name in kept or (equals and name != "activations"):
             raise refuse(given, _OFFLOAD_RULE)
-        if equals and name != "activations":
-            raise refuse(given, _OFFLOAD_RULE)
-        kept[name] = f"={_ratio(given, share):g}" if equals else ""
+        with _or_refuse(given, _OFFLOAD_RULE):
+            kept[name] = f"={FloatRange(0, 1)(share):g}" if equals else ""
     return ",".join(name + kept[name] for name in _OFFLOADED if name in kept)
-
-
-_OFFLOADED = ("optimizer", "parameters", "activations")
-_OFFLOAD_RULE = (
-    "must be none, auto, or any of optimizer, parameters and activations=RATIO with a "
-    "ratio from 0 to 1, separated by commas"
-)
-
-
-def _ratio(given: str, share: str) -> float:
-    try:
-        return real(0, 1)(share)
-    except click.BadParameter:
-        raise refuse(given, _OFFLOAD_RULE) from None

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from profiles.hardware.catalog import (
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
         knows_cluster,
         parse_cluster,
     )
-    from profiles.hardware.clusters import Cluster, Island, Level
-    from profiles.hardware.devices import Device
+    from profiles.hardware.clusters import Cluster, Device, Figure, Island, Level
     from profiles.hardware.precisions import (
         GRADIENT_FORMATS,
         PRECISIONS,
@@ -22,25 +21,5 @@ if TYPE_CHECKING:
         Precision,
         precision,
     )
-    from profiles.hardware.quantity import Figure
 
-__all__ = [
-    "DEFAULT_CLUSTER",
-    "GRADIENT_FORMATS",
-    "PRECISIONS",
-    "Cluster",
-    "Device",
-    "Figure",
-    "Format",
-    "Island",
-    "Level",
-    "Precision",
-    "cluster",
-    "device",
-    "device_names",
-    "knows_cluster",
-    "parse_cluster",
-    "precision",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -16,8 +16,7 @@ from typing import Any
 
 from profiles.errors import InvalidFile, UnknownName, Unsupported
 from profiles.files import decode, names_a_file, read_json, require_name, shown
-from profiles.hardware.clusters import Cluster
-from profiles.hardware.devices import Device
+from profiles.hardware.clusters import Cluster, Device
 
 DEFAULT_CLUSTER = "dgx-a100-80gb"
 DATA = Path(__file__).parents[1] / "data"

@@ -1,15 +1,146 @@
-"""`Cluster`: nodes of devices and the links between them, level by level."""
+"""`Cluster`: its islands, links and devices.
+
+Each number is a `Figure`, with its unit and its source: a datasheet or a measurement.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 from profiles.errors import InvalidSpec, Unsupported
-from profiles.hardware.devices import Device
-from profiles.hardware.quantity import Figure
+from profiles.hardware.precisions import Format
 from profiles.limits import require
+from profiles.units import GB, GBIT_BYTES, GFLOPS, TB, TFLOPS, US, GiB
+
+_DIMENSIONS = {
+    "bytes": {"B": 1.0, "GB": float(GB), "TB": float(TB), "GiB": float(GiB)},
+    "bytes a second": {"GB/s": float(GB), "TB/s": 1e3 * GB, "Gbit/s": GBIT_BYTES},
+    "FLOP a second": {"TFLOP/s": TFLOPS, "GFLOP/s": GFLOPS},
+    "seconds": {"us": US, "s": 1.0},
+    "watts": {"W": 1.0},
+    "dollars an hour": {"USD/h": 1.0},
+    "a number": {"": 1.0},
+}
+_SCALES = {unit: scale for kin in _DIMENSIONS.values() for unit, scale in kin.items()}
+_DIMENSION = {unit: kin for kin, units in _DIMENSIONS.items() for unit in units}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One published or measured number, as printed there: 2.0 TB/s, not 2e12."""
+
+    value: float
+    unit: str
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.unit not in _SCALES:
+            known = ", ".join(repr(unit) for unit in _SCALES)
+            raise InvalidSpec(f"unit {self.unit!r} is unknown; write one of {known}")
+
+    @property
+    def si(self) -> float:
+        """The number in bytes, bytes/s, FLOP/s, seconds, watts or dollars an hour."""
+        return self.value * _SCALES[self.unit]
+
+    def require(self, dimension: str, what: str) -> None:
+        """Raise InvalidSpec, naming *what* it is, unless it measures *dimension*, and
+        as much of it as there may be: of rates more than none."""
+        units = _DIMENSIONS[dimension]
+        if self.unit not in units:
+            raise InvalidSpec(
+                f"{what} is {self.value:g} {self.unit}; it is measured in {dimension}: "
+                f"write one of {', '.join(units)}"
+            )
+        self.require_sane(what)
+        if not self.value and dimension.endswith("a second"):
+            raise InvalidSpec(f"{what} is 0; give what it does, above 0")
+
+    def require_sane(self, what: str) -> None:
+        """Raise InvalidSpec, naming *what* it is, for more or less than there may be of
+        what it measures (`profiles.limits`)."""
+        require(_DIMENSION[self.unit], self.si, what)
+
+
+MEMORIES = ("memory", "usable_memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device's ceilings. *peak* is the dense datasheet rate by number format.
+
+    `memory` is what is sold, `usable_memory` what the device offers to a process
+    (nvidia-smi's total). `multiprocessors` (SMs, CUs) set the wave quantisation of
+    matrix kernels. `kin` names the device whose fitted shape-efficiency is borrowed
+    where this one has no samples.
+    """
+
+    name: str
+    architecture: str
+    memory: Figure
+    usable_memory: Figure
+    memory_bandwidth: Figure
+    peak: Mapping[str, Figure]
+    multiprocessors: int
+    host_link: Figure
+    power: Figure | None = None
+    kin: str | None = None
+    aliases: tuple[str, ...] = ()
+    source: str = ""  # of the counts that are no figures
+    notes: str = ""
+    cost: Figure | None = None  # dollars for one device and hour, on demand
+    extra: Mapping[str, Figure] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.peak) - {item.value for item in Format}
+        if unknown:
+            raise InvalidSpec(f"{self.name}: unknown number formats {sorted(unknown)}")
+        require(
+            "multiprocessors", self.multiprocessors, f"{self.name}: multiprocessors"
+        )
+        self._require_units()
+        for name in MEMORIES:
+            require("memory", getattr(self, name).si, f"{self.name}: {name}")
+        for name, figure in self.extra.items():
+            figure.require_sane(f"{self.name}: extra.{name}")
+
+    def _require_units(self) -> None:
+        rates = ("memory_bandwidth", "host_link")
+        figures = [
+            *((name, getattr(self, name), "bytes") for name in MEMORIES),
+            *((name, getattr(self, name), "bytes a second") for name in rates),
+            *(
+                (f"peak.{name}", one, "FLOP a second")
+                for name, one in self.peak.items()
+            ),
+            ("power", self.power, "watts"),
+            ("cost", self.cost, "dollars an hour"),
+        ]
+        for name, figure, dimension in figures:
+            if figure is not None:
+                figure.require(dimension, f"{self.name}: {name}")
+
+    @property
+    def capacity_bytes(self) -> float:
+        return self.usable_memory.si
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.memory_bandwidth.si
+
+    def peak_flops_per_s(self, number: Format) -> float:
+        """Dense peak of matrix products in *number*, FLOP/s.
+
+        Raises Unsupported if the device has no such format.
+        """
+        if number not in self.peak:
+            raise Unsupported(
+                f"{self.name} does not multiply in {number.value}; "
+                f"it has {', '.join(self.peak)}"
+            )
+        return self.peak[number].si
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +166,6 @@ class Level:
     def __post_init__(self) -> None:
         self.bandwidth.require("bytes a second", f"bandwidth of level {self.name!r}")
         self.latency.require("seconds", f"latency of level {self.name!r}")
-        if not self.bandwidth.value:
-            raise InvalidSpec(f"bandwidth of level {self.name!r} is 0; give more")
         for name in ("devices", "ports"):
             if getattr(self, name) is not None:
                 what = f"{name} of level {self.name!r}"
@@ -86,16 +215,11 @@ class Island:
         if inner != sorted(inner):
             raise InvalidSpec("levels go from the innermost domain to the outermost")
         self._require_nested(inner)
-        for name in ("host_memory", "nvme"):
+        for name in ("host_memory", "nvme", "drive_read", "drive_write"):
             figure = getattr(self, name)
             if figure is not None:
-                figure.require("bytes", f"{name} of a node")
-        for name in ("drive_read", "drive_write"):
-            figure = getattr(self, name)
-            if figure is not None:
-                figure.require("bytes a second", f"{name} of a node")
-                if not figure.value:
-                    raise InvalidSpec(f"{name} of a node is 0: leave it out")
+                kind = "bytes a second" if name.startswith("drive") else "bytes"
+                figure.require(kind, f"{name} of a node")
 
     def _require_nested(self, sizes: Sequence[int]) -> None:
         """Raise InvalidSpec for domains, or nodes, that cut each other."""

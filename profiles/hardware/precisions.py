@@ -90,18 +90,9 @@ class Precision:
         )
 
 
-_SIXTEEN_BIT = {"fp16": Format.FP16, "bf16": Format.BF16}
-_LOW_BIT = {"fp8": Format.FP8, "mxfp8": Format.MXFP8, "nvfp4": Format.NVFP4}
 PRECISIONS = (
-    "fp32",
-    "tf32",
-    "amp-fp16",
-    "amp-bf16",
-    "fp16",
-    "bf16",
-    "fp8",
-    "mxfp8",
-    "nvfp4",
+    *("fp32", "tf32", "amp-fp16", "amp-bf16", "fp16", "bf16"),
+    *("fp8", "mxfp8", "nvfp4"),
 )
 GRADIENT_FORMATS = ("fp32", "fp16", "bf16", "bf16+fp32")
 
@@ -119,35 +110,27 @@ def precision(name: str, *, gradient: str = "fp32") -> Precision:
         raise InvalidSpec(
             f"gradient format {gradient!r} is not one of {', '.join(GRADIENT_FORMATS)}"
         )
-    if name in ("fp32", "tf32"):
-        return _full(name, matmul=Format(name), activation=Format.FP32, cache=None)
-    if name.startswith("amp-"):
-        half = _SIXTEEN_BIT[name.removeprefix("amp-")]
-        return _full(name, matmul=half, activation=half, cache=half)
-    half = _SIXTEEN_BIT.get(name, Format.BF16)
+    matmul = Format(name.removeprefix("amp-"))
+    if name in ("fp32", "tf32") or name.startswith("amp-"):
+        cast = matmul if name.startswith("amp-") else None
+        return Precision(
+            name=name,
+            matmul=matmul,
+            activation=cast or Format.FP32,
+            parameter=Format.FP32,
+            gradient=Format.FP32,
+            master=None,
+            cast_cache=cast,
+        )
+    half = Format.FP16 if name == "fp16" else Format.BF16
     both = gradient == "bf16+fp32"
     # A 16-bit gradient has the format of the run: there is no fp16 run with bf16 ones.
-    kept = Format.FP32 if gradient in ("fp32", "bf16+fp32") else half
-    return Precision(
-        name=name,
-        matmul=_LOW_BIT.get(name, half),
-        activation=half,
-        parameter=half,
-        gradient=kept,
-        master=Format.FP32,
-        reduced_copy=half if both else None,
-    )
-
-
-def _full(
-    name: str, *, matmul: Format, activation: Format, cache: Format | None
-) -> Precision:
     return Precision(
         name=name,
         matmul=matmul,
-        activation=activation,
-        parameter=Format.FP32,
-        gradient=Format.FP32,
-        master=None,
-        cast_cache=cache,
+        activation=half,
+        parameter=half,
+        gradient=Format.FP32 if both or gradient == "fp32" else half,
+        master=Format.FP32,
+        reduced_copy=half if both else None,
     )

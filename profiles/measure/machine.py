@@ -1,20 +1,21 @@
-"""Facts of the machine that a measurement was taken on.
-
-What a measuring process knows of the software and device beneath it.
-
-Which device of the catalogue a GPU is, by the name that PyTorch gives it.
-"""
+"""The machine that a measurement is taken on: its facts, and how quiet it was."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
+
+import numpy as np
 
 from profiles.errors import InvalidQuestion, InvalidSpec
 from profiles.hardware import device_names
-from profiles.measure.timing import Request
+from profiles.measure.timing import Request, Tensor
 from profiles.units import MiB, parse_bytes
 
 MEMORY = Path("/proc/meminfo")
@@ -31,6 +32,17 @@ CAPABILITIES = {
     "fp8": (8, 9),
 }
 GPU_MARKS = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+ASSUMED_CACHE = 32 * MiB  # where the kernel does not say
+_MEMORY = re.compile(r"\d+gb")
+_BOARD = re.compile(r"(sxm|pcie)\d*")
+CALIBRATION = "calibration seconds"
+ROWS, COLUMNS, CONTRACTED = 512, 1024, 1024  # 2·m·n·k: about a GFLOP
+STAT = Path("/proc/stat")
+# An idle machine repeats a training step within 1-4 %, one with a second load within
+# 11-33 % (both measured on two cores); between them lies what is worth a warning.
+MOST_SPREAD = 0.10
+MOST_OTHERS = 0.10
 
 
 def cores() -> int:
@@ -95,10 +107,10 @@ def multiplies(number: str, device: str) -> bool:
 
     PyTorch has products of 8-bit floats for every CPU, which are right and slow.
     """
-    import torch
-
     if device == "cpu":
         return number in ("fp32", "bf16", "fp16", "fp8")
+    import torch
+
     return bool(torch.cuda.get_device_capability(0) >= CAPABILITIES[number])
 
 
@@ -123,10 +135,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-ASSUMED_CACHE = 32 * MiB  # where the kernel does not say
 
 
 def facts(request: Request) -> dict[str, str]:
@@ -167,6 +175,9 @@ def _of_gpu() -> dict[str, str]:
     import torch
 
     properties = torch.cuda.get_device_properties(0)
+    # GPUs reach each other's memory over NVLink
+    several = torch.cuda.device_count() > 1
+    reached = several and torch.cuda.can_device_access_peer(0, 1)
     found = {
         "device": properties.name,
         "gpu": properties.name,
@@ -175,23 +186,11 @@ def _of_gpu() -> dict[str, str]:
         "architecture": f"sm-{properties.major}{properties.minor}",
         "device memory bytes": str(properties.total_memory),
         "multiprocessors": str(properties.multi_processor_count),
-        "fabric": "nvlink" if _reach_each_other() else "pcie",
+        "fabric": "nvlink" if reached else "pcie",
     }
     if torch.distributed.is_nccl_available():
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     return found
-
-
-def _reach_each_other() -> bool:
-    """Whether GPUs reach each other's memory, as over NVLink they do."""
-    import torch
-
-    several = torch.cuda.device_count() > 1
-    return several and bool(torch.cuda.can_device_access_peer(0, 1))
-
-
-_MEMORY = re.compile(r"\d+gb")
-_BOARD = re.compile(r"(sxm|pcie)\d*")
 
 
 def device_name(name: str) -> str:
@@ -204,29 +203,111 @@ def device_name(name: str) -> str:
     >>> device_name("NVIDIA H100 PCIe"), device_name("NVIDIA Thing X1")
     ('H100-PCIe-80GB', 'nvidia-thing-x1')
     """
-    words = _words(name)
-    alike = [one for one in device_names() if _model(_words(one)) <= words]
-    boards = {board for board in map(_board, words) if board} or {"sxm", ""}
-    alike = [one for one in alike if _boards(one) & boards or not _boards(one)]
-    sizes = {word for word in words if _MEMORY.fullmatch(word)}
-    exact = [one for one in alike if sizes & _words(one)]
-    found = exact or alike
+    words, boards, sizes = _parts(name)
+    alike = {
+        one: memory
+        for one in device_names()
+        for model, board, memory in (_parts(one),)
+        if model <= words and (not board or board & (boards or {"sxm"}))
+    }
+    found = [one for one, memory in alike.items() if sizes & memory] or list(alike)
     return found[0] if len(found) == 1 else slug(name)
 
 
-def _words(name: str) -> set[str]:
-    return set(re.split(r"[^a-z0-9]+", name.lower()))
+def _parts(name: str) -> tuple[set[str], set[str], set[str]]:
+    """The words of a device's name (h100; rtx, 4090), its board and its memory."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+    memory = {word for word in words if _MEMORY.fullmatch(word)}
+    boards = {word: match for word in words if (match := _BOARD.fullmatch(word))}
+    return words - memory - {*boards}, {one[1] for one in boards.values()}, memory
 
 
-def _model(words: set[str]) -> set[str]:
-    """What is left of a catalogue name without board and memory: h100; rtx, 4090."""
-    return {word for word in words if not (_MEMORY.fullmatch(word) or _board(word))}
+class Calibration:
+    """The product's operands on *device*; `run` multiplies them once."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        import torch
+
+        self.device = device
+        self.left = torch.full((ROWS, CONTRACTED), 0.5, device=device)
+        self.right = torch.full((CONTRACTED, COLUMNS), 0.5, device=device)
+
+    def run(self) -> Tensor:
+        return self.left @ self.right
 
 
-def _boards(name: str) -> set[str]:
-    return {board for board in map(_board, _words(name)) if board}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """Seconds since the machine started that its cores worked, and when this was."""
+
+    busy_s: float
+    at_s: float
+
+    @classmethod
+    def now(cls) -> Busy:
+        """Cores' seconds in anything but idling; 0 where the kernel does not say."""
+        return cls(busy_s=_busy_s(), at_s=time.monotonic())
 
 
-def _board(word: str) -> str:
-    match = _BOARD.fullmatch(word)
-    return match.group(1) if match else ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """`spread` of the calibration, and the share of all cores that `others` used."""
+
+    spread: float
+    drift: float
+    others: float
+
+    def __lt__(self, other: Noise) -> bool:
+        """Whether it was quieter."""
+        return max(self.spread, self.others) < max(other.spread, other.others)
+
+    @property
+    def noisy(self) -> bool:
+        return self.spread > MOST_SPREAD or self.others > MOST_OTHERS
+
+    def __str__(self) -> str:
+        """For a person and for the file.
+
+        >>> print(Noise(spread=0.02, drift=-0.01, others=0.3))
+        noisy: calibration spread 2.0 %, drift -1.0 %, others used 30.0 % of the cores
+        """
+        return (
+            f"{'noisy' if self.noisy else 'quiet'}: calibration spread "
+            f"{self.spread:.1%}, drift {self.drift:.1%}, others used "
+            f"{self.others:.1%} of the cores"
+        ).replace("%", " %")
+
+
+def noise(
+    calibrations: Sequence[float], before: Busy, after: Busy, own_cpu_s: float
+) -> Noise:
+    """Judge a measurement that took *own_cpu_s* of the cores between two looks."""
+    wall_s = max(after.at_s - before.at_s, 1e-9) * (os.cpu_count() or 1)
+    others_s = after.busy_s - before.busy_s - own_cpu_s
+    half = max(len(calibrations) // 2, 1)
+    first, last = median(calibrations[:half]), median(calibrations[-half:])
+    return Noise(
+        spread=spread(calibrations),
+        drift=last / first - 1,
+        others=min(max(others_s / wall_s, 0.0), 1.0),
+    )
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """The interquartile range over the median.
+
+    >>> spread([1.0, 2.0, 3.0])
+    0.5
+    """
+    low, middle, high = np.quantile(seconds, (0.25, 0.5, 0.75))
+    return float((high - low) / middle)
+
+
+def _busy_s() -> float:
+    try:
+        fields = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
+        ticks = [int(field) for field in fields[1:9]]
+    except (OSError, ValueError):
+        return 0.0
+    user, nice, system, _idle, _wait, irq, softirq, steal = ticks
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from profiles.hardware import Precision, precision
 from profiles.measure.timing import (
@@ -43,6 +44,19 @@ from profiles.units import KiB, MiB
 
 CPU = (("gpt-tiny", 256, 8), ("gpt-mini", 256, 8))
 CUDA = (("gpt-350m", 2048, 8), ("gpt-1.3b", 2048, 8), ("llama3.2-3b", 2048, 4))
+SHARES = (1, 2, 4, 8)  # a rank may hold all parameters, or down to an eighth
+CURVE = (4 * KiB, 64 * KiB, MiB)
+# Of CPU ranks, those that training begins beside a product, or soon after another; the
+# larger a message, the less it matters.
+HAS_BESIDE = ("all_reduce", "all_gather", "reduce_scatter")
+COMES_SOON = (*HAS_BESIDE, "all_to_all")
+COLLECTIVES = (*COMES_SOON, "shift")
+SMALL_BYTES = (KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB)
+MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
+MOST_SEQUENCES = 64
+NORMS = ("layernorm", "rmsnorm")
+_WHOLE = frozenset({"hidden", "positions", "experts", "routed"})  # never cut
+_NEVER_CUT_ROWS = (*PRODUCTS, "attention", "rotary", "qk-norm", "lookup")
 
 
 def default_jobs(device: str) -> tuple[Job, ...]:
@@ -76,10 +90,6 @@ def _small_llama() -> Job:
     return Job(model="llama-mini", spec=spec, seq_len=256, global_batch=8)
 
 
-SHARES = (1, 2, 4, 8)  # a rank may hold all parameters, or down to an eighth
-CURVE = (4 * KiB, 64 * KiB, MiB)
-
-
 def of_step(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
     """What a step does once, over totals from an eighth of the model to all of it."""
     pieces = parameter_sizes(job.graph)
@@ -87,12 +97,7 @@ def of_step(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
     totals = {total // cut for cut in (*SHARES, *parts)}
     for size in sorted(totals | {min(size, total) for size in CURVE}):
         for kind in (job.optimizer, *STEP_KINDS):
-            yield Operation(
-                kind=kind,
-                direction=FORWARD,
-                shape=(size,),
-                pieces=_share(pieces, size),
-            )
+            yield _once(kind, pieces, size)
         yield Operation(kind="host-copy", direction=FORWARD, shape=(4 * size,))
 
 
@@ -103,12 +108,7 @@ def of_units(job: Job, parts: Sequence[int]) -> Iterator[Operation]:
         pieces = tuple(_weights(block))
         for total in sorted({sum(pieces) // cut for cut in parts}):
             for kind in UNIT_KINDS:
-                yield Operation(
-                    kind=kind,
-                    direction=FORWARD,
-                    shape=(total,),
-                    pieces=_share(pieces, total),
-                )
+                yield _once(kind, pieces, total)
 
 
 def parameter_sizes(graph: ModelGraph) -> tuple[int, ...]:
@@ -127,33 +127,14 @@ def _weights(block: Block, shared: Collection[tuple[str, str]] = ()) -> Iterator
             yield from [columns] if operator.bias else []
 
 
-def _share(pieces: Sequence[int], total: int) -> tuple[int, ...]:
-    """The same tensors, each smaller, that hold *total* elements together."""
+def _once(kind: str, pieces: Sequence[int], total: int) -> Operation:
+    """What is done to *total* elements, in tensors of *pieces*, each made smaller."""
     whole = sum(pieces)
     shares = [max(piece * total // whole, 1) for piece in pieces]
     while sum(shares) > total and len(shares) > 1:
         shares.pop(shares.index(min(shares)))
     shares[shares.index(max(shares))] += total - sum(shares)
-    return tuple(shares)
-
-
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "shift",
-)
-# Of CPU ranks, those that training begins soon after another, or beside a product; the
-# larger a message, the less it matters.
-COMES_SOON = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-HAS_BESIDE = ("all_reduce", "all_gather", "reduce_scatter")
-SMALL_BYTES = (KiB, 16 * KiB, 256 * KiB, MiB, 4 * MiB)
-MOST_TOKENS = {"cpu": 8192, "cuda": 65536}  # beyond, time is in proportion
-MOST_SEQUENCES = 64
-NORMS = ("layernorm", "rmsnorm")
-_WHOLE = frozenset({"hidden", "positions", "experts", "routed"})  # never cut
-_NEVER_CUT_ROWS = (*PRODUCTS, "attention", "rotary", "qk-norm", "lookup")
+    return Operation(kind=kind, direction=FORWARD, shape=(total,), pieces=tuple(shares))
 
 
 def operations(
@@ -253,26 +234,12 @@ def _cut(
 ) -> Iterator[Operation]:
     """*operator* with its widths, and where it may be its rows, in *cut* parts."""
     rows = _rows(operator, block, batch * seq_len)
-    every = block.extents.get("experts", 1)
+    passes = partial(_passes, operator, block, batch=batch)
     if _cuts_widths(operator, block, cut):
-        shape = operator_shape(
-            operator,
-            block,
-            batch=batch,
-            rows=rows,
-            extent=lambda name: _extent(block, name, cut),
-            held=every,
-        )
-        yield from _passes(operator, block, seq_len, *shape)
+        every = block.extents.get("experts", 1)
+        yield from passes(seq_len, rows=rows, cut=cut, held=every)
     if cut > 1 and seq_len % cut == 0 and _cuts_rows(operator):
-        kind, local = operator_shape(
-            operator,
-            block,
-            batch=batch,
-            rows=rows // cut,
-            extent=lambda name: _extent(block, name, 1),
-        )
-        yield from _passes(operator, block, seq_len // cut, kind, local)
+        yield from passes(seq_len // cut, rows=rows // cut)
     if cut > 1 and operator.function in SORTED_AGAIN:
         yield from _sorted_again(operator, block, rows, cut)
 
@@ -285,15 +252,7 @@ def _spread(
     rows, every = _rows(operator, block, tokens), block.extents["experts"]
     for held in (every // part for part in parts if every % part == 0):
         for some in (rows // part for part in parts if tokens % part == 0):
-            kind, shape = operator_shape(
-                operator,
-                block,
-                batch=1,
-                rows=some,
-                extent=block.extents.__getitem__,
-                held=held,
-            )
-            yield from _passes(operator, block, tokens, kind, shape)
+            yield from _passes(operator, block, tokens, rows=some, held=held)
 
 
 def _sorted_again(
@@ -346,8 +305,25 @@ def _cuts_widths(operator: Operator, block: Block, cut: int) -> bool:
 
 
 def _passes(
-    operator: Operator, block: Block, seq_len: int, kind: str, shape: tuple[int, ...]
+    operator: Operator,
+    block: Block,
+    seq_len: int,
+    *,
+    rows: int,
+    batch: int = 1,
+    cut: int = 1,
+    held: int = 1,
 ) -> Iterator[Operation]:
+    """Forward and backward on so many *rows*, of widths *cut* in parts, with so many
+    experts *held*."""
+    kind, shape = operator_shape(
+        operator,
+        block,
+        batch=batch,
+        rows=rows,
+        extent=lambda name: _extent(block, name, cut),
+        held=held,
+    )
     ways: tuple[str, ...] = (FORWARD, BACKWARD)
     if operator.function in PRODUCTS:
         ways = (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)

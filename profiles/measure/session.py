@@ -1,44 +1,71 @@
-"""A measurement from question to samples."""
+"""A measurement from question to samples.
+
+`Question` is what to measure, with every default resolved and checked; `Node` is what
+a machine tells the others that it measures with.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 
-from profiles.measure import machine
-from profiles.measure.drives import QUICK_BYTES as DRIVE_QUICK_BYTES
-from profiles.measure.drives import SIZE_BYTES as DRIVE_BYTES
+from profiles.errors import Contradiction, InvalidQuestion, Unsupported
+from profiles.measure import drives, machine
 from profiles.measure.drives import DriveRates, drive_rates, slowest
-from profiles.measure.local_cluster import cluster_of
-from profiles.measure.machine import device_name
-from profiles.measure.noise import CALIBRATION, Busy, Noise, noise
+from profiles.measure.machine import (
+    CALIBRATION,
+    Busy,
+    Noise,
+    cache_bytes,
+    device_name,
+    noise,
+)
+from profiles.measure.options import Wish
 from profiles.measure.plan import (
     MOST_TOKENS,
     amid_products,
+    default_jobs,
     exchanges,
     of_units,
     operations,
 )
 from profiles.measure.processes import run
-from profiles.measure.rendezvous import (
-    Node,
-    described,
-    meeting,
-    rank_memory_bytes,
-    require_alike,
-)
-from profiles.measure.request import Question
+from profiles.measure.rendezvous import meeting
 from profiles.measure.survey import Result
-from profiles.measure.tables import collective_samples, operator_samples
-from profiles.measure.timing import Operation, Request, arena_bytes, flops, held_bytes
+from profiles.measure.tables import cluster_of, collective_samples, operator_samples
+from profiles.measure.timing import (
+    KINDS,
+    Operation,
+    Request,
+    arena_bytes,
+    flops,
+    held_bytes,
+)
+from profiles.models import Job
+from profiles.models import model as known_model
 from profiles.samples import Samples
-from profiles.system import interface
-from profiles.units import GFLOPS, PFLOPS, MiB
+from profiles.system import (
+    Endpoint,
+    default_folder,
+    interface,
+    meeting_point,
+    require_room,
+)
+from profiles.units import GFLOPS, PFLOPS, GiB, MiB, format_bytes
 
+PRECISIONS = {"cpu": ("fp32",), "cuda": ("bf16", "fp32")}
+FORMATS = {
+    "cpu": ("fp32", "bf16", "fp8"),
+    "cuda": ("fp32", "tf32", "bf16", "fp16", "fp8"),
+}
+MOST_RANKS = 4  # by default; more may be asked for
+RANK_BYTES = GiB  # PyTorch itself, and the smallest operands that no cache holds
 Progress = Callable[[float, float], None]
 QUICK_S, FULL_S = 45.0, 240.0
 # Seconds on one core, or on a GPU: larger products are read off the curve of others.
@@ -46,6 +73,182 @@ MOST_FLOPS = {"cpu": 400 * GFLOPS, "cuda": PFLOPS}
 QUICK_BYTES, FULL_BYTES = 64 * MiB, 256 * MiB  # the largest message
 START_S = 120.0  # to start processes that import torch on a busy machine
 MOST_REPEATS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Ranks on a device, the precisions, and the jobs whose shapes are measured.
+
+    `ranks` are those of each of the `nodes`; `offload_dir` is on the drive that is
+    measured.
+    """
+
+    device: str
+    ranks: int
+    precisions: tuple[str, ...]
+    jobs: tuple[Job, ...]
+    quick: bool
+    nodes: int = 1
+    endpoint: Endpoint | None = None
+    offload_dir: Path = field(default_factory=default_folder)
+
+
+def resolved(wish: Wish) -> Question:
+    """The question of *wish*.
+
+    Raises InvalidQuestion where this machine has no such device, number format or
+    room for so many ranks, and UnknownName, InvalidSpec or Unsupported for the model.
+    """
+    jobs = _jobs(wish)
+    if wish.offload_dir is not None:
+        require_room(wish.offload_dir, drives.SIZE_BYTES, "measuring the drive")
+    endpoint = meeting_point(wish.nodes, wish.rdzv_endpoint)
+    gpus = machine.gpus() if wish.device != "cpu" else ()
+    device = wish.device or ("cuda" if gpus else "cpu")
+    if device == "cuda" and not gpus:
+        raise InvalidQuestion(
+            "--device cuda: PyTorch sees no GPU on this machine; use --device cpu"
+        )
+    ranks = wish.ranks or len(gpus) or min(machine.cores(), MOST_RANKS)
+    _require_ranks(device, ranks, len(gpus))
+    precisions = tuple(dict.fromkeys(wish.precisions)) or PRECISIONS[device]
+    formats = [name for name in FORMATS[device] if machine.multiplies(name, device)]
+    for precision in precisions:
+        if precision not in formats:
+            raise Unsupported(
+                f"--precision {precision}: this device does not multiply in it; it has "
+                f"{', '.join(formats)}"
+            )
+    return Question(
+        device=device,
+        ranks=ranks,
+        precisions=precisions,
+        jobs=jobs or default_jobs(device),
+        quick=wish.quick,
+        nodes=wish.nodes,
+        endpoint=endpoint,
+        offload_dir=wish.offload_dir or default_folder(),
+    )
+
+
+def _jobs(wish: Wish) -> tuple[Job, ...]:
+    if wish.model is None:
+        for name in ("seq_len", "global_batch"):
+            if getattr(wish, name) is not None:
+                flag = name.replace("_", "-")
+                raise Contradiction(f"--{flag} is of a model; give --model too")
+        return ()
+    job = known_model(wish.model).job(
+        seq_len=wish.seq_len, global_batch=wish.global_batch
+    )
+    for block in job.graph.distinct():
+        for operator in block.operators:
+            if operator.function not in KINDS:
+                raise Unsupported(
+                    f"{job.model} has operators of kind {operator.function!r}, which "
+                    f"are not measured; {', '.join(KINDS)} are"
+                )
+    return (job,)
+
+
+def _require_ranks(device: str, ranks: int, gpus: int) -> None:
+    """Raise InvalidQuestion for more ranks than GPUs, or than memory starts."""
+    if device == "cuda":
+        if ranks > gpus:
+            raise InvalidQuestion(
+                f"--nproc {ranks}: this machine has {gpus} GPUs, and each rank needs "
+                f"one; give --nproc {gpus}, or --device cpu"
+            )
+        return
+    available = machine.memory_bytes()
+    most = int(available / RANK_BYTES)
+    if ranks > most:
+        raise InvalidQuestion(
+            f"--nproc {ranks}: this machine has {format_bytes(available)} of memory "
+            f"available, and a rank needs {format_bytes(RANK_BYTES)} to start; give "
+            f"--nproc {max(most, 1)} or fewer"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine, and what it was asked.
+
+    `boot` is the same for containers and namespaces of one machine, which share its
+    memory.
+    """
+
+    asked: dict[str, str]
+    device: str
+    boot: str
+    cores: int
+    rank_memory_bytes: float
+    cache_bytes: float
+    facts: dict[str, str]
+
+
+def described(question: Question) -> Node:
+    """This machine."""
+    on_cpu = question.device == "cpu"
+    name = machine.cpu_name() if on_cpu else machine.gpus()[0]
+    return Node(
+        asked=_asked(question),
+        device=machine.slug(name),
+        boot=machine.boot(),
+        cores=machine.cores(),
+        rank_memory_bytes=machine.rank_memory_bytes(question.device, question.ranks),
+        cache_bytes=cache_bytes(question.device),
+        facts={
+            "host cpu": machine.cpu_name(),
+            "cores": str(machine.cores()),
+            "memory bytes": f"{machine.memory_bytes('MemTotal'):.0f}",
+            "date": machine.now(),
+            "command": shlex.join(["profile", *sys.argv[1:]]),
+        },
+    )
+
+
+def require_alike(nodes: Sequence[Node]) -> None:
+    """Raise Contradiction unless all were asked the same, Unsupported for unlike ones.
+
+    A profile speaks of one kind of device: that is what its samples' keys name.
+    """
+    first = nodes[0]
+    for number, node in enumerate(nodes):
+        for name, value in first.asked.items():
+            if node.asked.get(name) != value:
+                raise Contradiction(
+                    f"the machines were asked for different things: {name} is {value} "
+                    f"on node 0 and {node.asked.get(name)} on node {number}; give the "
+                    "same options on each"
+                )
+        if node.device != first.device:
+            raise Unsupported(
+                f"node 0 is {first.device} and node {number} {node.device}: "
+                "machines of unlike devices are measured in profiles of their own"
+            )
+
+
+def rank_memory_bytes(nodes: Sequence[Node], device: str) -> float:
+    """Memory that every rank has, also where nodes are parts of one machine."""
+    together = [sum(one.boot == other.boot for other in nodes) for one in nodes]
+    shares = together if device == "cpu" else [1] * len(nodes)
+    return min(
+        node.rank_memory_bytes / share
+        for node, share in zip(nodes, shares, strict=True)
+    )
+
+
+def _asked(question: Question) -> dict[str, str]:
+    jobs = (f"{job.model} {job.seq_len} {job.global_batch}" for job in question.jobs)
+    return {
+        "--nnodes": str(question.nodes),
+        "--nproc": str(question.ranks),
+        "--device": question.device,
+        "--precision": " ".join(question.precisions),
+        "--quick": str(question.quick),
+        "--model (sequence, batch)": ", ".join(jobs),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +273,7 @@ def measure(
 
     Raises RunFailed where a measuring process dies.
     """
-    size = DRIVE_QUICK_BYTES if question.quick else DRIVE_BYTES
+    size = drives.QUICK_BYTES if question.quick else drives.SIZE_BYTES
     drive = drive_rates(question.offload_dir, size)
     before = Busy.now()
     with (
@@ -89,10 +292,10 @@ def measure(
             request, progress, node=met.node, interface=interface(question.endpoint)
         )
         everyone = met.share("results", Results(ranks=own))
-        drives = slowest(met.share("drives", drive))
+        slow = slowest(met.share("drives", drive))
         quiet = max(met.share("noise", _noise(before, nodes, met.node, everyone)))
     results = [result for one in everyone for result in one.ranks]
-    samples = _samples(request, results, quiet, nodes, drives)
+    samples = _samples(request, results, quiet, nodes, slow)
     return Measured(samples=samples, noise=quiet)
 
 
@@ -155,7 +358,6 @@ def request_of(
         threads=max(cores // question.ranks, 1),
         operations=fitting,
         exchanges=messages,
-        precisions=question.precisions,
         arena_bytes=arena_bytes(
             fitting, messages, cache_bytes=cache, memory_bytes=room
         ),
@@ -167,19 +369,16 @@ def request_of(
     )
 
 
-def _calibration_s(results: Sequence[Result]) -> float:
-    return median(own_s for result in results for own_s, _ in result.calibrations)
-
-
 def _samples(
     request: Request,
     results: Sequence[Result],
     quiet: Noise,
     nodes: Sequence[Node],
-    drives: DriveRates,
+    slow: DriveRates,
 ) -> Samples:
     """The same on every node; of the machine, what node 0 says of itself."""
     facts = results[0].facts
+    calibration_s = median(own_s for one in results for own_s, _ in one.calibrations)
     on_cpu = request.device == "cpu"
     device = (
         machine.slug(machine.cpu_name()) if on_cpu else device_name(facts["device"])
@@ -200,7 +399,7 @@ def _samples(
             "ranks": str(request.ranks),
             "threads": str(request.threads),
             "noise": str(quiet),
-            CALIBRATION: f"{_calibration_s(results):.6g}",
+            CALIBRATION: f"{calibration_s:.6g}",
             **({"nodes": str(request.nodes)} if request.nodes > 1 else {}),
         },
         cluster=cluster_of(
@@ -211,6 +410,6 @@ def _samples(
             device=device,
             links=(fabric, network),
             memory_bytes=rank_memory_bytes(nodes, request.device),
-            drives=drives,
+            drives=slow,
         ),
     )

@@ -17,8 +17,7 @@ from math import inf
 from statistics import median
 from typing import Protocol, final
 
-from profiles.measure.machine import cores, facts
-from profiles.measure.noise import Calibration
+from profiles.measure.machine import Calibration, cores, facts
 from profiles.measure.timing import (
     FORWARD,
     LONG,
@@ -50,6 +49,11 @@ IN_A_ROW = 5  # repeats of a visit, where that is of use
 
 Task = Operation | Exchange
 Seconds = dict[str, float]
+# No message takes longer, as foreseen: a share of the budget, or a second.
+LONGEST, LEAST_LONGEST_S = 1 / 40, 1.0
+CALIBRATIONS, CALLS = 8, 5  # a round, spread evenly; the fastest of so many counts
+GAP_CALLS = 21
+Say = Callable[[float, float], None]  # seconds gone, of how many
 
 
 class Subject(ABC):
@@ -186,7 +190,7 @@ class Exchanged(Subject):
             super().visit(clock)
 
     def once(self, clock: Clock, calls: int) -> Seconds:
-        begin = self.function or _nothing
+        begin = self.function or tuple  # who has no part in it begins nothing
         seconds = clock.amid(begin, self.between, calls, self.beside)
         return {FORWARD: seconds / ways(self.exchange.collective)}
 
@@ -212,19 +216,6 @@ class Exchanged(Subject):
     def timings(self) -> Iterator[tuple[Task, Timing]]:
         if self.function is not None and not self.too_long:
             yield self.exchange, Timing(seconds=tuple(self.seen[FORWARD]))
-
-
-def _nothing() -> Works:
-    """What a rank does that has no part in a collective."""
-    return ()
-
-
-# No message takes longer, as foreseen: a share of the budget, or a second.
-LONGEST, LEAST_LONGEST_S = 1 / 40, 1.0
-CALIBRATIONS, CALLS = 8, 5  # a round, spread evenly; the fastest of so many counts
-GAP_CALLS = 21
-
-Say = Callable[[float, float], None]  # seconds gone, of how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiles.errors import Unsupported
-from profiles.models.graph import Kind, Operator, Tensor
-from profiles.models.head import norm_step, residual_step, stream
+from profiles.models.graph import Operator, Tensor
+from profiles.models.layers import (
+    ROWS,
+    attention_core,
+    norm_step,
+    product,
+    residual_step,
+    rotary_step,
+    stream,
+)
 from profiles.models.spec import DecoderSpec, MlaSpec
 
 LAST = "query+ffn"
@@ -53,20 +61,13 @@ def side_by_side(
     norm, qkv, *middle, projection = attention
     up, activation, _ = mlp
     columns = (*qkv.columns, *up.columns)
-    wide = Tensor(name="side_by_side_in", dims=("batch", "sequence", "+".join(columns)))
+    wide = Tensor(name="side_by_side_in", dims=(*ROWS, "+".join(columns)))
     inner = [_reading(one, qkv.output, wide) for one in middle]
     active = _reading(activation, up.output, wide)
     made = (inner[-1].output, active.output)
-    last = Operator(
-        name="side_by_side_down",
-        kind=Kind.MATMUL,
-        function="matmul",
-        inputs=made,
-        output=stream("side_by_side_out"),
-        columns=("hidden",),
-        contracted=LAST,
-        bias=projection.bias,
-        saves=made,
+    down = stream("side_by_side_out")
+    last = product(
+        "side_by_side_down", made, down, ("hidden",), LAST, bias=projection.bias
     )
     return [
         norm,
@@ -90,7 +91,6 @@ def _reading(operator: Operator, before: Tensor, now: Tensor) -> Operator:
 
 
 TURNED = "latent_query+latent_key+value"  # what goes into the core
-_ROWS = ("batch", "sequence")
 
 
 def latent_extents(spec: DecoderSpec, mla: MlaSpec) -> dict[str, int]:
@@ -116,66 +116,33 @@ def latent_attention(
     spec: DecoderSpec, mla: MlaSpec, norm: Tensor, projected: Tensor
 ) -> list[Operator]:
     """From the input norm's output *norm* to the output projection's *projected*."""
-    operators, query = _query(spec, mla, norm)
-    low = Tensor(name="kv_down_out", dims=(*_ROWS, "kv_rank+rope"))
-    narrow = Tensor(name="kv_norm_out", dims=(*_ROWS, "kv_rank"))
-    wide = Tensor(name="kv_up_out", dims=(*_ROWS, "latent_key_value"))
-    turned = Tensor(name="rotary_out", dims=(*_ROWS, TURNED))
-    core = Tensor(name="attention_out", dims=(*_ROWS, "value"))
+    operators = _query(spec, mla, norm)
+    low = Tensor(name="kv_down_out", dims=(*ROWS, "kv_rank+rope"))
+    narrow = Tensor(name="kv_norm_out", dims=(*ROWS, "kv_rank"))
+    wide = Tensor(name="kv_up_out", dims=(*ROWS, "latent_key_value"))
+    turned = (operators[-1].output, wide, low)
+    rotary = rotary_step("latent-rotary", turned, (*ROWS, TURNED), kernels=3)
+    core = attention_core(rotary.output, "value")
     return [
         *operators,
-        _product("kv_down", norm, low, ("kv_rank", "rope"), "hidden"),
+        product("kv_down", (norm,), low, ("kv_rank", "rope"), "hidden"),
         norm_step(spec, "kv_norm", low, narrow, "kv_rank"),
-        _product("kv_up", narrow, wide, ("latent_key_value",), "kv_rank"),
-        Operator(
-            name="rotary",
-            kind=Kind.ELEMENTWISE,
-            function="latent-rotary",
-            inputs=(query, wide, low),
-            output=turned,
-            forward_elements=2,
-            backward_elements=2,
-            kernels=3,
-        ),
-        Operator(
-            name="attention",
-            kind=Kind.ATTENTION,
-            function="attention",
-            inputs=(turned,),
-            output=core,
-            saves=(turned,),
-        ),
-        _product("projection", core, projected, ("hidden",), "value"),
+        product("kv_up", (narrow,), wide, ("latent_key_value",), "kv_rank"),
+        rotary,
+        core,
+        product("projection", (core.output,), projected, ("hidden",), "value"),
     ]
 
 
-def _query(
-    spec: DecoderSpec, mla: MlaSpec, norm: Tensor
-) -> tuple[list[Operator], Tensor]:
+def _query(spec: DecoderSpec, mla: MlaSpec, norm: Tensor) -> list[Operator]:
     """The queries' products: through a latent, or straight."""
-    query = Tensor(name="q_up_out", dims=(*_ROWS, "latent_query"))
+    query = Tensor(name="q_up_out", dims=(*ROWS, "latent_query"))
     if mla.query_rank is None:
-        return [_product("q_up", norm, query, ("latent_query",), "hidden")], query
-    low = Tensor(name="q_down_out", dims=(*_ROWS, "query_rank"))
-    narrow = Tensor(name="q_norm_out", dims=(*_ROWS, "query_rank"))
-    operators = [
-        _product("q_down", norm, low, ("query_rank",), "hidden"),
+        return [product("q_up", (norm,), query, ("latent_query",), "hidden")]
+    low = Tensor(name="q_down_out", dims=(*ROWS, "query_rank"))
+    narrow = Tensor(name="q_norm_out", dims=(*ROWS, "query_rank"))
+    return [
+        product("q_down", (norm,), low, ("query_rank",), "hidden"),
         norm_step(spec, "q_norm", low, narrow, "query_rank"),
-        _product("q_up", narrow, query, ("latent_query",), "query_rank"),
+        product("q_up", (narrow,), query, ("latent_query",), "query_rank"),
     ]
-    return operators, query
-
-
-def _product(
-    name: str, source: Tensor, output: Tensor, columns: tuple[str, ...], over: str
-) -> Operator:
-    return Operator(
-        name=name,
-        kind=Kind.MATMUL,
-        function="matmul",
-        inputs=(source,),
-        output=output,
-        columns=columns,
-        contracted=over,
-        saves=(source,),
-    )

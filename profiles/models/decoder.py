@@ -8,6 +8,8 @@ section 4.1): 34·s·b·h + 5·a·s²·b bytes a layer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
@@ -28,12 +30,15 @@ from profiles.models.graph import (
     Operator,
     Tensor,
 )
-from profiles.models.head import (
+from profiles.models.layers import (
+    ROWS,
     STREAM,
-    logits_and_loss,
+    attention_core,
+    mlp_steps,
     norm_step,
-    prediction,
+    product,
     residual_step,
+    rotary_step,
     stream,
 )
 from profiles.models.moe import expert_extents, expert_mlp
@@ -119,33 +124,22 @@ def _block(
 
 
 def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]:
-    qkv = Tensor(name="qkv_out", dims=("batch", "sequence", "query+key_value"))
-    core = Tensor(name="attention_out", dims=("batch", "sequence", "query"))
     projected = stream("projection_out")
     before = norm_step(spec, "input_norm", entry, norm)
     if spec.mla is not None:
         return [before, *latent_attention(spec, spec.mla, norm, projected)]
-    operators = [before, _packed_product(spec, norm, qkv)]
+    qkv = Tensor(name="qkv_out", dims=(*ROWS, "query+key_value"))
+    columns, bias = ("query", "key_value"), spec.attention_bias
+    operators = [before, product("qkv", (norm,), qkv, columns, "hidden", bias=bias)]
     if spec.qk_norm:
         operators.append(_qk_norm(qkv))
     if spec.position == "rotary":
-        operators.append(_rotary(operators[-1].output))
-    mixed = _core(spec, operators[-1].output, core)
-    return [*operators, mixed, _projection(spec, core, projected)]
-
-
-def _packed_product(spec: DecoderSpec, norm: Tensor, qkv: Tensor) -> Operator:
-    return Operator(
-        name="qkv",
-        kind=Kind.MATMUL,
-        function="matmul",
-        inputs=(norm,),
-        output=qkv,
-        columns=("query", "key_value"),
-        contracted="hidden",
-        bias=spec.attention_bias,
-        saves=(norm,),
-    )
+        made = operators[-1].output
+        operators.append(rotary_step("rotary", (made,), made.dims, kernels=2))
+    core = attention_core(operators[-1].output, "query", spec.attention_sinks)
+    bias, mixed = spec.output_bias, (core.output,)
+    last = product("projection", mixed, projected, ("hidden",), "query", bias=bias)
+    return [*operators, core, last]
 
 
 def _qk_norm(qkv: Tensor) -> Operator:
@@ -164,97 +158,6 @@ def _qk_norm(qkv: Tensor) -> Operator:
     )
 
 
-def _rotary(qkv: Tensor) -> Operator:
-    return Operator(
-        name="rotary",
-        kind=Kind.ELEMENTWISE,
-        function="rotary",
-        inputs=(qkv,),
-        output=Tensor(name="rotary_out", dims=qkv.dims),
-        forward_elements=2,
-        backward_elements=2,
-        kernels=2,
-    )
-
-
-def _core(spec: DecoderSpec, qkv: Tensor, core: Tensor) -> Operator:
-    return Operator(
-        name="attention",
-        kind=Kind.ATTENTION,
-        function="attention",
-        inputs=(qkv,),
-        output=core,
-        vectors=1 if spec.attention_sinks else 0,
-        vector_dim="heads",
-        saves=(qkv,),  # and, by kernel, scores or row statistics
-        kernels=1,
-    )
-
-
-def _projection(spec: DecoderSpec, core: Tensor, projected: Tensor) -> Operator:
-    return Operator(
-        name="projection",
-        kind=Kind.MATMUL,
-        function="matmul",
-        inputs=(core,),
-        output=projected,
-        columns=("hidden",),
-        contracted="query",
-        bias=spec.output_bias,
-        saves=(core,),
-    )
-
-
-def activation_function(spec: DecoderSpec) -> str:
-    """The function between the two products of the MLP: gated ones have own names."""
-    gated = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
-    return (
-        gated.get(spec.activation, spec.activation)
-        if spec.gated_mlp
-        else (spec.activation)
-    )
-
-
-def _mlp(spec: DecoderSpec, norm: Tensor) -> list[Operator]:
-    width = 2 if spec.gated_mlp else 1
-    up = Tensor(name="mlp_up_out", dims=("batch", "sequence", "ffn"), copies=width)
-    active = Tensor(name="activation_out", dims=("batch", "sequence", "ffn"))
-    return [
-        Operator(
-            name="mlp_up",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(norm,),
-            output=up,
-            columns=("ffn",) * width,
-            contracted="hidden",
-            bias=spec.mlp_bias,
-            saves=(norm,),
-        ),
-        Operator(
-            name="activation",
-            kind=Kind.ELEMENTWISE,
-            function=activation_function(spec),
-            inputs=(up,),
-            output=active,
-            saves=(up,),
-            forward_elements=width + 1,
-            backward_elements=2 * width + 1,
-        ),
-        Operator(
-            name="mlp_down",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(active,),
-            output=stream("mlp_down_out"),
-            columns=("hidden",),
-            contracted="ffn",
-            bias=spec.mlp_bias,
-            saves=(active,),
-        ),
-    ]
-
-
 def _layer(spec: DecoderSpec, kind: str) -> Block:
     entry = stream("layer_in")
     return _block(spec, kind, entry, *_layer_operators(spec, kind, entry))
@@ -264,12 +167,12 @@ def _layer_operators(spec: DecoderSpec, kind: str, entry: Tensor) -> list[Operat
     norm, mlp_norm = stream("input_norm_out"), stream("mlp_norm_out")
     attention = _attention(spec, entry, norm)
     if spec.parallel_block:
-        return side_by_side(spec, entry, attention, _mlp(spec, norm))
+        return side_by_side(spec, entry, attention, mlp_steps(spec, norm))
     middle = residual_step(spec, "attention_residual", attention[-1].output, entry)
     if spec.moe is not None and kind.startswith("expert-"):
-        mlp = expert_mlp(spec, spec.moe, mlp_norm, activation_function(spec))
+        mlp = expert_mlp(spec, spec.moe, mlp_norm)
     else:
-        mlp = _mlp(spec, mlp_norm)
+        mlp = mlp_steps(spec, mlp_norm)
     return [
         *attention,
         middle,
@@ -319,8 +222,72 @@ def _final_norm(spec: DecoderSpec) -> Block:
 
 def _head(spec: DecoderSpec) -> Block:
     entry = stream("final_norm_out")
-    operators = logits_and_loss(entry)
+    operators = _logits_and_loss(entry)
     last = partial(_layer_operators, spec, layer_kind(spec, spec.layers - 1))
     for number in range(1, spec.multi_token_heads + 1):
-        operators += prediction(spec, number, entry, last)
+        operators += _prediction(spec, number, entry, last)
     return _block(spec, "head", entry, *operators)
+
+
+def _logits_and_loss(entry: Tensor) -> list[Operator]:
+    """The product with the vocabulary, and the cross-entropy."""
+    logits = Tensor(name="logits_out", dims=(*ROWS, "vocab"))
+    softmax = Tensor(
+        name="softmax", dims=logits.dims, element=Element.FP32, internal=True
+    )
+    loss = Operator(
+        name="loss",
+        kind=Kind.CROSS_ENTROPY,
+        function="cross-entropy",
+        inputs=(logits,),
+        output=Tensor(name="loss_out", dims=ROWS, element=Element.FP32),
+        saves=(softmax,),
+        forward_elements=8,
+        backward_elements=5,
+        kernels=8,
+    )
+    return [product("logits", (entry,), logits, ("vocab",), "hidden"), loss]
+
+
+def _prediction(
+    spec: DecoderSpec,
+    number: int,
+    source: Tensor,
+    layer: Callable[[Tensor], list[Operator]],
+) -> list[Operator]:
+    """One more token predicted (DeepSeek-V3, section 2.2): the stream and the next
+    token's embedding, normed, side by side through a product and one more *layer*.
+
+    Embedding and head are the model's: their weights are counted there.
+    """
+    first, second, entry = (stream(name) for name in ("first", "second", "layer_in"))
+    logits, loss = _logits_and_loss(stream("norm_out"))
+    last = layer(entry)
+    operators = [
+        norm_step(spec, "first_norm", source, first),
+        norm_step(spec, "second_norm", source, second),
+        product("join", (first, second), entry, ("hidden",), "pair"),
+        *last,
+        norm_step(spec, "norm", last[-1].output, stream("norm_out")),
+        replace(logits, shared=True),
+        loss,
+    ]
+    return [_prefixed(one, f"mtp{number}_", source) for one in operators]
+
+
+def _prefixed(operator: Operator, prefix: str, given: Tensor) -> Operator:
+    """The same operator under another name, but for the tensor that is *given*."""
+
+    def renamed(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(
+            one if one == given else replace(one, name=prefix + one.name)
+            for one in tensors
+        )
+
+    return replace(
+        operator,
+        name=prefix + operator.name,
+        inputs=renamed(operator.inputs),
+        output=renamed((operator.output,))[0],
+        saves=renamed(operator.saves),
+    )

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from profiles.errors import InvalidFile, InvalidSpec, Unsupported
 from profiles.files import shown
-from profiles.models.numerics import Numerics, RopeScaling
-from profiles.models.spec import DecoderSpec
+from profiles.models.spec import DecoderSpec, Numerics, RopeScaling
 
 # `ACT2FN` of transformers: names of three functions, of gelu with its approximations.
 ACTIVATIONS: Final = {

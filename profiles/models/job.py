@@ -1,16 +1,18 @@
-"""`Job`: what is trained. No decision is in it."""
+"""`Job`: what is trained. `Model`: a spec with the step it is usually trained with."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
+from typing import Any
 
-from profiles.errors import InvalidSpec, UnknownName, Unsupported
+from profiles.errors import InvalidFile, InvalidSpec, UnknownName, Unsupported
+from profiles.files import decode, require_name, shown
 from profiles.limits import require
 from profiles.models.decoder import decoder_graph
 from profiles.models.graph import ModelGraph
 from profiles.models.lora import Adapters, with_adapters
-from profiles.models.spec import DecoderSpec, ModelSpec
+from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec
 
 # Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
 # DeepSeek-V3 (arXiv 2412.19437, section 3.3.3), as Megatron-Core's --exp-avg-dtype.
@@ -22,6 +24,9 @@ OPTIMIZERS = {
     "sgd-momentum": 1,
     "sgd": 0,
 }
+SEQ_LEN = 2048  # [assumed] where neither the catalogue nor a file says
+GLOBAL_BATCH = 1024  # [assumed] likewise, in sequences
+_BESIDE = ("name", "seq_len", "global_batch", "source", "notes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +90,103 @@ def _graph(spec: DecoderSpec, name: str, adapters: Adapters | None) -> ModelGrap
     """Jobs that differ in their batch share a graph."""
     graph = decoder_graph(spec, name)
     return with_adapters(graph, adapters) if adapters else graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A network, and the step it is usually trained with.
+
+    `seq_len` in tokens, `global_batch` in sequences (for images: patches, images).
+    """
+
+    name: str
+    spec: ModelSpec
+    seq_len: int = SEQ_LEN
+    global_batch: int = GLOBAL_BATCH
+    source: str = ""
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        require_name(self.name)
+        for name in ("seq_len", "global_batch"):
+            require("size", getattr(self, name), name)
+
+    def job(
+        self,
+        *,
+        seq_len: int | None = None,
+        global_batch: int | None = None,
+        optimizer: str = "adamw",
+    ) -> Job:
+        """Training it with *global_batch* sequences of *seq_len* tokens a step; by
+        default those that it is usually trained with.
+
+        Raises UnknownName for an optimizer, InvalidSpec for sizes that cannot be.
+        """
+        return Job(
+            model=self.name,
+            spec=self.spec,
+            seq_len=self.seq_len if seq_len is None else seq_len,
+            global_batch=self.global_batch if global_batch is None else global_batch,
+            optimizer=optimizer,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _About:
+    """What an entry says beside its spec."""
+
+    name: str
+    seq_len: int
+    global_batch: int = GLOBAL_BATCH
+    source: str = ""
+    notes: str = ""
+
+
+def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
+    """A model from a document: `family` (decoder if absent) and the spec's fields.
+
+    `name`, `seq_len`, `global_batch`, `source` and `notes` may stand beside them. A
+    decoder may leave out `kv_heads` (= heads), `head_dim` (= hidden / heads), a plain
+    MLP's `ffn_hidden` (= 4 hidden) and `max_positions` (= seq_len), as in Megatron-LM.
+
+    >>> tiny = {"layers": 2, "hidden": 64, "heads": 4, "vocab": 512, "seq_len": 128}
+    >>> parse_model(tiny, what="example").spec.head_dim
+    16
+
+    Raises InvalidFile and InvalidSpec, naming *what* and the field.
+    """
+    if not isinstance(document, dict):
+        raise InvalidFile(f"{what} must be an object with the fields of a model")
+    entry = dict(document)
+    family = entry.get("family", "decoder")
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise InvalidSpec(
+            f"{what}: family {shown(family)} is not one of {', '.join(FAMILIES)}"
+        )
+    entry.setdefault("name", name)
+    if family == "decoder":
+        _complete(entry, what)
+    entry.setdefault("seq_len", SEQ_LEN)
+    beside = {key: entry.pop(key) for key in _BESIDE if key in entry}
+    about = decode(beside, _About, what=what)
+    spec: ModelSpec = decode(entry, FAMILIES[family], what=what)
+    return Model(spec=spec, **asdict(about))
+
+
+def _complete(entry: dict[str, Any], what: str) -> None:
+    """Fill in what follows from the rest; wrong types are left for `decode` to name."""
+    heads, hidden = entry.get("heads"), entry.get("hidden")
+    if isinstance(heads, int) and isinstance(hidden, int):
+        entry.setdefault("kv_heads", heads)
+        if "head_dim" not in entry and (heads < 1 or hidden % heads):
+            raise InvalidSpec(
+                f"{what}: heads={heads} does not divide hidden={hidden}; give head_dim"
+            )
+        entry.setdefault("head_dim", hidden // max(heads, 1))
+        if not entry.get("gated_mlp"):
+            entry.setdefault("ffn_hidden", 4 * hidden)
+    if entry.get("position", "learned") == "learned":
+        if entry.get("max_positions"):
+            entry.setdefault("seq_len", entry["max_positions"])
+        entry.setdefault("max_positions", entry.get("seq_len", SEQ_LEN))

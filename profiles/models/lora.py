@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from profiles.errors import InvalidSpec
 from profiles.models.graph import Block, Kind, ModelGraph, Operator, Tensor
+from profiles.models.layers import ROWS, product
 
 LINEAR_LAYERS = ("qkv", "projection", "mlp_up", "mlp_down")
 ATTENTION = ("qkv", "projection")
@@ -92,29 +93,11 @@ def _beside(base: Operator, block: Block) -> tuple[Operator, ...]:
     source, name = base.inputs[0], base.name
     made = sum(block.extents[width] for width in base.columns)
     read = block.extents[base.contracted] if base.contracted else made
-    narrow = Tensor(name=f"{name}_lora_a_out", dims=("batch", "sequence", "rank"))
+    narrow = Tensor(name=f"{name}_lora_a_out", dims=(*ROWS, "rank"))
     wide = replace(base.output, name=f"{name}_lora_b_out")
     return (
-        Operator(
-            name=f"{name}_lora_a",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(source,),
-            output=narrow,
-            columns=("rank",),
-            contracted=base.contracted,
-            saves=(source,),
-        ),
-        Operator(
-            name=f"{name}_lora_b",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(narrow,),
-            output=wide,
-            columns=base.columns,
-            contracted="rank",
-            saves=(narrow,),
-        ),
+        product(f"{name}_lora_a", (source,), narrow, ("rank",), base.contracted or ""),
+        product(f"{name}_lora_b", (narrow,), wide, base.columns, "rank"),
         Operator(
             name=f"{name}_lora_sum",
             kind=Kind.ELEMENTWISE,

@@ -13,9 +13,9 @@ operators are called as the MLP's are, so that what is recomputed is named alike
 from __future__ import annotations
 
 from profiles.models.graph import Element, Kind, Operator, Tensor
+from profiles.models.layers import ROWS, STREAM, mlp_steps, product
 from profiles.models.spec import DecoderSpec, MoeSpec
 
-_ROWS = ("batch", "sequence")
 # Elements moved for each element that is routed: dispatch gathers rows by expert, and
 # sorts what other ranks sent (each one read and one write); combine undoes both, k rows
 # read for one written. [derived] Megatron-Core, all-to-all dispatcher with permutation
@@ -42,15 +42,13 @@ def expert_extents(moe: MoeSpec) -> dict[str, int]:
     }
 
 
-def expert_mlp(
-    spec: DecoderSpec, moe: MoeSpec, norm: Tensor, activation: str
-) -> list[Operator]:
-    """What stands for the MLP; *activation* is the name of its function."""
+def expert_mlp(spec: DecoderSpec, moe: MoeSpec, norm: Tensor) -> list[Operator]:
+    """What stands for the MLP."""
     rows = Tensor(name="dispatch_out", dims=("routed", "hidden"))
-    experts = _mlp(spec, "mlp", Kind.GROUPED_MATMUL, rows, "expert_ffn", activation)
+    experts = mlp_steps(spec, rows, "expert_ffn", kind=Kind.GROUPED_MATMUL)
     shared: list[Operator] = []
     if moe.shared_experts:
-        shared = _mlp(spec, "shared", Kind.MATMUL, norm, "shared_ffn", activation)
+        shared = mlp_steps(spec, norm, "shared_ffn", name="shared")
     return [
         *_router(moe, norm),
         *shared,
@@ -72,22 +70,14 @@ def expert_mlp(
 
 
 def _router(moe: MoeSpec, norm: Tensor) -> list[Operator]:
-    scores = Tensor(name="router_out", dims=(*_ROWS, "experts"), element=Element.FP32)
+    scores = Tensor(name="router_out", dims=(*ROWS, "experts"), element=Element.FP32)
     chosen = Tensor(name="top_k_out", dims=scores.dims, element=Element.FP32)
     mask = Tensor(
         name="top_k_map", dims=scores.dims, element=Element.MASK, internal=True
     )
     return [
-        Operator(
-            name="router",
-            kind=Kind.MATMUL,
-            function="matmul",
-            inputs=(norm,),
-            output=scores,
-            columns=("experts",),
-            contracted="hidden",
-            bias=moe.router_bias,
-            saves=(norm,),
+        product(
+            "router", (norm,), scores, ("experts",), "hidden", bias=moe.router_bias
         ),
         Operator(
             name="top_k",
@@ -114,54 +104,9 @@ def _combine(moe: MoeSpec, rows: Tensor, shared: list[Operator]) -> Operator:
         kind=Kind.COMBINE,
         function="combine",
         inputs=(rows, *beside),
-        output=Tensor(name="combine_out", dims=(*_ROWS, "hidden")),
+        output=Tensor(name="combine_out", dims=STREAM),
         forward_elements=(SORTED + 1) * copies + 1 + summed,
         backward_elements=(SORTED + 1) * copies + 1,
         kernels=2,
         launches=LAUNCHES["combine"],
     )
-
-
-def _mlp(
-    spec: DecoderSpec, name: str, kind: Kind, source: Tensor, width: str, function: str
-) -> list[Operator]:
-    grouped = kind is Kind.GROUPED_MATMUL
-    rows = source.dims[:-1]
-    copies = 2 if spec.gated_mlp else 1
-    prefix = "" if grouped else f"{name}_"
-    up = Tensor(name=f"{name}_up_out", dims=(*rows, width), copies=copies)
-    active = Tensor(name=f"{prefix}activation_out", dims=(*rows, width))
-    return [
-        Operator(
-            name=f"{name}_up",
-            kind=kind,
-            function=kind.value,
-            inputs=(source,),
-            output=up,
-            columns=(width,) * copies,
-            contracted="hidden",
-            bias=spec.mlp_bias,
-            saves=(source,),
-        ),
-        Operator(
-            name=f"{prefix}activation",
-            kind=Kind.ELEMENTWISE,
-            function=function,
-            inputs=(up,),
-            output=active,
-            saves=(up,),
-            forward_elements=copies + 1,
-            backward_elements=2 * copies + 1,
-        ),
-        Operator(
-            name=f"{name}_down",
-            kind=kind,
-            function=kind.value,
-            inputs=(active,),
-            output=Tensor(name=f"{name}_down_out", dims=(*rows, "hidden")),
-            columns=("hidden",),
-            contracted=width,
-            bias=spec.mlp_bias,
-            saves=(active,),
-        ),
-    ]

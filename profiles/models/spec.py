@@ -5,19 +5,141 @@ One dataclass a family; `family` in a spec file says which. Sizes are counts.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from math import ceil
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from math import ceil, isfinite
+from typing import Any, Final
 
 from profiles.errors import InvalidSpec
 from profiles.limits import require
-from profiles.models.numerics import USUAL, Numerics
 
-MOST_LAYERS = 100_000  # a hundred times the deepest networks that were trained
+SCALINGS = ("linear", "llama3")
+ROUTINGS = ("softmax", "sigmoid")
+
+
+class _Sized:
+    """Whole numbers of a spec are at least 1, or 0 where that is their default; layers
+    are fewer than other sizes, since each takes room in every graph and layout."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            counts = one.type in ("int", "int | None") and value is not None
+            if counts and not value == one.default == 0:
+                require("layers" if one.name in _LAYERS else "size", value, one.name)
+
+
+_LAYERS = ("layers", "encoder_layers", "decoder_layers", "multi_token_heads")
+
+
+def _one_of(spec: object, name: str, allowed: tuple[str, ...]) -> None:
+    value = getattr(spec, name)
+    if value not in allowed:
+        raise InvalidSpec(f"{name}={value!r} is not one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec:
+class RopeScaling(_Sized):
+    """Rotary frequencies of a longer context than was trained first.
+
+    linear   all are divided by `factor` (Chen et al., arXiv 2306.15595, section 2)
+    llama3   those whose wave is longer than `original_positions / low_freq_factor`
+             are, those shorter than `original_positions / high_freq_factor` are not,
+             and between them it goes over (`ROPE_INIT_FUNCTIONS` of transformers)
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+    def __post_init__(self) -> None:
+        _Sized.__post_init__(self)
+        if self.kind not in SCALINGS:
+            raise InvalidSpec(
+                f"rope_scaling {self.kind!r} is not one of {', '.join(SCALINGS)}"
+            )
+        for name in ("factor", "low_freq_factor", "high_freq_factor"):
+            _above_zero(self, name)
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise InvalidSpec(
+                f"low_freq_factor={self.low_freq_factor:g} must be below "
+                f"high_freq_factor={self.high_freq_factor:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics(_Sized):
+    """Constants and choices that change the loss and neither shapes nor prices.
+
+    The defaults are what the catalogue's models are trained with. `not_computed` names
+    what a configuration asks for beyond them: it is priced without, and not trained.
+    """
+
+    norm_epsilon: float = 1e-5
+    exact_gelu: bool = False  # by erf; else its tanh approximation
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    unrotated_every: int = 0  # each so manieth layer is not turned (Llama 4)
+    head_rms_norm: bool = False  # of turned queries and keys, no weights (Llama 4)
+    # Queries, keys and values are at most so large (DBRX)
+    qkv_clip: float | None = None
+    attention_dropout: float = 0.0
+    embedding_dropout: float | None = None  # None: as of the residuals
+    routing: str = "softmax"  # or sigmoid, of each expert's score by itself
+    # p of the norm by which a token's weights are divided; None: they stay as they are
+    routing_norm: float | None = 1.0
+    weighted_input: bool = False  # weights multiply what experts take, not make
+    balance: float = 0.01  # α of the loss that keeps experts evenly busy
+    longest: int | None = None  # tokens of plain attention (Llama 4's chunks)
+    not_computed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _Sized.__post_init__(self)
+        for name in (
+            "norm_epsilon",
+            "attention_dropout",
+            "embedding_dropout",
+            "balance",
+        ):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1:
+                raise InvalidSpec(f"{name} must be in [0, 1), got {value:g}")
+        for name in ("rope_theta", "qkv_clip", "routing_norm"):
+            if getattr(self, name) is not None:
+                _above_zero(self, name)
+        _one_of(self, "routing", ROUTINGS)
+
+    def turns(self, layer: int) -> bool:
+        """Whether the numbered *layer* of a rotary decoder turns queries and keys.
+
+        >>> [Numerics(unrotated_every=4).turns(layer) for layer in range(4)]
+        [True, True, True, False]
+        """
+        return not self.unrotated_every or (layer + 1) % self.unrotated_every > 0
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What differs from the defaults, as JSON values."""
+        usual = asdict(USUAL)
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if value != usual[name]
+        }
+
+
+def _above_zero(one: object, name: str) -> None:
+    value = getattr(one, name)
+    if not (isfinite(value) and value > 0):
+        raise InvalidSpec(f"{name} must be above 0, got {value:g}")
+
+
+USUAL: Final = Numerics()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec(_Sized):
     """Experts in place of the dense MLP, in layers from `first_layer`, each `every`."""
 
     experts: int
@@ -35,9 +157,7 @@ class MoeSpec:
     shared_gate: bool = False  # the shared experts times σ(w · x) (Qwen2-MoE)
 
     def __post_init__(self) -> None:
-        _positive(self, "experts experts_per_token expert_ffn_hidden every")
-        _positive(self, "router_groups")
-        _not_negative(self, "shared_experts shared_ffn_hidden first_layer")
+        _Sized.__post_init__(self)
         if self.capacity_factor is not None:
             require("capacity", self.capacity_factor, "capacity_factor")
         if self.shared_experts and not self.shared_ffn_hidden:
@@ -50,7 +170,6 @@ class MoeSpec:
                 f"experts_per_token={self.experts_per_token} is more than the "
                 f"{self.experts} experts"
             )
-
         if self.groups_per_token is not None:
             self._require_groups(self.groups_per_token)
 
@@ -97,7 +216,7 @@ class MoeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlaSpec:
+class MlaSpec(_Sized):
     """Multi-head latent attention (DeepSeek-V2, section 2.1)."""
 
     kv_rank: int
@@ -106,14 +225,9 @@ class MlaSpec:
     nope_head_dim: int
     value_head_dim: int
 
-    def __post_init__(self) -> None:
-        _positive(self, "kv_rank rope_head_dim nope_head_dim value_head_dim")
-        if self.query_rank is not None:
-            _positive(self, "query_rank")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec:
+class DecoderSpec(_Sized):
     """A decoder-only transformer: GPT, Llama, Mistral, Qwen, DeepSeek …"""
 
     layers: int
@@ -170,18 +284,12 @@ class DecoderSpec:
         return max(self.dropout, self.embedding_dropout, attention)
 
     def __post_init__(self) -> None:
-        _positive(self, "layers hidden heads vocab ffn_hidden kv_heads head_dim")
-        _deep(self, "layers")
-        _not_negative(self, "max_positions multi_token_heads")
-        _deep(self, "multi_token_heads")
+        _Sized.__post_init__(self)
         if self.moe is not None and self.moe.first_layer >= self.layers:
             raise InvalidSpec(
                 f"first_layer={self.moe.first_layer} of the experts is not one of the "
                 f"{self.layers} layers; leave moe out for a dense model"
             )
-        _positive(self, "window_every")
-        if self.window is not None:
-            _positive(self, "window")
         if not 0 <= self.dropout < 1:
             raise InvalidSpec(f"dropout must be in [0, 1), got {self.dropout}")
         if self.heads % self.kv_heads:
@@ -190,8 +298,8 @@ class DecoderSpec:
             )
         if self.position == "learned" and self.max_positions < 1:
             raise InvalidSpec("a learned position table needs max_positions >= 1")
-        _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
-        _one_of("position", self.position, ("learned", "rotary", "alibi", "none"))
+        _one_of(self, "norm", ("layernorm", "rmsnorm"))
+        _one_of(self, "position", ("learned", "rotary", "alibi", "none"))
         self._require_numerics(self.numerics)
 
     def _require_numerics(self, given: Numerics) -> None:
@@ -205,7 +313,7 @@ class DecoderSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderDecoderSpec:
+class EncoderDecoderSpec(_Sized):
     """T5-like: an encoder and a decoder that attends to it."""
 
     encoder_layers: int
@@ -222,14 +330,12 @@ class EncoderDecoderSpec:
     family: str = "encoder-decoder"
 
     def __post_init__(self) -> None:
-        _positive(self, "encoder_layers decoder_layers hidden heads head_dim")
-        _deep(self, "encoder_layers decoder_layers")
-        _positive(self, "ffn_hidden vocab decoder_seq_len")
-        _one_of("norm", self.norm, ("layernorm", "rmsnorm"))
+        _Sized.__post_init__(self)
+        _one_of(self, "norm", ("layernorm", "rmsnorm"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BertSpec:
+class BertSpec(_Sized):
     """BERT, RoBERTa and ALBERT: `shared_layers` layers use one set of weights."""
 
     layers: int
@@ -243,11 +349,7 @@ class BertSpec:
     family: str = "bert"
 
     def __post_init__(self) -> None:
-        _positive(self, "layers hidden heads ffn_hidden vocab max_positions")
-        _deep(self, "layers")
-        _positive(self, "shared_layers")
-        if self.embedding_rank is not None:
-            _positive(self, "embedding_rank")
+        _Sized.__post_init__(self)
         if self.layers % self.shared_layers:
             raise InvalidSpec(
                 f"layers={self.layers} is not a multiple of "
@@ -256,7 +358,7 @@ class BertSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VitSpec:
+class VitSpec(_Sized):
     """A vision transformer over square patches."""
 
     layers: int
@@ -270,9 +372,7 @@ class VitSpec:
     family: str = "vit"
 
     def __post_init__(self) -> None:
-        _positive(self, "layers hidden heads ffn_hidden image_size patch_size")
-        _deep(self, "layers")
-        _positive(self, "channels classes")
+        _Sized.__post_init__(self)
         if self.image_size % self.patch_size:
             raise InvalidSpec(
                 f"image_size={self.image_size} is not a multiple of "
@@ -281,7 +381,7 @@ class VitSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnetSpec:
+class UnetSpec(_Sized):
     """A (2-D or 3-D) U-Net: `features` channels doubled at each of `depth` levels."""
 
     depth: int
@@ -293,7 +393,7 @@ class UnetSpec:
     family: str = "unet"
 
     def __post_init__(self) -> None:
-        _positive(self, "depth features dimensions image_size channels classes")
+        _Sized.__post_init__(self)
         if self.dimensions not in (2, 3) or self.depth > 30:
             raise InvalidSpec(
                 "a U-Net has dimensions 2 or 3 and depth <= 30, got "
@@ -302,7 +402,7 @@ class UnetSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResnetSpec:
+class ResnetSpec(_Sized):
     """A residual network: bottleneck `blocks` a stage, `width` times as wide."""
 
     blocks: tuple[int, ...]
@@ -312,7 +412,7 @@ class ResnetSpec:
     family: str = "resnet"
 
     def __post_init__(self) -> None:
-        _positive(self, "image_size classes")
+        _Sized.__post_init__(self)
         require("width", self.width, "width")
         for blocks in self.blocks or (0,):
             require("layers", blocks, "the blocks of a stage")
@@ -350,26 +450,3 @@ def _leave_out(document: dict[str, Any], **usual: object) -> None:
     for name, value in usual.items():
         if document[name] == value:
             del document[name]
-
-
-def _positive(spec: object, names: str) -> None:
-    for name in names.split():
-        require("size", getattr(spec, name), name)
-
-
-def _deep(spec: object, names: str) -> None:
-    """Each layer takes room in every graph and layout."""
-    for name in names.split():
-        if getattr(spec, name):
-            require("layers", getattr(spec, name), name)
-
-
-def _not_negative(spec: object, names: str) -> None:
-    for name in names.split():
-        if getattr(spec, name):
-            require("size", getattr(spec, name), name)
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InvalidSpec(f"{name}={value!r} is not one of {', '.join(allowed)}")

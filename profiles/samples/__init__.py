@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from profiles.samples.files import (
@@ -11,8 +11,6 @@ if TYPE_CHECKING:
         require_writable,
         write_samples,
     )
-    from profiles.samples.interpolation import Curve, made_monotone
-    from profiles.samples.local import LOCAL, local_cluster
     from profiles.samples.operator_keys import (
         BESIDE,
         GAPS,
@@ -29,40 +27,15 @@ if TYPE_CHECKING:
         ALONE,
         BACKWARD,
         FORWARD,
+        LOCAL,
         CollectiveKey,
+        Curve,
         OperatorKey,
         Sample,
         Samples,
+        local_cluster,
+        made_monotone,
     )
     from profiles.samples.view import sample_view
 
-__all__ = [
-    "ALONE",
-    "BACKWARD",
-    "BESIDE",
-    "FORWARD",
-    "GAPS",
-    "LOCAL",
-    "NEVER_NARROW",
-    "SIXTEEN_BITS",
-    "SOON",
-    "SORTED_AGAIN",
-    "STEP_KINDS",
-    "UNIT_KINDS",
-    "CollectiveKey",
-    "Curve",
-    "OperatorKey",
-    "Sample",
-    "Samples",
-    "content_hash",
-    "local_cluster",
-    "made_monotone",
-    "number_of",
-    "operator_shape",
-    "read_samples",
-    "require_writable",
-    "sample_view",
-    "write_samples",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

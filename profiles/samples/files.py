@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from profiles.errors import InvalidFile, InvalidSpec
-from profiles.files import decode, read_json, shown, write_text
+from profiles.files import decode, read_json, shown, why, write_text
 from profiles.hardware import Cluster, parse_cluster
 from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
 from profiles.units import MiB
@@ -35,13 +35,6 @@ class _Row:
     repeats: int
     provenance: str
     saved_bytes: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
-    machine: Mapping[str, str]
-    operators: tuple[_Row, ...]
-    collectives: tuple[_Row, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +88,7 @@ def require_writable(path: Path | str) -> None:
         with TemporaryFile(dir=target.parent):
             pass
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise InvalidFile(
-            f"{shown(path)} cannot be written: {why[:1].lower()}{why[1:]}"
-        ) from error
+        raise InvalidFile(f"{shown(path)} cannot be written: {why(error)}") from error
 
 
 def read_samples(path: Path | str) -> Samples:
@@ -154,24 +144,20 @@ def _cluster(file: _File, path: str) -> Cluster | None:
 
 def _members(samples: Samples) -> dict[str, Any]:
     """All that is stored and hashed; without a cluster there is no such member."""
-    members = asdict(_body(samples))
+    members: dict[str, Any] = {
+        "machine": dict(sorted(samples.machine.items())),
+        "operators": _rows(samples.operators),
+        "collectives": _rows(samples.collectives),
+    }
     if samples.cluster is not None:  # numbers as they will be read back: 0 is 0.0
         known = parse_cluster(asdict(samples.cluster), what="the cluster local")
         members["cluster"] = asdict(known)
     return members
 
 
-def _body(samples: Samples) -> _Body:
-    return _Body(
-        machine=dict(sorted(samples.machine.items())),
-        operators=_rows(samples.operators),
-        collectives=_rows(samples.collectives),
-    )
-
-
-def _rows(table: Mapping[Any, Sample]) -> tuple[_Row, ...]:
-    rows = [_Row(key=str(key), **asdict(sample)) for key, sample in table.items()]
-    return tuple(sorted(rows, key=lambda row: row.key))
+def _rows(table: Mapping[Any, Sample]) -> list[dict[str, Any]]:
+    rows = [{"key": str(key), **asdict(sample)} for key, sample in table.items()]
+    return sorted(rows, key=lambda row: row["key"])
 
 
 def _sample(row: _Row) -> Sample:

@@ -1,26 +1,99 @@
-"""`Samples`: what was measured, by keys that know operators and links, not layouts.
+"""Measured samples by key, and `Curve`: seconds over work, read between its points.
 
-An operator is known by (device, software, kind, pass, local shape and strides,
-precision, backend, co_running), a collective by (fabric, collective, ranks per level,
-groups at once, bytes of the full tensor). Both have a text form that reads back:
-
-    matmul|forward|4096x5120x640||bf16|cublas|alone|h100-sxm-80gb|torch-2.4+cu124
-    all_reduce|8x4|1|67108864|dgx-h100
+A key names what was run, its local shape and how crowded the machine was; it knows
+nothing of a layout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Self
+from typing import Any, ClassVar, Self
 from urllib.parse import quote, unquote
 
-from profiles.errors import InvalidSpec, StaleProfile
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from profiles.errors import InvalidQuestion, InvalidSpec, StaleProfile
 from profiles.hardware import Cluster
 from profiles.limits import require
-from profiles.samples.interpolation import Curve, made_monotone
 from profiles.samples.operator_keys import GAPS
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Seconds over work (bytes, rows, FLOPs): work rises, seconds never fall."""
+
+    work: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, work: ArrayLike) -> Floats:
+        """Seconds at *work*: between two samples, a power law through both.
+
+        Below the first sample its seconds are kept (fixed costs); above the last one
+        its rate is.
+
+        >>> curve = Curve(work=(1.0, 4.0), seconds=(1.0, 2.0))
+        >>> [round(float(value), 3) for value in curve.at([0.5, 2.0, 8.0])]
+        [1.0, 1.414, 4.0]
+        """
+        asked = np.asarray(work, dtype=np.float64)
+        inside = np.exp(
+            np.interp(
+                np.log(np.maximum(asked, self.work[0])),
+                np.log(self.work),
+                np.log(self.seconds),
+            )
+        )
+        # exp(log(x)) may miss a sample by a rounding; it may not leave its range.
+        inside = np.clip(inside, self.seconds[0], self.seconds[-1])
+        return inside * np.maximum(asked / self.work[-1], 1.0)
+
+
+def made_monotone(
+    work: Sequence[float],
+    seconds: Sequence[float],
+    weights: Sequence[float] | None = None,
+) -> Curve:
+    """The nondecreasing curve closest to *seconds* in the logarithm.
+
+    Samples of equal work are averaged first. Then pool adjacent violators: whenever
+    more work took less time, both become their (weighted, geometric) mean [1]_.
+
+    Raises InvalidSpec where there is no sample, or one is not positive and finite.
+
+    >>> made_monotone([1, 2, 3], [1.0, 4.0, 1.0]).seconds
+    (1.0, 2.0, 2.0)
+
+    .. [1] Barlow, Bartholomew, Bremner and Brunk 1972, section 1.2.
+    """
+    pairs = np.array([work, seconds, weights or [1.0] * len(work)], dtype=np.float64)
+    if not pairs.size or not np.isfinite(pairs).all() or (pairs <= 0).any():
+        raise InvalidSpec(
+            f"a curve needs work, seconds and weights that are positive and finite; "
+            f"got work {list(work)} and seconds {list(seconds)}"
+        )
+    distinct, where = np.unique(pairs[0], return_inverse=True)
+    weight: Floats = np.bincount(where, pairs[2]).astype(np.float64)
+    total: Floats = np.bincount(where, pairs[2] * np.log(pairs[1])).astype(np.float64)
+    pooled = np.exp(_pooled(total / weight, weight))
+    return Curve(work=tuple(distinct.tolist()), seconds=tuple(pooled.tolist()))
+
+
+def _pooled(level: Floats, weight: Floats) -> Floats:
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, points
+    for mean, mass in zip(level.tolist(), weight.tolist(), strict=True):
+        points = 1
+        while blocks and blocks[-1][0] > mean:
+            earlier, earlier_mass, earlier_points = blocks.pop()
+            mean = (earlier * earlier_mass + mean * mass) / (earlier_mass + mass)
+            mass, points = mass + earlier_mass, points + earlier_points
+        blocks.append((mean, mass, points))
+    return np.repeat([mean for mean, _, _ in blocks], [points for *_, points in blocks])
+
 
 __all__ = [
     "CollectiveKey",
@@ -37,8 +110,45 @@ DIRECTIONS = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 ALONE = "alone"
 
 
+class _Key:
+    """Written as its fields in an order of its own, with bars between them."""
+
+    __slots__ = ()
+    _CALLED: ClassVar[str]
+    _ORDER: ClassVar[tuple[str, ...]]
+
+    def __str__(self) -> str:
+        values = (getattr(self, name) for name in self._ORDER)
+        parts = (
+            "x".join(map(str, v)) if isinstance(v, tuple) else str(v) for v in values
+        )
+        return "|".join(quote(part, safe=" /:+=.,()-_") for part in parts)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` wrote; raises InvalidSpec for anything else."""
+        parts = [unquote(part) for part in text.split("|")]
+        if len(parts) != len(cls._ORDER):
+            raise InvalidSpec(
+                f"{text!r} is not {cls._CALLED}: it has {len(parts)} parts instead of "
+                f"{len(cls._ORDER)}"
+            )
+        kinds = {one.name: str(one.type) for one in fields(cls)}  # type: ignore[arg-type]
+        read: dict[str, Callable[[str, str], Any]] = {
+            "int": _number,
+            "tuple[int, ...]": _sizes,
+        }
+        found = zip(cls._ORDER, parts, strict=True)
+        return cls(
+            **{
+                name: read[kinds[name]](part, text) if kinds[name] in read else part
+                for name, part in found
+            }
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorKey:
+class OperatorKey(_Key):
     """One operator on one device. `strides` is empty where memory is contiguous.
 
     `direction` is the pass: forward, backward, or one half of a product's backward,
@@ -55,6 +165,11 @@ class OperatorKey:
     precision: str
     backend: str
     co_running: str = ALONE
+    _CALLED = "an operator key"
+    _ORDER = (
+        *("kind", "direction", "shape", "strides", "precision", "backend"),
+        *("co_running", "device", "software"),
+    )
 
     def __post_init__(self) -> None:
         if self.direction not in DIRECTIONS:
@@ -64,39 +179,9 @@ class OperatorKey:
         if not self.shape or min(self.shape) < 1:
             raise InvalidSpec(f"a shape has dimensions >= 1, got {self.shape}")
 
-    def __str__(self) -> str:
-        return _written(
-            self.kind,
-            self.direction,
-            _times(self.shape),
-            _times(self.strides),
-            self.precision,
-            self.backend,
-            self.co_running,
-            self.device,
-            self.software,
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `str` wrote; raises InvalidSpec for anything else."""
-        kind, direction, shape, strides, *rest = _read(text, 9, "an operator key")
-        precision, backend, co_running, device, software = rest
-        return cls(
-            device=device,
-            software=software,
-            kind=kind,
-            direction=direction,
-            shape=_sizes(shape, text),
-            strides=_sizes(strides, text),
-            precision=precision,
-            backend=backend,
-            co_running=co_running,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveKey:
+class CollectiveKey(_Key):
     """One collective over `ranks`, innermost level first: 8x4 is 4 nodes of 8."""
 
     fabric: str
@@ -104,6 +189,8 @@ class CollectiveKey:
     ranks: tuple[int, ...]
     groups_at_once: int = 1
     size_bytes: int
+    _CALLED = "a collective key"
+    _ORDER = ("collective", "ranks", "groups_at_once", "size_bytes", "fabric")
 
     def __post_init__(self) -> None:
         if not self.ranks or min(self.ranks) < 1 or self.groups_at_once < 1:
@@ -113,27 +200,6 @@ class CollectiveKey:
             )
         if self.size_bytes < 1:
             raise InvalidSpec(f"a collective moves >= 1 byte, got {self.size_bytes}")
-
-    def __str__(self) -> str:
-        return _written(
-            self.collective,
-            _times(self.ranks),
-            str(self.groups_at_once),
-            str(self.size_bytes),
-            self.fabric,
-        )
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read what `str` wrote; raises InvalidSpec for anything else."""
-        collective, ranks, groups, size, fabric = _read(text, 5, "a collective key")
-        return cls(
-            fabric=fabric,
-            collective=collective,
-            ranks=_sizes(ranks, text),
-            groups_at_once=_number(groups, text),
-            size_bytes=_number(size, text),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,49 +245,6 @@ class Samples:
         long after; None of profiles without."""
         return _gaps_s(self.machine[GAPS]) if GAPS in self.machine else None
 
-    def lookup(self, key: OperatorKey | CollectiveKey) -> Sample | None:
-        """The sample of exactly this key."""
-        if isinstance(key, OperatorKey):
-            return self.operators.get(key)
-        return self.collectives.get(key)
-
-    def collective_s(self, key: CollectiveKey) -> float | None:
-        """Seconds at the key's bytes, from the curve of its group, or None."""
-        curve = self.collective_curve(key)
-        return None if curve is None else float(curve.at(key.size_bytes))
-
-    def collective_curve(self, key: CollectiveKey) -> Curve | None:
-        """Seconds over bytes of all samples that are like *key* but for its bytes."""
-        like = [
-            (float(other.size_bytes), sample.seconds)
-            for other, sample in self.collectives.items()
-            if replace(other, size_bytes=key.size_bytes) == key
-        ]
-        return made_monotone(*zip(*like, strict=True)) if like else None
-
-    def operator_s(self, key: OperatorKey) -> float | None:
-        """Seconds of *key*: its sample, else between two that differ in one dimension.
-
-        None where neither is known: beyond the samples the fitted rates know better.
-        """
-        found = self.operators.get(key)
-        if found is not None:
-            return found.seconds
-        for axis, size in enumerate(key.shape):
-            curve = self.operator_curve(key, axis)
-            if curve is not None and curve.work[0] <= size <= curve.work[-1]:
-                return float(curve.at(size))
-        return None
-
-    def operator_curve(self, key: OperatorKey, axis: int) -> Curve | None:
-        """Seconds over dimension *axis* of all samples else like *key*."""
-        like = [
-            (float(other.shape[axis]), sample.seconds)
-            for other, sample in self.operators.items()
-            if _but_for(other, axis) == _but_for(key, axis)
-        ]
-        return made_monotone(*zip(*like, strict=True)) if like else None
-
     def require(self, *, device: str, software: str | None = None) -> None:
         """Raise StaleProfile unless all operators are of *device* (and *software*)."""
         for key in self.operators:
@@ -241,35 +264,8 @@ class Samples:
             cluster=other.cluster or self.cluster,
         )
 
-    def __iter__(self) -> Iterator[tuple[OperatorKey | CollectiveKey, Sample]]:
-        yield from self.operators.items()
-        yield from self.collectives.items()
-
     def __len__(self) -> int:
         return len(self.operators) + len(self.collectives)
-
-
-def _but_for(key: OperatorKey, axis: int) -> OperatorKey | None:
-    if axis >= len(key.shape):
-        return None
-    return replace(key, shape=(*key.shape[:axis], 1, *key.shape[axis + 1 :]))
-
-
-def _written(*parts: str) -> str:
-    return "|".join(quote(part, safe=" /:+=.,()-_") for part in parts)
-
-
-def _read(text: str, parts: int, what: str) -> list[str]:
-    found = [unquote(part) for part in text.split("|")]
-    if len(found) != parts:
-        raise InvalidSpec(
-            f"{text!r} is not {what}: it has {len(found)} parts instead of {parts}"
-        )
-    return found
-
-
-def _times(sizes: tuple[int, ...]) -> str:
-    return "x".join(map(str, sizes))
 
 
 def _sizes(text: str, key: str) -> tuple[int, ...]:
@@ -293,3 +289,20 @@ def _gaps_s(text: str) -> tuple[float, float]:
             f"the machine's {GAPS!r} are two numbers, 0 < soon < long, got {text!r}"
         )
     return soon_s, long_s
+
+
+LOCAL = "local"
+
+
+def local_cluster(samples: Samples) -> Cluster:
+    """The machine that *samples* were taken on, as a cluster called ``local``.
+
+    Raises InvalidQuestion where the samples do not describe their machine.
+    """
+    if samples.cluster is None:
+        raise InvalidQuestion(
+            "the profile does not describe the machine it was taken on, so there is "
+            "no cluster local; take a new one with `profile --out samples.json`, or "
+            "name a cluster"
+        )
+    return samples.cluster

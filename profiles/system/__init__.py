@@ -2,12 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from profiles.system.allocator import (
         fewer_collections,
-        keep_freed_arrays,
         keep_heap,
     )
     from profiles.system.mmap_file import (
@@ -23,23 +22,4 @@ if TYPE_CHECKING:
     )
     from profiles.system.network import Endpoint, interface, meeting_point, route_to
 
-__all__ = [
-    "BUCKET_BYTES",
-    "PAGE_BYTES",
-    "DriveFile",
-    "Endpoint",
-    "Part",
-    "default_folder",
-    "fewer_collections",
-    "in_memory",
-    "interface",
-    "is_on_drive",
-    "keep_freed_arrays",
-    "keep_heap",
-    "meeting_point",
-    "require_room",
-    "route_to",
-    "whole_pages",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -5,13 +5,18 @@ The options of `execute` about what a run does beside its steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiles.commandline import Function, collected, one_of, option, real, text, whole
+from profiles.commandline import (
+    Choice,
+    FloatRange,
+    IntRange,
+    collected,
+    option,
+    text,
+)
 from profiles.errors import Contradiction
 from profiles.files import require_package
 from runtime.data import absolute
@@ -25,16 +30,37 @@ if TYPE_CHECKING:
 class Training:
     """Learning rate over the steps, evaluation, logs and a trace; files by path."""
 
-    lr_schedule: str = "constant"
-    warmup_steps: int = 0
-    decay_steps: int | None = None  # None: all steps of the run
-    min_lr: float = 0.0
-    eval_data: str | None = None
-    eval_every: int | None = None  # None: once, at the end
-    eval_batches: int = 1
-    log: str | None = None
-    tensorboard: str | None = None
-    trace: str | None = None
+    lr_schedule: str = option(
+        default="constant", type=Choice(KINDS), help="The learning rate over the steps."
+    )
+    warmup_steps: int = option(
+        default=0, type=IntRange(0), help="Steps in which the rate rises to --lr."
+    )
+    decay_steps: int | None = option(
+        type=IntRange(1), help="Steps that the schedule is over, if not --steps."
+    )
+    min_lr: float = option(
+        default=0.0, type=FloatRange(0, 10), help="Where a schedule ends."
+    )
+    eval_data: str | None = option(
+        type=text, metavar="FILE|synthetic", help="Held-out data to evaluate on."
+    )
+    eval_every: int | None = option(
+        type=IntRange(1),
+        help="Steps from one evaluation to the next.  [default: at the end]",
+    )
+    eval_batches: int = option(
+        default=1, type=IntRange(1, 10**6), help="Global batches in an evaluation."
+    )
+    log: str | None = option(type=text, metavar="FILE", help="One line of JSON a step.")
+    tensorboard: str | None = option(
+        type=text, metavar="DIR", help="The same for TensorBoard (package tensorboard)."
+    )
+    trace: str | None = option(
+        type=text,
+        metavar="DIR",
+        help="Trace one step of each rank with torch.profiler: DIR/rank-0.json …",
+    )
 
     def resolved(self) -> Training:
         """The same with absolute paths, for workers in another folder."""
@@ -79,72 +105,4 @@ def _absolute(given: str | None) -> str | None:
     return given and str(Path(given).absolute())
 
 
-_option = partial(option, "Training")
-
-_OPTIONS: tuple[Callable[[Function], Function], ...] = (
-    _option(
-        "--lr-schedule",
-        type=one_of(*KINDS),
-        default="constant",
-        metavar="NAME",
-        help="The learning rate over the steps: constant, linear, cosine or wsd.  "
-        "[default: constant]",
-    ),
-    _option(
-        "--warmup-steps",
-        type=whole(0),
-        default="0",
-        metavar="N",
-        help="Steps in which the rate rises to --lr.  [default: 0]",
-    ),
-    _option(
-        "--decay-steps",
-        type=whole(1),
-        metavar="N",
-        help="Steps that the schedule is over, if not --steps.",
-    ),
-    _option(
-        "--min-lr",
-        type=real(0, 10),
-        default="0",
-        metavar="X",
-        help="Where a schedule ends.  [default: 0]",
-    ),
-    _option(
-        "--eval-data",
-        type=text,
-        metavar="FILE|synthetic",
-        help="Held-out data to evaluate on.",
-    ),
-    _option(
-        "--eval-every",
-        type=whole(1),
-        metavar="N",
-        help="Steps from one evaluation to the next.  [default: at the end]",
-    ),
-    _option(
-        "--eval-batches",
-        type=whole(1, 10**6),
-        default="1",
-        metavar="N",
-        help="Global batches in an evaluation.  [default: 1]",
-    ),
-    _option("--log", type=text, metavar="FILE", help="One line of JSON a step."),
-    _option(
-        "--tensorboard",
-        type=text,
-        metavar="DIR",
-        help="The same for TensorBoard (package tensorboard).",
-    ),
-    _option(
-        "--trace",
-        type=text,
-        metavar="DIR",
-        help="Trace one step of each rank with torch.profiler: DIR/rank-0.json …",
-    ),
-)
-
-
-def training_options(function: Function) -> Function:
-    """Add these options to a command, which takes them as ``training``."""
-    return collected(function, into=Training, keyword="training", options=_OPTIONS)
+training_options = collected("Training", Training, "training")

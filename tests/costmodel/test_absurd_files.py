@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from costmodel.__main__ import main
 from costmodel.options.pins import Pins
 from costmodel.simulation.pricing import from_options
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.errors import InvalidQuestion
 from profiles.hardware.catalog import cluster
 from profiles.limits import LIMITS, require

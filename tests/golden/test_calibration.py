@@ -25,7 +25,7 @@ from costmodel.machine.kernels import (
 )
 from costmodel.machine.rates import rates_of
 from profiles.hardware.catalog import device
-from profiles.hardware.devices import Device
+from profiles.hardware.clusters import Device
 from profiles.hardware.precisions import Format
 
 GB, MB, MS = 1e9, 2**20, 1e-3

@@ -14,7 +14,7 @@ from costmodel.machine.framework import frameworks, software, with_buckets, with
 from costmodel.simulation.estimator import Estimate
 from costmodel.timeline.timeline import simulate
 from profiles.hardware.catalog import cluster
-from profiles.hardware.quantity import Figure
+from profiles.hardware.clusters import Figure
 from profiles.units import GB, KB, MB
 from tests.golden.priced import job_of, machine_of, priced
 from tests.support import sampled

@@ -21,8 +21,8 @@ from costmodel.stages.device_memory import (
 )
 from costmodel.stages.layout_cost import LayoutPricer
 from profiles.hardware.catalog import cluster
+from profiles.hardware.clusters import Figure
 from profiles.hardware.precisions import Precision, precision
-from profiles.hardware.quantity import Figure
 from profiles.models.catalog import model
 from profiles.models.job import Job
 from profiles.models.param_count import parameters

@@ -18,8 +18,7 @@ from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.stages.offload_cost import HOST_LINK_FRACTION
 from costmodel.support.legality import violations
 from profiles.hardware.catalog import cluster
-from profiles.hardware.clusters import Cluster
-from profiles.hardware.quantity import Figure
+from profiles.hardware.clusters import Cluster, Figure
 from profiles.models.catalog import model
 from profiles.models.job import Job
 from profiles.models.param_count import parameters

@@ -21,7 +21,7 @@ from costmodel.simulation.estimator import estimate
 from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
 from costmodel.support.legality import violations
 from profiles.hardware.catalog import cluster
-from profiles.hardware.quantity import Figure
+from profiles.hardware.clusters import Figure
 from profiles.models.catalog import model
 from profiles.models.job import Job
 from tests.oracles.bounds import step_time_bound_s

@@ -12,10 +12,16 @@ from profiles.cli import profile
 from profiles.errors import InvalidFile, InvalidQuestion
 from profiles.hardware import catalog
 from profiles.measure import machine
-from profiles.measure.request import Wish, resolved
+from profiles.measure.options import Wish
+from profiles.measure.session import resolved
 from profiles.samples.files import content_hash, read_samples, write_samples
-from profiles.samples.local import local_cluster
-from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.samples.table import (
+    CollectiveKey,
+    OperatorKey,
+    Sample,
+    Samples,
+    local_cluster,
+)
 
 PRODUCT = OperatorKey(
     device="cpu",

@@ -21,8 +21,7 @@ from costmodel.layout.retention import (
 from costmodel.layout.zeropp import ZeroPlus
 from costmodel.schedule.schedules import SCHEDULES, least_chunks
 from profiles.models.decoder import decoder_graph
-from profiles.models.numerics import Numerics
-from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec
+from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec, Numerics
 from tests.support.blocks import along_sequences
 from tests.support.edits import (
     elsewhere,

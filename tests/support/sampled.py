@@ -13,14 +13,12 @@ import numpy as np
 from costmodel.machine.assembly import Machine, machine
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sample_shape import local_shape
-from profiles.hardware.clusters import Cluster, Island, Level
-from profiles.hardware.devices import Device
+from profiles.hardware.clusters import Cluster, Device, Island, Level
 from profiles.models.catalog import model
 from profiles.models.graph import Kind
 from profiles.models.job import Job
-from profiles.samples.local import LOCAL
 from profiles.samples.operator_keys import BESIDE, GAPS, SOON, UNIT_KINDS
-from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.samples.table import LOCAL, CollectiveKey, OperatorKey, Sample, Samples
 from tests.support.toy import figure
 
 DEVICE, SOFTWARE, FABRIC = "bench-cpu", "torch-2.13.0+cpu/1-threads", "loopback"

@@ -9,7 +9,7 @@ from costmodel.inference.estimate import InferenceEstimate, estimate
 from costmodel.inference.question import Question, resolve
 from costmodel.options.inference import InferenceOptions
 from costmodel.options.pins import Pins
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 

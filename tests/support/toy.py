@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from profiles.hardware.clusters import Level
-from profiles.hardware.devices import Device
-from profiles.hardware.quantity import Figure
+from profiles.hardware.clusters import Device, Figure, Level
 
 
 def figure(value: float, unit: str) -> Figure:

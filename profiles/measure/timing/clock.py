@@ -14,14 +14,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from profiles.measure.timing.buffers import Arena
 from profiles.measure.timing.collectives import Works, finish
+from profiles.measure.timing.operands import Arena
 from profiles.measure.timing.tasks import Tensor
 from profiles.units import MS
 
 LONG: Final = 512  # 2·512³ FLOPs a product: some 3 ms of a core
 SHORT: Final = 288  # some 0.5 ms
 PRODUCTS = 2
+SHORTEST_S = 2 * MS
+# Ranks that share a core take turns of some milliseconds; a repeat outlasts one.
+SHORTEST_SHARED_S = 6 * MS
+LEAST_S = 1e-6  # of a message, where it cannot be told from what lies before it
 
 
 def between(arena: Arena, side: int = LONG, turns: float = 1.0) -> Callable[[], object]:
@@ -35,12 +39,6 @@ def between(arena: Arena, side: int = LONG, turns: float = 1.0) -> Callable[[], 
         ]
 
     return compute
-
-
-SHORTEST_S = 2 * MS
-# Ranks that share a core take turns of some milliseconds; a repeat outlasts one.
-SHORTEST_SHARED_S = 6 * MS
-LEAST_S = 1e-6  # of a message, where it cannot be told from what lies before it
 
 
 class Ranks(Protocol):

@@ -1,12 +1,12 @@
-"""Collectives and messages between ranks, each timed for itself."""
+"""Collectives and messages between ranks, each timed for itself, and their groups."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from profiles.measure.timing.buffers import Arena
-from profiles.measure.timing.tasks import Exchange, Tensor
+from profiles.measure.timing.operands import Arena
+from profiles.measure.timing.tasks import Exchange, Request, Tensor
 
 ELEMENT_BYTES = 4  # payloads are fp32
 Works = Sequence[Any]  # what is to be waited for
@@ -26,32 +26,19 @@ def call(
     part = size // exchange.ranks
     whole = part * exchange.ranks
 
-    def all_reduce() -> Works:
-        return [dist.all_reduce(arena.deal(whole), group=group, async_op=True)]
-
-    def all_gather() -> Works:
-        return [_all_gather(arena.deal(whole), arena.deal(part), group)]
-
-    def reduce_scatter() -> Works:
-        return [_reduce_scatter(arena.deal(part), arena.deal(whole), group)]
-
-    def all_to_all() -> Works:
-        sent, came = arena.deal(whole), arena.deal(whole)
-        return [dist.all_to_all_single(came, sent, group=group, async_op=True)]
-
-    def send() -> Works:
-        return _ping_pong(arena.deal(whole), arena.deal(whole), peers, rank, group)
-
-    def shift() -> Works:
-        return _shift(arena.deal(whole), arena.deal(whole), peers, rank, group)
-
+    # torch is giving them shorter names
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    deal, later = arena.deal, {"group": group, "async_op": True}
     calls: dict[str, Callable[[], Works]] = {
-        "all_reduce": all_reduce,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
-        "all_to_all": all_to_all,
-        "send": send,
-        "shift": shift,
+        "all_reduce": lambda: [dist.all_reduce(deal(whole), **later)],
+        "all_gather": lambda: [gather(deal(whole), deal(part), **later)],
+        "reduce_scatter": lambda: [scatter(deal(part), deal(whole), **later)],
+        "all_to_all": lambda: [
+            dist.all_to_all_single(deal(whole), deal(whole), **later)
+        ],
+        "send": lambda: _ping_pong(deal(whole), deal(whole), peers, rank, group),
+        "shift": lambda: _shift(deal(whole), deal(whole), peers, rank, group),
     }
     return calls[exchange.collective]
 
@@ -64,23 +51,8 @@ def ways(collective: str) -> int:
 def finish(works: Works) -> None:
     """Wait until a call is over."""
     for work in works:
-        _wait(work)
-
-
-def _all_gather(whole: Tensor, part: Tensor, group: Any) -> object:
-    import torch.distributed as dist
-
-    gather: Any = getattr(dist, "all_gather_single", None)
-    gather = gather or dist.all_gather_into_tensor
-    return gather(whole, part, group=group, async_op=True)
-
-
-def _reduce_scatter(part: Tensor, whole: Tensor, group: Any) -> object:
-    import torch.distributed as dist
-
-    scatter: Any = getattr(dist, "reduce_scatter_single", None)
-    scatter = scatter or dist.reduce_scatter_tensor
-    return scatter(part, whole, group=group, async_op=True)
+        if work is not None:
+            work.wait()
 
 
 def _ping_pong(
@@ -92,12 +64,9 @@ def _ping_pong(
     first, second = peers
     if rank == first:
         coming = dist.irecv(back, second, group=group)
-        going = dist.isend(out, second, group=group)
-    else:
-        coming = dist.irecv(back, first, group=group)
-        _wait(coming)
-        going = dist.isend(out, first, group=group)
-    return [going, coming] if rank == first else [going]
+        return [dist.isend(out, second, group=group), coming]
+    finish([dist.irecv(back, first, group=group)])
+    return [dist.isend(out, first, group=group)]
 
 
 def _shift(
@@ -116,6 +85,40 @@ def _shift(
     )
 
 
-def _wait(work: Any) -> None:
-    if work is not None:
-        work.wait()
+class Groups:
+    """Finds the group that a rank is in; every rank makes all of them, as it must."""
+
+    def __init__(self, request: Request, rank: int) -> None:
+        import torch.distributed as dist
+
+        self.rank = rank
+        wanted = sorted({(one.ranks, one.nodes) for one in request.exchanges})
+        self.made: dict[tuple[int, int], list[tuple[list[int], Any]]] = {
+            sizes: [(peers, dist.new_group(peers)) for peers in groups(*sizes, request)]
+            for sizes in wanted
+        }
+
+    def call(self, exchange: Exchange, arena: Arena) -> Callable[[], Works] | None:
+        """What begins one call of *exchange* by this rank; None if it has no part."""
+        made = self.made[exchange.ranks, exchange.nodes]
+        for peers, group in made[: exchange.groups]:
+            if self.rank in peers:
+                return call(exchange, group, peers, self.rank, arena)
+        return None
+
+
+def groups(ranks: int, nodes: int, request: Request) -> Iterator[list[int]]:
+    """Groups of *ranks* on *nodes* consecutive nodes, as many consecutive ranks on
+    each; those of the first nodes come first.
+
+    Nodes hold their ranks in a row: with two on each of two nodes, groups of two on two
+    nodes are 0 and 2, and 1 and 3.
+    """
+    local, each = request.local_ranks, ranks // nodes
+    for node in range(0, request.nodes - nodes + 1, nodes):
+        for first in range(0, local - each + 1, each):
+            yield [
+                (node + there) * local + first + place
+                for there in range(nodes)
+                for place in range(each)
+            ]

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
-from profiles.measure.timing.buffers import Arena
 from profiles.measure.timing.clock import Clock, between
 from profiles.measure.timing.kernel import Kernel, Seconds
+from profiles.measure.timing.operands import Arena
 from profiles.measure.timing.tasks import FORWARD, Operation, Tensor
 
 UNITS: Final = 4  # of one module, so that what is copied was not there a moment ago
@@ -157,8 +157,7 @@ def _gathers(whole: Any, pause: Callable[[], None]) -> Callable[[], None]:
     return work
 
 
-Make = Callable[[Any, Callable[[], None]], Callable[[], None]]
-WORK: Final[dict[str, Make]] = {
+WORK: Final[dict[str, Callable[[Any, Callable[[], None]], Callable[[], None]]]] = {
     "unit-pass": lambda whole, _: _passes(whole, reduces=False),
     "unit-reduce": lambda whole, _: _passes(whole, reduces=True),
     "unit-gather": _gathers,

@@ -1,16 +1,89 @@
-"""The operands of each kind of operator, dealt from an arena.
-
-How much memory an operation touches and holds, about.
-"""
+"""The operands of each kind of operator, dealt from an `Arena` that no cache holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
-from profiles.measure.timing.buffers import Arena
-from profiles.measure.timing.kernel import Operands
-from profiles.measure.timing.tasks import Exchange, Operation
+from profiles.measure.timing.tasks import (
+    Device,
+    DType,
+    Exchange,
+    Operands,
+    Operation,
+    Tensor,
+)
+from profiles.units import MiB
+
+BLOCK_BYTES = 8 * MiB  # below glibc's largest threshold: from the heap
+LINE = 64  # elements between pieces: no two share a cache line
+
+
+class Arena:
+    """Deals tensors of one dtype out of one block, round and round; *blank* ones are
+    zeros."""
+
+    def __init__(
+        self, size: int, dtype: DType, device: Device, *, blank: bool = False
+    ) -> None:
+        import torch
+
+        seed = torch.Generator().manual_seed(0)
+        some = torch.randn(min(size, MiB), generator=seed).to(dtype)
+        if blank:
+            some.zero_()
+        self.block = some.repeat(-(-size // len(some)))[:size].to(device)
+        self.used = 0
+
+    @property
+    def bytes(self) -> int:
+        return self.block.numel() * self.block.element_size()
+
+    def deal(self, *shape: int) -> Tensor:
+        """The next piece, as a contiguous tensor of *shape*; larger ones are made."""
+        size = prod(shape)
+        if size > len(self.block):
+            return self.block.new_zeros(shape)
+        if self.used + size > len(self.block):
+            self.used = 0
+        piece = self.block[self.used : self.used + size].view(shape)
+        self.used += -(-size // LINE) * LINE
+        return piece
+
+    def leaf(self, *shape: int, wanted: bool = True) -> Tensor:
+        """A piece that a gradient is *wanted* for."""
+        return self.deal(*shape).detach().requires_grad_(wanted)
+
+    def numbers(self, below: int, count: int) -> Tensor:
+        """*count* random whole numbers: tokens, or targets."""
+        import torch
+
+        return torch.randint(below, (count,), device=self.block.device)
+
+    def forget(self, size_bytes: float) -> None:
+        """Read so much of the block that the caches hold nothing else."""
+        size = min(int(size_bytes / self.block.element_size()), len(self.block))
+        piece = self.deal(size)
+        if piece.element_size() == 1:  # 8-bit floats have no sum
+            import torch
+
+            piece = piece.view(torch.uint8)
+        piece.sum()
+
+
+def touch_heap(size_bytes: float) -> None:
+    """Make so much of the allocator's memory present, as it is once training runs.
+
+    A page's first touch costs microseconds, in a virtual machine tens of them; training
+    pays that in its first steps only.
+    """
+    import torch
+
+    count = int(size_bytes // BLOCK_BYTES)
+    blocks = [torch.ones(BLOCK_BYTES, dtype=torch.uint8) for _ in range(count)]
+    blocks.clear()
+
 
 ROOM = 3.0  # how many of the largest operators, or caches, an arena has room for
 LARGEST_PART = 1 / 8  # of a rank's memory, for one arena
@@ -32,11 +105,8 @@ def arena_bytes(
 
 def flops(operation: Operation) -> float:
     """FLOPs of one pass of a product or of attention; nothing for what moves bytes."""
-    if operation.kind == "matmul":
-        return 2.0 * prod(operation.shape)
-    if operation.kind == "grouped-matmul":
-        rows, _, columns, contracted = operation.shape
-        return 2.0 * rows * columns * contracted
+    if operation.kind in ("matmul", "grouped-matmul"):
+        return 2.0 * operation.shape[0] * prod(operation.shape[-2:])
     if operation.kind == "attention":
         batch, heads, _, seq_len, head_dim = operation.shape
         return 2.0 * batch * heads * seq_len**2 * head_dim  # half of them masked
@@ -54,22 +124,19 @@ def held_bytes(operation: Operation) -> float:
 
 def work(operation: Operation) -> float:
     """Elements that a call reads and writes, about: its share of an arena."""
-    shape = operation.shape
-    if operation.kind == "matmul":
-        rows, columns, contracted = shape
-        return float(rows * columns + rows * contracted + columns * contracted)
-    if operation.kind == "grouped-matmul":
-        rows, experts, columns, contracted = shape
-        weights = experts * columns * contracted
+    shape, kind = operation.shape, operation.kind
+    if kind in ("matmul", "grouped-matmul"):
+        rows, *experts, columns, contracted = shape
+        weights = prod((*experts, columns, contracted))
         return float(rows * columns + rows * contracted + weights)
-    if operation.kind == "top-k":
+    if kind == "top-k":
         return 3.0 * shape[0] * shape[1]
-    if operation.kind in ("dispatch", "combine"):
+    if kind in ("dispatch", "combine"):
         return 3.0 * shape[0] * shape[2]
-    if operation.kind == "attention":
+    if kind == "attention":
         batch, heads, kv_heads, seq_len, head_dim = shape
         return 2.0 * batch * seq_len * (heads + kv_heads) * head_dim
-    if operation.kind == "lookup":
+    if kind == "lookup":
         rows, table, width = shape
         return float((rows + table) * width)
     return 3.0 * prod(shape)  # two operands and what is made of them
@@ -77,11 +144,7 @@ def work(operation: Operation) -> float:
 
 # How many operands come from other operators, where that is not one.
 ACTIVATIONS = {
-    "swiglu": 2,
-    "geglu": 2,
-    "reglu": 2,
-    "residual": 2,
-    "dropout-residual": 2,
+    **dict.fromkeys(("swiglu", "geglu", "reglu", "residual", "dropout-residual"), 2),
     "attention": 3,
 }
 
@@ -90,66 +153,28 @@ Make = Callable[[], Operands]
 
 def operands(operation: Operation, arena: Arena) -> Make:
     """Makes fresh operands: activations first, then parameters, then plain values."""
-    special = _SPECIAL.get(operation.kind)
-    if special is not None:
-        return special(operation, arena)
-    count = ACTIVATIONS.get(operation.kind, 1)
-    return lambda: tuple(arena.leaf(*operation.shape) for _ in range(count))
+    kind, shape = operation.kind, operation.shape
+    if kind in ("matmul", "grouped-matmul"):
+        return _product(operation, arena)
+    if kind == "attention":
+        return _attention(operation, arena)
+    if kind == "rotary":
+        return _rotary(operation, arena)
+    if kind in ("layernorm", "rmsnorm", "qk-norm"):
+        vectors = 1 if "rmsnorm" in (kind, operation.variant) else 2
+        return lambda: (arena.leaf(*shape), *map(arena.leaf, shape[-1:] * vectors))
+    if kind in _BY_SIZES:
+        return partial(_BY_SIZES[kind], arena, *shape, *operation.pieces)
+    count = ACTIVATIONS.get(kind, 1)
+    return lambda: tuple(arena.leaf(*shape) for _ in range(count))
 
 
 def _product(operation: Operation, arena: Arena) -> Make:
-    rows, columns, contracted = operation.shape
-    bias = [columns] if operation.variant == "bias" else []
-    return lambda: (
-        arena.leaf(rows, contracted),
-        arena.leaf(columns, contracted),
-        *map(arena.leaf, bias),
-    )
-
-
-def _grouped(operation: Operation, arena: Arena) -> Make:
-    rows, experts, columns, contracted = operation.shape
-    bias = [(experts, columns)] if operation.variant == "bias" else []
-    return lambda: (
-        arena.leaf(rows, contracted),
-        arena.leaf(experts, columns, contracted),
-        *(arena.leaf(*shape) for shape in bias),
-    )
-
-
-def _top_k(operation: Operation, arena: Arena) -> Make:
-    rows, experts, chosen = operation.shape
-    return lambda: (arena.leaf(rows, experts), chosen)
-
-
-def _dispatch(operation: Operation, arena: Arena) -> Make:
-    """Tokens, and which of as many experts each goes to."""
-    rows, chosen, width = operation.shape
-    (experts,) = operation.pieces
-    return lambda: (
-        arena.leaf(rows // chosen, width),
-        arena.numbers(experts, rows),
-        experts,
-    )
-
-
-def _combine(operation: Operation, arena: Arena) -> Make:
-    rows, chosen, width = operation.shape
-    return lambda: (
-        arena.leaf(rows, width),
-        arena.numbers(rows, rows).argsort(),
-        arena.leaf(rows // chosen, chosen),
-    )
-
-
-def _permute(operation: Operation, arena: Arena) -> Make:
-    (rows, width), (experts,) = operation.shape, operation.pieces
-    return lambda: (arena.leaf(rows, width), arena.numbers(experts, rows))
-
-
-def _unpermute(operation: Operation, arena: Arena) -> Make:
-    rows, width = operation.shape
-    return lambda: (arena.leaf(rows, width), arena.numbers(rows, rows).argsort())
+    """Of experts each has a weight, and a bias."""
+    rows, *experts, columns, contracted = operation.shape
+    bias = [(*experts, columns)] if operation.variant == "bias" else []
+    shapes = [(rows, contracted), (*experts, columns, contracted), *bias]
+    return lambda: tuple(arena.leaf(*one) for one in shapes)
 
 
 def _attention(operation: Operation, arena: Arena) -> Make:
@@ -170,45 +195,37 @@ def _rotary(operation: Operation, arena: Arena) -> Make:
     return lambda: (arena.leaf(batch, seq_len, width), queries, head_dim, angle, angle)
 
 
-def _norm(operation: Operation, arena: Arena) -> Make:
-    width = operation.shape[-1]
-    rms = "rmsnorm" in (operation.kind, operation.variant)
-    vectors = [width] * (1 if rms else 2)
-    return lambda: (arena.leaf(*operation.shape), *map(arena.leaf, vectors))
-
-
-def _lookup(operation: Operation, arena: Arena) -> Make:
-    rows, table, width = operation.shape
-    return lambda: (arena.numbers(table, rows), arena.leaf(table, width))
-
-
-def _positions(operation: Operation, arena: Arena) -> Make:
-    (rows, width), (seq_len, places) = operation.shape, operation.pieces
-    return lambda: (
+# Operands from the sizes of a shape, and the pieces behind them.
+_BY_SIZES: dict[str, Callable[..., Operands]] = {
+    "lookup": lambda arena, rows, table, width: (
+        arena.numbers(table, rows),
+        arena.leaf(table, width),
+    ),
+    "positions": lambda arena, rows, width, seq_len, places: (
         arena.leaf(rows // seq_len, seq_len, width),
         arena.leaf(places, width),
-    )
-
-
-def _loss(operation: Operation, arena: Arena) -> Make:
-    rows, columns = operation.shape
-    return lambda: (arena.leaf(rows, columns), arena.numbers(columns, rows))
-
-
-_SPECIAL: dict[str, Callable[[Operation, Arena], Make]] = {
-    "matmul": _product,
-    "attention": _attention,
-    "rotary": _rotary,
-    "layernorm": _norm,
-    "rmsnorm": _norm,
-    "qk-norm": _norm,
-    "lookup": _lookup,
-    "positions": _positions,
-    "cross-entropy": _loss,
-    "grouped-matmul": _grouped,
-    "top-k": _top_k,
-    "dispatch": _dispatch,
-    "combine": _combine,
-    "permute": _permute,
-    "unpermute": _unpermute,
+    ),
+    "cross-entropy": lambda arena, rows, columns: (
+        arena.leaf(rows, columns),
+        arena.numbers(columns, rows),
+    ),
+    "top-k": lambda arena, rows, experts, chosen: (arena.leaf(rows, experts), chosen),
+    "dispatch": lambda arena, rows, chosen, width, experts: (
+        arena.leaf(rows // chosen, width),
+        arena.numbers(experts, rows),
+        experts,
+    ),
+    "combine": lambda arena, rows, chosen, width: (
+        arena.leaf(rows, width),
+        arena.numbers(rows, rows).argsort(),
+        arena.leaf(rows // chosen, chosen),
+    ),
+    "permute": lambda arena, rows, width, experts: (
+        arena.leaf(rows, width),
+        arena.numbers(experts, rows),
+    ),
+    "unpermute": lambda arena, rows, width, *_: (
+        arena.leaf(rows, width),
+        arena.numbers(rows, rows).argsort(),
+    ),
 }

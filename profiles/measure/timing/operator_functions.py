@@ -1,8 +1,11 @@
-"""The functions that are timed, written as the trained modules call them.
+"""The functions that are timed, written once: what trained modules call.
 
-The MLP of `runtime.models` takes its activation from here.
+    choose    scores of all experts → the k best of each token, and their weights
+    sorting   rows sorted by expert, and the way back
+    copied    each token's row to its places; their gradients summed to the token's
+    combined  rows back to their tokens, weighted and summed
 
-Each takes tensors and gives one. `torch` is loaded when the module is asked for them.
+Each takes tensors and gives one. `torch` is loaded when a function is asked for.
 """
 
 from __future__ import annotations
@@ -11,34 +14,170 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from profiles.measure.timing import moe_routing as routing
 from profiles.measure.timing.tasks import Tensor
 
 EPSILON = 1e-5
 DROPPED = 0.1
 KINDS = (
-    "matmul",
-    "attention",
-    "layernorm",
-    "rmsnorm",
-    "qk-norm",
-    "gelu",
-    "relu",
-    "silu",
-    "swiglu",
-    "geglu",
-    "reglu",
-    "residual",
-    "dropout-residual",
-    "rotary",
-    "lookup",
-    "positions",
-    "cross-entropy",
-    "top-k",
-    "dispatch",
-    "combine",
-    "grouped-matmul",
+    *("matmul", "attention", "layernorm", "rmsnorm", "qk-norm"),
+    *("gelu", "relu", "silu", "swiglu", "geglu", "reglu"),
+    *("residual", "dropout-residual", "rotary", "lookup", "positions"),
+    *("cross-entropy", "top-k", "dispatch", "combine", "grouped-matmul"),
 )
+
+
+def choose(
+    scores: Tensor,
+    k: int,
+    groups: int = 1,
+    allowed: int | None = None,
+    *,
+    routing: str = "softmax",
+    norm: float | None = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of *scores* (…, experts): weights of the *k* best, which they are, and the
+    softmax of all (Jiang et al., Mixtral of Experts, 2024, section 2.1), or the sigmoid
+    of each. Weights are divided by their *norm* of that p, of 1 by their sum.
+
+    They lie in *allowed* of the *groups* of experts (None: in any), those whose best
+    ⌈k / allowed⌉ experts have the largest sum (DeepSeek-V3, 2024, section 2.1.2).
+    """
+    probabilities = scores.softmax(-1) if routing == "softmax" else scores.sigmoid()
+    among = probabilities
+    if allowed is not None and allowed < groups:
+        by_group = among.unflatten(-1, (groups, -1))
+        best = by_group.topk(min(-(-k // allowed), by_group.shape[-1]), dim=-1).values
+        taken = best.sum(-1).topk(allowed, dim=-1).indices
+        open_ = by_group.new_zeros(by_group.shape[:-1]).scatter_(-1, taken, 1.0)
+        among = (by_group * open_.unsqueeze(-1)).flatten(-2)
+    largest, chosen = among.topk(k, dim=-1)
+    if norm == 1:
+        largest = largest / largest.sum(-1, keepdim=True)
+    elif norm is not None:
+        largest = largest / largest.norm(norm, dim=-1, keepdim=True)
+    return largest, chosen, probabilities
+
+
+def chosen_often(chosen: Tensor, experts: int) -> Tensor:
+    """How many tokens of each sequence chose each expert: (batch, tokens, k) → (batch,
+    experts) in fp32."""
+    import torch
+
+    flat = chosen.flatten(1)
+    counts = torch.zeros(len(flat), experts, device=flat.device)
+    return counts.scatter_add_(1, flat, torch.ones_like(flat, dtype=torch.float32))
+
+
+def sorting(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """The order that sorts rows by their *groups*, those of one as they came; and for
+    each row the place that it comes to."""
+    import torch
+
+    order = groups.argsort(stable=True)
+    places = torch.arange(len(order), device=order.device)
+    return order, torch.empty_like(order).scatter_(0, order, places)
+
+
+def copied(
+    rows: Tensor,
+    source: Tensor,
+    places: Tensor,
+    copies: int = 1,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Row `source[i]` in place i; row r is in places `places[copies·r:copies·(r + 1)]`,
+    those that are *kept*.
+
+    Its gradient is theirs, summed in that order; places that are not named have none.
+    """
+    made: Tensor = _copied().apply(rows, source, places, copies, kept)
+    return made
+
+
+def combined(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+    """Σ_j weights[t, j] · rows[places[k·t + j]] for each token t, of *weights* (tokens,
+    k)."""
+    return weighed(rows.index_select(0, places), weights)
+
+
+def weighed(rows: Tensor, weights: Tensor) -> Tensor:
+    """The same of *rows* that lie token by token."""
+    of_token = rows.unflatten(0, weights.shape)
+    mixed: Tensor = (of_token * weights.unsqueeze(-1).to(rows.dtype)).sum(1)
+    return mixed
+
+
+@lru_cache(maxsize=1)
+def _copied() -> Any:
+    import torch
+
+    class Copied(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: Any,
+            rows: Tensor,
+            source: Tensor,
+            places: Tensor,
+            copies: int,
+            kept: Tensor | None,
+        ) -> Tensor:
+            ctx.save_for_backward(places, kept)
+            ctx.copies = copies
+            return rows.index_select(0, source)
+
+        @staticmethod
+        def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+            places, kept = ctx.saved_tensors
+            gradient = made[0].index_select(0, places)
+            if kept is not None:
+                gradient = gradient.masked_fill_(~kept.unsqueeze(-1), 0.0)
+            if ctx.copies > 1:
+                gradient = gradient.unflatten(0, (-1, ctx.copies)).sum(1)
+            return gradient, None, None, None, None
+
+    return Copied
+
+
+def _of_experts() -> dict[str, Any]:
+    """What is timed, by kind: `dispatch` and `combine` between tokens and sorted rows,
+    `permute` and `unpermute` of rows that came from other ranks."""
+    import torch
+    import torch.nn.functional as F
+
+    def top_k(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Also what balances the experts, of one sequence."""
+        weights, chosen, probabilities = choose(scores, k)
+        often = chosen_often(chosen.unsqueeze(0), scores.shape[-1])
+        return weights, (often * probabilities.sum(0)).sum()
+
+    def dispatch(tokens: Tensor, chosen: Tensor, experts: int) -> Tensor:
+        copies = len(chosen) // len(tokens)
+        order, places = sorting(chosen)
+        chosen.bincount(minlength=experts).tolist()
+        return copied(tokens, order // copies, places, copies)
+
+    def permute(rows: Tensor, groups: Tensor) -> Tensor:
+        return copied(rows, *sorting(groups))
+
+    def unpermute(rows: Tensor, places: Tensor) -> Tensor:
+        return rows.index_select(0, places)
+
+    def grouped(rows: Tensor, weights: Tensor, *biases: Tensor) -> Tensor:
+        """Each expert with as many rows, the first with one more where they are odd."""
+        parts = rows.tensor_split(len(weights))
+        each = zip(
+            parts, weights.unbind(0), *(b.unbind(0) for b in biases), strict=True
+        )
+        return torch.cat([F.linear(*given) for given in each])
+
+    return {
+        "top-k": top_k,
+        "dispatch": dispatch,
+        "combine": combined,
+        "permute": permute,
+        "unpermute": unpermute,
+        "grouped-matmul": grouped,
+    }
 
 
 @lru_cache(maxsize=1)
@@ -67,7 +206,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         "lookup": F.embedding,
         "positions": positions,
         "cross-entropy": cross_entropy,
-        **routing.timed(),
+        **_of_experts(),
     }
 
 

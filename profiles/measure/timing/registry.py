@@ -1,28 +1,130 @@
-"""Operators as kernels: which function a kind is, and which gradients it makes."""
+"""Operators as kernels: which function a kind is, and which gradients it makes.
+
+What a step does once goes over all parameters of a rank: optimizer, norm, sums.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 from profiles.errors import Unsupported
-from profiles.measure.timing.buffers import Arena
-from profiles.measure.timing.fp8 import EightBitProduct
 from profiles.measure.timing.fsdp_unit import Unit
-from profiles.measure.timing.kernel import Function, Kernel, Layer, Operands, Plain
-from profiles.measure.timing.operands import ACTIVATIONS, operands
+from profiles.measure.timing.kernel import (
+    EightBitProduct,
+    Function,
+    Kernel,
+    Layer,
+    Plain,
+)
+from profiles.measure.timing.operands import ACTIVATIONS, Arena, operands
 from profiles.measure.timing.operator_functions import functions
-from profiles.measure.timing.optimizer_step import STEPS, step_kernel
 from profiles.measure.timing.tasks import (
     BACKWARD,
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
+    FORWARD,
     PRODUCTS,
+    Device,
     DType,
+    Operands,
     Operation,
+    Parameter,
     Tensor,
 )
 from profiles.samples import UNIT_KINDS
+
+CLIP = 1.0
+
+
+def step_kernel(operation: Operation, device: Device) -> Kernel:
+    """The kernel of one of `STEPS`; its operands stay, as they do in training."""
+    import torch
+
+    made = []
+    for size in operation.pieces or operation.shape:
+        parameter = torch.nn.Parameter(torch.full((size,), 0.5, device=device))
+        parameter.grad = torch.full((size,), 0.1, device=device)
+        made.append(parameter)
+    function = STEPS[operation.kind](made)
+    return Plain(function, tuple, FORWARD, lasting=True)
+
+
+def _gradients(parameters: list[Parameter]) -> list[Tensor]:
+    return [one.grad for one in parameters]
+
+
+def _adamw(parameters: list[Parameter]) -> Callable[[], Any]:
+    import torch
+
+    return torch.optim.AdamW(parameters, lr=1e-4, fused=True).step
+
+
+def _sgd(parameters: list[Parameter], momentum: float = 0.0) -> Callable[[], Any]:
+    import torch
+
+    return torch.optim.SGD(parameters, lr=1e-4, momentum=momentum, fused=True).step
+
+
+def _accumulate(parameters: list[Parameter]) -> Callable[[], Any]:
+    import torch
+
+    gradients = _gradients(parameters)
+    fresh = [torch.full_like(one, 1e-3) for one in gradients]
+
+    def add() -> None:
+        for gradient, new in zip(gradients, fresh, strict=True):
+            gradient.add_(new)
+
+    return add
+
+
+def _gradient_norm(parameters: list[Parameter]) -> Callable[[], Any]:
+    import torch
+
+    gradients = _gradients(parameters)
+
+    def clip() -> None:
+        norm = torch.stack(torch._foreach_norm(gradients)).norm()
+        torch._foreach_mul_(gradients, (CLIP / (norm + 1e-6)).clamp(max=1.0))
+
+    return clip
+
+
+def _zero(parameters: list[Parameter]) -> Callable[[], Any]:
+    import torch
+
+    return partial(torch._foreach_zero_, _gradients(parameters))
+
+
+STEPS: dict[str, Callable[[list[Parameter]], Callable[[], Any]]] = {
+    "adamw": _adamw,
+    "adam": _adamw,
+    "sgd": _sgd,
+    "sgd-momentum": partial(_sgd, momentum=0.9),
+    "accumulate": _accumulate,
+    "gradient-norm": _gradient_norm,
+    "zero-gradient": _zero,
+}
+
+
+def _host_copy(size_bytes: int, device: Device) -> Kernel:
+    """From the device to the host, and back."""
+    import torch
+
+    there = torch.zeros(size_bytes, dtype=torch.uint8, device=device)
+    here = torch.zeros(size_bytes, dtype=torch.uint8)
+    if device.type == "cuda":
+        here = here.pin_memory()
+
+    def copy() -> None:
+        here.copy_(there, non_blocking=True)
+        there.copy_(here, non_blocking=True)
+
+    return Plain(copy, tuple, FORWARD, lasting=True)
+
 
 DTYPES = {
     "fp32": "float32",
@@ -61,6 +163,8 @@ class Kernels:
         """
         if operation.kind in STEPS:
             return step_kernel(operation, self.device)
+        if operation.kind == "host-copy":
+            return _host_copy(operation.shape[0], self.device)
         if operation.kind in UNIT_KINDS:
             return Unit(operation, self.arena())
         if (operation.kind, operation.direction) == ("residual", BACKWARD):
@@ -105,9 +209,8 @@ class Kernels:
 
 @contextmanager
 def in_tf32() -> Iterator[None]:
-    """32-bit products in tf32, as `runtime.models.precision` lets them be; the
-    engine's thread
-    asks the same flag in a backward."""
+    """32-bit products in tf32, as `runtime.models.precision` lets them be; the engine's
+    thread asks the same flag in a backward."""
     import torch
 
     products = torch.backends.cuda.matmul

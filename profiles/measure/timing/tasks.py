@@ -8,6 +8,7 @@ Names for PyTorch's types in modules that are imported without PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ Tensor = Any  # torch.Tensor
 Parameter = Any  # torch.nn.Parameter
 Device = Any  # torch.device
 DType = Any  # torch.dtype
+Operands = Sequence[Any]  # tensors and plain values
 
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -68,7 +70,6 @@ class Request:
     threads: int
     operations: tuple[Operation, ...]
     exchanges: tuple[Exchange, ...]
-    precisions: tuple[str, ...]
     arena_bytes: float  # of the block that operands are dealt from
     cache_bytes: float
     rendezvous: str  # a file that the ranks meet at; HOST:PORT of several nodes' store

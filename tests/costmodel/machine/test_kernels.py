@@ -25,7 +25,7 @@ from costmodel.machine.rates import (
     TrafficRate,
 )
 from profiles.errors import UnknownName, Unsupported
-from profiles.hardware.devices import Device
+from profiles.hardware.clusters import Device
 from profiles.hardware.precisions import Format
 from tests.support.toy import figure
 

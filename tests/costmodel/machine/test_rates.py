@@ -9,7 +9,7 @@ import pytest
 from costmodel.machine import rates
 from costmodel.machine.rates import RATES, load_rates, rates_of
 from profiles.errors import InvalidFile, Unmeasured
-from profiles.hardware.devices import Device
+from profiles.hardware.clusters import Device
 from profiles.hardware.precisions import Format
 from tests.support.toy import toy_device
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from costmodel.machine.framework import frameworks
 from costmodel.options.pins import Pins
 from costmodel.simulation.pricing import Pricing, from_file, from_options
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.errors import InvalidQuestion, MeshwrightError
 from profiles.hardware.catalog import cluster
 from profiles.samples.files import write_samples

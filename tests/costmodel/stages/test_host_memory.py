@@ -24,8 +24,7 @@ from planner.api import solve
 from planner.problem.problem import Problem
 from planner.search.branch_and_bound import BranchAndBound
 from planner.search.search import Limits
-from profiles.hardware.clusters import Cluster
-from profiles.hardware.quantity import Figure
+from profiles.hardware.clusters import Cluster, Figure
 from profiles.models.param_count import parameters
 from profiles.units import GB
 from tests.support.problems import problem

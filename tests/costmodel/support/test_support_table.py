@@ -29,7 +29,7 @@ from costmodel.support.support_table import (
     rows,
     support,
 )
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.errors import MeshwrightError, Unsupported
 from profiles.hardware.catalog import cluster
 from profiles.hardware.clusters import Cluster

@@ -16,7 +16,7 @@ from planner.problem.question import Asked, with_layers
 from planner.problem.solution import Status
 from planner.search.registry import SEARCHES
 from planner.search.search import Limits
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.errors import Unsupported
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model

@@ -18,10 +18,10 @@ from planner.report.document import bound_document
 from planner.report.tables import proof_words
 from planner.search.registry import search_called
 from planner.search.search import Limits
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.errors import Contradiction, Unsupported
 from profiles.models.catalog import model
-from profiles.models.model_file import Model
+from profiles.models.job import Model
 from profiles.models.spec import DecoderSpec
 from tests.support.problems import local, on, problem
 

@@ -9,7 +9,7 @@ import pytest
 from costmodel.options.pins import Pins
 from planner.problem.problem import Objective
 from planner.problem.question import Goal, Posed, pose
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.errors import (
     Contradiction,
     InvalidQuestion,

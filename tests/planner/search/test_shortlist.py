@@ -20,7 +20,7 @@ from planner.search.branch_and_bound import BranchAndBound
 from planner.search.registry import PROVERS, SEARCHES
 from planner.search.search import Limits
 from planner.search.shortlist import NEGLIGIBLE, distinct, family, split
-from profiles.hardware.quantity import Figure
+from profiles.hardware.clusters import Figure
 from tests.support.problems import on, problem, small_problems
 
 MOST = 9

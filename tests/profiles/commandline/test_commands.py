@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from costmodel.options.pins import Pins, layout_options
 from profiles.commandline.commands import Command, command, premise, warn
-from profiles.commandline.job import JobOptions, job_options
+from profiles.commandline.options import JobOptions, job_options
 from profiles.commandline.terminal import emit_json
 from profiles.errors import (
     Infeasible,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from profiles import __version__
-from profiles.commandline.main import PACKAGES, main
+from profiles.commandline.main import VERBS, main
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).resolve().parents[3]
 READY = {
     verb: package
-    for verb, package in PACKAGES.items()
+    for verb, (package, _) in VERBS.items()
     if (ROOT / package / "cli.py").exists()
 }
 SHADOW = "raise SystemExit('shadowed by the folder of the user')\n"
@@ -27,7 +27,7 @@ def hostile(folder: Path, own: str, kind: str) -> None:
     `python -m planner` in a folder with a `planner/` of its own is that folder's:
     Python has chosen before any line of ours runs.
     """
-    for name in {*PACKAGES.values()} - {own}:
+    for name in {package for package, _ in VERBS.values()} - {own}:
         if kind == "file":
             (folder / f"{name}.py").write_text(SHADOW)
             continue
@@ -76,7 +76,7 @@ def test_a_layout_that_is_not_there_is_said(run: Run, verb: str) -> None:
 
 def test_a_near_verb_is_suggested(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pln", "--gpus", "64"]) == 2
-    expected = "meshwright: unknown verb 'pln'; did you mean plan?\n"
+    expected = "meshwright: no such command pln; did you mean plan?\n"
     assert capsys.readouterr() == ("", expected)
 
 
@@ -84,11 +84,11 @@ def test_no_verb_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert all(verb in err for verb in PACKAGES)
+    assert all(verb in err for verb in VERBS)
 
 
 def test_help_shows_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n  {verb} " in out for verb in PACKAGES)
-    assert out.endswith("Example:\n  meshwright plan --model gpt-13b --gpus 64\n")
+    assert all(f"\n  {verb} " in out for verb in VERBS)
+    assert out.endswith("meshwright plan --model gpt-13b --gpus 64\n")

@@ -11,8 +11,7 @@ import pytest
 
 from costmodel.options.pins import Pins, layout_options
 from profiles.commandline.commands import command
-from profiles.commandline.job import JobOptions, job_options
-from profiles.commandline.options import given
+from profiles.commandline.options import JobOptions, given, job_options
 from profiles.errors import InvalidQuestion
 
 

@@ -10,7 +10,6 @@ REQUEST = Request(
     threads=1,
     operations=(),
     exchanges=(),
-    precisions=("fp32",),
     arena_bytes=1e6,
     cache_bytes=1e6,
     rendezvous="",

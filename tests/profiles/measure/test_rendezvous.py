@@ -12,15 +12,14 @@ import pytest
 
 from profiles.errors import Contradiction, RunFailed, Unsupported
 from profiles.measure import rendezvous as room
-from profiles.measure.rendezvous import (
-    Meeting,
+from profiles.measure.rendezvous import Meeting, meeting
+from profiles.measure.session import (
     Node,
+    Question,
     described,
-    meeting,
     rank_memory_bytes,
     require_alike,
 )
-from profiles.measure.request import Question
 from profiles.system.network import Endpoint
 from tests.support.small_jobs import job
 

@@ -16,17 +16,21 @@ import pytest
 from profiles.errors import RunFailed
 from profiles.measure import session
 from profiles.measure.drives import DriveRates
-from profiles.measure.local_cluster import cluster_of
-from profiles.measure.noise import CALIBRATION, calibration_s
+from profiles.measure.machine import CALIBRATION
 from profiles.measure.plan import COMES_SOON, HAS_BESIDE
 from profiles.measure.processes import run
-from profiles.measure.request import Question
-from profiles.measure.session import measure, request_of
+from profiles.measure.session import Question, measure, request_of
 from profiles.measure.survey import Result, survey
+from profiles.measure.tables import cluster_of
 from profiles.measure.timing.tasks import FORWARD, Operation
 from profiles.samples.files import read_samples, write_samples
-from profiles.samples.local import local_cluster
-from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.samples.table import (
+    CollectiveKey,
+    OperatorKey,
+    Sample,
+    Samples,
+    local_cluster,
+)
 from profiles.units import KiB
 from tests.support.small_jobs import job
 
@@ -123,10 +127,6 @@ def test_the_cluster_local_is_the_machine(measured: Samples) -> None:
 def test_a_measurement_is_written_and_read(measured: Samples, tmp_path: Path) -> None:
     write_samples(measured, tmp_path / "samples.json")
     assert read_samples(tmp_path / "samples.json") == measured
-
-
-def test_the_calibration_can_be_repeated_later() -> None:
-    assert 0 < calibration_s(repeats=1) < 60
 
 
 def test_one_rank_needs_no_group() -> None:

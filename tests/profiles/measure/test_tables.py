@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiles.measure.noise import Busy, Noise, noise, spread
+from profiles.measure.machine import Busy, Noise, noise, spread
 from profiles.measure.survey import Result
 from profiles.measure.tables import collective_samples, operator_samples
 from profiles.measure.timing.tasks import FORWARD, Exchange, Operation, Request, Timing

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from profiles.errors import InvalidFile, InvalidSpec, MeshwrightError, Unsupported
 from profiles.models.catalog import model
-from profiles.models.decoder import activation_function, decoder_graph
+from profiles.models.decoder import decoder_graph
 from profiles.models.huggingface import parse_config
-from profiles.models.numerics import USUAL, Numerics, RopeScaling
+from profiles.models.layers import activation_function
 from profiles.models.param_count import parameters
-from profiles.models.spec import DecoderSpec
+from profiles.models.spec import USUAL, DecoderSpec, Numerics, RopeScaling
 
 
 def config(

@@ -1,4 +1,4 @@
-"""`profiles.models.catalog` and `profiles.models.model_file`: names, files,
+"""`profiles.models.catalog` and `profiles.models.job`: names, files,
 nonsense."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from profiles.errors import (
     Unsupported,
 )
 from profiles.models.catalog import model, names
-from profiles.models.model_file import Model, parse_model
+from profiles.models.job import Model, parse_model
 from profiles.models.spec import (
     FAMILIES,
     BertSpec,

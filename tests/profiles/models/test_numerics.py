@@ -1,4 +1,4 @@
-"""`profiles.models.numerics`: written where it differs, read back as it was."""
+"""`profiles.models.spec`: written where it differs, read back as it was."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profiles.errors import InvalidSpec
-from profiles.models.model_file import parse_model
-from profiles.models.numerics import USUAL, Numerics, RopeScaling
-from profiles.models.spec import DecoderSpec, MoeSpec, spec_document
+from profiles.models.job import parse_model
+from profiles.models.spec import (
+    USUAL,
+    DecoderSpec,
+    MoeSpec,
+    Numerics,
+    RopeScaling,
+    spec_document,
+)
 from tests.support.fact_settings import MOE, SPEC
 
 ADDED = {"norm_bias", "numerics"}  # to what the first files hold

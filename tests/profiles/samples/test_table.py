@@ -1,4 +1,4 @@
-"""`profiles.samples.table`, `profiles.samples.interpolation` and
+"""`profiles.samples.table`, `profiles.samples.table` and
 `profiles.samples.files`."""
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ from hypothesis import strategies as st
 from profiles.errors import InvalidFile, InvalidSpec, StaleProfile
 from profiles.hardware.catalog import cluster
 from profiles.samples.files import content_hash, read_samples, write_samples
-from profiles.samples.interpolation import Curve, made_monotone
-from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
+from profiles.samples.table import (
+    CollectiveKey,
+    Curve,
+    OperatorKey,
+    Sample,
+    Samples,
+    made_monotone,
+)
 
 words = st.text(min_size=1, max_size=12)
 sizes = st.lists(st.integers(1, 10**9), min_size=1, max_size=4).map(tuple)
@@ -144,42 +150,6 @@ def test_equal_work_is_averaged() -> None:
 def test_curves_need_positive_samples(seconds: list[float]) -> None:
     with pytest.raises(InvalidSpec, match="positive"):
         made_monotone([1.0][: len(seconds)], seconds)
-
-
-def test_lookup_is_exact() -> None:
-    table = Samples(operators={MATMUL: SAMPLE}, collectives={REDUCE: SAMPLE})
-    assert table.lookup(MATMUL) is SAMPLE
-    assert table.lookup(REDUCE) is SAMPLE
-    assert table.lookup(replace(MATMUL, co_running="all_reduce")) is None
-    assert len(table) == len(list(table)) == 2
-
-
-def test_collectives_are_read_between_sizes() -> None:
-    table = Samples(
-        collectives={
-            REDUCE: timed(1.0),
-            replace(REDUCE, size_bytes=4 * 2**20): timed(4.0),
-            replace(REDUCE, ranks=(8,), size_bytes=2 * 2**20): timed(9.0),
-        }
-    )
-    between = replace(REDUCE, size_bytes=2 * 2**20)
-    assert table.collective_s(between) == pytest.approx(2.0)
-    assert table.collective_s(replace(REDUCE, fabric="ethernet")) is None
-
-
-def test_operators_are_read_between_shapes_only() -> None:
-    table = Samples(
-        operators={
-            MATMUL: timed(1.0),
-            replace(MATMUL, shape=(4096, 4096, 512)): timed(4.0),
-        }
-    )
-    assert table.operator_s(MATMUL) == 1.0
-    between = replace(MATMUL, shape=(4096, 2048, 512))
-    assert table.operator_s(between) == pytest.approx(2.0)
-    assert table.operator_s(replace(MATMUL, shape=(4096, 8192, 512))) is None
-    assert table.operator_s(replace(MATMUL, shape=(2048, 2048, 512))) is None
-    assert table.operator_s(replace(MATMUL, precision="fp16")) is None
 
 
 def test_samples_of_another_device_are_stale() -> None:

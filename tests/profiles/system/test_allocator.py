@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from profiles.system.allocator import fewer_collections, keep_freed_arrays
+from profiles.system.allocator import fewer_collections, keep_heap
 
 
 def test_cycles_are_looked_for_as_before_afterwards() -> None:
@@ -21,4 +21,4 @@ def test_cycles_are_looked_for_as_before_afterwards() -> None:
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    assert keep_freed_arrays() is False
+    assert keep_heap() is False

@@ -20,8 +20,7 @@ from costmodel.simulation.layout_files import read_layout_file, write_layout
 from costmodel.support.support_table import refusals
 from profiles.errors import Unsupported
 from profiles.models.job import Job
-from profiles.models.numerics import USUAL
-from profiles.models.spec import DecoderSpec
+from profiles.models.spec import USUAL, DecoderSpec
 from runtime.launch.run import prepare
 from runtime.models.decoder import Stage, decoder_of
 from tests.runtime.ranks import on_ranks

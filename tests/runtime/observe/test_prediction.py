@@ -11,7 +11,7 @@ from rich.console import Console
 from costmodel.options.pins import Pins
 from costmodel.simulation.layout_files import job_of, read_layout_file
 from costmodel.simulation.pricing import Pricing, from_options
-from profiles.commandline.job import JobOptions
+from profiles.commandline.options import JobOptions
 from profiles.samples.files import write_samples
 from runtime.launch.report import run_view
 from runtime.observe.prediction import Prediction, predict

@@ -73,14 +73,14 @@ def profile(tmp_path: Path) -> Path:
 def test_what_was_seen_takes_the_profiles_place(profile: Path) -> None:
     assert sampling.add(profile, SEEN) == 2
     found = read_samples(profile)
-    sample = found.lookup(KEY)
+    sample = found.operators.get(KEY)
     assert sample is not None
     assert (sample.seconds, sample.provenance) == (2.0, sampling.PROVENANCE)
     assert sample.saved_bytes == KNOWN.saved_bytes
     key = CollectiveKey(
         fabric=_fabric(found), collective="all_reduce", ranks=(2,), size_bytes=1024
     )
-    exchanged = found.lookup(key)
+    exchanged = found.collectives.get(key)
     assert exchanged is not None
     assert exchanged.seconds == 2.5
     assert "observed" in found.machine

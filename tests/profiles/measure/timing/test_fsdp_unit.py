@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from profiles.measure.plan import of_units
-from profiles.measure.timing.buffers import Arena
 from profiles.measure.timing.clock import Clock
 from profiles.measure.timing.fsdp_unit import UNITS, Unit, _Silent
+from profiles.measure.timing.operands import Arena
 from profiles.measure.timing.tasks import FORWARD, Operation
 from profiles.samples.operator_keys import UNIT_KINDS
 from tests.support.small_jobs import GPT, LLAMA, MIXTURE, job

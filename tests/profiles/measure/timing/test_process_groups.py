@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from profiles.measure.plan import exchanges
-from profiles.measure.timing.process_groups import groups
+from profiles.measure.timing.collectives import groups
 from profiles.units import KiB
 from tests.profiles.measure.asked import REQUEST
 

@@ -12,8 +12,12 @@ import pytest
 from profiles.errors import Unsupported
 from profiles.measure.plan import operations
 from profiles.measure.timing.clock import Clock
-from profiles.measure.timing.fp8 import EightBitProduct, scaled_product
-from profiles.measure.timing.kernel import Layer, saved_bytes
+from profiles.measure.timing.kernel import (
+    EightBitProduct,
+    Layer,
+    saved_bytes,
+    scaled_product,
+)
 from profiles.measure.timing.operator_functions import KINDS, functions
 from profiles.measure.timing.registry import Kernels
 from profiles.measure.timing.tasks import (
