@@ -12,9 +12,9 @@ from costmodel.machine.coefficients import (
     Coefficients,
     blocked,
     coefficients,
+    framework_in_training,
     links_in_training,
     rates_in_training,
-    software_in_training,
 )
 from costmodel.machine.collectives import (
     LinkRates,
@@ -25,11 +25,11 @@ from costmodel.machine.collectives import (
 )
 from costmodel.machine.framework import (
     DEFAULT,
-    Software,
+    Framework,
+    framework_at,
+    framework_on,
+    load_framework,
     shares_cores,
-    software,
-    software_at,
-    software_on,
 )
 from costmodel.machine.measured import Come, Measured
 from costmodel.machine.provenance import Sourced
@@ -53,10 +53,10 @@ class Machine:
     cluster: Cluster
     rates: Rates
     links: LinkRates
-    software: Software
+    framework: Framework
     measured: Measured | None = None
     imbalance: float = 1.0
-    plain: Software | None = None  # the software before coefficients
+    plain: Framework | None = None  # the software before coefficients
     fitted: Coefficients = field(default_factory=coefficients, repr=False)
     apart_s: Array | None = field(default=None, compare=False, repr=False)
     among: dict[tuple[int, ...], tuple[Machine, ...]] = field(
@@ -121,7 +121,7 @@ class Machine:
     @property
     def step_s(self) -> float:
         """What every step takes beside the model, on the host of a GPU."""
-        return self.software.step_s if self.has_host_floor else 0.0
+        return self.framework.host.step_s if self.has_host_floor else 0.0
 
     def hides(self, seconds: Array) -> Array:
         """How many *seconds* of compute hide what is communicated beside it."""
@@ -219,7 +219,7 @@ class Machine:
     def once_a_step(self, found: Sourced) -> Sourced:
         """A collective *found* at a step's end: fitted rates are those beside
         compute, samples are as they are."""
-        return found.unless_sampled(self.software.reduction)
+        return found.unless_sampled(self.framework.gradients.reduction)
 
     def collective_s(
         self, kind: str, size_bytes: Array, *, ranks: Array, near: Array
@@ -314,7 +314,7 @@ def _farther(inside: Sourced, far: Array, roofline: Callable[[], Array]) -> Sour
 
 def machine(
     cluster: Cluster,
-    framework: Software | None = None,
+    framework: Framework | None = None,
     *,
     samples: Samples | None = None,
     fitted: Coefficients | None = None,
@@ -327,13 +327,13 @@ def machine(
     """
     known = fitted or coefficients()
     device = cluster.islands[0].device
-    base = framework or software_on(software(DEFAULT), device)
+    base = framework or framework_on(load_framework(DEFAULT), device)
     return Machine(
         cluster=cluster,
         rates=rates_in_training(rates_of(device), device, known),
         links=links_in_training(link_rates(cluster.islands[0]), device, known),
-        software=software_at(
-            cluster, software_in_training(base, known), blocked(cluster, known)
+        framework=framework_at(
+            cluster, framework_in_training(base, known), blocked(cluster, known)
         ),
         plain=base,
         fitted=known,

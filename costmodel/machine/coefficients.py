@@ -33,17 +33,26 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from costmodel.machine.collectives import LinkRate, LinkRates
-from costmodel.machine.framework import LaunchFloor, Software
+from costmodel.machine.framework import Framework, LaunchFloor
 from costmodel.machine.rates import AttentionRate, MatmulRate, Rates
 from profiles.errors import InvalidFile, UnknownName
 from profiles.hardware import Cluster, Device, Format
 
 PATH: Final = Path(__file__).parents[1] / "data" / "coefficients.json"
+# Which quantity multiplies a framework's number, by its group and field.
+FITTED: Final = {
+    "host": {"forward_us": "host", "backward_us": "host", "wait": "host_wait"},
+    "overlap": {"contention": "contention", "exposed_tensor": "exposed_tensor"},
+    "gradients": {"reduction": "reduction"},
+    "kernels": {"elementwise": "elementwise"},
+    "moe": {"exposed": "exposed_expert", "launch": "expert_launch"},
+    "fp8": {"quantise_bytes": "quantise"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,27 +179,23 @@ def links_in_training(
     return replace(links, inner=slowed(links.inner), outer=slowed(links.outer))
 
 
-def software_in_training(software: Software, fitted: Coefficients) -> Software:
-    """*software* with its own numbers as fitted."""
-    owners = (software.name, software.generation)
-    host = fitted.of("host", *owners)
-    return replace(
-        software,
-        forward_host_us=software.forward_host_us * host,
-        backward_host_us=software.backward_host_us * host,
-        quantise_bytes=software.quantise_bytes * fitted.of("quantise", *owners),
-        elementwise=software.elementwise * fitted.of("elementwise", *owners),
-        reduction=software.reduction * fitted.of("reduction", *owners),
-        contention=software.contention * fitted.of("contention", *owners),
-        exposed_tensor=software.exposed_tensor * fitted.of("exposed_tensor", *owners),
-        launch_floor=LaunchFloor(
-            alone=software.launch_floor.alone * fitted.of("sharpness", *owners),
-            together=software.launch_floor.together * fitted.of("together", *owners),
-        ),
-        host_wait=software.host_wait * fitted.of("host_wait", *owners),
-        exposed_expert=software.exposed_expert * fitted.of("exposed_expert", *owners),
-        expert_launch=software.expert_launch * fitted.of("expert_launch", *owners),
+def framework_in_training(framework: Framework, fitted: Coefficients) -> Framework:
+    """*framework* with its own numbers as fitted."""
+    owners = (framework.name, framework.generation)
+    changes: dict[str, dict[str, Any]] = {
+        group: {
+            field: getattr(getattr(framework, group), field)
+            * fitted.of(quantity, *owners)
+            for field, quantity in fields.items()
+        }
+        for group, fields in FITTED.items()
+    }
+    floor = framework.host.floor
+    changes["host"]["floor"] = LaunchFloor(
+        alone=floor.alone * fitted.of("sharpness", *owners),
+        together=floor.together * fitted.of("together", *owners),
     )
+    return framework.variant(**changes)
 
 
 def blocked(cluster: Cluster, fitted: Coefficients) -> float:

@@ -86,8 +86,8 @@ def _message(kind: str, size_bytes: Any, times: Any = 1) -> Message:
 
 def attention_kernel(degrees: Degrees, machine: Machine) -> str:
     """The kernel that this framework runs on this device."""
-    wanted = machine.software.flash if degrees.flash_attention else None
-    return wanted or machine.software.unfused
+    wanted = machine.framework.kernels.flash if degrees.flash_attention else None
+    return wanted or machine.framework.kernels.unfused
 
 
 def falls_back(

@@ -72,8 +72,8 @@ def host_launches(
 ) -> tuple[Array, Array]:
     """(forward, backward) launches where each collective of *peers* waits for their
     last host."""
-    software = machine.software
-    waits = 1.0 + software.host_wait * np.log2(peers)
+    framework = machine.framework
+    waits = 1.0 + framework.host.wait * np.log2(peers)
     more: Any = 0.0
     factor: Any = 1.0
     if operator.kind is Kind.ATTENTION:
@@ -81,7 +81,7 @@ def host_launches(
         factor = 1.0 + SINGLE_KERNELS * single
     if operator.kind is Kind.GROUPED_MATMUL:
         factor = grouped_launches(block, degrees, machine)
-    if software.loss_elements is not None:
+    if framework.kernels.loss_elements is not None:
         more = VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     forward = operator.launches * waits * factor + more
     backward = operator.backward_launches * waits * factor + more

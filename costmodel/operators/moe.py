@@ -108,7 +108,7 @@ def grouped_work(
         rates=machine.rates,
         number=number,
     )
-    fused = machine.software.accumulation == "fused"
+    fused = machine.framework.gradients.accumulation == "fused"
     made = precision.gradient.bytes if fused else precision.activation.bytes
     flops = matmul_flops(m, n, k, groups)
     local = partial(local_shape, operator, block, degrees)
@@ -131,7 +131,7 @@ def grouped_launches(block: Block, degrees: Degrees, machine: Machine) -> Array:
     """Host work of a grouped product, over an operator's: each further expert's part,
     where a framework issues them one by one."""
     further = held_experts(block, degrees) - 1.0
-    return np.asarray(1.0 + machine.software.expert_launch * further)
+    return np.asarray(1.0 + machine.framework.moe.launch * further)
 
 
 def exchange_work(
@@ -168,7 +168,7 @@ def _sorted(
 ) -> Sourced:
     """Seconds of sorting a rank's rows by expert, and what other ranks sent; or of
     undoing both. Either as it was measured, else by the bytes that are moved."""
-    size = precision.activation.bytes * machine.software.expert_traffic
+    size = precision.activation.bytes * machine.framework.moe.traffic
     moved = elements(operator.output, block, degrees) * size
     combines = operator.kind is Kind.COMBINE
     if combines:  # elements are counted by tokens, of which a busy rank has more
@@ -255,7 +255,7 @@ def exchanged(
     """Seconds of sending rows to their experts (*gathers*), or back to their tokens."""
     width = block.extents["hidden"] * precision.activation.bytes
     size = sent_rows(block, degrees) * load(block, degrees) * width
-    by = machine.software
+    by = machine.framework.moe
     kind = "all_gather" if gathers else "reduce_scatter"
     over_width = machine.collective(
         kind if by.gathers_rows else "all_to_all",
@@ -265,7 +265,7 @@ def exchanged(
     )
     send = _once if by.sends_once else _all_to_all
     sent = send(size, block, degrees, machine)
-    return (sent + over_width) * by.exposed_expert
+    return (sent + over_width) * by.exposed
 
 
 def _all_to_all(

@@ -110,7 +110,7 @@ def operator_price(
     """
     price = _PRICES.get(operator.kind, _traffic)
     forward, backward = price(operator, block, degrees, precision, machine)
-    host = machine.software
+    host = machine.framework.host
     floor = 1.0 if machine.has_host_floor else 0.0
     held = parameters(operator, block, degrees)
     none = np.zeros_like(held)
@@ -127,14 +127,14 @@ def operator_price(
     forward += Work.of(
         Sourced(seconds=gap_s),
         tensor_comm=sent.forward,
-        host_s=host.forward_host_s * floor * forth,
-        awaited_s=host.forward_host_s * floor * forth * awaited,
+        host_s=host.forward_s * floor * forth,
+        awaited_s=host.forward_s * floor * forth * awaited,
     )
     backward += Work.of(
         Sourced(seconds=2 * gap_s * operator.has_backward),
         tensor_comm=sent.backward,
-        host_s=host.backward_host_s * floor * operator.has_backward * back,
-        awaited_s=host.backward_host_s * floor * operator.has_backward * back * awaited,
+        host_s=host.backward_s * floor * operator.has_backward * back,
+        awaited_s=host.backward_s * floor * operator.has_backward * back * awaited,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(
@@ -164,7 +164,7 @@ def _quantised_first(
     """*collectives*, those that gather an operand of a product in the product's format
     where the software quantises it before it travels."""
     number = number_of(operator, precision)
-    if not machine.software.gathers_quantised or number.bytes >= SIXTEEN_BITS:
+    if not machine.framework.fp8.gathers or number.bytes >= SIXTEEN_BITS:
         return collectives
     if operator.kind not in PRODUCTS:
         return collectives
@@ -228,12 +228,12 @@ def _exchanged(
         taken = machine.collective(item.kind, item.size_bytes, ranks=degrees.tp, **how)
         if item.hidden:
             taken = taken.behind(behind_s)
-        elif machine.software.cuts_products and item.kind in ALONG_SEQUENCE:
+        elif machine.framework.overlap.cuts_products and item.kind in ALONG_SEQUENCE:
             taken = _cut(taken, beside_s, degrees)
         total = total + taken
-        if machine.software.batch_first and item.kind in ALONG_SEQUENCE:
+        if machine.framework.kernels.batch_first and item.kind in ALONG_SEQUENCE:
             total = total + _into_place(item.size_bytes, degrees, machine)
-    return total * machine.software.exposed_tensor
+    return total * machine.framework.overlap.exposed_tensor
 
 
 def _cut(taken: Sourced, product_s: Array, degrees: Degrees) -> Sourced:
@@ -280,7 +280,7 @@ def _matmul(
     )
     slower = misaligned(n, k)
     turned = _turned(number, machine)
-    fused = machine.software.accumulation == "fused"
+    fused = machine.framework.gradients.accumulation == "fused"
     written = precision.gradient.bytes if fused else precision.activation.bytes
     made = ElementBytes(output=written)
     timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
@@ -317,15 +317,15 @@ def _quantised(
     if number.bytes >= SIXTEEN_BITS:
         return _NOTHING, _NOTHING
     m, n, k = shape
-    each = machine.software.quantise_bytes
-    lean = machine.software.gathers_quantised and degrees.sequence_parallel
+    each = machine.framework.fp8.quantise_bytes
+    lean = machine.framework.fp8.gathers and degrees.sequence_parallel
     gathered = np.where(degrees.tp > 1, (each - 1) / degrees.tp + TURNED, each)
     of_input = gathered if lean and splits_columns(operator) else each
     partial_sums = made(operator, degrees.sequence_parallel) is Placement.PARTIAL
     of_output = gathered if lean and partial_sums else each
-    of_weight = 0.0 if machine.software.casts_weights_once else each
+    of_weight = 0.0 if machine.framework.fp8.casts_weights_once else each
     moved = [m * k * of_input + n * k * of_weight, m * n * of_output]
-    if machine.software.quantises_again:
+    if machine.framework.fp8.quantises_again:
         moved[1] = moved[1] + (m * k + n * k) * (each + TURNED) + m * n * TURNED
     forward, backward = (
         Sourced(seconds=traffic_s(size, device=machine.device, rates=machine.rates))
@@ -354,13 +354,13 @@ def _traffic(
     precision: Precision,
     machine: Machine,
 ) -> tuple[Work, Work]:
-    size = precision.activation.bytes * machine.software.elementwise
+    size = precision.activation.bytes * machine.framework.kernels.elementwise
     moved = elements(worked_on(operator), block, degrees) * size
     passes = (operator.forward_elements, operator.backward_elements)
-    if operator.vectors and not machine.software.fused_norm:
+    if operator.vectors and not machine.framework.kernels.fused_norm:
         passes = UNFUSED_NORM
     if operator.kind is Kind.CROSS_ENTROPY:
-        passes = machine.software.loss_elements or passes
+        passes = machine.framework.kernels.loss_elements or passes
         moved = moved / max(precision.activation.bytes / SIXTEEN_BITS, 1.0)
     local = partial(local_shape, operator, block, degrees)
     forward, backward = (

@@ -40,7 +40,7 @@ def handed_on(
 ) -> dict[str, Array]:
     """Tensors that others made and this operator keeps."""
     share = _narrower(operator, precision, machine)
-    if machine.software.footprint.keeps_gathered and splits_columns(operator):
+    if machine.framework.footprint.keeps_gathered and splits_columns(operator):
         degrees = replace(degrees, sequence_parallel=False)
     return {
         item.name: tensor_bytes(item, block, degrees, precision) * share
@@ -63,7 +63,7 @@ def gradient_bytes(
 
 def _narrower(operator: Operator, precision: Precision, machine: Machine) -> float:
     """The share of 16 bits in which the operands of a weight's gradient are kept."""
-    if operator.kind not in PRODUCTS or not machine.software.footprint.saves_quantised:
+    if operator.kind not in PRODUCTS or not machine.framework.footprint.saves_quantised:
         return 1.0
     number = number_of(operator, precision)
     return min(number.bytes / precision.activation.bytes, 1.0)
@@ -77,7 +77,7 @@ def beside(
     machine: Machine,
 ) -> Array:
     """What is alive inside an operator beside what it keeps."""
-    habits = machine.software.footprint
+    habits = machine.framework.footprint
     if operator.kind is Kind.CROSS_ENTROPY:
         logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
         return np.asarray(logits * habits.logits_bytes(precision, degrees.tp))
@@ -87,7 +87,7 @@ def beside(
         working = rows * float(degrees.seq_len) * written
         return np.asarray(working + _summed_keys(block, degrees, precision))
     narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
-    if narrow and machine.software.quantises_again:
+    if narrow and machine.framework.fp8.quantises_again:
         return _operands(operator, block, degrees, precision, machine)
     return _ZERO
 
@@ -142,7 +142,7 @@ def internal(
         for item in operator.saves
         if item.internal
     }
-    habits = machine.software.footprint
+    habits = machine.framework.footprint
     if operator.kind is Kind.CROSS_ENTROPY:
         share = _copies(degrees, habits)
         if habits.half_softmax:
@@ -152,7 +152,7 @@ def internal(
         kept[f"{operator.name}_gate"] = tensor_bytes(
             operator.output, block, degrees, precision
         )
-    if operator.vectors and not machine.software.fused_norm:
+    if operator.vectors and not machine.framework.kernels.fused_norm:
         count = elements(operator.output, block, degrees)
         kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
     if operator.function == "rmsnorm" and machine.shares_cores:
@@ -161,7 +161,7 @@ def internal(
         kept[f"{operator.name}_scaled"] = tensor_bytes(
             operator.output, block, degrees, precision
         )
-    if operator.kind is Kind.COMBINE and machine.software.weighs_rows:
+    if operator.kind is Kind.COMBINE and machine.framework.moe.weighs_rows:
         own = tokens(degrees, split=degrees.sequence_parallel)
         width = block.extents["routed"] * block.extents["hidden"]
         kept[f"{operator.name}_rows"] = own * width * precision.activation.bytes

@@ -152,7 +152,7 @@ class Accounts:
     @property
     def _hides_gradients(self) -> bool:
         tp = [stage.mesh.tp for stage in self.layout.stages]
-        return bool(np.all(hides_gradients(self.on.software, tp)))
+        return bool(np.all(hides_gradients(self.on.framework, tp)))
 
     @property
     def _degrees(self) -> list[tuple[int, ...]]:
@@ -185,7 +185,7 @@ class Accounts:
         hidden: Array = np.minimum(sent, other)
         hidden = np.minimum(hidden, np.maximum(passes_s - hidden, 0))
         hidden = np.minimum(hidden, self.stages.backward_s)
-        return (1 - self.on.software.contention) * hidden
+        return (1 - self.on.framework.overlap.contention) * hidden
 
     @cached_property
     def _sends(self) -> tuple[Sends, Sends]:

@@ -134,5 +134,5 @@ def test_a_machine_can_be_fitted_anew() -> None:
     )
     again = first.fitted_as(doubled)
     assert again.links.outer.training < 0.6 * first.links.outer.training
-    assert again.software == first.software
+    assert again.framework == first.framework
     assert again.fitted_as(coefficients()) == first
