@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from costmodel.timeline.costs import StageCosts, transient_of
     from costmodel.timeline.event_sim import simulate_on_clock
     from costmodel.timeline.events import Span
-    from costmodel.timeline.gradient_reduction import reduce_tail_s
     from costmodel.timeline.processor_sharing import shared_bound_s
-    from costmodel.timeline.timeline import Timeline, simulate
+    from costmodel.timeline.timeline import Timeline, reduce_tail_s, simulate
 
 __all__ = [
     "Span",

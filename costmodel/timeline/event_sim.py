@@ -26,7 +26,7 @@ from costmodel.schedule import (
     streams,
     with_transfers,
 )
-from costmodel.timeline.costs import FloatArray, StageCosts, require_costs
+from costmodel.timeline.costs import FloatArray, StageCosts
 from costmodel.timeline.events import Clock, Resource, Shared, Span
 from costmodel.timeline.processor_sharing import speed
 from costmodel.timeline.timeline import Timeline
@@ -44,7 +44,6 @@ def simulate_on_clock(
     Raises as `timeline.simulate`.
     """
     program = program_of(schedule, pp, virtual_stages, micro_batches)
-    require_costs(costs, pp, program.shape.stages)
     held_by = copies_held(schedule, pp, virtual_stages)
     computing = streams(schedule, pp, virtual_stages, micro_batches)
     at_once = {both.parts[1] for stream in computing for both in stream if both.parts}
@@ -94,10 +93,9 @@ class _Run:
         return self.links.setdefault((source, target), Resource(self.clock, name))
 
     def reduced(self) -> None:
-        """A rank has its gradients: who may step now?"""
-        done = [rank for rank in self.ranks if rank.reduce_end_s is not None]
-        if not self.costs.synchronised_step or len(done) == len(self.ranks):
-            for rank in done:
+        """A rank has its gradients: once all have them, they step."""
+        if all(rank.reduce_end_s is not None for rank in self.ranks):
+            for rank in self.ranks:
                 rank.step()
 
     def spans(self) -> tuple[Span, ...]:
@@ -135,18 +133,14 @@ class _Rank:
         self.arrived: set[Action] = set()
         self.starts_s: list[float] = []
         self.ends_s: list[float] = []
-        self.alive_bytes = float(run.costs.static_bytes[rank])
-        self.peak_bytes, self.peak_action = self.alive_bytes, 0
+        self.alive_bytes, self.peak_bytes, self.peak_action = 0.0, 0.0, 0
         mine = [
             (stage, copy)
             for copy, held_by in enumerate(run.held_by)
             for stage, held in enumerate(held_by)
             if held == rank
         ]
-        self.first_forwards = {_first(stream, (Kind.F,), *one) for one in mine}
-        self.last_backwards = {
-            _first(stream[::-1], (Kind.B, Kind.W), *one) for one in mine
-        }
+        self.last_backwards = {_last_backward(stream, *one) for one in mine}
         self.buckets_left = sum(run.buckets[stage] for stage, _ in mine)
         self.late_reductions: list[int] = []  # stages, without overlap
         self.at_step = False
@@ -205,7 +199,7 @@ class _Rank:
         self.computing = False
         self.ends_s.append(self.clock.now_s)
         saved = self.costs.saved_bytes[action.stage]
-        kept = self.costs.optional("weight_bytes")[action.stage]
+        kept = self.costs.weight_bytes[action.stage]
         self.alive_bytes -= {
             Kind.B: saved,
             Kind.I: max(saved - kept, 0.0),  # had taken what is more (`take_memory`)
@@ -215,25 +209,19 @@ class _Rank:
 
     def duration_s(self, action: Action) -> float:
         costs, stage = self.costs, action.stage
-        weight_s = costs.optional("weight_s")
-        hidden_s = costs.optional("hidden_s") * (action in self.run.at_once)
+        hidden_s = costs.hidden_s * (action in self.run.at_once)
         by_kind = {
             Kind.F: costs.forward_s,
             Kind.B: costs.backward_s - hidden_s,
-            Kind.I: costs.backward_s - weight_s,
-            Kind.W: weight_s,
+            Kind.I: costs.backward_s - costs.weight_s,
+            Kind.W: costs.weight_s,
         }
-        duration_s = float(by_kind[action.kind][stage])
-        if costs.first_forward_extra_s is not None and action in self.first_forwards:
-            duration_s += costs.first_forward_extra_s[stage]
-        if costs.last_backward_extra_s is not None and action in self.last_backwards:
-            duration_s += costs.last_backward_extra_s[stage]
-        return duration_s
+        return float(by_kind[action.kind][stage])
 
     def take_memory(self, action: Action) -> None:
         """What a pass needs as it starts; I also what it leaves for W."""
         costs, stage = self.costs, action.stage
-        saved, kept = costs.saved_bytes[stage], costs.optional("weight_bytes")[stage]
+        saved, kept = costs.saved_bytes[stage], costs.weight_bytes[stage]
         if action.kind is Kind.F:
             self.alive_bytes += saved
         if action.kind is Kind.I:
@@ -283,11 +271,11 @@ class _Rank:
         self.end_s = self.clock.now_s
 
 
-def _first(stream: Stream, kinds: tuple[Kind, ...], stage: int, copy: int) -> Action:
+def _last_backward(stream: Stream, stage: int, copy: int) -> Action:
     return next(
         one
-        for one in stream
-        if one.kind in kinds and (one.stage, one.copy) == (stage, copy)
+        for one in reversed(stream)
+        if one.kind in (Kind.B, Kind.W) and (one.stage, one.copy) == (stage, copy)
     )
 
 

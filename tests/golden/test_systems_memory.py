@@ -19,7 +19,7 @@ from costmodel.machine.assembly import machine
 from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import tensor_bytes
-from costmodel.schedule.in_flight import peak_in_flight
+from costmodel.schedule.schedules import peak_in_flight
 from costmodel.simulation.estimator import Estimate
 from costmodel.stages.block_cost import atom, block_prices
 from costmodel.stages.data_parallelism import DataParallel
