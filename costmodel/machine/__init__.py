@@ -7,10 +7,10 @@ from profiles.lazy import lazily
 if TYPE_CHECKING:
     from costmodel.machine.assembly import Machine, machine
     from costmodel.machine.coefficients import (
+        Coefficient,
         Coefficients,
-        Parameter,
         device_owners,
-        fitted_to_runs,
+        load_coefficients,
     )
     from costmodel.machine.framework import (
         ASSUMED,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         matmul_s,
         traffic_s,
     )
-    from costmodel.machine.mesh_axis import MeshAxis, exchange_s, joint, mesh_axes
     from costmodel.machine.profile_files import (
         Profile,
         cluster_called,
@@ -59,8 +58,12 @@ if TYPE_CHECKING:
     )
     from costmodel.machine.rates import GENERIC
     from costmodel.machine.topology import (
+        MeshAxis,
         always_crosses,
         changes_rail,
+        exchange_s,
+        joint,
+        mesh_axes,
         near_members,
         shares,
     )
@@ -74,6 +77,7 @@ __all__ = [
     "PLAIN",
     "UNKNOWN",
     "AttentionShape",
+    "Coefficient",
     "Coefficients",
     "ElementBytes",
     "Footprint",
@@ -82,7 +86,6 @@ __all__ = [
     "LaunchFloor",
     "Machine",
     "MeshAxis",
-    "Parameter",
     "Profile",
     "Sourced",
     "alignment_slowdown",
@@ -97,13 +100,13 @@ __all__ = [
     "cluster_name",
     "device_owners",
     "exchange_s",
-    "fitted_to_runs",
     "framework_of_run",
     "framework_on",
     "gathering_bytes",
     "grouped_matmul_s",
     "hides_gradients",
     "joint",
+    "load_coefficients",
     "load_framework",
     "machine",
     "matmul_flops",

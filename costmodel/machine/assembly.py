@@ -11,9 +11,9 @@ import numpy as np
 from costmodel.machine.coefficients import (
     Coefficients,
     blocked,
-    coefficients,
     framework_in_training,
     links_in_training,
+    load_coefficients,
     rates_in_training,
 )
 from costmodel.machine.collectives import (
@@ -57,7 +57,7 @@ class Machine:
     measured: Measured | None = None
     imbalance: float = 1.0
     plain: Framework | None = None  # the software before coefficients
-    fitted: Coefficients = field(default_factory=coefficients, repr=False)
+    fitted: Coefficients = field(default_factory=load_coefficients, repr=False)
     apart_s: Array | None = field(default=None, compare=False, repr=False)
     among: dict[tuple[int, ...], tuple[Machine, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -325,7 +325,7 @@ def machine(
     other coefficients than the installed ones. Raises StaleProfile if the samples are
     another device's.
     """
-    known = fitted or coefficients()
+    known = fitted or load_coefficients()
     device = cluster.islands[0].device
     base = framework or framework_on(load_framework(DEFAULT), device)
     return Machine(

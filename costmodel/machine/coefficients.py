@@ -10,12 +10,8 @@ owned by a device, a link, a kernel or a framework, never by a model, a paper or
 `benchmarks/fit_runs.py` fits them and writes `data/coefficients.json`: each has the
 prior that it is held to, its standard error and how many runs it moves.
 
-The parameter budget: every number that was fitted to runs, and how sure it is.
-
-`data/coefficients.json` holds those of step times, one a line. Rates of kernels and
-links are fitted to kernels and links, and have their own files with residuals.
-
-Rates of kernels and links alone → as they are inside training.
+Rates of kernels and links alone are fitted to those, and have their own files with
+residuals.
 
 product      seconds of matrix products over those alone             per device
 fill, wave   what small and partly filled products lose over alone   per device, all
@@ -29,7 +25,7 @@ host, elementwise, contention, exposed_tensor …                      per frame
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -109,47 +105,13 @@ class Coefficients:
 
 
 @lru_cache(maxsize=1)
-def coefficients() -> Coefficients:
+def load_coefficients() -> Coefficients:
     """The fitted ones; raises InvalidFile if their file is damaged."""
     try:
         entries = msgspec.json.decode(PATH.read_bytes(), type=tuple[Coefficient, ...])
     except (OSError, msgspec.DecodeError) as error:
         raise InvalidFile(f"{PATH} does not hold coefficients: {error}") from error
     return Coefficients(entries=entries)
-
-
-def encoded(entries: Iterable[Coefficient]) -> bytes:
-    """The file's bytes, one coefficient a line."""
-    lines = (msgspec.json.encode(item).decode() for item in entries)
-    return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A fitted number. `spread` and `error` are standard deviations of its logarithm:
-    of the prior, and of the fit; `rows` is how many runs its fit hangs on."""
-
-    name: str
-    meaning: str
-    prior: float
-    spread: float
-    value: float
-    error: float
-    rows: int = 0
-
-
-@lru_cache(maxsize=1)
-def fitted_to_runs() -> tuple[Parameter, ...]:
-    """Those in use; none where nothing was fitted to runs.
-
-    Raises InvalidFile if their file is damaged.
-    """
-    if not PATH.exists():
-        return ()
-    try:
-        return msgspec.json.decode(PATH.read_bytes(), type=tuple[Parameter, ...])
-    except (OSError, msgspec.DecodeError) as error:
-        raise InvalidFile(f"{PATH} does not hold parameters: {error}") from error
 
 
 def rates_in_training(rates: Rates, device: Device, fitted: Coefficients) -> Rates:

@@ -36,7 +36,7 @@ def redistribution(
 ) -> tuple[Step, ...]:
     """What turns *have* into *want*, of a tensor of *size_bytes* over the whole mesh.
 
-    >>> from costmodel.machine.mesh_axis import mesh_axes
+    >>> from costmodel.machine.topology import mesh_axes
     >>> mesh = mesh_axes(dp=2, tp=4)
     >>> for step in redistribution(
     ...     ("batch", "partial"), ("batch", "sequence"), mesh, size_bytes=1024.0

@@ -23,8 +23,8 @@ from costmodel.stages.layout_cost import LayoutPricer
 from costmodel.stages.pipeline_p2p import Sender, boundary_s, sends
 from costmodel.stages.stage_cost import StagePrice, most_hidden_s
 from costmodel.stages.tied_weights import layout_tied_sync
-from costmodel.timeline.gradient_reduction import reduce_tail_s
 from costmodel.timeline.processor_sharing import shared_bound_s
+from costmodel.timeline.timeline import reduce_tail_s
 from profiles.models.job import Job
 
 
