@@ -23,8 +23,8 @@ import numpy as np
 from costmodel.batched.makespan import Runs, makespan_bound_s
 from costmodel.schedule.program import program_of
 from costmodel.timeline.costs import FloatArray, StageCosts
-from costmodel.timeline.event_sim import simulate_on_clock
 from costmodel.timeline.timeline import simulate
+from tests.oracles.event_sim import simulate_on_clock
 
 
 class Pipeline(NamedTuple):

@@ -7,9 +7,8 @@ from profiles.lazy import lazily
 if TYPE_CHECKING:
     from costmodel.timeline.batched import simulate_together
     from costmodel.timeline.costs import StageCosts, transient_of
-    from costmodel.timeline.event_sim import simulate_on_clock
-    from costmodel.timeline.events import Span
     from costmodel.timeline.processor_sharing import shared_bound_s
+    from costmodel.timeline.span import Span, spans
     from costmodel.timeline.timeline import Timeline, reduce_tail_s, simulate
 
 __all__ = [
@@ -19,8 +18,8 @@ __all__ = [
     "reduce_tail_s",
     "shared_bound_s",
     "simulate",
-    "simulate_on_clock",
     "simulate_together",
+    "spans",
     "transient_of",
 ]
 

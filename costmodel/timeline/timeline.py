@@ -3,7 +3,7 @@
 Nothing contends here: each rank's compute serves its stream in order, each directed
 pair of ranks has a link that serves sends in the order they are issued, and sends do
 not occupy compute. So one pass in a static order, without a heap, gives every time;
-`costmodel.timeline.event_sim` gives the same ones on a clock, action by action. (Ranks
+`tests/oracles/event_sim.py` gives the same ones on a clock, action by action. (Ranks
 that are more than their cores contend for those:
 `costmodel.timeline.processor_sharing`.)
 

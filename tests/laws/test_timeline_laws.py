@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.timeline.costs import StageCosts
-from costmodel.timeline.event_sim import simulate_on_clock
 from costmodel.timeline.timeline import durations_of, simulate
+from tests.oracles.event_sim import simulate_on_clock
 from tests.support.pipelines import (
     WHOLE,
     Pipeline,
