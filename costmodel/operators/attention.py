@@ -35,8 +35,7 @@ from costmodel.machine import (
     shares,
 )
 from costmodel.operators.degrees import Degrees, tokens
-from costmodel.operators.sample_shape import is_whole, local_shape
-from costmodel.operators.sharding import extent
+from costmodel.operators.sharding import extent, is_whole, local_shape
 from costmodel.operators.work import Work
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision

@@ -46,8 +46,7 @@ from costmodel.operators.degrees import (
     rows_a_token,
     sent_rows,
 )
-from costmodel.operators.sample_shape import local_shape
-from costmodel.operators.sharding import elements, product_shape
+from costmodel.operators.sharding import elements, local_shape, product_shape
 from costmodel.operators.work import Work
 from profiles.arrays import Array
 from profiles.hardware import Precision

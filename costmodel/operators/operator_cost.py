@@ -32,7 +32,6 @@ from costmodel.operators.attention import attention_work
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.host_overhead import host_launches
 from costmodel.operators.moe import balance_sent, exchange_work, grouped_work
-from costmodel.operators.sample_shape import local_shape, worked_on
 from costmodel.operators.saved_tensors import (
     beside,
     gradient_bytes,
@@ -44,12 +43,14 @@ from costmodel.operators.sharding import (
     backward_collectives,
     elements,
     forward_collectives,
+    local_shape,
     made,
     parameters,
     product_shape,
     splits_columns,
     summands,
     tensor_bytes,
+    worked_on,
 )
 from costmodel.operators.work import OperatorPrice, Work
 from profiles.arrays import Array

@@ -15,7 +15,7 @@ from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.framework import load_framework
 from costmodel.machine.measured import Measured
 from costmodel.operators.degrees import Degrees
-from costmodel.operators.sample_shape import local_shape
+from costmodel.operators.sharding import local_shape
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.stages.pipeline_p2p import sends
 from profiles.errors import StaleProfile
