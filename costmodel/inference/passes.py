@@ -22,6 +22,7 @@ from costmodel.inference.kv_cache import Stored, cached_elements
 from costmodel.machine import LaunchFloor, Machine, Sourced, matmul_flops, traffic_s
 from costmodel.operators import (
     Degrees,
+    OnRank,
     Work,
     attention_work,
     elements,
@@ -119,9 +120,8 @@ def _issued(operator: Operator, block: Block, of: Pass, price: PassPrice) -> Pas
     if of.graphs or not of.machine.has_host_floor:
         return price
     machine, degrees = of.machine, _degrees(block, of)
-    launches, _ = host_launches(
-        operator, block, degrees, of.stored.precision, machine, degrees.tp
-    )
+    at = OnRank(operator, block, degrees, of.stored.precision, machine)
+    launches, _ = host_launches(at, degrees.tp)
     host_s = machine.framework.host.forward_s * launches
     issued = Work.of(
         Sourced(seconds=np.asarray(machine.framework.host.gap_us * US)),
@@ -244,7 +244,7 @@ def _attention(operator: Operator, block: Block, of: Pass) -> PassPrice:
     stored = Work.of(Sourced(seconds=stored_s))
     held = of.stored.held_bytes(operator, block, degrees)
     if of.context is None:
-        whole, _ = attention_work(operator, block, degrees, precision, machine)
+        whole, _ = attention_work(OnRank(operator, block, degrees, precision, machine))
         return PassPrice(work=whole + stored, weight_bytes=held, cache_bytes=_ZERO)
     found = core(
         block,

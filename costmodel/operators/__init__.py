@@ -46,7 +46,7 @@ if TYPE_CHECKING:
         product_shape,
         tensor_bytes,
     )
-    from costmodel.operators.work import OperatorPrice, Work
+    from costmodel.operators.work import OnRank, OperatorPrice, Work
 
 __all__ = [
     "CAST_BITS",
@@ -54,6 +54,7 @@ __all__ = [
     "ON_TP",
     "ROWS",
     "Degrees",
+    "OnRank",
     "OperatorPrice",
     "Packed",
     "Packer",

@@ -36,10 +36,10 @@ from costmodel.machine import (
 )
 from costmodel.operators.degrees import Degrees, tokens
 from costmodel.operators.sharding import extent, is_whole, local_shape
-from costmodel.operators.work import Work
+from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
-from profiles.models import Block, Operator
+from profiles.models import Block
 from profiles.samples import number_of
 
 
@@ -102,14 +102,9 @@ def falls_back(
     return np.asarray(fused & ((heads % 4 != 0) | (precision.activation.bytes > 2)))
 
 
-def attention_work(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def attention_work(at: OnRank) -> tuple[Work, Work]:
     """Forward and backward of the core."""
+    operator, block, degrees, precision, machine = at
     shape, number = _core(block, degrees), number_of(operator, precision)
     of_sequence, share = _whole_sequence(degrees)
     works = []

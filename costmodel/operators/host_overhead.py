@@ -14,15 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from costmodel.machine import Machine
 from costmodel.operators.attention import falls_back, messages
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.moe import grouped_launches
 from costmodel.operators.sharding import backward_collectives, forward_collectives
-from costmodel.operators.work import OperatorPrice
+from costmodel.operators.work import OnRank, OperatorPrice
 from profiles.arrays import Array
 from profiles.hardware import Precision
-from profiles.models import Block, Kind, Operator
+from profiles.models import Block, Kind
 
 
 def apart_s(
@@ -63,15 +62,12 @@ VOCAB_PARALLEL: Final = {Kind.EMBEDDING: 1.0, Kind.CROSS_ENTROPY: 3.0}
 
 
 def host_launches(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
+    at: OnRank,
     peers: Array,
 ) -> tuple[Array, Array]:
     """(forward, backward) launches where each collective of *peers* waits for their
     last host."""
+    operator, block, degrees, precision, machine = at
     framework = machine.framework
     waits = 1.0 + framework.host.wait * np.log2(peers)
     more: Any = 0.0

@@ -47,7 +47,7 @@ from costmodel.operators.degrees import (
     sent_rows,
 )
 from costmodel.operators.sharding import elements, local_shape, product_shape
-from costmodel.operators.work import Work
+from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
 from profiles.hardware import Precision
 from profiles.models import SORTED, Block, Kind, Operator
@@ -90,14 +90,9 @@ def expert_messages(
         yield "etp", "all_to_all", sharers * rows
 
 
-def grouped_work(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def grouped_work(at: OnRank) -> tuple[Work, Work]:
     """Forward and backward of the experts' products, each expert with as many rows."""
+    operator, block, degrees, precision, machine = at
     m, n, k = product_shape(operator, block, degrees)
     groups = held_experts(block, degrees)
     number = number_of(operator, precision)
@@ -133,23 +128,18 @@ def grouped_launches(block: Block, degrees: Degrees, machine: Machine) -> Array:
     return np.asarray(1.0 + machine.framework.moe.launch * further)
 
 
-def exchange_work(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def exchange_work(at: OnRank) -> tuple[Work, Work]:
     """Forward and backward of dispatch or combine: memory traffic, and what is sent.
 
     The gradient of a dispatch is a combine, and the other way round.
     """
+    operator, block, degrees, precision, machine = at
     works = []
     for direction, gathers in (
         ("forward", operator.kind is Kind.DISPATCH),
         ("backward", operator.kind is Kind.COMBINE),
     ):
-        moved = _sorted(direction, operator, block, degrees, precision, machine)
+        moved = _sorted(direction, at)
         sent = exchanged(block, degrees, precision, machine, gathers=gathers)
         if gathers and direction == "forward":
             sent = sent + _counted(block, degrees, machine)
@@ -159,14 +149,11 @@ def exchange_work(
 
 def _sorted(
     direction: str,
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
+    at: OnRank,
 ) -> Sourced:
     """Seconds of sorting a rank's rows by expert, and what other ranks sent; or of
     undoing both. Either as it was measured, else by the bytes that are moved."""
+    operator, block, degrees, precision, machine = at
     size = precision.activation.bytes * machine.framework.moe.traffic
     moved = elements(operator.output, block, degrees) * size
     combines = operator.kind is Kind.COMBINE

@@ -52,7 +52,7 @@ from costmodel.operators.sharding import (
     tensor_bytes,
     worked_on,
 )
-from costmodel.operators.work import OperatorPrice, Work
+from costmodel.operators.work import OnRank, OperatorPrice, Work
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
@@ -109,8 +109,9 @@ def operator_price(
 
     What the tp group sends follows from *degrees*, unless it is *sent*.
     """
+    at = OnRank(operator, block, degrees, precision, machine)
     price = _PRICES.get(operator.kind, _traffic)
-    forward, backward = price(operator, block, degrees, precision, machine)
+    forward, backward = price(at)
     host = machine.framework.host
     floor = 1.0 if machine.has_host_floor else 0.0
     held = parameters(operator, block, degrees)
@@ -118,13 +119,11 @@ def operator_price(
     grouped = operator.kind is Kind.GROUPED_MATMUL
     trained = none if operator.frozen else held
     peers = degrees.tp if sent is None else sent.ranks
-    forth, back = host_launches(
-        operator, block, degrees, precision, machine, np.asarray(peers)
-    )
+    forth, back = host_launches(at, np.asarray(peers))
     awaited = np.asarray(peers) > 1
     gap_s = np.asarray(host.gap_us * US * floor)
     if sent is None:
-        sent = _sent(operator, block, degrees, precision, machine, (forward, backward))
+        sent = _sent(at, (forward, backward))
     forward += Work.of(
         Sourced(seconds=gap_s),
         tensor_comm=sent.forward,
@@ -145,13 +144,13 @@ def operator_price(
         expert_parameters=trained if grouped else none,
         frozen_parameters=held if operator.frozen else none,
         summands=sent.summands,
-        saved=handed_on(operator, block, degrees, precision, machine),
-        internal=internal(operator, block, degrees, precision, machine),
-        gradient_bytes=gradient_bytes(operator, block, degrees, precision, machine),
+        saved=handed_on(at),
+        internal=internal(at),
+        gradient_bytes=gradient_bytes(at),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
         input_bytes=np.maximum(
             sum(sizes, start=_ZERO),
-            beside(operator, block, degrees, precision, machine),
+            beside(at),
         ),
     )
 
@@ -179,14 +178,11 @@ def _quantised_first(
 
 
 def _sent(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
+    at: OnRank,
     work: tuple[Work, Work],
 ) -> Sent:
     """What the rules of `sharding` send, beside that *work*."""
+    operator, block, degrees, precision, machine = at
     forward, backward = work
     sized = partial(_quantised_first, operator, precision, machine)
     return Sent(
@@ -267,13 +263,8 @@ def _into_place(size_bytes: Array, degrees: Degrees, machine: Machine) -> Source
     return Sourced(seconds=copied_s * several)
 
 
-def _matmul(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def _matmul(at: OnRank) -> tuple[Work, Work]:
+    operator, block, degrees, precision, machine = at
     m, n, k = product_shape(operator, block, degrees)
     number = number_of(operator, precision)
     product_s = partial(
@@ -348,13 +339,8 @@ def misaligned(n: Array, k: Array) -> Array:
     return np.where(odd, MISALIGNED, 1.0)
 
 
-def _traffic(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def _traffic(at: OnRank) -> tuple[Work, Work]:
+    operator, block, degrees, precision, machine = at
     size = precision.activation.bytes * machine.framework.kernels.elementwise
     moved = elements(worked_on(operator), block, degrees) * size
     passes = (operator.forward_elements, operator.backward_elements)

@@ -16,6 +16,7 @@ from costmodel.operators.sharding import (
     splits_columns,
     tensor_bytes,
 )
+from costmodel.operators.work import OnRank
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
@@ -31,14 +32,9 @@ UNFUSED_NORM_SAVED_BYTES = 10.0
 WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
 
 
-def handed_on(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> dict[str, Array]:
+def handed_on(at: OnRank) -> dict[str, Array]:
     """Tensors that others made and this operator keeps."""
+    operator, block, degrees, precision, machine = at
     share = _narrower(operator, precision, machine)
     if machine.framework.footprint.keeps_gathered and splits_columns(operator):
         degrees = replace(degrees, sequence_parallel=False)
@@ -49,14 +45,9 @@ def handed_on(
     }
 
 
-def gradient_bytes(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
+def gradient_bytes(at: OnRank) -> Array:
     """The gradient of its output, as the gradient of its weight is made of it."""
+    operator, block, degrees, precision, machine = at
     whole = tensor_bytes(operator.output, block, degrees, precision)
     return whole * _narrower(operator, precision, machine)
 
@@ -69,14 +60,9 @@ def _narrower(operator: Operator, precision: Precision, machine: Machine) -> flo
     return min(number.bytes / precision.activation.bytes, 1.0)
 
 
-def beside(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
+def beside(at: OnRank) -> Array:
     """What is alive inside an operator beside what it keeps."""
+    operator, block, degrees, precision, machine = at
     habits = machine.framework.footprint
     if operator.kind is Kind.CROSS_ENTROPY:
         logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
@@ -88,7 +74,7 @@ def beside(
         return np.asarray(working + _summed_keys(block, degrees, precision))
     narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
     if narrow and machine.framework.fp8.quantises_again:
-        return _operands(operator, block, degrees, precision, machine)
+        return _operands(at)
     return _ZERO
 
 
@@ -103,16 +89,11 @@ def _summed_keys(block: Block, degrees: Degrees, precision: Precision) -> Array:
     )
 
 
-def _operands(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
+def _operands(at: OnRank) -> Array:
     """The input's gradient, and the 8-bit operands of the largest of three products:
     the one that is made last is scaled in 16 bits before it is cast [derived] from
     runtime/parallel/fp8.py. A CPU multiplies them in 32 bits (PyTorch 2.13)."""
+    operator, block, degrees, precision, machine = at
     m, n, k = product_shape(operator, block, degrees)
     last = 1 + SIXTEEN_BITS
     narrow = np.maximum(
@@ -129,14 +110,9 @@ def _copies(degrees: Degrees, habits: Footprint) -> Array:
     return degrees.tp if habits.whole_logits else np.ones_like(degrees.tp)
 
 
-def internal(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> dict[str, Array]:
+def internal(at: OnRank) -> dict[str, Array]:
     """What an operator keeps of its own making: masks, softmax, row statistics."""
+    operator, block, degrees, precision, machine = at
     kept = {
         item.name: tensor_bytes(item, block, degrees, precision)
         for item in operator.saves
