@@ -95,9 +95,8 @@ def _reduced(timeline: Timeline, rank: int) -> Iterator[Span]:
 def _sent(timeline: Timeline) -> Iterator[Span]:
     """Transfers, each when the one before it on its link is over."""
     program = timeline.program
-    links = np.empty(program.rows.size, dtype=np.int64)
-    links[program.order] = program.links
-    links = links.reshape(program.rows.shape)
+    links = np.empty_like(program.rows)
+    links.ravel()[program.order] = program.links
     seconds = sends_of(timeline.costs, program.shape.copies)[program.rows]
     free_s = [0.0] * program.no_link
     for rank in range(program.shape.pp):

@@ -35,7 +35,6 @@ from costmodel.machine.framework import DEFAULT, Framework, load_framework
 from costmodel.operators.attention import messages
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.explicit_sharding import explicit
-from costmodel.operators.moe import expert_messages
 from costmodel.operators.sharding import (
     Collective,
     backward_collectives,
@@ -51,6 +50,7 @@ from profiles.hardware.precisions import Precision
 from profiles.models.graph import Block, Operator
 from profiles.models.graph import Kind as OperatorKind
 from profiles.models.job import Job
+from tests.oracles.expert_traffic import expert_messages
 from tests.oracles.recomputed import made_again
 from tests.oracles.traffic import Entry, Exchanged, Traffic, merged
 from tests.oracles.weight_traffic import (

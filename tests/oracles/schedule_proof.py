@@ -54,7 +54,7 @@ def check(
 
 
 def _require_complete(parts: list[Action], stages: int, micro_batches: int) -> None:
-    seen = Counter(
+    seen: Counter[tuple[Kind, int, int | None]] = Counter(
         (part.kind, part.stage, part.micro_batch)
         for part in parts
         if part.kind in PASSES
