@@ -161,12 +161,9 @@ class Machine:
             return Sourced(seconds=roofline())
         kind, dims = local()
         found = self.measured.operator(kind, direction, dims, number.value)
-        if found is None:
-            return Sourced(seconds=roofline())
-        if not np.all(where):
+        if found is not None and not np.all(where):
             found = found.known_where(where)
-        whole: Sourced = found * share
-        return whole.or_else(roofline)
+        return _or_else(found and found * share, roofline)
 
     def step(self, kind: str, parameters: Array) -> Sourced | None:
         """A part of a step over *parameters* as it was measured; None if it was not."""
@@ -211,10 +208,7 @@ class Machine:
             island=self.island,
             come=Come(beside=beside, apart_s=self.apart_s),
         )
-        if found is None:
-            return Sourced(seconds=roofline())
-        whole: Sourced = found * pieces
-        return whole.or_else(roofline)
+        return _or_else(found and found * pieces, roofline)
 
     def once_a_step(self, found: Sourced) -> Sourced:
         """A collective *found* at a step's end: fitted rates are those beside
@@ -256,8 +250,7 @@ class Machine:
             for one in (False, True)
         )
         if inside is None:  # as where every node has one rank
-            found = outside and outside.known_where(far).or_else(roofline)
-            return found or Sourced(seconds=roofline())
+            return _or_else(outside and outside.known_where(far), roofline)
         if outside is None or not far.any():
             return _farther(inside, far, roofline)
         return inside.where(~far | changes_rail) + outside.where(far)
@@ -302,6 +295,10 @@ class Machine:
     def send_s(self, size_bytes: Array, *, far: Array) -> Array:
         """Seconds of a point-to-point transfer, between fast domains where *far*."""
         return self.send(size_bytes, far=far).seconds
+
+
+def _or_else(found: Sourced | None, roofline: Callable[[], Array]) -> Sourced:
+    return Sourced(seconds=roofline()) if found is None else found.or_else(roofline)
 
 
 def _farther(inside: Sourced, far: Array, roofline: Callable[[], Array]) -> Sourced:

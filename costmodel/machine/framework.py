@@ -50,49 +50,36 @@ LEFT_OUT: Final = 3.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Habits of a framework.
+    """What a framework keeps beyond what the mathematics needs."""
 
-    `fp16_gradients` and `bf16_gradients`: how gradients are held, one of GRADIENTS.
-    `shards_are_masters`: ZeRO's shard is the fp32 weight, with no 16-bit one beside it.
-    `half_logits` and `fp32_logits`: copies of the logits that are alive beside the
-    saved softmax (in fp32, or `half_softmax`) when the loss turns into its gradient;
-    `split_logits`: fp32 copies more where tensor parallelism splits the vocabulary;
-    with `whole_logits` every tensor-parallel rank has all of them.
-    `score_bytes`: kept of a score beside the softmax, by a fused softmax.
-    `keeps_gathered`: under sequence parallelism products keep their gathered input.
-    `keeps_gate`: a gated MLP runs operator by operator and keeps the activated gate.
-    `saves_quantised`: what a product keeps is in the product's format; so is what waits
-    for the gradients of weights, where backward is split.
-    `dummy_gradients`: a 16-bit gradient of one layer stays beside the fused ones.
-    `flat_states`: weights, and what the optimizer keeps, are single tensors made once,
-    which leave no fragments.
-    `step_bytes`: a parameter of the optimizer's shard, of the step's temporaries.
-    `bucket_elements`: of each buffer that gradients and parameters are exchanged in.
-    `live_parameters`: ZeRO-3 gathers weight by weight, and keeps no more than these.
-    `pipeline_buffers`: activations that a pipeline holds over those that 1F1B needs.
-    `memory_spread`: how much less is known of its peaks than of those of frameworks
-    that runs were measured on: a factor of `memory.SPREAD`; and so many of these
-    `deviations` are left free where a layout is to fit with more than even odds.
-    """
-
-    fp16_gradients: str = AS_ASKED
+    fp16_gradients: str = AS_ASKED  # how gradients are held, one of GRADIENTS
     bf16_gradients: str = AS_ASKED
-    shards_are_masters: bool = False
+    shards_are_masters: bool = False  # no 16-bit weight beside ZeRO's fp32 shard
+    # Copies of the logits that are alive beside the saved softmax (in fp32, or 16 bits
+    # if `half_softmax`) when the loss turns into its gradient; `split_logits` are fp32
+    # copies more where tensor parallelism splits the vocabulary.
     half_softmax: bool = False
     half_logits: float = 0.0
     fp32_logits: float = 0.0
     split_logits: float = 0.0
-    whole_logits: bool = False
-    score_bytes: float = 0.0
-    keeps_gathered: bool = False
-    keeps_gate: bool = False
+    whole_logits: bool = False  # every tensor-parallel rank has all of them
+    score_bytes: float = 0.0  # kept of a score beside the softmax, by a fused softmax
+    keeps_gathered: bool = False  # sequence-parallel products keep gathered inputs
+    keeps_gate: bool = False  # an eager gated MLP keeps the activated gate
+    # What a product keeps is in the product's format; so is what waits for the
+    # gradients of weights, where backward is split.
     saves_quantised: bool = False
-    dummy_gradients: bool = False
+    dummy_gradients: bool = False  # a layer's in 16 bits, beside the fused ones
+    # Weights, and what the optimizer keeps, are single tensors made once, which leave
+    # no fragments.
     flat_states: bool = False
-    step_bytes: float = 0.0
-    bucket_elements: float = 0.0
-    live_parameters: float | None = None
-    pipeline_buffers: float = 1.0
+    step_bytes: float = 0.0  # of the step's temporaries, a parameter of the shard
+    bucket_elements: float = 0.0  # of each that gradients and parameters travel in
+    live_parameters: float | None = None  # ZeRO-3 keeps no more, weight by weight
+    pipeline_buffers: float = 1.0  # activations that are held over those 1F1B needs
+    # How much less is known of its peaks than of those of frameworks that runs were
+    # measured on: a factor of `memory.SPREAD`; and so many of these deviations are left
+    # free where a layout is to fit with more than even odds.
     memory_spread: float = 1.0
     deviations: float = 0.0
     source: str = ""
