@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +30,7 @@ from costmodel.machine.coefficients import (
     PATH,
     Coefficient,
     Coefficients,
-    coefficients,
-    encoded,
+    load_coefficients,
 )
 from costmodel.runs.holdout import PATH as LEFT_OUT
 
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     global _runs
     _runs = runs
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        fit = fitted(runs, coefficients(), pool, rounds=wish.rounds)
+        fit = fitted(runs, load_coefficients(), pool, rounds=wish.rounds)
         print_errors("fit", runs, fit.misses)
         result = with_errors(fit, runs)
         print_parameters(result)
@@ -100,7 +100,8 @@ def main(arguments: Sequence[str]) -> int:
             if wish.write:
                 write_left_out(runs, fit.misses, left)
     if wish.write:
-        PATH.write_bytes(encoded(result.entries))
+        lines = (msgspec.json.encode(item).decode() for item in result.entries)
+        PATH.write_text("[\n" + ",\n".join(lines) + "\n]\n")
     return 0
 
 

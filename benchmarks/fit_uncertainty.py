@@ -138,7 +138,7 @@ def family_weights(runs: Sequence[Compared]) -> Floats:
 
 
 def framework_of(item: Compared) -> str:
-    return question_of(item).machine.software.name
+    return question_of(item).machine.framework.name
 
 
 def device_of(item: Compared) -> str:

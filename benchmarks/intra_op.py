@@ -13,7 +13,7 @@ import sys
 from time import perf_counter
 
 from costmodel.machine.assembly import machine
-from costmodel.machine.mesh_axis import MeshAxis, mesh_axes
+from costmodel.machine.topology import MeshAxis, mesh_axes
 from planner.baselines.tofu import levelled, recursive
 from planner.sharding.costs import SentBytes
 from planner.sharding.elimination import eliminate

@@ -81,7 +81,7 @@ def peaks(compared: Iterable[Compared]) -> dict[str, Peaks]:
     for item in compared:
         if item.peaks is not None and item.priced.question is not None:
             assert item.priced.price is not None
-            name = item.priced.question.machine.software.name
+            name = item.priced.question.machine.framework.name
             estimated, measured = item.peaks
             spread = item.priced.price.spread_bytes
             residuals[name].append((measured - estimated) / spread)

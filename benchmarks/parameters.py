@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from costmodel.machine.coefficients import fitted_to_runs
+from costmodel.machine.coefficients import load_coefficients
 from costmodel.simulation.uncertainty import calibration
 from profiles.commandline.terminal import console
 
@@ -23,7 +23,7 @@ def main() -> None:
     table.add_column("parameter")
     for title in ("prior", "value", "error", "runs"):
         table.add_column(title, justify="right", no_wrap=True)
-    fitted = fitted_to_runs()
+    fitted = load_coefficients().entries
     for item in fitted:
         table.add_row(
             item.name,

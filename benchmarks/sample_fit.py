@@ -16,8 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from costmodel.machine.measured import Measured
-from costmodel.machine.sample_fit import REACH, Array, Fit, terms
-from costmodel.machine.sample_lookup import Table
+from costmodel.machine.sample_lookup import REACH, Array, Fit, Table, terms
 from profiles.errors import MeshwrightError
 from profiles.samples.files import read_samples
 

@@ -275,12 +275,13 @@ def _runs(
     compared = list(compare(read_runs(runs)))
     summary = whole_summary(compared)
     if report is not None:
-        from costmodel.machine import fitted_to_runs
+        from costmodel.machine import load_coefficients
         from costmodel.report import runs_page
         from profiles.files import write_text
 
         title = f"Estimates of {runs.name}"
-        write_text(report, runs_page(title, compared, summary, fitted_to_runs()))
+        fitted = load_coefficients().entries
+        write_text(report, runs_page(title, compared, summary, fitted))
     if as_json:
         emit_json(document(compared, summary))
         return

@@ -147,7 +147,7 @@ def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Pro
         gpus=gpus,
         pins=fixed,
         precision=options.precision or default_precision(cluster),
-        gradient_format=where.software.gradient_format,
+        gradient_format=where.framework.gradients.format,
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,
         probability=odds,

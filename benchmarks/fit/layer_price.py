@@ -43,6 +43,6 @@ def layer_price(
         block_prices(block, degrees, policy, on),
         preset(recompute, block),
         entry_bytes(block, degrees, policy),
-        stops_early=on.software.stops_early,
-        floor=on.software.launch_floor,
+        stops_early=on.framework.stops_early,
+        floor=on.framework.host.floor,
     )

@@ -24,7 +24,7 @@ from benchmarks.fit.layer_price import layer_price
 from benchmarks.fit.published import rows
 from benchmarks.fit.published_aceso import profiled
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.stages.block_cost import Atom
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
@@ -102,7 +102,7 @@ def price(
     """One micro-batch through *block* on a rank of the cluster *on*."""
     return layer_price(
         block,
-        machine(cluster(on), software(framework)),
+        machine(cluster(on), load_framework(framework)),
         number,
         seq_len=SEQUENCE,
         micro_batch=micro_batch,

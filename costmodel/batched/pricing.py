@@ -73,7 +73,7 @@ def _states(rows: Rows, held: Callable[[str], Array]) -> Array:
         rows.policy,
         rows.job.moments,
         rows.columns.offload,
-        shards_are_masters=rows.on.software.fully_shard,
+        shards_are_masters=rows.on.framework.fully_shard,
     )
 
 
@@ -185,7 +185,7 @@ def _tail_s(rows: Rows) -> Array:
     """What is left to reduce after the last pass, of the first rank where that is its,
     else of any."""
     first, ends_at_first = rows.priced[0], rows.columns.ends_at_first
-    overlapped = hides_gradients(rows.on.software, rows.columns.tp)
+    overlapped = hides_gradients(rows.on.framework, rows.columns.tp)
     behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
     tail = _behind(rows, first, behind, first.backward_s)
     if ends_at_first.all():
@@ -206,7 +206,7 @@ def _behind(rows: Rows, stage: StagePrice, reduce_s: Array, last_s: Array) -> Ar
         reduce_s,
         last_s,
         buckets=stage.buckets,
-        overlap=hides_gradients(rows.on.software, rows.columns.tp),
+        overlap=hides_gradients(rows.on.framework, rows.columns.tp),
     )
 
 

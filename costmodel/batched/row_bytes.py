@@ -64,7 +64,7 @@ def _by_rank(rows: Rows, footprint: Footprint | None) -> list[Array]:
     """At least what each of the ranks that can be the fullest needs, 0 where it is not
     there: the first, the first of each run of middle ones, and the last; of presets
     also those that hold pairs of stages, or put a part of backwards off."""
-    habits = rows.on.software.footprint if footprint is None else footprint
+    habits = rows.on.framework.footprint if footprint is None else footprint
     first, *middle, last = rows.held
     before, *counts, at_end = rows.counts
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
@@ -229,8 +229,8 @@ def _bytes(
         process=Process(
             device=rows.on.device,
             ranks=columns.gpus,
-            fully_shard=rows.on.software.fully_shard,
-            footprint=rows.on.software.footprint if footprint is None else footprint,
+            fully_shard=rows.on.framework.fully_shard,
+            footprint=rows.on.framework.footprint if footprint is None else footprint,
         ),
         parallel=rows.parallel,
         micro_batches=rows.micro_batches,

@@ -88,7 +88,7 @@ class StageRows(Rows):
             stage.reduce_s,
             stage.backward_s,
             buckets=stage.buckets,
-            overlap=hides_gradients(self.on.software, self.columns.tp),
+            overlap=hides_gradients(self.on.framework, self.columns.tp),
         )
 
     @property

@@ -100,7 +100,7 @@ def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
         context=np.asarray(context, dtype=float) if decodes else None,
         graphs=decodes and asked.graphs,
     )
-    floor = asked.machine.software.launch_floor
+    floor = asked.machine.framework.host.floor
     prices = {one.name: block_pass(one, of) for one in asked.job.graph.distinct()}
     seconds = {name: price.seconds(floor) for name, price in prices.items()}
     stages = stages_of(asked)

@@ -22,7 +22,14 @@ from costmodel.inference.moe import routed_degrees
 from costmodel.inference.passes import HEAD, served
 from costmodel.inference.question import Question
 from costmodel.layout import split_layers, stage_cuts
-from costmodel.operators import Degrees, beside, entry_bytes, internal, tensor_bytes
+from costmodel.operators import (
+    Degrees,
+    OnRank,
+    beside,
+    entry_bytes,
+    internal,
+    tensor_bytes,
+)
 from costmodel.stages import CONTEXT_BYTES, FRAGMENTATION, communicator_bytes, own_bytes
 from profiles.hardware import Format, Precision
 from profiles.models import Block, Kind, Operator, Tensor
@@ -172,13 +179,13 @@ def _beside_bytes(
     operator: Operator, block: Block, degrees: Degrees, asked: Question
 ) -> float:
     """What an operator works with: scores where attention writes them."""
-    works = operator, block, degrees, asked.precision, asked.machine
-    found = float(np.max(beside(*works)))
+    at = OnRank(operator, block, degrees, asked.precision, asked.machine)
+    found = float(np.max(beside(at)))
     if operator.kind is Kind.ATTENTION:
         given = sum(
             _bytes(item, block, degrees, asked.precision) for item in operator.inputs
         )
-        found += given + float(internal(*works)["attention_core"])
+        found += given + float(internal(at)["attention_core"])
     return found
 
 

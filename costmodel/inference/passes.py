@@ -22,6 +22,7 @@ from costmodel.inference.kv_cache import Stored, cached_elements
 from costmodel.machine import LaunchFloor, Machine, Sourced, matmul_flops, traffic_s
 from costmodel.operators import (
     Degrees,
+    OnRank,
     Work,
     attention_work,
     elements,
@@ -119,12 +120,11 @@ def _issued(operator: Operator, block: Block, of: Pass, price: PassPrice) -> Pas
     if of.graphs or not of.machine.has_host_floor:
         return price
     machine, degrees = of.machine, _degrees(block, of)
-    launches, _ = host_launches(
-        operator, block, degrees, of.stored.precision, machine, degrees.tp
-    )
-    host_s = machine.software.forward_host_s * launches
+    at = OnRank(operator, block, degrees, of.stored.precision, machine)
+    launches, _ = host_launches(at, degrees.tp)
+    host_s = machine.framework.host.forward_s * launches
     issued = Work.of(
-        Sourced(seconds=np.asarray(machine.software.gap_us * US)),
+        Sourced(seconds=np.asarray(machine.framework.host.gap_us * US)),
         host_s=host_s,
         awaited_s=host_s * (degrees.tp > 1),
     )
@@ -136,7 +136,7 @@ def _elementwise(operator: Operator, block: Block, of: Pass) -> PassPrice:
     degrees = _degrees(block, of)
     if "routed" in operator.output.dims:
         degrees = experts.routed_degrees(degrees)
-    machine = replace(of.machine, software=_unissued(of.machine))
+    machine = replace(of.machine, framework=_unissued(of.machine))
     priced = operator_price(operator, block, degrees, of.stored.precision, machine)
     held = of.stored.held_bytes(operator, block, degrees)
     read = _ZERO if operator.kind is Kind.EMBEDDING else held
@@ -144,8 +144,8 @@ def _elementwise(operator: Operator, block: Block, of: Pass) -> PassPrice:
 
 
 def _unissued(machine: Machine) -> Any:
-    """Its software without a host, which `_issued` adds."""
-    return replace(machine.software, forward_host_us=0.0, gap_us=0.0)
+    """Its framework without a host, which `_issued` adds."""
+    return machine.framework.variant(host={"forward_us": 0.0, "gap_us": 0.0})
 
 
 def _matmul(operator: Operator, block: Block, of: Pass) -> PassPrice:
@@ -215,7 +215,7 @@ def _exchange(operator: Operator, block: Block, of: Pass) -> PassPrice:
     moved = elements(operator.output, block, experts.routed_degrees(degrees))
     size = moved * operator.forward_elements * precision.activation.bytes
     sorted_s = traffic_s(
-        size * machine.software.expert_traffic,
+        size * machine.framework.moe.traffic,
         device=machine.device,
         rates=machine.rates,
         kernels=operator.kernels,
@@ -244,7 +244,7 @@ def _attention(operator: Operator, block: Block, of: Pass) -> PassPrice:
     stored = Work.of(Sourced(seconds=stored_s))
     held = of.stored.held_bytes(operator, block, degrees)
     if of.context is None:
-        whole, _ = attention_work(operator, block, degrees, precision, machine)
+        whole, _ = attention_work(OnRank(operator, block, degrees, precision, machine))
         return PassPrice(work=whole + stored, weight_bytes=held, cache_bytes=_ZERO)
     found = core(
         block,

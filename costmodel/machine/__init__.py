@@ -7,10 +7,10 @@ from profiles.lazy import lazily
 if TYPE_CHECKING:
     from costmodel.machine.assembly import Machine, machine
     from costmodel.machine.coefficients import (
+        Coefficient,
         Coefficients,
-        Parameter,
         device_owners,
-        fitted_to_runs,
+        load_coefficients,
     )
     from costmodel.machine.framework import (
         ASSUMED,
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
         PLAIN,
         UNKNOWN,
         Footprint,
+        Framework,
         LaunchFloor,
-        Software,
+        framework_of_run,
+        framework_on,
         hides_gradients,
+        load_framework,
         shares_cores,
-        software,
-        software_of_run,
-        software_on,
         with_buckets,
         with_overlap,
     )
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
         matmul_s,
         traffic_s,
     )
-    from costmodel.machine.mesh_axis import MeshAxis, exchange_s, joint, mesh_axes
     from costmodel.machine.profile_files import (
         Profile,
         cluster_called,
@@ -59,8 +58,12 @@ if TYPE_CHECKING:
     )
     from costmodel.machine.rates import GENERIC
     from costmodel.machine.topology import (
+        MeshAxis,
         always_crosses,
         changes_rail,
+        exchange_s,
+        joint,
+        mesh_axes,
         near_members,
         shares,
     )
@@ -74,16 +77,16 @@ __all__ = [
     "PLAIN",
     "UNKNOWN",
     "AttentionShape",
+    "Coefficient",
     "Coefficients",
     "ElementBytes",
     "Footprint",
+    "Framework",
     "Group",
     "LaunchFloor",
     "Machine",
     "MeshAxis",
-    "Parameter",
     "Profile",
-    "Software",
     "Sourced",
     "alignment_slowdown",
     "always_crosses",
@@ -97,11 +100,14 @@ __all__ = [
     "cluster_name",
     "device_owners",
     "exchange_s",
-    "fitted_to_runs",
+    "framework_of_run",
+    "framework_on",
     "gathering_bytes",
     "grouped_matmul_s",
     "hides_gradients",
     "joint",
+    "load_coefficients",
+    "load_framework",
     "machine",
     "matmul_flops",
     "matmul_s",
@@ -112,9 +118,6 @@ __all__ = [
     "reducing_bytes",
     "shares",
     "shares_cores",
-    "software",
-    "software_of_run",
-    "software_on",
     "traffic_s",
     "with_buckets",
     "with_overlap",

@@ -11,10 +11,10 @@ import numpy as np
 from costmodel.machine.coefficients import (
     Coefficients,
     blocked,
-    coefficients,
+    framework_in_training,
     links_in_training,
+    load_coefficients,
     rates_in_training,
-    software_in_training,
 )
 from costmodel.machine.collectives import (
     LinkRates,
@@ -25,11 +25,11 @@ from costmodel.machine.collectives import (
 )
 from costmodel.machine.framework import (
     DEFAULT,
-    Software,
+    Framework,
+    framework_at,
+    framework_on,
+    load_framework,
     shares_cores,
-    software,
-    software_at,
-    software_on,
 )
 from costmodel.machine.measured import Come, Measured
 from costmodel.machine.provenance import Sourced
@@ -53,11 +53,11 @@ class Machine:
     cluster: Cluster
     rates: Rates
     links: LinkRates
-    software: Software
+    framework: Framework
     measured: Measured | None = None
     imbalance: float = 1.0
-    plain: Software | None = None  # the software before coefficients
-    fitted: Coefficients = field(default_factory=coefficients, repr=False)
+    plain: Framework | None = None  # the software before coefficients
+    fitted: Coefficients = field(default_factory=load_coefficients, repr=False)
     apart_s: Array | None = field(default=None, compare=False, repr=False)
     among: dict[tuple[int, ...], tuple[Machine, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -121,7 +121,7 @@ class Machine:
     @property
     def step_s(self) -> float:
         """What every step takes beside the model, on the host of a GPU."""
-        return self.software.step_s if self.has_host_floor else 0.0
+        return self.framework.host.step_s if self.has_host_floor else 0.0
 
     def hides(self, seconds: Array) -> Array:
         """How many *seconds* of compute hide what is communicated beside it."""
@@ -161,12 +161,9 @@ class Machine:
             return Sourced(seconds=roofline())
         kind, dims = local()
         found = self.measured.operator(kind, direction, dims, number.value)
-        if found is None:
-            return Sourced(seconds=roofline())
-        if not np.all(where):
+        if found is not None and not np.all(where):
             found = found.known_where(where)
-        whole: Sourced = found * share
-        return whole.or_else(roofline)
+        return _or_else(found and found * share, roofline)
 
     def step(self, kind: str, parameters: Array) -> Sourced | None:
         """A part of a step over *parameters* as it was measured; None if it was not."""
@@ -211,15 +208,12 @@ class Machine:
             island=self.island,
             come=Come(beside=beside, apart_s=self.apart_s),
         )
-        if found is None:
-            return Sourced(seconds=roofline())
-        whole: Sourced = found * pieces
-        return whole.or_else(roofline)
+        return _or_else(found and found * pieces, roofline)
 
     def once_a_step(self, found: Sourced) -> Sourced:
         """A collective *found* at a step's end: fitted rates are those beside
         compute, samples are as they are."""
-        return found.unless_sampled(self.software.reduction)
+        return found.unless_sampled(self.framework.gradients.reduction)
 
     def collective_s(
         self, kind: str, size_bytes: Array, *, ranks: Array, near: Array
@@ -256,8 +250,7 @@ class Machine:
             for one in (False, True)
         )
         if inside is None:  # as where every node has one rank
-            found = outside and outside.known_where(far).or_else(roofline)
-            return found or Sourced(seconds=roofline())
+            return _or_else(outside and outside.known_where(far), roofline)
         if outside is None or not far.any():
             return _farther(inside, far, roofline)
         return inside.where(~far | changes_rail) + outside.where(far)
@@ -304,6 +297,10 @@ class Machine:
         return self.send(size_bytes, far=far).seconds
 
 
+def _or_else(found: Sourced | None, roofline: Callable[[], Array]) -> Sourced:
+    return Sourced(seconds=roofline()) if found is None else found.or_else(roofline)
+
+
 def _farther(inside: Sourced, far: Array, roofline: Callable[[], Array]) -> Sourced:
     """*roofline* where *far*, but never less than what was measured inside."""
     if not far.any():
@@ -314,7 +311,7 @@ def _farther(inside: Sourced, far: Array, roofline: Callable[[], Array]) -> Sour
 
 def machine(
     cluster: Cluster,
-    framework: Software | None = None,
+    framework: Framework | None = None,
     *,
     samples: Samples | None = None,
     fitted: Coefficients | None = None,
@@ -325,15 +322,15 @@ def machine(
     other coefficients than the installed ones. Raises StaleProfile if the samples are
     another device's.
     """
-    known = fitted or coefficients()
+    known = fitted or load_coefficients()
     device = cluster.islands[0].device
-    base = framework or software_on(software(DEFAULT), device)
+    base = framework or framework_on(load_framework(DEFAULT), device)
     return Machine(
         cluster=cluster,
         rates=rates_in_training(rates_of(device), device, known),
         links=links_in_training(link_rates(cluster.islands[0]), device, known),
-        software=software_at(
-            cluster, software_in_training(base, known), blocked(cluster, known)
+        framework=framework_at(
+            cluster, framework_in_training(base, known), blocked(cluster, known)
         ),
         plain=base,
         fitted=known,

@@ -10,12 +10,8 @@ owned by a device, a link, a kernel or a framework, never by a model, a paper or
 `benchmarks/fit_runs.py` fits them and writes `data/coefficients.json`: each has the
 prior that it is held to, its standard error and how many runs it moves.
 
-The parameter budget: every number that was fitted to runs, and how sure it is.
-
-`data/coefficients.json` holds those of step times, one a line. Rates of kernels and
-links are fitted to kernels and links, and have their own files with residuals.
-
-Rates of kernels and links alone → as they are inside training.
+Rates of kernels and links alone are fitted to those, and have their own files with
+residuals.
 
 product      seconds of matrix products over those alone             per device
 fill, wave   what small and partly filled products lose over alone   per device, all
@@ -29,21 +25,30 @@ host, elementwise, contention, exposed_tensor …                      per frame
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from costmodel.machine.collectives import LinkRate, LinkRates
-from costmodel.machine.framework import LaunchFloor, Software
+from costmodel.machine.framework import Framework, LaunchFloor
 from costmodel.machine.rates import AttentionRate, MatmulRate, Rates
 from profiles.errors import InvalidFile, UnknownName
 from profiles.hardware import Cluster, Device, Format
 
 PATH: Final = Path(__file__).parents[1] / "data" / "coefficients.json"
+# Which quantity multiplies a framework's number, by its group and field.
+FITTED: Final = {
+    "host": {"forward_us": "host", "backward_us": "host", "wait": "host_wait"},
+    "overlap": {"contention": "contention", "exposed_tensor": "exposed_tensor"},
+    "gradients": {"reduction": "reduction"},
+    "kernels": {"elementwise": "elementwise"},
+    "moe": {"exposed": "exposed_expert", "launch": "expert_launch"},
+    "fp8": {"quantise_bytes": "quantise"},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,47 +105,13 @@ class Coefficients:
 
 
 @lru_cache(maxsize=1)
-def coefficients() -> Coefficients:
+def load_coefficients() -> Coefficients:
     """The fitted ones; raises InvalidFile if their file is damaged."""
     try:
         entries = msgspec.json.decode(PATH.read_bytes(), type=tuple[Coefficient, ...])
     except (OSError, msgspec.DecodeError) as error:
         raise InvalidFile(f"{PATH} does not hold coefficients: {error}") from error
     return Coefficients(entries=entries)
-
-
-def encoded(entries: Iterable[Coefficient]) -> bytes:
-    """The file's bytes, one coefficient a line."""
-    lines = (msgspec.json.encode(item).decode() for item in entries)
-    return ("[\n" + ",\n".join(lines) + "\n]\n").encode()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A fitted number. `spread` and `error` are standard deviations of its logarithm:
-    of the prior, and of the fit; `rows` is how many runs its fit hangs on."""
-
-    name: str
-    meaning: str
-    prior: float
-    spread: float
-    value: float
-    error: float
-    rows: int = 0
-
-
-@lru_cache(maxsize=1)
-def fitted_to_runs() -> tuple[Parameter, ...]:
-    """Those in use; none where nothing was fitted to runs.
-
-    Raises InvalidFile if their file is damaged.
-    """
-    if not PATH.exists():
-        return ()
-    try:
-        return msgspec.json.decode(PATH.read_bytes(), type=tuple[Parameter, ...])
-    except (OSError, msgspec.DecodeError) as error:
-        raise InvalidFile(f"{PATH} does not hold parameters: {error}") from error
 
 
 def rates_in_training(rates: Rates, device: Device, fitted: Coefficients) -> Rates:
@@ -170,27 +141,23 @@ def links_in_training(
     return replace(links, inner=slowed(links.inner), outer=slowed(links.outer))
 
 
-def software_in_training(software: Software, fitted: Coefficients) -> Software:
-    """*software* with its own numbers as fitted."""
-    owners = (software.name, software.generation)
-    host = fitted.of("host", *owners)
-    return replace(
-        software,
-        forward_host_us=software.forward_host_us * host,
-        backward_host_us=software.backward_host_us * host,
-        quantise_bytes=software.quantise_bytes * fitted.of("quantise", *owners),
-        elementwise=software.elementwise * fitted.of("elementwise", *owners),
-        reduction=software.reduction * fitted.of("reduction", *owners),
-        contention=software.contention * fitted.of("contention", *owners),
-        exposed_tensor=software.exposed_tensor * fitted.of("exposed_tensor", *owners),
-        launch_floor=LaunchFloor(
-            alone=software.launch_floor.alone * fitted.of("sharpness", *owners),
-            together=software.launch_floor.together * fitted.of("together", *owners),
-        ),
-        host_wait=software.host_wait * fitted.of("host_wait", *owners),
-        exposed_expert=software.exposed_expert * fitted.of("exposed_expert", *owners),
-        expert_launch=software.expert_launch * fitted.of("expert_launch", *owners),
+def framework_in_training(framework: Framework, fitted: Coefficients) -> Framework:
+    """*framework* with its own numbers as fitted."""
+    owners = (framework.name, framework.generation)
+    changes: dict[str, dict[str, Any]] = {
+        group: {
+            field: getattr(getattr(framework, group), field)
+            * fitted.of(quantity, *owners)
+            for field, quantity in fields.items()
+        }
+        for group, fields in FITTED.items()
+    }
+    floor = framework.host.floor
+    changes["host"]["floor"] = LaunchFloor(
+        alone=floor.alone * fitted.of("sharpness", *owners),
+        together=floor.together * fitted.of("together", *owners),
     )
+    return framework.variant(**changes)
 
 
 def blocked(cluster: Cluster, fitted: Coefficients) -> float:

@@ -4,60 +4,21 @@ Ranks are numbered as Megatron does: tp fastest, then cp, then data parallelism 
 shard group before its replicas), then the pipeline. A group whose members lie *stride*
 apart has `domain // stride` of them in one fast domain (a node, or an NVL72 rack).
 
-How many switches a network takes (Wang et al., HOTI 2024; rail-only networks).
-
-A folded Clos network of full bisection of switches with k ports joins
-
-    k endpoints by 1 switch, k²/2 by 3E/k in two tiers, k³/4 by 5E/k in three.
-
-A rail-only network is one such network a rail, each with one device of every domain;
-what is for another rail goes through the domain
-(`costmodel.machine.topology.changes_rail`).
+`MeshAxis`: a named axis of a mesh of devices, and over which links it speaks.
 """
 
 from __future__ import annotations
 
-from math import ceil
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 
+from costmodel.machine.assembly import Machine
 from profiles.arrays import Array
 from profiles.errors import InvalidSpec
 from profiles.hardware import Island
-
-
-def switches(endpoints: int, ports: int) -> int:
-    """Of a network of full bisection with so many *endpoints*.
-
-    >>> switches(64, ports=64), switches(2048, ports=64), switches(32768, ports=64)
-    (1, 96, 2560)
-
-    Raises InvalidSpec for more than three tiers join.
-    """
-    if endpoints < 1 or ports < 2:
-        raise InvalidSpec(
-            f"{endpoints} endpoints, switches of {ports} ports; one and two at least"
-        )
-    if endpoints <= ports:
-        return 1
-    if endpoints <= ports**2 // 2:
-        return ceil(3 * endpoints / ports)
-    if endpoints <= ports**3 // 4:
-        return ceil(5 * endpoints / ports)
-    raise InvalidSpec(
-        f"three tiers of switches with {ports} ports join {ports**3 // 4:,} endpoints, "
-        f"not {endpoints:,}; take switches with more ports"
-    )
-
-
-def rail_only_switches(devices: int, domain: int, ports: int) -> int:
-    """Of rails alone, between fast domains of *domain* devices.
-
-    Raises InvalidSpec as `switches` does, and where domains are not whole.
-    """
-    if domain < 1 or devices % domain:
-        raise InvalidSpec(f"devices={devices} is not a multiple of domain={domain}")
-    return domain * switches(devices // domain, ports)
 
 
 def near_members(stride: Array, size: Array, island: Island) -> Array:
@@ -102,3 +63,54 @@ def shares(stride: Array, island: Island) -> Array:
     pairs = np.minimum(np.asarray(stride), island.domain)
     ports = island.levels[-1].ports or island.domain
     return np.asarray(island.domain / np.maximum(pairs, ports))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshAxis:
+    """*size* devices that lie *stride* ranks apart."""
+
+    name: str
+    size: int
+    stride: int = 1
+
+
+def mesh_axes(**sizes: int) -> tuple[MeshAxis, ...]:
+    """The axes of a mesh, outermost first: the last one's devices are neighbours.
+
+    Raises InvalidSpec for an axis of less than one device.
+
+    >>> [(axis.name, axis.size, axis.stride) for axis in mesh_axes(dp=4, tp=8)]
+    [('dp', 4, 8), ('tp', 8, 1)]
+    """
+    axes = []
+    for index, (name, size) in enumerate(sizes.items()):
+        if size < 1:
+            raise InvalidSpec(f"mesh axis {name}={size} has no device; give 1 or more")
+        inner = prod(list(sizes.values())[index + 1 :])
+        axes.append(MeshAxis(name=name, size=size, stride=inner))
+    return tuple(axes)
+
+
+def joint(axes: tuple[MeshAxis, ...]) -> MeshAxis:
+    """Several axes as one group of ranks; those that are not neighbours in the mesh
+    are taken to lie as far apart as the innermost.
+
+    >>> joint(mesh_axes(dp=4, tp=8))
+    MeshAxis(name='dp+tp', size=32, stride=1)
+    """
+    assert all(a.stride > b.stride for a, b in pairwise(axes)), "outermost first"
+    return MeshAxis(
+        name="+".join(axis.name for axis in axes),
+        size=prod(axis.size for axis in axes),
+        stride=axes[-1].stride,
+    )
+
+
+def exchange_s(kind: str, size_bytes: float, axis: MeshAxis, machine: Machine) -> float:
+    """Seconds of a collective over *axis*; *size_bytes* as `Machine.collective` has
+    it: of the full tensor, of an all-to-all what one rank holds."""
+    near = near_members(np.asarray(axis.stride), np.asarray(axis.size), machine.island)
+    taken = machine.collective_s(
+        kind, np.asarray(size_bytes), ranks=np.asarray(axis.size), near=near
+    )
+    return float(taken)

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from costmodel.operators.host_overhead import apart_s, host_launches
     from costmodel.operators.loop_sharding import (
         ROWS,
+        Step,
         dimension,
         gradient_made,
+        local_bytes,
         loops_of,
         made,
         module_sharding,
         own_dims,
+        redistribution,
         splittable,
         summands,
         summed_loops,
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
         weight_of,
     )
     from costmodel.operators.operator_cost import misaligned, operator_price
-    from costmodel.operators.resharding import Step, local_bytes, redistribution
     from costmodel.operators.saved_tensors import beside, internal
     from costmodel.operators.sharding import (
         ON_TP,
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
         product_shape,
         tensor_bytes,
     )
-    from costmodel.operators.work import OperatorPrice, Work
+    from costmodel.operators.work import OnRank, OperatorPrice, Work
 
 __all__ = [
     "CAST_BITS",
@@ -52,6 +54,7 @@ __all__ = [
     "ON_TP",
     "ROWS",
     "Degrees",
+    "OnRank",
     "OperatorPrice",
     "Packed",
     "Packer",

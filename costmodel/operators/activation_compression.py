@@ -86,7 +86,7 @@ class Packer:
         """Where the software keeps operands of 8-bit products in their format, there is
         as much less to win."""
         whole = precision.activation.bytes
-        if machine.software.footprint.saves_quantised:
+        if machine.framework.footprint.saves_quantised:
             whole = min(whole, precision.matmul.bytes)
         return cls(machine=machine, whole_bytes=whole)
 
@@ -106,6 +106,6 @@ class Packer:
 
     def _pass(self, moved_bytes: Array) -> Work:
         on = self.machine
-        host_s = on.software.forward_host_s if on.has_host_floor else 0.0
+        host_s = on.framework.host.forward_s if on.has_host_floor else 0.0
         seconds = traffic_s(moved_bytes, device=on.device, rates=on.rates)
         return Work.of(Sourced(seconds=seconds), host_s=host_s)

@@ -35,12 +35,11 @@ from costmodel.machine import (
     shares,
 )
 from costmodel.operators.degrees import Degrees, tokens
-from costmodel.operators.sample_shape import is_whole, local_shape
-from costmodel.operators.sharding import extent
-from costmodel.operators.work import Work
+from costmodel.operators.sharding import extent, is_whole, local_shape
+from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
-from profiles.models import Block, Operator
+from profiles.models import Block
 from profiles.samples import number_of
 
 
@@ -86,8 +85,8 @@ def _message(kind: str, size_bytes: Any, times: Any = 1) -> Message:
 
 def attention_kernel(degrees: Degrees, machine: Machine) -> str:
     """The kernel that this framework runs on this device."""
-    wanted = machine.software.flash if degrees.flash_attention else None
-    return wanted or machine.software.unfused
+    wanted = machine.framework.kernels.flash if degrees.flash_attention else None
+    return wanted or machine.framework.kernels.unfused
 
 
 def falls_back(
@@ -103,14 +102,9 @@ def falls_back(
     return np.asarray(fused & ((heads % 4 != 0) | (precision.activation.bytes > 2)))
 
 
-def attention_work(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def attention_work(at: OnRank) -> tuple[Work, Work]:
     """Forward and backward of the core."""
+    operator, block, degrees, precision, machine = at
     shape, number = _core(block, degrees), number_of(operator, precision)
     of_sequence, share = _whole_sequence(degrees)
     works = []

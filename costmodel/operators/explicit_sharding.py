@@ -179,7 +179,7 @@ def _sent(
         total = total + machine.collective(
             item.kind, item.size_bytes / held, ranks=degrees.tp, near=near
         )
-    return total * machine.software.exposed_tensor
+    return total * machine.framework.overlap.exposed_tensor
 
 
 def _sharding_of(

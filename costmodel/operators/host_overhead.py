@@ -14,15 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from costmodel.machine import Machine
 from costmodel.operators.attention import falls_back, messages
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.moe import grouped_launches
 from costmodel.operators.sharding import backward_collectives, forward_collectives
-from costmodel.operators.work import OperatorPrice
+from costmodel.operators.work import OnRank, OperatorPrice
 from profiles.arrays import Array
 from profiles.hardware import Precision
-from profiles.models import Block, Kind, Operator
+from profiles.models import Block, Kind
 
 
 def apart_s(
@@ -63,17 +62,14 @@ VOCAB_PARALLEL: Final = {Kind.EMBEDDING: 1.0, Kind.CROSS_ENTROPY: 3.0}
 
 
 def host_launches(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
+    at: OnRank,
     peers: Array,
 ) -> tuple[Array, Array]:
     """(forward, backward) launches where each collective of *peers* waits for their
     last host."""
-    software = machine.software
-    waits = 1.0 + software.host_wait * np.log2(peers)
+    operator, block, degrees, precision, machine = at
+    framework = machine.framework
+    waits = 1.0 + framework.host.wait * np.log2(peers)
     more: Any = 0.0
     factor: Any = 1.0
     if operator.kind is Kind.ATTENTION:
@@ -81,7 +77,7 @@ def host_launches(
         factor = 1.0 + SINGLE_KERNELS * single
     if operator.kind is Kind.GROUPED_MATMUL:
         factor = grouped_launches(block, degrees, machine)
-    if software.loss_elements is not None:
+    if framework.kernels.loss_elements is not None:
         more = VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     forward = operator.launches * waits * factor + more
     backward = operator.backward_launches * waits * factor + more

@@ -6,24 +6,10 @@
                or all-to-all exchanges of as much                            → exchanged
 
 (GShard, Lepikhin et al., 2020, section 3; Megatron-Core's all-to-all dispatcher.)
-
-What a layer of experts sends when the runtime carries it out, by operator and pass.
-
-top_k      the counts of who chose whom, which balance a sequence: summed over the ranks
-           that share it (cp; tp with sequence parallelism), forward
-dispatch   how many rows each expert gets (unless that is its capacity), then the rows:
-           all-to-all over ep; where experts are cut in width both to all who share
-           them, over etp; backward, their gradients
-combine    the rows, back, of those who share experts summed; backward, their gradients
-
-Rows are as many as a rank's tokens have experts, or as its experts' capacities. What a
-rank sends *back* depends on the router, without capacities: the mean is said here, and
-summed over ep it is exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -46,59 +32,20 @@ from costmodel.operators.degrees import (
     rows_a_token,
     sent_rows,
 )
-from costmodel.operators.sample_shape import local_shape
-from costmodel.operators.sharding import elements, product_shape
-from costmodel.operators.work import Work
+from costmodel.operators.sharding import elements, local_shape, product_shape
+from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
 from profiles.hardware import Precision
-from profiles.models import SORTED, Block, Kind, Operator
+from profiles.models import SORTED, Block, Kind
 from profiles.samples import SORTED_AGAIN, number_of
 
 COUNT_BYTES: Final = 8  # of an expert's rows: int64
 BALANCE_BYTES: Final = 4  # of a sequence's tokens that chose an expert: fp32
-Sent = tuple[str, str, int]  # axis, collective, bytes of what a rank holds
 
 
-def expert_messages(
-    direction: str,
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-) -> Iterator[Sent]:
-    """What one rank sends in a pass, "forward" or "backward"."""
-    forward = direction == "forward"
-    if operator.function == "top-k" and forward:
-        size = int(degrees.micro_batch) * block.extents["experts"] * BALANCE_BYTES
-        if degrees.cp > 1:
-            yield "cp", "all_reduce", size
-        if degrees.sequence_parallel:
-            yield "tp", "all_reduce", size
-    if operator.kind not in (Kind.DISPATCH, Kind.COMBINE):
-        return
-    counted = forward and operator.kind is Kind.DISPATCH and block.capacity is None
-    counts = block.extents["experts"] * COUNT_BYTES
-    width = block.extents["hidden"] * precision.activation.bytes
-    rows = int(sent_rows(block, degrees) * width)
-    if degrees.ep > 1:
-        if counted:
-            yield "ep", "all_to_all", counts
-        yield "ep", "all_to_all", rows
-    sharers = int(degrees.etp)
-    if sharers > 1:
-        if counted:
-            yield "etp", "all_gather", sharers * counts
-        yield "etp", "all_to_all", sharers * rows
-
-
-def grouped_work(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def grouped_work(at: OnRank) -> tuple[Work, Work]:
     """Forward and backward of the experts' products, each expert with as many rows."""
+    operator, block, degrees, precision, machine = at
     m, n, k = product_shape(operator, block, degrees)
     groups = held_experts(block, degrees)
     number = number_of(operator, precision)
@@ -108,7 +55,7 @@ def grouped_work(
         rates=machine.rates,
         number=number,
     )
-    fused = machine.software.accumulation == "fused"
+    fused = machine.framework.gradients.accumulation == "fused"
     made = precision.gradient.bytes if fused else precision.activation.bytes
     flops = matmul_flops(m, n, k, groups)
     local = partial(local_shape, operator, block, degrees)
@@ -131,26 +78,21 @@ def grouped_launches(block: Block, degrees: Degrees, machine: Machine) -> Array:
     """Host work of a grouped product, over an operator's: each further expert's part,
     where a framework issues them one by one."""
     further = held_experts(block, degrees) - 1.0
-    return np.asarray(1.0 + machine.software.expert_launch * further)
+    return np.asarray(1.0 + machine.framework.moe.launch * further)
 
 
-def exchange_work(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def exchange_work(at: OnRank) -> tuple[Work, Work]:
     """Forward and backward of dispatch or combine: memory traffic, and what is sent.
 
     The gradient of a dispatch is a combine, and the other way round.
     """
+    operator, block, degrees, precision, machine = at
     works = []
     for direction, gathers in (
         ("forward", operator.kind is Kind.DISPATCH),
         ("backward", operator.kind is Kind.COMBINE),
     ):
-        moved = _sorted(direction, operator, block, degrees, precision, machine)
+        moved = _sorted(direction, at)
         sent = exchanged(block, degrees, precision, machine, gathers=gathers)
         if gathers and direction == "forward":
             sent = sent + _counted(block, degrees, machine)
@@ -160,15 +102,12 @@ def exchange_work(
 
 def _sorted(
     direction: str,
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
+    at: OnRank,
 ) -> Sourced:
     """Seconds of sorting a rank's rows by expert, and what other ranks sent; or of
     undoing both. Either as it was measured, else by the bytes that are moved."""
-    size = precision.activation.bytes * machine.software.expert_traffic
+    operator, block, degrees, precision, machine = at
+    size = precision.activation.bytes * machine.framework.moe.traffic
     moved = elements(operator.output, block, degrees) * size
     combines = operator.kind is Kind.COMBINE
     if combines:  # elements are counted by tokens, of which a busy rank has more
@@ -255,7 +194,7 @@ def exchanged(
     """Seconds of sending rows to their experts (*gathers*), or back to their tokens."""
     width = block.extents["hidden"] * precision.activation.bytes
     size = sent_rows(block, degrees) * load(block, degrees) * width
-    by = machine.software
+    by = machine.framework.moe
     kind = "all_gather" if gathers else "reduce_scatter"
     over_width = machine.collective(
         kind if by.gathers_rows else "all_to_all",
@@ -265,7 +204,7 @@ def exchanged(
     )
     send = _once if by.sends_once else _all_to_all
     sent = send(size, block, degrees, machine)
-    return (sent + over_width) * by.exposed_expert
+    return (sent + over_width) * by.exposed
 
 
 def _all_to_all(

@@ -32,7 +32,6 @@ from costmodel.operators.attention import attention_work
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.host_overhead import host_launches
 from costmodel.operators.moe import balance_sent, exchange_work, grouped_work
-from costmodel.operators.sample_shape import local_shape, worked_on
 from costmodel.operators.saved_tensors import (
     beside,
     gradient_bytes,
@@ -44,14 +43,16 @@ from costmodel.operators.sharding import (
     backward_collectives,
     elements,
     forward_collectives,
+    local_shape,
     made,
     parameters,
     product_shape,
     splits_columns,
     summands,
     tensor_bytes,
+    worked_on,
 )
-from costmodel.operators.work import OperatorPrice, Work
+from costmodel.operators.work import OnRank, OperatorPrice, Work
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
@@ -108,33 +109,32 @@ def operator_price(
 
     What the tp group sends follows from *degrees*, unless it is *sent*.
     """
+    at = OnRank(operator, block, degrees, precision, machine)
     price = _PRICES.get(operator.kind, _traffic)
-    forward, backward = price(operator, block, degrees, precision, machine)
-    host = machine.software
+    forward, backward = price(at)
+    host = machine.framework.host
     floor = 1.0 if machine.has_host_floor else 0.0
     held = parameters(operator, block, degrees)
     none = np.zeros_like(held)
     grouped = operator.kind is Kind.GROUPED_MATMUL
     trained = none if operator.frozen else held
     peers = degrees.tp if sent is None else sent.ranks
-    forth, back = host_launches(
-        operator, block, degrees, precision, machine, np.asarray(peers)
-    )
+    forth, back = host_launches(at, np.asarray(peers))
     awaited = np.asarray(peers) > 1
     gap_s = np.asarray(host.gap_us * US * floor)
     if sent is None:
-        sent = _sent(operator, block, degrees, precision, machine, (forward, backward))
+        sent = _sent(at, (forward, backward))
     forward += Work.of(
         Sourced(seconds=gap_s),
         tensor_comm=sent.forward,
-        host_s=host.forward_host_s * floor * forth,
-        awaited_s=host.forward_host_s * floor * forth * awaited,
+        host_s=host.forward_s * floor * forth,
+        awaited_s=host.forward_s * floor * forth * awaited,
     )
     backward += Work.of(
         Sourced(seconds=2 * gap_s * operator.has_backward),
         tensor_comm=sent.backward,
-        host_s=host.backward_host_s * floor * operator.has_backward * back,
-        awaited_s=host.backward_host_s * floor * operator.has_backward * back * awaited,
+        host_s=host.backward_s * floor * operator.has_backward * back,
+        awaited_s=host.backward_s * floor * operator.has_backward * back * awaited,
     )
     sizes = [tensor_bytes(item, block, degrees, precision) for item in operator.inputs]
     return OperatorPrice(
@@ -144,13 +144,13 @@ def operator_price(
         expert_parameters=trained if grouped else none,
         frozen_parameters=held if operator.frozen else none,
         summands=sent.summands,
-        saved=handed_on(operator, block, degrees, precision, machine),
-        internal=internal(operator, block, degrees, precision, machine),
-        gradient_bytes=gradient_bytes(operator, block, degrees, precision, machine),
+        saved=handed_on(at),
+        internal=internal(at),
+        gradient_bytes=gradient_bytes(at),
         output_bytes=tensor_bytes(operator.output, block, degrees, precision),
         input_bytes=np.maximum(
             sum(sizes, start=_ZERO),
-            beside(operator, block, degrees, precision, machine),
+            beside(at),
         ),
     )
 
@@ -164,7 +164,7 @@ def _quantised_first(
     """*collectives*, those that gather an operand of a product in the product's format
     where the software quantises it before it travels."""
     number = number_of(operator, precision)
-    if not machine.software.gathers_quantised or number.bytes >= SIXTEEN_BITS:
+    if not machine.framework.fp8.gathers or number.bytes >= SIXTEEN_BITS:
         return collectives
     if operator.kind not in PRODUCTS:
         return collectives
@@ -178,14 +178,11 @@ def _quantised_first(
 
 
 def _sent(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
+    at: OnRank,
     work: tuple[Work, Work],
 ) -> Sent:
     """What the rules of `sharding` send, beside that *work*."""
+    operator, block, degrees, precision, machine = at
     forward, backward = work
     sized = partial(_quantised_first, operator, precision, machine)
     return Sent(
@@ -228,12 +225,12 @@ def _exchanged(
         taken = machine.collective(item.kind, item.size_bytes, ranks=degrees.tp, **how)
         if item.hidden:
             taken = taken.behind(behind_s)
-        elif machine.software.cuts_products and item.kind in ALONG_SEQUENCE:
+        elif machine.framework.overlap.cuts_products and item.kind in ALONG_SEQUENCE:
             taken = _cut(taken, beside_s, degrees)
         total = total + taken
-        if machine.software.batch_first and item.kind in ALONG_SEQUENCE:
+        if machine.framework.kernels.batch_first and item.kind in ALONG_SEQUENCE:
             total = total + _into_place(item.size_bytes, degrees, machine)
-    return total * machine.software.exposed_tensor
+    return total * machine.framework.overlap.exposed_tensor
 
 
 def _cut(taken: Sourced, product_s: Array, degrees: Degrees) -> Sourced:
@@ -266,13 +263,8 @@ def _into_place(size_bytes: Array, degrees: Degrees, machine: Machine) -> Source
     return Sourced(seconds=copied_s * several)
 
 
-def _matmul(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
+def _matmul(at: OnRank) -> tuple[Work, Work]:
+    operator, block, degrees, precision, machine = at
     m, n, k = product_shape(operator, block, degrees)
     number = number_of(operator, precision)
     product_s = partial(
@@ -280,7 +272,7 @@ def _matmul(
     )
     slower = misaligned(n, k)
     turned = _turned(number, machine)
-    fused = machine.software.accumulation == "fused"
+    fused = machine.framework.gradients.accumulation == "fused"
     written = precision.gradient.bytes if fused else precision.activation.bytes
     made = ElementBytes(output=written)
     timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
@@ -317,15 +309,15 @@ def _quantised(
     if number.bytes >= SIXTEEN_BITS:
         return _NOTHING, _NOTHING
     m, n, k = shape
-    each = machine.software.quantise_bytes
-    lean = machine.software.gathers_quantised and degrees.sequence_parallel
+    each = machine.framework.fp8.quantise_bytes
+    lean = machine.framework.fp8.gathers and degrees.sequence_parallel
     gathered = np.where(degrees.tp > 1, (each - 1) / degrees.tp + TURNED, each)
     of_input = gathered if lean and splits_columns(operator) else each
     partial_sums = made(operator, degrees.sequence_parallel) is Placement.PARTIAL
     of_output = gathered if lean and partial_sums else each
-    of_weight = 0.0 if machine.software.casts_weights_once else each
+    of_weight = 0.0 if machine.framework.fp8.casts_weights_once else each
     moved = [m * k * of_input + n * k * of_weight, m * n * of_output]
-    if machine.software.quantises_again:
+    if machine.framework.fp8.quantises_again:
         moved[1] = moved[1] + (m * k + n * k) * (each + TURNED) + m * n * TURNED
     forward, backward = (
         Sourced(seconds=traffic_s(size, device=machine.device, rates=machine.rates))
@@ -347,20 +339,15 @@ def misaligned(n: Array, k: Array) -> Array:
     return np.where(odd, MISALIGNED, 1.0)
 
 
-def _traffic(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> tuple[Work, Work]:
-    size = precision.activation.bytes * machine.software.elementwise
+def _traffic(at: OnRank) -> tuple[Work, Work]:
+    operator, block, degrees, precision, machine = at
+    size = precision.activation.bytes * machine.framework.kernels.elementwise
     moved = elements(worked_on(operator), block, degrees) * size
     passes = (operator.forward_elements, operator.backward_elements)
-    if operator.vectors and not machine.software.fused_norm:
+    if operator.vectors and not machine.framework.kernels.fused_norm:
         passes = UNFUSED_NORM
     if operator.kind is Kind.CROSS_ENTROPY:
-        passes = machine.software.loss_elements or passes
+        passes = machine.framework.kernels.loss_elements or passes
         moved = moved / max(precision.activation.bytes / SIXTEEN_BITS, 1.0)
     local = partial(local_shape, operator, block, degrees)
     forward, backward = (

@@ -16,6 +16,7 @@ from costmodel.operators.sharding import (
     splits_columns,
     tensor_bytes,
 )
+from costmodel.operators.work import OnRank
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
 from profiles.models import PRODUCTS, Block, Kind, Operator
@@ -31,16 +32,11 @@ UNFUSED_NORM_SAVED_BYTES = 10.0
 WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
 
 
-def handed_on(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> dict[str, Array]:
+def handed_on(at: OnRank) -> dict[str, Array]:
     """Tensors that others made and this operator keeps."""
+    operator, block, degrees, precision, machine = at
     share = _narrower(operator, precision, machine)
-    if machine.software.footprint.keeps_gathered and splits_columns(operator):
+    if machine.framework.footprint.keeps_gathered and splits_columns(operator):
         degrees = replace(degrees, sequence_parallel=False)
     return {
         item.name: tensor_bytes(item, block, degrees, precision) * share
@@ -49,35 +45,25 @@ def handed_on(
     }
 
 
-def gradient_bytes(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
+def gradient_bytes(at: OnRank) -> Array:
     """The gradient of its output, as the gradient of its weight is made of it."""
+    operator, block, degrees, precision, machine = at
     whole = tensor_bytes(operator.output, block, degrees, precision)
     return whole * _narrower(operator, precision, machine)
 
 
 def _narrower(operator: Operator, precision: Precision, machine: Machine) -> float:
     """The share of 16 bits in which the operands of a weight's gradient are kept."""
-    if operator.kind not in PRODUCTS or not machine.software.footprint.saves_quantised:
+    if operator.kind not in PRODUCTS or not machine.framework.footprint.saves_quantised:
         return 1.0
     number = number_of(operator, precision)
     return min(number.bytes / precision.activation.bytes, 1.0)
 
 
-def beside(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
+def beside(at: OnRank) -> Array:
     """What is alive inside an operator beside what it keeps."""
-    habits = machine.software.footprint
+    operator, block, degrees, precision, machine = at
+    habits = machine.framework.footprint
     if operator.kind is Kind.CROSS_ENTROPY:
         logits = elements(operator.inputs[0], block, degrees) * _copies(degrees, habits)
         return np.asarray(logits * habits.logits_bytes(precision, degrees.tp))
@@ -87,8 +73,8 @@ def beside(
         working = rows * float(degrees.seq_len) * written
         return np.asarray(working + _summed_keys(block, degrees, precision))
     narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
-    if narrow and machine.software.quantises_again:
-        return _operands(operator, block, degrees, precision, machine)
+    if narrow and machine.framework.fp8.quantises_again:
+        return _operands(at)
     return _ZERO
 
 
@@ -103,16 +89,11 @@ def _summed_keys(block: Block, degrees: Degrees, precision: Precision) -> Array:
     )
 
 
-def _operands(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
+def _operands(at: OnRank) -> Array:
     """The input's gradient, and the 8-bit operands of the largest of three products:
     the one that is made last is scaled in 16 bits before it is cast [derived] from
     runtime/parallel/fp8.py. A CPU multiplies them in 32 bits (PyTorch 2.13)."""
+    operator, block, degrees, precision, machine = at
     m, n, k = product_shape(operator, block, degrees)
     last = 1 + SIXTEEN_BITS
     narrow = np.maximum(
@@ -129,20 +110,15 @@ def _copies(degrees: Degrees, habits: Footprint) -> Array:
     return degrees.tp if habits.whole_logits else np.ones_like(degrees.tp)
 
 
-def internal(
-    operator: Operator,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> dict[str, Array]:
+def internal(at: OnRank) -> dict[str, Array]:
     """What an operator keeps of its own making: masks, softmax, row statistics."""
+    operator, block, degrees, precision, machine = at
     kept = {
         item.name: tensor_bytes(item, block, degrees, precision)
         for item in operator.saves
         if item.internal
     }
-    habits = machine.software.footprint
+    habits = machine.framework.footprint
     if operator.kind is Kind.CROSS_ENTROPY:
         share = _copies(degrees, habits)
         if habits.half_softmax:
@@ -152,7 +128,7 @@ def internal(
         kept[f"{operator.name}_gate"] = tensor_bytes(
             operator.output, block, degrees, precision
         )
-    if operator.vectors and not machine.software.fused_norm:
+    if operator.vectors and not machine.framework.kernels.fused_norm:
         count = elements(operator.output, block, degrees)
         kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
     if operator.function == "rmsnorm" and machine.shares_cores:
@@ -161,7 +137,7 @@ def internal(
         kept[f"{operator.name}_scaled"] = tensor_bytes(
             operator.output, block, degrees, precision
         )
-    if operator.kind is Kind.COMBINE and machine.software.weighs_rows:
+    if operator.kind is Kind.COMBINE and machine.framework.moe.weighs_rows:
         own = tokens(degrees, split=degrees.sequence_parallel)
         width = block.extents["routed"] * block.extents["hidden"]
         kept[f"{operator.name}_rows"] = own * width * precision.activation.bytes

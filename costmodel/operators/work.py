@@ -1,16 +1,29 @@
-"""`Work`: one pass of an operator; `OperatorPrice`: its passes, and what it keeps."""
+"""`Work`: one pass of an operator; `OperatorPrice`: both, and what it keeps."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from costmodel.machine import LaunchFloor, Sourced, plus, zero
+from costmodel.machine import LaunchFloor, Machine, Sourced, plus, zero
+from costmodel.operators.degrees import Degrees
 from profiles.arrays import Array
+from profiles.hardware import Precision
+from profiles.models import Block, Operator
 
 _ZERO = zero()
+
+
+class OnRank(NamedTuple):
+    """An operator of a block as ranks of a machine run it."""
+
+    operator: Operator
+    block: Block
+    degrees: Degrees
+    precision: Precision
+    machine: Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

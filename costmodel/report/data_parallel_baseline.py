@@ -147,9 +147,9 @@ def single_process(job: Job, layout: Layout, on: Machine) -> SingleProcess:
 def _in_turn(on: Machine, gpus: int) -> Machine:
     """*on* where one interpreter launches the forwards of so many GPUs. Backwards are
     launched by autograd's threads, one a GPU, which need no interpreter."""
-    own = on.software
-    shared = replace(own, forward_host_us=own.forward_host_us * gpus)
-    return replace(on.running(gpus), software=shared)
+    own = on.framework
+    shared = own.variant(host={"forward_us": own.host.forward_us * gpus})
+    return replace(on.running(gpus), framework=shared)
 
 
 def _one_gpu(layout: Layout, sequences: int) -> Layout:
@@ -288,8 +288,8 @@ def _fuller(
         process=Process(
             device=on.device,
             ranks=np.asarray(layout.gpus),
-            fully_shard=on.software.fully_shard,
-            footprint=on.software.footprint,
+            fully_shard=on.framework.fully_shard,
+            footprint=on.framework.footprint,
         ),
         parallel=data_parallel(layout.stages[0].mesh, zero=0),
         micro_batches=layout.micro_batches,
@@ -397,9 +397,9 @@ def _require_node(gpus: int, on: Machine) -> None:
             f"the {most} of {on.cluster.name}; use DistributedDataParallel, or --gpus "
             f"{most}"
         )
-    if on.software.name != DEFAULT:
+    if on.framework.name != DEFAULT:
         raise Unsupported(
-            f"{OPTION}: nn.DataParallel is PyTorch's own, and {on.software.name} does "
+            f"{OPTION}: nn.DataParallel is PyTorch's own, and {on.framework.name} does "
             "not use it; leave --framework out"
         )
 

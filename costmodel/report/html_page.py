@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, Final
 
-from costmodel.machine import Parameter
+from costmodel.machine import Coefficient
 from costmodel.report.svg import STYLE, Dot, key, scatter, strips
 from costmodel.runs import Compared, oom_words
 
@@ -57,7 +57,7 @@ def runs_page(
     title: str,
     compared: Sequence[Compared],
     summary: Mapping[str, Any],
-    fitted: Iterable[Parameter] = (),
+    fitted: Iterable[Coefficient] = (),
 ) -> str:
     """The page of *compared* runs, with the *summary* of all of them and its parts."""
     counted = [item for item in compared if item.times]
@@ -192,7 +192,7 @@ def _reasons(counts: Mapping[str, int]) -> str:
     return f"<table>{rows}</table>" if rows else "<p>None.</p>"
 
 
-def _parameters(fitted: Iterable[Parameter]) -> str:
+def _parameters(fitted: Iterable[Coefficient]) -> str:
     head = "".join(
         f"<th>{name}</th>" for name in ("prior", "value", "standard error", "runs")
     )

@@ -6,24 +6,14 @@ import json
 from collections.abc import Iterable
 
 from costmodel.simulation import Estimate
-from costmodel.timeline import Span, simulate_on_clock
+from costmodel.timeline import Span, spans
 from profiles.units import US
 
 
 def chrome_trace(estimate: Estimate) -> str:
-    """The step's spans as trace events, one track a resource (microseconds).
-
-    The schedule is run once more on the clock, which leaves a span for every action.
-    """
-    layout, costs = estimate.layout, estimate.timeline.costs
-    _, spans = simulate_on_clock(
-        layout.schedule,
-        layout.pp,
-        layout.virtual_stages,
-        layout.micro_batches,
-        costs,
-    )
-    tracks = {name: number for number, name in enumerate(_ordered(spans))}
+    """The step's spans as trace events, one track a resource (microseconds)."""
+    found = spans(estimate.timeline)
+    tracks = {name: number for number, name in enumerate(_ordered(found))}
     events: list[dict[str, object]] = [
         {
             "name": "thread_name",
@@ -43,14 +33,11 @@ def chrome_trace(estimate: Estimate) -> str:
             "ts": span.start_s / US,
             "dur": (span.end_s - span.start_s) / US,
         }
-        for span in spans
+        for span in found
     ]
     document = {"displayTimeUnit": "ms", "traceEvents": events}
     return json.dumps(document, allow_nan=False)
 
 
-def _ordered(spans: Iterable[Span]) -> list[str]:
-    seen: dict[str, None] = {}
-    for span in spans:
-        seen.setdefault(span.resource)
-    return list(seen)
+def _ordered(found: Iterable[Span]) -> list[str]:
+    return list(dict.fromkeys(span.resource for span in found))

@@ -33,7 +33,11 @@ def features(asked: Question) -> Mapping[str, str]:
     What a row leaves out is what its framework does by default.
     """
     choice, on = asked.choice, asked.machine
-    kernel = on.software.flash if choice.flash_attention else on.software.unfused
+    kernel = (
+        on.framework.kernels.flash
+        if choice.flash_attention
+        else on.framework.kernels.unfused
+    )
     recompute = choice.recompute if choice.recompute in PRESETS else "operators"
     return {
         "recompute": recompute,

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from costmodel.layout import Uniform, interleaves
-from costmodel.machine import Machine, Software, machine
+from costmodel.machine import Framework, Machine, machine
 from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
 from costmodel.runs.settings import (
     flash_of,
+    framework_of,
     layers_again_of,
     layers_by_cost,
     offload_of,
     recompute_of,
-    software_of,
 )
 from costmodel.runs.workload import adapters_of, seq_len_of, spec_of
 from costmodel.simulation import Question, default_precision, has_experts, spread
@@ -61,13 +61,13 @@ class Questions:
         wrong, or what is not priced yet.
         """
         cells.choice("task", TASKS)
-        software, warnings = software_of(cells)
+        framework, warnings = framework_of(cells)
         choice = _degrees(cells)
-        where = self._machine(cells, choice.gpus, software)
+        where = self._machine(cells, choice.gpus, framework)
         choice = _layout(cells, choice, where)
-        job, choice = self._job(cells, choice, software)
+        job, choice = self._job(cells, choice, framework)
         choice, remark = _spread(cells, choice, job)
-        choice = _schedule(cells, choice, job, software)
+        choice = _schedule(cells, choice, job, framework)
         _require_finite(choice, job)
         _require_legal(cells, choice, job, where)
         return Question(
@@ -78,11 +78,11 @@ class Questions:
             warnings=(*warnings, *remark, *_remarks(cells)),
         )
 
-    def _machine(self, cells: Cells, gpus: int, software: Software) -> Machine:
+    def _machine(self, cells: Cells, gpus: int, framework: Framework) -> Machine:
         where = self._cluster(cells, gpus)
-        key = (_key(where), software)
+        key = (_key(where), framework)
         if key not in self._machines:
-            self._machines[key] = machine(where, software)
+            self._machines[key] = machine(where, framework)
         return self._machines[key]
 
     def _cluster(self, cells: Cells, gpus: int) -> Cluster:
@@ -96,14 +96,14 @@ class Questions:
         return where
 
     def _job(
-        self, cells: Cells, choice: Uniform, software: Software
+        self, cells: Cells, choice: Uniform, framework: Framework
     ) -> tuple[Job, Uniform]:
         seq_len = seq_len_of(cells)
-        spec = spec_of(cells, seq_len=seq_len, dropout=software.dropout)
-        pads = software.pads_alone or choice.tp > 1
-        unit = software.pads_vocab * choice.tp if pads else 1
+        spec = spec_of(cells, seq_len=seq_len, dropout=framework.recipe.dropout)
+        pads = framework.recipe.pads_alone or choice.tp > 1
+        unit = framework.recipe.pads_vocab * choice.tp if pads else 1
         spec = replace(spec, vocab=-(-spec.vocab // unit) * unit)
-        micro_batch, batch = _batch(cells, choice, software)
+        micro_batch, batch = _batch(cells, choice, framework)
         job = Job(
             model=cells.word("model") or "decoder",
             spec=spec,
@@ -142,7 +142,7 @@ def _degrees(cells: Cells) -> Uniform:
     return Uniform(tp=tp, pp=pp, cp=cp, dp=dp)
 
 
-def _batch(cells: Cells, choice: Uniform, software: Software) -> tuple[int, int]:
+def _batch(cells: Cells, choice: Uniform, framework: Framework) -> tuple[int, int]:
     """(micro-batch, global batch): a batch left out is one without accumulation."""
     micro_batch, batch = cells.whole("micro_batch"), cells.whole("global_batch")
     if batch is None:
@@ -150,9 +150,9 @@ def _batch(cells: Cells, choice: Uniform, software: Software) -> tuple[int, int]
             raise cells.missing("global_batch", "fill in global_batch, or micro_batch")
         return micro_batch, cells.given("global_batch", None, micro_batch * choice.dp)
     share = 1
-    if choice.pp == 1 and not software.accumulates:
+    if choice.pp == 1 and not framework.recipe.accumulates:
         share = max(batch // choice.dp, 1)
-    elif choice.pp > 1 and software.fully_shard and not software.accumulates:
+    elif choice.pp > 1 and framework.fully_shard and not framework.recipe.accumulates:
         # torchtitan of 2024 makes as many micro-batches as the pipeline has ranks.
         share = max(batch // (choice.dp * choice.pp), 1)
     return cells.given("micro_batch", micro_batch, share), batch
@@ -160,9 +160,11 @@ def _batch(cells: Cells, choice: Uniform, software: Software) -> tuple[int, int]
 
 def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
     """Everything that hangs on neither the model nor the batch."""
-    software = where.software
-    zero = cells.given("zero", cells.whole("zero", least=0, most=3), software.zero)
-    if zero > 1 and choice.pp > 1 and software.shards_once:
+    framework = where.framework
+    zero = cells.given(
+        "zero", cells.whole("zero", least=0, most=3), framework.recipe.zero
+    )
+    if zero > 1 and choice.pp > 1 and framework.recipe.shards_once:
         # Beside a pipeline these reduce gradients once a step and keep them whole.
         zero = cells.assumed["zero"] = 1
     group = cells.whole("zero_group")
@@ -170,21 +172,21 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         raise Contradiction(f"zero_group={group} needs zero 1, 2 or 3, got zero=0")
     if zero and group is None:
         group = cells.given("zero_group", None, choice.dp)
-    by_default = choice.tp > 1 and software.sequence_parallel
+    by_default = choice.tp > 1 and framework.recipe.sequence_parallel
     sequence_parallel = cells.given(
         "sequence_parallel", cells.flag("sequence_parallel"), by_default
     )
     if choice.cp > 1:
-        kind = "all-gather" if software.fully_shard else "ring"
+        kind = "all-gather" if framework.fully_shard else "ring"
         choice = replace(choice, cp_kind=cells.given("cp_kind", None, kind))
     precision = cells.given(
         "precision",
         cells.choice("precision", PRECISIONS),
         lambda: default_precision(where.cluster),
     )
-    if precision == "fp32" and software.tf32 and _has_tf32(where):
+    if precision == "fp32" and framework.kernels.tf32 and _has_tf32(where):
         precision = cells.assumed["precision"] = "tf32"
-    cells.assumed["grad_dtype"] = software.gradients(precision)
+    cells.assumed["grad_dtype"] = framework.gradient_formats(precision)
     return replace(
         choice,
         zero=zero,
@@ -194,7 +196,7 @@ def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
         recompute=recompute_of(cells),
         flash_attention=flash_of(cells, where.cluster, precision),
         precision=precision,
-        gradient_format=software.gradient_format,
+        gradient_format=framework.gradients.format,
         offload=offload_of(cells),
     )
 
@@ -214,11 +216,11 @@ def _spread(cells: Cells, choice: Uniform, job: Job) -> tuple[Uniform, tuple[str
     return spread(choice, job, ep, None, cells.assumed), remark
 
 
-def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Uniform:
+def _schedule(cells: Cells, choice: Uniform, job: Job, framework: Framework) -> Uniform:
     """1f1b, or interleaved where virtual stages say so; and how many those are."""
     named, virtual = cells.word("schedule"), cells.whole("virtual_stages")
     if virtual is None:
-        layers, recipe = job.graph.body, software.interleaves and choice.pp > 1
+        layers, recipe = job.graph.body, framework.recipe.interleaves and choice.pp > 1
         several = named == "interleaved" or (named is None and recipe)
         most = RECIPE_LAYERS if recipe else layers
         chunks = _chunks_of(most, layers, choice.pp)
@@ -228,7 +230,7 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, software: Software) -> Un
         schedule = cells.assumed["schedule"] = NEAREST[schedule]
     stages = choice.pp * virtual
     spec, cut = job.spec, None
-    if software.cuts_by_cost and stages > 1 and isinstance(spec, DecoderSpec):
+    if framework.recipe.cuts_by_cost and stages > 1 and isinstance(spec, DecoderSpec):
         cut = layers_by_cost(spec, stages)
     return replace(
         choice,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from costmodel.layout import NOTHING, Offload, parse_offload
-from costmodel.machine import DEFAULT, UNKNOWN, Software, software_of_run
+from costmodel.machine import DEFAULT, UNKNOWN, Framework, framework_of_run
 from costmodel.runs.cells import Cells
 from costmodel.simulation import flash_default
 from profiles.errors import Contradiction, Unsupported
@@ -79,13 +79,13 @@ KERNELS: Final = {
 }
 
 
-def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:
+def framework_of(cells: Cells) -> tuple[Framework, tuple[str, ...]]:
     """The software with the row's kernels in place, and what to warn of.
 
     Raises UnknownName for a kernel, InvalidSpec for a flag that cannot be read.
     """
     printed = cells.word("framework")
-    base = software_of_run(printed or DEFAULT)
+    base = framework_of_run(printed or DEFAULT)
     warnings: tuple[str, ...] = ()
     if printed is None:
         cells.assumed["framework"] = base.name
@@ -96,13 +96,13 @@ def software_of(cells: Cells) -> tuple[Software, tuple[str, ...]]:
     kernel = cells.choice("attention_kernel", KERNELS)
     fused = cells.flag("fused_norm")
     if kernel is not None and kernel.startswith("flash"):
-        base = replace(base, flash=KERNELS[kernel])
+        base = base.variant(kernels={"flash": KERNELS[kernel]})
     elif kernel is not None:
-        base = replace(base, unfused=KERNELS[kernel])
+        base = base.variant(kernels={"unfused": KERNELS[kernel]})
     if fused is None:
-        cells.assumed["fused_norm"] = base.fused_norm
+        cells.assumed["fused_norm"] = base.kernels.fused_norm
     else:
-        base = replace(base, fused_norm=fused)
+        base = base.variant(kernels={"fused_norm": fused})
     return base, warnings
 
 

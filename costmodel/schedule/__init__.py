@@ -1,25 +1,24 @@
-"""Pipeline schedules as streams of actions, and proofs of them."""
+"""Pipeline schedules as streams of actions, and as integers."""
 
 from typing import TYPE_CHECKING
 
 from profiles.lazy import lazily
 
 if TYPE_CHECKING:
-    from costmodel.schedule.action import Action, Kind, Stream
+    from costmodel.schedule.action import COMPUTE, Action, IntArray, Kind, Stream
     from costmodel.schedule.communication import (
         RECEIVED,
         apart,
         crosses,
         with_transfers,
     )
-    from costmodel.schedule.encoding import COMPUTE, IntArray
-    from costmodel.schedule.in_flight import peak_in_flight
     from costmodel.schedule.program import Program, only_whole, program_of, unit_times
     from costmodel.schedule.schedules import (
         SCHEDULES,
         copies_held,
         holders,
         least_chunks,
+        peak_in_flight,
         require_schedule,
         schedule_called,
         streams,

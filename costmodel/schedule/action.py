@@ -4,6 +4,11 @@ A stream of actions is what the runtime executes and what the timeline prices. T
 words and the text form are PyTorch's (`torch.distributed.pipelining.schedules`);
 `D2H`, `H2D` and `STEP` stand beside them, and `@1` marks the second copy of a
 bidirectional pipeline.
+
+`Shape`: the size of a pipeline, and the integers that stand for its passes, so that a
+pipeline of 65,536 passes is built in milliseconds. A *slot* is a virtual stage of one
+copy: stage s of copy c is slot c · stages + s. A backward that runs at once with the
+forward before it in the stream is coded as OVERLAP_F_B of its own slot.
 """
 
 from __future__ import annotations
@@ -11,7 +16,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from profiles.errors import InvalidSpec
 
@@ -113,3 +121,51 @@ class Action:
 
 
 Stream = tuple[Action, ...]  # what one pipeline rank does, in order
+
+
+IntArray = NDArray[np.int64]
+COMPUTE: Final = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B)  # first digits
+NOTHING: Final = -1  # a code: what fills up the streams of ranks that do less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many pipeline ranks, virtual stages of each, micro-batches and copies."""
+
+    pp: int
+    virtual_stages: int
+    micro_batches: int
+    copies: int = 1
+
+    @property
+    def stages(self) -> int:
+        """Virtual stages of the model."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def slots(self) -> int:
+        """Virtual stages of all copies."""
+        return self.stages * self.copies
+
+    def code(self, kind: Kind, slot: Any, micro_batch: Any) -> Any:
+        """(kind, slot, micro-batch) as one integer; broadcasts."""
+        row = COMPUTE.index(kind) * self.slots + slot
+        return row * self.micro_batches + micro_batch
+
+    def action(self, code: int) -> Action:
+        """The pass that a code stands for; of an overlapped pair the backward."""
+        row, micro_batch = divmod(code, self.micro_batches)
+        kind, slot = divmod(row, self.slots)
+        copy, stage = divmod(slot, self.stages)
+        spelled = COMPUTE[kind]
+        return Action(
+            kind=Kind.B if spelled is Kind.OVERLAP_F_B else spelled,
+            stage=stage,
+            micro_batch=micro_batch,
+            copy=copy,
+        )
+
+    def overlaps(self, code: int) -> bool:
+        """Whether a code is of a backward that runs at once with a forward."""
+        kind = code // (self.micro_batches * self.slots)
+        return COMPUTE[kind] is Kind.OVERLAP_F_B

@@ -10,15 +10,11 @@ micro-batches of stage s. With pp micro-batches or a multiple that takes the pap
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from costmodel.schedule.action import Kind
-from costmodel.schedule.encoding import IntArray, Shape
-
-_Candidate = tuple[int, int, int]  # 0 backward or 1 forward; micro-batch; copy
+from costmodel.schedule.action import IntArray, Kind, Shape
 
 
 def chimera(rank: int, shape: Shape) -> IntArray:
@@ -28,77 +24,47 @@ def chimera(rank: int, shape: Shape) -> IntArray:
 
 @lru_cache(maxsize=4)
 def _streams(shape: Shape) -> tuple[IntArray, ...]:
-    board = _Board(shape=shape)
+    pp, half = shape.pp, shape.micro_batches // 2
+    kinds = (Kind.B, Kind.F)  # in the order in which they are chosen
+    # The slot after each pass, micro-batch by micro-batch, by kind, copy and stage.
+    done: dict[tuple[Kind, int, int], list[int]] = {
+        (kind, copy, stage): []
+        for kind in kinds
+        for copy in range(2)
+        for stage in range(pp)
+    }
+
+    def next_of(kind: Kind, copy: int, stage: int, slot: int) -> int | None:
+        """The micro-batch whose pass can start at *slot*, counted in its copy."""
+        forwards, backwards = done[Kind.F, copy, stage], done[Kind.B, copy, stage]
+        if kind is Kind.B:
+            number, after = len(backwards), (Kind.B, copy, stage + 1)
+            awaited = forwards if stage == pp - 1 else done[after]
+        else:
+            number = len(forwards)
+            if number == half or number - len(backwards) >= min(pp - stage, pp // 2):
+                return None
+            if stage == 0:
+                return number
+            awaited = done[Kind.F, copy, stage - 1]
+        return number if number < len(awaited) and awaited[number] <= slot else None
+
+    codes: list[list[int]] = [[] for _ in range(pp)]
     slot = 0
-    while board.left:
-        chosen = [board.choose(rank, slot) for rank in range(shape.pp)]
-        for rank, candidate in enumerate(chosen):
-            if candidate is not None:
-                board.take(rank, slot, candidate)
+    while sum(map(len, codes)) < 2 * pp * shape.micro_batches:
+        chosen = []
+        for rank in range(pp):
+            ready = [
+                (order, number, copy, stage)
+                for order, kind in enumerate(kinds)
+                for copy, stage in enumerate((rank, pp - 1 - rank))
+                if (number := next_of(kind, copy, stage, slot)) is not None
+            ]
+            chosen += [(rank, min(ready))] if ready else []
         slot += 1
-    return tuple(np.array(codes) for codes in board.codes)
-
-
-@dataclass(kw_only=True)
-class _Board:
-    """What is done, slot by slot: the slot after each pass, by (copy, stage)."""
-
-    shape: Shape
-    left: int = field(init=False)
-    codes: list[list[int]] = field(init=False)
-    forward: list[list[list[int]]] = field(init=False)
-    backward: list[list[list[int]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        pp = self.shape.pp
-        self.left = 2 * pp * self.shape.micro_batches
-        self.codes = [[] for _ in range(pp)]
-        self.forward = [[[] for _ in range(pp)] for _ in range(2)]
-        self.backward = [[[] for _ in range(pp)] for _ in range(2)]
-
-    def choose(self, rank: int, slot: int) -> _Candidate | None:
-        """What *rank* does in *slot*: the oldest backward, else the oldest forward."""
-        found: list[_Candidate] = []
-        for copy in range(2):
-            stage = self._stage(rank, copy)
-            for kind, ready in ((0, self._returns), (1, self._enters)):
-                number = ready(copy, stage, slot)
-                if number is not None:
-                    found.append((kind, number, copy))
-        return min(found, default=None)
-
-    def take(self, rank: int, slot: int, candidate: _Candidate) -> None:
-        kind, number, copy = candidate
-        stage = self._stage(rank, copy)
-        done = (self.backward, self.forward)[kind]
-        done[copy][stage].append(slot + 1)
-        where = copy * self.shape.stages + stage
-        micro_batch = copy * self._half + number
-        spelled = (Kind.B, Kind.F)[kind]
-        self.codes[rank].append(self.shape.code(spelled, where, micro_batch))
-        self.left -= 1
-
-    @property
-    def _half(self) -> int:
-        return self.shape.micro_batches // 2
-
-    def _stage(self, rank: int, copy: int) -> int:
-        return rank if copy == 0 else self.shape.pp - 1 - rank
-
-    def _returns(self, copy: int, stage: int, slot: int) -> int | None:
-        """The micro-batch whose backward is ready at *slot*, counted in its copy."""
-        number = len(self.backward[copy][stage])
-        last = stage == self.shape.pp - 1
-        before = self.forward[copy][stage] if last else self.backward[copy][stage + 1]
-        return number if number < len(before) and before[number] <= slot else None
-
-    def _enters(self, copy: int, stage: int, slot: int) -> int | None:
-        """The same of a forward, if there is room for it."""
-        number, pp = len(self.forward[copy][stage]), self.shape.pp
-        room = min(pp - stage, pp // 2)
-        if number >= self._half or number - len(self.backward[copy][stage]) >= room:
-            return None
-        if stage == 0:
-            return number
-        before = self.forward[copy][stage - 1]
-        return number if number < len(before) and before[number] <= slot else None
+        for rank, (order, number, copy, stage) in chosen:
+            done[kinds[order], copy, stage].append(slot)
+            place = copy * shape.stages + stage
+            code = shape.code(kinds[order], place, copy * half + number)
+            codes[rank].append(code)
+    return tuple(map(np.array, codes))

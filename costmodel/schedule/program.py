@@ -4,61 +4,20 @@ Depends only on (schedule, pp, virtual_stages, micro_batches), and is cached. A 
 numbers (kind, slot): row = kind · slots + slot, an index into tables of costs, and -1
 for none (some ranks of a schedule may do less). A *place* numbers an action by rank and
 position in its stream.
-
-`Kept`: what was made before, by key, as long as it does not weigh too much.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
-from costmodel.schedule.action import Action, Kind
-from costmodel.schedule.encoding import COMPUTE, NOTHING, IntArray, Shape
-from costmodel.schedule.schedules import codes, shape_of
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
-
-
-@dataclass(kw_only=True)
-class Kept(Generic[K, V]):
-    """Things by key; the least recently used go once all weigh more than *most*.
-
-    >>> kept = Kept(weight=len, most=5)
-    >>> [kept.get(text, str.upper) for text in ("abc", "de", "f")]
-    ['ABC', 'DE', 'F']
-    >>> len(kept)
-    2
-    """
-
-    weight: Callable[[V], int]
-    most: int
-    _things: OrderedDict[K, V] = field(default_factory=OrderedDict)
-    _weighs: int = 0
-
-    def __len__(self) -> int:
-        return len(self._things)
-
-    def get(self, key: K, make: Callable[[K], V]) -> V:
-        """The thing of *key*, made by *make* if it is not there."""
-        if key in self._things:
-            self._things.move_to_end(key)
-            return self._things[key]
-        made = self._things[key] = make(key)
-        self._weighs += self.weight(made)
-        while self._weighs > self.most and len(self._things) > 1:
-            _, gone = self._things.popitem(last=False)
-            self._weighs -= self.weight(gone)
-        return made
-
+from costmodel.schedule.action import COMPUTE, NOTHING, Action, IntArray, Kind, Shape
+from costmodel.schedule.schedules import codes
 
 _GRADIENTS: Final = [COMPUTE.index(kind) for kind in (Kind.B, Kind.I, Kind.OVERLAP_F_B)]
-MOST_KEPT: Final = 2_000_000  # actions of all programs together, some 100 bytes each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,8 +43,7 @@ class Program:
     awaits: list[int]
     links: IntArray
     no_link: int
-    first_forward: IntArray  # places, by slot
-    last_backward: IntArray
+    last_backward: IntArray  # places, by slot
     finishing: IntArray  # [pp, slots of a rank]: as the last B or W of each ends
 
     def action(self, rank: int, position: int) -> Action:
@@ -93,20 +51,12 @@ class Program:
         return self.shape.action(int(self.codes[rank, position]))
 
 
+@lru_cache(maxsize=16)  # some 100 bytes an action
 def program_of(
     schedule: str, pp: int, virtual_stages: int, micro_batches: int
 ) -> Program:
     """A schedule, compiled once. Raises as `schedule.require_schedule`."""
-    key = (schedule, pp, virtual_stages, micro_batches)
-    return _PROGRAMS.get(key, lambda sizes: compiled(*sizes))
-
-
-def compiled(
-    schedule: str, pp: int, virtual_stages: int, micro_batches: int
-) -> Program:
-    """The streams of a schedule as integers."""
-    shape = shape_of(schedule, pp, virtual_stages, micro_batches)
-    coded = codes(schedule, shape)
+    shape, coded = codes(schedule, pp, virtual_stages, micro_batches)
     rows, micro_batch = np.divmod(coded, micro_batches)
     sources = _sources(rows, micro_batch, shape)
     flat = sources.ravel()
@@ -120,7 +70,7 @@ def compiled(
     links[flat[awaiting]] = rank[flat[awaiting]] * pp + rank[awaiting]
     awaited = number[flat[order]]
     source_rows = np.where(sources >= 0, rows.ravel()[sources], -1)
-    first, last, finishing = _ends(coded, shape)
+    last, finishing = _ends(coded, shape)
     return Program(
         schedule=schedule,
         shape=shape,
@@ -135,15 +85,9 @@ def compiled(
         awaits=awaited.tolist(),
         links=links[order],
         no_link=pp * pp,
-        first_forward=first,
         last_backward=last,
         finishing=finishing,
     )
-
-
-_PROGRAMS: Final = Kept[tuple[str, int, int, int], Program](
-    weight=lambda program: program.rows.size, most=MOST_KEPT
-)
 
 
 def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
@@ -219,15 +163,10 @@ def _swept(sources: IntArray, pp: int) -> IntArray:
     return np.array(order)
 
 
-def _ends(coded: IntArray, shape: Shape) -> tuple[IntArray, IntArray, IntArray]:
-    """First forwards, last backwards, and each rank's slots in order of the latter."""
-    size = (len(COMPUTE), shape.slots, shape.micro_batches)
-    flat = coded.ravel()
-    there = np.flatnonzero(flat != NOTHING)
-    place = np.full(size, -1)
-    place.ravel()[flat[there]] = there
-    forwards, *backwards = place
-    first = np.where(forwards >= 0, forwards, flat.size).min(axis=1)
-    last = np.max(backwards, axis=(0, 2))
-    finishing = np.argsort(last).reshape(shape.pp, shape.slots // shape.pp)
-    return first, last, finishing
+def _ends(coded: IntArray, shape: Shape) -> tuple[IntArray, IntArray]:
+    """Last backwards, and each rank's slots in order of them."""
+    place = np.full((len(COMPUTE), shape.slots, shape.micro_batches), -1)
+    there = np.flatnonzero(coded != NOTHING)
+    place.ravel()[coded.ravel()[there]] = there
+    last = place[1:].max(axis=(0, 2))
+    return last, np.argsort(last).reshape(shape.pp, shape.slots // shape.pp)

@@ -1,7 +1,7 @@
 """Pipeline schedules: which rank runs which forward and backward, in which order.
 
 Each schedule is one generator of one rank's stream; the streams depend only on
-(schedule, pp, virtual_stages, micro_batches). `shape` codes their actions as integers;
+(schedule, pp, virtual_stages, micro_batches). `codes` are their actions as integers;
 `streams` spells them out.
 
     gpipe           all forwards, then all backwards (Huang et al., NeurIPS 2019)
@@ -10,7 +10,7 @@ Each schedule is one generator of one rank's stream; the streams depend only on
                     (Narayanan et al., SC 2021, section 2.2; Megatron-LM's order)
     zb-h1           `zero_bubble`
     zb-interleaved
-    zb-v            `v_schedules`
+    zb-v
     dualpipe-v
     chimera         `chimera`
 
@@ -22,31 +22,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from costmodel.schedule.action import Action, Kind, Stream
+from costmodel.schedule.action import NOTHING, Action, IntArray, Kind, Shape, Stream
 from costmodel.schedule.chimera import chimera
-from costmodel.schedule.encoding import NOTHING, IntArray, Shape
 from costmodel.schedule.zero_bubble import dualpipe_v, zb_v, zero_bubble
 from profiles.errors import InvalidSpec, UnknownName
 
 
 def gpipe(rank: int, shape: Shape) -> IntArray:
     """Fill with everything, then drain: `0F0 0F1 0F2 0B0 0B1 0B2`."""
-    micro_batch = np.arange(shape.micro_batches)
-    forwards = shape.code(Kind.F, rank, micro_batch)
-    backwards = shape.code(Kind.B, rank, micro_batch)
-    return _fill_alternate_drain(forwards, backwards, ahead=shape.micro_batches)
+    return _one_chunk(rank, shape, ahead=shape.micro_batches)
 
 
 def one_f_one_b(rank: int, shape: Shape) -> IntArray:
     """As far ahead as there are stages behind: `0F0 0F1 0B0 0F2 0B1 0B2` (0 of 2)."""
+    return _one_chunk(rank, shape, ahead=shape.pp - 1 - rank)
+
+
+def _one_chunk(rank: int, shape: Shape, *, ahead: int) -> IntArray:
     micro_batch = np.arange(shape.micro_batches)
     forwards = shape.code(Kind.F, rank, micro_batch)
     backwards = shape.code(Kind.B, rank, micro_batch)
-    return _fill_alternate_drain(forwards, backwards, ahead=shape.pp - 1 - rank)
+    return _fill_alternate_drain(forwards, backwards, ahead=ahead)
 
 
 def interleaved(rank: int, shape: Shape) -> IntArray:
@@ -66,11 +67,6 @@ def interleaved(rank: int, shape: Shape) -> IntArray:
     return _fill_alternate_drain(forwards, backwards, ahead=ahead)
 
 
-def accumulation(rank: int, shape: Shape) -> IntArray:
-    """Without a pipeline: `0F0 0B0 0F1 0B1`."""
-    return one_f_one_b(rank, shape)
-
-
 def _fill_alternate_drain(
     forwards: IntArray, backwards: IntArray, *, ahead: int
 ) -> IntArray:
@@ -85,16 +81,46 @@ def _fill_alternate_drain(
     return stream
 
 
+Counts = Any  # numbers, or arrays that broadcast
+
+
+def _alive_one_chunk(rank: Counts, pp: Counts, chunks: Counts, batches: Counts) -> Any:
+    return np.minimum(pp - rank, batches)
+
+
+def _alive_in_turns(hop: int) -> Callable[[Counts, Counts, Counts, Counts], Any]:
+    """Megatron's warm-up and one more, with *hop* passes for each rank behind."""
+
+    def alive(rank: Counts, pp: Counts, chunks: Counts, batches: Counts) -> Any:
+        warm_up = (chunks - 1) * pp + hop * (pp - 1 - rank)
+        return np.minimum(warm_up + 1, chunks * batches)
+
+    return alive
+
+
+def _alive_zb_v(rank: Counts, pp: Counts, chunks: Counts, batches: Counts) -> Any:
+    first = np.minimum(2 * pp - 1 - rank, batches)
+    return first + np.minimum(rank + 1, batches)
+
+
+def _alive_chimera(rank: Counts, pp: Counts, chunks: Counts, batches: Counts) -> Any:
+    room = np.minimum(pp, batches) // 2
+    return np.minimum(pp - rank, room) + np.minimum(rank + 1, room)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """How a schedule orders its passes, and where it lays the stages.
 
-    `chunks` are the virtual stages that a rank may hold: 1, 2, or any from 2 on
-    (None). `in_v`: the second chunk goes back up the ranks. `copies` of the model go
-    through the ranks, the second one from their end. `splits` B into I and W.
+    `in_flight` of (rank, pp, virtual stages, micro-batches) are the (chunk,
+    micro-batch) pairs whose activations a rank has saved at its peak. `chunks` are the
+    virtual stages that a rank may hold: 1, 2, or any from 2 on (None). `in_v`: the
+    second chunk goes back up the ranks. `copies` of the model go through the ranks, the
+    second one from their end. `splits` B into I and W.
     """
 
     order: Callable[[int, Shape], IntArray]
+    in_flight: Callable[[Counts, Counts, Counts, Counts], Any]
     chunks: int | None = 1
     in_v: bool = False
     copies: int = 1
@@ -102,15 +128,55 @@ class Schedule:
 
 
 SCHEDULES: Final = {
-    "gpipe": Schedule(order=gpipe),
-    "1f1b": Schedule(order=one_f_one_b),
-    "interleaved": Schedule(order=interleaved, chunks=None),
-    "zb-h1": Schedule(order=zero_bubble, splits=True),
-    "zb-interleaved": Schedule(order=zero_bubble, chunks=None, splits=True),
-    "zb-v": Schedule(order=zb_v, chunks=2, in_v=True, splits=True),
-    "dualpipe-v": Schedule(order=dualpipe_v, chunks=2, in_v=True, splits=True),
-    "chimera": Schedule(order=chimera, copies=2),
+    "gpipe": Schedule(
+        order=gpipe,
+        in_flight=lambda rank, pp, chunks, batches: np.where(pp > 1, batches, 1),
+    ),
+    "1f1b": Schedule(order=one_f_one_b, in_flight=_alive_one_chunk),
+    "interleaved": Schedule(
+        order=interleaved, in_flight=_alive_in_turns(2), chunks=None
+    ),
+    "zb-h1": Schedule(order=zero_bubble, in_flight=_alive_one_chunk, splits=True),
+    "zb-interleaved": Schedule(
+        order=zero_bubble, in_flight=_alive_in_turns(1), chunks=None, splits=True
+    ),
+    "zb-v": Schedule(
+        order=zb_v, in_flight=_alive_zb_v, chunks=2, in_v=True, splits=True
+    ),
+    "dualpipe-v": Schedule(
+        order=dualpipe_v,
+        in_flight=lambda rank, pp, chunks, batches: 2 * pp + 1,
+        chunks=2,
+        in_v=True,
+        splits=True,
+    ),
+    "chimera": Schedule(order=chimera, in_flight=_alive_chimera, copies=2),
 }
+
+
+def peak_in_flight(
+    schedule: str,
+    rank: ArrayLike,
+    pp: ArrayLike,
+    virtual_stages: ArrayLike,
+    micro_batches: ArrayLike,
+) -> IntArray:
+    """Saved (chunk, micro-batch) pairs at the peak of pipeline rank *rank*.
+
+    What I leaves for W is not counted. Broadcasts, for one schedule at a time. Where
+    the chunks of a rank save unequal bytes, the peak in bytes is `timeline`'s to find.
+    Numbers that `require_schedule` refuses are not caught here.
+
+    >>> int(peak_in_flight("1f1b", 0, 4, 1, 8))
+    4
+    >>> peak_in_flight("interleaved", np.arange(4), 4, 2, 8).tolist()
+    [11, 9, 7, 5]
+
+    Raises UnknownName.
+    """
+    sizes = [*map(np.asarray, (rank, pp, virtual_stages, micro_batches))]
+    alive = schedule_called(schedule).in_flight(*sizes)
+    return np.broadcast_to(alive, np.broadcast(*sizes).shape)
 
 
 def schedule_called(name: str) -> Schedule:
@@ -139,16 +205,16 @@ def require_schedule(
     _require_stages(schedule, pp, virtual_stages)
     if micro_batches < 1:
         raise InvalidSpec(f"micro_batches={micro_batches}; a step needs at least one")
-    in_turns = schedule_called(schedule).chunks is None
-    if (in_turns and micro_batches % pp) or (
-        schedule == "chimera" and _odd(micro_batches)
-    ):
-        step = pp if in_turns else 2
+    found = SCHEDULES[schedule]
+    in_turns = found.chunks is None
+    step = pp if in_turns else found.copies
+    if micro_batches % step:
+        below = micro_batches // step * step
+        near = [str(one) for one in (below, below + step) if one]
         raise InvalidSpec(
             f"{schedule} with micro_batches={micro_batches} on pp={pp}: the "
-            f"micro-batches must be a multiple of {'pp' if in_turns else 2}; choose "
-            f"{' or '.join(map(str, _multiples_around(micro_batches, step)))}, "
-            "or the schedule 1f1b"
+            f"micro-batches must be a multiple of {'pp' if in_turns else step}; choose "
+            f"{' or '.join(near)}, or the schedule 1f1b"
         )
     if schedule == "dualpipe-v" and micro_batches < 2 * pp:
         raise InvalidSpec(
@@ -178,20 +244,11 @@ def _require_stages(schedule: str, pp: int, virtual_stages: int) -> None:
             f"{schedule} with pp={pp} and virtual_stages={virtual_stages}; it has two "
             "stages a rank and two ranks or more: use virtual_stages=2 and pp >= 2"
         )
-    if found.copies == 2 and _odd(pp):
+    if pp % found.copies:
         raise InvalidSpec(
             f"{schedule} with pp={pp}; its two copies meet in the middle: choose an "
             "even pp or the schedule 1f1b"
         )
-
-
-def _odd(number: int) -> bool:
-    return number % 2 == 1
-
-
-def _multiples_around(number: int, divisor: int) -> list[int]:
-    below = number // divisor * divisor
-    return [multiple for multiple in (below, below + divisor) if multiple]
 
 
 def holders(schedule: str, pp: int, virtual_stages: int) -> tuple[int, ...]:
@@ -225,31 +282,25 @@ def copies_held(
     return first, tuple(pp - 1 - rank for rank in first)
 
 
-def shape_of(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> Shape:
-    """The size of a pipeline; raises as `require_schedule`."""
+def codes(
+    schedule: str, pp: int, virtual_stages: int, micro_batches: int
+) -> tuple[Shape, IntArray]:
+    """The size of a pipeline, and every rank's stream in integer codes, one row a rank,
+    filled up with NOTHING. Raises as `require_schedule`."""
     require_schedule(schedule, pp, virtual_stages, micro_batches)
-    return Shape(
+    found = SCHEDULES[schedule]
+    shape = Shape(
         pp=pp,
         virtual_stages=virtual_stages,
         micro_batches=micro_batches,
-        copies=schedule_called(schedule).copies,
+        copies=found.copies,
     )
-
-
-def codes(schedule: str, shape: Shape) -> IntArray:
-    """Every rank's stream in integer codes, one row a rank, filled up with NOTHING.
-
-    Raises as `require_schedule`.
-    """
-    require_schedule(schedule, shape.pp, shape.virtual_stages, shape.micro_batches)
-    order = SCHEDULES[schedule].order if shape.pp > 1 else accumulation
-    rows = [order(rank, shape) for rank in range(shape.pp)]
-    longest = max(map(len, rows))
-    if all(len(row) == longest for row in rows):
-        return np.stack(rows)
-    return np.stack(
-        [np.pad(row, (0, longest - len(row)), constant_values=NOTHING) for row in rows]
-    )
+    order = found.order if pp > 1 else one_f_one_b
+    rows = [order(rank, shape) for rank in range(pp)]
+    coded = np.full((pp, max(map(len, rows))), NOTHING)
+    for filled, row in zip(coded, rows, strict=True):
+        filled[: len(row)] = row
+    return shape, coded
 
 
 @lru_cache(maxsize=16)
@@ -263,9 +314,8 @@ def streams(
 
     Raises as `require_schedule`.
     """
-    shape = shape_of(schedule, pp, virtual_stages, micro_batches)
-    rows = codes(schedule, shape).tolist()
-    return tuple(tuple(_spelled(row, shape)) for row in rows)
+    shape, rows = codes(schedule, pp, virtual_stages, micro_batches)
+    return tuple(tuple(_spelled(row, shape)) for row in rows.tolist())
 
 
 def _spelled(row: list[int], shape: Shape) -> Iterator[Action]:

@@ -25,8 +25,7 @@ from collections import Counter, deque
 
 import numpy as np
 
-from costmodel.schedule.action import Kind
-from costmodel.schedule.encoding import IntArray, Shape
+from costmodel.schedule.action import IntArray, Kind, Shape
 
 
 class _Stream:

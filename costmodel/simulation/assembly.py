@@ -54,7 +54,7 @@ class Accounts:
 
     def costs(self) -> StageCosts:
         """The input of the timeline."""
-        layout, forward, backward = self.layout, *self._sends
+        forward, backward = self._sends
         return StageCosts(
             forward_s=self.stages.forward_s + forward.in_passes_s,
             backward_s=self.stages.backward_s + backward.in_passes_s,
@@ -71,7 +71,6 @@ class Accounts:
             gather_s=self._by_rank(self.stages.gather_s)
             + self._tied_s
             + self.on.step_s,
-            static_bytes=np.zeros(layout.pp),  # states are added by kind, in `memory`
             buckets=self.stages.buckets.astype(np.int64),
             overlap_reduce=self._hides_gradients,
             turns=self.on.turns,
@@ -152,7 +151,7 @@ class Accounts:
     @property
     def _hides_gradients(self) -> bool:
         tp = [stage.mesh.tp for stage in self.layout.stages]
-        return bool(np.all(hides_gradients(self.on.software, tp)))
+        return bool(np.all(hides_gradients(self.on.framework, tp)))
 
     @property
     def _degrees(self) -> list[tuple[int, ...]]:
@@ -185,7 +184,7 @@ class Accounts:
         hidden: Array = np.minimum(sent, other)
         hidden = np.minimum(hidden, np.maximum(passes_s - hidden, 0))
         hidden = np.minimum(hidden, self.stages.backward_s)
-        return (1 - self.on.software.contention) * hidden
+        return (1 - self.on.framework.overlap.contention) * hidden
 
     @cached_property
     def _sends(self) -> tuple[Sends, Sends]:

@@ -203,7 +203,7 @@ def _answered(
         "device_cost": devices.cost,
         "device_power_w": devices.power_w,
         "price_sources": sources,
-        "stops_early": where.software.stops_early,
+        "stops_early": where.framework.stops_early,
         "assumed": assumed,
         "warnings": tuple(dict.fromkeys((*warnings, *where.remarks()))),
     }

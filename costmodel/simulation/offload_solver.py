@@ -287,7 +287,7 @@ def links_of(found: Estimate, job: Job, on: Machine, tier: str) -> tuple[Link, .
     parallel, costs = parallel_of(rows), found.timeline.costs
     to = tier_rates(parallel, Offload(tier=tier), where)
     rate = np.broadcast_to(np.minimum(to.read, to.write), len(layout.stages))
-    hides = "offload" in where.software.overlap
+    hides = "offload" in where.framework.overlap.hidden
     backward_s = costs.backward_s - _fetched(found, job, where, parallel) / rate
     return tuple(
         Link(bytes_per_s=each, forward_s=forward, backward_s=backward)

@@ -101,7 +101,7 @@ def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     own = unit_work(parameters, parallel, precision, on, units=units)
     experts = np.asarray(priced.expert_parameters)
     if np.any(experts):
-        apart = sharded_experts(parallel, on.software, away)
+        apart = sharded_experts(parallel, on.framework, away)
         sync = sync + exchanges(
             experts, apart, precision, on, units=units, offload=away
         )

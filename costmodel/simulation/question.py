@@ -15,13 +15,13 @@ from typing import Any, Final
 from costmodel.layout import Offload, Uniform, ZeroPlus, asked_layers, parse_offload
 from costmodel.machine import (
     DEFAULT,
+    Framework,
     Machine,
     Profile,
-    Software,
+    framework_on,
+    load_framework,
     machine,
     shares_cores,
-    software,
-    software_on,
     with_buckets,
     with_overlap,
 )
@@ -72,9 +72,9 @@ def remarks_on(profile: Profile | None, on: Machine) -> tuple[str, ...]:
     if profile is None:
         return ()
     found = list(profile.warnings)
-    if on.software.name not in OURS:
+    if on.framework.name not in OURS:
         found.append(
-            f"the samples are of PyTorch's own operators; {on.software.name} may run "
+            f"the samples are of PyTorch's own operators; {on.framework.name} may run "
             "others"
         )
     return tuple(found)
@@ -82,9 +82,9 @@ def remarks_on(profile: Profile | None, on: Machine) -> tuple[str, ...]:
 
 def framework_of(
     wish: JobOptions, pins: Pins, device: Device, assumed: dict[str, Any]
-) -> Software:
+) -> Framework:
     """The software that is priced, with the overlap that was asked for."""
-    base = software(wish.framework or DEFAULT)
+    base = load_framework(wish.framework or DEFAULT)
     if wish.framework is None:
         assumed["framework"] = base.name
     if wish.grad_dtype is not None:
@@ -92,8 +92,8 @@ def framework_of(
     if pins.bucket_mb is not None:
         base = with_buckets(base, pins.bucket_mb * MB)
     if pins.overlap is None:
-        there = software_on(base, device)
-        assumed["overlap"] = ",".join(sorted(there.overlap)) or "none"
+        there = framework_on(base, device)
+        assumed["overlap"] = ",".join(sorted(there.overlap.hidden)) or "none"
         if shares_cores(device):
             assumed["overlap"] = NO_OVERLAP
         return there
@@ -411,9 +411,9 @@ def _rest(
     precision = _take(
         wish.precision, default_precision(where.cluster), "precision", assumed
     )
-    gradient = wish.grad_dtype or where.software.gradient_format
+    gradient = wish.grad_dtype or where.framework.gradients.format
     if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
-        assumed["grad_dtype"] = where.software.gradients(precision)
+        assumed["grad_dtype"] = where.framework.gradient_formats(precision)
     return replace(
         choice,
         schedule=_take(pins.schedule, schedule, "schedule", assumed),

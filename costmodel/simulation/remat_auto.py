@@ -139,7 +139,7 @@ class Stages:
 
     def rooms(self, limit_bytes: float) -> Array:
         """Bytes for kept tensors and the working set of each rank's layers."""
-        rooms, each = [], secured_of_kept(self.on.software.footprint)
+        rooms, each = [], secured_of_kept(self.on.framework.footprint)
         for memory, held in zip(self.kept.memory, self._held, strict=True):
             groups = [one.group for one in held]
             here = sum(
@@ -407,7 +407,7 @@ def _narrowed(stages: Stages, way: Way, limit_bytes: float, known: Known) -> Est
     """The layout that *way* makes of the room of each rank, narrowed until it fits."""
     rooms = stages.rooms(limit_bytes)
     seen: list[Estimate] = []
-    each = secured_of_kept(stages.on.software.footprint)
+    each = secured_of_kept(stages.on.framework.footprint)
     for turn in range(ROUNDS):
         layout = way(rooms)
         if not seen or layout != seen[-1].layout:

@@ -31,7 +31,7 @@ from costmodel.layout import (
     preset,
     recompute,
 )
-from costmodel.machine import LaunchFloor, Machine, Software
+from costmodel.machine import Framework, LaunchFloor, Machine
 from costmodel.operators import OperatorPrice, Work
 from costmodel.stages import Whole, kept_bytes, run_again
 from costmodel.support import SEGMENTS, treatment
@@ -101,7 +101,7 @@ def menu(
     for name in PRESETS:
         one = preset(name, block)
         found[one.recomputed] = one
-    for names in _closed_sets(block, prices, on.software.launch_floor):
+    for names in _closed_sets(block, prices, on.framework.host.floor):
         one = recompute(*names)
         found.setdefault(one.recomputed, one)
     layer = _Layer.of(block, prices, entry_bytes, on)
@@ -194,7 +194,7 @@ class _Layer:
     tensors: dict[str, float]
     widest_bytes: float
     entry_bytes: float
-    software: Software
+    framework: Framework
 
     @classmethod
     def of(
@@ -214,11 +214,11 @@ class _Layer:
             tensors={name: _number(size) for name, size in whole.tensors.items()},
             widest_bytes=_number(whole.widest_bytes),
             entry_bytes=_number(entry_bytes),
-            software=on.software,
+            framework=on.framework,
         )
 
     def option(self, retention: Retention) -> Option:
-        early = self.software.stops_early
+        early = self.framework.stops_early
         again = run_again(self.block, retention, stops_early=early).items()
         saved, _, dropped = kept_bytes(
             self.block, self.tensors, retention, self.entry_bytes
@@ -232,7 +232,7 @@ class _Layer:
         )
         return Option(
             retention=retention,
-            recompute_s=_number(repeated.total_s(self.software.launch_floor)),
+            recompute_s=_number(repeated.total_s(self.framework.host.floor)),
             saved_bytes=_number(saved),
             working_bytes=self.widest_bytes + _number(dropped),
         )

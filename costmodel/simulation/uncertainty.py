@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from costmodel.machine import GENERIC, Machine, Software
+from costmodel.machine import GENERIC, Framework, Machine
 from costmodel.simulation.price_sources import PriceSources
 from profiles.errors import InvalidFile
 
@@ -83,11 +83,11 @@ def with_odds(on: Machine, probability: float) -> Machine:
     at 0.5 it is taken at its word."""
     free = deviations(probability)
 
-    def leaving(one: Software) -> Software:
+    def leaving(one: Framework) -> Framework:
         return replace(one, footprint=replace(one.footprint, deviations=free))
 
     plain = None if on.plain is None else leaving(on.plain)
-    return replace(on, software=leaving(on.software), plain=plain)
+    return replace(on, framework=leaving(on.framework), plain=plain)
 
 
 def probability_fits(needed: float, spread: float, capacity: float) -> float:
@@ -141,7 +141,7 @@ def spread_of(
     and a step never repeats better than `STEP_NOISE`.
     """
     known = calibration()
-    half = known.half_width(on.software.name, on.device.name, exchanged=exchanged)
+    half = known.half_width(on.framework.name, on.device.name, exchanged=exchanged)
     step = half / P90 * (GENERIC_FACTOR if on.rates.kin == GENERIC else 1.0)
     if sources is not None:
         sampled = 1.0 - sources.roofline

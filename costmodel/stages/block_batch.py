@@ -294,15 +294,15 @@ class _Page:
         retention = self._retention(kept)
         if self.block.name in self.book.body:
             retention = offloaded(retention, self.block, self.book.offload)
-        software = self.book.on.software
+        framework = self.book.on.framework
         return atom(
             self.block,
             sheet.prices,
             retention,
             sheet.entry_bytes,
             whole=sheet.whole,
-            stops_early=software.stops_early,
-            floor=software.launch_floor,
+            stops_early=framework.stops_early,
+            floor=framework.host.floor,
         )
 
     def _retention(self, kept: str | Retention) -> Retention:
@@ -443,15 +443,15 @@ def _treated(treatment: Treatment, priced: _Priced, packer: Packer) -> Atom:
         made = shared_parameters if treatment.twice else tied_parameters
         return made(prices[treatment.operator])
     require_priced(treatment, block)
-    software = packer.machine.software
+    framework = packer.machine.framework
     return atom(
         block,
         prices,
         treatment,
         entry,
         whole=whole,
-        stops_early=software.stops_early,
-        floor=software.launch_floor,
+        stops_early=framework.stops_early,
+        floor=framework.host.floor,
         packer=packer,
     )
 

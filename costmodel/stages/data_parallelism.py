@@ -31,9 +31,9 @@ from costmodel.layout import (
     sums_shards_last,
 )
 from costmodel.machine import (
+    Framework,
     Group,
     Machine,
-    Software,
     Sourced,
     blocks_gathered,
     blocks_reduced,
@@ -140,11 +140,11 @@ class DataParallel:
 
 
 def sharded_experts(
-    parallel: DataParallel, software: Software, offload: Offload = NOTHING
+    parallel: DataParallel, framework: Framework, offload: Offload = NOTHING
 ) -> DataParallel:
-    """The data-parallel side of experts, as *software* shards them; shards that
+    """The data-parallel side of experts, as *framework* shards them; shards that
     *offload* keeps on the host are there however many ranks share them."""
-    lone = software.fully_shard and not offload.parameters
+    lone = framework.fully_shard and not offload.parameters
     return parallel.of_experts(as_layers=lone)
 
 
@@ -211,7 +211,7 @@ def exchanges(
     weight_bytes = parameters * precision.parameter.bytes
     gather = _gathered(weight_bytes, group, machine, pieces)
     zero = parallel.zero
-    whole = (zero == 0) | ((zero == 1) & machine.software.reduces_whole)
+    whole = (zero == 0) | ((zero == 1) & machine.framework.gradients.reduces_whole)
     of_passes = gather.where(zero == 3)
     every_bytes = weight_bytes + frozen * precision.frozen_bytes
     if np.any(np.asarray(frozen) > 0):
@@ -394,12 +394,12 @@ def full_messages(
     machine: Machine,
 ) -> Array:
     """How many messages *parameters* fill: of several stages' together the sum."""
-    software = machine.software
-    layers = units * software.messages
-    if software.shard_bucket is None:
+    habits = machine.framework.gradients
+    layers = units * habits.messages
+    if habits.shard_bucket is None:
         size = parameters * precision.gradient.bytes
-        return np.where(parallel.zero == 0, size / software.bucket_bytes, layers)
-    least, each = software.shard_bucket
+        return np.where(parallel.zero == 0, size / habits.bucket_bytes, layers)
+    least, each = habits.shard_bucket
     bucket = np.maximum(least, each * parallel.shards)
     return np.where(parallel.zero < 3, parameters / bucket, layers)
 
@@ -408,7 +408,8 @@ def reduced_bytes(
     precision: Precision, machine: Machine, *, shards: bool = False
 ) -> float:
     """Bytes of one gradient as it travels; to *shards* as ZeRO-3 sends it."""
-    reduce = (shards and machine.software.reduce_shards) or machine.software.reduce
+    habits = machine.framework.gradients
+    reduce = (shards and habits.reduce_shards) or habits.reduce
     if reduce == "half" and precision.parameter.bytes <= 2:
         return precision.parameter.bytes
     if reduce == "half-or-fp32":

@@ -392,7 +392,7 @@ def waiting_bytes(gradients: Array, device: Device) -> Array:
 
 def pipeline_buffers(on: Machine, pp: Any) -> Array:
     """How many times the activations of 1F1B a pipeline of *pp* ranks holds."""
-    return np.where(np.asarray(pp) > 1, on.software.footprint.pipeline_buffers, 1.0)
+    return np.where(np.asarray(pp) > 1, on.framework.footprint.pipeline_buffers, 1.0)
 
 
 def _states(

@@ -85,7 +85,7 @@ def away_of(peak: Peak, layout: Layout, cluster: Cluster) -> Away | None:
         peak.precision,
         peak.moments,
         offload,
-        shards_are_masters=peak.on.software.fully_shard,
+        shards_are_masters=peak.on.framework.fully_shard,
     )
     if len(cluster.islands) > 1:
         return _over_islands(each, layout, cluster, offload.tier)

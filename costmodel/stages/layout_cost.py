@@ -99,7 +99,7 @@ class LayoutPricer:
             redone = recomputed_operators(
                 block,
                 plan.retention.recomputed,
-                stops_early=self.machine.software.stops_early,
+                stops_early=self.machine.framework.stops_early,
             )
             for again in redone:
                 total = total + prices[again].forward

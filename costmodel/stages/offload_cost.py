@@ -99,9 +99,9 @@ def waits(
     it away."""
     link, to = host_link(machine), tier_rates(parallel, offload, machine)
     fetched = moved.weight_bytes if offload.parameters else np.zeros(())
-    level = level_away(parallel, offload, fully_shard=machine.software.fully_shard)
+    level = level_away(parallel, offload, fully_shard=machine.framework.fully_shard)
     sent = np.where(level >= 2, moved.gradient_bytes, 0.0) * offload.optimizer
-    hides = "offload" in machine.software.overlap
+    hides = "offload" in machine.framework.overlap.hidden
     leave_s, fetch_s = moved.saved_bytes / to.write, fetched / to.read
     back_s = moved.saved_bytes / to.read + fetch_s
     if offload.tier == "nvme":
@@ -130,12 +130,14 @@ def host_step(
     they are already gone. *layers* is the data parallelism of the stage's layers, whose
     level holds for experts too.
     """
-    zero = level_away(layers, offload, fully_shard=machine.software.fully_shard)
+    zero = level_away(layers, offload, fully_shard=machine.framework.fully_shard)
     shard = parameters / parallel.shard_of(1)
     to = tier_rates(parallel, offload, machine)
     gradients = shard * precision.gradient.bytes
     leaving = np.where(zero < 2, gradients, 0.0)
-    hidden_s = backward_s * ("offload" in machine.software.overlap) * (zero == 1)
+    hidden_s = (
+        backward_s * ("offload" in machine.framework.overlap.hidden) * (zero == 1)
+    )
     there = (zero >= 1) & (offload.tier == "nvme")  # on the drives
     rate = np.where(there, to.write, host_link(machine))
     out_s = _beyond(hidden_s, leaving / rate, np.zeros(()))
@@ -164,7 +166,7 @@ def summed_where_they_lie(
     """Elements of a rank's gradients that `fully_shard` has sent away when they are
     summed: *over_ranks* of tp, or of the pipeline's ends; all of them over holders of
     a stage, or replicas of shards."""
-    if not machine.software.fully_shard:
+    if not machine.framework.fully_shard:
         return np.zeros(())
     level = level_away(parallel, offload, fully_shard=True)
     every = sums_shards_last(offload, level, copies=parallel.copies)
@@ -192,7 +194,7 @@ def state_bytes(precision: Precision, moments: int) -> float:
 def shard_bytes(precision: Precision, machine: Machine) -> float:
     """Of a parameter of a shard that is away: `fully_shard`'s are the masters, and are
     cast when they have come."""
-    master = precision.master_bytes if machine.software.fully_shard else 0.0
+    master = precision.master_bytes if machine.framework.fully_shard else 0.0
     return float(master or precision.parameter.bytes)
 
 
@@ -213,7 +215,7 @@ def _weights_back_s(
         precision.parameter.bytes,
         shard_bytes(precision, machine),
     )
-    fetched = ((zero == 1) | (zero == 2)) & machine.software.fully_shard
+    fetched = ((zero == 1) | (zero == 2)) & machine.framework.fully_shard
     return np.asarray(shard * each / np.where(fetched, to.read, host_link(machine)))
 
 

@@ -77,9 +77,9 @@ def updated(
 def cast_bytes(parameters: Array, precision: Precision, machine: Machine) -> Array:
     """Bytes that making 8- or 4-bit weights of a rank's 16-bit ones moves, where that
     is done once a step."""
-    once = machine.software.casts_weights_once
+    once = machine.framework.fp8.casts_weights_once
     narrow = precision.matmul.bytes < SIXTEEN_BITS
-    return parameters * machine.software.quantise_bytes * (once and narrow)
+    return parameters * machine.framework.fp8.quantise_bytes * (once and narrow)
 
 
 def _copied_bytes(
@@ -113,13 +113,13 @@ def accumulation_bytes(
     made = precision.activation.bytes
     kept = reduced_bytes(precision, machine)
     copy = precision.cast_cache
-    casts = machine.software.casts_gradients or copy is not None
+    casts = machine.framework.gradients.casts or copy is not None
     cast = 2 * kept if casts and made < kept else 0.0
     added = {
         "fused": kept,
         "autograd": 3 * made,
         "separate": made + cast + 2 * kept,
-    }[machine.software.accumulation]
+    }[machine.framework.gradients.accumulation]
     copied = made + kept
     gathered = 2 * 2 * precision.parameter.bytes
     if measures_units(machine):

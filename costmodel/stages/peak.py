@@ -92,8 +92,8 @@ def _together(peaks: Sequence[Peak], device: Device) -> Memory:
         process=Process(
             device=device,
             ranks=by_rank(one.gpus for one in peaks),
-            fully_shard=first.on.software.fully_shard,
-            footprint=first.on.software.footprint,
+            fully_shard=first.on.framework.fully_shard,
+            footprint=first.on.framework.footprint,
         ),
         parallel=parallel_of(np.array([row for one in peaks for row in one.degrees]).T),
         micro_batches=by_rank(one.micro_batches for one in peaks),

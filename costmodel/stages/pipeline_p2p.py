@@ -6,7 +6,7 @@ it, and the side with fewer ranks sets the time.
 Each tp rank sends its own slice of the boundary activation: with sequence parallelism
 that is how it lies; without, Megatron's scatter-gather optimisation cuts it so and an
 all-gather inside the fast domain puts it together (SC 2021, section 4.1). Frameworks
-that do not (`Software.scatters_sends`) send the whole activation from every tp rank.
+that do not (`Framework.scatters_sends`) send the whole activation from every tp rank.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def boundary(
         "shares": shares(sender.ranks, on.island),
         "changes_rail": changes_rail(sender.ranks, on.island),
     }
-    if not on.software.scatters_sends:
+    if not on.framework.scatters_sends:
         return _hop(on, np.where(split, whole / tp, whole), **ways)
     sent = _hop(on, whole / tp, **ways)
     near = near_members(np.asarray(1), tp, on.island)

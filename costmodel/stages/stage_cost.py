@@ -118,8 +118,8 @@ def _gathered(
     head too; and, as `fully_shard` does it and where the optimizer is offloaded, from
     ZeRO-2 on the gradient of a layer, as made and as it is sent. A GPU sends it behind
     the next layer's backward; a CPU waits, when what the layer saved is let go."""
-    weights, by_units = contents.weight_bytes, machine.software.fully_shard
-    habits = machine.software.footprint
+    weights, by_units = contents.weight_bytes, machine.framework.fully_shard
+    habits = machine.framework.footprint
     whole = 2 * weights
     if by_units:
         layers = np.maximum(contents.pair_bytes, contents.segment_bytes)
@@ -220,7 +220,7 @@ class _Stage:
     @property
     def hides_gradients(self) -> Array:
         """Where a reduction lies behind the backward."""
-        return hides_gradients(self.machine.software, self.parallel.tp)
+        return hides_gradients(self.machine.framework, self.parallel.tp)
 
     def exposed_s(
         self, communication_s: Array, compute_s: Array, *, overlapped: ArrayLike
@@ -231,7 +231,7 @@ class _Stage:
             compute_s,
             self.contents.layers,
             overlapped=overlapped,
-            contention=self.machine.software.contention,
+            contention=self.machine.framework.overlap.contention,
         )
 
 
@@ -252,7 +252,7 @@ def stage_price(
     stage = _Stage(
         contents=contents,
         parallel=parallel,
-        apart=sharded_experts(parallel, machine.software, offload),
+        apart=sharded_experts(parallel, machine.framework, offload),
         precision=precision,
         machine=machine,
         optimizer=optimizer,
@@ -369,7 +369,7 @@ def _passes(stage: _Stage, states: _StateWork) -> _Passes:
     forward_exposed = stage.exposed_s(
         sync.forward_gather.seconds,
         total.forward_s,
-        overlapped="param" in stage.machine.software.overlap,
+        overlapped="param" in stage.machine.framework.overlap.hidden,
     )
     backward_exposed = stage.exposed_s(
         (sync.backward_gather + sync.backward_reduce).seconds,
@@ -483,7 +483,9 @@ def _reduction(stage: _Stage, states: _StateWork, passes: _Passes) -> _Reduction
     total, sync, machine = stage.total, states.sync, stage.machine
     parallel, precision = stage.parallel, stage.precision
     gather_s = machine.once_a_step(sync.step_gather).seconds
-    if "param" in machine.software.overlap:  # behind the next step's first forward
+    if (
+        "param" in machine.framework.overlap.hidden
+    ):  # behind the next step's first forward
         gather_s = stage.exposed_s(
             sync.step_gather.seconds, passes.forward_s, overlapped=True
         )
@@ -495,7 +497,7 @@ def _reduction(stage: _Stage, states: _StateWork, passes: _Passes) -> _Reduction
     exposed = reduce_tail_s(
         reduce_s, passes.backward_s, buckets=buckets, overlap=stage.hides_gradients
     )
-    gather_s = gather_s + machine.software.contention * (reduce_s - exposed)
+    gather_s = gather_s + machine.framework.overlap.contention * (reduce_s - exposed)
     if np.any(total.summands):  # once gradients are reduced: nothing hides it
         gather_s = gather_s + summed_s(total.summands, parallel, precision, machine)
     return _Reduction(reduce_s=reduce_s, buckets=buckets, gather_s=gather_s)
@@ -514,7 +516,7 @@ def _weight_s(stage: _Stage, states: _StateWork, passes: _Passes) -> Array:
 
 def most_hidden_s(expert_comm_s: Array, backward_s: Array, machine: Machine) -> Array:
     """At most what a backward saves that runs at once with a forward."""
-    share = 1 - machine.software.contention
+    share = 1 - machine.framework.overlap.contention
     return np.asarray(share * np.minimum(expert_comm_s, backward_s))
 
 

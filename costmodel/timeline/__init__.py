@@ -7,11 +7,9 @@ from profiles.lazy import lazily
 if TYPE_CHECKING:
     from costmodel.timeline.batched import simulate_together
     from costmodel.timeline.costs import StageCosts, transient_of
-    from costmodel.timeline.event_sim import simulate_on_clock
-    from costmodel.timeline.events import Span
-    from costmodel.timeline.gradient_reduction import reduce_tail_s
     from costmodel.timeline.processor_sharing import shared_bound_s
-    from costmodel.timeline.timeline import Timeline, simulate
+    from costmodel.timeline.span import Span, spans
+    from costmodel.timeline.timeline import Timeline, reduce_tail_s, simulate
 
 __all__ = [
     "Span",
@@ -20,8 +18,8 @@ __all__ = [
     "reduce_tail_s",
     "shared_bound_s",
     "simulate",
-    "simulate_on_clock",
     "simulate_together",
+    "spans",
     "transient_of",
 ]
 

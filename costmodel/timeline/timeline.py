@@ -3,19 +3,33 @@
 Nothing contends here: each rank's compute serves its stream in order, each directed
 pair of ranks has a link that serves sends in the order they are issued, and sends do
 not occupy compute. So one pass in a static order, without a heap, gives every time;
-`costmodel.timeline.event_sim` gives the same ones on a clock, action by action. (Ranks
+`tests/oracles/event_sim.py` gives the same ones on a clock, action by action. (Ranks
 that are more than their cores contend for those:
 `costmodel.timeline.processor_sharing`.)
 
     start(a) = max(end of the action before a on its rank, arrival of what a awaits)
     arrival  = max(end of the sender, the link is free) + the transfer's seconds
+
+Gradients are reduced behind the last backward, bucket by bucket. The c seconds of a
+stage's reduction are K equal buckets, which the last backward makes ready at equal
+intervals from its start t0 to its end t1; a bucket starts when it is ready and the one
+before is done:
+
+    end(k) = max(t0 + k·(t1 − t0)/K, end(k − 1)) + c/K,   k = 1 … K
+
+Unrolled, what decides is the last bucket, or the first and all behind it, since what
+is linear in k is largest at an end; or a link that was busy until r, and then c:
+
+    end(K) = max(t1 + c/K,  t0 + (t1 − t0)/K + c,  r + c)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from costmodel.schedule import COMPUTE, IntArray, Kind, Program, program_of
 from costmodel.timeline.costs import (
@@ -23,11 +37,9 @@ from costmodel.timeline.costs import (
     StageCosts,
     bytes_after,
     bytes_during,
-    require_costs,
     seconds_of,
     sends_of,
 )
-from costmodel.timeline.gradient_reduction import reduce_tail_s
 from costmodel.timeline.processor_sharing import run_in_turns
 
 
@@ -43,14 +55,6 @@ class Account:
     step_s: float
     gather_s: float
     idle_s: float  # after its own step, until the last rank ends
-
-    @property
-    def total_s(self) -> float:
-        return (
-            (self.compute_s + self.pipeline_comm_s + self.bubble_s)
-            + (self.reduce_s + self.others_s)
-            + (self.step_s + self.gather_s + self.idle_s)
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +96,7 @@ class Timeline:
         shape = self.program.shape
         kind, slot = np.divmod(self.program.rows[rank], shape.slots)
         overlapped = slot[kind == COMPUTE.index(Kind.OVERLAP_F_B)] % shape.stages
-        return float(self.costs.optional("hidden_s")[overlapped].sum())
+        return float(self.costs.hidden_s[overlapped].sum())
 
     def pace(self, rank: int) -> float:
         """What the passes of *rank* take, over their price: less where it takes turns
@@ -131,7 +135,7 @@ class Timeline:
         done = self._done_at_peak()
         _, _, inputs, weights, _ = done
         costs, shape = self.costs, self.program.shape
-        kept = costs.optional("weight_bytes")
+        kept = costs.weight_bytes
         held = _in_flight(done) @ costs.saved_bytes + (inputs - weights) @ kept
         more: FloatArray = np.maximum(kept - costs.saved_bytes, 0)
         kind, slot = np.divmod(self.peak_rows(), shape.slots)
@@ -181,13 +185,11 @@ def simulate(
     micro_batches: int,
     costs: StageCosts,
 ) -> Timeline:
-    """Run a schedule at *costs*.
+    """Run a schedule at *costs*, which are those of its stages and ranks.
 
-    Raises as `schedule.require_schedule`, and InvalidSpec if the costs are those of
-    another number of stages or ranks.
+    Raises as `schedule.require_schedule`.
     """
     program = program_of(schedule, pp, virtual_stages, micro_batches)
-    require_costs(costs, pp, program.shape.stages)
     return ended(program, costs, *run(program, costs, durations_of(program, costs)))
 
 
@@ -195,11 +197,8 @@ def ended(
     program: Program, costs: StageCosts, start: FloatArray, end: FloatArray
 ) -> Timeline:
     """The timeline of actions that start and end so."""
-    compute_end = end[:, -1]
     reduce_end = _reduce_ends(program, costs, start, end)
-    step_start = reduce_end
-    if costs.synchronised_step:
-        step_start = np.full(len(reduce_end), reduce_end.max())
+    step_start = np.full(len(reduce_end), reduce_end.max())
     rank_end = step_start + costs.step_s + costs.gather_s
     peak_bytes, peak_action = _peaks(program, costs)
     return Timeline(
@@ -208,7 +207,7 @@ def ended(
         start_s=start,
         end_s=end,
         makespan_s=float(rank_end.max()),
-        compute_end_s=compute_end,
+        compute_end_s=end[:, -1],
         reduce_end_s=reduce_end,
         step_start_s=step_start,
         rank_end_s=rank_end,
@@ -219,15 +218,7 @@ def ended(
 
 def durations_of(program: Program, costs: StageCosts) -> FloatArray:
     """How long each action takes, in stream order."""
-    copies = program.shape.copies
-    durations: FloatArray = seconds_of(costs, copies)[program.rows]
-    if costs.first_forward_extra_s is not None:
-        extra_s = np.tile(costs.first_forward_extra_s, copies)
-        durations.ravel()[program.first_forward] += extra_s
-    if costs.last_backward_extra_s is not None:
-        extra_s = np.tile(costs.last_backward_extra_s, copies)
-        durations.ravel()[program.last_backward] += extra_s
-    return durations
+    return np.asarray(seconds_of(costs, program.shape.copies)[program.rows])
 
 
 def run(
@@ -236,77 +227,24 @@ def run(
     """Start and end of each action. One rank never waits: a running sum."""
     if program.shape.pp == 1:
         end = durations.cumsum(axis=1)
-        return _before(end), end
+        return before(end), end
+    sends = sends_of(costs, program.shape.copies)
     if costs.turns > 1:
-        sends = sends_of(costs, program.shape.copies)
         return run_in_turns(program, sends, durations, costs.turns, costs.messages)
-    if contends(program, costs, durations):
-        return _queued(program, sends_of(costs, program.shape.copies), durations)
-    arrivals = arrivals_of(program, costs)
-    return passed(program, np.array(_ends(program, durations, arrivals)), arrivals)
+    return _queued(program, sends, durations)
 
 
-def arrivals_of(program: Program, costs: StageCosts) -> FloatArray:
-    """In the program's order, how long what each action awaits is on its way."""
-    return np.asarray(sends_of(costs, program.shape.copies)[program.awaited_rows])
-
-
-def passed(
-    program: Program, ends: FloatArray, arrivals: FloatArray
-) -> tuple[FloatArray, FloatArray]:
-    """Start and end of each action, of ends in the program's order after a 0."""
-    end, ready = (np.empty(program.rows.shape) for _ in range(2))
-    end.ravel()[program.order] = ends[1:]
-    ready.ravel()[program.order] = ends[program.awaited] + arrivals
-    return np.maximum(_before(end), ready), end
-
-
-def _before(end: FloatArray) -> FloatArray:
+def before(end: FloatArray) -> FloatArray:
     """When the action before each one ends on its rank."""
-    before = np.zeros_like(end)
-    before[:, 1:] = end[:, :-1]
-    return before
-
-
-def contends(program: Program, costs: StageCosts, durations: FloatArray) -> bool:
-    """Whether a transfer can find its link busy.
-
-    Between two sends of a rank lies at least the pass that sends the second: where no
-    transfer is longer than the shortest of those, none does.
-    """
-    rows = program.rows
-    longest = sends_of(costs, program.shape.copies)[rows].max(axis=1)
-    send = (rows >= 0) & (rows // program.shape.slots != COMPUTE.index(Kind.W))
-    shortest = np.where(send, durations, np.inf).min(axis=1)
-    return bool(np.any(longest > shortest))
-
-
-def _ends(program: Program, durations: FloatArray, arrivals: FloatArray) -> list[float]:
-    """Ends in static order, after a 0 that those find who await nothing."""
-    free_s = [0.0] * program.shape.pp
-    ends = [0.0]
-    done = ends.append
-    steps = zip(
-        program.ranks,
-        program.awaits,
-        durations.ravel()[program.order].tolist(),
-        arrivals.tolist(),
-        strict=True,
-    )
-    for rank, awaited, duration_s, arrival_s in steps:
-        start_s = free_s[rank]
-        ready_s = ends[awaited] + arrival_s
-        if ready_s > start_s:
-            start_s = ready_s
-        free_s[rank] = end_s = start_s + duration_s
-        done(end_s)
-    return ends
+    found = np.zeros_like(end)
+    found[:, 1:] = end[:, :-1]
+    return found
 
 
 def _queued(
     program: Program, sends: FloatArray, durations: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Start and end of each action where transfers wait for their link."""
+    """Start and end of each action; transfers wait for their link."""
     free_s = [0.0] * program.shape.pp
     link_free_s = [0.0] * (program.no_link + 1)
     arrived_s = [0.0]  # for actions that await nothing
@@ -363,5 +301,28 @@ def _peaks(program: Program, costs: StageCosts) -> tuple[FloatArray, IntArray]:
     after = bytes_after(costs, copies)[program.rows].cumsum(axis=1)
     after += bytes_during(costs, copies)[program.rows]
     where = after.argmax(axis=1)
-    peak = after[np.arange(len(after)), where]
-    return costs.static_bytes + peak, where
+    return after[np.arange(len(after)), where], where
+
+
+def reduce_tail_s(
+    reduce_s: ArrayLike,
+    backward_s: ArrayLike,
+    *,
+    buckets: ArrayLike,
+    overlap: ArrayLike,
+) -> NDArray[Any]:
+    """Seconds from the end of the last backward until its gradients are reduced.
+
+    The first two terms of end(K) − t1 above; all of c where nothing is to *overlap*.
+    Broadcasts.
+
+    >>> float(reduce_tail_s(2.0, 4.0, buckets=4, overlap=True))
+    0.5
+    """
+    whole_s = np.asarray(reduce_s)
+    if not np.any(overlap):
+        return whole_s
+    bucket_s = whole_s / buckets
+    hidden_s = np.asarray(backward_s) * (1 - 1 / np.asarray(buckets))
+    behind_s = np.maximum(bucket_s, whole_s - hidden_s)
+    return np.where(overlap, behind_s, whole_s)

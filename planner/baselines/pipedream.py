@@ -113,14 +113,14 @@ def _profiled(
     )
     prices = block_prices(block, degrees, policy, problem.machine)
     entered = entry_bytes(block, degrees, policy)
-    software = problem.machine.software
+    framework = problem.machine.framework
     found = atom(
         block,
         prices,
         kept,
         entered,
-        stops_early=software.stops_early,
-        floor=software.launch_floor,
+        stops_early=framework.stops_early,
+        floor=framework.host.floor,
     )
     return found, float(entered)
 

@@ -436,7 +436,7 @@ def _passes(
     optimizer that is away."""
     on, stage, held = problem.machine, layout.stages[0], price.expert_parameters > 0
     parallel = data_parallel(stage.mesh, stage.plans[0].zero, 2)
-    apart = sharded_experts(parallel, on.software, layout.offload)
+    apart = sharded_experts(parallel, on.framework, layout.offload)
     number = layout.precision
     frozen = price.frozen_parameters
     added = accumulated(price.parameters, parallel, number, on, frozen=frozen)
@@ -455,7 +455,7 @@ def _passes(
     both_s = price.forward_s + price.backward_s - hidden_s
     both_s = both_s - added.seconds - more.seconds + add_s
     table = _shared_parameters(problem) / stage.mesh.tp
-    hides = "param" in on.software.overlap
+    hides = "param" in on.framework.overlap.hidden
     if hides and np.any(hidden_s > 0):
         gather_rate = experts_gather_rate = 0.0
     return Passes(
@@ -471,8 +471,8 @@ def _passes(
         )
         * np.ones_like(forward_s),
         hides_gathers=hides,
-        hides_reductions=bool(hides_gradients(on.software, stage.mesh.tp)),
-        contention=on.software.contention,
+        hides_reductions=bool(hides_gradients(on.framework, stage.mesh.tp)),
+        contention=on.framework.overlap.contention,
         shared_backward_s=table * add_rate,
         shared_reduce_s=table * reduce_rate,
         shared_step_s=table * step_rate,
@@ -528,7 +528,7 @@ def _bytes(
     """Of a rank's memory what is always there, and the bytes for each parameter, each
     saved byte and each working byte, while passes run (not the step)."""
     states, saved, working = GB * np.eye(3)
-    software = problem.machine.software
+    framework = problem.machine.framework
     found = memory(
         PeakContents(
             parameters=np.array([0.0, 0.0, *states]),
@@ -544,8 +544,8 @@ def _bytes(
         process=Process(
             device=problem.machine.device,
             ranks=np.asarray(problem.gpus),
-            fully_shard=software.fully_shard,
-            footprint=software.footprint,
+            fully_shard=framework.fully_shard,
+            footprint=framework.footprint,
         ),
         parallel=parallel,
         micro_batches=layout.micro_batches,

@@ -53,7 +53,7 @@ def widest_bytes(problem: Problem) -> float:
     Experts, which others split too, do not count."""
     job, policy = problem.job, precision(problem.precision)
     heads = job.spec.heads if isinstance(job.spec, DecoderSpec) else problem.gpus
-    limited = problem.machine.software.footprint.live_parameters is not None
+    limited = problem.machine.framework.footprint.live_parameters is not None
     ways = (problem.pins.tp or min(problem.gpus, heads)) * (
         WIDEST_WEIGHT if limited else 1
     )
@@ -136,8 +136,8 @@ def _states(problem: Problem) -> Memory:
         process=Process(
             device=on.device,
             ranks=np.asarray(gpus),
-            fully_shard=on.software.fully_shard,
-            footprint=replace(on.software.footprint, bucket_elements=0),
+            fully_shard=on.framework.fully_shard,
+            footprint=replace(on.framework.footprint, bucket_elements=0),
         ),
         parallel=others,
     )

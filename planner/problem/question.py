@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from costmodel.layout import NOTHING
-from costmodel.machine import DEFAULT, Machine, Profile, software
+from costmodel.machine import DEFAULT, Machine, Profile, load_framework
 from costmodel.options import Pins
 from costmodel.simulation import (
     default_precision,
@@ -121,7 +121,7 @@ def _framework(wish: JobOptions, executable: bool | None) -> str | None:
     """The framework that was named, unless everything that is priced is asked for."""
     if wish.framework is None or executable is False:
         return None
-    name = software(wish.framework).name
+    name = load_framework(wish.framework).name
     return name if is_described(name) else None
 
 
@@ -132,7 +132,7 @@ def _executable(
     that was named is ours."""
     if asked is not None:
         return asked
-    if wish.framework is not None and software(wish.framework).name == DEFAULT:
+    if wish.framework is not None and load_framework(wish.framework).name == DEFAULT:
         return True
     if is_local(cluster):
         assumed["executable"] = True
@@ -152,9 +152,9 @@ def _problem(
     away = pins.free_tier
     if precision is None:
         precision = assumed["precision"] = default_precision(where.cluster)
-    gradient = wish.grad_dtype or where.software.gradient_format
+    gradient = wish.grad_dtype or where.framework.gradients.format
     if wish.grad_dtype is None and precision not in ("fp32", "tf32"):
-        assumed["grad_dtype"] = where.software.gradients(precision)
+        assumed["grad_dtype"] = where.framework.gradient_formats(precision)
     if flash is None:
         flash = assumed["flash_attention"] = flash_default(where.cluster)
     return Problem(

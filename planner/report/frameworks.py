@@ -44,7 +44,7 @@ class Planned:
 
 def software_words(problem: Problem, layout: Layout) -> str:
     """For which software the plan is, and whether that runs *layout*."""
-    name, missing = problem.machine.software.name, lacking(problem, layout)
+    name, missing = problem.machine.framework.name, lacking(problem, layout)
     who = "meshwright's `execute`" if name == DEFAULT else name
     if not missing:
         return f"{who}; --compare-frameworks plans for others"
@@ -54,7 +54,7 @@ def software_words(problem: Problem, layout: Layout) -> str:
 
 def lacking(problem: Problem, layout: Layout) -> list[str]:
     """What of *layout* the software that it is priced for does not carry out."""
-    name = problem.machine.software.name
+    name = problem.machine.framework.name
     if name == DEFAULT:
         return refusals(layout, problem.job)
     from costmodel.support import framework_warnings
@@ -64,7 +64,7 @@ def lacking(problem: Problem, layout: Layout) -> list[str]:
 
 def software_document(problem: Problem, layout: Layout) -> dict[str, Any]:
     return {
-        "name": problem.machine.software.name,
+        "name": problem.machine.framework.name,
         "lacks": lacking(problem, layout),
     }
 
@@ -77,7 +77,7 @@ def in_others(
 ) -> Beside:
     """The best layout of the same question in each of the main frameworks: which would
     be faster than *best*, in a line, and a table of all."""
-    own = problem.machine.software.name
+    own = problem.machine.framework.name
     others = [_planned(name, asked, solve) for name in MAIN if name != own]
     rows = [Planned(framework=own, best=best), *others]
     rows.sort(key=lambda one: problem.value(one.best) if one.best else inf)

@@ -78,7 +78,7 @@ def leaf_bytes(problem: Problem, columns: Columns) -> Array:
     """
     if problem.pins.recompute == AUTO:
         kept = _keeping(columns)
-        least = leanest_bytes(kept, problem.book, problem.machine.software.footprint)
+        least = leanest_bytes(kept, problem.book, problem.machine.framework.footprint)
         if problem.offload.activations:  # of those less may be left to offload
             return least
         return _on_hosts(problem, Rows(columns=kept, book=problem.book), least)
@@ -90,7 +90,7 @@ def leaf_bytes(problem: Problem, columns: Columns) -> Array:
 
 def _peaks(problem: Problem, columns: Columns) -> Array:
     rows = Rows(columns=columns, book=problem.book)
-    footprint = problem.machine.software.footprint  # with the margin that is asked
+    footprint = problem.machine.framework.footprint  # with the margin that is asked
     return _on_hosts(problem, rows, needed_bytes(rows, footprint))
 
 

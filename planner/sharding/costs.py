@@ -156,7 +156,7 @@ class Seconds:
         if step not in self.known:
             machine = self.problem.machine
             taken = exchange_s(step.kind, step.size_bytes, step.axis, machine)
-            self.known[step] = taken * machine.software.exposed_tensor
+            self.known[step] = taken * machine.framework.overlap.exposed_tensor
         return self.known[step]
 
 

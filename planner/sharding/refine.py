@@ -185,7 +185,7 @@ def _posed(
     neighbours that the preset suits; None for routed experts, and where the preset's
     gathers travel in fewer bits than those of explicit shardings are priced in."""
     fewer = layout.precision.matmul.bytes < layout.precision.activation.bytes
-    if fewer and on.software.gathers_quantised:
+    if fewer and on.framework.fp8.gathers:
         return None
     between = ("sequence" if plan.sharding == "megatron-sp" else WHOLE,)
     whole = EVERYTHING in plan.retention.recomputed

@@ -211,7 +211,7 @@ def headline(found: LayoutShardings) -> str:
 def sent_words(steps: Iterable[Step]) -> str:
     """Collectives in words.
 
-    >>> from costmodel.machine.mesh_axis import MeshAxis
+    >>> from costmodel.machine.topology import MeshAxis
     >>> tp = MeshAxis(name="tp", size=8)
     >>> sent_words([Step(kind="all_reduce", axis=tp, size_bytes=2.0**21)])
     'all-reduce tp 2.00 MiB'

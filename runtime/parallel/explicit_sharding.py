@@ -2,11 +2,10 @@
 
     input as given → as wanted → operator on local shards → as made → as handed on
 
-What a redistribution sends is `costmodel.operators.resharding`'s; gradients travel the
-other way, from where the reader's loop leaves them
-(`costmodel.operators.loop_sharding`). The layer keeps its modules and their names:
-parameters that are split become DTensors, and its `forward` runs the operators of its
-block in order.
+What a redistribution sends, and where the reader's loop leaves gradients, which travel
+the other way, `costmodel.operators.loop_sharding` says. The layer keeps its modules and
+their names: parameters that are split become DTensors, and its `forward` runs the
+operators of its block in order.
 """
 
 from __future__ import annotations
@@ -328,7 +327,7 @@ def redistributed(
 ) -> Tensor:
     """A tensor of dimensions *dims* that this rank has as *have*, as *want*.
 
-    Words are those of `costmodel.operators.resharding`; nothing becomes a summand.
+    Words are those of `costmodel.operators.loop_sharding`; nothing becomes a summand.
     """
     if have == want:
         return value.view_as(value)

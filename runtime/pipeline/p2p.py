@@ -5,7 +5,7 @@ receives are posted one ahead of the stream: the next tensor travels while this 
 used. Each direction of each pair of neighbours has a process group of its own: NCCL
 carries a communicator's messages out in order, and two ranks that sent to each other
 over one communicator would wait for each other for ever. Messages of one direction are
-received in the order they are sent (`costmodel.schedule.verify`).
+received in the order they are sent (`costmodel.schedule.communication`).
 
 A send keeps its tensor until it is done, and at most `AWAY` of them are on their way to
 a neighbour at once: a further one waits for the oldest. With receives one ahead that

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from costmodel.operators.degrees import Degrees
-from costmodel.operators.sample_shape import local_shape
+from costmodel.operators.sharding import local_shape
 from profiles.hardware.precisions import precision
 from profiles.measure.plan import operations
 from profiles.models.catalog import model

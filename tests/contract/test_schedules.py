@@ -9,8 +9,8 @@ from hypothesis import given
 
 from costmodel.schedule.communication import with_transfers
 from costmodel.schedule.schedules import copies_held, require_schedule, streams
-from costmodel.schedule.verify import check
 from profiles.errors import InvalidSpec
+from tests.oracles.schedule_proof import check
 from tests.support.pipelines import Pipeline, pipelines
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from costmodel.layout.layout import Layout
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.simulation.estimator import Estimate, estimate
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
@@ -32,7 +32,7 @@ def layout_of(job: Job, choice: Uniform) -> Layout:
 
 
 def machine_of(framework: str = "megatron-lm", on: str = A100) -> Machine:
-    return machine(cluster(on), software(framework))
+    return machine(cluster(on), load_framework(framework))
 
 
 def priced(job: Job, where: Machine | None = None, /, **choice: Any) -> Estimate:

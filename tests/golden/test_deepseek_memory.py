@@ -48,9 +48,9 @@ def test_it_fits_with_both_copies_of_the_model() -> None:
 def test_eight_bit_operands_are_half_of_what_waits(recompute: str) -> None:
     """In 16 bits it would not fit: at the end of the pipeline a rank holds the operands
     of the weights' gradients of 16 micro-batches, 2 GiB a layer."""
-    software = HAI_LLM.software
-    wide = replace(software.footprint, saves_quantised=False)
-    in_sixteen = replace(HAI_LLM, software=replace(software, footprint=wide))
+    framework = HAI_LLM.framework
+    wide = replace(framework.footprint, saves_quantised=False)
+    in_sixteen = replace(HAI_LLM, framework=replace(framework, footprint=wide))
     more, less = (
         as_published(where, recompute=recompute).memory[-1]
         for where in (in_sixteen, HAI_LLM)

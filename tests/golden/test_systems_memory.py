@@ -16,10 +16,10 @@ from costmodel.layout.retention import preset
 from costmodel.layout.strategy import Uniform
 from costmodel.layout.strategy_table import Columns
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import tensor_bytes
-from costmodel.schedule.in_flight import peak_in_flight
+from costmodel.schedule.schedules import peak_in_flight
 from costmodel.simulation.estimator import Estimate
 from costmodel.stages.block_cost import atom, block_prices
 from costmodel.stages.data_parallelism import DataParallel
@@ -252,7 +252,7 @@ P100S = machine(
         _NODES,
         islands=tuple(replace(one, device=device("p100")) for one in _NODES.islands),
     ),
-    software("megatron-lm-2021"),
+    load_framework("megatron-lm-2021"),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.options.pins import Pins
 from costmodel.simulation.estimator import Estimate, estimate
 from planner.api import plan
@@ -21,7 +21,7 @@ from profiles.models.spec import DecoderSpec
 from profiles.units import GiB
 from tests.golden.priced import job_of, priced
 
-V100 = machine(cluster("dgx-2"), software("deepspeed"))
+V100 = machine(cluster("dgx-2"), load_framework("deepspeed"))
 
 
 def gpt(layers: int, hidden: int) -> DecoderSpec:
@@ -73,7 +73,7 @@ def test_memory_of_llama_65b_falls_with_the_ratio(
     stage: how far `max_memory_allocated` falls to that of ratio 1, GiB; 12 %."""
     spec = model("llama-65b").spec
     job = Job(model="llama-65b", spec=spec, seq_len=8192, global_batch=256)
-    where = machine(cluster("h800-80gb"), software("megatron-core"))
+    where = machine(cluster("h800-80gb"), load_framework("megatron-core"))
     peaks = []
     for ratio in (least, 1.0):
         choice = Uniform(
@@ -115,7 +115,7 @@ FIGURE_9 = [
     (40, 260, 2, 5, 8, True, 0.815, 23.295),
     (32, 272, 2, 8, 5, True, 0.544, 30.324),
 ]
-H800 = machine(cluster("h800-80gb-8x100g"), software("megatron-te"))
+H800 = machine(cluster("h800-80gb-8x100g"), load_framework("megatron-te"))
 
 
 def figure_9(row: tuple[Any, ...]) -> Estimate:

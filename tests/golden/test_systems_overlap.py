@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import frameworks, software, with_buckets, with_overlap
+from costmodel.machine.framework import (
+    frameworks,
+    load_framework,
+    with_buckets,
+    with_overlap,
+)
 from costmodel.simulation.estimator import Estimate
 from costmodel.timeline.timeline import simulate
 from profiles.hardware.catalog import cluster
@@ -26,9 +31,13 @@ SIZES = [10 * KB, 100 * KB, 1 * MB, 10 * MB, 25 * MB, 100 * MB, 400 * MB, 100 * 
 def on_eight_ranks(bucket_bytes: float, *, hides: bool = True) -> Estimate:
     base = machine_of("meshwright")
     grad = frozenset({"grad"})
-    software = with_buckets(base.software, bucket_bytes)
-    software = with_overlap(software, software.overlap | grad if hides else frozenset())
-    return priced(job_of("gpt-1.3b", 8), replace(base, software=software), dp=8, zero=0)
+    framework = with_buckets(base.framework, bucket_bytes)
+    framework = with_overlap(
+        framework, framework.overlap.hidden | grad if hides else frozenset()
+    )
+    return priced(
+        job_of("gpt-1.3b", 8), replace(base, framework=framework), dp=8, zero=0
+    )
 
 
 def parts_s(found: Estimate) -> tuple[float, float, float]:
@@ -67,7 +76,7 @@ def test_what_hides_slows_backward_by_its_share() -> None:
         forward, backward, reduce_s = parts_s(found)
         assert reduce_s < backward
         last = reduce_s / float(np.max(found.timeline.costs.buckets))
-        lost = machine_of("meshwright").software.contention * (reduce_s - last)
+        lost = machine_of("meshwright").framework.overlap.contention * (reduce_s - last)
         wanted = forward + backward + last + lost + update_s(size)
         assert found.step_time_s == pytest.approx(wanted, rel=1e-12)
         alone = on_eight_ranks(size, hides=False)
@@ -95,7 +104,10 @@ def test_overlap_is_never_slower_than_none(size: float) -> None:
 def test_nor_is_it_in_any_framework(
     name: str, size: float, tp: int, pp: int, dp: int, zero: int, parts: int
 ) -> None:
-    base, job = with_buckets(software(name), size), job_of("gpt-350m", 4 * dp, 1024)
+    base, job = (
+        with_buckets(load_framework(name), size),
+        job_of("gpt-350m", 4 * dp, 1024),
+    )
     shards = {"zero": zero, "zero_group": dp // parts if zero else 1}
     hidden, exposed = (
         priced(
@@ -103,7 +115,7 @@ def test_nor_is_it_in_any_framework(
             machine(cluster("dgx-a100-80gb"), with_overlap(base, overlap)),
             **{"tp": tp, "pp": pp, "dp": dp, "sequence_parallel": tp > 1, **shards},
         ).step_time_s
-        for overlap in (base.overlap | {"grad"}, base.overlap - {"grad"})
+        for overlap in (base.overlap.hidden | {"grad"}, base.overlap.hidden - {"grad"})
     )
     assert hidden <= exposed * (1 + 1e-9)
 
@@ -122,12 +134,12 @@ def test_the_best_bucket_is_neither_small_nor_whole() -> None:
 def test_buckets_may_be_too_small_where_messages_are_measured() -> None:
     """The same sweep, with the latencies of this machine's messages."""
     base = machine(sampled.local(), samples=sampled.samples(sampled.job()))
-    hiding = replace(base.software, overlap=frozenset({"grad"}))
+    hiding = base.framework.variant(overlap={"hidden": frozenset({"grad"})})
     sizes = (10 * KB, 100 * KB, 1 * MB, 4 * MB, 100 * MB)
     seconds = [
         priced(
             sampled.job(),
-            replace(base, software=replace(hiding, bucket_bytes=size)),
+            replace(base, framework=hiding.variant(gradients={"bucket_bytes": size})),
             dp=4,
             precision="fp32",
         ).step_time_s
@@ -159,8 +171,10 @@ def over_a_network_of(gbit_per_s: float, *, taken: float) -> Machine:
     """FSDP on eight nodes; compute loses *taken* of its hidden communication's time."""
     speed = Figure(value=gbit_per_s, unit="Gbit/s", source="one port a node")
     where = cluster("dgx-a100-80gb").with_bandwidth(inter=speed)
-    found = machine(where, software("fsdp2"))
-    return replace(found, software=replace(found.software, contention=taken))
+    found = machine(where, load_framework("fsdp2"))
+    return replace(
+        found, framework=found.framework.variant(overlap={"contention": taken})
+    )
 
 
 @pytest.mark.parametrize("zero", [0, 3])
@@ -169,7 +183,7 @@ def test_an_engine_for_collectives_gains_up_to_a_half(zero: int) -> None:
     neither multiprocessors nor memory from compute. Most where they take as long as
     compute; where the network is fast, or is all there is to wait for, little."""
     own = over_a_network_of(100, taken=0.0)
-    taken = machine(own.cluster, software("fsdp2")).software.contention
+    taken = machine(own.cluster, load_framework("fsdp2")).framework.overlap.contention
     job = job_of("gpt-1.3b", 256)
     group = 64 if zero else 1
     shape = {"dp": 64, "micro_batch": 4, "zero": zero, "zero_group": group}

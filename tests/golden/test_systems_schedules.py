@@ -234,5 +234,5 @@ def test_what_weight_gradients_are_made_of() -> None:
     34·s·b·h + 5·a·s²·b of which flash attention drops the second."""
     job = job_of("gpt-175b", 8)
     found = priced(job, tp=1, pp=96, dp=1, schedule="zb-h1")
-    kept = found.timeline.costs.optional("weight_bytes")[1]
+    kept = found.timeline.costs.weight_bytes[1]
     assert kept == pytest.approx(32 * 2048 * 12288, rel=1e-3)

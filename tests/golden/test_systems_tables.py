@@ -6,15 +6,14 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from costmodel.machine import assembly as machines
-from costmodel.machine.coefficients import Coefficients, software_in_training
-from costmodel.machine.framework import Software
+from costmodel.machine.coefficients import Coefficients, framework_in_training
+from costmodel.machine.framework import Framework
 from costmodel.runs.comparison import Compared
 from costmodel.runs.table import read_runs
 from costmodel.runs.validate import compare
@@ -95,10 +94,12 @@ def test_what_is_hidden_takes_from_compute(monkeypatch: pytest.MonkeyPatch) -> N
     steps of FSDP, all of whose communication is hidden, are foretold worse."""
     with_contention = error_of("MosaicML")
 
-    def alone(framework: Software, fitted: Coefficients) -> Software:
-        return replace(software_in_training(framework, fitted), contention=0.0)
+    def alone(framework: Framework, fitted: Coefficients) -> Framework:
+        return framework_in_training(framework, fitted).variant(
+            overlap={"contention": 0.0}
+        )
 
-    monkeypatch.setattr(machines, "software_in_training", alone)
+    monkeypatch.setattr(machines, "framework_in_training", alone)
     assert error_of("MosaicML") > with_contention + 0.01
 
 

@@ -10,7 +10,7 @@ import pytest
 from costmodel.layout.strategy import Uniform
 from costmodel.layout.zeropp import PLAIN, ZeroPlus
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.stages.data_parallelism import DataParallel, Exchanges, exchanges
 from costmodel.stages.device_memory import (
     Memory,
@@ -231,7 +231,7 @@ def test_hybrid_shards_win_where_hosts_are_far_apart() -> None:
     """And cost memory: a shard of 8 is eight times that of 64."""
     slow = Figure(value=12.5, unit="Gbit/s", source="one port of 100 Gbit/s a node")
     far = cluster("dgx-a100-80gb").with_bandwidth(inter=slow)
-    job, where = job_of("gpt-7.5b", 64), machine(far, software("fsdp2"))
+    job, where = job_of("gpt-7.5b", 64), machine(far, load_framework("fsdp2"))
     hybrid, full = (
         priced(job, where, dp=64, zero=3, zero_group=group, recompute="full")
         for group in (8, 64)
@@ -374,7 +374,7 @@ def test_zero_plus_on_384_v100s() -> None:
         plain, less = (
             priced(
                 job,
-                machine(far, software("megatron-deepspeed")),
+                machine(far, load_framework("megatron-deepspeed")),
                 dp=384,
                 zero=3,
                 zero_group=384,

@@ -29,7 +29,7 @@ def bound_s(pipeline: Pipeline, costs: StageCosts) -> float:
     alone = pipeline.stages == 1  # then there is no last run
 
     def each(name: str) -> tuple[FloatArray, ...]:
-        stages = costs.optional(name).tolist()
+        stages = getattr(costs, name).tolist()
         return tuple(np.array([value]) for value in stages * (1 + alone))
 
     runs = Runs(

@@ -13,7 +13,7 @@ from costmodel.batched.pricing import price
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.layout.strategy_table import Columns
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.sample_fit import Fit, terms
+from costmodel.machine.sample_lookup import Fit, terms
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.support.legality import violations
 from profiles.samples.table import Samples

@@ -13,7 +13,7 @@ from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.layout.strategy_table import Columns
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import software, with_overlap
+from costmodel.machine.framework import load_framework, with_overlap
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.stages.offload_cost import HOST_LINK_FRACTION
 from costmodel.support.legality import violations
@@ -132,8 +132,8 @@ def test_more_offloaded_is_never_faster_and_never_larger(
 
 @given(offloading())
 def test_overlap_never_costs(choice: Uniform) -> None:
-    base = software("megatron-core")
-    shown = machine(CLUSTER, with_overlap(base, base.overlap - {"offload"}))
+    base = load_framework("megatron-core")
+    shown = machine(CLUSTER, with_overlap(base, base.overlap.hidden - {"offload"}))
     hidden = priced(choice, machine(CLUSTER, base))
     exposed = priced(choice, shown)
     assert exposed.step_time_s >= hidden.step_time_s * (1 - 1e-12)
@@ -158,9 +158,9 @@ def with_drives(read_gb_per_s: float, write_gb_per_s: float) -> Machine:
         for rate in (read_gb_per_s, write_gb_per_s)
     )
     island = replace(CLUSTER.island, drive_read=read, drive_write=write)
-    base = software("meshwright")
+    base = load_framework("meshwright")
     on = replace(CLUSTER, islands=(island,))
-    return machine(on, with_overlap(base, base.overlap - {"offload"}))
+    return machine(on, with_overlap(base, base.overlap.hidden - {"offload"}))
 
 
 @pytest.mark.parametrize(
@@ -204,8 +204,8 @@ def test_copies_hide_until_they_are_longer_than_a_pass() -> None:
         for a, b in zip(priced(choice).memory, whole.memory, strict=True)
     )
     copy_s = away / (CLUSTER.device.host_link.si * HOST_LINK_FRACTION)
-    base = software("meshwright")
-    on = machine(CLUSTER, with_overlap(base, base.overlap - {"offload"}))
+    base = load_framework("meshwright")
+    on = machine(CLUSTER, with_overlap(base, base.overlap.hidden - {"offload"}))
     exposed = priced(replace(choice, offload=Offload(activations=1.0)), on)
     assert exposed.breakdown_s["offload"] == pytest.approx(2 * 64 * copy_s, rel=1e-6)
     assert whole.breakdown_s["offload"] < exposed.breakdown_s["offload"] / 2

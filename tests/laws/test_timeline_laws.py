@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.timeline.costs import StageCosts
-from costmodel.timeline.event_sim import simulate_on_clock
 from costmodel.timeline.timeline import durations_of, simulate
+from tests.oracles.event_sim import simulate_on_clock
 from tests.support.pipelines import (
     WHOLE,
     Pipeline,
@@ -62,8 +62,7 @@ def test_every_instant_is_accounted_for_once(
         account = found.account(rank)
         parts = [getattr(account, name) for name in account.__slots__]
         assert min(parts) >= -1e-12 * found.makespan_s
-        assert sum(parts) == pytest.approx(account.total_s)
-        assert account.total_s == pytest.approx(found.makespan_s, rel=1e-12)
+        assert sum(parts) == pytest.approx(found.makespan_s, rel=1e-12)
 
 
 @given(st.data(), any_pipeline, st.sampled_from([1.2, 2.0, 8.0]))
@@ -135,26 +134,21 @@ def test_memory_pieces_sum_to_the_peak(data: st.DataObject, pipeline: Pipeline) 
             "W": 0.0,
         }.get(action.kind, costs.transient_backward_bytes[action.stage])
         saved = found.held_at_peak()[rank]
-        whole = costs.static_bytes[rank] + saved + transient
-        assert found.peak_bytes[rank] == pytest.approx(whole, abs=1e-9)
+        assert found.peak_bytes[rank] == pytest.approx(saved + transient, abs=1e-9)
 
 
-@given(st.data(), any_pipeline, st.sampled_from(["saved_bytes", "static_bytes"]))
-def test_more_bytes_never_need_less(
-    data: st.DataObject, pipeline: Pipeline, name: str
-) -> None:
+@given(st.data(), any_pipeline)
+def test_more_bytes_never_need_less(data: st.DataObject, pipeline: Pipeline) -> None:
     costs = data.draw(costs_of(pipeline))
-    before = getattr(costs, name)
-    more: StageCosts = replace(costs, **{name: before + data.draw(values(len(before)))})
+    before = costs.saved_bytes
+    more = replace(costs, saved_bytes=before + data.draw(values(len(before))))
     peaks = simulate(*pipeline, costs).peak_bytes
     assert (peaks <= simulate(*pipeline, more).peak_bytes + 1e-9).all()
 
 
 @given(st.data(), any_pipeline)
-def test_overlap_and_independent_steps_only_help(
-    data: st.DataObject, pipeline: Pipeline
-) -> None:
+def test_overlap_only_helps(data: st.DataObject, pipeline: Pipeline) -> None:
     costs = data.draw(costs_of(pipeline))
-    best = replace(costs, overlap_reduce=True, synchronised_step=False)
+    best = replace(costs, overlap_reduce=True)
     found = simulate(*pipeline, best).rank_end_s
     assert (found <= simulate(*pipeline, costs).rank_end_s + 1e-9).all()

@@ -58,7 +58,7 @@ def test_a_wave_awaits_earlier_ones(pipeline: Pipeline) -> None:
         return
     ended = np.concatenate(([-1], waves.wave))  # when what has the number n is done
     assert np.all(ended[waves.before] < waves.wave)
-    assert np.all(ended[waves.awaited] < waves.wave)
+    assert np.all(ended[program.awaited] < waves.wave)
 
 
 @pytest.mark.parametrize("pipeline", [("1f1b", 4, 1, 8), ("interleaved", 4, 2, 8)])

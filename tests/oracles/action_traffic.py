@@ -31,11 +31,10 @@ import numpy as np
 from costmodel.layout.checkpoint_segments import remakes_input
 from costmodel.layout.layout import LayerPlan, Layout, Stage
 from costmodel.layout.offload import sums_shards_last
-from costmodel.machine.framework import DEFAULT, Software, software
+from costmodel.machine.framework import DEFAULT, Framework, load_framework
 from costmodel.operators.attention import messages
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.explicit_sharding import explicit
-from costmodel.operators.moe import expert_messages
 from costmodel.operators.sharding import (
     Collective,
     backward_collectives,
@@ -51,6 +50,7 @@ from profiles.hardware.precisions import Precision
 from profiles.models.graph import Block, Operator
 from profiles.models.graph import Kind as OperatorKind
 from profiles.models.job import Job
+from tests.oracles.expert_traffic import expert_messages
 from tests.oracles.recomputed import made_again
 from tests.oracles.traffic import Entry, Exchanged, Traffic, merged
 from tests.oracles.weight_traffic import (
@@ -70,7 +70,7 @@ BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
 
 def stream_traffic(job: Job, layout: Layout, stream: Stream) -> list[Exchanged]:
     """What each action of one pipeline rank's *stream* communicates, on one rank."""
-    whole = software(DEFAULT)
+    whole = load_framework(DEFAULT)
     stages = [
         StageTraffic(job=job, layout=layout, stage=stage, by=whole)
         for stage in layout.stages
@@ -105,7 +105,7 @@ class StageTraffic:
     job: Job
     layout: Layout
     stage: Stage
-    by: Software
+    by: Framework
 
     def of(self, kind: Kind, first: bool, last: bool) -> Iterator[Entry]:
         """An action of *kind*: the *first* forward of the step, the *last* backward."""
@@ -174,7 +174,7 @@ class StageTraffic:
         if zero and last and (zero >= 2 or not split) and not self._sums_last:
             yield from summed_across(self._weights())
         if zero == 0 and last:
-            yield from reduced(self._weights(), self.by.bucket_bytes)
+            yield from reduced(self._weights(), self.by.gradients.bucket_bytes)
 
     def _step(self) -> Iterator[Entry]:
         ends = {self.layout.stages[place].held_by for place in (0, -1)}

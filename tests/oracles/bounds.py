@@ -23,8 +23,8 @@ from costmodel.stages.layout_cost import LayoutPricer
 from costmodel.stages.pipeline_p2p import Sender, boundary_s, sends
 from costmodel.stages.stage_cost import StagePrice, most_hidden_s
 from costmodel.stages.tied_weights import layout_tied_sync
-from costmodel.timeline.gradient_reduction import reduce_tail_s
 from costmodel.timeline.processor_sharing import shared_bound_s
+from costmodel.timeline.timeline import reduce_tail_s
 from profiles.models.job import Job
 
 
@@ -120,7 +120,7 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
         ]
         for rank in ((0,) if in_pairs else (0, layout.pp - 1))
     ]
-    overlapped = bool(hides_gradients(on.software, layout.stages[0].mesh.tp))
+    overlapped = bool(hides_gradients(on.framework, layout.stages[0].mesh.tp))
 
     def tail(stage: StagePrice, reduce_s: Any, last_s: Any) -> float:
         found = reduce_tail_s(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.options.pins import Pins
 from planner import plan
 from planner.baselines.exhaustive import Exhaustive
@@ -47,7 +47,7 @@ def test_the_search_can_be_named_or_given() -> None:
 
 
 def test_a_memory_limit_and_a_framework_are_kept() -> None:
-    on = machine(A100, software("megatron-lm"))
+    on = machine(A100, load_framework("megatron-lm"))
     free = plan(tiny(512), A100, gpus=2, on=on)
     assert free.best is not None
     limit = free.best.estimate.peak_needed_bytes * 0.9

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from costmodel.layout.sharding_spec import WHOLE, ModuleSharding
-from costmodel.machine.mesh_axis import MeshAxis, mesh_axes
+from costmodel.machine.topology import MeshAxis, mesh_axes
 from costmodel.operators.loop_sharding import module_sharding
 from planner.sharding.problem import BlockProblem
 from profiles.hardware.precisions import precision

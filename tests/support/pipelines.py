@@ -13,7 +13,7 @@ from costmodel.schedule.schedules import SCHEDULES
 from costmodel.timeline.costs import FloatArray, StageCosts
 
 WHOLE = ("gpipe", "1f1b", "interleaved")  # one copy, backwards that are not split
-BY_RANK = ("step_s", "gather_s", "static_bytes")
+BY_RANK = ("step_s", "gather_s")
 BY_STAGE = (
     "forward_s",
     "backward_s",
@@ -23,10 +23,10 @@ BY_STAGE = (
     "transient_forward_bytes",
     "transient_backward_bytes",
     "reduce_s",
+    "weight_s",
+    "weight_bytes",
+    "hidden_s",
 )
-
-
-OF_SPLIT = ("weight_s", "weight_bytes", "hidden_s")
 
 
 class Pipeline(NamedTuple):
@@ -81,14 +81,13 @@ def values(length: int, most: float = 4.0) -> st.SearchStrategy[FloatArray]:
 def costs_of(draw: st.DrawFn, pipeline: Pipeline, *, turns: float = 1.0) -> StageCosts:
     """Any costs of *pipeline*, slow links and all; of ranks that take *turns*."""
     by_stage, by_rank = values(pipeline.stages), values(pipeline.pp)
-    extra = st.none() | by_stage
     backward_s, share = draw(by_stage), draw(st.sampled_from([0.0, 0.4, 1.0]))
     return StageCosts(
         forward_s=draw(by_stage),
         backward_s=backward_s,
-        weight_s=draw(st.none() | st.just(share * backward_s)),
-        hidden_s=draw(st.none() | st.just(share * backward_s / 2)),
-        weight_bytes=draw(extra),
+        weight_s=draw(st.sampled_from([0, share])) * backward_s,
+        hidden_s=draw(st.sampled_from([0, share])) * backward_s / 2,
+        weight_bytes=draw(by_stage),
         send_forward_s=draw(by_stage),
         send_backward_s=draw(by_stage),
         saved_bytes=draw(by_stage),
@@ -97,12 +96,8 @@ def costs_of(draw: st.DrawFn, pipeline: Pipeline, *, turns: float = 1.0) -> Stag
         reduce_s=draw(by_stage),
         step_s=draw(by_rank),
         gather_s=draw(by_rank),
-        static_bytes=draw(by_rank),
-        first_forward_extra_s=draw(extra),
-        last_backward_extra_s=draw(extra),
         buckets=draw(st.integers(1, 5)),
         overlap_reduce=turns == 1.0 and draw(st.booleans()),
-        synchronised_step=draw(st.booleans()),
         turns=turns,
         messages=draw(st.sampled_from([0.0, 0.3, 1.0])) if turns > 1 else 0.0,
     )
@@ -116,7 +111,6 @@ def plain_costs(pipeline: Pipeline, **given: Any) -> StageCosts:
     numbers = {"forward_s": 1.0, "backward_s": 2.0, "saved_bytes": 1.0, **given}
     lengths = dict.fromkeys(BY_STAGE, pipeline.stages)
     lengths |= dict.fromkeys(BY_RANK, pipeline.pp)
-    lengths |= {name: pipeline.stages for name in OF_SPLIT if name in numbers}
     filled = {
         name: np.broadcast_to(np.asarray(numbers.pop(name, 0.0)), length)
         for name, length in lengths.items()

@@ -12,7 +12,7 @@ import numpy as np
 
 from costmodel.machine.assembly import Machine, machine
 from costmodel.operators.degrees import Degrees
-from costmodel.operators.sample_shape import local_shape
+from costmodel.operators.sharding import local_shape
 from profiles.hardware.clusters import Cluster, Device, Island, Level
 from profiles.models.catalog import model
 from profiles.models.graph import Kind

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.simulation.estimator import estimate
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
@@ -20,7 +18,7 @@ JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_ba
 
 def tensor_s(micro_batch: int, *, batch_first: bool, sequence_parallel: bool) -> float:
     """Seconds of tensor parallel communication in a step."""
-    used = replace(software("meshwright"), batch_first=batch_first)
+    used = load_framework("meshwright").variant(kernels={"batch_first": batch_first})
     choice = Uniform(
         tp=4, dp=1, micro_batch=micro_batch, sequence_parallel=sequence_parallel
     )

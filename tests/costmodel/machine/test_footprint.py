@@ -14,7 +14,7 @@ from costmodel.machine.framework import (
     Footprint,
     footprints,
     frameworks,
-    software,
+    load_framework,
 )
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import entry_bytes
@@ -44,7 +44,7 @@ def priced(
 ) -> Atom:
     """A block of Llama 3 8B, two sequences of 8,192 tokens, sequence parallel."""
     found = decoder_graph(SPEC).block(block)
-    used = replace(software("meshwright"), footprint=habits)
+    used = replace(load_framework("meshwright"), footprint=habits)
     degrees = Degrees(
         tp=np.asarray(tp),
         cp=np.asarray(1),
@@ -169,16 +169,16 @@ def test_what_is_printed_of_gradients_is_what_memory_counts(
     name: str, number: str
 ) -> None:
     """Of DeepSpeed's ZeRO `grad-dtype fp32` was printed, and 2 bytes counted."""
-    framework = software(name)
-    policy = precision(number, gradient=framework.gradient_format)
+    framework = load_framework(name)
+    policy = precision(number, gradient=framework.gradients.format)
     counted, _ = framework.footprint.gradient_bytes(policy)
-    assert HELD[framework.gradients(number)] == counted
+    assert HELD[framework.gradient_formats(number)] == counted
 
 
 def test_deepspeed_holds_16_bit_gradients_and_says_so() -> None:
     """Beside its 16-bit weights: 4 bytes, as in DeepSpeed's estimator (2P + 2P + …);
     its bf16 optimizer, of Megatron-DeepSpeed, holds both."""
-    assert software("deepspeed").gradients("bf16") == "bf16"
-    assert software("deepspeed").gradients("fp16") == "fp16"
-    assert software("megatron-deepspeed").gradients("bf16") == "bf16+fp32"
-    assert software("megatron-core").gradients("bf16") == "fp32"
+    assert load_framework("deepspeed").gradient_formats("bf16") == "bf16"
+    assert load_framework("deepspeed").gradient_formats("fp16") == "fp16"
+    assert load_framework("megatron-deepspeed").gradient_formats("bf16") == "bf16+fp32"
+    assert load_framework("megatron-core").gradient_formats("bf16") == "fp32"

@@ -13,11 +13,11 @@ from costmodel.machine.assembly import machine
 from costmodel.machine.coefficients import Coefficients
 from costmodel.machine.collectives import link_rates
 from costmodel.machine.framework import (
-    Software,
+    Framework,
+    framework_at,
+    framework_of_run,
     hides_gradients,
-    software,
-    software_at,
-    software_of_run,
+    load_framework,
 )
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.stages.data_parallelism import DataParallel
@@ -36,7 +36,7 @@ JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_ba
 FITTED = Coefficients(entries=())  # nothing of what training adds
 
 
-def priced(base: Software, where: Cluster = CLUSTER, **degrees: Any) -> Estimate:
+def priced(base: Framework, where: Cluster = CLUSTER, **degrees: Any) -> Estimate:
     choice = Uniform(zero=0, **degrees)
     layout = spell_out(choice, JOB.graph, JOB.global_batch)
     return estimate(JOB, where, layout, on=machine(where, base, fitted=FITTED))
@@ -46,8 +46,8 @@ def priced(base: Software, where: Cluster = CLUSTER, **degrees: Any) -> Estimate
 def test_one_stream_hides_no_gradient_beside_tensor_parallelism(
     tp: int, more: bool
 ) -> None:
-    own = software("oneflow")
-    apart = replace(own, one_stream=False)
+    own = load_framework("oneflow")
+    apart = own.variant(overlap={"one_stream": False})
     (one, both) = (priced(base, tp=tp, dp=8, micro_batch=2) for base in (own, apart))
     assert (one.breakdown_s["data_comm"] > both.breakdown_s["data_comm"]) is more
     assert (one.step_time_s > both.step_time_s) is more
@@ -55,20 +55,20 @@ def test_one_stream_hides_no_gradient_beside_tensor_parallelism(
 
 def test_where_gradients_are_reduced_behind_the_last_backward() -> None:
     degrees = np.array([1, 2, 8])
-    assert hides_gradients(software("oneflow"), degrees).tolist() == [
+    assert hides_gradients(load_framework("oneflow"), degrees).tolist() == [
         True,
         False,
         False,
     ]
-    assert hides_gradients(software("megatron-core"), degrees).all()
-    assert not hides_gradients(software("megatron-lm"), degrees).any()
+    assert hides_gradients(load_framework("megatron-core"), degrees).all()
+    assert not hides_gradients(load_framework("megatron-lm"), degrees).any()
 
 
 @pytest.mark.parametrize("micro_batch", [1, 8])
 def test_a_host_that_waits_for_each_kernel_adds_its_time(micro_batch: int) -> None:
     """The sum is more than the softer maximum, most so where both are alike."""
     waits = replace(CLUSTER, blocks_launches=True)
-    base = software("megatron-lm")
+    base = load_framework("megatron-lm")
     alone, sum_of = (
         priced(base, where, tp=1, micro_batch=micro_batch).step_time_s
         for where in (CLUSTER, waits)
@@ -77,13 +77,13 @@ def test_a_host_that_waits_for_each_kernel_adds_its_time(micro_batch: int) -> No
 
 
 def test_waiting_for_each_kernel_takes_the_host_longer() -> None:
-    waits, base = replace(CLUSTER, blocks_launches=True), software("megatron-lm")
-    twice = software_at(waits, base, blocked=2.0)
-    assert twice.forward_host_us == 2 * base.forward_host_us
-    assert twice.backward_host_us == 2 * base.backward_host_us
-    assert software_at(CLUSTER, base, blocked=2.0) == base
-    host = machine(waits, base).software.forward_host_us
-    assert host > machine(CLUSTER, base).software.forward_host_us
+    waits, base = replace(CLUSTER, blocks_launches=True), load_framework("megatron-lm")
+    twice = framework_at(waits, base, blocked=2.0)
+    assert twice.host.forward_us == 2 * base.host.forward_us
+    assert twice.host.backward_us == 2 * base.host.backward_us
+    assert framework_at(CLUSTER, base, blocked=2.0) == base
+    host = machine(waits, base).framework.host.forward_us
+    assert host > machine(CLUSTER, base).framework.host.forward_us
 
 
 def test_the_nodes_that_trained_bloom_block_launches() -> None:
@@ -93,13 +93,13 @@ def test_the_nodes_that_trained_bloom_block_launches() -> None:
 
 def test_megatron_lm_of_2021_accumulates_beside_its_products() -> None:
     """Their fusion came in 2022."""
-    assert software_of_run("Megatron-LM v2.x").accumulation == "separate"
-    assert software_of_run("Megatron-LM").accumulation == "fused"
+    assert framework_of_run("Megatron-LM v2.x").gradients.accumulation == "separate"
+    assert framework_of_run("Megatron-LM").gradients.accumulation == "fused"
 
 
 def moved(framework: str, number: str) -> float:
     """Bytes that adding one gradient up moves."""
-    on = machine(CLUSTER, software(framework), fitted=FITTED)
+    on = machine(CLUSTER, load_framework(framework), fitted=FITTED)
     one = np.ones(())
     alone = DataParallel(tp=one, cp=one, dp=one, zero=0 * one, zero_group=one)
     return float(accumulation_bytes(one, alone, precision(number), on))
@@ -126,7 +126,7 @@ def test_autocast_copies_weights_and_casts_gradients_back() -> None:
 
 
 def test_aleph_alphas_library_all_reduces_the_gradients_of_shards_whole() -> None:
-    base = software("aa-scaling")
+    base = load_framework("aa-scaling")
     layout = spell_out(
         Uniform(dp=16, zero=1, zero_group=16), JOB.graph, JOB.global_batch
     )
@@ -135,7 +135,7 @@ def test_aleph_alphas_library_all_reduces_the_gradients_of_shards_whole() -> Non
         for one, how in (
             (layout, base),
             (spell_out(Uniform(dp=16, zero=0), JOB.graph, JOB.global_batch), base),
-            (layout, replace(base, reduces_whole=False)),
+            (layout, base.variant(gradients={"reduces_whole": False})),
         )
     )
     least, more, most = (
@@ -150,7 +150,7 @@ def test_what_xla_makes_again_is_what_backward_needs() -> None:
     job = replace(JOB, spec=replace(spec, dropout=0.0))
     choice = Uniform(tp=1, dp=8, zero=3, zero_group=8, micro_batch=2, recompute="full")
     layout = spell_out(choice, job.graph, job.global_batch)
-    base = software_of_run("Pathways/T5X")
+    base = framework_of_run("Pathways/T5X")
     needed, whole = (
         estimate(job, CLUSTER, layout, on=machine(CLUSTER, one, fitted=FITTED))
         for one in (base, replace(base, stops_early=False))
@@ -159,14 +159,14 @@ def test_what_xla_makes_again_is_what_backward_needs() -> None:
 
 
 def test_nothing_that_is_fitted_to_infiniband_is_slingshots() -> None:
-    alps = machine(cluster("gh200-4x-slingshot"), software("megatron-lm"))
+    alps = machine(cluster("gh200-4x-slingshot"), load_framework("megatron-lm"))
     alone = link_rates(alps.island).outer.training
     assert alps.links.outer.training == pytest.approx(alone, rel=0.01)
 
 
 def test_gradients_travel_in_16_bits_under_megatron_fsdp() -> None:
-    halves = software("megatron-core")
-    whole = replace(halves, reduce_shards="")
+    halves = load_framework("megatron-core")
+    whole = halves.variant(gradients={"reduce_shards": ""})
     for zero, less in ((1, False), (3, True)):
         choice = Uniform(zero=zero, zero_group=16, dp=16, micro_batch=1)
         layout = spell_out(choice, JOB.graph, JOB.global_batch)
@@ -179,11 +179,11 @@ def test_gradients_travel_in_16_bits_under_megatron_fsdp() -> None:
 
 def test_tied_gradients_are_summed_as_fast_as_others_at_a_steps_end() -> None:
     """Links are alone there: `reduction` is less than 1."""
-    on = machine(cluster("dgx-a100-80gb"), software("megatron-lm"))
-    slower = replace(on, software=replace(on.software, reduction=1.0))
+    on = machine(cluster("dgx-a100-80gb"), load_framework("megatron-lm"))
+    slower = replace(on, framework=on.framework.variant(gradients={"reduction": 1.0}))
     layout = spell_out(Uniform(pp=2, dp=8, zero=0), JOB.graph, JOB.global_batch)
     fast_s, slow_s = (
         float(layout_tied_sync(layout, JOB, one).seconds) for one in (on, slower)
     )
-    assert fast_s == pytest.approx(slow_s * on.software.reduction)
+    assert fast_s == pytest.approx(slow_s * on.framework.gradients.reduction)
     assert 0 < fast_s < slow_s

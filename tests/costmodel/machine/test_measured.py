@@ -12,10 +12,10 @@ import pytest
 
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.machine.measured import Measured
 from costmodel.operators.degrees import Degrees
-from costmodel.operators.sample_shape import local_shape
+from costmodel.operators.sharding import local_shape
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.stages.pipeline_p2p import sends
 from profiles.errors import StaleProfile
@@ -251,7 +251,7 @@ def test_a_steps_reduction_is_as_long_as_it_was_measured() -> None:
     found = where.collective("all_reduce", sizes, ranks=four, near=four)
     assert where.once_a_step(found).seconds == pytest.approx(found.seconds)
     other = where.collective("all_gather", sizes, ranks=four, near=four)
-    faster = where.software.reduction
+    faster = where.framework.gradients.reduction
     assert faster < 1
     assert where.once_a_step(other).seconds == pytest.approx(faster * other.seconds)
 
@@ -304,15 +304,17 @@ def test_a_device_may_be_called_by_an_alias() -> None:
 
 def test_ranks_of_a_cpu_hide_nothing() -> None:
     where = on("gpt-tiny", 4)
-    assert where.software.overlap == frozenset()
-    assert machine(local(4), software("fsdp2")).software.overlap  # as it was asked
+    assert where.framework.overlap.hidden == frozenset()
+    assert machine(
+        local(4), load_framework("fsdp2")
+    ).framework.overlap.hidden  # as it was asked
     taken = np.array([1.0, 2.0])
     assert sends(taken, where).in_passes_s.tolist() == [1.0, 2.0]
     assert not sends(taken, where).beside_s.any()
     assert not where.hides(taken).any()
     gpu = machine(cluster("dgx-a100-80gb"))
     assert sends(taken, gpu).beside_s.tolist() == [1.0, 2.0]
-    assert gpu.software.overlap == {"grad", "param", "offload"}
+    assert gpu.framework.overlap.hidden == {"grad", "param", "offload"}
 
 
 def test_between_nodes_a_message_is_on_the_wire_while_ranks_compute() -> None:

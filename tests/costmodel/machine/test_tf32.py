@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.operator_cost import TURNED_TF32, operator_price
 from profiles.hardware.catalog import cluster
@@ -24,7 +24,7 @@ def passes_s(where: str, number: str) -> tuple[float, float]:
         seq_len=2048,
         sequence_parallel=False,
     )
-    on = machine(cluster(where), software("maxtext"))
+    on = machine(cluster(where), load_framework("maxtext"))
     found = operator_price(
         block.operator("projection"), block, degrees, precision(number), on
     )

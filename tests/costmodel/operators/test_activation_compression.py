@@ -10,7 +10,7 @@ from costmodel.layout.layout import LayerPlan, Layout
 from costmodel.layout.retention import Action, Retention, Treatment, recompute
 from costmodel.layout.strategy import Uniform
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.machine.kernels import traffic_s
 from costmodel.operators.activation_compression import Packer, element_bytes, packable
 from costmodel.simulation.estimator import Estimate, estimate
@@ -21,7 +21,7 @@ from profiles.hardware.precisions import precision
 from tests.golden.priced import job_of, layout_of
 
 JOB = job_of("gpt-1.3b", 8)
-WHERE = machine(cluster("dgx-a100-80gb"), software("megatron-lm"))
+WHERE = machine(cluster("dgx-a100-80gb"), load_framework("megatron-lm"))
 BLOCK = JOB.graph.block("layer")
 
 
@@ -116,9 +116,9 @@ def test_what_is_kept_in_8_bits_already_has_less_to_win() -> None:
     fp8 = precision("fp8")
     plain, te = (
         machine(cluster("dgx-h100")),
-        machine(cluster("dgx-h100"), software("megatron-te")),
+        machine(cluster("dgx-h100"), load_framework("megatron-te")),
     )
-    assert te.software.footprint.saves_quantised
+    assert te.framework.footprint.saves_quantised
     assert Packer.of(plain, fp8).whole_bytes == 2
     assert Packer.of(te, fp8).whole_bytes == 1
 

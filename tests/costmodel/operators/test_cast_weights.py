@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.operator_cost import operator_price
 from costmodel.operators.work import OperatorPrice
@@ -19,7 +17,7 @@ from tests.golden.priced import job_of
 
 
 def on(*, once: bool) -> Machine:
-    base = replace(software("megatron-lm"), casts_weights_once=once)
+    base = load_framework("megatron-lm").variant(fp8={"casts_weights_once": once})
     return machine(cluster("dgx-h100"), base)
 
 
@@ -59,5 +57,5 @@ def test_sixteen_bit_weights_are_not_cast() -> None:
 def test_a_step_pays_for_all_weights() -> None:
     where = on(once=True)
     moved = cast_bytes(np.asarray(1e9), precision("fp8"), where)
-    assert moved == 1e9 * where.software.quantise_bytes
+    assert moved == 1e9 * where.framework.fp8.quantise_bytes
     assert cast_bytes(np.asarray(1e9), precision("fp8"), on(once=False)) == 0

@@ -12,7 +12,7 @@ from costmodel.machine.assembly import machine
 from costmodel.operators.attention import attention_work, messages
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import backward_collectives, forward_collectives
-from costmodel.operators.work import Work
+from costmodel.operators.work import OnRank, Work
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import precision
 from profiles.models.catalog import model
@@ -36,7 +36,7 @@ def passes(kind: str, cp: int) -> tuple[Work, Work]:
         cp_kind=kind,
         flash_attention=kind != "rsa",
     )
-    return attention_work(BLOCK.operator("attention"), BLOCK, degrees, BF16, ON)
+    return attention_work(OnRank(BLOCK.operator("attention"), BLOCK, degrees, BF16, ON))
 
 
 def taken(kind: str, elements: float, cp: int, near: int) -> float:
@@ -135,7 +135,7 @@ def test_a_rank_alone_has_no_ring(name: str) -> None:
             flash_attention=False,
         )
         operator = block.operator("attention")
-        return attention_work(operator, block, degrees, BF16, ON)
+        return attention_work(OnRank(operator, block, degrees, BF16, ON))
 
     together = works("rsa", many)
     apart = zip(works("ring", one), works("rsa", four), strict=True)
@@ -204,7 +204,7 @@ def test_rings_over_nodes_share_the_ports_they_leave_by(tp: int, rings: int) -> 
         flash_attention=False,
     )
     forward, _ = attention_work(
-        BLOCK.operator("attention"), BLOCK, degrees, precision("fp16"), on
+        OnRank(BLOCK.operator("attention"), BLOCK, degrees, precision("fp16"), on)
     )
     (keys,) = messages("forward", BLOCK, degrees, precision("fp16"))
     far, port = np.asarray(True), 8 / rings

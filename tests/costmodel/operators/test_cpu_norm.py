@@ -8,6 +8,7 @@ import pytest
 from costmodel.machine.assembly import Machine
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.saved_tensors import internal
+from costmodel.operators.work import OnRank
 from profiles.hardware.precisions import precision
 from profiles.models.graph import Block, Operator
 from tests.support.problems import local, on
@@ -35,7 +36,7 @@ def kept(name: str, where: Machine) -> list[float]:
     """Bytes that each norm keeps of its own making, over those of its output."""
     found = []
     for block, one in norms(name):
-        made = internal(one, block, HERE, precision("fp32"), where)
+        made = internal(OnRank(one, block, HERE, precision("fp32"), where))
         whole = 2 * 128 * block.extents["hidden"] * 4
         found.append(float(sum(made.values())) / whole)
     return found

@@ -11,7 +11,6 @@ import pytest
 
 from costmodel.machine.assembly import Machine, machine
 from costmodel.operators.degrees import Degrees, load, routed_rows, sent_rows
-from costmodel.operators.moe import expert_messages
 from costmodel.operators.operator_cost import operator_price
 from costmodel.operators.work import Work
 from profiles.hardware.precisions import precision
@@ -19,6 +18,7 @@ from profiles.measure.plan import operations
 from profiles.models.graph import Block
 from profiles.models.job import Job
 from profiles.samples.table import Samples
+from tests.oracles.expert_traffic import expert_messages
 from tests.support.sampled import collective_key, local, operator_key, sample
 from tests.support.small_jobs import MIXTURE, job
 

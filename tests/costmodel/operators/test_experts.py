@@ -11,7 +11,7 @@ from costmodel.batched.rows import stage_runs
 from costmodel.layout.retention import body_presets
 from costmodel.layout.strategy import Uniform, spell_out, split_layers
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees, routed_rows, sent_rows
 from costmodel.operators.moe import distinct
 from costmodel.operators.operator_cost import operator_price
@@ -174,8 +174,8 @@ def test_more_experts_parallel_than_ranks_is_said() -> None:
 
 def test_each_further_expert_costs_the_host_a_launch() -> None:
     """Of a grouped product, over an operator's, with 16 experts and with 4."""
-    on = machine(cluster("dgx-h100"), software("megatron-core"))
-    launch = on.software.expert_launch
+    on = machine(cluster("dgx-h100"), load_framework("megatron-core"))
+    launch = on.framework.moe.launch
     graph = job("qwen3-235b-a22b").graph
     block, one = next(pair[0] for pair in graph.runs), np.asarray(1)
     host_s = []
@@ -191,7 +191,7 @@ def test_each_further_expert_costs_the_host_a_launch() -> None:
         price = operator_price(
             block.operator("mlp_up"), block, degrees, precision("bf16"), on
         )
-        host_s.append(float(price.forward.host_s) / on.software.forward_host_s)
+        host_s.append(float(price.forward.host_s) / on.framework.host.forward_s)
     assert host_s == pytest.approx([1 + 15 * launch, 1 + 3 * launch])
 
 

@@ -11,7 +11,7 @@ import pytest
 from costmodel.machine.assembly import Machine, machine
 from costmodel.operators.attention import attention_work
 from costmodel.operators.degrees import Degrees
-from costmodel.operators.work import Work
+from costmodel.operators.work import OnRank, Work
 from profiles.hardware.precisions import precision
 from profiles.models.graph import Kind
 from tests.support.sampled import collective_key, job, local, on, sample, samples
@@ -37,7 +37,7 @@ def core(where: Machine, at: Degrees) -> tuple[Work, Work]:
         for one in block.operators
         if one.kind is Kind.ATTENTION
     )
-    return attention_work(operator, block, at, precision("fp32"), where)
+    return attention_work(OnRank(operator, block, at, precision("fp32"), where))
 
 
 @pytest.mark.parametrize("kind", ["ring", "all-gather"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.operator_cost import operator_price
 from costmodel.operators.work import OperatorPrice
@@ -20,7 +18,7 @@ LARGE = 64  # sequences: latency does not count
 
 
 def on(*, lean: bool) -> Machine:
-    base = replace(software("megatron-lm"), gathers_quantised=lean)
+    base = load_framework("megatron-lm").variant(fp8={"gathers": lean})
     return machine(cluster("dgx-h100"), base)
 
 

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from costmodel.layout.sharding_spec import PARTIAL, WHOLE, settled
-from costmodel.machine.mesh_axis import MeshAxis, joint, mesh_axes
-from costmodel.operators.resharding import local_bytes, redistribution
+from costmodel.machine.topology import MeshAxis, joint, mesh_axes
+from costmodel.operators.loop_sharding import local_bytes, redistribution
 from profiles.errors import InvalidSpec
 
 MESH = mesh_axes(dp=2, tp=4)

@@ -10,7 +10,7 @@ import pytest
 
 from costmodel.__main__ import main
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import frameworks, software, with_overlap
+from costmodel.machine.framework import frameworks, load_framework, with_overlap
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.operator_cost import CUT_HIDES, operator_price
 from costmodel.operators.work import OperatorPrice
@@ -27,7 +27,7 @@ def hiding(
     overlap: str, framework: str = "megatron-lm", on: str = "dgx-h100"
 ) -> Machine:
     asked = frozenset(overlap.split(","))
-    return machine(cluster(on), with_overlap(software(framework), asked))
+    return machine(cluster(on), with_overlap(load_framework(framework), asked))
 
 
 def price_of(name: str, where: Machine, *, sp: bool = True) -> OperatorPrice:
@@ -54,9 +54,9 @@ def answered(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
 def test_a_gather_hides_behind_seven_eighths_of_its_product(name: str) -> None:
     """One piece of eight runs alone; of what could hide, a share does."""
     shown, hidden = (price_of(name, hiding(what)) for what in ("grad", "grad,tp"))
-    software = hiding("grad").software
+    framework = hiding("grad").framework
     taken = float(shown.forward.tensor_comm_s)
-    behind = (float(shown.forward.compute_s) - software.gap_us * US) * 7 / 8
+    behind = (float(shown.forward.compute_s) - framework.host.gap_us * US) * 7 / 8
     left = taken - CUT_HIDES * min(taken, behind)
     assert float(hidden.forward.tensor_comm_s) == pytest.approx(left, rel=1e-9)
     assert hidden.forward.compute_s == shown.forward.compute_s
@@ -84,13 +84,23 @@ def test_a_sum_is_not_cut() -> None:
 def test_a_frameworks_own_figure_comes_first() -> None:
     """NeMo's recipes hide a share of it, which the pin keeps and leaving it out takes
     away."""
-    own, kept = software("nemo"), hiding("grad,param,tp,offload", "nemo").software
-    assert "tp" in own.overlap
-    assert not kept.cuts_products
-    assert kept.exposed_tensor == machine(CLUSTER, own).software.exposed_tensor
-    assert hiding("grad", "nemo").software.exposed_tensor > kept.exposed_tensor
+    own, kept = (
+        load_framework("nemo"),
+        hiding("grad,param,tp,offload", "nemo").framework,
+    )
+    assert "tp" in own.overlap.hidden
+    assert not kept.overlap.cuts_products
+    assert (
+        kept.overlap.exposed_tensor
+        == machine(CLUSTER, own).framework.overlap.exposed_tensor
+    )
+    assert (
+        hiding("grad", "nemo").framework.overlap.exposed_tensor
+        > kept.overlap.exposed_tensor
+    )
     assert all(
-        ("tp" in one.overlap) == (one.exposed_tensor < 1 or one.cuts_products)
+        ("tp" in one.overlap.hidden)
+        == (one.overlap.exposed_tensor < 1 or one.overlap.cuts_products)
         for one in frameworks().values()
     )
 

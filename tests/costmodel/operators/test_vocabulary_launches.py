@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.host_overhead import VOCAB_PARALLEL
 from costmodel.operators.operator_cost import operator_price
@@ -22,9 +20,9 @@ PLACES = {Kind.EMBEDDING: "embedding", Kind.CROSS_ENTROPY: "head"}
 
 def launches(kind: Kind, tp: int, *, fused: bool) -> float:
     """Forward host seconds over those of one operator, without waiting for ranks."""
-    used = replace(software("megatron-lm"), host_wait=0.0)
+    used = load_framework("megatron-lm").variant(host={"wait": 0.0})
     if fused:
-        used = replace(used, loss_elements=None)
+        used = used.variant(kernels={"loss_elements": None})
     block = block_of("gpt-13b", PLACES[kind])
     operator = next(one for one in block.operators if one.kind is kind)
     degrees = Degrees(
@@ -37,7 +35,7 @@ def launches(kind: Kind, tp: int, *, fused: bool) -> float:
     )
     on = machine(cluster("dgx-a100-80gb"), used)
     price = operator_price(operator, block, degrees, precision("bf16"), on)
-    return float(price.forward.host_s / on.software.forward_host_s)
+    return float(price.forward.host_s / on.framework.host.forward_s)
 
 
 @pytest.mark.parametrize("kind", list(PLACES))

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from costmodel.cli import simulate
-from costmodel.machine.coefficients import Parameter
+from costmodel.machine.coefficients import Coefficient
 from costmodel.report.html_page import runs_page
 from costmodel.report.svg import Dot, scatter, strips
 from costmodel.runs.table import read_runs
@@ -37,11 +37,12 @@ ROWS = [
 ]
 
 
-FITTED = Parameter(
+FITTED = Coefficient(
     name="product/ampere",
     meaning="seconds over those alone",
     prior=1.0,
     spread=0.1,
+    source="",
     value=1.07,
     error=0.02,
     rows=493,

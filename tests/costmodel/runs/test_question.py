@@ -38,7 +38,7 @@ def test_everything_said_is_taken_and_little_assumed() -> None:
     assert choice.flash_attention
     assert (choice.recompute, choice.precision) == ("full", "bf16")
     assert (job.seq_len, job.global_batch) == (1024, 64)
-    assert question.machine.software.name == "megatron-lm"
+    assert question.machine.framework.name == "megatron-lm"
     assert set(question.assumed) == {"dropout", "optimizer", "grad_dtype"}
     assert question.warnings == ()
 
@@ -137,13 +137,15 @@ def test_the_kernel_chooses_the_software(
     kernel: str, flash: bool, priced_as: str
 ) -> None:
     question = asked({"attention_kernel": kernel, "flash_attention": None})
-    software = question.machine.software
+    framework = question.machine.framework
     assert question.choice.flash_attention is flash
-    assert (software.flash if flash else software.unfused) == priced_as
+    assert (
+        framework.kernels.flash if flash else framework.kernels.unfused
+    ) == priced_as
 
 
 def test_the_fused_norm_flag_reaches_the_software() -> None:
-    assert not asked({"fused_norm": "n"}).machine.software.fused_norm
+    assert not asked({"fused_norm": "n"}).machine.framework.kernels.fused_norm
 
 
 def test_given_speeds_override_the_catalogue() -> None:
@@ -286,7 +288,7 @@ def test_a_tpu_comes_in_its_torus() -> None:
     }
     question = asked({**pod, "framework": "MaxText (JAX)"})
     assert question.assumed["cluster"] == "tpu-v4"
-    assert question.machine.software.name == "maxtext"
+    assert question.machine.framework.name == "maxtext"
     assert question.machine.island.domain == 4096
     hosts = asked({**pod, "gpus_per_node": "4"})
     assert hosts.machine.island.domain == 4096  # chips are linked, not hosts
@@ -368,7 +370,7 @@ def test_a_vocabulary_is_padded_as_its_framework_does(
     ],
 )
 def test_versions_are_told_apart(printed: str, name: str) -> None:
-    assert asked({"framework": printed}).machine.software.name == name
+    assert asked({"framework": printed}).machine.framework.name == name
 
 
 @pytest.mark.parametrize(

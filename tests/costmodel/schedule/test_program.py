@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from costmodel.schedule.action import Action, Kind
+from costmodel.schedule.action import NOTHING, Action, Kind
 from costmodel.schedule.communication import apart
-from costmodel.schedule.encoding import NOTHING
 from costmodel.schedule.program import program_of
 from costmodel.schedule.schedules import copies_held, streams
 from tests.support.pipelines import Pipeline, pipelines
@@ -65,16 +64,13 @@ def same_pass(one: Action | None, other: Action | None) -> bool:
 
 
 @given(pipelines())
-def test_first_forwards_and_last_backwards(pipeline: Pipeline) -> None:
+def test_last_backwards(pipeline: Pipeline) -> None:
     program = program_of(*pipeline)
     actions, shape = program.rows.shape[1], program.shape
     each = pipeline.micro_batches // shape.copies
     for slot in range(shape.slots):
         copy, stage = divmod(slot, shape.stages)
-        first = program.action(*divmod(int(program.first_forward[slot]), actions))
         last = program.action(*divmod(int(program.last_backward[slot]), actions))
-        assert (first.kind, first.stage, first.copy) == (Kind.F, stage, copy)
         assert (last.stage, last.copy) == (stage, copy)
         assert last.kind in (Kind.B, Kind.W)
-        assert first.micro_batch == copy * each
         assert last.micro_batch == (copy + 1) * each - 1

@@ -12,7 +12,7 @@ import pytest
 
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.runs.holdout import left_out
 from costmodel.runs.pricing import price_runs
 from costmodel.runs.table import read_runs
@@ -98,8 +98,10 @@ def test_states_are_exact_and_what_comes_and_goes_is_not() -> None:
 
 
 def test_known_hardware_is_surer_than_unknown() -> None:
-    known = spread_of(machine(cluster("dgx-a100-80gb"), software("megatron-deepspeed")))
-    other = spread_of(machine(cluster("mi300x-8x"), software("meshwright")))
+    known = spread_of(
+        machine(cluster("dgx-a100-80gb"), load_framework("megatron-deepspeed"))
+    )
+    other = spread_of(machine(cluster("mi300x-8x"), load_framework("meshwright")))
     assert known.step_sigma < other.step_sigma
 
 

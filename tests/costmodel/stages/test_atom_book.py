@@ -84,8 +84,8 @@ def by_itself(asked: AtomBook, name: str, site: np.ndarray, kept: str) -> list[f
         block_prices(block, degrees, asked.policy, asked.on),
         retention,
         entry_bytes(block, degrees, asked.policy),
-        stops_early=asked.on.software.stops_early,
-        floor=asked.on.software.launch_floor,
+        stops_early=asked.on.framework.stops_early,
+        floor=asked.on.framework.host.floor,
     )
     return [float(getattr(found, field)) for field in ATOM]
 

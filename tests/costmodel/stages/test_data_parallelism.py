@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from costmodel.machine.assembly import Machine, machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.stages.data_parallelism import DataParallel, messages_of
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import precision
@@ -18,7 +17,7 @@ BF16 = precision("bf16")
 
 
 def on(**habits: Any) -> Machine:
-    framework = replace(software("fsdp2"), **habits)
+    framework = load_framework("fsdp2").variant(gradients=habits)
     return machine(cluster("dgx-a100-80gb"), framework)
 
 

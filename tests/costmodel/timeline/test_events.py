@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from costmodel.timeline.events import Clock, Resource
 from profiles.errors import InvalidSpec
+from tests.oracles.event_sim import Clock, Resource
 
 
 def test_ties_are_broken_by_arrival() -> None:

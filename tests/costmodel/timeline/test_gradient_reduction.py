@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from costmodel.timeline.gradient_reduction import reduce_tail_s
+from costmodel.timeline.timeline import reduce_tail_s
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from costmodel.machine.assembly import Machine, machine
 from costmodel.simulation.estimator import estimate
 from costmodel.stages.pipeline_p2p import Sender, boundary
 from costmodel.timeline.timeline import simulate
-from profiles.errors import InvalidSpec
 from profiles.hardware.precisions import precision
 from profiles.samples.table import Samples
 from tests.support.pipelines import Pipeline, costs_of, pipelines, plain_costs
@@ -49,13 +48,6 @@ def test_a_lone_rank_computes_faster_and_waits_as_long(
     pipeline = Pipeline("gpipe", 2, 1, 1)
     costs = plain_costs(pipeline, overlap_reduce=False, turns=2.0, messages=messages)
     assert simulate(*pipeline, costs).makespan_s == pytest.approx(seconds)
-
-
-def test_a_share_of_messages_is_a_share() -> None:
-    pipeline = Pipeline("gpipe", 2, 1, 1)
-    costs = plain_costs(pipeline, overlap_reduce=False, turns=2.0, messages=1.5)
-    with pytest.raises(InvalidSpec, match=r"messages=1.5; it is a share, 0 to 1"):
-        simulate(*pipeline, costs)
 
 
 def _on_cores(cores: int) -> Machine:

@@ -9,7 +9,7 @@ from io import StringIO
 import pytest
 from hypothesis import given, settings
 
-from costmodel.machine.coefficients import coefficients
+from costmodel.machine.coefficients import load_coefficients
 from planner.analysis.explain import indistinguishable
 from planner.analysis.robust_choice import LARGEST_GAP, prefer, recommended, why_chosen
 from planner.analysis.uncertainty import (
@@ -126,7 +126,7 @@ def test_errors_that_both_share_cancel(posed: Problem, solved: Solution) -> None
 
 
 def test_errors_are_those_of_the_fit() -> None:
-    fitted = coefficients()
+    fitted = load_coefficients()
     errors = errors_of(on("dgx-a100-80gb"))
     by_name = {item.name: item.error for item in fitted.entries}
     assert errors[DEVICE] == by_name["product/a100-sxm-80gb"]

@@ -44,7 +44,7 @@ def test_defaults_are_named() -> None:
 def test_what_is_given_is_not_assumed() -> None:
     found = posed(gpus=64, global_batch=512, precision="fp16", framework="fsdp2")
     assert found.problem.job.global_batch == 512
-    assert found.problem.machine.software.name == "fsdp2"
+    assert found.problem.machine.framework.name == "fsdp2"
     assert not {"global_batch", "precision", "framework"} & found.assumed.keys()
 
 
@@ -166,7 +166,7 @@ def test_what_is_recommended_is_to_fit_with_95_percent() -> None:
     assert found.assumed["probability"] == 0.95
     problem = found.problem
     assert problem.memory_limit_bytes == problem.machine.device.capacity_bytes
-    free = problem.machine.software.footprint.deviations
+    free = problem.machine.framework.footprint.deviations
     assert NormalDist().cdf(free) == pytest.approx(0.95)
 
 

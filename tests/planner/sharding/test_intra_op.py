@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from costmodel.machine.mesh_axis import MeshAxis, mesh_axes
+from costmodel.machine.topology import MeshAxis, mesh_axes
 from planner.sharding.choice_cache import forget
 from planner.sharding.choice_graph import Status
 from planner.sharding.costs import SentBytes

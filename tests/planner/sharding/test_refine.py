@@ -9,7 +9,7 @@ import pytest
 
 from costmodel.layout.layout import Layout
 from costmodel.machine.assembly import machine
-from costmodel.machine.framework import software
+from costmodel.machine.framework import load_framework
 from costmodel.operators.loop_sharding import loops_of, summands
 from costmodel.options.pins import Pins
 from costmodel.simulation.estimator import estimate
@@ -147,7 +147,7 @@ def test_nothing_is_proven_where_the_presets_gathers_travel_in_8_bits() -> None:
     """Explicit shardings are priced with 16 bits: that would be no fair comparison."""
     pins = Pins(tp=4, sequence_parallel=True)
     for framework, proven in (("megatron-lm", True), ("megatron-core", False)):
-        where = machine(cluster("dgx-h100"), software(framework))
+        where = machine(cluster("dgx-h100"), load_framework(framework))
         posed = replace(problem("gpt-1.3b", 4, where=where, pins=pins), precision="fp8")
         found = solve(posed, SEARCHES["branch-and-bound"], Limits(runners_up=0))
         assert found.best is not None

@@ -14,7 +14,7 @@ from costmodel.layout.layout import Layout
 from costmodel.layout.sharding_spec import WHOLE, ModuleSharding
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import machine
-from costmodel.machine.mesh_axis import mesh_axes
+from costmodel.machine.topology import mesh_axes
 from planner.sharding.intra_op import solve
 from planner.sharding.problem import ENTRY, BlockProblem
 from profiles.hardware.catalog import cluster

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 
 from costmodel.schedule.action import Action, Kind
-from costmodel.schedule.in_flight import peak_in_flight
+from costmodel.schedule.schedules import peak_in_flight
 from profiles.errors import ActionFailed, InvalidSpec
 from tests.runtime import pipeline_cases as cases
 from tests.runtime.pipeline_cases import Watching

@@ -1,16 +1,21 @@
-"""The timeline once more, action by action on a clock.
+"""The timeline once more, action by action on a clock: what the fast one is held to.
 
 The same semantics as `costmodel.timeline.timeline`, spelled out: the full streams
 (with their sends, receives, reductions and step) are carried out one action at a time,
-each on its resource. It is slower, leaves a span for each piece of work (for a trace),
-and is what the fast pass is held equal to.
+each on its resource, which leaves a span for each piece of work.
+
+The clock knows nothing of training. After SimPy's core: the whole state is one heap of
+things to do, with ties broken by order of arrival, so that runs repeat exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 
@@ -26,10 +31,152 @@ from costmodel.schedule import (
     streams,
     with_transfers,
 )
-from costmodel.timeline.costs import FloatArray, StageCosts, require_costs
-from costmodel.timeline.events import Clock, Resource, Shared, Span
+from costmodel.timeline.costs import FloatArray, StageCosts
 from costmodel.timeline.processor_sharing import speed
+from costmodel.timeline.span import Span
 from costmodel.timeline.timeline import Timeline
+from profiles.errors import InvalidSpec
+
+Act = Callable[[], None]
+
+
+class Clock:
+    """Things to do, each at its time.
+
+    >>> clock = Clock()
+    >>> clock.after(2.0, lambda: print("two", clock.now_s))
+    >>> clock.after(1.0, lambda: print("one", clock.now_s))
+    >>> clock.run()
+    one 1.0
+    two 2.0
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._queue: list[tuple[float, int, Act]] = []
+        self._arrival = count()
+
+    def after(self, delay_s: float, act: Act) -> None:
+        """Do *act* in *delay_s* seconds. Raises InvalidSpec for the past."""
+        if not delay_s >= 0:
+            raise InvalidSpec(
+                f"a delay of {delay_s} s at {self.now_s} s; time only runs forward, "
+                "a delay must be 0 or more"
+            )
+        heappush(self._queue, (self.now_s + delay_s, next(self._arrival), act))
+
+    def run(self) -> None:
+        """Do everything, and what follows from it, until nothing is left."""
+        while self._queue:
+            self.now_s, _, act = heappop(self._queue)
+            act()
+
+
+class Shared:
+    """What several things use at once, each at the `speed` of so many.
+
+    >>> clock = Clock()
+    >>> core = Shared(clock, lambda at_work: 1 / at_work)
+    >>> core.after(1.0, lambda: print("one", clock.now_s))
+    >>> core.after(2.0, lambda: print("two", clock.now_s))
+    >>> clock.run()
+    one 2.0
+    two 3.0
+    """
+
+    def __init__(self, clock: Clock, speed: Callable[[int], float]) -> None:
+        self._clock, self._speed = clock, speed
+        self._left: dict[int, tuple[float, Act]] = {}
+        self._since_s = 0.0
+        self._plan = 0  # of the last one alone something comes
+        self._arrival = count()
+
+    def after(self, duration_s: float, act: Act) -> None:
+        """Do *act* after *duration_s* seconds at speed 1."""
+        self._pass()
+        self._left[next(self._arrival)] = (duration_s, act)
+        self._foresee()
+
+    def _pass(self) -> None:
+        passed_s = self._clock.now_s - self._since_s
+        self._since_s = self._clock.now_s
+        if self._left:
+            done_s = passed_s * self._speed(len(self._left))
+            self._left = {
+                number: (left_s - done_s, act)
+                for number, (left_s, act) in self._left.items()
+            }
+
+    def _foresee(self) -> None:
+        self._plan += 1
+        if self._left:
+            least_s = min(left_s for left_s, _ in self._left.values())
+            delay_s = max(least_s, 0.0) / self._speed(len(self._left))
+            self._clock.after(delay_s, partial(self._end, self._plan))
+
+    def _end(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._pass()
+        first = min(self._left, key=lambda number: self._left[number][0])
+        _, act = self._left.pop(first)
+        self._foresee()
+        act()
+
+
+class Resource:
+    """Serves one request at a time, in the order in which they were made.
+
+    >>> clock = Clock()
+    >>> link = Resource(clock, "link")
+    >>> link.serve("a", 1.5)
+    >>> link.serve("b", 1.0)
+    >>> clock.run()
+    >>> [(span.label, span.start_s, span.end_s) for span in link.spans]
+    [('a', 0.0, 1.5), ('b', 1.5, 2.5)]
+    """
+
+    def __init__(self, clock: Clock, name: str) -> None:
+        self.name = name
+        self.spans: list[Span] = []
+        self._clock = clock
+        self._busy = False
+        self._waiting: deque[tuple[str, float, Act | None, Clock | Shared]] = deque()
+
+    def serve(
+        self,
+        label: str,
+        duration_s: float,
+        done: Act | None = None,
+        *,
+        using: Shared | None = None,
+    ) -> None:
+        """Ask for *duration_s* seconds, of what it is *using* with others if so; call
+        *done* when they are over."""
+        self._waiting.append((label, duration_s, done, using or self._clock))
+        self._start_next()
+
+    def _start_next(self) -> None:
+        if self._busy or not self._waiting:
+            return
+        self._busy = True
+        label, duration_s, done, using = self._waiting.popleft()
+        start_s = self._clock.now_s
+
+        def finish() -> None:
+            span = Span(
+                resource=self.name,
+                label=label,
+                start_s=start_s,
+                end_s=self._clock.now_s,
+            )
+            self.spans.append(span)
+            self._busy = False
+            self._start_next()
+            if done is not None:
+                done()
+
+        using.after(duration_s, finish)
 
 
 def simulate_on_clock(
@@ -44,7 +191,6 @@ def simulate_on_clock(
     Raises as `timeline.simulate`.
     """
     program = program_of(schedule, pp, virtual_stages, micro_batches)
-    require_costs(costs, pp, program.shape.stages)
     held_by = copies_held(schedule, pp, virtual_stages)
     computing = streams(schedule, pp, virtual_stages, micro_batches)
     at_once = {both.parts[1] for stream in computing for both in stream if both.parts}
@@ -94,10 +240,9 @@ class _Run:
         return self.links.setdefault((source, target), Resource(self.clock, name))
 
     def reduced(self) -> None:
-        """A rank has its gradients: who may step now?"""
-        done = [rank for rank in self.ranks if rank.reduce_end_s is not None]
-        if not self.costs.synchronised_step or len(done) == len(self.ranks):
-            for rank in done:
+        """A rank has its gradients: once all have them, they step."""
+        if all(rank.reduce_end_s is not None for rank in self.ranks):
+            for rank in self.ranks:
                 rank.step()
 
     def spans(self) -> tuple[Span, ...]:
@@ -135,18 +280,14 @@ class _Rank:
         self.arrived: set[Action] = set()
         self.starts_s: list[float] = []
         self.ends_s: list[float] = []
-        self.alive_bytes = float(run.costs.static_bytes[rank])
-        self.peak_bytes, self.peak_action = self.alive_bytes, 0
+        self.alive_bytes, self.peak_bytes, self.peak_action = 0.0, 0.0, 0
         mine = [
             (stage, copy)
             for copy, held_by in enumerate(run.held_by)
             for stage, held in enumerate(held_by)
             if held == rank
         ]
-        self.first_forwards = {_first(stream, (Kind.F,), *one) for one in mine}
-        self.last_backwards = {
-            _first(stream[::-1], (Kind.B, Kind.W), *one) for one in mine
-        }
+        self.last_backwards = {_last_backward(stream, *one) for one in mine}
         self.buckets_left = sum(run.buckets[stage] for stage, _ in mine)
         self.late_reductions: list[int] = []  # stages, without overlap
         self.at_step = False
@@ -205,7 +346,7 @@ class _Rank:
         self.computing = False
         self.ends_s.append(self.clock.now_s)
         saved = self.costs.saved_bytes[action.stage]
-        kept = self.costs.optional("weight_bytes")[action.stage]
+        kept = self.costs.weight_bytes[action.stage]
         self.alive_bytes -= {
             Kind.B: saved,
             Kind.I: max(saved - kept, 0.0),  # had taken what is more (`take_memory`)
@@ -215,25 +356,19 @@ class _Rank:
 
     def duration_s(self, action: Action) -> float:
         costs, stage = self.costs, action.stage
-        weight_s = costs.optional("weight_s")
-        hidden_s = costs.optional("hidden_s") * (action in self.run.at_once)
+        hidden_s = costs.hidden_s * (action in self.run.at_once)
         by_kind = {
             Kind.F: costs.forward_s,
             Kind.B: costs.backward_s - hidden_s,
-            Kind.I: costs.backward_s - weight_s,
-            Kind.W: weight_s,
+            Kind.I: costs.backward_s - costs.weight_s,
+            Kind.W: costs.weight_s,
         }
-        duration_s = float(by_kind[action.kind][stage])
-        if costs.first_forward_extra_s is not None and action in self.first_forwards:
-            duration_s += costs.first_forward_extra_s[stage]
-        if costs.last_backward_extra_s is not None and action in self.last_backwards:
-            duration_s += costs.last_backward_extra_s[stage]
-        return duration_s
+        return float(by_kind[action.kind][stage])
 
     def take_memory(self, action: Action) -> None:
         """What a pass needs as it starts; I also what it leaves for W."""
         costs, stage = self.costs, action.stage
-        saved, kept = costs.saved_bytes[stage], costs.optional("weight_bytes")[stage]
+        saved, kept = costs.saved_bytes[stage], costs.weight_bytes[stage]
         if action.kind is Kind.F:
             self.alive_bytes += saved
         if action.kind is Kind.I:
@@ -283,11 +418,11 @@ class _Rank:
         self.end_s = self.clock.now_s
 
 
-def _first(stream: Stream, kinds: tuple[Kind, ...], stage: int, copy: int) -> Action:
+def _last_backward(stream: Stream, stage: int, copy: int) -> Action:
     return next(
         one
-        for one in stream
-        if one.kind in kinds and (one.stage, one.copy) == (stage, copy)
+        for one in reversed(stream)
+        if one.kind in (Kind.B, Kind.W) and (one.stage, one.copy) == (stage, copy)
     )
 
 

