@@ -49,8 +49,6 @@ MOST_FIELDS = 25  # of a class
 STILL_LARGE = {
     "costmodel.machine.framework.Software",
     "costmodel.options.pins.Pins",
-    "costmodel.stages.block_cost.Atom",
-    "costmodel.stages.stage_cost.StagePrice",
     "profiles.models.spec.DecoderSpec",
 }
 

@@ -16,7 +16,7 @@ gathered and summed once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -35,7 +35,6 @@ from costmodel.stages import (
     Part,
     StageBytes,
     StagePrice,
-    as_atom,
     contents_of,
     stage_bytes,
     stage_price,
@@ -147,7 +146,7 @@ class Gather:
     def contents(self) -> tuple[Contents, ...]:
         """A virtual stage of each run of every row."""
         _, of_row = self._alike
-        return tuple(one.take(of_row) for one in self._contents)
+        return tuple(one[of_row] for one in self._contents)
 
     def counts(self) -> tuple[Array, ...]:
         """How many virtual stages each run of every row has."""
@@ -219,7 +218,7 @@ class Gather:
         nothing = np.zeros_like(self._stages)
         names = ("embedding", "final_norm", "head")
         found = (self._atoms(name, ("none",), nothing) for name in names)
-        return (*found, as_atom(self.book.shared(self._sites)))
+        return (*found, Atom(self.book.tied(self._sites, twice=True)))
 
     @cached_property
     def _tied(self) -> tuple[Atom, ...]:
@@ -227,12 +226,12 @@ class Gather:
         not ask."""
         if not (self.book.job.graph.tied and self.book.offload.optimizer):
             return ()
-        return (as_atom(self.book.tied(self._sites)),)
+        return (Atom(self.book.tied(self._sites, twice=False)),)
 
     def _atoms(
         self, name: str, treatments: tuple[str | Retention, ...], chosen: Array
     ) -> Atom:
-        return as_atom(self.book.atoms(name, self._sites, treatments, chosen))
+        return Atom(self.book.atoms(name, self._sites, treatments, chosen))
 
     def _segments(self, run: Run) -> tuple[list[Part], list[list[Part]]]:
         """The numbered layers of a stage, where some rows make them again in segments:
@@ -272,8 +271,7 @@ class Gather:
             whole = self._fully[name]
             if most == 1:
                 input_bytes = whole.saved_bytes
-                whole = replace(
-                    whole,
+                whole = whole.replaced(
                     dropped_bytes=whole.dropped_bytes - input_bytes,
                     backward_working_bytes=whole.backward_working_bytes - input_bytes,
                 )
@@ -306,7 +304,7 @@ class Gather:
             table[:, rows] = self.book.atoms(
                 name, self._sites[rows], (inner(block),), np.zeros_like(rows)
             )
-            found[name] = as_atom(table)
+            found[name] = Atom(table)
         return found
 
 

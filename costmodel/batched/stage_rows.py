@@ -148,12 +148,12 @@ class _OneStage(Gather):
     @cached_property
     def _body(self) -> dict[str, Atom]:
         found = self.source._body
-        return {name: one.take(self._where) for name, one in found.items()}
+        return {name: one[self._where] for name, one in found.items()}
 
     @cached_property
     def _ends(self) -> tuple[Atom, ...]:
-        return tuple(one.take(self._where) for one in self.source._ends)
+        return tuple(one[self._where] for one in self.source._ends)
 
     @cached_property
     def _tied(self) -> tuple[Atom, ...]:
-        return tuple(one.take(self._where) for one in self.source._tied)
+        return tuple(one[self._where] for one in self.source._tied)

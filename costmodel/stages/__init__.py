@@ -6,14 +6,13 @@ from profiles.lazy import lazily
 
 if TYPE_CHECKING:
     from costmodel.stages.block_batch import (
-        ATOM,
         SITE,
         AtomBook,
         Known,
-        as_atom,
         unique_rows,
     )
     from costmodel.stages.block_cost import (
+        ATOM,
         Atom,
         Whole,
         atom,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
         DataParallel,
         data_parallel,
         degrees_of,
-        degrees_of_stage,
         exchanges,
         exposed_s,
         full_messages,
@@ -115,7 +113,6 @@ __all__ = [
     "StatePolicy",
     "Whole",
     "accumulated",
-    "as_atom",
     "atom",
     "away_of",
     "block_prices",
@@ -125,7 +122,6 @@ __all__ = [
     "contents_of",
     "data_parallel",
     "degrees_of",
-    "degrees_of_stage",
     "devices_by_rank",
     "devices_of",
     "exchanges",

@@ -15,6 +15,7 @@ Data parallelism as a stage's mesh has it, for one stage or as arrays of many.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -23,7 +24,6 @@ from numpy.typing import ArrayLike
 
 from costmodel.layout import (
     NOTHING,
-    PLAIN,
     Mesh,
     Offload,
     Stage,
@@ -39,14 +39,14 @@ from costmodel.machine import (
     blocks_reduced,
     near_members,
 )
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.errors import Unsupported
 from profiles.hardware import Format, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallel:
-    """The data-parallel side of a layout; integer arrays that broadcast.
+class DataParallel(Arrays):
+    """The data-parallel side of a layout; integers, or integer arrays that broadcast.
 
     `dp` counts the ranks of all `copies` of the model in opposite directions; `apart`
     are parts of data parallelism of which no two share a fast domain, such as those.
@@ -66,6 +66,12 @@ class DataParallel:
     quantized_weights: Any = False
     hpz_partition_size: Any = 1
     quantized_gradients: Any = False
+
+    @classmethod
+    def of(cls, several: Sequence[DataParallel]) -> DataParallel:
+        """Numbers as arrays."""
+        first, *others = several
+        return first.each(lambda *each: np.array(each), *others)
 
     @property
     def ranks(self) -> Array:
@@ -158,7 +164,7 @@ def level_away(parallel: DataParallel, offload: Offload, *, fully_shard: bool) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanges:
+class Exchanges(Arrays):
     """A stage's data-parallel collectives."""
 
     step_reduce: Sourced  # once a step, after the last backward
@@ -167,15 +173,6 @@ class Exchanges:
     forward_gather: Sourced  # every micro-batch
     backward_gather: Sourced
     backward_reduce: Sourced
-
-    def __add__(self, other: Exchanges) -> Exchanges:
-        names = [item.name for item in fields(self)]
-        return Exchanges(**{n: getattr(self, n) + getattr(other, n) for n in names})
-
-    def where(self, condition: Any) -> Exchanges:
-        """These where *condition* holds, else none."""
-        names = [item.name for item in fields(self)]
-        return Exchanges(**{n: getattr(self, n).where(condition) for n in names})
 
     @property
     def of_micro_batch(self) -> Sourced:
@@ -428,47 +425,30 @@ def place_of(mesh: Mesh, micro_batch: int) -> Place:
 
 def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:
     """The data-parallel side of a stage's mesh, one of *pp* ranks', without ZeRO++."""
-    row = (*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp, 1, 1, *_row(PLAIN))
-    return parallel_of(np.array(row))
+    return _numbers(mesh, zero, pp).each(np.asarray)
 
 
-def degrees_of_stage(
+def parallel_of(
     stage: Stage, pp: int, plus: ZeroPlus, *, together: bool = True
-) -> tuple[int, ...]:
-    """What `parallel_of` takes, of a stage and all of its copies; *together* where all
-    of them lie in one fast domain."""
+) -> DataParallel:
+    """Of a stage and all of its copies, as numbers; *together* where all of them lie in
+    one fast domain."""
     copies = len(stage.held_by)
-    tp, cp, dp, ep, etp, group = degrees_of(stage.mesh)
-    apart = 1 if together else copies
-    zero, ranks = one_zero(stage), -(-pp // copies)
-    row = (tp, cp, dp * copies, ep, etp, zero, group, ranks, apart, copies)
-    return (*row, *_row(plus))
-
-
-def _row(plus: ZeroPlus) -> tuple[int, ...]:
-    size = plus.hpz_partition_size
-    return int(plus.quantized_weights), size, int(plus.quantized_gradients)
-
-
-def parallel_of(columns: Array) -> DataParallel:
-    """The same of rows, of what `degrees_of_stage` gives."""
-    *degrees, weights, size, gradients = map(np.asarray, columns)
-    tp, cp, dp, ep, etp, zero, group, pp, apart, copies = degrees
-    return DataParallel(
-        tp=tp,
-        cp=cp,
-        dp=dp,
-        ep=ep,
-        etp=etp,
-        zero=zero,
-        zero_group=group,
-        pp=pp,
-        apart=apart,
+    own = _numbers(stage.mesh, one_zero(stage), -(-pp // copies))
+    return replace(
+        own,
+        dp=own.dp * copies,
+        apart=1 if together else copies,
         copies=copies,
-        quantized_weights=weights,
-        hpz_partition_size=size,
-        quantized_gradients=gradients,
+        **{item.name: getattr(plus, item.name) for item in fields(plus)},
     )
+
+
+def _numbers(mesh: Mesh, zero: int, pp: int) -> DataParallel:
+    names = ("tp", "cp", "dp", "ep", "etp")
+    degrees: dict[str, Any] = {name: getattr(mesh, name) for name in names}
+    degrees |= {"zero": zero, "zero_group": mesh.dp_shard, "pp": pp}
+    return DataParallel(**degrees)
 
 
 def degrees_of(mesh: Mesh) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ import numpy as np
 from costmodel.layout import NOTHING, Offload
 from costmodel.machine import PLAIN, Footprint, Machine, shares_cores
 from costmodel.stages.data_parallelism import DataParallel, level_away
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.hardware import Device, Format, Precision
 from profiles.system import BUCKET_BYTES
 from profiles.units import GiB
@@ -281,21 +281,13 @@ def secured_of_kept(footprint: Footprint) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _States:
+class _States(Arrays):
     """Bytes of a rank's states, and of what the optimizer's step makes (`copies`)."""
 
     weight: Array
     gradient: Array
     optimizer: Array
     copies: Array
-
-    def __add__(self, other: _States) -> _States:
-        return _States(
-            weight=self.weight + other.weight,
-            gradient=self.gradient + other.gradient,
-            optimizer=self.optimizer + other.optimizer,
-            copies=self.copies + other.copies,
-        )
 
 
 def _on_device(

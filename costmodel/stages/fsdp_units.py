@@ -27,7 +27,7 @@ from costmodel.machine import (
     traffic_s,
 )
 from costmodel.stages.data_parallelism import DataParallel, reduced_bytes
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.hardware import Format, Precision
 from profiles.samples import UNIT_KINDS
 
@@ -35,38 +35,20 @@ PASS, REDUCE, GATHER = UNIT_KINDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnitWork:
+class UnitWork(Arrays):
     """Seconds of one micro-batch's passes, and of the step's end."""
 
     forward: Sourced
     backward: Sourced
     step: Sourced
 
-    def __add__(self, other: UnitWork) -> UnitWork:
-        return UnitWork(
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-            step=self.step + other.step,
-        )
-
-    def where(self, condition: Any) -> UnitWork:
-        """This work where *condition* holds, else none."""
-        return UnitWork(
-            forward=self.forward.where(condition),
-            backward=self.backward.where(condition),
-            step=self.step.where(condition),
-        )
-
     @property
     def of_micro_batch(self) -> Sourced:
         return self.forward + self.backward
 
 
-NO_WORK = UnitWork(
-    forward=Sourced(seconds=np.zeros(())),
-    backward=Sourced(seconds=np.zeros(())),
-    step=Sourced(seconds=np.zeros(())),
-)
+_NOTHING = Sourced(seconds=np.zeros(()))
+NO_WORK = UnitWork(forward=_NOTHING, backward=_NOTHING, step=_NOTHING)
 
 
 def measures_units(machine: Machine) -> bool:

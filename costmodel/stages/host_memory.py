@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from costmodel.layout import Layout, Offload
-from costmodel.stages.data_parallelism import DataParallel, level_away, parallel_of
+from costmodel.stages.data_parallelism import DataParallel, level_away
 from costmodel.stages.islands import spans_of
 from costmodel.stages.offload_cost import state_bytes
 from costmodel.stages.peak import Peak
@@ -81,7 +81,7 @@ def away_of(peak: Peak, layout: Layout, cluster: Cluster) -> Away | None:
         peak.parameters,
         peak.expert_parameters,
         peak.frozen_parameters,
-        parallel_of(np.array(peak.degrees).T),
+        DataParallel.of(peak.parallel),
         peak.precision,
         peak.moments,
         offload,

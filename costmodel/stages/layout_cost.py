@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 
@@ -24,11 +25,11 @@ from costmodel.layout import LayerPlan, Layout, Offload, Ranges, Stage, segments
 from costmodel.machine import Machine
 from costmodel.operators import OperatorPrice, Work
 from costmodel.stages.block_batch import Known, Site, Tied, Wanted, atom_table
-from costmodel.stages.block_cost import block_prices, recomputed_operators
-from costmodel.stages.contents import Held, at, contents_of, held, side_by_side
+from costmodel.stages.block_cost import Atom, block_prices, recomputed_operators
+from costmodel.stages.contents import Part, contents_of
 from costmodel.stages.data_parallelism import (
+    DataParallel,
     degrees_of,
-    degrees_of_stage,
     parallel_of,
     place_of,
 )
@@ -45,14 +46,16 @@ from profiles.errors import InvalidSpec, MeshwrightError
 from profiles.hardware import Device, Precision
 from profiles.models import Block, Job
 
+Parts = tuple[tuple[Wanted, int], ...]  # so many of what
+
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Stages that are priced alike."""
 
-    parts: Held[Wanted]
-    segments: tuple[Held[Wanted], ...]  # those that are made again together
-    mesh: tuple[int, ...]  # what `parallel_of` takes
+    parts: Parts
+    segments: tuple[Parts, ...]  # those that are made again together
+    parallel: DataParallel
     micro_batches: int
 
 
@@ -80,11 +83,7 @@ class LayoutPricer:
     def stages(self) -> list[StagePrice]:
         """The same, one price a stage."""
         columns = self.columns()
-        names = [item.name for item in fields(StagePrice)]
-        return [
-            StagePrice(**dict(zip(names, row, strict=True)))
-            for row in zip(*(getattr(columns, name) for name in names), strict=True)
-        ]
+        return [columns[number] for number in range(len(self.layout.stages))]
 
     def work(self, stage: Stage) -> Work:
         """A micro-batch through *stage*, there and back, with what is recomputed."""
@@ -150,7 +149,7 @@ def _price(pricers: Sequence[LayoutPricer]) -> None:
     numbers = [batch.ask(pricer) for pricer in pricers]
     prices = batch.prices()
     for pricer, own in zip(pricers, numbers, strict=True):
-        pricer._columns = prices.take(np.array(own))
+        pricer._columns = prices[np.array(own)]
 
 
 @dataclass(kw_only=True)
@@ -196,33 +195,24 @@ class _Batch:
     def prices(self) -> StagePrice:
         """The prices of the kinds as arrays, in order of their numbers."""
         kinds = list(self._kinds)
-        wanted = dict.fromkeys(part for kind in kinds for _, part in kind.parts)
+        wanted = dict.fromkeys(part for kind in kinds for part, _ in kind.parts)
         table, rows = atom_table(wanted, self.precision, self.machine, self.known)
-        several = max(len(kind.segments) for kind in kinds)
+        segments = zip_longest(*(kind.segments for kind in kinds), fillvalue=())
         contents = contents_of(
-            side_by_side([kind.parts for kind in kinds], table, rows),
+            _side_by_side([kind.parts for kind in kinds], table, rows),
             self.precision,
-            [
-                side_by_side([at(kind.segments, place) for kind in kinds], table, rows)
-                for place in range(several)
-            ],
+            [_side_by_side(several, table, rows) for several in segments],
         )
         found = stage_price(
             contents,
-            parallel_of(np.array([kind.mesh for kind in kinds]).T),
+            DataParallel.of([kind.parallel for kind in kinds]),
             self.precision,
             self.machine,
             self.optimizer,
             self.offload,
             np.array([kind.micro_batches for kind in kinds]),
         )
-        columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
-        return StagePrice(
-            **{
-                name: np.broadcast_to(column, len(kinds))
-                for name, column in columns.items()
-            }
-        )
+        return found.each(lambda column: np.broadcast_to(column, len(kinds)))
 
     def _kind(
         self,
@@ -247,22 +237,20 @@ class _Batch:
             if both or self.offload.optimizer:  # who has nothing away does not ask
                 parts[site, place, Tied(operator, both)] += -1 if both else 1
         segments = (
-            held(
-                Counter(
-                    (self._site(pricer, blocks[one], plan), place, plan.retention)
-                    for one in run
-                    for plan in [stage.plans[one]]
-                )
+            Counter(
+                (self._site(pricer, blocks[one], plan), place, plan.retention)
+                for one in run
+                for plan in [stage.plans[one]]
             )
             for run in redone
         )
         pp = pricer.layout.pp if self._shares_hosts else 1  # just where they are used
         together = pricer.layout.gpus <= pricer.machine.island.domain
-        plus = pricer.layout.zero_plus
-        mesh = degrees_of_stage(stage, pp, plus, together=together)
+        parallel = parallel_of(stage, pp, pricer.layout.zero_plus, together=together)
         m = pricer.layout.micro_batches // len(stage.held_by)
         m = m if self._adds_up_on_drives else 1
-        return _Kind(held(parts), tuple(dict.fromkeys(segments)), mesh, m)
+        distinct = dict.fromkeys(tuple(one.items()) for one in segments)
+        return _Kind(tuple(parts.items()), tuple(distinct), parallel, m)
 
     def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         layout = pricer.layout
@@ -273,6 +261,21 @@ class _Batch:
         if key not in self._sites:
             self._sites[key] = _site(pricer, block, plan)
         return self._sites[key]
+
+
+def _side_by_side(
+    stages: Sequence[Parts], table: Atom, rows: Mapping[Wanted, int]
+) -> list[Part]:
+    """The first part of each stage, the second …; 0 of nothing where it has fewer.
+
+    *rows* says where in *table* each part's atom is; row 0 is none.
+    """
+    found = []
+    for place in zip_longest(*stages, fillvalue=(None, 0)):
+        counts = np.array([count for _, count in place])
+        index = [0 if part is None else rows[part] for part, _ in place]
+        found.append((counts, table[np.array(index)]))
+    return found
 
 
 def _layers(pricer: LayoutPricer) -> tuple[Block, ...]:
@@ -346,14 +349,10 @@ class Placed:
         rows = []
         for number, machines in enumerate(self._machines):
             here = (self._alone[id(on)].columns() for on in machines)
-            prices = [columns.take(np.array([number])) for columns in here]
+            prices = [columns[[number]] for columns in here]
             rows.append(slowest(prices, self.pricer.layout.micro_batches))
-        return StagePrice(
-            **{
-                item.name: np.concatenate([getattr(row, item.name) for row in rows])
-                for item in fields(StagePrice)
-            }
-        )
+        first, *others = rows
+        return first.each(lambda *each: np.concatenate(each), *others)
 
 
 def devices_of(layout: Layout, on: Machine) -> Devices:

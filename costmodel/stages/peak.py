@@ -14,7 +14,7 @@ import numpy as np
 
 from costmodel.layout import Offload
 from costmodel.machine import Machine
-from costmodel.stages.data_parallelism import parallel_of
+from costmodel.stages.data_parallelism import DataParallel
 from costmodel.stages.device_memory import (
     Memory,
     PeakContents,
@@ -30,8 +30,7 @@ from profiles.hardware import Device, Precision
 class Peak:
     """What the pipeline ranks of a layout hold; arrays by rank.
 
-    `degrees` are the rows that `mesh_parallel.parallel_of` takes, of each rank;
-    `away_bytes` the most activations that are offloaded at once.
+    `away_bytes` are the most activations that are offloaded at once.
     """
 
     on: Machine
@@ -39,7 +38,7 @@ class Peak:
     precision: Precision
     moments: int
     offload: Offload
-    degrees: Sequence[tuple[int, ...]]
+    parallel: Sequence[DataParallel]  # of each rank, as numbers
     gpus: int
     micro_batches: int
     parameters: Array
@@ -95,6 +94,6 @@ def _together(peaks: Sequence[Peak], device: Device) -> Memory:
             fully_shard=first.on.software.fully_shard,
             footprint=first.on.software.footprint,
         ),
-        parallel=parallel_of(np.array([row for one in peaks for row in one.degrees]).T),
+        parallel=DataParallel.of([rank for one in peaks for rank in one.parallel]),
         micro_batches=by_rank(one.micro_batches for one in peaks),
     )
