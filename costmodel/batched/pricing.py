@@ -19,7 +19,7 @@ from functools import partial
 
 import numpy as np
 
-from costmodel.batched.bounds import Passes, crossing_s, makespan_s, partly_crosses
+from costmodel.batched.makespan import Runs, makespan_s
 from costmodel.batched.row_bytes import needed_bytes
 from costmodel.batched.rows import Rows
 from costmodel.layout import SCHEDULES, Columns
@@ -138,7 +138,7 @@ def step_time_s(rows: Rows) -> Array:
     in_passes_s = np.where(columns.in_v, 0.0, sent.in_passes_s)  # some send nothing
     onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
-        Passes(
+        Runs(
             forward_s=tuple(
                 item.forward_s + share * in_passes_s
                 for item, share in zip(rows.priced, onward, strict=True)
@@ -153,11 +153,11 @@ def step_time_s(rows: Rows) -> Array:
                 for item in rows.priced
             ),
             counts=rows.counts,
+            transfer_s=sent.beside_s,
         ),
         schedule=columns.schedule,
         virtual_stages=columns.virtual_stages,
         micro_batches=rows.micro_batches,
-        transfer_s=sent.beside_s,
         turns=rows.on.turns,
         pp=columns.pp,
     )
@@ -230,6 +230,50 @@ def _crossing_s(rows: Rows) -> Array:
         least_pass_s=np.minimum.reduce(there),
         far_s=transfer_s(rows, np.asarray(True)),
     )
+
+
+def partly_crosses(stride: Array, pp: Array, domain: int) -> Array:
+    """Whether a pipeline, *stride* ranks a stage, leaves its domain at times."""
+    inside = stride < domain
+    return np.asarray(inside & (domain % stride == 0) & (stride * pp > domain))
+
+
+def crossing_s(
+    schedule: Array,
+    *,
+    stride: Array,
+    pp: Array,
+    domain: int,
+    virtual_stages: Array,
+    micro_batches: Array,
+    least_pass_s: Array,
+    far_s: Array,
+) -> Array:
+    """At least the seconds that crossing boundaries cost; 0 where none or all cross.
+
+    *least_pass_s* is a forward and backward of the lightest stage, *far_s* one transfer
+    between domains, *schedule* an index into `SCHEDULES`. The makespan knows one
+    transfer time, here the near one; transfers between domains queue on one link:
+
+        1f1b         a window of the two stages beside the last crossing boundary: a
+                     trip there and back for every two micro-batches
+        gpipe        all forwards cross before the last stage's first backward
+        interleaved  one link carries every chunk's micro-batches
+        others       no such path is counted
+    """
+    m = micro_batches
+    last = (pp - 1) * stride // domain * domain // stride  # stage behind the boundary
+    fill = np.minimum(pp - 1 - last, m - 1)
+    paths = {
+        "1f1b": (m - 1 - fill) // 2 * 2 * (least_pass_s + far_s),
+        "gpipe": 2 * m * far_s,
+        "interleaved": virtual_stages * m * far_s,
+    }
+    found = np.select(
+        [schedule == code for code in range(len(SCHEDULES))],
+        [paths.get(name, np.zeros(())) for name in SCHEDULES],
+    )
+    return np.where(partly_crosses(stride, pp, domain), found, 0.0)
 
 
 def transfer_s(rows: Rows, far: Array) -> Array:

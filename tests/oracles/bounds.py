@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.batched.bounds import crossing_s
 from costmodel.batched.makespan import Runs, makespan_bound_s
+from costmodel.batched.pricing import crossing_s
 from costmodel.layout.layout import Layout
 from costmodel.layout.strategy_table import SCHEDULES
 from costmodel.machine.assembly import Machine
