@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     )
     from costmodel.layout.offload import (
         NOTHING,
+        PLAIN,
         STATES,
         TIERS,
         Offload,
+        ZeroPlus,
         offload_problems,
         offloaded,
         parse_offload,
         sums_shards_last,
+        zero_plus_problems,
     )
     from costmodel.layout.retention import (
         AUTO,
@@ -63,24 +66,21 @@ if TYPE_CHECKING:
         split,
     )
     from costmodel.layout.strategy import (
-        Uniform,
-        asked_layers,
-        interleaves,
-        replaced,
-        spell_out,
-        split_layers,
-        stage_cuts,
-    )
-    from costmodel.layout.strategy_table import (
         INTEGERS,
         RECOMPUTES,
         SCHEDULES,
         SQRT,
         Columns,
+        Uniform,
+        asked_layers,
+        interleaves,
         nearly_uniform_of,
         recomputes_with,
+        replaced,
+        spell_out,
+        split_layers,
+        stage_cuts,
     )
-    from costmodel.layout.zeropp import PLAIN, ZeroPlus, zero_plus_problems
 
 __all__ = [
     "AUTO",

@@ -16,10 +16,9 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
-from costmodel.layout.offload import NOTHING, Offload
+from costmodel.layout.offload import NOTHING, PLAIN, Offload, ZeroPlus
 from costmodel.layout.retention import Action, Retention
 from costmodel.layout.sharding_spec import ModuleSharding, sharding_documents
-from costmodel.layout.zeropp import PLAIN, ZeroPlus
 from profiles.errors import InvalidSpec
 from profiles.hardware import Precision, precision
 from profiles.notebook import html_table

@@ -40,16 +40,17 @@ if TYPE_CHECKING:
         FRAGMENTATION,
         KINDS,
         Memory,
+        Peak,
         PeakContents,
         Process,
         StatePolicy,
         communicator_bytes,
+        memories,
         memory,
         own_bytes,
         pipeline_buffers,
         secured_of_kept,
     )
-    from costmodel.stages.fsdp_units import unit_work
     from costmodel.stages.host_memory import Away, away_of, capacity_bytes, states_bytes
     from costmodel.stages.islands import (
         Place,
@@ -66,13 +67,14 @@ if TYPE_CHECKING:
         price_together,
     )
     from costmodel.stages.offload_cost import host_step, shard_bytes, tier_rates
-    from costmodel.stages.optimizer_step import accumulated, updated
-    from costmodel.stages.peak import Peak, memories
+    from costmodel.stages.optimizer_step import accumulated, unit_work, updated
     from costmodel.stages.pipeline_p2p import (
         Sender,
         Sends,
         boundary_s,
+        layout_tied_sync,
         sends,
+        tied_sync,
         transfers,
     )
     from costmodel.stages.stage_cost import (
@@ -83,7 +85,6 @@ if TYPE_CHECKING:
         stage_bytes,
         stage_price,
     )
-    from costmodel.stages.tied_weights import layout_tied_sync, tied_sync
 
 __all__ = [
     "ATOM",

@@ -39,7 +39,7 @@ from costmodel.machine import Machine
 from costmodel.operators import Degrees, OperatorPrice, Packer, entry_bytes
 from costmodel.stages.block_cost import ATOM, Atom, Whole, atom, block_prices
 from costmodel.stages.data_parallelism import Place
-from costmodel.stages.tied_weights import tied_holder
+from costmodel.stages.pipeline_p2p import tied_holder
 from profiles.arrays import Array
 from profiles.hardware import Precision, precision
 from profiles.models import Block, Job, Kind

@@ -18,9 +18,9 @@ import numpy as np
 
 from costmodel.layout import Layout, Offload
 from costmodel.stages.data_parallelism import DataParallel, level_away
+from costmodel.stages.device_memory import Peak
 from costmodel.stages.islands import spans_of
 from costmodel.stages.offload_cost import state_bytes
-from costmodel.stages.peak import Peak
 from profiles.arrays import Array
 from profiles.hardware import Cluster, Island, Precision
 from profiles.units import format_bytes

@@ -40,8 +40,8 @@ from costmodel.stages.islands import (
     slowest,
     spans_of,
 )
+from costmodel.stages.pipeline_p2p import has_both_holders, tied_held
 from costmodel.stages.stage_cost import StagePrice, stage_price
-from costmodel.stages.tied_weights import has_both_holders, tied_held
 from profiles.errors import InvalidSpec, MeshwrightError
 from profiles.hardware import Device, Precision
 from profiles.models import Block, Job

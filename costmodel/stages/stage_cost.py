@@ -34,7 +34,6 @@ from costmodel.stages.data_parallelism import (
     sharded_experts,
     summed_s,
 )
-from costmodel.stages.fsdp_units import UnitWork, unit_work
 from costmodel.stages.offload_cost import (
     NO_WAITS,
     Moved,
@@ -45,7 +44,7 @@ from costmodel.stages.offload_cost import (
     there_and_back_s,
     waits,
 )
-from costmodel.stages.optimizer_step import accumulated, updated
+from costmodel.stages.optimizer_step import UnitWork, accumulated, unit_work, updated
 from costmodel.timeline import reduce_tail_s
 from profiles.arrays import Array, Arrays
 from profiles.hardware import Precision

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         treatment,
     )
     from costmodel.support.framework_features import (
+        ALIKE,
         BASE,
+        BY_STAGE,
         Capabilities,
         Filter,
         capabilities,
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
         known_of,
         own_capabilities,
     )
-    from costmodel.support.granularity import ALIKE, BY_STAGE
     from costmodel.support.legality import (
         MOST_PASSES,
         fuses_attention,

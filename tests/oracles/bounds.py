@@ -14,15 +14,14 @@ import numpy as np
 from costmodel.batched.makespan import Runs, makespan_bound_s
 from costmodel.batched.pricing import crossing_s
 from costmodel.layout.layout import Layout
-from costmodel.layout.strategy_table import SCHEDULES
+from costmodel.layout.strategy import SCHEDULES
 from costmodel.machine.assembly import Machine
 from costmodel.machine.framework import hides_gradients
 from costmodel.machine.topology import always_crosses
 from costmodel.schedule.schedules import schedule_called
 from costmodel.stages.layout_cost import LayoutPricer
-from costmodel.stages.pipeline_p2p import Sender, boundary_s, sends
+from costmodel.stages.pipeline_p2p import Sender, boundary_s, layout_tied_sync, sends
 from costmodel.stages.stage_cost import StagePrice, most_hidden_s
-from costmodel.stages.tied_weights import layout_tied_sync
 from costmodel.timeline.gradient_reduction import reduce_tail_s
 from costmodel.timeline.processor_sharing import shared_bound_s
 from profiles.models.job import Job

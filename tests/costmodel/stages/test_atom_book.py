@@ -9,13 +9,13 @@ import pytest
 
 from costmodel.layout.offload import Offload, offloaded
 from costmodel.layout.retention import preset
-from costmodel.layout.strategy_table import RECOMPUTES
+from costmodel.layout.strategy import RECOMPUTES
 from costmodel.machine.assembly import machine
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import entry_bytes
 from costmodel.stages.block_batch import SITE, AtomBook
 from costmodel.stages.block_cost import ATOM, atom, block_prices
-from costmodel.stages.tied_weights import tied_holder
+from costmodel.stages.pipeline_p2p import tied_holder
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import precision
 from profiles.models.catalog import model
