@@ -8,12 +8,11 @@ if TYPE_CHECKING:
     from costmodel.batched.makespan import Runs, makespan_s
     from costmodel.batched.pricing import ColumnPrices, least_node_bytes, step_time_s
     from costmodel.batched.row_bytes import leanest_bytes, needed_bytes
-    from costmodel.batched.rows import Gather, Layers, Rows, stage_runs
+    from costmodel.batched.rows import Layers, Rows, stage_runs
     from costmodel.batched.stage_rows import StageRows, any_cut_s
 
 __all__ = [
     "ColumnPrices",
-    "Gather",
     "Layers",
     "Rows",
     "Runs",

@@ -24,7 +24,6 @@ from costmodel.batched.row_bytes import needed_bytes
 from costmodel.batched.rows import Rows
 from costmodel.layout import SCHEDULES, Columns
 from costmodel.machine import Machine, always_crosses, hides_gradients
-from costmodel.schedule import peak_in_flight
 from costmodel.stages import (
     AtomBook,
     Sender,
@@ -58,8 +57,8 @@ def _end_bytes(rows: Rows) -> Array:
     alone = ~(several | rows.columns.in_pairs)  # else chunks save unequal bytes
     leading = _states(rows, partial(rows.held_by, first))
     trailing = _states(rows, partial(rows.held_by, last))
-    leading = leading + alone * saved * _alive(rows, zero)
-    trailing = trailing + alone * ended * _alive(rows, rows.columns.pp - 1)
+    leading = leading + alone * saved * rows.in_flight(zero)
+    trailing = trailing + alone * ended * rows.in_flight(rows.columns.pp - 1)
     there = rows.counts[-1] > 0  # a pipeline of one stage has the first end alone
     return np.maximum(leading, np.where(there, trailing, 0.0))
 
@@ -81,20 +80,6 @@ def _of_all(rows: Rows, name: str) -> Array:
     """The sum over all virtual stages."""
     stages = zip(rows.counts, rows.held, strict=True)
     return np.asarray(sum(count * getattr(stage, name) for count, stage in stages))
-
-
-def _alive(rows: Rows, rank: Array) -> Array:
-    columns, found = rows.columns, np.zeros_like(rows.columns.pp)
-    for code in np.unique(columns.schedule):
-        count = peak_in_flight(
-            SCHEDULES[code],
-            rank,
-            columns.pp,
-            columns.virtual_stages,
-            rows.micro_batches,
-        )
-        found = np.where(columns.schedule == code, count, found)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ import numpy as np
 from costmodel.batched.rows import Rows
 from costmodel.layout import SCHEDULES, Columns
 from costmodel.machine import Footprint
-from costmodel.schedule import peak_in_flight
 from costmodel.stages import (
     AtomBook,
     PeakContents,
@@ -105,19 +104,17 @@ def rank_bytes(
     is_last: bool,
 ) -> Array:
     """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
-    columns, m = rows.columns, rows.micro_batches
-    alive = np.zeros_like(columns.pp)
-    for code in np.unique(columns.schedule):
-        name = SCHEDULES[code]
-        count = peak_in_flight(name, rank, columns.pp, columns.virtual_stages, m)
-        alive = np.where(columns.schedule == code, count, alive)
+    columns, alive = rows.columns, rows.in_flight(rank)
     own = _own_chunk(alive, columns, is_last=is_last)
     activations = own * end.saved_bytes + (alive - own) * rows.lightest.saved_bytes
     working = np.maximum(end.forward_working_bytes, end.backward_working_bytes)
     gathered = end.gathered_bytes
     if columns.in_pairs.any():
         last, pairs = rows.held[-1], columns.in_pairs
-        entered = _entered(columns, m) * rows.held[0].saved_bytes + last.saved_bytes
+        entered = (
+            _entered(columns, rows.micro_batches) * rows.held[0].saved_bytes
+            + last.saved_bytes
+        )
         turned = np.maximum(last.forward_working_bytes, last.backward_working_bytes)
         activations = np.where(pairs, entered, activations)
         working = np.where(pairs, turned, working)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from costmodel.batched.pricing import transfer_s
 from costmodel.batched.row_bytes import rank_bytes
-from costmodel.batched.rows import Gather, Layers, Rows, Run
+from costmodel.batched.rows import Layers, Rows, Run
 from costmodel.machine import always_crosses, hides_gradients
 from costmodel.stages import Atom, Contents, Sends, StageBytes, sends, tied_sync
 from costmodel.timeline import reduce_tail_s
@@ -25,15 +25,15 @@ from profiles.arrays import Array
 class StageRows(Rows):
     """Stages of pipelines of one stage a rank: of candidate *row*[i] of *source* stage
     *rank*[i] of pp, with *layers*[kind][i] numbered layers, and the embedding or the
-    head at the ends."""
+    head at the ends. Their blocks are gathered once, by *source*."""
 
-    source: Gather
+    source: Rows
     row: Array
     layers: Layers
     rank: Array
 
     @classmethod
-    def of(cls, source: Gather, row: Array, layers: Layers, rank: Array) -> StageRows:
+    def of(cls, source: Rows, row: Array, layers: Layers, rank: Array) -> StageRows:
         """Of candidates whose blocks *source* gathers, once for all that is asked."""
         return cls(
             columns=source.columns.take(row),
@@ -45,16 +45,37 @@ class StageRows(Rows):
         )
 
     @cached_property
-    def _gather(self) -> Gather:
-        return _OneStage(
-            columns=self.columns,
-            book=self.book,
-            source=self.source,
-            row=self.row,
-            layers=self.layers,
-            first=(self.rank == 0).astype(int),
-            last=(self.rank == self.columns.pp - 1).astype(int),
-        )
+    def counts(self) -> tuple[Array, ...]:
+        return (np.ones_like(self.rank),)
+
+    @cached_property
+    def contents(self) -> tuple[Contents, ...]:
+        first, last = self.rank == 0, self.rank == self.columns.pp - 1
+        run = Run(count=np.ones_like(self.rank), layers=self.layers)
+        return (self._stage(run, first.astype(int), last.astype(int)),)
+
+    @cached_property
+    def _alike(self) -> tuple[Array, Array]:
+        """Every row for itself: few stages of a search are alike."""
+        every = np.arange(len(self.columns))
+        return every, every
+
+    @cached_property
+    def _where(self) -> Array:
+        return self.source._alike[1][self.row]
+
+    @cached_property
+    def _body(self) -> dict[str, Atom]:
+        found = self.source._body
+        return {name: one[self._where] for name, one in found.items()}
+
+    @cached_property
+    def _ends(self) -> tuple[Atom, ...]:
+        return tuple(one[self._where] for one in self.source._ends)
+
+    @cached_property
+    def _tied(self) -> tuple[Atom, ...]:
+        return tuple(one[self._where] for one in self.source._tied)
 
     @cached_property
     def lightest(self) -> StageBytes:
@@ -117,47 +138,6 @@ class StageRows(Rows):
     def _sends(self) -> Sends:
         far = always_crosses(self.stride, self.on.island)
         return sends(transfer_s(self, far), self.on)
-
-
-@dataclass(kw_only=True)
-class _OneStage(Gather):
-    """The contents of one stage of every row, of the blocks of *row* of *source*."""
-
-    source: Gather
-    row: Array
-    layers: Layers
-    first: Array
-    last: Array
-
-    def contents(self) -> tuple[Contents, ...]:
-        run = Run(count=np.ones_like(self.first), layers=self.layers)
-        return (self._stage(run, self.first, self.last),)
-
-    def counts(self) -> tuple[Array, ...]:
-        return (np.ones_like(self.first),)
-
-    @cached_property
-    def _alike(self) -> tuple[Array, Array]:
-        """Every row for itself: few stages of a search are alike."""
-        every = np.arange(len(self.columns))
-        return every, every
-
-    @cached_property
-    def _where(self) -> Array:
-        return self.source._alike[1][self.row]
-
-    @cached_property
-    def _body(self) -> dict[str, Atom]:
-        found = self.source._body
-        return {name: one[self._where] for name, one in found.items()}
-
-    @cached_property
-    def _ends(self) -> tuple[Atom, ...]:
-        return tuple(one[self._where] for one in self.source._ends)
-
-    @cached_property
-    def _tied(self) -> tuple[Atom, ...]:
-        return tuple(one[self._where] for one in self.source._tied)
 
 
 def any_cut_s(

@@ -316,6 +316,7 @@ SCHEDULES: Final = (
 )
 RECOMPUTES: Final = PRESETS
 SQRT: Final = RECOMPUTES.index("sqrt")
+# One for all rows: they are the question's.
 _SHARED: Final = (
     "precision",
     "gradient_format",
@@ -323,21 +324,15 @@ _SHARED: Final = (
     "offload",
     "zero_plus",
 )
-_NAMED: Final = {"schedule": SCHEDULES, "cp_kind": CP_KINDS}
-_IN_PAIRS: Final = tuple(
-    known.in_v or known.copies > 1 for known in map(schedule_called, SCHEDULES)
-)
+_KNOWN: Final = tuple(map(schedule_called, SCHEDULES))
 _ENDS_AT_FIRST: Final = ("1f1b", "gpipe", "interleaved")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Equal-length integer arrays; names are indices into the tuples above, those of
-    what is made again into `recomputes`.
-
-    Precision, the attention kernel, what is offloaded and ZeRO++ are one for all rows:
-    they are the question's.
-    """
+    """Many a `Uniform` as equal-length integer arrays; schedules and kinds of context
+    parallelism are indices into `SCHEDULES` and `CP_KINDS`, what is recomputed into
+    `recomputes`."""
 
     tp: Array
     pp: Array
@@ -369,36 +364,29 @@ class Columns:
         return np.asarray(self.tp * self.pp * self.dp * self.cp)
 
     @property
-    def in_pairs(self) -> Array:
-        """Where the first rank holds the last stage too: in a V, or both ways."""
-        return np.array(_IN_PAIRS)[self.schedule]
-
-    @property
-    def _names(self) -> dict[str, tuple[str, ...]]:
-        return {**_NAMED, "recompute": self.recomputes}
-
-    @property
     def in_v(self) -> Array:
-        found = [schedule_called(name).in_v for name in SCHEDULES]
-        return np.array(found)[self.schedule]
+        """Where the second half of the stages lies on the ranks in reverse."""
+        return np.array([known.in_v for known in _KNOWN])[self.schedule]
 
     @property
     def copies(self) -> Array:
         """Of the model."""
-        found = [schedule_called(name).copies for name in SCHEDULES]
-        return np.array(found)[self.schedule]
+        return np.array([known.copies for known in _KNOWN])[self.schedule]
+
+    @property
+    def in_pairs(self) -> Array:
+        """Where the first rank holds the last stage too: in a V, or both ways."""
+        return self.in_v | (self.copies > 1)
+
+    @property
+    def puts_off(self) -> Array:
+        """Where backwards are split."""
+        return np.array([known.splits for known in _KNOWN])[self.schedule]
 
     @property
     def ends_at_first(self) -> Array:
         """Where the first stage's last backward is the pipeline's last pass."""
         return np.array([name in _ENDS_AT_FIRST for name in SCHEDULES])[self.schedule]
-
-    @property
-    def puts_off(self) -> Array:
-        """Where backwards are split."""
-        return np.array([schedule_called(name).splits for name in SCHEDULES])[
-            self.schedule
-        ]
 
     def take(self, index: Array) -> Columns:
         """The rows at *index*, or where a mask is true."""
@@ -407,31 +395,27 @@ class Columns:
     def choice(self, row: int) -> Uniform:
         """One row as the dozen numbers that people say."""
         values: dict[str, Any] = {name: getattr(self, name) for name in _SHARED}
+        names = _names(self.recomputes)
         for name in INTEGERS:
             value = int(getattr(self, name)[row])
-            values[name] = self._names[name][value] if name in self._names else value
-        values["sequence_parallel"] = bool(values["sequence_parallel"])
+            values[name] = names[name][value] if name in names else value
         return Uniform(**values)
 
     @classmethod
     def of(cls, rows: Sequence[Uniform]) -> Columns:
         """Columns of *rows*, which share precision and attention kernel."""
-        shared: dict[str, Any] = {name: getattr(rows[0], name) for name in _SHARED}
-        shared["recomputes"] = recomputes_with(*(row.recompute for row in rows))
-        names = {**_NAMED, "recompute": shared["recomputes"]}
-
-        def code(name: str, value: Any) -> int:
-            return names[name].index(value) if name in names else int(value)
-
-        columns: dict[str, Any] = {
-            name: np.array([code(name, getattr(row, name)) for row in rows])
-            for name in INTEGERS
-        }
-        return cls(**columns, **shared)
+        recomputes = recomputes_with(*(row.recompute for row in rows))
+        names = _names(recomputes)
+        values: dict[str, Any] = {name: getattr(rows[0], name) for name in _SHARED}
+        for name in INTEGERS:
+            found = [getattr(row, name) for row in rows]
+            codes = map(names[name].index, found) if name in names else map(int, found)
+            values[name] = np.array(list(codes))
+        return cls(**values, recomputes=recomputes)
 
     @classmethod
     def concatenate(cls, several: Iterable[Columns]) -> Columns:
-        """All rows, one after another; they share precision and `recomputes`."""
+        """All rows, one after another; they share all that is no array."""
         parts = list(several)
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts])
@@ -443,6 +427,16 @@ class Columns:
 INTEGERS: Final = tuple(
     item.name for item in fields(Columns) if item.name not in (*_SHARED, "recomputes")
 )
+
+
+def _names(recomputes: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """What the numbers of some columns stand for."""
+    return {
+        "schedule": SCHEDULES,
+        "cp_kind": CP_KINDS,
+        "recompute": recomputes,
+        "sequence_parallel": (False, True),
+    }
 
 
 def recomputes_with(*names: str) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,97 +202,55 @@ def exchanges(
     """
     units = np.maximum(units, 1)
     pieces = messages_of(parameters, parallel, units, precision, machine)
-    group = parallel.shard_group(machine)
-    reduce = _reductions(
-        parameters, parallel, precision, machine, group, units=units, pieces=pieces
+    group, zero = parallel.shard_group(machine), parallel.zero
+    shards, replicas = parallel.shards, parallel.replicas
+    gradients = parameters * np.where(
+        zero == 3,
+        reduced_bytes(precision, machine, shards=True),
+        reduced_bytes(precision, machine),
+    )
+    # Replicas of which none is in another part of data parallelism.
+    together = np.maximum(replicas // parallel.apart, 1)
+    among = partial(near_members, island=machine.island)
+    in_shards: dict[str, Any] = {"ranks": shards, "near": group.near, "pieces": pieces}
+    summed = machine.collective(
+        "all_reduce",
+        gradients,
+        ranks=shards * replicas,
+        near=among(parallel.tp, shards * together),
+        pieces=pieces,
+    )
+    scattered = machine.collective("reduce_scatter", gradients, **in_shards)
+    across = machine.collective(
+        "all_reduce",
+        gradients / shards,
+        ranks=replicas,
+        near=among(parallel.tp * shards, together),
+        pieces=units,
     )
     weight_bytes = parameters * precision.parameter.bytes
-    gather = _gathered(weight_bytes, group, machine, pieces)
-    zero = parallel.zero
-    whole = (zero == 0) | ((zero == 1) & machine.software.reduces_whole)
-    of_passes = gather.where(zero == 3)
+    gathered = machine.collective("all_gather", weight_bytes, **in_shards)
     every_bytes = weight_bytes + frozen * precision.frozen_bytes
+    of_passes = gathered
     if np.any(np.asarray(frozen) > 0):
-        of_passes = _gathered(every_bytes, group, machine, pieces).where(zero == 3)
+        of_passes = machine.collective("all_gather", every_bytes, **in_shards)
+    of_passes = of_passes.where(zero == 3)
+    whole = (zero == 0) | ((zero == 1) & machine.software.reduces_whole)
     last = sums_shards_last(offload, zero, copies=1)
     found = Exchanges(
-        step_reduce=reduce.whole.where(whole)
-        + reduce.scatter.where((zero == 1) & ~whole)
-        + reduce.across.where((zero > 0) & ~whole & ~last),
-        step_sum=reduce.across.where(last & ~whole),
-        step_gather=gather.where((zero == 1) | (zero == 2)),
+        step_reduce=summed.where(whole)
+        + scattered.where((zero == 1) & ~whole)
+        + across.where((zero > 0) & ~whole & ~last),
+        step_sum=across.where(last & ~whole),
+        step_gather=gathered.where((zero == 1) | (zero == 2)),
         forward_gather=of_passes,
         backward_gather=of_passes,
-        backward_reduce=reduce.scatter.where(zero >= 2),
+        backward_reduce=scattered.where(zero >= 2),
     )
     if not parallel.has_zero_plus:
         return found
     return _with_zero_plus(
         found, parameters, frozen, every_bytes, parallel, machine, pieces=pieces
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reductions:
-    """The ways of summing gradients: all-reduced `whole`, or scattered into shards that
-    are then all-reduced `across` their replicas."""
-
-    whole: Sourced
-    scatter: Sourced
-    across: Sourced
-
-
-def _reductions(
-    parameters: Array,
-    parallel: DataParallel,
-    precision: Precision,
-    machine: Machine,
-    group: Group,
-    *,
-    units: Array,
-    pieces: Array,
-) -> _Reductions:
-    """Of the gradients of *parameters*, in *pieces*; between replicas in *units*."""
-    gradient = parameters * np.where(
-        parallel.zero == 3,
-        reduced_bytes(precision, machine, shards=True),
-        reduced_bytes(precision, machine),
-    )
-    shards, replicas = parallel.shards, parallel.replicas
-    together = np.maximum(replicas // parallel.apart, 1)
-    far = near_members(parallel.tp * shards, together, machine.island)
-    near_all = near_members(parallel.tp, shards * together, machine.island)
-    return _Reductions(
-        whole=machine.collective(
-            "all_reduce",
-            gradient,
-            ranks=shards * replicas,
-            near=near_all,
-            pieces=pieces,
-        ),
-        scatter=machine.collective(
-            "reduce_scatter",
-            gradient,
-            ranks=shards,
-            near=group.near,
-            pieces=pieces,
-        ),
-        across=machine.collective(
-            "all_reduce", gradient / shards, ranks=replicas, near=far, pieces=units
-        ),
-    )
-
-
-def _gathered(
-    weight_bytes: Array, group: Group, machine: Machine, pieces: Array
-) -> Sourced:
-    """Weights of so many bytes made whole of their shards."""
-    return machine.collective(
-        "all_gather",
-        weight_bytes,
-        ranks=group.ranks,
-        near=group.near,
-        pieces=pieces,
     )
 
 

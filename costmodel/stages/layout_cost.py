@@ -43,7 +43,7 @@ from costmodel.stages.islands import (
 from costmodel.stages.pipeline_p2p import has_both_holders, tied_held
 from costmodel.stages.stage_cost import StagePrice, stage_price
 from profiles.errors import InvalidSpec, MeshwrightError
-from profiles.hardware import Device, Precision
+from profiles.hardware import Precision
 from profiles.models import Block, Job
 
 Parts = tuple[tuple[Wanted, int], ...]  # so many of what
@@ -357,8 +357,6 @@ class Placed:
 
 def devices_of(layout: Layout, on: Machine) -> Devices:
     """The devices that *layout* runs on."""
-    if len(on.cluster.islands) == 1:
-        return _alike(on.device, layout)
     number = layout.precision.matmul
     spans = spans_of(on.cluster)
     meshes = {stage.mesh.ranks for stage in layout.stages}
@@ -376,16 +374,6 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
         capacities_bytes=tuple(
             device.capacity_bytes for device in devices_by_rank(layout, on)
         ),
-    )
-
-
-def _alike(device: Device, layout: Layout) -> Devices:
-    return Devices(
-        name=device.name,
-        peak_flops_per_s=device.peak_flops_per_s(layout.precision.matmul),
-        cost=device.cost.si if device.cost else None,
-        power_w=device.power.si if device.power else None,
-        capacities_bytes=(device.capacity_bytes,) * layout.pp,
     )
 
 

@@ -280,11 +280,10 @@ def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
     body = job.graph.body
     stages = choice.pp * choice.virtual_stages
     woven = choice.virtual_stages > 1
+    even = job.graph.even and choice.layers_per_stage is None  # else asked for, checked
     if stages > body and not (woven and stages == body + 2):
         yield f"pp × virtual stages = {stages} is more than the {body} layers"
-    elif choice.layers_per_stage is not None:
-        pass  # whoever asks for a cut has looked
-    elif woven and job.graph.even and not interleaves(body, stages):
+    elif woven and even and not interleaves(body, stages):
         yield (
             f"interleaving splits the {body} layers (or {body + 2} with embedding and "
             f"head) into pp × virtual stages = {stages} equal parts, which does not "
