@@ -1,8 +1,9 @@
 """Public names of a sub-package, whose modules are imported when one is first used.
 
 The `__init__` imports its public names under `if TYPE_CHECKING`, for readers
-and type checkers, and ends in `__getattr__ = lazily(__name__, __file__)`. So `plan
---help` loads no solver, and nothing that plans loads torch.
+and type checkers, and ends in `__getattr__ = lazily(__name__, __file__)`. What is
+imported there is its `__all__`. So `plan --help` loads no solver, and nothing that
+plans loads torch.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ def lazily(package: str, file: str) -> Callable[[str], Any]:
     homes: dict[str, str] = {}
 
     def find(name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if not homes:
+        if not homes and (name == "__all__" or not name.startswith("__")):
             homes.update(_homes(Path(file)))
+        if name == "__all__":
+            return list(homes)
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)

@@ -11,19 +11,4 @@ if TYPE_CHECKING:
     from costmodel.batched.rows import Layers, Rows, stage_runs
     from costmodel.batched.stage_rows import StageRows, any_cut_s
 
-__all__ = [
-    "ColumnPrices",
-    "Layers",
-    "Rows",
-    "Runs",
-    "StageRows",
-    "any_cut_s",
-    "leanest_bytes",
-    "least_node_bytes",
-    "makespan_s",
-    "needed_bytes",
-    "stage_runs",
-    "step_time_s",
-]
-
 __getattr__ = lazily(__name__, __file__)
