@@ -22,6 +22,7 @@ from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from costmodel.layout import (
     CP_KINDS,
@@ -144,6 +145,40 @@ OF_EXPERTS: Final = {Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE}
 _UNKNOWN: Final = -1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Site:
+    """A block, and what all its places have in common."""
+
+    block: Block
+    seq_len: int
+    sharding: str
+    cp_kind: str
+    flash_attention: bool
+    imbalance: float
+    modules: tuple[ModuleSharding, ...] = ()
+
+    @property
+    def family(self) -> object:
+        """Sites of one family differ in nothing but how large dimensions are."""
+        block = self.block
+        shape = (id(block.alike), block.entry, block.window, block.causal)
+        rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
+        return (*shape, block.capacity, *rest, self.modules)
+
+    def degrees(self, places: ArrayLike) -> Degrees:
+        """Of a place as numbers, of several as arrays."""
+        columns: dict[str, Any] = dict(zip(PLACE, np.asarray(places).T, strict=True))
+        return Degrees(
+            **{name: np.asarray(column) for name, column in columns.items()},
+            seq_len=self.seq_len,
+            sequence_parallel=self.sharding == "megatron-sp",
+            cp_kind=self.cp_kind,
+            flash_attention=self.flash_attention,
+            imbalance=self.imbalance,
+            modules=self.modules,
+        )
+
+
 @dataclass(kw_only=True)
 class AtomBook:
     """Prices of the blocks of *job* on one machine, in one precision."""
@@ -225,12 +260,15 @@ class AtomBook:
     def _page(self, name: str, variant: int) -> _Page:
         if (name, variant) not in self._pages:
             kind, split = divmod(variant, 2)
-            self._pages[name, variant] = _Page(
+            site = Site(
                 block=self.job.graph.block(name),
-                book=self,
+                seq_len=self.job.seq_len,
+                sharding="megatron-sp" if split else "megatron",
                 cp_kind=CP_KINDS[kind],
-                split=bool(split),
+                flash_attention=self.flash_attention,
+                imbalance=self.on.imbalance,
             )
+            self._pages[name, variant] = _Page(site=site, book=self)
         return self._pages[name, variant]
 
 
@@ -242,10 +280,8 @@ class _Page:
     only while it is asked; who wants another treatment later has them made again.
     """
 
-    block: Block
+    site: Site
     book: AtomBook
-    cp_kind: str
-    split: bool
     _entry_of: Array = field(default_factory=lambda: np.empty(0, np.int64))
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
     _sheets: list[Array] = field(default_factory=list)  # places asked for together
@@ -285,7 +321,7 @@ class _Page:
         self._operators.clear()
 
     def _entered(self, places: Array) -> list[int]:
-        if not any(one.kind in OF_EXPERTS for one in self.block.operators):
+        if not any(one.kind in OF_EXPERTS for one in self.site.block.operators):
             places[:, 3:] = 1
         known, keys = self._known, list(map(tuple, places.tolist()))
         new = [key for key in dict.fromkeys(keys) if key not in known]
@@ -297,26 +333,21 @@ class _Page:
     def _priced(self, number: int) -> PricedBlock:
         if number not in self._operators:
             book = self.book
-            degrees = Degrees(
-                **dict(zip(PLACE, self._sheets[number].T, strict=True)),
-                imbalance=book.on.imbalance,
-                seq_len=book.job.seq_len,
-                sequence_parallel=self.split,
-                cp_kind=self.cp_kind,
-                flash_attention=book.flash_attention,
-            )
             self._operators[number] = PricedBlock.of(
-                self.block, degrees, book.policy, book.on
+                self.site.block,
+                self.site.degrees(self._sheets[number]),
+                book.policy,
+                book.on,
             )
         return self._operators[number]
 
     def _treatment(self, kept: str | Treatment) -> Treatment:
         """Of lists of operators those that the block has: other kinds have theirs."""
-        name, book = self.block.name, self.book
+        name, book = self.site.block.name, self.book
         if isinstance(kept, str) and name in book.body:
             kept = body_presets(kept, book.job.graph)[name]
         elif isinstance(kept, str):
-            kept = preset(kept, self.block)
+            kept = preset(kept, self.site.block)
         if isinstance(kept, Tied) or name not in book.body:
             return kept
         return offloaded(kept, self.block, book.offload)
@@ -328,45 +359,6 @@ def unique_rows(keys: Sequence[Array]) -> tuple[Array, Array]:
     packed = np.ravel_multi_index(tuple(keys), spans)
     distinct, index = np.unique(packed, return_inverse=True)
     return np.stack(np.unravel_index(distinct, spans), axis=1), index
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Site:
-    """A block, and what all its places have in common."""
-
-    block: Block
-    seq_len: int
-    sharding: str
-    cp_kind: str
-    flash_attention: bool
-    imbalance: float
-    modules: tuple[ModuleSharding, ...] = ()
-
-    @property
-    def family(self) -> object:
-        """Sites of one family differ in nothing but how large dimensions are."""
-        block = self.block
-        shape = (id(block.alike), block.entry, block.window, block.causal)
-        rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
-        return (*shape, block.capacity, *rest, self.modules)
-
-    def degrees(self, places: Sequence[Place]) -> Degrees:
-        """The places as arrays; one alone as numbers."""
-        columns = np.array(places[0] if len(places) == 1 else places).T
-        tp, cp, micro_batch, ep, etp = columns
-        return Degrees(
-            tp=np.asarray(tp),
-            cp=np.asarray(cp),
-            micro_batch=np.asarray(micro_batch),
-            seq_len=self.seq_len,
-            sequence_parallel=self.sharding == "megatron-sp",
-            cp_kind=self.cp_kind,
-            flash_attention=self.flash_attention,
-            ep=np.asarray(ep),
-            etp=np.asarray(etp),
-            imbalance=self.imbalance,
-            modules=self.modules,
-        )
 
 
 Wanted = tuple[Site, Place, Treatment]
@@ -381,7 +373,8 @@ def atom_table(
     for site, place, treatment in wanted:
         places[site.family][site, place] = None
         treatments[site.family][treatment] = None
-    tables, rows = [np.zeros((len(ATOM), 1))], {}
+    tables = [np.zeros((len(ATOM), 1))]
+    rows: dict[Wanted, int] = {}
     for family, pairs in places.items():
         sites = tuple((family, id(site.block), site.imbalance) for site, _ in pairs)
         key = (sites, tuple(place for _, place in pairs), precision)
@@ -398,7 +391,8 @@ def _priced(
     pairs: Sequence[tuple[Site, Place]], precision: Precision, machine: Machine
 ) -> PricedBlock:
     block = _stacked([site.block for site, _ in pairs])
-    degrees = pairs[0][0].degrees([place for _, place in pairs])
+    places = [place for _, place in pairs]
+    degrees = pairs[0][0].degrees(places if len(places) > 1 else places[0])
     return PricedBlock.of(block, degrees, precision, machine)
 
 

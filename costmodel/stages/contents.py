@@ -81,7 +81,7 @@ def contents_of(
     sending = partial(_sending_bytes, precision=precision, saved=total.saved_bytes)
     return Contents(
         total=total,
-        layers=sum(count * (price.forward_s > 0) for count, price in parts),
+        layers=_sum(parts, lambda price: price.forward_s > 0),
         away_bytes=most(lambda price: price.away_bytes),
         leaving_bytes=most(
             lambda price: (
@@ -96,10 +96,12 @@ def contents_of(
         sending_bytes=most(sending) - backward,
         pair_bytes=most(partial(_pair_bytes, precision=precision)),
         segment_bytes=segment_bytes,
-        root_bytes=sum(
-            np.maximum(-count, 0)
-            * weight_bytes(price.parameters, price.frozen_parameters, precision)
-            for count, price in parts
+        root_bytes=np.asarray(
+            sum(
+                np.maximum(-count, 0)
+                * weight_bytes(price.parameters, price.frozen_parameters, precision)
+                for count, price in parts
+            )
         ),
         early_parameters=_sum(
             parts, lambda price: np.where(price.weight_s > 0, 0, price.parameters)

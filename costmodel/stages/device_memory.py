@@ -87,16 +87,7 @@ class Memory:
     @property
     def total(self) -> Array:
         """What the device would show."""
-        return np.asarray(
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.transient
-            + self.communication
-            + self.reserve
-            + self.context
-        )
+        return np.asarray(sum(getattr(self, name) for name in KINDS))
 
     @property
     def needed(self) -> Array:
@@ -206,8 +197,9 @@ def memory(
     torchtitan reserves 16.4 bytes a parameter less, gradients and all).
     """
     footprint, capacity_bytes = process.footprint, process.device.capacity_bytes
-    if process.fully_shard:
-        parallel = _of_one_backward(parallel, micro_batches)
+    once = process.fully_shard & (np.asarray(micro_batches) < 2)
+    second = np.where((parallel.zero == 1) & once, 2, parallel.zero)
+    parallel = replace(parallel, zero=second)
     kept = _on_device(contents, parallel, policy, process)
     transient = _transient_bytes(contents, parallel, policy.precision, footprint)
     passing = SPREAD[0] * contents.activation_bytes + SPREAD[1] * transient
@@ -218,8 +210,10 @@ def memory(
     held = kept.weight + kept.gradient + kept.optimizer + activations + transient
     shape = np.broadcast(held, np.asarray(process.ranks)).shape
     communicators = process.communicator_bytes(parallel)
-    later = process.fully_shard & _scatters_once(parallel, micro_batches)
-    absent = np.where(later, _let_go(kept.gradient, activations, parallel), 0.0)
+    # Below ZeRO-3 backward lets go of each layer's weights, which are more.
+    freed = np.where(parallel.zero < 3, np.inf, activations)
+    later = (parallel.zero >= 2) & (parallel.shards > 1) & once
+    absent = np.where(later, np.minimum(kept.gradient, freed), 0.0)
     # A tensor that is there from the first step to the last breaks no block.
     loose = held - (kept.weight + kept.optimizer) * footprint.flat_states
     pinned, context = PINNED * loose, process.context_bytes
@@ -261,18 +255,6 @@ def _transient_bytes(
         min(every, Format.FP32.bytes) + precision.parameter.bytes
     )
     return np.asarray(transient + np.where(parallel.dp > 1, buckets, 0.0))
-
-
-def _scatters_once(parallel: DataParallel, micro_batches: Any) -> Array:
-    """Where a single backward scatters gradients."""
-    alone = np.asarray(micro_batches) < 2
-    return np.asarray((parallel.zero >= 2) & (parallel.shards > 1) & alone)
-
-
-def _let_go(gradient: Array, activations: Array, parallel: DataParallel) -> Array:
-    """What of a rank's gradients takes the place of what backward lets go of: below
-    ZeRO-3 each layer's weights, which are more."""
-    return np.where(parallel.zero < 3, gradient, np.minimum(gradient, activations))
 
 
 def secured_of_kept(footprint: Footprint) -> float:
@@ -354,12 +336,6 @@ class _Shards:
 
     twice: Array
     masters: Array
-
-
-def _of_one_backward(parallel: DataParallel, micro_batches: Any) -> DataParallel:
-    """*parallel*, ZeRO-1 as ZeRO-2 where a step has one micro-batch."""
-    alike = (parallel.zero == 1) & (np.asarray(micro_batches) < 2)
-    return replace(parallel, zero=np.where(alike, 2, parallel.zero))
 
 
 def _weight_bytes(

@@ -113,7 +113,7 @@ class LayoutPricer:
         if key not in self._operators:
             self._operators[key] = block_prices(
                 block,
-                _site(self, block, plan).degrees([place]),
+                _site(self, block, plan).degrees(place),
                 self.layout.precision,
                 self.machine,
             )
