@@ -5,9 +5,9 @@ gradients and the optimizer, for many candidates at once. A pipeline is a few *r
 equal stages: the first stage, the middle ones (some with one layer more), the last;
 one transfer time serves all boundaries, and nothing loops over stages. Each term is a
 path that the schedule has, so the bound holds to rounding whatever the costs; it is
-exact for gpipe, and within 1 % for 1f1b and interleaved on nine cases of ten
-(`benchmarks/timeline.py`); of schedules that split
-backwards, or run in a V or both ways, it is looser.
+exact for gpipe, within 1 % for 1f1b and interleaved on nine cases of ten
+(`benchmarks/timeline.py`), and looser for schedules that split backwards, or run in a V
+or both ways.
 
 A path goes *down* (forwards to the next stage), *up* (backwards), or along one rank's
 stream. Stage e of 1f1b turns: after p − 1 − e forwards to fill it, each forward is
@@ -20,11 +20,9 @@ followed by a backward. From there a path goes
 
 Here s and e are ends of runs.
 
-What schedules that split backwards, or run in pairs, cannot beat: paths of a rank.
-
-A path comes to a rank, follows its stream, and leaves it: it is as long as what the
-rank does in between, and the way there and on. With *f*, *i* and *w* of a stage and t
-of a transfer, of rank r of p:
+Of schedules that split backwards, or run in pairs, a path comes to a rank, follows its
+stream, and leaves it: it is as long as what the rank does in between, and the way there
+and on. With *f*, *i* and *w* of a stage and t of a transfer, of rank r of p:
 
     come    by the first forward: down the stages before it
             by its first gradient: one micro-batch through all stages and back up to

@@ -350,7 +350,7 @@ class _Page:
             kept = preset(kept, self.site.block)
         if isinstance(kept, Tied) or name not in book.body:
             return kept
-        return offloaded(kept, self.block, book.offload)
+        return offloaded(kept, self.site.block, book.offload)
 
 
 def unique_rows(keys: Sequence[Array]) -> tuple[Array, Array]:

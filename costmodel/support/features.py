@@ -82,6 +82,15 @@ class Combination:
     stages: str  # alike, unlike, held elsewhere, gaps
 
     @classmethod
+    def of(cls, asked: Uniform | Layout | Combination, job: Job) -> Combination:
+        """That of whatever was asked about *job*."""
+        if isinstance(asked, Combination):
+            return asked
+        if isinstance(asked, Layout):
+            return cls.of_layout(asked)
+        return cls.of_choice(asked, job)
+
+    @classmethod
     def of_choice(cls, choice: Uniform, job: Job) -> Combination:
         """What *choice* means for *job*'s model; raises as `retention.preset`."""
         return cls(
@@ -246,6 +255,12 @@ class Fact:
 
 
 Facts = Mapping[str, Fact]
+Values = Mapping[str, tuple[str, ...]]  # fact → the values that it may have
+
+
+def holds(when: Values, found: Facts) -> bool:
+    """Whether every fact that *when* names has one of its values."""
+    return all(found[name].value in values for name, values in when.items())
 
 
 def facts(used: Combination, job: Job) -> Facts:

@@ -36,6 +36,7 @@ from costmodel.support.features import (
     Fact,
     Facts,
     facts,
+    holds,
     treatment,
 )
 from profiles.models import Job
@@ -158,7 +159,7 @@ class Capabilities:
             f"{self.name} does not run {_shown(found, rule.when)}: {rule.reason}"
             for rule in self.never
             if rule.when.keys() <= set(known).difference(missing)
-            and _matches(found, rule.when)
+            and holds(rule.when, found)
         ]
 
     def _without(self, fact: str, found: Fact) -> str:
@@ -256,10 +257,7 @@ def _facts(asked: Uniform | Layout, job: Job) -> Facts:
     """Those of the support table, and of granularity. ZeRO's level counts for one rank
     too where it was asked for: from 2 on, or with states away (the host is one more).
     """
-    if isinstance(asked, Layout):
-        used = Combination.of_layout(asked)
-    else:
-        used = Combination.of_choice(asked, job)
+    used = Combination.of(asked, job)
     found = {**facts(used, job), **granularity(asked, job)}
     if found["replicas"].value == "1":
         level = max(used.zero)
@@ -275,10 +273,6 @@ def _held(found: Facts, fact: str, values: Collection[str]) -> bool:
     if unless is not None and found[unless].value == "1":
         return True
     return set(found[fact].value.split(",")) <= {*values, *_ALWAYS}
-
-
-def _matches(found: Facts, when: Mapping[str, tuple[str, ...]]) -> bool:
-    return all(found[fact].value in values for fact, values in when.items())
 
 
 def _shown(found: Facts, names: Iterable[str]) -> str:
