@@ -30,6 +30,12 @@ from profiles.arrays import Array
 from profiles.errors import InvalidSpec, MeshwrightError
 from profiles.models import Block, ModelGraph
 
+# What a layout and a `Uniform` say in the same words.
+_OF_LAYOUT: Final = (
+    *("schedule", "virtual_stages", "cp_kind", "flash_attention"),
+    *("gradient_format", "zero_plus"),
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uniform:
@@ -56,6 +62,23 @@ class Uniform:
     offload: Offload = NOTHING
     zero_plus: ZeroPlus = PLAIN
     layers_per_stage: tuple[int, ...] | None = None  # None: as even as can be
+
+    @classmethod
+    def of_stage(cls, layout: Layout, stage: Stage) -> Uniform:
+        """What *layout* is as a whole, and *stage* of it; its first layer stands for
+        all. What is recomputed and offloaded it does not say."""
+        plan, mesh = stage.plans[0], stage.mesh
+        shared: dict[str, Any] = {name: getattr(layout, name) for name in _OF_LAYOUT}
+        return cls(
+            **{name: getattr(mesh, name) for name in ("tp", "dp", "cp", "ep", "etp")},
+            **shared,
+            pp=layout.pp,
+            micro_batch=layout.micro_batch(stage),
+            zero=plan.zero,
+            zero_group=mesh.dp_shard,
+            sequence_parallel=plan.sharding == "megatron-sp",
+            precision=layout.precision_name,
+        )
 
     @property
     def gpus(self) -> int:
@@ -205,6 +228,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
     held = copies_held(choice.schedule, choice.pp, choice.virtual_stages)
     meshes = [_mesh(choice, rank) for rank in range(choice.pp)]
     plans = _plans(choice, graph)
+    shared: dict[str, Any] = {name: getattr(choice, name) for name in _OF_LAYOUT}
     return Layout(
         stages=tuple(
             Stage(
@@ -217,16 +241,11 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
                 stage_cuts(counts), zip(*held, strict=True), strict=True
             )
         ),
-        schedule=choice.schedule,
-        virtual_stages=choice.virtual_stages,
+        **shared,
         micro_batches=choice.micro_batches(global_batch),
         global_batch=global_batch,
         precision_name=choice.precision,
-        gradient_format=choice.gradient_format,
-        flash_attention=choice.flash_attention,
-        cp_kind=choice.cp_kind,
         offload=choice.offload.of_states,
-        zero_plus=choice.zero_plus,
     )
 
 
@@ -497,28 +516,8 @@ def _cut(choices: Iterable[Uniform], cuts: tuple[int, ...]) -> Iterator[Uniform]
 
 def _guesses(layout: Layout) -> Iterator[Uniform]:
     """By recompute preset, in all layers and in the first few of each stage."""
-    stage = layout.stages[0]
-    mesh, plans = stage.mesh, [plan for one in layout.stages for plan in one.plans]
-    plain = Uniform(
-        tp=mesh.tp,
-        pp=layout.pp,
-        dp=mesh.dp,
-        cp=mesh.cp,
-        ep=mesh.ep,
-        etp=mesh.etp,
-        micro_batch=layout.micro_batch(stage),
-        schedule=layout.schedule,
-        virtual_stages=layout.virtual_stages,
-        zero=plans[0].zero,
-        zero_group=mesh.dp_shard,
-        sequence_parallel=plans[0].sharding == "megatron-sp",
-        cp_kind=layout.cp_kind,
-        flash_attention=layout.flash_attention,
-        precision=layout.precision_name,
-        gradient_format=layout.gradient_format,
-        offload=replace(layout.away, activations=layout.away_share),
-        zero_plus=layout.zero_plus,
-    )
+    away = replace(layout.away, activations=layout.away_share)
+    plain = replace(Uniform.of_stage(layout, layout.stages[0]), offload=away)
     cut = tuple(one.body for one in layout.stages)
     for counts in (None, cut):
         for name in RECOMPUTES:

@@ -12,6 +12,7 @@ is split divides.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from costmodel.layout import (
     PARTIAL,
@@ -201,17 +202,9 @@ def _of_stages(layout: Layout, job: Job, cluster: Cluster) -> Iterator[str]:
         for sequence_split in {plan.sharding == "megatron-sp" for plan in stage.plans}
     }
     for (_, sequence_split), stage in kinds.items():
-        choice = Uniform(
-            tp=stage.mesh.tp,
-            dp=stage.mesh.dp,
-            cp=stage.mesh.cp,
-            ep=stage.mesh.ep,
-            etp=stage.mesh.etp,
-            micro_batch=layout.micro_batch(stage),
+        choice = replace(
+            Uniform.of_stage(layout, stage),
             sequence_parallel=sequence_split and stage.mesh.tp > 1,
-            cp_kind=layout.cp_kind,
-            flash_attention=layout.flash_attention,
-            precision=layout.precision_name,
         )
         yield from _cluster(choice, cluster)
         if isinstance(job.spec, DecoderSpec):
