@@ -1,8 +1,8 @@
 """Columns of candidates priced at once, from a few hundred atoms.
 
 Each row gathers the atoms of its (tp, cp, micro-batch, sequence parallel, retention)
-and is priced by the very functions that price a finished layout: what comes out is
-the closed form of `closed_form`, a lower bound of the simulated step.
+and is priced by the very functions that price a finished layout: what comes out is a
+closed form, a lower bound of the simulated step.
 
 At least what a candidate's fullest node has of what is offloaded, as columns.
 

@@ -1,6 +1,6 @@
 """Atoms: the price of a distinct block, by degrees and retention (contract 3).
 
-A question has some hundreds of them. Candidates gather them by index (`grid`); a
+A question has some hundreds of them. Candidates gather them by index (`AtomBook`); a
 finished layout looks its own up. Either way the numbers come from here.
 """
 

@@ -8,7 +8,7 @@
 (Rajbhandari et al., SC 2020, section 5; with accumulation, section 5.2's reduction
 happens once a micro-batch from level 2 on.) Shard groups span `zero_group · cp` ranks,
 tp apart; the rest of data parallelism replicates the shards and all-reduces them.
-ZeRO++ sends less at level 3 (`zero_plus`, `quantised_exchange`).
+ZeRO++ sends less at level 3 (`costmodel.layout.offload`).
 
 Data parallelism as a stage's mesh has it, for one stage or as arrays of many.
 """
@@ -51,7 +51,7 @@ class DataParallel(Arrays):
 
     `dp` counts the ranks of all `copies` of the model in opposite directions; `apart`
     are parts of data parallelism of which no two share a fast domain, such as those.
-    The last three are ZeRO++'s (`zero_plus`).
+    The last three are ZeRO++'s.
     """
 
     tp: Array

@@ -337,7 +337,7 @@ class Placed:
 
     @property
     def pricers(self) -> list[LayoutPricer]:
-        """Those to price (`layout_price.price_together`) before the stages are."""
+        """Those to price (`price_together`) before the stages are."""
         if len(self.pricer.machine.cluster.islands) == 1:
             return [self.pricer]
         return list(self._alone.values())
