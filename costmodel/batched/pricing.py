@@ -28,7 +28,7 @@ from costmodel.stages import (
     AtomBook,
     Sender,
     StagePrice,
-    boundary_s,
+    boundary,
     most_hidden_s,
     sends,
     states_bytes,
@@ -263,7 +263,7 @@ def crossing_s(
 
 def transfer_s(rows: Rows, far: Array) -> Array:
     columns = rows.columns
-    seconds = boundary_s(
+    sent = boundary(
         rows.job,
         rows.on,
         rows.policy,
@@ -276,4 +276,4 @@ def transfer_s(rows: Rows, far: Array) -> Array:
         ),
         far=far,
     )
-    return np.where(columns.pp > 1, seconds, 0.0)
+    return np.where(columns.pp > 1, sent.seconds, 0.0)

@@ -182,10 +182,8 @@ class Stage:
             "layers": layer_text(self.layers),
             "held_by": list(self.held_by),
             "mesh": {
-                "dp_replicate": mesh.dp_replicate,
-                "dp_shard": mesh.dp_shard,
-                "cp": mesh.cp,
-                "tp": mesh.tp,
+                name: getattr(mesh, name)
+                for name in ("dp_replicate", "dp_shard", "cp", "tp")
             },
             "ep": mesh.ep,
             "etp": mesh.etp,

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from costmodel.stages.pipeline_p2p import (
         Sender,
         Sends,
-        boundary_s,
+        boundary,
         layout_tied_sync,
         sends,
         tied_sync,

@@ -164,14 +164,6 @@ class _Batch:
     _sites: dict[object, Site] = field(default_factory=dict)
     _kinds: dict[_Kind, int] = field(default_factory=dict)
 
-    @property
-    def _shares_hosts(self) -> bool:
-        return self.offload.states or self.offload.tier == "nvme"
-
-    @property
-    def _adds_up_on_drives(self) -> bool:
-        return self.offload.optimizer and self.offload.tier == "nvme"
-
     def ask(self, pricer: LayoutPricer) -> list[int]:
         """The number of the kind of each of a layout's stages.
 
@@ -244,11 +236,13 @@ class _Batch:
             )
             for run in redone
         )
-        pp = pricer.layout.pp if self._shares_hosts else 1  # just where they are used
+        on_drives = self.offload.tier == "nvme"
+        shares_hosts = self.offload.states or on_drives
+        pp = pricer.layout.pp if shares_hosts else 1  # just where it is used
         together = pricer.layout.gpus <= pricer.machine.island.domain
         parallel = parallel_of(stage, pp, pricer.layout.zero_plus, together=together)
         m = pricer.layout.micro_batches // len(stage.held_by)
-        m = m if self._adds_up_on_drives else 1
+        m = m if self.offload.optimizer and on_drives else 1
         distinct = dict.fromkeys(tuple(one.items()) for one in segments)
         return _Kind(tuple(parts.items()), tuple(distinct), parallel, m)
 

@@ -26,15 +26,13 @@ from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine, Sourced, changes_rail, near_members, shares
 from costmodel.stages.data_parallelism import reduced_bytes
 from costmodel.stages.islands import machines_of
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.hardware import Precision
 from profiles.models import Job, ModelGraph
 
-BoundaryKey = tuple[int, int, int, int, bool]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sender:
+class Sender(Arrays):
     """A stage that sends: the degrees and the micro-batch that its activation is cut
     by, and all its `ranks`, which send at once; arrays or numbers."""
 
@@ -46,21 +44,22 @@ class Sender:
 
     @classmethod
     def of(cls, layout: Layout, stage: Stage) -> Sender:
-        """A stage of *layout*."""
-        tp, cp, ranks, micro_batch, split = _boundary_key(layout, stage)
-        return cls(
-            tp=np.asarray(tp),
-            cp=np.asarray(cp),
-            ranks=np.asarray(ranks),
-            micro_batch=np.asarray(micro_batch),
-            sequence_parallel=np.asarray(split),
-        )
+        """A stage of *layout*, in numbers."""
+        numbers: dict[str, Any] = {
+            "tp": stage.mesh.tp,
+            "cp": stage.mesh.cp,
+            "ranks": stage.mesh.size,
+            "micro_batch": layout.micro_batch(stage),
+            "sequence_parallel": stage.plans[0].sharding == "megatron-sp",
+        }
+        return cls(**numbers)
 
 
 def boundary(
     job: Job, on: Machine, precision: Precision, sender: Sender, *, far: Array
 ) -> Sourced:
     """The transfer of one boundary activation; between fast domains where *far*."""
+    sender = sender.each(np.asarray)
     tp, tokens = sender.tp, sender.micro_batch * (job.seq_len / sender.cp)
     whole = tokens * job.graph.hidden * precision.activation.bytes
     split = np.asarray(sender.sequence_parallel, dtype=bool)
@@ -91,13 +90,6 @@ def _hop(on: Machine, size_bytes: Array, **ways: Any) -> Sourced:
     return on.shift(size_bytes, np.ones(()), ranks=both, near=near, **ways)
 
 
-def boundary_s(
-    job: Job, on: Machine, precision: Precision, sender: Sender, *, far: Array
-) -> Array:
-    """Seconds of `boundary`."""
-    return np.asarray(boundary(job, on, precision, sender, far=far).seconds)
-
-
 def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
     """From each virtual stage of *layout* to the next."""
     stages = layout.stages
@@ -113,31 +105,21 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
         )
         for one, two in pairwise(stages)
     ]
-    keys = [_boundary_key(layout, one) for one in stages]
-    senders = {
-        key: Sender.of(layout, stage) for key, stage in zip(keys, stages, strict=True)
-    }
+    senders = [Sender.of(layout, one) for one in stages]
+    kinds = dict.fromkeys(senders)
     taken = _slower(
         boundary(
             job, on, layout.precision, sender, far=np.asarray(far, dtype=bool)
-        ).where(len(senders) == 1 or _beside(keys, key))
-        for key, sender in senders.items()
+        ).where(len(kinds) == 1 or _beside(senders, sender))
+        for sender in kinds
     )
     same = [one.held_by == two.held_by for one, two in pairwise(stages)]
     return taken.where(~np.asarray(same, dtype=bool))
 
 
-def _boundary_key(layout: Layout, stage: Stage) -> BoundaryKey:
-    """tp, cp, ranks, micro-batch, and whether activations are split along the
-    sequence."""
-    split = stage.plans[0].sharding == "megatron-sp"
-    mesh = stage.mesh
-    return mesh.tp, mesh.cp, mesh.size, layout.micro_batch(stage), split
-
-
-def _beside(keys: Sequence[BoundaryKey], key: BoundaryKey) -> Array:
-    """Which boundaries have a stage of that kind at either side."""
-    ours = [one == key for one in keys]
+def _beside(senders: Sequence[Sender], kind: Sender) -> Array:
+    """Which boundaries have a stage of that *kind* at either side."""
+    ours = [one == kind for one in senders]
     return np.array([one or two for one, two in pairwise(ours)])
 
 

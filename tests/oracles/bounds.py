@@ -20,7 +20,7 @@ from costmodel.machine.framework import hides_gradients
 from costmodel.machine.topology import always_crosses
 from costmodel.schedule.schedules import schedule_called
 from costmodel.stages.layout_cost import LayoutPricer
-from costmodel.stages.pipeline_p2p import Sender, boundary_s, layout_tied_sync, sends
+from costmodel.stages.pipeline_p2p import Sender, boundary, layout_tied_sync, sends
 from costmodel.stages.stage_cost import StagePrice, most_hidden_s
 from costmodel.timeline.gradient_reduction import reduce_tail_s
 from costmodel.timeline.processor_sharing import shared_bound_s
@@ -104,7 +104,7 @@ def _transfer_s(job: Job, layout: Layout, on: Machine, far: Any) -> Any:
     if layout.pp == 1:
         return np.zeros(())
     sender = Sender.of(layout, layout.stages[0])
-    return boundary_s(job, on, layout.precision, sender, far=far)
+    return boundary(job, on, layout.precision, sender, far=far).seconds
 
 
 def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
