@@ -204,30 +204,19 @@ def exchanges(
     pieces = messages_of(parameters, parallel, units, precision, machine)
     group, zero = parallel.shard_group(machine), parallel.zero
     shards, replicas = parallel.shards, parallel.replicas
-    gradients = parameters * np.where(
-        zero == 3,
-        reduced_bytes(precision, machine, shards=True),
-        reduced_bytes(precision, machine),
-    )
+    plain = reduced_bytes(precision, machine)
+    sharded = reduced_bytes(precision, machine, shards=True)
+    gradients = parameters * np.where(zero == 3, sharded, plain)
+    in_shards: dict[str, Any] = {"ranks": shards, "near": group.near, "pieces": pieces}
+    scattered = machine.collective("reduce_scatter", gradients, **in_shards)
     # Replicas of which none is in another part of data parallelism.
     together = np.maximum(replicas // parallel.apart, 1)
-    among = partial(near_members, island=machine.island)
-    in_shards: dict[str, Any] = {"ranks": shards, "near": group.near, "pieces": pieces}
-    summed = machine.collective(
-        "all_reduce",
-        gradients,
-        ranks=shards * replicas,
-        near=among(parallel.tp, shards * together),
-        pieces=pieces,
-    )
-    scattered = machine.collective("reduce_scatter", gradients, **in_shards)
-    across = machine.collective(
-        "all_reduce",
-        gradients / shards,
-        ranks=replicas,
-        near=among(parallel.tp * shards, together),
-        pieces=units,
-    )
+    near = near_members(parallel.tp, shards * together, machine.island)
+    far = near_members(parallel.tp * shards, together, machine.island)
+    all_reduce = partial(machine.collective, "all_reduce")
+    ranks = shards * replicas
+    summed = all_reduce(gradients, ranks=ranks, near=near, pieces=pieces)
+    across = all_reduce(gradients / shards, ranks=replicas, near=far, pieces=units)
     weight_bytes = parameters * precision.parameter.bytes
     gathered = machine.collective("all_gather", weight_bytes, **in_shards)
     every_bytes = weight_bytes + frozen * precision.frozen_bytes
@@ -247,11 +236,10 @@ def exchanges(
         backward_gather=of_passes,
         backward_reduce=scattered.where(zero >= 2),
     )
-    if not parallel.has_zero_plus:
-        return found
-    return _with_zero_plus(
-        found, parameters, frozen, every_bytes, parallel, machine, pieces=pieces
-    )
+    if parallel.has_zero_plus:
+        side = (parameters, frozen, every_bytes, parallel, machine)
+        found = _with_zero_plus(found, *side, pieces=pieces)
+    return found
 
 
 def _with_zero_plus(
