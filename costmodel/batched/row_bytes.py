@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial, reduce
+from functools import reduce
 
 import numpy as np
 
@@ -168,19 +168,15 @@ def _put_off_bytes(rows: Rows, footprint: Footprint) -> Array:
     near = np.where(in_v, pp - 1, stages - 1)
     far = np.where(in_v, pp, near)
     saved, kept, working = (
-        (of(near), of(far))
-        for of in (
-            partial(rows.held_at, "saved_bytes"),
-            rows.put_off_at,
-            partial(rows.held_at, "backward_working_bytes"),
-        )
+        (rows.held_at(name, near), rows.held_at(name, far))
+        for name in ("saved_bytes", "weight_bytes", "backward_working_bytes")
     )
     at_once = columns.schedule == SCHEDULES.index("dualpipe-v")
     of_near = np.where(at_once, (pp - 1) // 2, pp - 1)
     of_far = np.where(at_once, pp // 2, pp - 1)
     folded = of_near * kept[0] + of_far * kept[1] + np.maximum(saved[0], kept[0])
-    least, light = np.where(several, rows.lightest_put_off, kept[0]), rows.lightest
-    least = np.minimum(least, kept[0])
+    light = rows.lightest
+    least = np.minimum(np.where(several, light.weight_bytes, kept[0]), kept[0])
     fewest = np.minimum(np.where(several, light.saved_bytes, saved[0]), saved[0])
     woven = (pp - 1) * least + np.maximum(fewest, least) + (stages - pp) * fewest
     lightest = np.where(several, light.backward_working_bytes, working[0])

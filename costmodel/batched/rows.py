@@ -229,11 +229,6 @@ class Rows:
         first, *others = self.held[1:-1]
         return first.each(lambda *values: self._least(values), *others)
 
-    @cached_property
-    def lightest_put_off(self) -> Array:
-        """The least that I keeps for W, of the middle stages."""
-        return self._middle([one.total for one in self.contents], "weight_bytes")
-
     def held_by(self, end: StageBytes, name: str) -> Array:
         """Of a rank: its *end* chunk and the middle chunks beside it; of the first
         rank both ends where stages lie in pairs."""
@@ -243,13 +238,7 @@ class Rows:
 
     def held_at(self, name: str, stage: Array) -> Array:
         """Of virtual *stage*."""
-        return self._at([getattr(one, name) for one in self.held], stage)
-
-    def put_off_at(self, stage: Array) -> Array:
-        """The bytes that I keeps for W, of virtual *stage*."""
-        return self._at([one.total.weight_bytes for one in self.contents], stage)
-
-    def _at(self, values: Sequence[Array], stage: Array) -> Array:
+        values = [getattr(one, name) for one in self.held]
         found, start = values[0], np.zeros_like(stage)
         for one, count in zip(values, self.counts, strict=True):
             found = np.where(stage >= start, one, found)

@@ -60,6 +60,7 @@ class StageBytes(Arrays):
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
+    weight_bytes: Array  # what gradients of weights are made of
     forward_working_bytes: Array
     backward_working_bytes: Array
     gathered_bytes: Array  # parameters that ZeRO-3 holds unsharded at a time
@@ -87,6 +88,7 @@ def stage_bytes(
         expert_parameters=total.expert_parameters,
         frozen_parameters=total.frozen_parameters,
         saved_bytes=total.saved_bytes,
+        weight_bytes=total.weight_bytes,
         forward_working_bytes=forward + buffer,
         backward_working_bytes=backward + buffer,
         gathered_bytes=_gathered(contents, parallel, precision, machine, offload),
@@ -166,7 +168,6 @@ class StagePrice(StageBytes):
     step_copies_s: Array  # what of it an offloaded optimizer's copies take
     away_bytes: Array  # offloaded between forward and backward
     summed_away_bytes: Array  # gradients that are summed once more where they are away
-    weight_bytes: Array
     flops: Array
     recompute_flops: Array
 
@@ -222,7 +223,6 @@ def stage_price(
         step_copies_s=step_copies_s,
         away_bytes=total.away_bytes,
         summed_away_bytes=summed_away_bytes,
-        weight_bytes=total.weight_bytes,
         flops=total.flops,
         recompute_flops=total.recompute_flops,
         **{item.name: getattr(holds, item.name) for item in fields(holds)},
