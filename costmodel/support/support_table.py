@@ -84,11 +84,6 @@ def mechanisms() -> tuple[Mechanism, ...]:
     return msgspec.json.decode(TABLE.read_bytes(), type=_Table).mechanisms
 
 
-def rows() -> tuple[tuple[Mechanism, Row], ...]:
-    """Every combination of every mechanism."""
-    return tuple((one, row) for one in mechanisms() for row in one.rows)
-
-
 def support(asked: Asked, job: Job) -> list[Verdict]:
     """One verdict for each mechanism that *asked* uses.
 
