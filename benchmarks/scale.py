@@ -21,8 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from costmodel.batched.pricing import price
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform, spell_out
 from costmodel.machine.assembly import machine
 from costmodel.simulation.estimator import estimate
 from profiles.hardware.catalog import cluster

@@ -32,8 +32,3 @@ def public(package: str, file: str) -> tuple[list[str], Callable[[str], Any]]:
         return getattr(import_module(homes[name]), name)
 
     return list(homes), find
-
-
-def lazily(package: str, file: str) -> Callable[[str], Any]:
-    """The `__getattr__` alone, of an `__init__` that writes out its `__all__`."""
-    return public(package, file)[1]

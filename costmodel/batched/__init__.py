@@ -2,30 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.batched.bounds import Passes, makespan_s
-    from costmodel.batched.makespan_cuts import any_cut_s
+    from costmodel.batched.makespan import Runs, makespan_s
     from costmodel.batched.pricing import ColumnPrices, least_node_bytes, step_time_s
     from costmodel.batched.row_bytes import leanest_bytes, needed_bytes
-    from costmodel.batched.rows import Gather, Layers, Rows, stage_runs
-    from costmodel.batched.stage_rows import StageRows
+    from costmodel.batched.rows import Layers, Rows, stage_runs
+    from costmodel.batched.stage_rows import StageRows, any_cut_s
 
-__all__ = [
-    "ColumnPrices",
-    "Gather",
-    "Layers",
-    "Passes",
-    "Rows",
-    "StageRows",
-    "any_cut_s",
-    "leanest_bytes",
-    "least_node_bytes",
-    "makespan_s",
-    "needed_bytes",
-    "stage_runs",
-    "step_time_s",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -5,9 +5,9 @@ gradients and the optimizer, for many candidates at once. A pipeline is a few *r
 equal stages: the first stage, the middle ones (some with one layer more), the last;
 one transfer time serves all boundaries, and nothing loops over stages. Each term is a
 path that the schedule has, so the bound holds to rounding whatever the costs; it is
-exact for gpipe, and within 1 % for 1f1b and interleaved on nine cases of ten
-(`benchmarks/timeline.py`). Of schedules that split backwards, or run in a V or both
-ways, `makespan_busy` has a looser one.
+exact for gpipe, within 1 % for 1f1b and interleaved on nine cases of ten
+(`benchmarks/timeline.py`), and looser for schedules that split backwards, or run in a V
+or both ways.
 
 A path goes *down* (forwards to the next stage), *up* (backwards), or along one rank's
 stream. Stage e of 1f1b turns: after p − 1 − e forwards to fill it, each forward is
@@ -20,11 +20,9 @@ followed by a backward. From there a path goes
 
 Here s and e are ends of runs.
 
-What schedules that split backwards, or run in pairs, cannot beat: paths of a rank.
-
-A path comes to a rank, follows its stream, and leaves it: it is as long as what the
-rank does in between, and the way there and on. With *f*, *i* and *w* of a stage and t
-of a transfer, of rank r of p:
+Of schedules that split backwards, or run in pairs, a path comes to a rank, follows its
+stream, and leaves it: it is as long as what the rank does in between, and the way there
+and on. With *f*, *i* and *w* of a stage and t of a transfer, of rank r of p:
 
     come    by the first forward: down the stages before it
             by its first gradient: one micro-batch through all stages and back up to
@@ -43,15 +41,17 @@ Chimera's paths turn at both ends (`_turns`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import accumulate
 
 import numpy as np
 
 from costmodel.batched.makespan_interleaved import Ends, interleaved_bound_s
+from costmodel.layout import SCHEDULES as ROW_SCHEDULES
 from costmodel.schedule import SCHEDULES
+from costmodel.timeline import shared_bound_s
 from profiles.arrays import Array
 from profiles.errors import UnknownName
 
@@ -59,19 +59,45 @@ Values = tuple[Array, ...]  # of each run
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Chain:
-    """Seconds of virtual stages in model order, as runs of equal ones.
+class Runs:
+    """Runs of equal virtual stages in model order, each an array over candidates.
 
-    Of a backward `weight_s` may be put off, and `hidden_s` is not there where it runs
-    at once with a forward.
+    The first run is one stage; the last is one too, or none where the pipeline has
+    a single stage. A run of no stages is skipped. `transfer_s` is one way. Of a
+    backward `weight_s` may be put off, and `hidden_s` goes where a forward runs at the
+    same time; left out, they are 0.
     """
 
     counts: Values
     forward_s: Values
     backward_s: Values
-    weight_s: Values
-    hidden_s: Values
     transfer_s: Array
+    weight_s: Values = ()
+    hidden_s: Values = ()
+
+    def only(self, shape: tuple[int, ...], rows: Array, there: Sequence[int]) -> Runs:
+        """Of all candidates, which broadcast to *shape*, those of some *rows*, and of
+        their runs those that are *there*."""
+
+        def here(item: Array) -> Array:
+            return np.asarray(np.ravel(np.broadcast_to(item, shape))[rows])
+
+        def of(values: Values) -> Values:
+            return tuple(here(values[place]) for place in there) if values else ()
+
+        return Runs(
+            counts=of(self.counts),
+            forward_s=of(self.forward_s),
+            backward_s=of(self.backward_s),
+            weight_s=of(self.weight_s),
+            hidden_s=of(self.hidden_s),
+            transfer_s=here(self.transfer_s),
+        )
+
+    @property
+    def columns(self) -> Values:
+        """The arrays that every schedule has a use for."""
+        return (*self.counts, *self.forward_s, *self.backward_s, self.transfer_s)
 
     @cached_property
     def starts(self) -> list[Array]:
@@ -94,12 +120,28 @@ class Chain:
         pairs = zip(self.forward_s, self.backward_s, strict=True)
         return tuple(forward + backward for forward, backward in pairs)
 
+    @property
+    def work_s(self) -> Array:
+        """One micro-batch through all stages and back."""
+        pairs = zip(self.counts, self.both_s, strict=True)
+        return np.asarray(sum(count * both for count, both in pairs))
+
+    def slowest(self, values: Values) -> list[Array]:
+        """The largest of *values* up to each run, of the runs that are there."""
+        pairs = zip(self.counts, values, strict=True)
+        there = (np.where(count > 0, value, 0.0) for count, value in pairs)
+        return list(accumulate(there, np.maximum))
+
     def before(self, values: Values, stage: Array) -> Array:
         """The sum of *values* of the stages before *stage*."""
         runs = zip(values, self.starts, self.counts, strict=True)
         return np.asarray(
             sum(one * np.clip(stage - start, 0, count) for one, start, count in runs)
         )
+
+    def between(self, values: Values, first: Array, end: Array) -> Array:
+        """The same of the stages from *first* to *end* - 1."""
+        return self.before(values, end) - self.before(values, first)
 
     def at(self, values: Values, stage: Array) -> Array:
         """That of *stage*."""
@@ -120,249 +162,40 @@ class Chain:
         return np.asarray(self.before(self.forward_s, stage) + stage * self.transfer_s)
 
 
-def busy_bound_s(
-    schedule: str, chain: Chain, *, virtual_stages: Array, micro_batches: Array
+def makespan_s(
+    runs: Runs,
+    *,
+    schedule: Array,
+    virtual_stages: Array,
+    micro_batches: Array,
+    turns: float,
+    pp: Array,
 ) -> Array:
-    """Seconds from the first forward to the last pass, at least."""
-    known, m = SCHEDULES[schedule], micro_batches
-    pp = chain.stages // virtual_stages
-    if known.copies > 1:
-        return _both_ways(chain, pp, m)
-    if known.in_v:
-        way = _in_v_at_once if schedule == "dualpipe-v" else _in_v
-        last = chain.stages - 1
-        ends = (np.minimum(one, last - one) for one in _edges(chain))
-        paths = [
-            path
-            for rank in (0 * pp, np.minimum(1, pp - 1), pp - 1, *ends)
-            for path in way(chain, rank, pp, m)
-        ]
-        return np.asarray(np.maximum.reduce(paths))
-    ranks = (one % pp for one in _edges(chain))
-    paths = [
-        path
-        for rank in (0 * pp, *ranks)
-        for path in _one_way(chain, rank, pp, virtual_stages, m)
-    ]
-    return np.asarray(np.maximum.reduce(paths))
+    """At least the seconds from the first forward to the last backward of each row.
 
-
-def _edges(chain: Chain) -> Iterator[Array]:
-    """The last stage of each run, and the first of each run between the ends."""
-    for start, count in zip(chain.starts, chain.counts, strict=True):
-        yield np.clip(start + count - 1, 0, chain.stages - 1)
-    for start in chain.starts[2:-1]:
-        yield np.clip(start, 0, chain.stages - 1)
-
-
-def _one_way(chain: Chain, rank: Array, pp: Array, v: Array, m: Array) -> list[Array]:
-    """zb-h1 and zb-interleaved: pp − rank forwards of the last chunk, and pp of those
-    before it, lie before the first gradient; rank + 1 W behind the last one.
-
-    The first rank's first gradient lets micro-batch pp go down: before it lie pp
-    forwards of each chunk, rank + 1 I and a W of the last.
+    *schedule* holds indices into `costmodel.layout.SCHEDULES`. *turns* ranks share a
+    core (`costmodel.timeline.processor_sharing`).
     """
-    f, i, w = chain.forward_s, chain.input_s, chain.weight_s
-    last = rank + (v - 1) * pp
-    several = v > 1
-
-    def own(values: Values) -> Array:
-        ends = chain.at(values, rank) + several * chain.at(values, last)
-        more = np.maximum(v - 2, 0) * chain.least(values, slice(1, -1))
-        return np.asarray(ends + more)
-
-    turn, forward = chain.at(f, last), own(f)
-    earlier = pp * several * (forward - turn) + np.minimum(pp - rank, m) * turn
-    stages, t = chain.stages, chain.transfer_s
-    there = chain.before(f, stages) + (stages - 1) * t
-    back = _between(chain, i, last + 1, stages) + (stages - 1 - last) * t
-    start = np.maximum(chain.fill_s(rank), there + back - earlier)
-    up = (v - 1) * pp
-    again = there + _between(chain, i, up, stages) + (pp - 1) * t + chain.at(w, up)
-    earlier = pp * forward + (rank + 1) * chain.at(i, last) + chain.at(w, last)
-    again = again + chain.fill_s(rank) - earlier
-    start = np.maximum(start, np.where(m > pp, again, 0.0))
-    left = np.minimum(rank + 1, m) * chain.at(w, rank) - chain.at(w, 0 * rank)
-    on = chain.before(i, rank) + rank * t - left
-    return [start + m * (forward + own(i) + own(w)) + np.maximum(on, 0.0)]
-
-
-def _in_v(chain: Chain, rank: Array, pp: Array, m: Array) -> list[Array]:
-    """zb-v: 2·pp − 1 − rank forwards of chunk 0 and rank + 1 of chunk 1 lie before the
-    first gradient. Behind the last one of chunk 0 are rank W of chunk 1 and rank + 1 of
-    chunk 0; behind the last one of chunk 1, rank of chunk 1, and pp of chunk 0, of
-    which pp − rank have their I to come, too."""
-    pair = _Pair(chain, rank, pp)
-    earlier = np.minimum(2 * pp - 1 - rank, m) * pair.near(chain.forward_s)
-    earlier = earlier + np.minimum(rank + 1, m) * pair.far(chain.forward_s)
-    path = pair.start_s(earlier) + m * (pair.sum(chain.both_s))
-    w = chain.weight_s
-    i = chain.input_s
-    late = np.clip(m - 2 * pp + 1 + rank, 0, rank) * pair.far(w)
-    up = pair.up_s(late + (np.clip(m - pp, 0, rank) + 1) * pair.near(w))
-    end = _Pair(chain, pp - 1, pp)
-    here = (pp - rank) * pair.near(i) + np.maximum(rank, 1) * pair.far(w)
-    here = here + pp * pair.near(w)
-    there = end.near(i) + (pp - 1) * end.far(w) + pp * end.near(w)
-    down = _between(chain, i, pp, 2 * pp - 1 - rank) + there - here
-    down = down + (pp - 1 - rank) * chain.transfer_s
-    down = np.where(m >= 2 * pp - 1, down, 0.0)  # of fewer, some are left out
-    return [path + np.maximum(np.maximum(up, down), 0.0)]
-
-
-def _in_v_at_once(chain: Chain, rank: Array, pp: Array, m: Array) -> list[Array]:
-    """dualpipe-v: as many forwards lie before the first gradient, and on the last rank
-    one more; rank + 1 W behind the last one of chunk 0, and behind that of chunk 1 pp
-    W, and pp − rank I of chunk 0. A path that leaves by that goes down, turns, and up.
-    """
-    pair = _Pair(chain, rank, pp)
-    behind = pp - 1 - rank
-    alone = behind == 0
-    earlier = (2 * pp - 1 - rank + alone) * pair.near(chain.forward_s)
-    earlier = earlier + (rank + 1) * pair.far(chain.forward_s)
-    turns = m - 2 * pp + rank + 1
-    hidden = (turns - alone) * pair.far(chain.hidden_s)
-    hidden = hidden + (m - pp) * pair.near(chain.hidden_s)
-    path = pair.start_s(earlier) + m * pair.sum(chain.both_s) - hidden
-    far = np.maximum(rank + 1 - behind, 0) // 2
-    w = chain.weight_s
-    up = pair.up_s(far * pair.far(w) + (rank + 1 - far) * pair.near(w))
-    far, i = (rank + 1) // 2, chain.input_s
-    left = (1 + behind) * pair.near(i) + far * pair.far(w) + (pp - far) * pair.near(w)
-    round_ = _between(chain, i, 0 * pp, 2 * pp - 1 - rank) + chain.at(w, 0 * pp)
-    round_ = round_ + (pp - 1 + behind) * chain.transfer_s - left
-    return [path + np.maximum(np.maximum(up, round_), 0.0)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """The two stages of a *rank* of a V: the near one, and the far one on the way
-    back."""
-
-    chain: Chain
-    rank: Array
-    pp: Array
-
-    def near(self, values: Values) -> Array:
-        return self.chain.at(values, self.rank)
-
-    def far(self, values: Values) -> Array:
-        return self.chain.at(values, 2 * self.pp - 1 - self.rank)
-
-    def sum(self, values: Values) -> Array:
-        return self.near(values) + self.far(values)
-
-    def start_s(self, earlier: Array) -> Array:
-        """Until the rank does all that it does, less *earlier*, that it did before its
-        first gradient."""
-        chain, pp, rank = self.chain, self.pp, self.rank
-        there = chain.before(chain.forward_s, chain.stages)
-        back = _between(chain, chain.input_s, chain.stages - rank, chain.stages)
-        sent = (2 * (pp - 1) + rank) * chain.transfer_s
-        return np.asarray(np.maximum(chain.fill_s(rank), there + back + sent - earlier))
-
-    def up_s(self, left: Array) -> Array:
-        """On by the last gradient to the first rank and its one W, less the W that were
-        *left* here."""
-        chain, rank = self.chain, self.rank
-        way = chain.before(chain.input_s, rank) + rank * chain.transfer_s
-        return np.asarray(way + chain.at(chain.weight_s, 0 * rank) - left)
-
-
-def _between(chain: Chain, values: Values, first: Array, end: Array) -> Array:
-    return chain.before(values, end) - chain.before(values, first)
-
-
-def _both_ways(chain: Chain, pp: Array, micro_batches: Array) -> Array:
-    """Chimera: the first rank, one in the middle, a micro-batch alone, and `_turns`."""
-    m, stages = micro_batches, chain.stages
-    middle = np.maximum(pp // 2 - 1, 0)
-    alone = chain.before(chain.both_s, stages) + 2 * (stages - 1) * chain.transfer_s
-    pairs = [
-        chain.fill_s(np.minimum(rank, pp - 1 - rank))
-        + m / 2 * (chain.at(chain.both_s, rank) + chain.at(chain.both_s, pp - 1 - rank))
-        for rank in (0 * pp, middle)
-    ]
-    return np.asarray(np.maximum.reduce([alone, _turns(chain, pp, m), *pairs]))
-
-
-def _turns(chain: Chain, pp: Array, m: Array) -> Array:
-    """Of turns of pp micro-batches: down once, and in each turn the passes of the first
-    rank, and backwards through all between the ends, down and up again.
-
-    What is left over goes down as far as it fills the pipeline, and up. Or it takes
-    what it would if all stages were as light as the lightest, of which a backward's
-    outlasting a forward hides some.
-    """
-    turns, over = np.divmod(m, pp)
-    f, b = chain.forward_s, chain.backward_s
-    ends = [chain.at(one, 0 * pp) + chain.at(one, pp - 1) for one in (f, b)]
-    between = chain.before(b, chain.stages) - ends[1]
-    two = pp == 2  # nothing between: a turn goes to the other end and back
-    hops = pp - 1 - two + turns * np.where(two, 2, 2 * (pp - 2))
-    whole = chain.before(f, pp) + (turns - 1) * ends[0] + hops * chain.transfer_s
-    whole = whole + turns * (ends[1] + 2 * between)
-    forward, backward = chain.least(f), chain.least(b)
-    longer = backward - forward
-    rest = (m + pp - 1) * (forward + backward) - over * forward - longer
-    rest = rest + turns * (pp - 2) * longer
-    hidden = np.minimum(forward, (pp - over) / 2 * longer)
-    rest = rest - np.where(turns > 0, hidden, 0.0)
-    deep = np.maximum((pp + over) // 2 - 2, 0)
-    again = chain.at(f, pp - 1) + chain.before(b, deep + 1)
-    again = again + _between(chain, b, pp - 1 - deep, pp) + 2 * deep * chain.transfer_s
-    rest = np.maximum(
-        np.where(longer >= 0, rest, 0.0), np.where(turns > 0, whole + again, 0.0)
-    )
-    return np.where(over > 0, rest, whole)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Runs:
-    """Runs of equal stages in model order, each an array over candidates.
-
-    The first run is one stage; the last is one too, or none where the pipeline has
-    a single stage. A run of no stages is skipped. `transfer_s` is one way. Of a
-    backward `weight_s` may be put off, and `hidden_s` goes where a forward runs at the
-    same time; left out, they are 0.
-    """
-
-    counts: tuple[Array, ...]
-    forward_s: tuple[Array, ...]
-    backward_s: tuple[Array, ...]
-    transfer_s: Array
-    weight_s: tuple[Array, ...] = ()
-    hidden_s: tuple[Array, ...] = ()
-
-    def columns(self) -> tuple[Array, ...]:
-        """All arrays, in the order of the fields."""
-        return (*self.counts, *self.forward_s, *self.backward_s, self.transfer_s)
-
-    @property
-    def work_s(self) -> Array:
-        """One micro-batch through all stages and back."""
-        return np.asarray(
-            sum(n * both for n, both in zip(self.counts, self.both_s, strict=True))
+    columns = (*runs.columns, schedule, virtual_stages, micro_batches)
+    shape = np.broadcast_shapes(*map(np.shape, columns))
+    codes = np.ravel(np.broadcast_to(schedule, shape))
+    alone: Array = np.zeros(codes.shape)
+    for code in np.unique(codes):
+        rows, name = np.flatnonzero(codes == code), ROW_SCHEDULES[int(code)]
+        some = (
+            runs if SCHEDULES[name].splits else replace(runs, weight_s=(), hidden_s=())
         )
-
-    @property
-    def both_s(self) -> tuple[Array, ...]:
-        pairs = zip(self.forward_s, self.backward_s, strict=True)
-        return tuple(forward + backward for forward, backward in pairs)
-
-    @property
-    def stages(self) -> Array:
-        return np.asarray(sum(self.counts))
-
-    def slowest(self, values: tuple[Array, ...]) -> list[Array]:
-        """The largest of *values* up to each run, of the runs that are there."""
-        pairs = zip(self.counts, values, strict=True)
-        there = (np.where(count > 0, value, 0.0) for count, value in pairs)
-        return list(accumulate(there, np.maximum))
-
-    def total(self, values: tuple[Array, ...]) -> Array:
-        pairs = zip(self.counts, values, strict=True)
-        return np.asarray(sum(count * value for count, value in pairs))
+        alone[rows] = makespan_bound_s(
+            name,
+            some.only(shape, rows, range(len(runs.counts))),
+            virtual_stages=np.ravel(np.broadcast_to(virtual_stages, shape))[rows],
+            micro_batches=np.ravel(np.broadcast_to(micro_batches, shape))[rows],
+        )
+    alone = alone.reshape(shape)
+    if turns == 1.0:
+        return alone
+    busy_s = micro_batches * runs.work_s / pp
+    return shared_bound_s(alone, busy_s, turns=turns, pp=pp)
 
 
 def makespan_bound_s(
@@ -391,33 +224,21 @@ def makespan_bound_s(
     if schedule == "1f1b":
         return _woven_bound_s(runs, micro_batches)
     nothing = tuple(np.zeros_like(one) for one in runs.forward_s)
-    return busy_bound_s(
-        schedule,
-        Chain(
-            counts=runs.counts,
-            forward_s=runs.forward_s,
-            backward_s=runs.backward_s,
-            weight_s=runs.weight_s or nothing,
-            hidden_s=runs.hidden_s or nothing,
-            transfer_s=runs.transfer_s,
-        ),
-        virtual_stages=virtual_stages,
-        micro_batches=micro_batches,
+    whole = replace(
+        runs, weight_s=runs.weight_s or nothing, hidden_s=runs.hidden_s or nothing
     )
+    return _busy_bound_s(schedule, whole, virtual_stages, micro_batches)
 
 
-def _ends(runs: Runs, values: tuple[Array, ...]) -> Ends:
+def _ends(runs: Runs, values: Values) -> Ends:
     """The first stage, the last, and the least of those between: a bound of all."""
-    pairs = zip(runs.counts[1:-1], values[1:-1], strict=True)
-    between = [np.where(count > 0, value, np.inf) for count, value in pairs]
-    least = np.minimum.reduce(between)
-    middle = np.where(np.isfinite(least), least, 0.0)
+    middle = runs.least(values, slice(1, -1))
     return Ends(first=values[0], middle=middle, last=values[-1])
 
 
 def _two_phases(runs: Runs, micro_batches: Array) -> Array:
     """GPipe: all forwards, then all backwards, each at the pace of its slowest part."""
-    once = runs.total(runs.both_s) + 2 * (runs.stages - 1) * runs.transfer_s
+    once = runs.work_s + 2 * (runs.stages - 1) * runs.transfer_s
     slowest_f = np.maximum(runs.slowest(runs.forward_s)[-1], runs.transfer_s)
     slowest_b = np.maximum(runs.slowest(runs.backward_s)[-1], runs.transfer_s)
     return np.asarray(once + (micro_batches - 1) * (slowest_f + slowest_b))
@@ -425,21 +246,16 @@ def _two_phases(runs: Runs, micro_batches: Array) -> Array:
 
 def _woven_bound_s(runs: Runs, micro_batches: Array) -> Array:
     """1F1B: candidates whose runs are there alike share their paths."""
-    wide = np.broadcast_arrays(*runs.columns(), micro_batches)
-    flat, kinds = [np.ravel(item) for item in wide], len(runs.counts)
-    pattern = sum((flat[place] > 0) << place for place in range(kinds))
-    found = np.empty(flat[0].shape)
+    shape = np.broadcast_shapes(*map(np.shape, (*runs.columns, micro_batches)))
+    counts = [np.ravel(np.broadcast_to(count, shape)) for count in runs.counts]
+    batches = np.ravel(np.broadcast_to(micro_batches, shape))
+    pattern = sum((count > 0) << place for place, count in enumerate(counts))
+    found = np.empty(batches.shape)
     for one in np.unique(pattern):
         rows = np.flatnonzero(pattern == one)
-        there = [place for place in range(kinds) if one >> place & 1]
-        own = Runs(
-            counts=tuple(flat[place][rows] for place in there),
-            forward_s=tuple(flat[kinds + place][rows] for place in there),
-            backward_s=tuple(flat[2 * kinds + place][rows] for place in there),
-            transfer_s=flat[-2][rows],
-        )
-        found[rows] = _Woven(own, flat[-1][rows]).longest()
-    return found.reshape(wide[0].shape)
+        there = [place for place in range(len(counts)) if one >> place & 1]
+        found[rows] = _Woven(runs.only(shape, rows, there), batches[rows]).longest()
+    return found.reshape(shape)
 
 
 class _Woven:
@@ -449,8 +265,7 @@ class _Woven:
         self.runs, self.after_first = runs, micro_batches - 1
         self.both, self.round_trip_s = runs.both_s, 2 * runs.transfer_s
         self.last = [total - 1 for total in accumulate(runs.counts)]
-        pairs = zip(self.last, runs.counts, strict=True)
-        self.first = [last + 1 - count for last, count in pairs]
+        self.first = runs.starts
         self.slowest_f = runs.slowest(runs.forward_s)
         self.slowest_b = runs.slowest(runs.backward_s)
         work = zip(runs.counts, self.both, strict=True)
@@ -518,3 +333,196 @@ class _Woven:
         once = np.where(times > 0, window + (rest - n) * slowest, 0.0)
         turns = fill * (self.slowest_f[end] + self.slowest_b[end])
         return np.asarray(trip + turns + np.maximum(often, once))
+
+
+def _busy_bound_s(
+    schedule: str, runs: Runs, virtual_stages: Array, micro_batches: Array
+) -> Array:
+    """Seconds from the first forward to the last pass, at least."""
+    known, m = SCHEDULES[schedule], micro_batches
+    pp = runs.stages // virtual_stages
+    if known.copies > 1:
+        return _both_ways(runs, pp, m)
+    if known.in_v:
+        way = _in_v_at_once if schedule == "dualpipe-v" else _in_v
+        last = runs.stages - 1
+        ends = (np.minimum(one, last - one) for one in _edges(runs))
+        paths = [
+            path
+            for rank in (0 * pp, np.minimum(1, pp - 1), pp - 1, *ends)
+            for path in way(runs, rank, pp, m)
+        ]
+        return np.asarray(np.maximum.reduce(paths))
+    ranks = (one % pp for one in _edges(runs))
+    paths = [
+        path
+        for rank in (0 * pp, *ranks)
+        for path in _one_way(runs, rank, pp, virtual_stages, m)
+    ]
+    return np.asarray(np.maximum.reduce(paths))
+
+
+def _edges(runs: Runs) -> Iterator[Array]:
+    """The last stage of each run, and the first of each run between the ends."""
+    for start, count in zip(runs.starts, runs.counts, strict=True):
+        yield np.clip(start + count - 1, 0, runs.stages - 1)
+    for start in runs.starts[2:-1]:
+        yield np.clip(start, 0, runs.stages - 1)
+
+
+def _one_way(runs: Runs, rank: Array, pp: Array, v: Array, m: Array) -> list[Array]:
+    """zb-h1 and zb-interleaved: pp − rank forwards of the last chunk, and pp of those
+    before it, lie before the first gradient; rank + 1 W behind the last one.
+
+    The first rank's first gradient lets micro-batch pp go down: before it lie pp
+    forwards of each chunk, rank + 1 I and a W of the last.
+    """
+    f, i, w = runs.forward_s, runs.input_s, runs.weight_s
+    last = rank + (v - 1) * pp
+    several = v > 1
+
+    def own(values: Values) -> Array:
+        ends = runs.at(values, rank) + several * runs.at(values, last)
+        more = np.maximum(v - 2, 0) * runs.least(values, slice(1, -1))
+        return np.asarray(ends + more)
+
+    turn, forward = runs.at(f, last), own(f)
+    earlier = pp * several * (forward - turn) + np.minimum(pp - rank, m) * turn
+    stages, t = runs.stages, runs.transfer_s
+    there = runs.before(f, stages) + (stages - 1) * t
+    back = runs.between(i, last + 1, stages) + (stages - 1 - last) * t
+    start = np.maximum(runs.fill_s(rank), there + back - earlier)
+    up = (v - 1) * pp
+    again = there + runs.between(i, up, stages) + (pp - 1) * t + runs.at(w, up)
+    earlier = pp * forward + (rank + 1) * runs.at(i, last) + runs.at(w, last)
+    again = again + runs.fill_s(rank) - earlier
+    start = np.maximum(start, np.where(m > pp, again, 0.0))
+    left = np.minimum(rank + 1, m) * runs.at(w, rank) - runs.at(w, 0 * rank)
+    on = runs.before(i, rank) + rank * t - left
+    return [start + m * (forward + own(i) + own(w)) + np.maximum(on, 0.0)]
+
+
+def _in_v(runs: Runs, rank: Array, pp: Array, m: Array) -> list[Array]:
+    """zb-v: 2·pp − 1 − rank forwards of chunk 0 and rank + 1 of chunk 1 lie before the
+    first gradient. Behind the last one of chunk 0 are rank W of chunk 1 and rank + 1 of
+    chunk 0; behind the last one of chunk 1, rank of chunk 1, and pp of chunk 0, of
+    which pp − rank have their I to come, too."""
+    pair = _Pair(runs, rank, pp)
+    earlier = np.minimum(2 * pp - 1 - rank, m) * pair.near(runs.forward_s)
+    earlier = earlier + np.minimum(rank + 1, m) * pair.far(runs.forward_s)
+    path = pair.start_s(earlier) + m * (pair.sum(runs.both_s))
+    w = runs.weight_s
+    i = runs.input_s
+    late = np.clip(m - 2 * pp + 1 + rank, 0, rank) * pair.far(w)
+    up = pair.up_s(late + (np.clip(m - pp, 0, rank) + 1) * pair.near(w))
+    end = _Pair(runs, pp - 1, pp)
+    here = (pp - rank) * pair.near(i) + np.maximum(rank, 1) * pair.far(w)
+    here = here + pp * pair.near(w)
+    there = end.near(i) + (pp - 1) * end.far(w) + pp * end.near(w)
+    down = runs.between(i, pp, 2 * pp - 1 - rank) + there - here
+    down = down + (pp - 1 - rank) * runs.transfer_s
+    down = np.where(m >= 2 * pp - 1, down, 0.0)  # of fewer, some are left out
+    return [path + np.maximum(np.maximum(up, down), 0.0)]
+
+
+def _in_v_at_once(runs: Runs, rank: Array, pp: Array, m: Array) -> list[Array]:
+    """dualpipe-v: as many forwards lie before the first gradient, and on the last rank
+    one more; rank + 1 W behind the last one of chunk 0, and behind that of chunk 1 pp
+    W, and pp − rank I of chunk 0. A path that leaves by that goes down, turns, and up.
+    """
+    pair = _Pair(runs, rank, pp)
+    behind = pp - 1 - rank
+    alone = behind == 0
+    earlier = (2 * pp - 1 - rank + alone) * pair.near(runs.forward_s)
+    earlier = earlier + (rank + 1) * pair.far(runs.forward_s)
+    turns = m - 2 * pp + rank + 1
+    hidden = (turns - alone) * pair.far(runs.hidden_s)
+    hidden = hidden + (m - pp) * pair.near(runs.hidden_s)
+    path = pair.start_s(earlier) + m * pair.sum(runs.both_s) - hidden
+    far = np.maximum(rank + 1 - behind, 0) // 2
+    w = runs.weight_s
+    up = pair.up_s(far * pair.far(w) + (rank + 1 - far) * pair.near(w))
+    far, i = (rank + 1) // 2, runs.input_s
+    left = (1 + behind) * pair.near(i) + far * pair.far(w) + (pp - far) * pair.near(w)
+    round_ = runs.between(i, 0 * pp, 2 * pp - 1 - rank) + runs.at(w, 0 * pp)
+    round_ = round_ + (pp - 1 + behind) * runs.transfer_s - left
+    return [path + np.maximum(np.maximum(up, round_), 0.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """The two stages of a *rank* of a V: the near one, and the far one on the way
+    back."""
+
+    runs: Runs
+    rank: Array
+    pp: Array
+
+    def near(self, values: Values) -> Array:
+        return self.runs.at(values, self.rank)
+
+    def far(self, values: Values) -> Array:
+        return self.runs.at(values, 2 * self.pp - 1 - self.rank)
+
+    def sum(self, values: Values) -> Array:
+        return self.near(values) + self.far(values)
+
+    def start_s(self, earlier: Array) -> Array:
+        """Until the rank does all that it does, less *earlier*, that it did before its
+        first gradient."""
+        runs, pp, rank = self.runs, self.pp, self.rank
+        there = runs.before(runs.forward_s, runs.stages)
+        back = runs.between(runs.input_s, runs.stages - rank, runs.stages)
+        sent = (2 * (pp - 1) + rank) * runs.transfer_s
+        return np.asarray(np.maximum(runs.fill_s(rank), there + back + sent - earlier))
+
+    def up_s(self, left: Array) -> Array:
+        """On by the last gradient to the first rank and its one W, less the W that were
+        *left* here."""
+        runs, rank = self.runs, self.rank
+        way = runs.before(runs.input_s, rank) + rank * runs.transfer_s
+        return np.asarray(way + runs.at(runs.weight_s, 0 * rank) - left)
+
+
+def _both_ways(runs: Runs, pp: Array, micro_batches: Array) -> Array:
+    """Chimera: the first rank, one in the middle, a micro-batch alone, and `_turns`."""
+    m, stages = micro_batches, runs.stages
+    middle = np.maximum(pp // 2 - 1, 0)
+    alone = runs.before(runs.both_s, stages) + 2 * (stages - 1) * runs.transfer_s
+    pairs = [
+        runs.fill_s(np.minimum(rank, pp - 1 - rank))
+        + m / 2 * (runs.at(runs.both_s, rank) + runs.at(runs.both_s, pp - 1 - rank))
+        for rank in (0 * pp, middle)
+    ]
+    return np.asarray(np.maximum.reduce([alone, _turns(runs, pp, m), *pairs]))
+
+
+def _turns(runs: Runs, pp: Array, m: Array) -> Array:
+    """Of turns of pp micro-batches: down once, and in each turn the passes of the first
+    rank, and backwards through all between the ends, down and up again.
+
+    What is left over goes down as far as it fills the pipeline, and up. Or it takes
+    what it would if all stages were as light as the lightest, of which a backward's
+    outlasting a forward hides some.
+    """
+    turns, over = np.divmod(m, pp)
+    f, b = runs.forward_s, runs.backward_s
+    ends = [runs.at(one, 0 * pp) + runs.at(one, pp - 1) for one in (f, b)]
+    between = runs.before(b, runs.stages) - ends[1]
+    two = pp == 2  # nothing between: a turn goes to the other end and back
+    hops = pp - 1 - two + turns * np.where(two, 2, 2 * (pp - 2))
+    whole = runs.before(f, pp) + (turns - 1) * ends[0] + hops * runs.transfer_s
+    whole = whole + turns * (ends[1] + 2 * between)
+    forward, backward = runs.least(f), runs.least(b)
+    longer = backward - forward
+    rest = (m + pp - 1) * (forward + backward) - over * forward - longer
+    rest = rest + turns * (pp - 2) * longer
+    hidden = np.minimum(forward, (pp - over) / 2 * longer)
+    rest = rest - np.where(turns > 0, hidden, 0.0)
+    deep = np.maximum((pp + over) // 2 - 2, 0)
+    again = runs.at(f, pp - 1) + runs.before(b, deep + 1)
+    again = again + runs.between(b, pp - 1 - deep, pp) + 2 * deep * runs.transfer_s
+    rest = np.maximum(
+        np.where(longer >= 0, rest, 0.0), np.where(turns > 0, whole + again, 0.0)
+    )
+    return np.where(over > 0, rest, whole)

@@ -62,7 +62,7 @@ def interleaved_bound_s(
     chunks: Array,
     micro_batches: Array,
 ) -> Array:
-    """As `makespan_runs.runs_bound_s`."""
+    """Seconds that the compute of each candidate takes at least."""
     shape = _Shape(
         pp=pp, chunks=chunks, micro_batches=micro_batches, transfer_s=transfer_s
     )

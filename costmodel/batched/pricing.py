@@ -1,8 +1,8 @@
 """Columns of candidates priced at once, from a few hundred atoms.
 
 Each row gathers the atoms of its (tp, cp, micro-batch, sequence parallel, retention)
-and is priced by the very functions that price a finished layout: what comes out is
-the closed form of `closed_form`, a lower bound of the simulated step.
+and is priced by the very functions that price a finished layout: what comes out is a
+closed form, a lower bound of the simulated step.
 
 At least what a candidate's fullest node has of what is offloaded, as columns.
 
@@ -19,17 +19,16 @@ from functools import partial
 
 import numpy as np
 
-from costmodel.batched.bounds import Passes, crossing_s, makespan_s, partly_crosses
+from costmodel.batched.makespan import Runs, makespan_s
 from costmodel.batched.row_bytes import needed_bytes
 from costmodel.batched.rows import Rows
 from costmodel.layout import SCHEDULES, Columns
 from costmodel.machine import Machine, always_crosses, hides_gradients
-from costmodel.schedule import peak_in_flight
 from costmodel.stages import (
     AtomBook,
     Sender,
     StagePrice,
-    boundary_s,
+    boundary,
     most_hidden_s,
     sends,
     states_bytes,
@@ -58,8 +57,8 @@ def _end_bytes(rows: Rows) -> Array:
     alone = ~(several | rows.columns.in_pairs)  # else chunks save unequal bytes
     leading = _states(rows, partial(rows.held_by, first))
     trailing = _states(rows, partial(rows.held_by, last))
-    leading = leading + alone * saved * _alive(rows, zero)
-    trailing = trailing + alone * ended * _alive(rows, rows.columns.pp - 1)
+    leading = leading + alone * saved * rows.in_flight(zero)
+    trailing = trailing + alone * ended * rows.in_flight(rows.columns.pp - 1)
     there = rows.counts[-1] > 0  # a pipeline of one stage has the first end alone
     return np.maximum(leading, np.where(there, trailing, 0.0))
 
@@ -81,20 +80,6 @@ def _of_all(rows: Rows, name: str) -> Array:
     """The sum over all virtual stages."""
     stages = zip(rows.counts, rows.held, strict=True)
     return np.asarray(sum(count * getattr(stage, name) for count, stage in stages))
-
-
-def _alive(rows: Rows, rank: Array) -> Array:
-    columns, found = rows.columns, np.zeros_like(rows.columns.pp)
-    for code in np.unique(columns.schedule):
-        count = peak_in_flight(
-            SCHEDULES[code],
-            rank,
-            columns.pp,
-            columns.virtual_stages,
-            rows.micro_batches,
-        )
-        found = np.where(columns.schedule == code, count, found)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +123,7 @@ def step_time_s(rows: Rows) -> Array:
     in_passes_s = np.where(columns.in_v, 0.0, sent.in_passes_s)  # some send nothing
     onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
-        Passes(
+        Runs(
             forward_s=tuple(
                 item.forward_s + share * in_passes_s
                 for item, share in zip(rows.priced, onward, strict=True)
@@ -153,11 +138,11 @@ def step_time_s(rows: Rows) -> Array:
                 for item in rows.priced
             ),
             counts=rows.counts,
+            transfer_s=sent.beside_s,
         ),
         schedule=columns.schedule,
         virtual_stages=columns.virtual_stages,
         micro_batches=rows.micro_batches,
-        transfer_s=sent.beside_s,
         turns=rows.on.turns,
         pp=columns.pp,
     )
@@ -232,9 +217,53 @@ def _crossing_s(rows: Rows) -> Array:
     )
 
 
+def partly_crosses(stride: Array, pp: Array, domain: int) -> Array:
+    """Whether a pipeline, *stride* ranks a stage, leaves its domain at times."""
+    inside = stride < domain
+    return np.asarray(inside & (domain % stride == 0) & (stride * pp > domain))
+
+
+def crossing_s(
+    schedule: Array,
+    *,
+    stride: Array,
+    pp: Array,
+    domain: int,
+    virtual_stages: Array,
+    micro_batches: Array,
+    least_pass_s: Array,
+    far_s: Array,
+) -> Array:
+    """At least the seconds that crossing boundaries cost; 0 where none or all cross.
+
+    *least_pass_s* is a forward and backward of the lightest stage, *far_s* one transfer
+    between domains, *schedule* an index into `SCHEDULES`. The makespan knows one
+    transfer time, here the near one; transfers between domains queue on one link:
+
+        1f1b         a window of the two stages beside the last crossing boundary: a
+                     trip there and back for every two micro-batches
+        gpipe        all forwards cross before the last stage's first backward
+        interleaved  one link carries every chunk's micro-batches
+        others       no such path is counted
+    """
+    m = micro_batches
+    last = (pp - 1) * stride // domain * domain // stride  # stage behind the boundary
+    fill = np.minimum(pp - 1 - last, m - 1)
+    paths = {
+        "1f1b": (m - 1 - fill) // 2 * 2 * (least_pass_s + far_s),
+        "gpipe": 2 * m * far_s,
+        "interleaved": virtual_stages * m * far_s,
+    }
+    found = np.select(
+        [schedule == code for code in range(len(SCHEDULES))],
+        [paths.get(name, np.zeros(())) for name in SCHEDULES],
+    )
+    return np.where(partly_crosses(stride, pp, domain), found, 0.0)
+
+
 def transfer_s(rows: Rows, far: Array) -> Array:
     columns = rows.columns
-    seconds = boundary_s(
+    sent = boundary(
         rows.job,
         rows.on,
         rows.policy,
@@ -247,4 +276,4 @@ def transfer_s(rows: Rows, far: Array) -> Array:
         ),
         far=far,
     )
-    return np.where(columns.pp > 1, seconds, 0.0)
+    return np.where(columns.pp > 1, sent.seconds, 0.0)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial, reduce
+from functools import reduce
 
 import numpy as np
 
 from costmodel.batched.rows import Rows
 from costmodel.layout import SCHEDULES, Columns
 from costmodel.machine import Footprint
-from costmodel.schedule import peak_in_flight
 from costmodel.stages import (
     AtomBook,
     PeakContents,
@@ -105,19 +104,17 @@ def rank_bytes(
     is_last: bool,
 ) -> Array:
     """A rank that holds the chunk *end* and, if interleaved, middle chunks."""
-    columns, m = rows.columns, rows.micro_batches
-    alive = np.zeros_like(columns.pp)
-    for code in np.unique(columns.schedule):
-        name = SCHEDULES[code]
-        count = peak_in_flight(name, rank, columns.pp, columns.virtual_stages, m)
-        alive = np.where(columns.schedule == code, count, alive)
+    columns, alive = rows.columns, rows.in_flight(rank)
     own = _own_chunk(alive, columns, is_last=is_last)
     activations = own * end.saved_bytes + (alive - own) * rows.lightest.saved_bytes
     working = np.maximum(end.forward_working_bytes, end.backward_working_bytes)
     gathered = end.gathered_bytes
     if columns.in_pairs.any():
         last, pairs = rows.held[-1], columns.in_pairs
-        entered = _entered(columns, m) * rows.held[0].saved_bytes + last.saved_bytes
+        entered = (
+            _entered(columns, rows.micro_batches) * rows.held[0].saved_bytes
+            + last.saved_bytes
+        )
         turned = np.maximum(last.forward_working_bytes, last.backward_working_bytes)
         activations = np.where(pairs, entered, activations)
         working = np.where(pairs, turned, working)
@@ -171,19 +168,15 @@ def _put_off_bytes(rows: Rows, footprint: Footprint) -> Array:
     near = np.where(in_v, pp - 1, stages - 1)
     far = np.where(in_v, pp, near)
     saved, kept, working = (
-        (of(near), of(far))
-        for of in (
-            partial(rows.held_at, "saved_bytes"),
-            rows.put_off_at,
-            partial(rows.held_at, "backward_working_bytes"),
-        )
+        (rows.held_at(name, near), rows.held_at(name, far))
+        for name in ("saved_bytes", "weight_bytes", "backward_working_bytes")
     )
     at_once = columns.schedule == SCHEDULES.index("dualpipe-v")
     of_near = np.where(at_once, (pp - 1) // 2, pp - 1)
     of_far = np.where(at_once, pp // 2, pp - 1)
     folded = of_near * kept[0] + of_far * kept[1] + np.maximum(saved[0], kept[0])
-    least, light = np.where(several, rows.lightest_put_off, kept[0]), rows.lightest
-    least = np.minimum(least, kept[0])
+    light = rows.lightest
+    least = np.minimum(np.where(several, light.weight_bytes, kept[0]), kept[0])
     fewest = np.minimum(np.where(several, light.saved_bytes, saved[0]), saved[0])
     woven = (pp - 1) * least + np.maximum(fewest, least) + (stages - pp) * fewest
     lightest = np.where(several, light.backward_working_bytes, working[0])

@@ -16,15 +16,25 @@ gathered and summed once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
-from costmodel.layout import SQRT, Columns, Retention, counted, inner, longest, replaced
+from costmodel.layout import (
+    SCHEDULES,
+    SQRT,
+    Columns,
+    Retention,
+    counted,
+    inner,
+    longest,
+    replaced,
+)
 from costmodel.machine import Machine
+from costmodel.schedule import peak_in_flight
 from costmodel.stages import (
     ATOM,
     SITE,
@@ -35,7 +45,6 @@ from costmodel.stages import (
     Part,
     StageBytes,
     StagePrice,
-    as_atom,
     contents_of,
     stage_bytes,
     stage_price,
@@ -137,22 +146,131 @@ _ALIKE = (*SITE, "recompute", "pp", "virtual_stages")
 
 
 @dataclass(kw_only=True)
-class Gather:
-    """The first stage, runs of equal middle ones and the last, of every row."""
+class Rows:
+    """Candidates with what all their prices share, each part made when first asked."""
 
     columns: Columns
     book: AtomBook
-    lengths: Segments | None = None
+    segments: Segments | None = None  # of all stages; as *columns* say where None
 
-    def contents(self) -> tuple[Contents, ...]:
-        """A virtual stage of each run of every row."""
-        _, of_row = self._alike
-        return tuple(one.take(of_row) for one in self._contents)
+    def __post_init__(self) -> None:
+        known = self.book.offload
+        assert self.columns.offload == known, "a book of prices with other offloading"
 
-    def counts(self) -> tuple[Array, ...]:
-        """How many virtual stages each run of every row has."""
-        _, of_row = self._alike
-        return tuple(run.count[of_row] for run in self._runs)
+    @property
+    def job(self) -> Job:
+        return self.book.job
+
+    @property
+    def on(self) -> Machine:
+        return self.book.on
+
+    @property
+    def policy(self) -> Precision:
+        return self.book.policy
+
+    @cached_property
+    def parallel(self) -> DataParallel:
+        columns, copies = self.columns, self.columns.copies
+        plus = columns.zero_plus
+        names = ("tp", "cp", "ep", "etp", "zero", "zero_group")
+        inside = columns.gpus <= self.on.island.domain
+        return DataParallel(
+            **{name: getattr(columns, name) for name in names},
+            dp=columns.dp * copies,
+            pp=-(-columns.pp // copies),
+            apart=np.where(inside, 1, copies),
+            copies=copies,
+            **{item.name: getattr(plus, item.name) for item in fields(plus)},
+        )
+
+    @cached_property
+    def micro_batches(self) -> Array:
+        return self.job.global_batch // (self.columns.micro_batch * self.columns.dp)
+
+    def in_flight(self, rank: Array) -> Array:
+        """The most micro-batches that a pipeline *rank* holds, of all its chunks."""
+        columns, found = self.columns, np.zeros_like(self.columns.pp)
+        for code in np.unique(columns.schedule):
+            shape = (columns.pp, columns.virtual_stages, self.micro_batches)
+            count = peak_in_flight(SCHEDULES[code], rank, *shape)
+            found = np.where(columns.schedule == code, count, found)
+        return found
+
+    @cached_property
+    def held(self) -> tuple[StageBytes, ...]:
+        """Their bytes alone."""
+        offload = self.columns.offload.of_states
+        return tuple(
+            stage_bytes(one, self.parallel, self.policy, self.on, offload)
+            for one in self.contents
+        )
+
+    @cached_property
+    def priced(self) -> tuple[StagePrice, ...]:
+        """Their seconds and bytes."""
+        offload = self.columns.offload.of_states
+        return tuple(
+            stage_price(
+                one,
+                self.parallel,
+                self.policy,
+                self.on,
+                self.job.optimizer,
+                offload,
+                self.micro_batches // self.columns.copies,
+            )
+            for one in self.contents
+        )
+
+    @cached_property
+    def lightest(self) -> StageBytes:
+        """The least of the middle stages; where all are alike, any of them."""
+        first, *others = self.held[1:-1]
+        return first.each(lambda *values: self._least(values), *others)
+
+    def held_by(self, end: StageBytes, name: str) -> Array:
+        """Of a rank: its *end* chunk and the middle chunks beside it; of the first
+        rank both ends where stages lie in pairs."""
+        chunks = self.columns.virtual_stages - 1
+        alone = getattr(end, name) + chunks * getattr(self.lightest, name)
+        return self._in_pairs(self.held, name, alone)
+
+    def held_at(self, name: str, stage: Array) -> Array:
+        """Of virtual *stage*."""
+        values = [getattr(one, name) for one in self.held]
+        found, start = values[0], np.zeros_like(stage)
+        for one, count in zip(values, self.counts, strict=True):
+            found = np.where(stage >= start, one, found)
+            start = start + count
+        return np.asarray(found)
+
+    def seconds_of(self, end: StagePrice, name: str) -> Array:
+        """The same of a rank's seconds."""
+        chunks = self.columns.virtual_stages - 1
+        alone = getattr(end, name) + chunks * self._middle(self.priced, name)
+        return self._in_pairs(self.priced, name, alone)
+
+    def _in_pairs(self, of: Sequence[Any], name: str, alone: Array) -> Array:
+        if not self.columns.in_pairs.any():
+            return np.asarray(alone)
+        both = getattr(of[0], name) + getattr(of[-1], name)
+        return np.asarray(np.where(self.columns.in_pairs, both, alone))
+
+    def _middle(self, of: Sequence[Any], name: str) -> Array:
+        return self._least([getattr(item, name) for item in of[1:-1]])
+
+    def _least(self, values: Sequence[Array]) -> Array:
+        """Of what each run of middle stages has."""
+        pairs = zip(self.counts[1:-1], values, strict=True)
+        there = [np.where(count > 0, value, np.inf) for count, value in pairs]
+        found = np.minimum.reduce(there)
+        return np.asarray(np.where(np.isfinite(found), found, values[-1]))
+
+    @property
+    def stride(self) -> Array:
+        """Ranks of a stage."""
+        return np.asarray(self.columns.tp * self.columns.cp * self.columns.dp)
 
     @cached_property
     def _alike(self) -> tuple[Array, Array]:
@@ -180,25 +298,34 @@ class Gather:
     def _runs(self) -> tuple[Run, ...]:
         return stage_runs(self.book.job.graph, self._stages)
 
-    @property
-    def _contents(self) -> tuple[Contents, ...]:
+    @cached_property
+    def counts(self) -> tuple[Array, ...]:
+        """How many virtual stages each run has."""
+        _, of_row = self._alike
+        return tuple(run.count[of_row] for run in self._runs)
+
+    @cached_property
+    def contents(self) -> tuple[Contents, ...]:
+        """What a virtual stage of each run holds: the first, middle ones, the last."""
+        _, of_row = self._alike
         whole = (self._stages == 1).astype(int)
         nothing = np.zeros_like(whole)
         first, *middle, last = self._runs
-        return (
+        found = (
             self._stage(first, nothing + 1, whole),
             *(self._stage(run, nothing, nothing) for run in middle),
             self._stage(last, nothing, nothing + 1),
         )
+        return tuple(one[of_row] for one in found)
 
     def _stage(self, run: Run, first: Array, last: Array) -> Contents:
         """A stage of *run*, which may be the *first* and the *last* of its pipeline."""
         body: list[Part] = [(run.layers[name], one) for name, one in self._body.items()]
         segments: list[list[Part]] = []
-        if self.lengths is not None:
-            body, segments = self._leanest(run, *self.lengths)
+        if self.segments is not None:
+            body, segments = self._leanest(run, *self.segments)
         elif (self._own["recompute"] == SQRT).any():
-            body, segments = self._segments(run)
+            body, segments = self._in_segments(run)
         both = first * last
         ends = zip((first, last, last, -both), self._ends, strict=True)
         alone = [(first + last - 2 * both, one) for one in self._tied]
@@ -219,7 +346,7 @@ class Gather:
         nothing = np.zeros_like(self._stages)
         names = ("embedding", "final_norm", "head")
         found = (self._atoms(name, ("none",), nothing) for name in names)
-        return (*found, as_atom(self.book.shared(self._sites)))
+        return (*found, Atom(self.book.tied(self._sites, twice=True)))
 
     @cached_property
     def _tied(self) -> tuple[Atom, ...]:
@@ -227,14 +354,14 @@ class Gather:
         not ask."""
         if not (self.book.job.graph.tied and self.book.offload.optimizer):
             return ()
-        return (as_atom(self.book.tied(self._sites)),)
+        return (Atom(self.book.tied(self._sites, twice=False)),)
 
     def _atoms(
         self, name: str, treatments: tuple[str | Retention, ...], chosen: Array
     ) -> Atom:
-        return as_atom(self.book.atoms(name, self._sites, treatments, chosen))
+        return Atom(self.book.atoms(name, self._sites, treatments, chosen))
 
-    def _segments(self, run: Run) -> tuple[list[Part], list[list[Part]]]:
+    def _in_segments(self, run: Run) -> tuple[list[Part], list[list[Part]]]:
         """The numbered layers of a stage, where some rows make them again in segments:
         the layers that keep their input and those inside, and the longest segment.
 
@@ -272,8 +399,7 @@ class Gather:
             whole = self._fully[name]
             if most == 1:
                 input_bytes = whole.saved_bytes
-                whole = replace(
-                    whole,
+                whole = whole.replaced(
                     dropped_bytes=whole.dropped_bytes - input_bytes,
                     backward_working_bytes=whole.backward_working_bytes - input_bytes,
                 )
@@ -298,7 +424,7 @@ class Gather:
     @cached_property
     def _inside(self) -> dict[str, Atom]:
         """Of layers inside a segment, in the rows that have some; nothing in others."""
-        some = self._own["recompute"] == SQRT if self.lengths is None else slice(None)
+        some = self._own["recompute"] == SQRT if self.segments is None else slice(None)
         rows = np.arange(len(self._stages))[some]
         found = {}
         for name, block in self.book.job.graph.kinds.items():
@@ -306,158 +432,10 @@ class Gather:
             table[:, rows] = self.book.atoms(
                 name, self._sites[rows], (inner(block),), np.zeros_like(rows)
             )
-            found[name] = as_atom(table)
+            found[name] = Atom(table)
         return found
 
 
 def _segment(length: Array, first: Atom, inside: Atom) -> list[Part]:
     """The *first* layer of a segment of so many, and those *inside*."""
     return [(np.minimum(length, 1), first), (np.maximum(length - 1, 0), inside)]
-
-
-@dataclass(kw_only=True)
-class Rows:
-    """Candidates with what all their prices share, each part made when first asked."""
-
-    columns: Columns
-    book: AtomBook
-    segments: Segments | None = None  # of all stages; by columns where None
-
-    def __post_init__(self) -> None:
-        known = self.book.offload
-        assert self.columns.offload == known, "a book of prices with other offloading"
-
-    @property
-    def job(self) -> Job:
-        return self.book.job
-
-    @property
-    def on(self) -> Machine:
-        return self.book.on
-
-    @property
-    def policy(self) -> Precision:
-        return self.book.policy
-
-    @cached_property
-    def parallel(self) -> DataParallel:
-        columns, copies, plus = (
-            self.columns,
-            self.columns.copies,
-            self.columns.zero_plus,
-        )
-        names = ("tp", "cp", "ep", "etp", "zero", "zero_group")
-        inside = columns.gpus <= self.on.island.domain
-        return DataParallel(
-            **{name: getattr(columns, name) for name in names},
-            dp=columns.dp * copies,
-            pp=-(-columns.pp // copies),
-            apart=np.where(inside, 1, copies),
-            copies=copies,
-            quantized_weights=plus.quantized_weights,
-            hpz_partition_size=plus.hpz_partition_size,
-            quantized_gradients=plus.quantized_gradients,
-        )
-
-    @cached_property
-    def micro_batches(self) -> Array:
-        return self.job.global_batch // (self.columns.micro_batch * self.columns.dp)
-
-    @cached_property
-    def _gather(self) -> Gather:
-        return Gather(columns=self.columns, book=self.book, lengths=self.segments)
-
-    @cached_property
-    def counts(self) -> tuple[Array, ...]:
-        """How many virtual stages each run has."""
-        return self._gather.counts()
-
-    @cached_property
-    def contents(self) -> tuple[Contents, ...]:
-        """What a virtual stage of each run holds: the first, middle ones, the last."""
-        return self._gather.contents()
-
-    @cached_property
-    def held(self) -> tuple[StageBytes, ...]:
-        """Their bytes alone."""
-        offload = self.columns.offload.of_states
-        return tuple(
-            stage_bytes(one, self.parallel, self.policy, self.on, offload)
-            for one in self.contents
-        )
-
-    @cached_property
-    def priced(self) -> tuple[StagePrice, ...]:
-        """Their seconds and bytes."""
-        offload = self.columns.offload.of_states
-        return tuple(
-            stage_price(
-                one,
-                self.parallel,
-                self.policy,
-                self.on,
-                self.job.optimizer,
-                offload,
-                self.micro_batches // self.columns.copies,
-            )
-            for one in self.contents
-        )
-
-    @cached_property
-    def lightest(self) -> StageBytes:
-        """The least of the middle stages; where all are alike, any of them."""
-        names = [item.name for item in fields(StageBytes)]
-        return StageBytes(**{name: self._middle(self.held, name) for name in names})
-
-    @cached_property
-    def lightest_put_off(self) -> Array:
-        """The least that I keeps for W, of the middle stages."""
-        return self._middle([one.total for one in self.contents], "weight_bytes")
-
-    def held_by(self, end: StageBytes, name: str) -> Array:
-        """Of a rank: its *end* chunk and the middle chunks beside it; of the first
-        rank both ends where stages lie in pairs."""
-        chunks = self.columns.virtual_stages - 1
-        alone = getattr(end, name) + chunks * getattr(self.lightest, name)
-        return self._in_pairs(self.held, name, alone)
-
-    def held_at(self, name: str, stage: Array) -> Array:
-        """Of virtual *stage*."""
-        return self._at([getattr(one, name) for one in self.held], stage)
-
-    def put_off_at(self, stage: Array) -> Array:
-        """The bytes that I keeps for W, of virtual *stage*."""
-        return self._at([one.total.weight_bytes for one in self.contents], stage)
-
-    def _at(self, values: Sequence[Array], stage: Array) -> Array:
-        found, start = values[0], np.zeros_like(stage)
-        for one, count in zip(values, self.counts, strict=True):
-            found = np.where(stage >= start, one, found)
-            start = start + count
-        return np.asarray(found)
-
-    def seconds_of(self, end: StagePrice, name: str) -> Array:
-        """The same of a rank's seconds."""
-        chunks = self.columns.virtual_stages - 1
-        alone = getattr(end, name) + chunks * self._middle(self.priced, name)
-        return self._in_pairs(self.priced, name, alone)
-
-    def _in_pairs(self, of: Sequence[Any], name: str, alone: Array) -> Array:
-        if not self.columns.in_pairs.any():
-            return np.asarray(alone)
-        both = getattr(of[0], name) + getattr(of[-1], name)
-        return np.asarray(np.where(self.columns.in_pairs, both, alone))
-
-    def _middle(self, of: Sequence[Any], name: str) -> Array:
-        values = [getattr(item, name) for item in of[1:-1]]
-        there = [
-            np.where(count > 0, value, np.inf)
-            for count, value in zip(self.counts[1:-1], values, strict=True)
-        ]
-        found = np.minimum.reduce(there)
-        return np.asarray(np.where(np.isfinite(found), found, values[-1]))
-
-    @property
-    def stride(self) -> Array:
-        """Ranks of a stage."""
-        return np.asarray(self.columns.tp * self.columns.cp * self.columns.dp)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.layout.checkpoint_segments import (
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     )
     from costmodel.layout.offload import (
         NOTHING,
+        PLAIN,
         STATES,
         TIERS,
         Offload,
+        ZeroPlus,
         offload_problems,
         offloaded,
         parse_offload,
         sums_shards_last,
+        zero_plus_problems,
     )
     from costmodel.layout.retention import (
         AUTO,
@@ -63,90 +66,20 @@ if TYPE_CHECKING:
         split,
     )
     from costmodel.layout.strategy import (
-        Uniform,
-        asked_layers,
-        interleaves,
-        replaced,
-        spell_out,
-        split_layers,
-        stage_cuts,
-    )
-    from costmodel.layout.strategy_table import (
         INTEGERS,
         RECOMPUTES,
         SCHEDULES,
         SQRT,
         Columns,
+        Uniform,
+        asked_layers,
+        interleaves,
         nearly_uniform_of,
         recomputes_with,
+        replaced,
+        spell_out,
+        split_layers,
+        stage_cuts,
     )
-    from costmodel.layout.zeropp import PLAIN, ZeroPlus, zero_plus_problems
 
-__all__ = [
-    "AUTO",
-    "CORE",
-    "CP_KINDS",
-    "ENDS",
-    "EVERYTHING",
-    "INTEGERS",
-    "KEEP_ALL",
-    "LATER",
-    "NOTHING",
-    "PARTIAL",
-    "PLAIN",
-    "PRESETS",
-    "RECOMPUTES",
-    "SCHEDULES",
-    "SQRT",
-    "STATES",
-    "TIERS",
-    "WHOLE",
-    "Action",
-    "Columns",
-    "InputSharding",
-    "LayerPlan",
-    "Layout",
-    "Mesh",
-    "ModuleSharding",
-    "Offload",
-    "OutputSharding",
-    "ParameterSharding",
-    "Placed",
-    "Placement",
-    "Ranges",
-    "Retention",
-    "Stage",
-    "Treatment",
-    "Uniform",
-    "ZeroPlus",
-    "asked_layers",
-    "body_presets",
-    "counted",
-    "inner",
-    "interleaves",
-    "layer_text",
-    "longest",
-    "nearly_uniform_of",
-    "offload_problems",
-    "offloaded",
-    "operator_of",
-    "parse_layers",
-    "parse_offload",
-    "preset",
-    "read_shardings",
-    "recompute",
-    "recomputes_with",
-    "replaced",
-    "require_priced",
-    "segments_of",
-    "settled",
-    "sharding_documents",
-    "spell_out",
-    "split",
-    "split_layers",
-    "stage_cuts",
-    "sums_shards_last",
-    "zero_plus_problems",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -16,10 +16,9 @@ from functools import cached_property
 from itertools import groupby, pairwise
 from typing import Any
 
-from costmodel.layout.offload import NOTHING, Offload
+from costmodel.layout.offload import NOTHING, PLAIN, Offload, ZeroPlus
 from costmodel.layout.retention import Action, Retention
 from costmodel.layout.sharding_spec import ModuleSharding, sharding_documents
-from costmodel.layout.zeropp import PLAIN, ZeroPlus
 from profiles.errors import InvalidSpec
 from profiles.hardware import Precision, precision
 from profiles.notebook import html_table
@@ -183,10 +182,8 @@ class Stage:
             "layers": layer_text(self.layers),
             "held_by": list(self.held_by),
             "mesh": {
-                "dp_replicate": mesh.dp_replicate,
-                "dp_shard": mesh.dp_shard,
-                "cp": mesh.cp,
-                "tp": mesh.tp,
+                name: getattr(mesh, name)
+                for name in ("dp_replicate", "dp_shard", "cp", "tp")
             },
             "ep": mesh.ep,
             "etp": mesh.etp,

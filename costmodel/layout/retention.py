@@ -66,15 +66,16 @@ class Retention:
 
     def away(self, name: str) -> float:
         """The share of the kept tensor *name* that is offloaded; `*` is any other."""
-        found = self.tensors.get(name) or self.tensors.get(EVERYTHING)
-        offloads = found is not None and found.action is Action.OFFLOAD
-        return found.ratio if found is not None and offloads else 0.0
+        found = self._treated(name, Action.OFFLOAD)
+        return found.ratio if found is not None else 0.0
 
     def compressed(self, name: str) -> Treatment | None:
         """How the tensor *name* is compressed, if it is; `*` is any other."""
+        return self._treated(name, Action.COMPRESS)
+
+    def _treated(self, name: str, action: Action) -> Treatment | None:
         found = self.tensors.get(name) or self.tensors.get(EVERYTHING)
-        packs = found is not None and found.action is Action.COMPRESS
-        return found if packs else None
+        return found if found is not None and found.action is action else None
 
     @property
     def compresses(self) -> bool:

@@ -1,27 +1,40 @@
 """`Uniform`: a layout whose stages are alike, as the dozen numbers that people say.
 
-Both the command line and the planner's columns speak in these; `layout` spells one
-out as the full `Layout`, and `of_layout` reads it back where stages are alike.
+`Columns`: many of them as rows of integers, which the planner prices together.
+`spell_out` makes the full `Layout` of one; `uniform_of` reads it back where it can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import accumulate, pairwise, repeat
-from typing import Any
+from itertools import accumulate, islice, pairwise, repeat
+from typing import Any, Final
 
 import numpy as np
 
 from costmodel.layout.checkpoint_segments import first_of_each, inner
-from costmodel.layout.layout import LayerPlan, Layout, Mesh, Ranges, Stage
-from costmodel.layout.offload import NOTHING, Offload, offloaded
-from costmodel.layout.retention import KEEP_ALL, Retention, body_presets
-from costmodel.layout.zeropp import PLAIN, ZeroPlus
-from costmodel.schedule import copies_held
-from profiles.errors import InvalidSpec
+from costmodel.layout.layout import CP_KINDS, LayerPlan, Layout, Mesh, Ranges, Stage
+from costmodel.layout.offload import NOTHING, PLAIN, Offload, ZeroPlus, offloaded
+from costmodel.layout.retention import (
+    AUTO,
+    KEEP_ALL,
+    LATER,
+    PRESETS,
+    Retention,
+    body_presets,
+)
+from costmodel.schedule import copies_held, schedule_called
+from profiles.arrays import Array
+from profiles.errors import InvalidSpec, MeshwrightError
 from profiles.models import Block, ModelGraph
+
+# What a layout and a `Uniform` say in the same words.
+_OF_LAYOUT: Final = (
+    *("schedule", "virtual_stages", "cp_kind", "flash_attention"),
+    *("gradient_format", "zero_plus"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +62,23 @@ class Uniform:
     offload: Offload = NOTHING
     zero_plus: ZeroPlus = PLAIN
     layers_per_stage: tuple[int, ...] | None = None  # None: as even as can be
+
+    @classmethod
+    def of_stage(cls, layout: Layout, stage: Stage) -> Uniform:
+        """What *layout* is as a whole, and *stage* of it; its first layer stands for
+        all. What is recomputed and offloaded it does not say."""
+        plan, mesh = stage.plans[0], stage.mesh
+        shared: dict[str, Any] = {name: getattr(layout, name) for name in _OF_LAYOUT}
+        return cls(
+            **{name: getattr(mesh, name) for name in ("tp", "dp", "cp", "ep", "etp")},
+            **shared,
+            pp=layout.pp,
+            micro_batch=layout.micro_batch(stage),
+            zero=plan.zero,
+            zero_group=mesh.dp_shard,
+            sequence_parallel=plan.sharding == "megatron-sp",
+            precision=layout.precision_name,
+        )
 
     @property
     def gpus(self) -> int:
@@ -198,6 +228,7 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
     held = copies_held(choice.schedule, choice.pp, choice.virtual_stages)
     meshes = [_mesh(choice, rank) for rank in range(choice.pp)]
     plans = _plans(choice, graph)
+    shared: dict[str, Any] = {name: getattr(choice, name) for name in _OF_LAYOUT}
     return Layout(
         stages=tuple(
             Stage(
@@ -210,16 +241,11 @@ def spell_out(choice: Uniform, graph: ModelGraph, global_batch: int) -> Layout:
                 stage_cuts(counts), zip(*held, strict=True), strict=True
             )
         ),
-        schedule=choice.schedule,
-        virtual_stages=choice.virtual_stages,
+        **shared,
         micro_batches=choice.micro_batches(global_batch),
         global_batch=global_batch,
         precision_name=choice.precision,
-        gradient_format=choice.gradient_format,
-        flash_attention=choice.flash_attention,
-        cp_kind=choice.cp_kind,
         offload=choice.offload.of_states,
-        zero_plus=choice.zero_plus,
     )
 
 
@@ -301,3 +327,202 @@ def _plans(choice: Uniform, graph: ModelGraph) -> _Plans:
         redone=every(lambda block: offloaded(again[block.name], block, choice.offload)),
         inside=every(inner) if choice.recompute == "sqrt" else (),
     )
+
+
+SCHEDULES: Final = (
+    *("1f1b", "gpipe", "interleaved"),
+    *("zb-h1", "zb-interleaved", "zb-v", "dualpipe-v", "chimera"),
+)
+RECOMPUTES: Final = PRESETS
+SQRT: Final = RECOMPUTES.index("sqrt")
+# One for all rows: they are the question's.
+_SHARED: Final = (
+    "precision",
+    "gradient_format",
+    "flash_attention",
+    "offload",
+    "zero_plus",
+)
+_KNOWN: Final = tuple(map(schedule_called, SCHEDULES))
+_ENDS_AT_FIRST: Final = ("1f1b", "gpipe", "interleaved")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Many a `Uniform` as equal-length integer arrays; schedules and kinds of context
+    parallelism are indices into `SCHEDULES` and `CP_KINDS`, what is recomputed into
+    `recomputes`."""
+
+    tp: Array
+    pp: Array
+    dp: Array
+    cp: Array
+    ep: Array
+    etp: Array
+    micro_batch: Array
+    schedule: Array
+    virtual_stages: Array
+    zero: Array
+    zero_group: Array
+    sequence_parallel: Array
+    recompute: Array
+    cp_kind: Array
+    precision: str = "bf16"
+    gradient_format: str = "fp32"
+    flash_attention: bool = True
+    offload: Offload = NOTHING
+    zero_plus: ZeroPlus = PLAIN
+    recomputes: tuple[str, ...] = RECOMPUTES
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def gpus(self) -> Array:
+        """Devices of each row."""
+        return np.asarray(self.tp * self.pp * self.dp * self.cp)
+
+    @property
+    def in_v(self) -> Array:
+        """Where the second half of the stages lies on the ranks in reverse."""
+        return np.array([known.in_v for known in _KNOWN])[self.schedule]
+
+    @property
+    def copies(self) -> Array:
+        """Of the model."""
+        return np.array([known.copies for known in _KNOWN])[self.schedule]
+
+    @property
+    def in_pairs(self) -> Array:
+        """Where the first rank holds the last stage too: in a V, or both ways."""
+        return self.in_v | (self.copies > 1)
+
+    @property
+    def puts_off(self) -> Array:
+        """Where backwards are split."""
+        return np.array([known.splits for known in _KNOWN])[self.schedule]
+
+    @property
+    def ends_at_first(self) -> Array:
+        """Where the first stage's last backward is the pipeline's last pass."""
+        return np.array([name in _ENDS_AT_FIRST for name in SCHEDULES])[self.schedule]
+
+    def take(self, index: Array) -> Columns:
+        """The rows at *index*, or where a mask is true."""
+        return replace(self, **{name: getattr(self, name)[index] for name in INTEGERS})
+
+    def choice(self, row: int) -> Uniform:
+        """One row as the dozen numbers that people say."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in _SHARED}
+        names = _names(self.recomputes)
+        for name in INTEGERS:
+            value = int(getattr(self, name)[row])
+            values[name] = names[name][value] if name in names else value
+        return Uniform(**values)
+
+    @classmethod
+    def of(cls, rows: Sequence[Uniform]) -> Columns:
+        """Columns of *rows*, which share precision and attention kernel."""
+        recomputes = recomputes_with(*(row.recompute for row in rows))
+        names = _names(recomputes)
+        values: dict[str, Any] = {name: getattr(rows[0], name) for name in _SHARED}
+        for name in INTEGERS:
+            found = [getattr(row, name) for row in rows]
+            codes = map(names[name].index, found) if name in names else map(int, found)
+            values[name] = np.array(list(codes))
+        return cls(**values, recomputes=recomputes)
+
+    @classmethod
+    def concatenate(cls, several: Iterable[Columns]) -> Columns:
+        """All rows, one after another; they share all that is no array."""
+        parts = list(several)
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in INTEGERS
+        }
+        return replace(parts[0], **columns)
+
+
+INTEGERS: Final = tuple(
+    item.name for item in fields(Columns) if item.name not in (*_SHARED, "recomputes")
+)
+
+
+def _names(recomputes: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """What the numbers of some columns stand for."""
+    return {
+        "schedule": SCHEDULES,
+        "cp_kind": CP_KINDS,
+        "recompute": recomputes,
+        "sequence_parallel": (False, True),
+    }
+
+
+def recomputes_with(*names: str) -> tuple[str, ...]:
+    """The presets, and behind them those of *names* that list operators.
+
+    >>> recomputes_with("full", "mlp_up,activation")[-2:]
+    ('sqrt', 'mlp_up,activation')
+    """
+    known = (*PRESETS, *LATER)
+    return (*RECOMPUTES, *dict.fromkeys(name for name in names if name not in known))
+
+
+def uniform_of(layout: Layout, graph: ModelGraph) -> Uniform | None:
+    """The dozen numbers that mean exactly *layout*; None if no such numbers do."""
+    return _meaning(layout, graph, _guesses(layout))
+
+
+def nearly_uniform_of(layout: Layout, graph: ModelGraph) -> Uniform | None:
+    """The same, but that what layers keep, how their operators are sharded and how many
+    a stage has may be their own: recompute is then `auto`, and shardings the preset."""
+    cuts = tuple(one.body for one in layout.stages)
+    stages = tuple(
+        replace(one, plans=tuple(replace(plan, modules=()) for plan in one.plans))
+        for one in layout.stages
+    )
+    preset = replace(layout, stages=stages)
+    found = _meaning(preset, graph, _cut(_guesses(preset), cuts))
+    if found is not None:
+        return found
+    stages = tuple(
+        replace(one, plans=tuple(replace(it, retention=KEEP_ALL) for it in one.plans))
+        for one in stages
+    )
+    bare = replace(layout, stages=stages)
+    found = _meaning(bare, graph, _cut(islice(_guesses(bare), 1), cuts))
+    return None if found is None else replace(found, recompute=AUTO)
+
+
+def _meaning(
+    layout: Layout, graph: ModelGraph, choices: Iterable[Uniform]
+) -> Uniform | None:
+    """The first of *choices* that means *layout*."""
+    for choice in choices:
+        try:
+            if spell_out(choice, graph, layout.global_batch) == layout:
+                return choice
+        except MeshwrightError:
+            continue
+    return None
+
+
+def _cut(choices: Iterable[Uniform], cuts: tuple[int, ...]) -> Iterator[Uniform]:
+    """Each of *choices* with stages as even as can be, and with these *cuts*."""
+    for choice in choices:
+        yield choice
+        yield replace(choice, layers_per_stage=cuts)
+
+
+def _guesses(layout: Layout) -> Iterator[Uniform]:
+    """By recompute preset, in all layers and in the first few of each stage."""
+    away = replace(layout.away, activations=layout.away_share)
+    plain = replace(Uniform.of_stage(layout, layout.stages[0]), offload=away)
+    cut = tuple(one.body for one in layout.stages)
+    for counts in (None, cut):
+        for name in RECOMPUTES:
+            yield replace(plain, recompute=name, layers_per_stage=counts)
+    most = max(one.body for one in layout.stages)
+    for name in RECOMPUTES[1:]:
+        for first in range(most):
+            yield replace(plain, recompute=name, recompute_layers=first)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.machine.assembly import Machine, machine
@@ -68,60 +68,4 @@ if TYPE_CHECKING:
         shares,
     )
 
-__all__ = [
-    "ASSUMED",
-    "DEFAULT",
-    "GENERIC",
-    "INT4_BYTES",
-    "INT8_BYTES",
-    "PLAIN",
-    "UNKNOWN",
-    "AttentionShape",
-    "Coefficient",
-    "Coefficients",
-    "ElementBytes",
-    "Footprint",
-    "Framework",
-    "Group",
-    "LaunchFloor",
-    "Machine",
-    "MeshAxis",
-    "Profile",
-    "Sourced",
-    "alignment_slowdown",
-    "always_crosses",
-    "attention_flops",
-    "attention_rate",
-    "attention_s",
-    "blocks_gathered",
-    "blocks_reduced",
-    "changes_rail",
-    "cluster_called",
-    "cluster_name",
-    "device_owners",
-    "exchange_s",
-    "framework_of_run",
-    "framework_on",
-    "gathering_bytes",
-    "grouped_matmul_s",
-    "hides_gradients",
-    "joint",
-    "load_coefficients",
-    "load_framework",
-    "machine",
-    "matmul_flops",
-    "matmul_s",
-    "mesh_axes",
-    "near_members",
-    "plus",
-    "read_profile",
-    "reducing_bytes",
-    "shares",
-    "shares_cores",
-    "traffic_s",
-    "with_buckets",
-    "with_overlap",
-    "zero",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

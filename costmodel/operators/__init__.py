@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.operators.activation_compression import (
@@ -48,52 +48,4 @@ if TYPE_CHECKING:
     )
     from costmodel.operators.work import OnRank, OperatorPrice, Work
 
-__all__ = [
-    "CAST_BITS",
-    "GROUP",
-    "ON_TP",
-    "ROWS",
-    "Degrees",
-    "OnRank",
-    "OperatorPrice",
-    "Packed",
-    "Packer",
-    "Step",
-    "Work",
-    "apart_s",
-    "attention_kernel",
-    "attention_work",
-    "beside",
-    "dimension",
-    "element_bytes",
-    "elements",
-    "entry_bytes",
-    "explicit_prices",
-    "forward_collectives",
-    "gradient_made",
-    "held_experts",
-    "host_launches",
-    "internal",
-    "load",
-    "local_bytes",
-    "loops_of",
-    "made",
-    "misaligned",
-    "module_sharding",
-    "operator_price",
-    "own_dims",
-    "packable",
-    "parameters",
-    "product_shape",
-    "redistribution",
-    "require_packable",
-    "splittable",
-    "summands",
-    "summed_loops",
-    "tensor_bytes",
-    "tokens",
-    "wanted",
-    "weight_of",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.options.inference import (
@@ -19,16 +19,4 @@ if TYPE_CHECKING:
         pins_cut,
     )
 
-__all__ = [
-    "CACHE_FORMATS",
-    "OVERLAPS",
-    "QUANTIZATIONS",
-    "InferenceOptions",
-    "Pins",
-    "cuts_products",
-    "inference_options",
-    "layout_options",
-    "pins_cut",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.report.extras import Beside, beside
@@ -24,25 +24,4 @@ if TYPE_CHECKING:
     from costmodel.report.trace import chrome_trace
     from costmodel.report.training_run import training
 
-__all__ = [
-    "Beside",
-    "assumed_words",
-    "beside",
-    "breakdown_words",
-    "chrome_trace",
-    "cut_words",
-    "estimate_view",
-    "headline",
-    "layout_words",
-    "memory_table",
-    "pairs_table",
-    "point_words",
-    "points",
-    "runs_page",
-    "sweep",
-    "sweep_table",
-    "training",
-    "training_rows",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.runs.comparison import Compared
@@ -10,14 +10,4 @@ if TYPE_CHECKING:
     from costmodel.runs.table import read_runs
     from costmodel.runs.validate import compare, document, whole_summary
 
-__all__ = [
-    "Compared",
-    "compare",
-    "document",
-    "oom_words",
-    "read_runs",
-    "summary_view",
-    "whole_summary",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.schedule.action import COMPUTE, Action, IntArray, Kind, Stream
@@ -24,28 +24,4 @@ if TYPE_CHECKING:
         streams,
     )
 
-__all__ = [
-    "COMPUTE",
-    "RECEIVED",
-    "SCHEDULES",
-    "Action",
-    "IntArray",
-    "Kind",
-    "Program",
-    "Stream",
-    "apart",
-    "copies_held",
-    "crosses",
-    "holders",
-    "least_chunks",
-    "only_whole",
-    "peak_in_flight",
-    "program_of",
-    "require_schedule",
-    "schedule_called",
-    "streams",
-    "unit_times",
-    "with_transfers",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

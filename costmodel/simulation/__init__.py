@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.simulation.assembly import BREAKDOWN
@@ -51,59 +51,4 @@ if TYPE_CHECKING:
     from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
     from costmodel.simulation.uncertainty import P90, STEP_NOISE, with_odds
 
-__all__ = [
-    "BREAKDOWN",
-    "CONVENTIONS",
-    "NO_CUT",
-    "P90",
-    "STEP_NOISE",
-    "Answer",
-    "Estimate",
-    "Estimated",
-    "LayoutFile",
-    "Option",
-    "Options",
-    "Question",
-    "answers",
-    "cluster_of",
-    "convention",
-    "default_precision",
-    "degrees_asked",
-    "estimate",
-    "fewest_layers",
-    "file_document",
-    "fingerprint",
-    "fitted",
-    "flash_default",
-    "from_file",
-    "from_options",
-    "has_experts",
-    "job_of",
-    "machine_of",
-    "model_flops",
-    "offload_of",
-    "operator_flops",
-    "origin_of",
-    "parse_file",
-    "profile_of",
-    "read_layout_file",
-    "remade",
-    "remarks_on",
-    "require_left_open",
-    "require_one_price",
-    "resolve",
-    "resolve_job",
-    "resolve_machine",
-    "simulate",
-    "spelled",
-    "spelled_out",
-    "spread",
-    "total_compute_flops",
-    "unbalanced",
-    "width_over",
-    "with_odds",
-    "write_layout",
-    "zero_plus_of",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -15,12 +15,13 @@ import numpy as np
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine, hides_gradients
 from costmodel.stages import (
+    DataParallel,
     Peak,
     Sends,
     StagePrice,
-    degrees_of_stage,
     devices_by_rank,
     layout_tied_sync,
+    parallel_of,
     pipeline_buffers,
     sends,
     transfers,
@@ -129,7 +130,7 @@ class Accounts:
             precision=layout.precision,
             moments=self.job.moments,
             offload=layout.offload,
-            degrees=self._degrees,
+            parallel=self._parallel,
             gpus=layout.gpus,
             micro_batches=layout.micro_batches,
             parameters=self._by_rank(self.stages.parameters),
@@ -154,20 +155,19 @@ class Accounts:
         return bool(np.all(hides_gradients(self.on.framework, tp)))
 
     @property
-    def _degrees(self) -> list[tuple[int, ...]]:
-        """Of each pipeline rank."""
+    def _parallel(self) -> list[DataParallel]:
+        """Of each pipeline rank, as numbers."""
         if len(self._meshes) == 1:
             return list(self._meshes) * self.layout.pp
         place = np.unique(self._holders[0], return_index=True)[1]
-        return [self._row(self.layout.stages[number]) for number in place]
+        return [self._side(self.layout.stages[number]) for number in place]
 
     @cached_property
-    def _meshes(self) -> dict[tuple[int, ...], None]:
-        return dict.fromkeys(map(self._row, self.layout.stages))
+    def _meshes(self) -> dict[DataParallel, None]:
+        return dict.fromkeys(map(self._side, self.layout.stages))
 
-    def _row(self, stage: Stage) -> tuple[int, ...]:
-        """What data parallelism hangs on."""
-        return degrees_of_stage(stage, self.layout.pp, self.layout.zero_plus)
+    def _side(self, stage: Stage) -> DataParallel:
+        return parallel_of(stage, self.layout.pp, self.layout.zero_plus)
 
     @cached_property
     def _holders(self) -> Array:

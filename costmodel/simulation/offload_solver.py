@@ -46,7 +46,6 @@ from costmodel.stages import (
     DataParallel,
     LayoutPricer,
     Placed,
-    degrees_of_stage,
     parallel_of,
     shard_bytes,
     tier_rates,
@@ -282,9 +281,9 @@ def _hull(
 def links_of(found: Estimate, job: Job, on: Machine, tier: str) -> tuple[Link, ...]:
     """The link of every virtual stage of *found*, whose activations are all here."""
     layout, where = found.layout, on.running(found.layout.gpus)
-    plus = layout.zero_plus
-    rows = np.array([degrees_of_stage(one, layout.pp, plus) for one in layout.stages]).T
-    parallel, costs = parallel_of(rows), found.timeline.costs
+    plus, costs = layout.zero_plus, found.timeline.costs
+    numbers = [parallel_of(one, layout.pp, plus) for one in layout.stages]
+    parallel = DataParallel.of(numbers)
     to = tier_rates(parallel, Offload(tier=tier), where)
     rate = np.broadcast_to(np.minimum(to.read, to.write), len(layout.stages))
     hides = "offload" in where.framework.overlap.hidden

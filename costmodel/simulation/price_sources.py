@@ -17,7 +17,6 @@ from costmodel.stages import (
     LayoutPricer,
     StagePrice,
     accumulated,
-    degrees_of_stage,
     exchanges,
     layout_tied_sync,
     parallel_of,
@@ -79,9 +78,7 @@ def price_sources(pricer: LayoutPricer) -> PriceSources:
 def _stage(pricer: LayoutPricer, stage: Stage, priced: StagePrice) -> Sourced:
     """All that a rank of *stage* does in a step, transfers and tied weights apart."""
     precision, on = pricer.layout.precision, pricer.machine
-    parallel = parallel_of(
-        np.array(degrees_of_stage(stage, 1, pricer.layout.zero_plus))
-    )
+    parallel = parallel_of(stage, 1, pricer.layout.zero_plus).each(np.asarray)
     parameters = np.asarray(priced.parameters)
     frozen = np.asarray(priced.frozen_parameters)
     units, optimizer = len(stage.layers), pricer.job.optimizer

@@ -2,18 +2,17 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.stages.block_batch import (
-        ATOM,
         SITE,
         AtomBook,
         Known,
-        as_atom,
         unique_rows,
     )
     from costmodel.stages.block_cost import (
+        ATOM,
         Atom,
         Whole,
         atom,
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
         DataParallel,
         data_parallel,
         degrees_of,
-        degrees_of_stage,
         exchanges,
         exposed_s,
         full_messages,
@@ -42,16 +40,17 @@ if TYPE_CHECKING:
         FRAGMENTATION,
         KINDS,
         Memory,
+        Peak,
         PeakContents,
         Process,
         StatePolicy,
         communicator_bytes,
+        memories,
         memory,
         own_bytes,
         pipeline_buffers,
         secured_of_kept,
     )
-    from costmodel.stages.fsdp_units import unit_work
     from costmodel.stages.host_memory import Away, away_of, capacity_bytes, states_bytes
     from costmodel.stages.islands import (
         Place,
@@ -68,13 +67,14 @@ if TYPE_CHECKING:
         price_together,
     )
     from costmodel.stages.offload_cost import host_step, shard_bytes, tier_rates
-    from costmodel.stages.optimizer_step import accumulated, updated
-    from costmodel.stages.peak import Peak, memories
+    from costmodel.stages.optimizer_step import accumulated, unit_work, updated
     from costmodel.stages.pipeline_p2p import (
         Sender,
         Sends,
-        boundary_s,
+        boundary,
+        layout_tied_sync,
         sends,
+        tied_sync,
         transfers,
     )
     from costmodel.stages.stage_cost import (
@@ -85,85 +85,5 @@ if TYPE_CHECKING:
         stage_bytes,
         stage_price,
     )
-    from costmodel.stages.tied_weights import layout_tied_sync, tied_sync
 
-__all__ = [
-    "ATOM",
-    "CONTEXT_BYTES",
-    "FRAGMENTATION",
-    "KINDS",
-    "SITE",
-    "WIDEST_WEIGHT",
-    "Atom",
-    "AtomBook",
-    "Away",
-    "Contents",
-    "DataParallel",
-    "Known",
-    "LayoutPricer",
-    "Memory",
-    "Part",
-    "Peak",
-    "PeakContents",
-    "Place",
-    "Placed",
-    "Process",
-    "Sender",
-    "Sends",
-    "StageBytes",
-    "StagePrice",
-    "StatePolicy",
-    "Whole",
-    "accumulated",
-    "as_atom",
-    "atom",
-    "away_of",
-    "block_prices",
-    "boundary_s",
-    "capacity_bytes",
-    "communicator_bytes",
-    "contents_of",
-    "data_parallel",
-    "degrees_of",
-    "degrees_of_stage",
-    "devices_by_rank",
-    "devices_of",
-    "exchanges",
-    "exposed_s",
-    "full_messages",
-    "host_step",
-    "kept_bytes",
-    "layout_tied_sync",
-    "machines_of",
-    "memories",
-    "memory",
-    "most_hidden_s",
-    "one_zero",
-    "own_bytes",
-    "parallel_of",
-    "pipeline_buffers",
-    "place_of",
-    "placed",
-    "places_of",
-    "price_together",
-    "recomputed_operators",
-    "reduced_bytes",
-    "run_again",
-    "secured_of_kept",
-    "sends",
-    "shard_bytes",
-    "sharded_experts",
-    "spans_of",
-    "stage_bytes",
-    "stage_price",
-    "states_bytes",
-    "tied_sync",
-    "tier_rates",
-    "transfers",
-    "unique_rows",
-    "unit_work",
-    "updated",
-    "weight_bytes",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -17,11 +17,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from costmodel.layout import (
     CP_KINDS,
@@ -37,16 +38,9 @@ from costmodel.layout import (
 )
 from costmodel.machine import Machine
 from costmodel.operators import Degrees, OperatorPrice, Packer, entry_bytes
-from costmodel.stages.block_cost import (
-    Atom,
-    Whole,
-    atom,
-    block_prices,
-    shared_parameters,
-    tied_parameters,
-)
+from costmodel.stages.block_cost import ATOM, Atom, Whole, atom, block_prices
 from costmodel.stages.data_parallelism import Place
-from costmodel.stages.tied_weights import tied_holder
+from costmodel.stages.pipeline_p2p import tied_holder
 from profiles.arrays import Array
 from profiles.hardware import Precision, precision
 from profiles.models import Block, Job, Kind
@@ -80,14 +74,109 @@ class Known:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Tied:
+    """Instead of a retention: of a parameter that both ends of a model hold, that of
+    *operator*, what an end sums with the other one. A stage that is both ends holds it
+    `twice`: it counts its parameters -1 times."""
+
+    operator: str
+    twice: bool
+
+
+Treatment = Retention | Tied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedBlock:
+    """The operators of a block, at one place or several, with the bytes that it is
+    entered with: what its atoms under all treatments are made of."""
+
+    block: Block
+    prices: dict[str, OperatorPrice]
+    whole: Whole
+    entry_bytes: Array
+    packer: Packer
+
+    @classmethod
+    def of(
+        cls, block: Block, degrees: Degrees, precision: Precision, machine: Machine
+    ) -> PricedBlock:
+        """*block* where *degrees* say."""
+        prices = block_prices(block, degrees, precision, machine)
+        return cls(
+            block=block,
+            prices=prices,
+            whole=Whole.of(prices),
+            entry_bytes=entry_bytes(block, degrees, precision),
+            packer=Packer.of(machine, precision),
+        )
+
+    def table(self, treatment: Treatment, places: int) -> Array:
+        """Its atoms at so many *places*."""
+        found = self._atom(treatment).table.reshape(len(ATOM), -1)
+        return np.broadcast_to(found, (len(ATOM), places))
+
+    def _atom(self, treatment: Treatment) -> Atom:
+        if isinstance(treatment, Tied):
+            held = self.prices[treatment.operator]
+            names = ("parameters", "frozen_parameters")
+            some = {name: getattr(held, name) for name in names}
+            if not treatment.twice:
+                some = {"tied_parameters": held.parameters}
+            return Atom.of(np.shape(held.parameters), **some)
+        require_priced(treatment, self.block)
+        framework = self.packer.machine.framework
+        return atom(
+            self.block,
+            self.prices,
+            treatment,
+            self.entry_bytes,
+            whole=self.whole,
+            stops_early=framework.stops_early,
+            floor=framework.host.floor,
+            packer=self.packer,
+        )
+
+
 PLACE: Final = ("tp", "cp", "micro_batch", "ep", "etp")
 SITE: Final = (*PLACE, "cp_kind", "sequence_parallel")
-ATOM: Final = tuple(item.name for item in fields(Atom))
 OF_EXPERTS: Final = {Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE}
-# Treatments of their own, of parameters that two ends hold.
-_SHARED: Final = "shared"
-_TIED: Final = "tied"
 _UNKNOWN: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Site:
+    """A block, and what all its places have in common."""
+
+    block: Block
+    seq_len: int
+    sharding: str
+    cp_kind: str
+    flash_attention: bool
+    imbalance: float
+    modules: tuple[ModuleSharding, ...] = ()
+
+    @property
+    def family(self) -> object:
+        """Sites of one family differ in nothing but how large dimensions are."""
+        block = self.block
+        shape = (id(block.alike), block.entry, block.window, block.causal)
+        rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
+        return (*shape, block.capacity, *rest, self.modules)
+
+    def degrees(self, places: ArrayLike) -> Degrees:
+        """Of a place as numbers, of several as arrays."""
+        columns: dict[str, Any] = dict(zip(PLACE, np.asarray(places).T, strict=True))
+        return Degrees(
+            **{name: np.asarray(column) for name, column in columns.items()},
+            seq_len=self.seq_len,
+            sequence_parallel=self.sharding == "megatron-sp",
+            cp_kind=self.cp_kind,
+            flash_attention=self.flash_attention,
+            imbalance=self.imbalance,
+            modules=self.modules,
+        )
 
 
 @dataclass(kw_only=True)
@@ -129,7 +218,7 @@ class AtomBook:
         self,
         name: str,
         sites: Array,
-        treatments: Sequence[str | Retention],
+        treatments: Sequence[str | Treatment],
         chosen: Array,
         wanted: Sequence[str] = ATOM,
     ) -> Array:
@@ -151,20 +240,13 @@ class AtomBook:
             page.forget()
         return found
 
-    def shared(self, sites: Array) -> Array:
-        """The parameter that embedding and head share, as atoms; nothing if they do
-        not."""
+    def tied(self, sites: Array, *, twice: bool) -> Array:
+        """Of the parameter that embedding and head share, the atoms of `Tied`; nothing
+        if they do not."""
         if not self.job.graph.tied:
             return np.zeros((len(ATOM), len(sites)))
-        return self._tied(sites, _SHARED)
-
-    def tied(self, sites: Array) -> Array:
-        """The same for a stage that holds it as another one does, to sum with that."""
-        return self._tied(sites, _TIED)
-
-    def _tied(self, sites: Array, treatment: str) -> Array:
-        holder, _ = tied_holder(self.job.graph)
-        return self.atoms(holder, sites, [treatment], np.zeros_like(sites))
+        block, operator = tied_holder(self.job.graph)
+        return self.atoms(block, sites, [Tied(operator, twice)], np.zeros_like(sites))
 
     @cached_property
     def body(self) -> frozenset[str]:
@@ -178,23 +260,16 @@ class AtomBook:
     def _page(self, name: str, variant: int) -> _Page:
         if (name, variant) not in self._pages:
             kind, split = divmod(variant, 2)
-            self._pages[name, variant] = _Page(
+            site = Site(
                 block=self.job.graph.block(name),
-                book=self,
+                seq_len=self.job.seq_len,
+                sharding="megatron-sp" if split else "megatron",
                 cp_kind=CP_KINDS[kind],
-                split=bool(split),
+                flash_attention=self.flash_attention,
+                imbalance=self.on.imbalance,
             )
+            self._pages[name, variant] = _Page(site=site, book=self)
         return self._pages[name, variant]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sheet:
-    """Places of a page that were asked for together, and their operators' prices."""
-
-    size: int
-    prices: dict[str, OperatorPrice]
-    whole: Whole
-    entry_bytes: Array
 
 
 @dataclass(kw_only=True)
@@ -205,15 +280,13 @@ class _Page:
     only while it is asked; who wants another treatment later has them made again.
     """
 
-    block: Block
+    site: Site
     book: AtomBook
-    cp_kind: str
-    split: bool
     _entry_of: Array = field(default_factory=lambda: np.empty(0, np.int64))
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
     _sheets: list[Array] = field(default_factory=list)  # places asked for together
-    _operators: dict[int, _Sheet] = field(default_factory=dict)
-    _tables: dict[str | Retention, tuple[int, Array]] = field(default_factory=dict)
+    _operators: dict[int, PricedBlock] = field(default_factory=dict)
+    _tables: dict[str | Treatment, tuple[int, Array]] = field(default_factory=dict)
 
     def entries(self, sites: Array) -> Array:
         """The entry of each of *sites*, priced if it is new."""
@@ -228,14 +301,17 @@ class _Page:
             found = self._entry_of[sites]
         return found
 
-    def table(self, kept: str | Retention) -> Array:
-        """All entries' atoms under *kept*, a preset or a retention."""
+    def table(self, kept: str | Treatment) -> Array:
+        """All entries' atoms under *kept*, a preset or a treatment."""
         if kept == "sqrt":  # at which a segment begins
             kept = "full"
         done, table = self._tables.get(kept, (0, np.empty((len(ATOM), 0))))
         if done < len(self._sheets):
-            left = range(done, len(self._sheets))
-            more = [self._atoms(self._priced(number), kept) for number in left]
+            treatment = self._treatment(kept)
+            more = [
+                self._priced(number).table(treatment, len(self._sheets[number]))
+                for number in range(done, len(self._sheets))
+            ]
             table = np.concatenate([table, *more], axis=1)
             self._tables[kept] = (len(self._sheets), table)
         return table
@@ -245,78 +321,36 @@ class _Page:
         self._operators.clear()
 
     def _entered(self, places: Array) -> list[int]:
-        if not any(one.kind in OF_EXPERTS for one in self.block.operators):
+        if not any(one.kind in OF_EXPERTS for one in self.site.block.operators):
             places[:, 3:] = 1
         known, keys = self._known, list(map(tuple, places.tolist()))
         new = [key for key in dict.fromkeys(keys) if key not in known]
         if new:
-            known.update(
-                zip(new, range(len(known), len(known) + len(new)), strict=True)
-            )
+            known.update({key: len(known) + at for at, key in enumerate(new)})
             self._sheets.append(np.array(new))
         return [known[key] for key in keys]
 
-    def _priced(self, number: int) -> _Sheet:
+    def _priced(self, number: int) -> PricedBlock:
         if number not in self._operators:
-            self._operators[number] = self._sheet(self._sheets[number])
+            book = self.book
+            self._operators[number] = PricedBlock.of(
+                self.site.block,
+                self.site.degrees(self._sheets[number]),
+                book.policy,
+                book.on,
+            )
         return self._operators[number]
 
-    def _sheet(self, places: Array) -> _Sheet:
-        book = self.book
-        degrees = Degrees(
-            **dict(zip(PLACE, places.T, strict=True)),
-            imbalance=book.on.imbalance,
-            seq_len=book.job.seq_len,
-            sequence_parallel=self.split,
-            cp_kind=self.cp_kind,
-            flash_attention=book.flash_attention,
-        )
-        prices = block_prices(self.block, degrees, book.policy, book.on)
-        return _Sheet(
-            size=len(places),
-            prices=prices,
-            whole=Whole.of(prices),
-            entry_bytes=entry_bytes(self.block, degrees, book.policy),
-        )
-
-    def _atoms(self, sheet: _Sheet, kept: str | Retention) -> Array:
-        found = self._assembled(sheet, kept)
-        table = np.empty((len(ATOM), sheet.size))
-        for row, name in zip(table, ATOM, strict=True):
-            row[:] = getattr(found, name)
-        return table
-
-    def _assembled(self, sheet: _Sheet, kept: str | Retention) -> Atom:
-        if kept in (_SHARED, _TIED):
-            _, holder = tied_holder(self.book.job.graph)
-            made = shared_parameters if kept == _SHARED else tied_parameters
-            return made(sheet.prices[holder])
-        retention = self._retention(kept)
-        if self.block.name in self.book.body:
-            retention = offloaded(retention, self.block, self.book.offload)
-        framework = self.book.on.framework
-        return atom(
-            self.block,
-            sheet.prices,
-            retention,
-            sheet.entry_bytes,
-            whole=sheet.whole,
-            stops_early=framework.stops_early,
-            floor=framework.host.floor,
-        )
-
-    def _retention(self, kept: str | Retention) -> Retention:
+    def _treatment(self, kept: str | Treatment) -> Treatment:
         """Of lists of operators those that the block has: other kinds have theirs."""
-        if not isinstance(kept, str):
+        name, book = self.site.block.name, self.book
+        if isinstance(kept, str) and name in book.body:
+            kept = body_presets(kept, book.job.graph)[name]
+        elif isinstance(kept, str):
+            kept = preset(kept, self.site.block)
+        if isinstance(kept, Tied) or name not in book.body:
             return kept
-        if self.block.name in self.book.body:
-            return body_presets(kept, self.book.job.graph)[self.block.name]
-        return preset(kept, self.block)
-
-
-def as_atom(table: Array) -> Atom:
-    """The rows of *table* as fields."""
-    return Atom(**dict(zip(ATOM, table, strict=True)))
+        return offloaded(kept, self.site.block, book.offload)
 
 
 def unique_rows(keys: Sequence[Array]) -> tuple[Array, Array]:
@@ -325,57 +359,6 @@ def unique_rows(keys: Sequence[Array]) -> tuple[Array, Array]:
     packed = np.ravel_multi_index(tuple(keys), spans)
     distinct, index = np.unique(packed, return_inverse=True)
     return np.stack(np.unravel_index(distinct, spans), axis=1), index
-
-
-@dataclass(frozen=True, slots=True)
-class Tied:
-    """Instead of a treatment: what two ends do of a parameter that both of them hold,
-    that of *operator*. A stage that is both has it `twice`."""
-
-    operator: str
-    twice: bool
-
-
-Treatment = Retention | Tied
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Site:
-    """A block, and what all its places have in common."""
-
-    block: Block
-    seq_len: int
-    sharding: str
-    cp_kind: str
-    flash_attention: bool
-    imbalance: float
-    modules: tuple[ModuleSharding, ...] = ()
-
-    @property
-    def family(self) -> object:
-        """Sites of one family differ in nothing but how large dimensions are."""
-        block = self.block
-        shape = (id(block.alike), block.entry, block.window, block.causal)
-        rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
-        return (*shape, block.capacity, *rest, self.modules)
-
-    def degrees(self, places: Sequence[Place]) -> Degrees:
-        """The places as arrays; one alone as numbers."""
-        columns = np.array(places[0] if len(places) == 1 else places).T
-        tp, cp, micro_batch, ep, etp = columns
-        return Degrees(
-            tp=np.asarray(tp),
-            cp=np.asarray(cp),
-            micro_batch=np.asarray(micro_batch),
-            seq_len=self.seq_len,
-            sequence_parallel=self.sharding == "megatron-sp",
-            cp_kind=self.cp_kind,
-            flash_attention=self.flash_attention,
-            ep=np.asarray(ep),
-            etp=np.asarray(etp),
-            imbalance=self.imbalance,
-            modules=self.modules,
-        )
 
 
 Wanted = tuple[Site, Place, Treatment]
@@ -390,70 +373,27 @@ def atom_table(
     for site, place, treatment in wanted:
         places[site.family][site, place] = None
         treatments[site.family][treatment] = None
-    names = [item.name for item in fields(Atom)]
-    tables = [np.zeros((len(names), 1))]
+    tables = [np.zeros((len(ATOM), 1))]
     rows: dict[Wanted, int] = {}
-    size = 1
-    for family, here in places.items():
-        pairs = list(here)
+    for family, pairs in places.items():
+        sites = tuple((family, id(site.block), site.imbalance) for site, _ in pairs)
+        key = (sites, tuple(place for _, place in pairs), precision)
+        priced = known.once(key, partial(_priced, list(pairs), precision, machine))
         for treatment in treatments[family]:
-            found = _atoms(pairs, treatment, precision, machine, known)
-            tables.append(np.empty((len(names), len(pairs))))
-            for name, column in zip(names, tables[-1], strict=True):
-                column[:] = getattr(found, name)
-            for number, (site, place) in enumerate(pairs, size):
-                rows[site, place, treatment] = number
-            size += len(pairs)
-    columns = np.concatenate(tables, axis=1)
-    return Atom(**dict(zip(names, columns, strict=True))), rows
+            table = partial(priced.table, treatment, len(pairs))
+            tables.append(known.once((*key, treatment), table))
+            for site, place in pairs:
+                rows[site, place, treatment] = len(rows) + 1
+    return Atom(np.concatenate(tables, axis=1)), rows
 
 
-def _atoms(
-    pairs: Sequence[tuple[Site, Place]],
-    treatment: Treatment,
-    precision: Precision,
-    machine: Machine,
-    known: Known,
-) -> Atom:
-    """Of blocks at their places under one treatment; made once."""
-    sites = tuple((site.family, id(site.block), site.imbalance) for site, _ in pairs)
-    key = (sites, tuple(place for _, place in pairs), precision)
-    priced = known.once(key, partial(_operators, pairs, precision, machine))
-    packer = Packer.of(machine, precision)
-    return known.once((*key, treatment), partial(_treated, treatment, priced, packer))
-
-
-_Priced = tuple[Block, dict[str, OperatorPrice], Whole, Array]
-
-
-def _operators(
+def _priced(
     pairs: Sequence[tuple[Site, Place]], precision: Precision, machine: Machine
-) -> _Priced:
-    """A block, the prices of its operators and their sum, and the bytes that it is
-    entered with."""
+) -> PricedBlock:
     block = _stacked([site.block for site, _ in pairs])
-    degrees = pairs[0][0].degrees([place for _, place in pairs])
-    prices = block_prices(block, degrees, precision, machine)
-    return block, prices, Whole.of(prices), entry_bytes(block, degrees, precision)
-
-
-def _treated(treatment: Treatment, priced: _Priced, packer: Packer) -> Atom:
-    block, prices, whole, entry = priced
-    if isinstance(treatment, Tied):
-        made = shared_parameters if treatment.twice else tied_parameters
-        return made(prices[treatment.operator])
-    require_priced(treatment, block)
-    framework = packer.machine.framework
-    return atom(
-        block,
-        prices,
-        treatment,
-        entry,
-        whole=whole,
-        stops_early=framework.stops_early,
-        floor=framework.host.floor,
-        packer=packer,
-    )
+    places = [place for _, place in pairs]
+    degrees = pairs[0][0].degrees(places if len(places) > 1 else places[0])
+    return PricedBlock.of(block, degrees, precision, machine)
 
 
 def _stacked(blocks: Sequence[Block]) -> Block:

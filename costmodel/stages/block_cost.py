@@ -1,13 +1,13 @@
 """Atoms: the price of a distinct block, by degrees and retention (contract 3).
 
-A question has some hundreds of them. Candidates gather them by index (`grid`); a
+A question has some hundreds of them. Candidates gather them by index (`AtomBook`); a
 finished layout looks its own up. Either way the numbers come from here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,51 +30,63 @@ from profiles.models import PRODUCTS, Block, Kind
 _ZERO = np.zeros(())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Of one micro-batch through one block on one rank.
+ATOM: Final = (
+    # seconds of the forward, of what is recomputed before the backward, and of the
+    # backward; what of the backward makes the gradients of weights
+    *("forward_s", "recompute_s", "backward_s", "weight_s"),
+    # what of each is communication
+    *("forward_tensor_s", "recompute_tensor_s", "backward_tensor_s"),
+    *("forward_context_s", "recompute_context_s", "backward_context_s"),
+    *("forward_expert_s", "recompute_expert_s", "backward_expert_s"),
+    # trained ones but for experts', trained ones of experts, and frozen ones
+    *("parameters", "expert_parameters", "frozen_parameters"),
+    "summands",  # trained parameters of whose gradient each tp rank has a summand
+    "tied_parameters",  # whose gradient the pipeline's two ends sum
+    "saved_bytes",  # from forward to backward
+    "away_bytes",  # offloaded between them
+    "dropped_bytes",  # recomputed before the backward
+    # of what gradients of weights are made: inputs of products, and gradients of their
+    # outputs
+    "weight_bytes",
+    *("forward_working_bytes", "backward_working_bytes"),  # live inside a pass
+    *("flops", "recompute_flops"),  # of both passes, without what is recomputed
+)
+_ROW: Final = {name: row for row, name in enumerate(ATOM)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Atom:
-    """One micro-batch through one block on one rank.
+    """What one or many blocks cost: *table* has a row for each of `ATOM`, which is read
+    as an attribute."""
 
-    Seconds: `forward_s`, `recompute_s` (before backward) and `backward_s`, each made
-    of the parts below it, and `weight_s` of `backward_s` makes the gradients of
-    weights. Bytes: `saved_bytes` stay from forward to backward, `away_bytes` are
-    offloaded between them, `dropped_bytes` are made again before backward,
-    `weight_bytes` are what gradients of weights are made of (inputs of products, and
-    gradients of their outputs), `forward_working_bytes` and `backward_working_bytes`
-    live inside a pass.
-    """
+    table: Array
 
-    forward_s: Array
-    recompute_s: Array
-    backward_s: Array
-    weight_s: Array
-    forward_tensor_s: Array
-    recompute_tensor_s: Array
-    backward_tensor_s: Array
-    forward_context_s: Array
-    recompute_context_s: Array
-    backward_context_s: Array
-    forward_expert_s: Array
-    recompute_expert_s: Array
-    backward_expert_s: Array
-    parameters: Array  # that are trained, but for those of experts
-    expert_parameters: Array  # that are trained
-    frozen_parameters: Array
-    summands: Array  # trained parameters of whose gradient each tp rank has a summand
-    tied_parameters: Array  # whose gradient the pipeline's two ends sum
-    saved_bytes: Array
-    away_bytes: Array
-    dropped_bytes: Array
-    weight_bytes: Array
-    forward_working_bytes: Array
-    backward_working_bytes: Array
-    flops: Array  # forward and backward, without recompute
-    recompute_flops: Array
+    def __getattr__(self, name: str) -> Array:
+        if name not in _ROW:
+            raise AttributeError(name)
+        found: Array = self.table[_ROW[name]]
+        return found
 
-    def take(self, index: Array) -> Atom:
-        """The atoms at *index*, for every field."""
-        return Atom(
-            **{item.name: getattr(self, item.name)[index] for item in fields(self)}
-        )
+    def __getitem__(self, index: Any) -> Atom:
+        return Atom(self.table[:, index])
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], **values: Array) -> Atom:
+        """Of these *values*; of all others 0."""
+        return cls(np.zeros((len(ATOM), *shape))).replaced(**values)
+
+    def replaced(self, **values: Array) -> Atom:
+        """The same but for these *values*."""
+        table = self.table.copy()
+        for name, value in values.items():
+            table[_ROW[name]] = value
+        return Atom(table)
+
+    @property
+    def trained(self) -> Array:
+        """Parameters that are trained."""
+        return np.asarray(self.parameters + self.expert_parameters)
 
 
 def block_prices(
@@ -157,54 +169,42 @@ def atom(
     else:
         unpacked = _ZERO
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
-    values = {
+    return Atom.of(
+        shape,
         **_seconds(forward, repeated, backward, floor),
         **_parameters(prices),
-        "saved_bytes": saved,
-        "away_bytes": away,
-        "dropped_bytes": dropped,
-        "weight_bytes": _of_weights(block, prices),
-        "forward_working_bytes": widest,
-        "backward_working_bytes": widest + dropped + unpacked,
-        "flops": forward.flops + backward.flops,
-        "recompute_flops": repeated.flops,
-    }
-    table = np.empty((len(values), *shape))
-    for row, value in enumerate(values.values()):
-        table[row] = value
-    return Atom(**dict(zip(values, table, strict=True)))
+        saved_bytes=saved,
+        away_bytes=away,
+        dropped_bytes=dropped,
+        weight_bytes=_of_weights(block, prices),
+        forward_working_bytes=widest,
+        backward_working_bytes=widest + dropped + unpacked,
+        flops=forward.flops + backward.flops,
+        recompute_flops=repeated.flops,
+    )
 
 
 def _seconds(
     forward: Work, repeated: Work, backward: Work, floor: LaunchFloor
 ) -> dict[str, Array]:
-    """An atom's seconds by field, and what of each pass is communication."""
-    backward_s = backward.total_s(floor)
+    """An atom's seconds by name, and what of each pass is communication."""
     passes = {"forward": forward, "recompute": repeated, "backward": backward}
-    return {
-        "forward_s": forward.total_s(floor),
-        "recompute_s": repeated.total_s(floor),
-        "backward_s": backward_s,
-        "weight_s": backward_s * _part(backward.weight_s, backward.device_s),
-        **{f"{name}_tensor_s": work.tensor_comm_s for name, work in passes.items()},
-        **{f"{name}_context_s": work.context_comm_s for name, work in passes.items()},
-        **{f"{name}_expert_s": work.expert_comm_s for name, work in passes.items()},
-    }
+    found = {f"{name}_s": work.total_s(floor) for name, work in passes.items()}
+    for kind in ("tensor", "context", "expert"):
+        for name, work in passes.items():
+            found[f"{name}_{kind}_s"] = getattr(work, f"{kind}_comm_s")
+    share = backward.weight_s / np.where(backward.device_s > 0, backward.device_s, 1.0)
+    share = np.where(backward.device_s > 0, share, 0.0)
+    return {**found, "weight_s": found["backward_s"] * share}
 
 
 def _parameters(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
-    """An atom's parameters by field; who ties blocks says what the ends sum."""
+    """An atom's parameters by name; who ties blocks says what the ends sum."""
     names = ("expert_parameters", "parameters", "frozen_parameters", "summands")
-    found = {
+    return {
         name: sum((getattr(one, name) for one in prices.values()), start=_ZERO)
         for name in names
     }
-    return {**found, "tied_parameters": _ZERO}
-
-
-def _part(some: Array, whole: Array) -> Array:
-    """*some* of *whole*, 0 where there is nothing."""
-    return np.where(whole > 0, some / np.where(whole > 0, whole, 1.0), 0.0)
 
 
 def _of_weights(block: Block, prices: dict[str, OperatorPrice]) -> Array:
@@ -217,30 +217,6 @@ def _of_weights(block: Block, prices: dict[str, OperatorPrice]) -> Array:
             tensors[item.output.name, True] = price.gradient_bytes
             tensors |= {(name, False): size for name, size in price.saved.items()}
     return sum(tensors.values(), start=_ZERO)
-
-
-def shared_parameters(holder: OperatorPrice) -> Atom:
-    """An atom that is nothing but *holder*'s parameters.
-
-    A stage that holds a tied parameter twice has it once: it counts this atom −1 times.
-    """
-    return _just(
-        parameters=holder.parameters, frozen_parameters=holder.frozen_parameters
-    )
-
-
-def tied_parameters(holder: OperatorPrice) -> Atom:
-    """An atom that is nothing but what a stage that holds *holder*'s parameter, as
-    another one does, sums with that one."""
-    return _just(tied_parameters=holder.parameters)
-
-
-def _just(**some: Array) -> Atom:
-    """An atom of *some* fields, and nothing else."""
-    (shape,) = {np.shape(value) for value in some.values()}
-    values = {item.name: np.zeros(shape) for item in fields(Atom)}
-    found = {name: np.array(value, dtype=float) for name, value in some.items()}
-    return Atom(**{**values, **found})
 
 
 def recomputed_operators(

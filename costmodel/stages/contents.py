@@ -1,28 +1,25 @@
 """`Contents`: what a stage's blocks are together, before data parallelism.
 
 Candidates that differ in ZeRO alone have the same contents: columns sum them once.
-
-What stages hold, side by side: how many of which atoms, as columns over stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from costmodel.stages.block_cost import Atom
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.hardware import Precision
 
-_WORKING = "working_bytes"
-Part = tuple[Any, Atom]  # how many of a block (a number or an array), and its price
+Part = tuple[Array, Atom]  # how many of a block, and its price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contents:
+class Contents(Arrays):
     """Blocks of a stage: `total` is their sum, but of working bytes the largest.
 
     `layers` counts those that run; `away_bytes`, `weight_bytes`, `parameters` and
@@ -53,15 +50,6 @@ class Contents:
     root_bytes: Array
     early_parameters: Array
 
-    def take(self, index: Array) -> Contents:
-        """The stages at *index*, for every field."""
-        others = {
-            item.name: getattr(self, item.name)[index]
-            for item in fields(self)
-            if item.name != "total"
-        }
-        return Contents(total=self.total.take(index), **others)
-
 
 def contents_of(
     parts: Sequence[Part],
@@ -69,53 +57,54 @@ def contents_of(
     segments: Sequence[Sequence[Part]] = (),
 ) -> Contents:
     """The sum of *parts*; of them *segments* are made again together."""
-    names = [item.name for item in fields(Atom)]
-    pair = _largest(parts, [_pair_bytes(price, precision) for _, price in parts])
-    total = {name: _sum(parts, name) for name in names if not name.endswith(_WORKING)}
-    total["forward_working_bytes"] = _most(parts, "forward_working_bytes")
-    total["backward_working_bytes"] = _redone(parts, segments)
+    most = partial(_most, parts)
+
+    def weights(price: Atom) -> Array:
+        return weight_bytes(price.trained, price.frozen_parameters, precision)
+
+    backward = most(lambda price: price.backward_working_bytes)
+    redone, segment_bytes = backward, np.zeros_like(backward)
+    for one in segments:  # whose saved tensors are there at once, and whose weights
+        inside = _most(one, lambda price: price.forward_working_bytes)
+        redone = np.maximum(redone, _sum(one, lambda it: it.dropped_bytes) + inside)
+        held = weight_bytes(
+            _sum(one, lambda it: it.parameters)
+            + _sum(one, lambda it: it.expert_parameters),
+            _sum(one, lambda it: it.frozen_parameters),
+            precision,
+        )
+        segment_bytes = np.maximum(segment_bytes, held)
+    total = Atom(_sum(parts, lambda price: price.table)).replaced(
+        forward_working_bytes=most(lambda price: price.forward_working_bytes),
+        backward_working_bytes=redone,
+    )
+    sending = partial(_sending_bytes, precision=precision, saved=total.saved_bytes)
     return Contents(
-        total=Atom(**total),
-        layers=np.asarray(
-            sum(count * (np.asarray(price.forward_s) > 0) for count, price in parts)
+        total=total,
+        layers=_sum(parts, lambda price: price.forward_s > 0),
+        away_bytes=most(lambda price: price.away_bytes),
+        leaving_bytes=most(
+            lambda price: (
+                (price.away_bytes > 0)
+                * (price.away_bytes + price.backward_working_bytes)
+            )
         ),
-        away_bytes=_most(parts, "away_bytes"),
-        leaving_bytes=_largest(
-            parts,
-            [
-                np.where(
-                    np.asarray(price.away_bytes) > 0,
-                    price.away_bytes + price.backward_working_bytes,
-                    0.0,
-                )
-                for _, price in parts
-            ],
-        ),
-        weight_bytes=_largest(
-            parts,
-            [
-                weight_bytes(_trained(price), price.frozen_parameters, precision)
-                for _, price in parts
-            ],
-        ),
-        parameters=_most(parts, "parameters"),
-        trained_parameters=_largest(parts, [_trained(price) for _, price in parts]),
-        unit_parameters=_largest(
-            parts,
-            [
-                np.maximum(price.parameters, price.expert_parameters)
-                for _, price in parts
-            ],
-        ),
-        sending_bytes=_sending_bytes(parts, precision, total["saved_bytes"]),
-        pair_bytes=pair,
-        segment_bytes=_segment_bytes(segments, precision, np.zeros_like(pair)),
-        root_bytes=_shared_bytes(parts, precision),
-        early_parameters=np.asarray(
+        weight_bytes=most(weights),
+        parameters=most(lambda price: price.parameters),
+        trained_parameters=most(lambda price: price.trained),
+        unit_parameters=most(_unit),
+        sending_bytes=most(sending) - backward,
+        pair_bytes=most(partial(_pair_bytes, precision=precision)),
+        segment_bytes=segment_bytes,
+        root_bytes=np.asarray(
             sum(
-                count * np.where(np.asarray(price.weight_s) > 0, 0, price.parameters)
+                np.maximum(-count, 0)
+                * weight_bytes(price.parameters, price.frozen_parameters, precision)
                 for count, price in parts
             )
+        ),
+        early_parameters=_sum(
+            parts, lambda price: np.where(price.weight_s > 0, 0, price.parameters)
         ),
     )
 
@@ -131,101 +120,28 @@ def _pair_bytes(price: Atom, precision: Precision) -> Array:
     return 2 * layer + weight_bytes(price.expert_parameters, np.zeros(()), precision)
 
 
-def _sending_bytes(
-    parts: Sequence[Part], precision: Precision, saved_bytes: Array
-) -> Array:
-    """What the block that needs most while its gradients are sent has beside the
-    largest working set: two copies, less what its backward has let go of. The table,
-    whose gradients come last, is sent when nothing that was saved is left."""
-    needed = []
-    for _, price in parts:
-        unit = np.maximum(price.parameters, price.expert_parameters)
-        last = np.asarray(price.weight_s) == 0
-        freed = np.where(last, saved_bytes, price.saved_bytes + price.dropped_bytes)
-        more = np.maximum(2 * unit * precision.gradient_bytes - freed, 0.0)
-        needed.append(price.backward_working_bytes + more)
-    return _largest(parts, needed) - _most(parts, "backward_working_bytes")
+def _unit(price: Atom) -> Array:
+    """Parameters of a layer's larger unit: its experts are one of their own."""
+    return np.maximum(price.parameters, price.expert_parameters)
 
 
-def _segment_bytes(
-    segments: Sequence[Sequence[Part]], precision: Precision, most: Array
-) -> Array:
-    """The weights of the layers of a segment: of the largest, *most* at the least."""
-    for one in segments:
-        trained = _sum(one, "parameters") + _sum(one, "expert_parameters")
-        frozen = _sum(one, "frozen_parameters")
-        most = np.maximum(most, weight_bytes(trained, frozen, precision))
-    return most
+def _sending_bytes(price: Atom, precision: Precision, saved: Array) -> Array:
+    """What a block needs while its gradients are sent: its working set and two copies,
+    less what its backward has let go of. The table, whose gradients come last, is sent
+    when nothing of all that was *saved* is left."""
+    last = price.weight_s == 0
+    freed = np.where(last, saved, price.saved_bytes + price.dropped_bytes)
+    more = np.maximum(2 * _unit(price) * precision.gradient_bytes - freed, 0.0)
+    return np.asarray(price.backward_working_bytes + more)
 
 
-def _shared_bytes(parts: Sequence[Part], precision: Precision) -> Array:
-    """The weights of what a stage would hold twice, and counts −1 times."""
-    found = [
-        np.maximum(-np.asarray(count), 0)
-        * weight_bytes(price.parameters, price.frozen_parameters, precision)
-        for count, price in parts
-    ]
-    return np.asarray(sum(found))
+def _sum(parts: Sequence[Part], of: Callable[[Atom], Array]) -> Array:
+    return np.asarray(sum(count * of(price) for count, price in parts))
 
 
-def _trained(price: Atom) -> Array:
-    return np.asarray(price.parameters + price.expert_parameters)
-
-
-def _sum(parts: Sequence[Part], name: str) -> Array:
-    return np.asarray(
-        sum(np.asarray(count) * getattr(price, name) for count, price in parts)
-    )
-
-
-def _most(parts: Sequence[Part], name: str) -> Array:
+def _most(parts: Sequence[Part], of: Callable[[Atom], Array]) -> Array:
     """The largest of any block that is there."""
-    return _largest(parts, [getattr(price, name) for _, price in parts])
-
-
-def _largest(parts: Sequence[Part], values: Sequence[Array]) -> Array:
     most: Array = np.zeros(())
-    for (count, _), value in zip(parts, values, strict=True):
-        most = np.maximum(most, np.where(np.asarray(count) > 0, value, 0))
+    for count, price in parts:
+        most = np.maximum(most, np.where(count > 0, of(price), 0))
     return most
-
-
-def _redone(parts: Sequence[Part], segments: Sequence[Sequence[Part]]) -> Array:
-    """The largest working set of backward: a block's, or that of all the layers of a
-    segment, whose saved tensors are there at once."""
-    most = _most(parts, "backward_working_bytes")
-    for segment in segments:
-        inside = _most(segment, "forward_working_bytes")
-        most = np.maximum(most, _sum(segment, "dropped_bytes") + inside)
-    return most
-
-
-K = TypeVar("K", bound=Hashable)
-Held = tuple[tuple[int, K], ...]  # how many of what, of one stage
-
-
-def held(counts: Mapping[K, int]) -> Held[K]:
-    """Counts as a tuple, in their order."""
-    return tuple((count, part) for part, count in counts.items())
-
-
-def at(several: Sequence[Held[K]], place: int) -> Held[K]:
-    """The one at *place*, or nothing where there are fewer."""
-    return several[place] if place < len(several) else ()
-
-
-def side_by_side(
-    stages: Sequence[Held[K]], table: Atom, rows: Mapping[K, int]
-) -> list[Part]:
-    """The first part of each stage, the second …; 0 of nothing where it has fewer.
-
-    *rows* says where in *table* each part's atom is; row 0 is none.
-    """
-    most = max(len(parts) for parts in stages)
-    counts = np.zeros((most, len(stages)), dtype=np.int64)
-    index = np.zeros_like(counts)
-    for column, parts in enumerate(stages):
-        for place, (count, part) in enumerate(parts):
-            counts[place, column] = count
-            index[place, column] = rows[part]
-    return [(one, table.take(row)) for one, row in zip(counts, index, strict=True)]

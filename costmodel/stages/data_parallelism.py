@@ -8,14 +8,16 @@
 (Rajbhandari et al., SC 2020, section 5; with accumulation, section 5.2's reduction
 happens once a micro-batch from level 2 on.) Shard groups span `zero_group · cp` ranks,
 tp apart; the rest of data parallelism replicates the shards and all-reduces them.
-ZeRO++ sends less at level 3 (`zero_plus`, `quantised_exchange`).
+ZeRO++ sends less at level 3 (`costmodel.layout.offload`).
 
 Data parallelism as a stage's mesh has it, for one stage or as arrays of many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,6 @@ from numpy.typing import ArrayLike
 
 from costmodel.layout import (
     NOTHING,
-    PLAIN,
     Mesh,
     Offload,
     Stage,
@@ -39,18 +40,18 @@ from costmodel.machine import (
     blocks_reduced,
     near_members,
 )
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.errors import Unsupported
 from profiles.hardware import Format, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataParallel:
-    """The data-parallel side of a layout; integer arrays that broadcast.
+class DataParallel(Arrays):
+    """The data-parallel side of a layout; integers, or integer arrays that broadcast.
 
     `dp` counts the ranks of all `copies` of the model in opposite directions; `apart`
     are parts of data parallelism of which no two share a fast domain, such as those.
-    The last three are ZeRO++'s (`zero_plus`).
+    The last three are ZeRO++'s.
     """
 
     tp: Array
@@ -66,6 +67,12 @@ class DataParallel:
     quantized_weights: Any = False
     hpz_partition_size: Any = 1
     quantized_gradients: Any = False
+
+    @classmethod
+    def of(cls, several: Sequence[DataParallel]) -> DataParallel:
+        """Numbers as arrays."""
+        first, *others = several
+        return first.each(lambda *each: np.array(each), *others)
 
     @property
     def ranks(self) -> Array:
@@ -158,7 +165,7 @@ def level_away(parallel: DataParallel, offload: Offload, *, fully_shard: bool) -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchanges:
+class Exchanges(Arrays):
     """A stage's data-parallel collectives."""
 
     step_reduce: Sourced  # once a step, after the last backward
@@ -167,15 +174,6 @@ class Exchanges:
     forward_gather: Sourced  # every micro-batch
     backward_gather: Sourced
     backward_reduce: Sourced
-
-    def __add__(self, other: Exchanges) -> Exchanges:
-        names = [item.name for item in fields(self)]
-        return Exchanges(**{n: getattr(self, n) + getattr(other, n) for n in names})
-
-    def where(self, condition: Any) -> Exchanges:
-        """These where *condition* holds, else none."""
-        names = [item.name for item in fields(self)]
-        return Exchanges(**{n: getattr(self, n).where(condition) for n in names})
 
     @property
     def of_micro_batch(self) -> Sourced:
@@ -204,98 +202,44 @@ def exchanges(
     """
     units = np.maximum(units, 1)
     pieces = messages_of(parameters, parallel, units, precision, machine)
-    group = parallel.shard_group(machine)
-    reduce = _reductions(
-        parameters, parallel, precision, machine, group, units=units, pieces=pieces
-    )
+    group, zero = parallel.shard_group(machine), parallel.zero
+    shards, replicas = parallel.shards, parallel.replicas
+    plain = reduced_bytes(precision, machine)
+    sharded = reduced_bytes(precision, machine, shards=True)
+    gradients = parameters * np.where(zero == 3, sharded, plain)
+    in_shards: dict[str, Any] = {"ranks": shards, "near": group.near, "pieces": pieces}
+    scattered = machine.collective("reduce_scatter", gradients, **in_shards)
+    # Replicas of which none is in another part of data parallelism.
+    together = np.maximum(replicas // parallel.apart, 1)
+    near = near_members(parallel.tp, shards * together, machine.island)
+    far = near_members(parallel.tp * shards, together, machine.island)
+    all_reduce = partial(machine.collective, "all_reduce")
+    ranks = shards * replicas
+    summed = all_reduce(gradients, ranks=ranks, near=near, pieces=pieces)
+    across = all_reduce(gradients / shards, ranks=replicas, near=far, pieces=units)
     weight_bytes = parameters * precision.parameter.bytes
-    gather = _gathered(weight_bytes, group, machine, pieces)
-    zero = parallel.zero
-    whole = (zero == 0) | ((zero == 1) & machine.framework.gradients.reduces_whole)
-    of_passes = gather.where(zero == 3)
+    gathered = machine.collective("all_gather", weight_bytes, **in_shards)
     every_bytes = weight_bytes + frozen * precision.frozen_bytes
+    of_passes = gathered
     if np.any(np.asarray(frozen) > 0):
-        of_passes = _gathered(every_bytes, group, machine, pieces).where(zero == 3)
+        of_passes = machine.collective("all_gather", every_bytes, **in_shards)
+    of_passes = of_passes.where(zero == 3)
+    whole = (zero == 0) | ((zero == 1) & machine.framework.gradients.reduces_whole)
     last = sums_shards_last(offload, zero, copies=1)
     found = Exchanges(
-        step_reduce=reduce.whole.where(whole)
-        + reduce.scatter.where((zero == 1) & ~whole)
-        + reduce.across.where((zero > 0) & ~whole & ~last),
-        step_sum=reduce.across.where(last & ~whole),
-        step_gather=gather.where((zero == 1) | (zero == 2)),
+        step_reduce=summed.where(whole)
+        + scattered.where((zero == 1) & ~whole)
+        + across.where((zero > 0) & ~whole & ~last),
+        step_sum=across.where(last & ~whole),
+        step_gather=gathered.where((zero == 1) | (zero == 2)),
         forward_gather=of_passes,
         backward_gather=of_passes,
-        backward_reduce=reduce.scatter.where(zero >= 2),
+        backward_reduce=scattered.where(zero >= 2),
     )
-    if not parallel.has_zero_plus:
-        return found
-    return _with_zero_plus(
-        found, parameters, frozen, every_bytes, parallel, machine, pieces=pieces
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reductions:
-    """The ways of summing gradients: all-reduced `whole`, or scattered into shards that
-    are then all-reduced `across` their replicas."""
-
-    whole: Sourced
-    scatter: Sourced
-    across: Sourced
-
-
-def _reductions(
-    parameters: Array,
-    parallel: DataParallel,
-    precision: Precision,
-    machine: Machine,
-    group: Group,
-    *,
-    units: Array,
-    pieces: Array,
-) -> _Reductions:
-    """Of the gradients of *parameters*, in *pieces*; between replicas in *units*."""
-    gradient = parameters * np.where(
-        parallel.zero == 3,
-        reduced_bytes(precision, machine, shards=True),
-        reduced_bytes(precision, machine),
-    )
-    shards, replicas = parallel.shards, parallel.replicas
-    together = np.maximum(replicas // parallel.apart, 1)
-    far = near_members(parallel.tp * shards, together, machine.island)
-    near_all = near_members(parallel.tp, shards * together, machine.island)
-    return _Reductions(
-        whole=machine.collective(
-            "all_reduce",
-            gradient,
-            ranks=shards * replicas,
-            near=near_all,
-            pieces=pieces,
-        ),
-        scatter=machine.collective(
-            "reduce_scatter",
-            gradient,
-            ranks=shards,
-            near=group.near,
-            pieces=pieces,
-        ),
-        across=machine.collective(
-            "all_reduce", gradient / shards, ranks=replicas, near=far, pieces=units
-        ),
-    )
-
-
-def _gathered(
-    weight_bytes: Array, group: Group, machine: Machine, pieces: Array
-) -> Sourced:
-    """Weights of so many bytes made whole of their shards."""
-    return machine.collective(
-        "all_gather",
-        weight_bytes,
-        ranks=group.ranks,
-        near=group.near,
-        pieces=pieces,
-    )
+    if parallel.has_zero_plus:
+        side = (parameters, frozen, every_bytes, parallel, machine)
+        found = _with_zero_plus(found, *side, pieces=pieces)
+    return found
 
 
 def _with_zero_plus(
@@ -429,47 +373,30 @@ def place_of(mesh: Mesh, micro_batch: int) -> Place:
 
 def data_parallel(mesh: Mesh, zero: int, pp: int = 1) -> DataParallel:
     """The data-parallel side of a stage's mesh, one of *pp* ranks', without ZeRO++."""
-    row = (*degrees_of(mesh)[:5], zero, mesh.dp_shard, pp, 1, 1, *_row(PLAIN))
-    return parallel_of(np.array(row))
+    return _numbers(mesh, zero, pp).each(np.asarray)
 
 
-def degrees_of_stage(
+def parallel_of(
     stage: Stage, pp: int, plus: ZeroPlus, *, together: bool = True
-) -> tuple[int, ...]:
-    """What `parallel_of` takes, of a stage and all of its copies; *together* where all
-    of them lie in one fast domain."""
+) -> DataParallel:
+    """Of a stage and all of its copies, as numbers; *together* where all of them lie in
+    one fast domain."""
     copies = len(stage.held_by)
-    tp, cp, dp, ep, etp, group = degrees_of(stage.mesh)
-    apart = 1 if together else copies
-    zero, ranks = one_zero(stage), -(-pp // copies)
-    row = (tp, cp, dp * copies, ep, etp, zero, group, ranks, apart, copies)
-    return (*row, *_row(plus))
-
-
-def _row(plus: ZeroPlus) -> tuple[int, ...]:
-    size = plus.hpz_partition_size
-    return int(plus.quantized_weights), size, int(plus.quantized_gradients)
-
-
-def parallel_of(columns: Array) -> DataParallel:
-    """The same of rows, of what `degrees_of_stage` gives."""
-    *degrees, weights, size, gradients = map(np.asarray, columns)
-    tp, cp, dp, ep, etp, zero, group, pp, apart, copies = degrees
-    return DataParallel(
-        tp=tp,
-        cp=cp,
-        dp=dp,
-        ep=ep,
-        etp=etp,
-        zero=zero,
-        zero_group=group,
-        pp=pp,
-        apart=apart,
+    own = _numbers(stage.mesh, one_zero(stage), -(-pp // copies))
+    return replace(
+        own,
+        dp=own.dp * copies,
+        apart=1 if together else copies,
         copies=copies,
-        quantized_weights=weights,
-        hpz_partition_size=size,
-        quantized_gradients=gradients,
+        **{item.name: getattr(plus, item.name) for item in fields(plus)},
     )
+
+
+def _numbers(mesh: Mesh, zero: int, pp: int) -> DataParallel:
+    names = ("tp", "cp", "dp", "ep", "etp")
+    degrees: dict[str, Any] = {name: getattr(mesh, name) for name in names}
+    degrees |= {"zero": zero, "zero_group": mesh.dp_shard, "pp": pp}
+    return DataParallel(**degrees)
 
 
 def degrees_of(mesh: Mesh) -> tuple[int, ...]:

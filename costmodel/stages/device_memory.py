@@ -15,6 +15,8 @@ is full: a device may show itself full and yet have room.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ import numpy as np
 from costmodel.layout import NOTHING, Offload
 from costmodel.machine import PLAIN, Footprint, Machine, shares_cores
 from costmodel.stages.data_parallelism import DataParallel, level_away
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.hardware import Device, Format, Precision
 from profiles.system import BUCKET_BYTES
 from profiles.units import GiB
@@ -85,16 +87,7 @@ class Memory:
     @property
     def total(self) -> Array:
         """What the device would show."""
-        return np.asarray(
-            self.parameters
-            + self.gradients
-            + self.optimizer
-            + self.activations
-            + self.transient
-            + self.communication
-            + self.reserve
-            + self.context
-        )
+        return np.asarray(sum(getattr(self, name) for name in KINDS))
 
     @property
     def needed(self) -> Array:
@@ -204,8 +197,9 @@ def memory(
     torchtitan reserves 16.4 bytes a parameter less, gradients and all).
     """
     footprint, capacity_bytes = process.footprint, process.device.capacity_bytes
-    if process.fully_shard:
-        parallel = _of_one_backward(parallel, micro_batches)
+    once = process.fully_shard & (np.asarray(micro_batches) < 2)
+    second = np.where((parallel.zero == 1) & once, 2, parallel.zero)
+    parallel = replace(parallel, zero=second)
     kept = _on_device(contents, parallel, policy, process)
     transient = _transient_bytes(contents, parallel, policy.precision, footprint)
     passing = SPREAD[0] * contents.activation_bytes + SPREAD[1] * transient
@@ -216,8 +210,10 @@ def memory(
     held = kept.weight + kept.gradient + kept.optimizer + activations + transient
     shape = np.broadcast(held, np.asarray(process.ranks)).shape
     communicators = process.communicator_bytes(parallel)
-    later = process.fully_shard & _scatters_once(parallel, micro_batches)
-    absent = np.where(later, _let_go(kept.gradient, activations, parallel), 0.0)
+    # Below ZeRO-3 backward lets go of each layer's weights, which are more.
+    freed = np.where(parallel.zero < 3, np.inf, activations)
+    later = (parallel.zero >= 2) & (parallel.shards > 1) & once
+    absent = np.where(later, np.minimum(kept.gradient, freed), 0.0)
     # A tensor that is there from the first step to the last breaks no block.
     loose = held - (kept.weight + kept.optimizer) * footprint.flat_states
     pinned, context = PINNED * loose, process.context_bytes
@@ -261,18 +257,6 @@ def _transient_bytes(
     return np.asarray(transient + np.where(parallel.dp > 1, buckets, 0.0))
 
 
-def _scatters_once(parallel: DataParallel, micro_batches: Any) -> Array:
-    """Where a single backward scatters gradients."""
-    alone = np.asarray(micro_batches) < 2
-    return np.asarray((parallel.zero >= 2) & (parallel.shards > 1) & alone)
-
-
-def _let_go(gradient: Array, activations: Array, parallel: DataParallel) -> Array:
-    """What of a rank's gradients takes the place of what backward lets go of: below
-    ZeRO-3 each layer's weights, which are more."""
-    return np.where(parallel.zero < 3, gradient, np.minimum(gradient, activations))
-
-
 def secured_of_kept(footprint: Footprint) -> float:
     """What of `Memory.secured` a byte of activations is."""
     spread = SPREAD[0] + SPREAD[2] * PINNED
@@ -281,21 +265,13 @@ def secured_of_kept(footprint: Footprint) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _States:
+class _States(Arrays):
     """Bytes of a rank's states, and of what the optimizer's step makes (`copies`)."""
 
     weight: Array
     gradient: Array
     optimizer: Array
     copies: Array
-
-    def __add__(self, other: _States) -> _States:
-        return _States(
-            weight=self.weight + other.weight,
-            gradient=self.gradient + other.gradient,
-            optimizer=self.optimizer + other.optimizer,
-            copies=self.copies + other.copies,
-        )
 
 
 def _on_device(
@@ -360,12 +336,6 @@ class _Shards:
 
     twice: Array
     masters: Array
-
-
-def _of_one_backward(parallel: DataParallel, micro_batches: Any) -> DataParallel:
-    """*parallel*, ZeRO-1 as ZeRO-2 where a step has one micro-batch."""
-    alike = (parallel.zero == 1) & (np.asarray(micro_batches) < 2)
-    return replace(parallel, zero=np.where(alike, 2, parallel.zero))
 
 
 def _weight_bytes(
@@ -452,3 +422,76 @@ def communicator_bytes(device: Device, ranks: Array, *, one_group: Any) -> Array
 def own_bytes(device: Device, kind: str, usual: float) -> float:
     """What *device* says of itself, or what is *usual* on a GPU."""
     return device.extra[kind].si if kind in device.extra else usual
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Peak:
+    """What the pipeline ranks of a layout hold; arrays by rank.
+
+    `away_bytes` are the most activations that are offloaded at once.
+    """
+
+    on: Machine
+    devices: Sequence[Device]
+    precision: Precision
+    moments: int
+    offload: Offload
+    parallel: Sequence[DataParallel]  # of each rank, as numbers
+    gpus: int
+    micro_batches: int
+    parameters: Array
+    expert_parameters: Array
+    frozen_parameters: Array
+    gathered_bytes: Array
+    activation_bytes: Array
+    transient_bytes: Array
+    away_bytes: Array
+
+    @property
+    def ranks(self) -> int:
+        return len(self.parameters)
+
+
+def memories(peaks: Sequence[Peak]) -> list[tuple[Memory, ...]]:
+    """Of each layout, each pipeline rank's bytes at its peak."""
+    groups: dict[object, list[tuple[int, Device]]] = defaultdict(list)
+    for number, one in enumerate(peaks):
+        for device in {id(device): device for device in one.devices}.values():
+            kind = one.precision, one.moments, one.offload
+            groups[id(one.on), id(device), kind].append((number, device))
+    found: list[list[Memory | None]] = [[None] * one.ranks for one in peaks]
+    for members in groups.values():
+        together = [peaks[number] for number, _ in members]
+        each = iter(_together(together, members[0][1]).each())
+        for number, device in members:
+            for rank, own in enumerate(peaks[number].devices):
+                here = next(each)
+                if own is device:
+                    found[number][rank] = here
+    return [tuple(one for one in each if one is not None) for each in found]
+
+
+def _together(peaks: Sequence[Peak], device: Device) -> Memory:
+    """The memory of all ranks of *peaks*, one layout after another, on a *device*."""
+    ranks, first = [one.ranks for one in peaks], peaks[0]
+
+    def by_rank(values: Iterable[int]) -> Array:
+        return np.repeat(list(values), ranks)
+
+    def joined(name: str) -> Array:
+        return np.concatenate([getattr(one, name) for one in peaks])
+
+    return memory(
+        PeakContents(**{item.name: joined(item.name) for item in fields(PeakContents)}),
+        policy=StatePolicy(
+            precision=first.precision, moments=first.moments, offload=first.offload
+        ),
+        process=Process(
+            device=device,
+            ranks=by_rank(one.gpus for one in peaks),
+            fully_shard=first.on.framework.fully_shard,
+            footprint=first.on.framework.footprint,
+        ),
+        parallel=DataParallel.of([rank for one in peaks for rank in one.parallel]),
+        micro_batches=by_rank(one.micro_batches for one in peaks),
+    )

@@ -17,10 +17,10 @@ from typing import Any, Final
 import numpy as np
 
 from costmodel.layout import Layout, Offload
-from costmodel.stages.data_parallelism import DataParallel, level_away, parallel_of
+from costmodel.stages.data_parallelism import DataParallel, level_away
+from costmodel.stages.device_memory import Peak
 from costmodel.stages.islands import spans_of
 from costmodel.stages.offload_cost import state_bytes
-from costmodel.stages.peak import Peak
 from profiles.arrays import Array
 from profiles.hardware import Cluster, Island, Precision
 from profiles.units import format_bytes
@@ -81,7 +81,7 @@ def away_of(peak: Peak, layout: Layout, cluster: Cluster) -> Away | None:
         peak.parameters,
         peak.expert_parameters,
         peak.frozen_parameters,
-        parallel_of(np.array(peak.degrees).T),
+        DataParallel.of(peak.parallel),
         peak.precision,
         peak.moments,
         offload,
@@ -135,33 +135,20 @@ def states_bytes(
     same: in 32 bits, or where *shards_are_masters* (`fully_shard`).
     """
     found: Array = np.zeros(np.shape(parameters))
+    sides = [(parameters, parallel), (expert_parameters, parallel.of_experts())]
     if offload.optimizer:
         level = level_away(parallel, offload, fully_shard=shards_are_masters)
         beside = (level >= 1) | (offload.tier == "cpu")
         each = state_bytes(precision, moments) + beside * precision.gradient.bytes
-        found = found + _stepped(parameters, expert_parameters, parallel, each)
+        found = found + sum(held / side.shard_of(1) * each for held, side in sides)
     same = offload.optimizer and (shards_are_masters or not precision.master)
     if offload.parameters and not same:
-        for held, side in _sides(parameters, expert_parameters, parallel):
+        for held, side in sides:
             found = found + held * precision.parameter.bytes / side.shard_of(3)
     if offload.parameters:
         frozen = frozen_parameters * precision.frozen_bytes
         found = found + frozen / parallel.shard_of(3)
     return found
-
-
-def _stepped(
-    parameters: Array, expert_parameters: Array, parallel: DataParallel, each: Array
-) -> Array:
-    """*each* byte of every parameter of a rank's optimizer shard."""
-    sides = _sides(parameters, expert_parameters, parallel)
-    return np.asarray(sum(held / side.shard_of(1) * each for held, side in sides))
-
-
-def _sides(
-    parameters: Array, expert_parameters: Array, parallel: DataParallel
-) -> tuple[tuple[Array, DataParallel], ...]:
-    return (parameters, parallel), (expert_parameters, parallel.of_experts())
 
 
 def fullest_node_bytes(each: Array, sizes: Sequence[int], on_node: int) -> float:

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 
 import numpy as np
 
@@ -24,11 +25,11 @@ from costmodel.layout import LayerPlan, Layout, Offload, Ranges, Stage, segments
 from costmodel.machine import Machine
 from costmodel.operators import OperatorPrice, Work
 from costmodel.stages.block_batch import Known, Site, Tied, Wanted, atom_table
-from costmodel.stages.block_cost import block_prices, recomputed_operators
-from costmodel.stages.contents import Held, at, contents_of, held, side_by_side
+from costmodel.stages.block_cost import Atom, block_prices, recomputed_operators
+from costmodel.stages.contents import Part, contents_of
 from costmodel.stages.data_parallelism import (
+    DataParallel,
     degrees_of,
-    degrees_of_stage,
     parallel_of,
     place_of,
 )
@@ -39,20 +40,22 @@ from costmodel.stages.islands import (
     slowest,
     spans_of,
 )
+from costmodel.stages.pipeline_p2p import has_both_holders, tied_held
 from costmodel.stages.stage_cost import StagePrice, stage_price
-from costmodel.stages.tied_weights import has_both_holders, tied_held
 from profiles.errors import InvalidSpec, MeshwrightError
-from profiles.hardware import Device, Precision
+from profiles.hardware import Precision
 from profiles.models import Block, Job
+
+Parts = tuple[tuple[Wanted, int], ...]  # so many of what
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """Stages that are priced alike."""
 
-    parts: Held[Wanted]
-    segments: tuple[Held[Wanted], ...]  # those that are made again together
-    mesh: tuple[int, ...]  # what `parallel_of` takes
+    parts: Parts
+    segments: tuple[Parts, ...]  # those that are made again together
+    parallel: DataParallel
     micro_batches: int
 
 
@@ -80,11 +83,7 @@ class LayoutPricer:
     def stages(self) -> list[StagePrice]:
         """The same, one price a stage."""
         columns = self.columns()
-        names = [item.name for item in fields(StagePrice)]
-        return [
-            StagePrice(**dict(zip(names, row, strict=True)))
-            for row in zip(*(getattr(columns, name) for name in names), strict=True)
-        ]
+        return [columns[number] for number in range(len(self.layout.stages))]
 
     def work(self, stage: Stage) -> Work:
         """A micro-batch through *stage*, there and back, with what is recomputed."""
@@ -114,7 +113,7 @@ class LayoutPricer:
         if key not in self._operators:
             self._operators[key] = block_prices(
                 block,
-                _site(self, block, plan).degrees([place]),
+                _site(self, block, plan).degrees(place),
                 self.layout.precision,
                 self.machine,
             )
@@ -150,7 +149,7 @@ def _price(pricers: Sequence[LayoutPricer]) -> None:
     numbers = [batch.ask(pricer) for pricer in pricers]
     prices = batch.prices()
     for pricer, own in zip(pricers, numbers, strict=True):
-        pricer._columns = prices.take(np.array(own))
+        pricer._columns = prices[np.array(own)]
 
 
 @dataclass(kw_only=True)
@@ -164,14 +163,6 @@ class _Batch:
     known: Known
     _sites: dict[object, Site] = field(default_factory=dict)
     _kinds: dict[_Kind, int] = field(default_factory=dict)
-
-    @property
-    def _shares_hosts(self) -> bool:
-        return self.offload.states or self.offload.tier == "nvme"
-
-    @property
-    def _adds_up_on_drives(self) -> bool:
-        return self.offload.optimizer and self.offload.tier == "nvme"
 
     def ask(self, pricer: LayoutPricer) -> list[int]:
         """The number of the kind of each of a layout's stages.
@@ -196,33 +187,24 @@ class _Batch:
     def prices(self) -> StagePrice:
         """The prices of the kinds as arrays, in order of their numbers."""
         kinds = list(self._kinds)
-        wanted = dict.fromkeys(part for kind in kinds for _, part in kind.parts)
+        wanted = dict.fromkeys(part for kind in kinds for part, _ in kind.parts)
         table, rows = atom_table(wanted, self.precision, self.machine, self.known)
-        several = max(len(kind.segments) for kind in kinds)
+        segments = zip_longest(*(kind.segments for kind in kinds), fillvalue=())
         contents = contents_of(
-            side_by_side([kind.parts for kind in kinds], table, rows),
+            _side_by_side([kind.parts for kind in kinds], table, rows),
             self.precision,
-            [
-                side_by_side([at(kind.segments, place) for kind in kinds], table, rows)
-                for place in range(several)
-            ],
+            [_side_by_side(several, table, rows) for several in segments],
         )
         found = stage_price(
             contents,
-            parallel_of(np.array([kind.mesh for kind in kinds]).T),
+            DataParallel.of([kind.parallel for kind in kinds]),
             self.precision,
             self.machine,
             self.optimizer,
             self.offload,
             np.array([kind.micro_batches for kind in kinds]),
         )
-        columns = {item.name: getattr(found, item.name) for item in fields(StagePrice)}
-        return StagePrice(
-            **{
-                name: np.broadcast_to(column, len(kinds))
-                for name, column in columns.items()
-            }
-        )
+        return found.each(lambda column: np.broadcast_to(column, len(kinds)))
 
     def _kind(
         self,
@@ -247,22 +229,22 @@ class _Batch:
             if both or self.offload.optimizer:  # who has nothing away does not ask
                 parts[site, place, Tied(operator, both)] += -1 if both else 1
         segments = (
-            held(
-                Counter(
-                    (self._site(pricer, blocks[one], plan), place, plan.retention)
-                    for one in run
-                    for plan in [stage.plans[one]]
-                )
+            Counter(
+                (self._site(pricer, blocks[one], plan), place, plan.retention)
+                for one in run
+                for plan in [stage.plans[one]]
             )
             for run in redone
         )
-        pp = pricer.layout.pp if self._shares_hosts else 1  # just where they are used
+        on_drives = self.offload.tier == "nvme"
+        shares_hosts = self.offload.states or on_drives
+        pp = pricer.layout.pp if shares_hosts else 1  # just where it is used
         together = pricer.layout.gpus <= pricer.machine.island.domain
-        plus = pricer.layout.zero_plus
-        mesh = degrees_of_stage(stage, pp, plus, together=together)
+        parallel = parallel_of(stage, pp, pricer.layout.zero_plus, together=together)
         m = pricer.layout.micro_batches // len(stage.held_by)
-        m = m if self._adds_up_on_drives else 1
-        return _Kind(held(parts), tuple(dict.fromkeys(segments)), mesh, m)
+        m = m if self.offload.optimizer and on_drives else 1
+        distinct = dict.fromkeys(tuple(one.items()) for one in segments)
+        return _Kind(tuple(parts.items()), tuple(distinct), parallel, m)
 
     def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         layout = pricer.layout
@@ -273,6 +255,21 @@ class _Batch:
         if key not in self._sites:
             self._sites[key] = _site(pricer, block, plan)
         return self._sites[key]
+
+
+def _side_by_side(
+    stages: Sequence[Parts], table: Atom, rows: Mapping[Wanted, int]
+) -> list[Part]:
+    """The first part of each stage, the second …; 0 of nothing where it has fewer.
+
+    *rows* says where in *table* each part's atom is; row 0 is none.
+    """
+    found = []
+    for place in zip_longest(*stages, fillvalue=(None, 0)):
+        counts = np.array([count for _, count in place])
+        index = [0 if part is None else rows[part] for part, _ in place]
+        found.append((counts, table[np.array(index)]))
+    return found
 
 
 def _layers(pricer: LayoutPricer) -> tuple[Block, ...]:
@@ -334,7 +331,7 @@ class Placed:
 
     @property
     def pricers(self) -> list[LayoutPricer]:
-        """Those to price (`layout_price.price_together`) before the stages are."""
+        """Those to price (`price_together`) before the stages are."""
         if len(self.pricer.machine.cluster.islands) == 1:
             return [self.pricer]
         return list(self._alone.values())
@@ -346,20 +343,14 @@ class Placed:
         rows = []
         for number, machines in enumerate(self._machines):
             here = (self._alone[id(on)].columns() for on in machines)
-            prices = [columns.take(np.array([number])) for columns in here]
+            prices = [columns[[number]] for columns in here]
             rows.append(slowest(prices, self.pricer.layout.micro_batches))
-        return StagePrice(
-            **{
-                item.name: np.concatenate([getattr(row, item.name) for row in rows])
-                for item in fields(StagePrice)
-            }
-        )
+        first, *others = rows
+        return first.each(lambda *each: np.concatenate(each), *others)
 
 
 def devices_of(layout: Layout, on: Machine) -> Devices:
     """The devices that *layout* runs on."""
-    if len(on.cluster.islands) == 1:
-        return _alike(on.device, layout)
     number = layout.precision.matmul
     spans = spans_of(on.cluster)
     meshes = {stage.mesh.ranks for stage in layout.stages}
@@ -377,16 +368,6 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
         capacities_bytes=tuple(
             device.capacity_bytes for device in devices_by_rank(layout, on)
         ),
-    )
-
-
-def _alike(device: Device, layout: Layout) -> Devices:
-    return Devices(
-        name=device.name,
-        peak_flops_per_s=device.peak_flops_per_s(layout.precision.matmul),
-        cost=device.cost.si if device.cost else None,
-        power_w=device.power.si if device.power else None,
-        capacities_bytes=(device.capacity_bytes,) * layout.pp,
     )
 
 

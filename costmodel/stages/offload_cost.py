@@ -142,10 +142,16 @@ def host_step(
     rate = np.where(there, to.write, host_link(machine))
     out_s = _beyond(hidden_s, leaving / rate, np.zeros(()))
     back_s = _weights_back_s(shard, zero, precision, machine, offload, to)
-    update_s = update_on_host_s(parameters, parallel, precision, machine, optimizer)
+    moments = OPTIMIZERS[optimizer]
+    if shares_cores(machine.device):  # as everywhere there
+        found = updated(parameters, parallel, precision, machine, optimizer)
+        update_s = found.seconds
+    else:  # bytes at what the ranks of a node share of its memory
+        moved = optimizer_bytes(parameters, parallel, precision, moments)
+        update_s = moved / (HOST_UPDATE_BYTES_PER_S / on_node(parallel, machine))
     norm_s: Array = np.zeros(())
     if offload.tier == "nvme":
-        states = shard * state_bytes(precision, OPTIMIZERS[optimizer])
+        states = shard * state_bytes(precision, moments)
         norm_s = np.where(there, gradients / to.read, 0.0)
         moved_s = states / to.read + states / to.write + norm_s
         update_s = np.maximum(update_s, moved_s)
@@ -217,21 +223,6 @@ def _weights_back_s(
     )
     fetched = ((zero == 1) | (zero == 2)) & machine.framework.fully_shard
     return np.asarray(shard * each / np.where(fetched, to.read, host_link(machine)))
-
-
-def update_on_host_s(
-    parameters: Array,
-    parallel: DataParallel,
-    precision: Precision,
-    machine: Machine,
-    optimizer: str,
-) -> Array:
-    """The update itself: bytes at what the ranks of a node share of its memory; on a
-    CPU as everywhere there."""
-    if shares_cores(machine.device):
-        return updated(parameters, parallel, precision, machine, optimizer).seconds
-    moved = optimizer_bytes(parameters, parallel, precision, OPTIMIZERS[optimizer])
-    return moved / (HOST_UPDATE_BYTES_PER_S / on_node(parallel, machine))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

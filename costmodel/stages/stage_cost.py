@@ -3,18 +3,16 @@
 Written once for a stage of a layout (counts are numbers) and for columns of
 candidates (counts and atoms are arrays): the two agree because they are the same.
 
-What a stage holds on one rank, before memory adds it up: no seconds in it.
-
-Most candidates are ruled out by their memory alone, so columns ask for this first.
+Most candidates are ruled out by their memory alone: columns ask for bytes first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from costmodel.layout import NOTHING, Offload
 from costmodel.machine import (
@@ -36,7 +34,6 @@ from costmodel.stages.data_parallelism import (
     sharded_experts,
     summed_s,
 )
-from costmodel.stages.fsdp_units import UnitWork, unit_work
 from costmodel.stages.offload_cost import (
     NO_WAITS,
     Moved,
@@ -47,22 +44,23 @@ from costmodel.stages.offload_cost import (
     there_and_back_s,
     waits,
 )
-from costmodel.stages.optimizer_step import accumulated, updated
+from costmodel.stages.optimizer_step import UnitWork, accumulated, unit_work, updated
 from costmodel.timeline import reduce_tail_s
-from profiles.arrays import Array
+from profiles.arrays import Array, Arrays
 from profiles.hardware import Precision
 
 WIDEST_WEIGHT = 3  # a GPT layer's 12·h² parameters are in matrices of up to 4·h²
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StageBytes:
-    """Parameters of a stage and bytes of one micro-batch, as in `StagePrice`."""
+class StageBytes(Arrays):
+    """What a rank of a stage holds of parameters, and of one micro-batch."""
 
     parameters: Array  # that are trained, but for those of experts
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
     saved_bytes: Array
+    weight_bytes: Array  # what gradients of weights are made of
     forward_working_bytes: Array
     backward_working_bytes: Array
     gathered_bytes: Array  # parameters that ZeRO-3 holds unsharded at a time
@@ -90,6 +88,7 @@ def stage_bytes(
         expert_parameters=total.expert_parameters,
         frozen_parameters=total.frozen_parameters,
         saved_bytes=total.saved_bytes,
+        weight_bytes=total.weight_bytes,
         forward_working_bytes=forward + buffer,
         backward_working_bytes=backward + buffer,
         gathered_bytes=_gathered(contents, parallel, precision, machine, offload),
@@ -143,7 +142,7 @@ def _gathered(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePrice:
+class StagePrice(StageBytes):
     """One micro-batch through a stage, and its share of the step's end.
 
     `forward_s` and `backward_s` are whole passes: compute, recompute, exposed tensor,
@@ -167,72 +166,14 @@ class StagePrice:
     gather_s: Array  # once a step: parameters; and what hiding a reduction costs
     step_s: Array
     step_copies_s: Array  # what of it an offloaded optimizer's copies take
-    parameters: Array  # that are trained, but for those of experts
-    expert_parameters: Array  # that are trained
-    frozen_parameters: Array
-    saved_bytes: Array
     away_bytes: Array  # offloaded between forward and backward
     summed_away_bytes: Array  # gradients that are summed once more where they are away
-    weight_bytes: Array
-    forward_working_bytes: Array
-    backward_working_bytes: Array
-    gathered_bytes: Array  # parameters that ZeRO-3 holds unsharded at a time
     flops: Array
     recompute_flops: Array
 
     @property
     def trained_parameters(self) -> Array:
         return np.asarray(self.parameters + self.expert_parameters)
-
-    def take(self, index: Array) -> StagePrice:
-        """The stages at *index*, for every field."""
-        return StagePrice(
-            **{item.name: getattr(self, item.name)[index] for item in fields(self)}
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stage:
-    """A stage that is priced; `apart` is the data parallelism of its experts."""
-
-    contents: Contents
-    parallel: DataParallel
-    apart: DataParallel
-    precision: Precision
-    machine: Machine
-    optimizer: str
-    offload: Offload
-    micro_batches: Any
-
-    @property
-    def total(self) -> Atom:
-        return self.contents.total
-
-    @property
-    def trained(self) -> Array:
-        return np.asarray(self.total.parameters + self.total.expert_parameters)
-
-    @property
-    def has_experts(self) -> bool:
-        """Whether this stage, or any of many, has some."""
-        return bool(np.any(self.total.expert_parameters))
-
-    @property
-    def hides_gradients(self) -> Array:
-        """Where a reduction lies behind the backward."""
-        return hides_gradients(self.machine.framework, self.parallel.tp)
-
-    def exposed_s(
-        self, communication_s: Array, compute_s: Array, *, overlapped: ArrayLike
-    ) -> Array:
-        """What of a pass's communication its compute does not hide."""
-        return exposed_s(
-            communication_s,
-            compute_s,
-            self.contents.layers,
-            overlapped=overlapped,
-            contention=self.machine.framework.overlap.contention,
-        )
 
 
 def stage_price(
@@ -259,16 +200,13 @@ def stage_price(
         offload=offload,
         micro_batches=micro_batches,
     )
-    total, states = contents.total, _state_work(stage)
-    passes = _passes(stage, states)
-    copies = _copies(stage, passes)
-    step = _step(stage, states, passes)
-    reduction = _reduction(stage, states, passes)
+    total, copies = contents.total, stage.copies
+    step_s, step_copies_s, summed_away_bytes = stage.step
     holds = stage_bytes(contents, parallel, precision, machine, offload)
     return StagePrice(
-        forward_s=passes.forward_s + copies.forward_s,
-        backward_s=passes.backward_s + copies.backward_s,
-        weight_s=_weight_s(stage, states, passes),
+        forward_s=stage.forward_s + copies.forward_s,
+        backward_s=stage.backward_s + copies.backward_s,
+        weight_s=stage.weight_s,
         recompute_s=total.recompute_s,
         recompute_comm_s=total.recompute_tensor_s
         + total.recompute_context_s
@@ -276,16 +214,15 @@ def stage_price(
         tensor_comm_s=_communication_s(total, "tensor"),
         context_comm_s=_communication_s(total, "context"),
         expert_comm_s=_communication_s(total, "expert"),
-        data_comm_s=passes.forward_exposed_s + passes.backward_exposed_s,
+        data_comm_s=stage.forward_exposed_s + stage.backward_exposed_s,
         offload_s=copies.forward_s + copies.backward_s,
-        reduce_s=reduction.reduce_s,
-        buckets=reduction.buckets,
-        gather_s=reduction.gather_s,
-        step_s=step.seconds,
-        step_copies_s=step.copies_s,
+        reduce_s=stage.reduce_s,
+        buckets=stage.buckets,
+        gather_s=stage.gather_s,
+        step_s=step_s,
+        step_copies_s=step_copies_s,
         away_bytes=total.away_bytes,
-        summed_away_bytes=step.summed_away_bytes,
-        weight_bytes=total.weight_bytes,
+        summed_away_bytes=summed_away_bytes,
         flops=total.flops,
         recompute_flops=total.recompute_flops,
         **{item.name: getattr(holds, item.name) for item in fields(holds)},
@@ -293,7 +230,7 @@ def stage_price(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _StateWork:
+class _StateWork(Arrays):
     """What becomes of a stage's parameters and gradients beside its products."""
 
     sync: Exchanges
@@ -301,229 +238,219 @@ class _StateWork:
     updated: Sourced  # by an optimizer on the device
     units: UnitWork
 
+
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """A stage that is priced, each part of its price made when it is first asked for;
+    `apart` is the data parallelism of its experts."""
+
+    contents: Contents
+    parallel: DataParallel
+    apart: DataParallel
+    precision: Precision
+    machine: Machine
+    optimizer: str
+    offload: Offload
+    micro_batches: Any
+
     @property
+    def total(self) -> Atom:
+        return self.contents.total
+
+    @cached_property
+    def states(self) -> _StateWork:
+        """Of the stage's own parameters and, where it has any, of its experts'."""
+        total = self.total
+        found = self._states(total.parameters, self.parallel, total.frozen_parameters)
+        if not np.any(total.expert_parameters):
+            return found
+        experts = self._states(total.expert_parameters, self.apart)
+        # Without any there is nothing to launch.
+        return found + experts.where(total.expert_parameters > 0)
+
+    def _states(
+        self, parameters: Array, parallel: DataParallel, frozen: Any = 0.0
+    ) -> _StateWork:
+        """Of *parameters* that are sharded as *parallel* says."""
+        side = parameters, parallel, self.precision, self.machine
+        layers = self.contents.layers
+        return _StateWork(
+            sync=exchanges(*side, units=layers, frozen=frozen, offload=self.offload),
+            accumulated=accumulated(*side, frozen=frozen),
+            updated=updated(*side, self.optimizer),
+            units=unit_work(*side, units=layers),
+        )
+
+    @cached_property
     def accumulate_s(self) -> Array:
-        """Seconds of a backward, hooks and copies of units with them."""
-        return np.asarray(self.accumulated.seconds + self.units.backward.seconds)
+        """Gradients of a backward, with hooks and copies of units."""
+        states = self.states
+        return np.asarray(states.accumulated.seconds + states.units.backward.seconds)
 
-    def __add__(self, other: _StateWork) -> _StateWork:
-        return _StateWork(
-            sync=self.sync + other.sync,
-            accumulated=self.accumulated + other.accumulated,
-            updated=self.updated + other.updated,
-            units=self.units + other.units,
+    @cached_property
+    def _hides_gradients(self) -> Array:
+        """Where a reduction lies behind the backward."""
+        return hides_gradients(self.machine.framework, self.parallel.tp)
+
+    def _exposed_s(self, sent_s: Array, compute_s: Array, overlapped: Any) -> Array:
+        """What of a pass's communication its compute does not hide."""
+        return exposed_s(
+            sent_s,
+            compute_s,
+            self.contents.layers,
+            overlapped=overlapped,
+            contention=self.machine.framework.overlap.contention,
         )
 
-    def where(self, condition: Any) -> _StateWork:
-        """This work where *condition* holds, else none."""
-        return _StateWork(
-            sync=self.sync.where(condition),
-            accumulated=self.accumulated.where(condition),
-            updated=self.updated.where(condition),
-            units=self.units.where(condition),
+    @cached_property
+    def forward_exposed_s(self) -> Array:
+        """Data parallelism's exchanges in a forward that it does not hide."""
+        gather, overlap = (
+            self.states.sync.forward_gather,
+            self.machine.framework.overlap.hidden,
+        )
+        return self._exposed_s(gather.seconds, self.total.forward_s, "param" in overlap)
+
+    @cached_property
+    def backward_exposed_s(self) -> Array:
+        """The same of a backward."""
+        sync = self.states.sync
+        sent_s = (sync.backward_gather + sync.backward_reduce).seconds
+        return self._exposed_s(sent_s, self._backward_compute_s, self._hides_gradients)
+
+    @property
+    def _backward_compute_s(self) -> Array:
+        total = self.total
+        return np.asarray(total.recompute_s + total.backward_s + self.accumulate_s)
+
+    @cached_property
+    def forward_s(self) -> Array:
+        """A micro-batch's forward before it waits for copies."""
+        unit_s = self.states.units.forward.seconds
+        return np.asarray(self.total.forward_s + self.forward_exposed_s + unit_s)
+
+    @cached_property
+    def backward_s(self) -> Array:
+        """The same of its backward."""
+        return np.asarray(self._backward_compute_s + self.backward_exposed_s)
+
+    @cached_property
+    def copies(self) -> Waits:
+        """What the passes wait for of what is offloaded."""
+        total, precision = self.total, self.precision
+        if not (self.offload.states or np.any(total.away_bytes)):
+            return NO_WAITS
+        own, experts = self.parallel.shards, self.apart.shards
+        each = shard_bytes(precision, self.machine)
+        frozen = total.frozen_parameters * precision.frozen_bytes
+        weights = total.parameters * each + frozen
+        gradients = total.parameters / own + total.expert_parameters / experts
+        return waits(
+            Moved(
+                saved_bytes=total.away_bytes,
+                weight_bytes=weights / own + total.expert_parameters * each / experts,
+                gradient_bytes=precision.gradient.bytes * gradients,
+            ),
+            forward_s=self.forward_s,
+            backward_s=self.backward_s,
+            parallel=self.parallel,
+            offload=self.offload,
+            machine=self.machine,
+            micro_batches=np.asarray(self.micro_batches),
         )
 
-
-def _state_work(stage: _Stage) -> _StateWork:
-    """Of the stage's own parameters and, where it has any, of its experts'."""
-    total = stage.total
-    found = _state_work_of(
-        stage, total.parameters, stage.parallel, total.frozen_parameters
-    )
-    if not stage.has_experts:
-        return found
-    held = total.expert_parameters > 0  # without any there is nothing to launch
-    return found + _state_work_of(stage, total.expert_parameters, stage.apart).where(
-        held
-    )
-
-
-def _state_work_of(
-    stage: _Stage, parameters: Array, parallel: DataParallel, frozen: Any = 0.0
-) -> _StateWork:
-    """Of *parameters* that are sharded as *parallel* says."""
-    side = parameters, parallel, stage.precision, stage.machine
-    layers = stage.contents.layers
-    return _StateWork(
-        sync=exchanges(*side, units=layers, frozen=frozen, offload=stage.offload),
-        accumulated=accumulated(*side, frozen=frozen),
-        updated=updated(*side, stage.optimizer),
-        units=unit_work(*side, units=layers),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Passes:
-    """Seconds of a micro-batch's passes before they wait for copies; `*_exposed_s` is
-    what of them data parallelism's exchanges take."""
-
-    forward_s: Array
-    backward_s: Array
-    forward_exposed_s: Array
-    backward_exposed_s: Array
-
-
-def _passes(stage: _Stage, states: _StateWork) -> _Passes:
-    total, sync = stage.total, states.sync
-    backward_compute = total.recompute_s + total.backward_s + states.accumulate_s
-    forward_exposed = stage.exposed_s(
-        sync.forward_gather.seconds,
-        total.forward_s,
-        overlapped="param" in stage.machine.framework.overlap.hidden,
-    )
-    backward_exposed = stage.exposed_s(
-        (sync.backward_gather + sync.backward_reduce).seconds,
-        backward_compute,
-        overlapped=stage.hides_gradients,
-    )
-    return _Passes(
-        forward_s=total.forward_s + forward_exposed + states.units.forward.seconds,
-        backward_s=backward_compute + backward_exposed,
-        forward_exposed_s=forward_exposed,
-        backward_exposed_s=backward_exposed,
-    )
-
-
-def _copies(stage: _Stage, passes: _Passes) -> Waits:
-    """What the passes wait for of what is offloaded."""
-    total, precision = stage.total, stage.precision
-    if not (stage.offload.states or np.any(total.away_bytes)):
-        return NO_WAITS
-    own, experts = stage.parallel.shards, stage.apart.shards
-    each = shard_bytes(precision, stage.machine)
-    weights = total.parameters * each + total.frozen_parameters * precision.frozen_bytes
-    gradients = total.parameters / own + total.expert_parameters / experts
-    return waits(
-        Moved(
-            saved_bytes=total.away_bytes,
-            weight_bytes=weights / own + total.expert_parameters * each / experts,
-            gradient_bytes=precision.gradient.bytes * gradients,
-        ),
-        forward_s=passes.forward_s,
-        backward_s=passes.backward_s,
-        parallel=stage.parallel,
-        offload=stage.offload,
-        machine=stage.machine,
-        micro_batches=np.asarray(stage.micro_batches),
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """The optimizer's step; `copies_s` of its seconds are copies, also those of
-    gradients that are summed once more where they are away."""
-
-    seconds: Array
-    copies_s: Array
-    summed_away_bytes: Array
-
-
-def _step(stage: _Stage, states: _StateWork, passes: _Passes) -> _Step:
-    """On the device or, where the optimizer is offloaded, on the host."""
-    unit_s = states.units.step.seconds
-    if not stage.offload.optimizer:
-        nothing = np.zeros(())
-        return _Step(
-            seconds=states.updated.seconds + unit_s,
-            copies_s=nothing,
-            summed_away_bytes=nothing,
+    @property
+    def step(self) -> tuple[Array, Array, Array]:
+        """Seconds of the optimizer's step, on the device or, where it is offloaded, on
+        the host; what of them are copies; and the bytes of gradients that are summed
+        once more where they are away."""
+        unit_s = self.states.units.step.seconds
+        if not self.offload.optimizer:
+            return self.states.updated.seconds + unit_s, np.zeros(()), np.zeros(())
+        total, parallel, machine = self.total, self.parallel, self.machine
+        step_s: Array = np.zeros(())
+        copies_s: Array = np.zeros(())
+        sides = [(total.parameters, parallel), (total.expert_parameters, self.apart)]
+        for held, side in sides[: 1 + bool(np.any(total.expert_parameters))]:
+            on_host = host_step(
+                held,
+                side,
+                self.precision,
+                machine,
+                self.optimizer,
+                offload=self.offload,
+                backward_s=self.backward_s,
+                layers=parallel,
+            )
+            step_s = step_s + np.where(held > 0, on_host.seconds, 0.0)
+            copies_s = copies_s + np.where(held > 0, on_host.copies_s, 0.0)
+        summed_away = self.precision.gradient.bytes * summed_where_they_lie(
+            total.parameters,
+            total.expert_parameters,
+            total.summands + total.tied_parameters,
+            parallel=parallel,
+            apart=self.apart,
+            offload=self.offload,
+            machine=machine,
         )
-    found = _step_on_host(stage, passes.backward_s)
-    return replace(found, seconds=found.seconds + unit_s)
+        brought_s = there_and_back_s(summed_away, parallel, self.offload, machine)
+        return step_s + brought_s + unit_s, copies_s + brought_s, summed_away
 
+    @cached_property
+    def reduce_s(self) -> Array:
+        """Gradients, once a step."""
+        sent = self.states.sync.step_reduce
+        return np.asarray(self.machine.once_a_step(sent).seconds)
 
-def _step_on_host(stage: _Stage, backward_s: Array) -> _Step:
-    total, precision, machine = stage.total, stage.precision, stage.machine
-    parallel, apart, offload = stage.parallel, stage.apart, stage.offload
-    step_s: Array = np.zeros(())
-    copies_s: Array = np.zeros(())
-    sides = [(total.parameters, parallel)]
-    if stage.has_experts:
-        sides.append((total.expert_parameters, apart))
-    for states, side in sides:
-        on_host = host_step(
-            states,
-            side,
-            precision,
-            machine,
-            stage.optimizer,
-            offload=offload,
-            backward_s=backward_s,
-            layers=parallel,
+    @cached_property
+    def buckets(self) -> Array:
+        layers, side = self.contents.layers, (self.precision, self.machine)
+        return messages_of(self.total.trained, self.parallel, layers, *side)
+
+    @property
+    def gather_s(self) -> Array:
+        """Once a step: parameters, what the last backward loses to the reduction that
+        it hides, and summands over tp."""
+        total, machine, sync = self.total, self.machine, self.states.sync
+        gather_s = machine.once_a_step(sync.step_gather).seconds
+        if (
+            "param" in machine.framework.overlap.hidden
+        ):  # behind the next step's first forward
+            gather_s = self._exposed_s(sync.step_gather.seconds, self.forward_s, True)
+        gather_s = gather_s + machine.once_a_step(sync.step_sum).seconds
+        exposed = reduce_tail_s(
+            self.reduce_s,
+            self.backward_s,
+            buckets=self.buckets,
+            overlap=self._hides_gradients,
         )
-        step_s = step_s + np.where(states > 0, on_host.seconds, 0.0)
-        copies_s = copies_s + np.where(states > 0, on_host.copies_s, 0.0)
-    summed_away = precision.gradient.bytes * summed_where_they_lie(
-        total.parameters,
-        total.expert_parameters,
-        total.summands + total.tied_parameters,
-        parallel=parallel,
-        apart=apart,
-        offload=offload,
-        machine=machine,
-    )
-    brought_s = there_and_back_s(summed_away, parallel, offload, machine)
-    return _Step(
-        seconds=step_s + brought_s,
-        copies_s=copies_s + brought_s,
-        summed_away_bytes=summed_away,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reduction:
-    """What is exchanged once a step, as in `StagePrice`."""
-
-    reduce_s: Array
-    buckets: Array
-    gather_s: Array
-
-
-def _reduction(stage: _Stage, states: _StateWork, passes: _Passes) -> _Reduction:
-    total, sync, machine = stage.total, states.sync, stage.machine
-    parallel, precision = stage.parallel, stage.precision
-    gather_s = machine.once_a_step(sync.step_gather).seconds
-    if (
-        "param" in machine.framework.overlap.hidden
-    ):  # behind the next step's first forward
-        gather_s = stage.exposed_s(
-            sync.step_gather.seconds, passes.forward_s, overlapped=True
+        gather_s = gather_s + machine.framework.overlap.contention * (
+            self.reduce_s - exposed
         )
-    gather_s = gather_s + machine.once_a_step(sync.step_sum).seconds
-    # What the last backward loses to the reduction that it hides.
-    reduce_s = machine.once_a_step(sync.step_reduce).seconds
-    layers = stage.contents.layers
-    buckets = messages_of(stage.trained, parallel, layers, precision, machine)
-    exposed = reduce_tail_s(
-        reduce_s, passes.backward_s, buckets=buckets, overlap=stage.hides_gradients
-    )
-    gather_s = gather_s + machine.framework.overlap.contention * (reduce_s - exposed)
-    if np.any(total.summands):  # once gradients are reduced: nothing hides it
-        gather_s = gather_s + summed_s(total.summands, parallel, precision, machine)
-    return _Reduction(reduce_s=reduce_s, buckets=buckets, gather_s=gather_s)
+        if not np.any(total.summands):
+            return np.asarray(gather_s)
+        # Once gradients are reduced: nothing hides it.
+        summed = summed_s(total.summands, self.parallel, self.precision, machine)
+        return np.asarray(gather_s + summed)
 
-
-def _weight_s(stage: _Stage, states: _StateWork, passes: _Passes) -> Array:
-    """What of the backward makes gradients of weights, adds them up and sends them."""
-    parallel, sync = stage.parallel, states.sync
-    sent = _reduced(sync.backward_reduce, sync.backward_gather)
-    late = 1 - stage.contents.early_parameters / np.maximum(stage.trained, 1)
-    # Where shards have replicas, the table's gradient waits for W.
-    late = np.where((parallel.zero >= 2) & (parallel.replicas > 1), 1.0, late)
-    put_off_s = states.accumulate_s + passes.backward_exposed_s * sent
-    return np.asarray(stage.total.weight_s + late * put_off_s)
+    @property
+    def weight_s(self) -> Array:
+        """What of the backward makes gradients of weights, adds up and sends them."""
+        parallel, sync, total = self.parallel, self.states.sync, self.total
+        reduce_s = sync.backward_reduce.seconds
+        both_s = reduce_s + sync.backward_gather.seconds
+        sent = np.where(both_s > 0, reduce_s / np.where(both_s > 0, both_s, 1.0), 0.0)
+        late = 1 - self.contents.early_parameters / np.maximum(total.trained, 1)
+        # Where shards have replicas, the table's gradient waits for W.
+        late = np.where((parallel.zero >= 2) & (parallel.replicas > 1), 1.0, late)
+        put_off_s = self.accumulate_s + self.backward_exposed_s * sent
+        return np.asarray(total.weight_s + late * put_off_s)
 
 
 def most_hidden_s(expert_comm_s: Array, backward_s: Array, machine: Machine) -> Array:
     """At most what a backward saves that runs at once with a forward."""
     share = 1 - machine.framework.overlap.contention
     return np.asarray(share * np.minimum(expert_comm_s, backward_s))
-
-
-def _reduced(reduce: Sourced, gather: Sourced) -> Array:
-    """The share of a backward's exchanges that sends gradients."""
-    both: Array = reduce.seconds + gather.seconds
-    return np.where(both > 0, reduce.seconds / np.where(both > 0, both, 1.0), 0.0)
 
 
 def _communication_s(total: Atom, kind: str) -> Array:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.support.features import (
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
         treatment,
     )
     from costmodel.support.framework_features import (
+        ALIKE,
         BASE,
+        BY_STAGE,
         Capabilities,
         Filter,
         capabilities,
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
         known_of,
         own_capabilities,
     )
-    from costmodel.support.granularity import ALIKE, BY_STAGE
     from costmodel.support.legality import (
         MOST_PASSES,
         fuses_attention,
@@ -45,39 +46,4 @@ if TYPE_CHECKING:
         require_supported,
     )
 
-__all__ = [
-    "ALIKE",
-    "AWAY",
-    "BASE",
-    "BY_NAME",
-    "BY_STAGE",
-    "MOST_PASSES",
-    "ROUTED",
-    "SEGMENTS",
-    "TREATMENTS",
-    "Capabilities",
-    "Combination",
-    "Filter",
-    "Row",
-    "capabilities",
-    "default_precisions",
-    "framework_warnings",
-    "fuses_attention",
-    "is_described",
-    "is_local",
-    "known_of",
-    "local_warnings",
-    "machine_violations",
-    "mechanisms",
-    "own_capabilities",
-    "refusals",
-    "refused",
-    "require_legal",
-    "require_legal_layout",
-    "require_supported",
-    "treatment",
-    "violations",
-    "width_violations",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

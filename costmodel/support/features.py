@@ -32,6 +32,11 @@ from profiles.hardware import precision
 from profiles.models import DecoderSpec, Job
 
 SEGMENTS = "segments"
+# Fields of a combination that are a `Uniform`'s.
+_OF_CHOICE = (
+    *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "zero_group", "schedule"),
+    *("precision", "gradient_format", "flash_attention"),
+)
 NOWHERE = frozenset(("none",))
 AWAY = {"cpu": "offloaded", "nvme": "on disk"}  # by tier
 IN_PART = "in part"
@@ -77,25 +82,23 @@ class Combination:
     stages: str  # alike, unlike, held elsewhere, gaps
 
     @classmethod
+    def of(cls, asked: Uniform | Layout | Combination, job: Job) -> Combination:
+        """That of whatever was asked about *job*."""
+        if isinstance(asked, Combination):
+            return asked
+        if isinstance(asked, Layout):
+            return cls.of_layout(asked)
+        return cls.of_choice(asked, job)
+
+    @classmethod
     def of_choice(cls, choice: Uniform, job: Job) -> Combination:
         """What *choice* means for *job*'s model; raises as `retention.preset`."""
         return cls(
-            tp=choice.tp,
-            pp=choice.pp,
-            dp=choice.dp,
-            cp=choice.cp,
-            cp_kind=choice.cp_kind,
-            ep=choice.ep,
-            etp=choice.etp,
+            **{name: getattr(choice, name) for name in _OF_CHOICE},
             zero=frozenset((choice.zero,)),
-            zero_group=choice.zero_group,
             sequence_parallel=frozenset((choice.sequence_parallel,)),
-            schedule=choice.schedule,
             retentions=frozenset((_chosen(choice, job),)),
             of_ends=NOWHERE,
-            precision=choice.precision,
-            gradient_format=choice.gradient_format,
-            flash_attention=choice.flash_attention,
             states=_states(choice.offload),
             states_on=_kept_on(choice.offload),
             zero_plus=str(choice.zero_plus),
@@ -113,13 +116,12 @@ class Combination:
             for name, plan in zip(stage.layers, stage.plans, strict=True)
         ]
         return cls(
-            tp=max(mesh.tp for mesh in meshes),
+            **{
+                name: max(getattr(mesh, name) for mesh in meshes)
+                for name in ("tp", "dp", "cp", "ep", "etp")
+            },
             pp=layout.pp,
-            dp=max(mesh.dp for mesh in meshes),
-            cp=max(mesh.cp for mesh in meshes),
             cp_kind=layout.cp_kind,
-            ep=max(mesh.ep for mesh in meshes),
-            etp=max(mesh.etp for mesh in meshes),
             zero=frozenset(plan.zero for _, plan in plans),
             zero_group=min(mesh.dp_shard for mesh in meshes),
             sequence_parallel=frozenset(
@@ -253,6 +255,12 @@ class Fact:
 
 
 Facts = Mapping[str, Fact]
+Values = Mapping[str, tuple[str, ...]]  # fact → the values that it may have
+
+
+def holds(when: Values, found: Facts) -> bool:
+    """Whether every fact that *when* names has one of its values."""
+    return all(found[name].value in values for name, values in when.items())
 
 
 def facts(used: Combination, job: Job) -> Facts:

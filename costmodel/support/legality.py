@@ -12,6 +12,7 @@ is split divides.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from costmodel.layout import (
     PARTIAL,
@@ -201,17 +202,9 @@ def _of_stages(layout: Layout, job: Job, cluster: Cluster) -> Iterator[str]:
         for sequence_split in {plan.sharding == "megatron-sp" for plan in stage.plans}
     }
     for (_, sequence_split), stage in kinds.items():
-        choice = Uniform(
-            tp=stage.mesh.tp,
-            dp=stage.mesh.dp,
-            cp=stage.mesh.cp,
-            ep=stage.mesh.ep,
-            etp=stage.mesh.etp,
-            micro_batch=layout.micro_batch(stage),
+        choice = replace(
+            Uniform.of_stage(layout, stage),
             sequence_parallel=sequence_split and stage.mesh.tp > 1,
-            cp_kind=layout.cp_kind,
-            flash_attention=layout.flash_attention,
-            precision=layout.precision_name,
         )
         yield from _cluster(choice, cluster)
         if isinstance(job.spec, DecoderSpec):
@@ -280,11 +273,10 @@ def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
     body = job.graph.body
     stages = choice.pp * choice.virtual_stages
     woven = choice.virtual_stages > 1
+    even = job.graph.even and choice.layers_per_stage is None  # else asked for, checked
     if stages > body and not (woven and stages == body + 2):
         yield f"pp × virtual stages = {stages} is more than the {body} layers"
-    elif choice.layers_per_stage is not None:
-        pass  # whoever asks for a cut has looked
-    elif woven and job.graph.even and not interleaves(body, stages):
+    elif woven and even and not interleaves(body, stages):
         yield (
             f"interleaving splits the {body} layers (or {body + 2} with embedding and "
             f"head) into pp × virtual stages = {stages} equal parts, which does not "

@@ -10,7 +10,6 @@ yes and refuse every no.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -19,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from costmodel.layout import Layout, Uniform
-from costmodel.support.features import Combination, Facts, facts
+from costmodel.support.features import Combination, Facts, Values, facts, holds
 from profiles.errors import Unsupported
 from profiles.hardware import Cluster
 from profiles.models import Job
@@ -27,7 +26,6 @@ from profiles.models import Job
 TABLE = Path(__file__).parents[1] / "data" / "support.json"
 LOCAL = "local"  # the cluster that a profile was taken on
 Asked = Uniform | Layout | Combination
-Values = Mapping[str, tuple[str, ...]]  # fact → the values that it may have
 
 
 class Answer(StrEnum):
@@ -86,17 +84,12 @@ def mechanisms() -> tuple[Mechanism, ...]:
     return msgspec.json.decode(TABLE.read_bytes(), type=_Table).mechanisms
 
 
-def rows() -> tuple[tuple[Mechanism, Row], ...]:
-    """Every combination of every mechanism."""
-    return tuple((one, row) for one in mechanisms() for row in one.rows)
-
-
 def support(asked: Asked, job: Job) -> list[Verdict]:
     """One verdict for each mechanism that *asked* uses.
 
     Raises UnknownName or InvalidSpec for names that no catalogue holds.
     """
-    found = facts(_combination(asked, job), job)
+    found = facts(Combination.of(asked, job), job)
     return [_verdict(one, found) for one in mechanisms() if not _unused(one, found)]
 
 
@@ -146,22 +139,14 @@ def default_precisions(cluster: Cluster) -> tuple[str, ...]:
     return tuple(name for name in known if name != "fp16" or not is_local(cluster))
 
 
-def _combination(asked: Asked, job: Job) -> Combination:
-    if isinstance(asked, Combination):
-        return asked
-    if isinstance(asked, Layout):
-        return Combination.of_layout(asked)
-    return Combination.of_choice(asked, job)
-
-
 def _unused(mechanism: Mechanism, found: Facts) -> bool:
     asked_about = {name for row in mechanism.rows for name in row.when}
     foreign = not asked_about <= found.keys()  # only decoders have heads, say
-    return foreign or bool(mechanism.unless and _holds(mechanism.unless, found))
+    return foreign or bool(mechanism.unless and holds(mechanism.unless, found))
 
 
 def _verdict(mechanism: Mechanism, found: Facts) -> Verdict:
-    row = next((row for row in mechanism.rows if _holds(row.when, found)), UNKNOWN)
+    row = next((row for row in mechanism.rows if holds(row.when, found)), UNKNOWN)
     names = dict.fromkeys((*mechanism.about, *row.when))
     shown = [
         found[name].shown if name == mechanism.name else f"{name} {found[name].shown}"
@@ -173,7 +158,3 @@ def _verdict(mechanism: Mechanism, found: Facts) -> Verdict:
         reason=row.reason,
         asked=", ".join(shown),
     )
-
-
-def _holds(when: Values, found: Facts) -> bool:
-    return all(found[name].value in values for name, values in when.items())

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.timeline.batched import simulate_together
@@ -11,16 +11,4 @@ if TYPE_CHECKING:
     from costmodel.timeline.span import Span, spans
     from costmodel.timeline.timeline import Timeline, reduce_tail_s, simulate
 
-__all__ = [
-    "Span",
-    "StageCosts",
-    "Timeline",
-    "reduce_tail_s",
-    "shared_bound_s",
-    "simulate",
-    "simulate_together",
-    "spans",
-    "transient_of",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.analysis.diff import (
@@ -31,34 +31,4 @@ if TYPE_CHECKING:
         sensitivity_document,
     )
 
-__all__ = [
-    "BRIEF",
-    "POOL",
-    "Largest",
-    "Sized",
-    "binds",
-    "diagnose",
-    "diagnose_search",
-    "difference",
-    "difference_document",
-    "difference_view",
-    "doubt",
-    "efficiency",
-    "faster",
-    "indistinguishable",
-    "looked_for",
-    "loss",
-    "maximize",
-    "plans",
-    "probe_files",
-    "probes",
-    "recommended",
-    "require_alike",
-    "sensitivities",
-    "sensitivities_table",
-    "sensitivity_document",
-    "why_chosen",
-    "worse",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

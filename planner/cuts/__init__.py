@@ -2,15 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.cuts.search import are_searched, cuts_do_not_fit, with_cuts
 
-__all__ = [
-    "are_searched",
-    "cuts_do_not_fit",
-    "with_cuts",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

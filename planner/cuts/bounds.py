@@ -18,7 +18,7 @@ from math import inf
 
 import numpy as np
 
-from costmodel.batched import Gather, StageRows, any_cut_s
+from costmodel.batched import Rows, StageRows, any_cut_s
 from costmodel.layout import Columns
 from costmodel.timeline import shared_bound_s
 from planner.cuts.units import Units
@@ -196,8 +196,8 @@ class CutRoom:
         return StageRows.of(self._blocks, row, layers, stage)
 
     @cached_property
-    def _blocks(self) -> Gather:
-        return Gather(columns=self.columns, book=self.problem.book)
+    def _blocks(self) -> Rows:
+        return Rows(columns=self.columns, book=self.problem.book)
 
 
 def keep_too_much(

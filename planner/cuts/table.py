@@ -18,7 +18,7 @@ from math import inf
 
 import numpy as np
 
-from costmodel.batched import Gather, StageRows, any_cut_s
+from costmodel.batched import Rows, StageRows, any_cut_s
 from costmodel.layout import Columns
 from costmodel.timeline import shared_bound_s
 from planner.cuts.units import Units
@@ -308,7 +308,7 @@ class _Stages:
     def rows(self) -> StageRows:
         rank, count, leading = self._places
         return StageRows.of(
-            Gather(columns=self.columns, book=self.problem.book),
+            Rows(columns=self.columns, book=self.problem.book),
             np.zeros_like(rank),
             self.units.numbered(count, np.minimum(leading, count)),
             rank,

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.heterogeneous.homogenized import over_islands
@@ -14,13 +14,4 @@ if TYPE_CHECKING:
         widened,
     )
 
-__all__ = [
-    "alike_alone",
-    "any_fits",
-    "over_islands",
-    "require_possible",
-    "stages_alone",
-    "widened",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -311,7 +311,7 @@ def priced_at(problem: Problem, m: int, place: Place, alike: Array) -> list[Pric
         for layout in layouts
     ]
     price_together(pricers)
-    prices = [pricer.columns().take(alike) for pricer in pricers]
+    prices = [pricer.columns()[alike] for pricer in pricers]
     known = Known()
     return [
         (

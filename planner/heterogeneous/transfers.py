@@ -25,7 +25,7 @@ import numpy as np
 
 from costmodel.layout import Layout
 from costmodel.machine import Machine
-from costmodel.stages import Sender, boundary_s, machines_of, sends, tied_sync
+from costmodel.stages import Sender, boundary, machines_of, sends, tied_sync
 from planner.heterogeneous.candidates import Option, Ways
 from planner.heterogeneous.partition import EXACT
 from planner.problem import Place, Problem
@@ -189,7 +189,5 @@ def _meeting(problem: Problem, one: Place, two: Place) -> Machine:
 
 def _sent_s(layout: Layout, problem: Problem, where: Machine, *, far: bool) -> float:
     sender = Sender.of(layout, layout.stages[0])
-    once_s = boundary_s(
-        problem.job, where, layout.precision, sender, far=np.asarray(far)
-    )
-    return 2 * float(sends(once_s, where).beside_s)
+    sent = boundary(problem.job, where, layout.precision, sender, far=np.asarray(far))
+    return 2 * float(sends(sent.seconds, where).beside_s)

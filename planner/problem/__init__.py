@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.problem.axes import ONE_F_ONE_B, Axes
@@ -56,56 +56,4 @@ if TYPE_CHECKING:
     from planner.problem.space import Space
     from planner.problem.table import Option, Table, divisors, length, take
 
-__all__ = [
-    "EXACT",
-    "MOST_LAYERS",
-    "ONE_F_ONE_B",
-    "WORTHWHILE",
-    "Added",
-    "Asked",
-    "Axes",
-    "Candidate",
-    "Counters",
-    "Cuts",
-    "Found",
-    "Goal",
-    "Objective",
-    "Operators",
-    "Option",
-    "Place",
-    "Posed",
-    "Problem",
-    "Proof",
-    "Solution",
-    "Space",
-    "Staged",
-    "Status",
-    "Table",
-    "Wider",
-    "asked_of",
-    "away_words",
-    "candidate_words",
-    "choice_words",
-    "divisors",
-    "dp_to_split",
-    "hopeless",
-    "hopeless_by_states",
-    "is_unlike",
-    "layout_pins",
-    "length",
-    "only_unlike",
-    "orders",
-    "require_consistent",
-    "retention_words",
-    "short_candidate_words",
-    "simulate",
-    "states_bytes",
-    "states_fit",
-    "take",
-    "too_deep",
-    "too_large",
-    "usual_probability",
-    "widest_bytes",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,15 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.remat.least_peak import first_fit, free, leanest
 
-__all__ = [
-    "first_fit",
-    "free",
-    "leanest",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.report.document import (
@@ -18,23 +18,4 @@ if TYPE_CHECKING:
     from planner.report.scaling import sizes_document, sizes_table, sizes_words
     from planner.report.tables import plan_view, searches_table
 
-__all__ = [
-    "Beside",
-    "answer_document",
-    "beside",
-    "bound_document",
-    "in_others",
-    "metered",
-    "nothing_document",
-    "plan_view",
-    "premise_document",
-    "probes_beside",
-    "require_answerable",
-    "search_document",
-    "searches_table",
-    "sizes_document",
-    "sizes_table",
-    "sizes_words",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.search.bounds import ENDS, Floor, leaf_bounds, rough_s
@@ -16,30 +16,4 @@ if TYPE_CHECKING:
     from planner.search.shortlist import FARTHEST, Shortlist, distinct
     from planner.search.verify import again_priced, check
 
-__all__ = [
-    "BASELINES",
-    "ENDS",
-    "FARTHEST",
-    "SEARCHES",
-    "AbstractSearch",
-    "BranchAndBound",
-    "BranchQueue",
-    "Clock",
-    "Floor",
-    "Frontier",
-    "Limits",
-    "Progress",
-    "Shortlist",
-    "again_priced",
-    "check",
-    "distinct",
-    "everything_away",
-    "leaf_bounds",
-    "over_offloads",
-    "polished",
-    "rough_s",
-    "search_called",
-    "without_auto",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -9,14 +9,13 @@
 
 All are lower bounds of what the simulation says: the first because no pipeline is
 faster than its mean rank is busy, the second because every term left out adds time
-(laws of `costmodel.batched.bounds`), the third by `Space.leanest`.
+(laws of `costmodel.batched.makespan`), the third by `Space.leanest`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf
 from typing import Final
 
@@ -24,8 +23,8 @@ import numpy as np
 
 from costmodel.batched import (
     ColumnPrices,
-    Passes,
     Rows,
+    Runs,
     leanest_bytes,
     least_node_bytes,
     makespan_s,
@@ -213,22 +212,23 @@ class Floor:
             passes[-1] = passes[-1] + after
             sides.append(tuple(map(np.asarray, passes)))
         forward, backward, *rest = sides
-        weight, hidden = rest or (forward, forward)  # of schedules that ask for none
+        weight, hidden = rest or ((), ())
         on = self.problem.machine
         return makespan_s(
-            Passes(
+            Runs(
                 forward_s=forward,
                 backward_s=backward,
                 weight_s=weight,
                 hidden_s=tuple(
-                    map(partial(most_hidden_s, machine=on), hidden, backward)
+                    most_hidden_s(sent_s, pass_s, machine=on)
+                    for sent_s, pass_s in zip(hidden, backward, strict=False)
                 ),
                 counts=tuple(run.count for run in runs),
+                transfer_s=np.zeros(()),
             ),
             schedule=table["schedule"],
             virtual_stages=table["virtual_stages"],
             micro_batches=table["micro_batches"],
-            transfer_s=np.zeros(()),
             turns=on.turns,
             pp=table["pp"],
         )

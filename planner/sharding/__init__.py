@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from planner.sharding.choice_cache import cache_folder
@@ -20,28 +20,4 @@ if TYPE_CHECKING:
         shardings_view,
     )
 
-__all__ = [
-    "ENTRY",
-    "ROUTED",
-    "BlockProblem",
-    "BlockSharding",
-    "Choice",
-    "Chosen",
-    "Milp",
-    "MilpSolution",
-    "Posed",
-    "SentBytes",
-    "Status",
-    "cache_folder",
-    "described",
-    "eliminate",
-    "entry_choices",
-    "layout_block",
-    "layout_shardings",
-    "pose",
-    "shardings_document",
-    "shardings_view",
-    "with_own_shardings",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

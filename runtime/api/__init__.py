@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.api.entry import (
@@ -13,12 +13,4 @@ if TYPE_CHECKING:
         parallelize,
     )
 
-__all__ = [
-    "clip_gradients",
-    "data_rank",
-    "layout_of",
-    "optimizer",
-    "parallelize",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

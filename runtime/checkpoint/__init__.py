@@ -2,13 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.checkpoint.directory import latest
 
-__all__ = [
-    "latest",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

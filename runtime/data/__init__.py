@@ -2,18 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.data.names import absolute
     from runtime.data.sources import HeldOut, Source, fingerprint, source
 
-__all__ = [
-    "HeldOut",
-    "Source",
-    "absolute",
-    "fingerprint",
-    "source",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,23 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.launch.probe import Probed, probed, words
     from runtime.launch.report import diverged, opening, run_view
     from runtime.launch.run import Run, Wish, prepare
 
-__all__ = [
-    "Probed",
-    "Run",
-    "Wish",
-    "diverged",
-    "opening",
-    "prepare",
-    "probed",
-    "run_view",
-    "words",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.models.decoder import Layer, Stage, decoder_of
@@ -22,34 +22,4 @@ if TYPE_CHECKING:
         stacked,
     )
 
-__all__ = [
-    "AS_GIVEN",
-    "Embedding",
-    "ExpertMlp",
-    "Experts",
-    "Held",
-    "Later",
-    "Layer",
-    "Mlp",
-    "Policy",
-    "Positions",
-    "Product",
-    "PutOff",
-    "Router",
-    "Stack",
-    "Stage",
-    "Work",
-    "autocast",
-    "decoder_of",
-    "here",
-    "initialise",
-    "linear",
-    "multiplied_by",
-    "policy",
-    "put_off",
-    "require_multiplied",
-    "rows_of",
-    "stacked",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

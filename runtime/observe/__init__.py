@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.observe.metrics_log import Journal, journals, require_journals
@@ -11,19 +11,4 @@ if TYPE_CHECKING:
     from runtime.observe.run_summary import WARM_UP_STEPS, Observed, told
     from runtime.observe.step_profiler import Watch, everyone, untimed_steps
 
-__all__ = [
-    "WARM_UP_STEPS",
-    "Journal",
-    "Observed",
-    "Prediction",
-    "Watch",
-    "everyone",
-    "journals",
-    "largest",
-    "predict",
-    "require_journals",
-    "told",
-    "untimed_steps",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

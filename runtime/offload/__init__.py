@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.offload.activations import OnDrive, Tiers
@@ -13,18 +13,4 @@ if TYPE_CHECKING:
     from runtime.offload.host_optimizer import HostOptimizer
     from runtime.offload.policy import HERE, StatesAway, level
 
-__all__ = [
-    "HERE",
-    "Away",
-    "DiskOptimizer",
-    "Host",
-    "HostGradients",
-    "HostOptimizer",
-    "OnDrive",
-    "StatesAway",
-    "Tiers",
-    "level",
-    "require_drive",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

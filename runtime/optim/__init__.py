@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.optim.grad_norm import Piece, clip_factor, global_norm, parts, scale
@@ -10,22 +10,4 @@ if TYPE_CHECKING:
     from runtime.optim.lr_schedule import KINDS, LearningRate
     from runtime.optim.optimizer import Leaf, Make, Optimizer, Settings, local, made_of
 
-__all__ = [
-    "KINDS",
-    "Leaf",
-    "LearningRate",
-    "LossScale",
-    "Make",
-    "Optimizer",
-    "Piece",
-    "Settings",
-    "clip_factor",
-    "global_norm",
-    "local",
-    "loss_scale",
-    "made_of",
-    "parts",
-    "scale",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

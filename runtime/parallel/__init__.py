@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.parallel.collectives import all_reduce, all_reduce_from
@@ -32,34 +32,4 @@ if TYPE_CHECKING:
     )
     from runtime.parallel.tied_weights import HEAD, TABLE, TiedTable
 
-__all__ = [
-    "HEAD",
-    "TABLE",
-    "AfterEachW",
-    "AfterW",
-    "Buffered",
-    "ColumnLinear",
-    "DataParallel",
-    "Meshes",
-    "Replicas",
-    "RowLinear",
-    "Sharded",
-    "Sharding",
-    "SplitMlp",
-    "SummedShards",
-    "TiedTable",
-    "Unit",
-    "all_reduce",
-    "all_reduce_from",
-    "context_group",
-    "device_mesh",
-    "multiply_in_eight_bits",
-    "one_axis",
-    "partial_parameters",
-    "rank_grid",
-    "replicas",
-    "shard_mesh",
-    "split_layer_as",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

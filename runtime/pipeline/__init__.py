@@ -2,19 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.pipeline.executor import Executor
     from runtime.pipeline.p2p import Arrival, Links
     from runtime.pipeline.stage import Hooks, PipelineStage
 
-__all__ = [
-    "Arrival",
-    "Executor",
-    "Hooks",
-    "Links",
-    "PipelineStage",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

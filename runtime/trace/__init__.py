@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.trace.action_timer import ActionClock, Span
@@ -11,19 +11,4 @@ if TYPE_CHECKING:
     from runtime.trace.recorder import ActionWatch, Recorder
     from runtime.trace.torch_profiler import traced
 
-__all__ = [
-    "SEND",
-    "ActionClock",
-    "ActionWatch",
-    "Call",
-    "Listener",
-    "Operation",
-    "Peak",
-    "Recorder",
-    "Span",
-    "resident_bytes",
-    "traced",
-    "watched",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.train.build import Setup
@@ -10,15 +10,4 @@ if TYPE_CHECKING:
     from runtime.train.options import Training, learning_rate, training_options
     from runtime.train.trainer import StepResult, Trainer, rank_stream
 
-__all__ = [
-    "Setup",
-    "StepResult",
-    "Trainer",
-    "Training",
-    "learning_rate",
-    "rank_stream",
-    "require_compilable",
-    "training_options",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

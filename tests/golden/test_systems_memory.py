@@ -13,8 +13,7 @@ import pytest
 
 from costmodel.batched.pricing import price
 from costmodel.layout.retention import preset
-from costmodel.layout.strategy import Uniform
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform
 from costmodel.machine.assembly import machine
 from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees

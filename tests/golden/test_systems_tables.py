@@ -17,8 +17,8 @@ from costmodel.machine.framework import Framework
 from costmodel.runs.comparison import Compared
 from costmodel.runs.table import read_runs
 from costmodel.runs.validate import compare
+from costmodel.stages import pipeline_p2p as tied
 from costmodel.stages import pipeline_p2p as transfers
-from costmodel.stages import tied_weights as tied
 from profiles.hardware.clusters import Island
 
 DATA = os.environ.get("MESHWRIGHT_DATA", "")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodel.layout.offload import PLAIN, ZeroPlus
 from costmodel.layout.strategy import Uniform
-from costmodel.layout.zeropp import PLAIN, ZeroPlus
 from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.framework import load_framework
 from costmodel.stages.data_parallelism import DataParallel, Exchanges, exchanges

@@ -11,8 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.batched.pricing import price
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import RECOMPUTES, Columns
+from costmodel.layout.strategy import RECOMPUTES, Columns, Uniform, spell_out
 from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.framework import frameworks
 from costmodel.schedule.schedules import SCHEDULES

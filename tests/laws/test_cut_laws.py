@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform, spell_out
 from costmodel.options.pins import Pins
 from costmodel.support.legality import violations
 from costmodel.support.support_table import refusals

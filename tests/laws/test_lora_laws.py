@@ -9,8 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.batched.pricing import price
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform, spell_out
 from costmodel.machine.assembly import machine
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.simulation.flops import model_flops

@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodel.batched.pricing import price
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform, spell_out
 from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.sample_lookup import Fit, terms
 from costmodel.simulation.estimator import Estimate, estimate

@@ -11,9 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from costmodel.batched.pricing import price
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import Columns, uniform_of
-from costmodel.layout.zeropp import PLAIN, ZeroPlus
+from costmodel.layout.offload import PLAIN, ZeroPlus
+from costmodel.layout.strategy import Columns, Uniform, spell_out, uniform_of
 from costmodel.machine.assembly import Machine, machine
 from costmodel.machine.framework import frameworks
 from costmodel.schedule.schedules import SCHEDULES

@@ -11,18 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.batched.bounds import crossing_s
 from costmodel.batched.makespan import Runs, makespan_bound_s
+from costmodel.batched.pricing import crossing_s
 from costmodel.layout.layout import Layout
-from costmodel.layout.strategy_table import SCHEDULES
+from costmodel.layout.strategy import SCHEDULES
 from costmodel.machine.assembly import Machine
 from costmodel.machine.framework import hides_gradients
 from costmodel.machine.topology import always_crosses
 from costmodel.schedule.schedules import schedule_called
 from costmodel.stages.layout_cost import LayoutPricer
-from costmodel.stages.pipeline_p2p import Sender, boundary_s, sends
+from costmodel.stages.pipeline_p2p import Sender, boundary, layout_tied_sync, sends
 from costmodel.stages.stage_cost import StagePrice, most_hidden_s
-from costmodel.stages.tied_weights import layout_tied_sync
 from costmodel.timeline.processor_sharing import shared_bound_s
 from costmodel.timeline.timeline import reduce_tail_s
 from profiles.models.job import Job
@@ -105,7 +104,7 @@ def _transfer_s(job: Job, layout: Layout, on: Machine, far: Any) -> Any:
     if layout.pp == 1:
         return np.zeros(())
     sender = Sender.of(layout, layout.stages[0])
-    return boundary_s(job, on, layout.precision, sender, far=far)
+    return boundary(job, on, layout.precision, sender, far=far).seconds
 
 
 def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:

@@ -14,7 +14,7 @@ import pytest
 from costmodel.layout.layout import Layout
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.simulation.layout_files import write_layout
-from costmodel.support.support_table import Answer, rows
+from costmodel.support.support_table import Answer
 from profiles.errors import Unsupported
 from profiles.models.job import Job
 from runtime.launch import run
@@ -22,7 +22,7 @@ from runtime.optim.optimizer import Settings
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
 from tests.support.fact_settings import GLOBAL_BATCH
-from tests.support.supported import Example, examples
+from tests.support.supported import ROWS, Example, examples
 
 STEPS = 2
 NARROW = {"bf16": 3e-2, "amp-bf16": 3e-2, "fp16": 4e-3, "amp-fp16": 4e-3, "fp8": 3e-2}
@@ -34,7 +34,7 @@ REMEDY = re.compile(
 )
 YES = {
     (mechanism.name, row.reason): row
-    for mechanism, row in rows()
+    for mechanism, row in ROWS
     if row.answer is Answer.YES
 }
 OTHERS = [*examples(Answer.NO), *examples(Answer.SIMULATED_ONLY)]
@@ -88,7 +88,7 @@ def test_every_no_is_refused_before_a_process_starts(
 
 
 def test_rows_are_told_apart_by_their_reasons() -> None:
-    assert len(YES) == sum(row.answer is Answer.YES for _, row in rows())
+    assert len(YES) == sum(row.answer is Answer.YES for _, row in ROWS)
 
 
 def tolerance(name: str) -> float:

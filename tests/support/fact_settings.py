@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from costmodel.layout.offload import Offload
+from costmodel.layout.offload import Offload, ZeroPlus
 from costmodel.layout.retention import (
     EVERYTHING,
     Action,
@@ -18,7 +18,6 @@ from costmodel.layout.retention import (
     Treatment,
     recompute,
 )
-from costmodel.layout.zeropp import ZeroPlus
 from costmodel.schedule.schedules import SCHEDULES, least_chunks
 from profiles.models.decoder import decoder_graph
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec, Numerics

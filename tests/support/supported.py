@@ -9,11 +9,13 @@ from typing import Any
 
 from costmodel.layout.layout import Layout
 from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.support.support_table import Answer, Mechanism, Row, rows
+from costmodel.support.support_table import Answer, Mechanism, Row, mechanisms
 from profiles.models.catalog import model
 from profiles.models.job import Job
 from tests.support.edits import Edit, after, unchanged
 from tests.support.fact_settings import GLOBAL_BATCH, SEQ_LEN, SETTINGS, SPEC, UNTRAINED
+
+ROWS = [(one, row) for one in mechanisms() for row in one.rows]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class Example:
 
 def examples(answer: Answer | None = None) -> Iterator[Example]:
     """An example of every combination of every row, or of those with *answer*."""
-    for mechanism, row in rows():
+    for mechanism, row in ROWS:
         if answer in (None, row.answer):
             for chosen in product(*row.when.values()):
                 yield example(mechanism, row, dict(zip(row.when, chosen, strict=True)))

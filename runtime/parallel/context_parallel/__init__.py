@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from profiles.lazy import lazily
+from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.parallel.context_parallel.all_gather import GatheredCore
@@ -10,11 +10,4 @@ if TYPE_CHECKING:
     from runtime.parallel.context_parallel.ring import RingCore
     from runtime.parallel.context_parallel.ulysses import UlyssesCore
 
-__all__ = [
-    "Context",
-    "GatheredCore",
-    "RingCore",
-    "UlyssesCore",
-]
-
-__getattr__ = lazily(__name__, __file__)
+__all__, __getattr__ = public(__name__, __file__)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.layout.offload import NOTHING, Offload
+from costmodel.layout.offload import NOTHING, PLAIN, Offload, ZeroPlus
 from costmodel.layout.strategy import Uniform
-from costmodel.layout.zeropp import PLAIN, ZeroPlus
 from costmodel.machine.assembly import Machine
 from costmodel.machine.quantized_collectives import (
     BLOCK,
@@ -20,7 +19,7 @@ from costmodel.machine.quantized_collectives import (
 )
 from costmodel.simulation.estimator import estimate
 from costmodel.stages.data_parallelism import DataParallel, exchanges
-from costmodel.stages.fsdp_units import unit_work
+from costmodel.stages.optimizer_step import unit_work
 from costmodel.support.legality import require_legal_layout, violations
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.hardware.precisions import precision

@@ -22,7 +22,7 @@ from costmodel.machine.framework import (
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.stages.data_parallelism import DataParallel
 from costmodel.stages.optimizer_step import accumulation_bytes
-from costmodel.stages.tied_weights import layout_tied_sync
+from costmodel.stages.pipeline_p2p import layout_tied_sync
 from profiles.hardware.catalog import cluster
 from profiles.hardware.clusters import Cluster
 from profiles.hardware.precisions import precision

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.layout.offload import ZeroPlus
 from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.zeropp import ZeroPlus
 from costmodel.machine.assembly import Machine, machine
 from costmodel.report.data_parallel_baseline import (
     PARTS,

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.layout.layout import layer_text, parse_layers
+from costmodel.layout.offload import ZeroPlus
 from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.zeropp import ZeroPlus
 from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
 from profiles.errors import InvalidFile, InvalidQuestion, MeshwrightError
 from profiles.models.catalog import model

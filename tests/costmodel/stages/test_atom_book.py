@@ -9,13 +9,13 @@ import pytest
 
 from costmodel.layout.offload import Offload, offloaded
 from costmodel.layout.retention import preset
-from costmodel.layout.strategy_table import RECOMPUTES
+from costmodel.layout.strategy import RECOMPUTES
 from costmodel.machine.assembly import machine
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import entry_bytes
-from costmodel.stages.block_batch import ATOM, SITE, AtomBook
-from costmodel.stages.block_cost import atom, block_prices
-from costmodel.stages.tied_weights import tied_holder
+from costmodel.stages.block_batch import SITE, AtomBook
+from costmodel.stages.block_cost import ATOM, atom, block_prices
+from costmodel.stages.pipeline_p2p import tied_holder
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import precision
 from profiles.models.catalog import model
@@ -103,7 +103,7 @@ def test_fields_are_those_that_are_wanted() -> None:
 def test_a_shared_parameter_is_nothing_but_parameters() -> None:
     asked = book("gpt-13b")
     holder, operator = tied_holder(asked.job.graph)
-    shared = asked.shared(asked.sites(columns([0])))[:, 0]
+    shared = asked.tied(asked.sites(columns([0])), twice=True)[:, 0]
     tied = asked.job.graph.block(holder).operator(operator)
     assert tied is not None
     assert set(np.flatnonzero(shared)) == {ATOM.index("parameters")}

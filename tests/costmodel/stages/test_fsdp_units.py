@@ -1,4 +1,4 @@
-"""`costmodel.stages.fsdp_units`: what ZeRO does in a unit is counted as it runs."""
+"""`costmodel.stages.optimizer_step`: what ZeRO does in a unit is counted as it runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ import pytest
 
 from costmodel.machine.assembly import Machine, machine
 from costmodel.stages.data_parallelism import DataParallel
-from costmodel.stages.fsdp_units import GATHER, PASS, REDUCE, measures_units, unit_work
-from costmodel.stages.optimizer_step import accumulated
+from costmodel.stages.optimizer_step import (
+    GATHER,
+    PASS,
+    REDUCE,
+    accumulated,
+    measures_units,
+    unit_work,
+)
 from profiles.hardware.precisions import precision
 from profiles.samples.table import Samples
 from tests.support.sampled import job, local, on, operator_key, sample, samples

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from costmodel.batched.pricing import least_node_bytes
 from costmodel.batched.rows import Rows
 from costmodel.layout.offload import Offload
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform, spell_out
 from costmodel.options.pins import Pins
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.stages.host_memory import fullest_node_bytes

@@ -16,10 +16,10 @@ from costmodel.support.framework_features import (
     Filter,
     capabilities,
     framework_warnings,
+    granularity,
     is_described,
     known_of,
 )
-from costmodel.support.granularity import granularity
 from profiles.models.catalog import model
 from profiles.models.job import Job
 

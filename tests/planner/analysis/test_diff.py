@@ -13,9 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodel.layout.layout import Layout, Ranges
-from costmodel.layout.strategy import Uniform, spell_out
-from costmodel.layout.strategy_table import uniform_of
-from costmodel.layout.zeropp import ZeroPlus
+from costmodel.layout.offload import ZeroPlus
+from costmodel.layout.strategy import Uniform, spell_out, uniform_of
 from costmodel.support.legality import violations
 from planner.analysis.diff import difference, way
 from planner.problem.problem import Problem

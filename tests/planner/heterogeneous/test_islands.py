@@ -21,7 +21,7 @@ from costmodel.machine.assembly import machine
 from costmodel.options.pins import Pins
 from costmodel.simulation.estimator import estimate
 from costmodel.stages.islands import places_of
-from costmodel.stages.tied_weights import layout_tied_sync
+from costmodel.stages.pipeline_p2p import layout_tied_sync
 from planner.analysis.infeasibility import diagnose
 from planner.analysis.largest import fits_somehow
 from planner.api import sharded, solve

@@ -13,8 +13,13 @@ from hypothesis import strategies as st
 
 from costmodel.batched.pricing import price
 from costmodel.layout.layout import CP_KINDS
-from costmodel.layout.strategy import Uniform, split_layers
-from costmodel.layout.strategy_table import RECOMPUTES, SCHEDULES, Columns
+from costmodel.layout.strategy import (
+    RECOMPUTES,
+    SCHEDULES,
+    Columns,
+    Uniform,
+    split_layers,
+)
 from costmodel.options.pins import Pins
 from costmodel.support.legality import MOST_PASSES, violations
 from costmodel.support.support_table import refusals

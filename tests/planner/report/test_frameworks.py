@@ -235,7 +235,7 @@ def test_the_schedule_of_a_single_stage_is_no_pin_outside(ask: Ask) -> None:
 def test_no_cut_recomputes_in_some_layers_where_a_framework_treats_all_alike(
     ask: Ask,
 ) -> None:
-    asked = ("--model", "qwen3-0.6b", "--gpus", "2", "--cluster", "rtx4090-8x")
-    asked = (*asked, "--global-batch", "16", "--framework", "deepspeed")
-    found = answer(ask, *asked)  # what is recommended is checked against the framework
+    asked = "--model qwen3-0.6b --gpus 2 --cluster rtx4090-8x --global-batch 16"
+    argv = [*asked.split(), "--framework", "deepspeed"]
+    found = answer(ask, *argv)  # what is recommended is checked against the framework
     assert found["estimate"]["fits"]

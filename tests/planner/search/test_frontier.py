@@ -9,8 +9,7 @@ from math import inf
 import numpy as np
 import pytest
 
-from costmodel.layout.strategy import Uniform
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform
 from costmodel.options.pins import Pins
 from planner.problem.problem import Objective, Problem
 from planner.problem.space import Space

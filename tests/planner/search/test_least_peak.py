@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.layout.strategy import Uniform
-from costmodel.layout.strategy_table import Columns
+from costmodel.layout.strategy import Columns, Uniform
 from costmodel.options.pins import Pins
 from planner.analysis.infeasibility import diagnose
 from planner.api import refined, solve
