@@ -46,7 +46,7 @@ from profiles.samples.local import LOCAL, local_cluster
 from profiles.samples.table import Samples
 from runtime.launch.launcher import Program, launch
 from runtime.launch.run import threads
-from runtime.observe.prediction_error import missed
+from runtime.observe.prediction import missed
 
 MODELS = Path(__file__).parent / "models"
 PLANNED = "the plan"

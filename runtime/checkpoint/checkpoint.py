@@ -27,8 +27,11 @@ from profiles.files import shown
 from profiles.units import format_bytes
 from runtime.checkpoint.directory import (
     DESCRIPTION,
+    Reader,
     begin,
     checksums,
+    described,
+    files_of,
     finish,
     forget_partial,
     latest,
@@ -39,7 +42,6 @@ from runtime.checkpoint.directory import (
     require_undamaged,
     sizes,
 )
-from runtime.checkpoint.reader import Reader, described, files_of
 from runtime.checkpoint.state import AnyOptimizer, Wanted, held, inner, ties, written
 
 __all__ = [

@@ -19,9 +19,8 @@ from profiles.files import write_text
 from profiles.units import GB
 from runtime.checkpoint import checkpoint
 from runtime.data import HeldOut, Source, fingerprint, source
-from runtime.launch.failures import status
-from runtime.launch.processes import Worker, process_group
-from runtime.launch.request import Request, question, require_agreed
+from runtime.launch.processes import Worker, process_group, status
+from runtime.launch.run import Request, question, require_agreed
 from runtime.models import decoder_of
 from runtime.observe import (
     Journal,
@@ -147,7 +146,7 @@ class Run:
         """What a checkpoint holds."""
         scale = self.trainer.scale
         return {
-            "parts": [held.stage for held in self.trainer.stages],
+            "parts": [held.module for held in self.trainer.stages],
             "optimizer": self.trainer.optimizer,
             "meta": {
                 "job": job_fingerprint(self.job),

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from profiles.system import BUCKET_BYTES, DriveFile, Part, default_folder, whole_pages
-from runtime.offload.host_copy import BUFFERS, Away, Host
+from runtime.offload.host import BUFFERS, Away, Host
 
 ON_THEIR_WAY: Final = 32  # tensors: about two layers'
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,27 @@ def all_reduce_from(tensor: Tensor, group: Group, device: torch.device) -> Tenso
     if tensor.device.type == device.type:
         return all_reduce(tensor, group)
     return tensor.copy_(all_reduce(tensor.to(device), group))
+
+
+def sum_together(
+    parts: Sequence[Tensor],
+    group: Group | None,
+    device: torch.device,
+    *,
+    mean_over: int = 1,
+) -> None:
+    """Each of *parts* summed over the group and divided by *mean_over*, in place, in
+    one message by way of *device*."""
+    if not parts:
+        return
+    flat = torch.cat([part.flatten() for part in parts])
+    if group is not None:
+        all_reduce_from(flat, group, device)
+    if mean_over > 1:
+        flat.div_(mean_over)
+    sizes = [part.numel() for part in parts]
+    for part, whole in zip(parts, flat.split(sizes), strict=True):
+        part.copy_(whole.view_as(part))
 
 
 def start_all_reduce(tensor: Tensor, group: Group) -> Pending:

@@ -14,7 +14,7 @@ from runtime.cli import execute
 from runtime.launch import run
 from runtime.launch.launcher import Program
 from runtime.launch.processes import Worker
-from runtime.launch.request import Request
+from runtime.launch.run import Request
 from tests.runtime.ranks import on_ranks
 
 Execute = Callable[..., tuple[int, str, str]]

@@ -11,16 +11,18 @@ import torch
 import torch.distributed as dist
 
 from profiles.errors import InvalidSpec, Unsupported
-from runtime.launch.failures import (
+from runtime.launch.processes import (
     FOLDER,
     LAUNCHER,
     ending,
     failure_in,
+    local_device,
+    process_group,
+    restarts,
     status,
     told,
     words_in,
 )
-from runtime.launch.processes import local_device, process_group, restarts
 
 SIGTERM, SIGKILL, SIGSEGV = -15, -9, -11
 

@@ -15,7 +15,7 @@ from costmodel.stages.layout_cost import LayoutPricer
 from profiles.hardware.catalog import DEFAULT_CLUSTER, cluster
 from profiles.system.mmap_file import BUCKET_BYTES, PAGE_BYTES
 from runtime.offload.activations import OnDrive, Scratch, Tiers
-from runtime.offload.host_copy import Host
+from runtime.offload.host import Host
 from tests.runtime.ranks import on_ranks
 from tests.support.training import trainer_of_case
 from tests.support.training_cases import BATCH, choice_of, job

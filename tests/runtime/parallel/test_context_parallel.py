@@ -8,9 +8,14 @@ from torch import Tensor
 
 from runtime.models.attention import unfused
 from runtime.models.precision import autocast, policy
-from runtime.parallel.context_parallel.all_gather import in_order, in_pieces
-from runtime.parallel.context_parallel.apply import places
-from runtime.parallel.context_parallel.blockwise import Merged, block, block_backward
+from runtime.parallel.context_parallel import (
+    Merged,
+    block,
+    block_backward,
+    in_order,
+    in_pieces,
+    places,
+)
 
 LENGTH, HEADS, KV_HEADS, WIDTH = 16, 4, 2, 8
 KINDS = ("ring", "all-gather", "ulysses")

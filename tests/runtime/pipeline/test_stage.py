@@ -1,4 +1,4 @@
-"""`runtime.pipeline.stage`: what an executor carries out, and what it refuses."""
+"""`runtime.pipeline.executor`: what an executor carries out, and what it refuses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 from costmodel.schedule.action import Action, Kind
 from profiles.errors import InvalidSpec, Unsupported
-from runtime.pipeline.stage import CARRIED_OUT, PipelineStage, require_executable
+from runtime.pipeline.executor import CARRIED_OUT, PipelineStage, require_executable
 
 ONLY = PipelineStage(
     index=0,

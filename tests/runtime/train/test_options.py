@@ -258,8 +258,7 @@ def plain_loss() -> float:
     import torch
 
     from runtime.data.sources import BEYOND
-    from runtime.models.decoder import Stage, decoder_of
-    from runtime.models.init import initialise
+    from runtime.models.decoder import Stage, decoder_of, initialise
 
     asked = job("gpt")
     spec = decoder_of(asked)
