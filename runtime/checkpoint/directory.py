@@ -224,8 +224,7 @@ def _whole(folder: Path) -> list[Path]:
     ]
 
 
-METADATA = ".metadata"
-_DESCRIPTION = (
+_CLASSES = (
     metadata.BytesStorageMetadata,
     metadata.ChunkStorageMetadata,
     metadata.Metadata,
@@ -240,7 +239,7 @@ _DESCRIPTION = (
     PurePosixPath,
     _get_layout,
 )
-_KNOWN = {(one.__module__, one.__qualname__): one for one in _DESCRIPTION}
+_KNOWN = {(one.__module__, one.__qualname__): one for one in _CLASSES}
 
 
 class Reader(FileSystemReader):
@@ -262,7 +261,7 @@ def described(path: Path) -> Metadata:
     """
     name = f"checkpoint {shown(path)}"
     try:
-        with (path / METADATA).open("rb") as file:
+        with (path / DESCRIPTION).open("rb") as file:
             found: Metadata = _Unpickler(file).load()
     except OSError as error:
         raise InvalidFile(f"{name} cannot be read: {error.strerror}") from error
@@ -270,10 +269,10 @@ def described(path: Path) -> Metadata:
         raise InvalidFile(f"{name}: {error}") from error
     except Exception as error:  # a damaged pickle raises whatever it likes
         raise InvalidFile(
-            f"{name} is damaged: its {METADATA} is cut or changed"
+            f"{name} is damaged: its {DESCRIPTION} is cut or changed"
         ) from error
     if not _describes_tensors(found):
-        raise InvalidFile(f"{name} is damaged: its {METADATA} describes no tensors")
+        raise InvalidFile(f"{name} is damaged: its {DESCRIPTION} describes no tensors")
     for file_name in files_of(found):
         if Path(file_name).name != file_name or not (path / file_name).is_file():
             raise InvalidFile(f"{name} is damaged: {shown(file_name)} is not in it")
@@ -305,6 +304,6 @@ class _Unpickler(pickle.Unpickler):
         if isinstance(found, torch.dtype):
             return found
         raise InvalidFile(
-            f"its {METADATA} names {shown(f'{module}.{name}')}, which describes no "
+            f"its {DESCRIPTION} names {shown(f'{module}.{name}')}, which describes no "
             "tensor; it was not read"
         )

@@ -22,8 +22,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -51,23 +51,42 @@ class Span:
         return self.ended_s - self.began_s
 
 
-class ActionClock:
-    """What an executor tells of its actions, as times; `begin` before each step."""
+class ActionWatch:
+    """What an executor tells of a step: the groups it sends in, and each action.
 
-    def __init__(self, device: torch.device) -> None:
+    `axes` are the axes that process groups, by their names, speak over.
+    """
+
+    def __init__(self, axes: Mapping[str, str] | None = None) -> None:
+        self.axes: dict[str, str] = dict(axes or {})
+
+    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
+        """*groups* speak over *axis*."""
+        self.axes |= {group.group_name: axis for group in groups}
+
+    def begin(self) -> None:
+        """A step begins: forget the one before."""
+
+    def during(self, action: Action) -> AbstractContextManager[None]:
+        """Around *action*."""
+        raise NotImplementedError
+
+
+class ActionClock(ActionWatch):
+    """The times of a step's actions."""
+
+    def __init__(
+        self, device: torch.device, axes: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(axes)
         self._cuda = device.type == "cuda"
         self._marks: list[tuple[Action, Any, Any, float]] = []
 
-    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
-        """Actions are timed whole, whichever groups they speak in."""
-
     def begin(self) -> None:
-        """Forget the step before."""
         self._marks = []
 
     @contextmanager
     def during(self, action: Action) -> Iterator[None]:
-        """Time *action*."""
         began, busy_s = self._now(), time.thread_time()
         yield
         busy_s = time.thread_time() - busy_s
@@ -134,110 +153,66 @@ _FUNCTIONAL: Final = {
 _SILENT: Final = ("recv", "irecv", "barrier", "monitored", "wait", "_wrap", "check")
 
 
-@dataclass(slots=True)
-class Traffic:
-    """How many collectives, and the bytes of their full tensors together."""
-
-    count: int = 0
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """An executed action and its traffic by (mesh axis, collective)."""
-
-    action: Action
-    traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
-
-
-class ActionWatch(Protocol):
-    """What an executor tells of a step: the groups it sends in, and each action."""
-
-    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
-        """*groups* speak over *axis*."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def during(self, action: Action) -> AbstractContextManager[None]:
-        """Around *action*."""
-
-
-class Recorder:
+class Recorder(ActionWatch):
     """Records the last step that an executor carried out with it.
 
-    *axes* are this rank's process groups by mesh axis. Bytes are those of the full
+    *groups* are this rank's process groups by mesh axis. Bytes are those of the full
     tensor, as in `profiles.samples.table.CollectiveKey`: an all-gather's output, a
     reduce-scatter's input. A group of one rank moves nothing and is left out; a group
     that is no axis is called "other".
     """
 
-    def __init__(self, axes: Mapping[str, dist.ProcessGroup]) -> None:
-        self.records: list[Record] = []
-        self._axes: dict[str, str] = {}
-        for axis, group in axes.items():
-            self.know(axis, [group])
-
-    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
-        """Count traffic in *groups* as traffic over *axis*."""
-        for group in groups:
-            self._axes[group.group_name] = axis
-
-    @property
-    def axes(self) -> Mapping[str, str]:
-        """The axis that each group, by its name, speaks over."""
-        return self._axes
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
+        super().__init__({group.group_name: axis for axis, group in groups.items()})
+        # Each action, and [collectives, bytes] by "axis:collective".
+        self._records: list[tuple[Action, dict[str, list[int]]]] = []
 
     def begin(self) -> None:
-        """Forget what was recorded."""
-        self.records = []
+        self._records = []
 
     @contextmanager
     def during(self, action: Action) -> Iterator[None]:
-        """Record *action*, and what its body sends."""
-        record = Record(action=action)
-        self.records.append(record)
-        with _Watch(record, self._axes):
-            yield
+        traffic: dict[str, list[int]] = {}
+        self._records.append((action, traffic))
 
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """What was executed, in order."""
-        return tuple(record.action for record in self.records)
+        def counted(func: Any, args: Any, call: Callable[[], Any]) -> Any:
+            found = exchange(func, args)
+            if found is not None:
+                axis = self.axes.get(found.group.group_name, ELSEWHERE)
+                both = traffic.setdefault(f"{axis}:{found.collective}", [0, 0])
+                both[0] += 1
+                both[1] += found.size_bytes
+            return call()
+
+        with _Watching(counted):
+            yield
 
     def document(self) -> list[dict[str, Any]]:
         """`[{"action": "0F0", "collectives": {"tp:all_reduce": [count, bytes]}}]`."""
         return [
             {
-                "action": str(record.action),
-                "collectives": {
-                    f"{axis}:{collective}": [traffic.count, traffic.size_bytes]
-                    for (axis, collective), traffic in sorted(record.traffic.items())
-                },
+                "action": str(action),
+                "collectives": dict(
+                    sorted(traffic.items(), key=lambda one: one[0].split(":"))
+                ),
             }
-            for record in self.records
+            for action, traffic in self._records
         ]
 
 
-class _Watch(TorchDispatchMode):
-    def __init__(self, record: Record, axes: Mapping[str, str]) -> None:
+class _Watching(TorchDispatchMode):
+    """Has *carry_out*, of an operator, its arguments and its call, call each one."""
+
+    def __init__(self, carry_out: Callable[[Any, Any, Callable[[], Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._record, self._axes = record, axes
+        self._carry_out = carry_out
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as local operators and collectives
-        found = exchange(func, args)
-        if found is not None:
-            axis = self._axes.get(found.group.group_name, ELSEWHERE)
-            traffic = self._record.traffic.setdefault(
-                (axis, found.collective), Traffic()
-            )
-            traffic.count += 1
-            traffic.size_bytes += found.size_bytes
-        return func(*args, **(kwargs or {}))
+        return self._carry_out(func, args, lambda: func(*args, **(kwargs or {})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,31 +297,31 @@ class Operation:
 
 
 class Listener(ActionClock):
-    """Hears one step after another; `calls` and `operations` are those of all.
-
-    *axes* are the groups' names and what they speak over, as in `Recorder.axes`.
-    """
+    """Hears one step after another; `calls` and `operations` are those of all."""
 
     def __init__(self, axes: Mapping[str, str], device: torch.device) -> None:
-        super().__init__(device)
+        super().__init__(device, axes)
         self.calls: list[Call] = []
         self.operations: list[Operation] = []
-        self._axes = dict(axes)
         self._device = device
-
-    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
-        """Call what *groups* exchange by the name of *axis*."""
-        self._axes |= {group.group_name: axis for group in groups}
 
     @contextmanager
     def during(self, action: Action) -> Iterator[None]:
-        """Listen to *action*."""
-        with super().during(action), _Listening(self, str(action.kind)):
+        kind = str(action.kind)
+
+        def heard(func: Any, args: Any, call: Callable[[], Any]) -> Any:
+            found = exchange(func, args)
+            if found is not None:
+                return self._exchanged(kind, call, found)
+            if self._device.type == "cpu" and func.namespace == "aten":
+                return self._operated(kind, func, call, args)
+            return call()
+
+        with super().during(action), _Watching(heard):
             yield
 
-    def exchanged(self, action: str, call: Callable[[], Any], found: Any) -> Any:
+    def _exchanged(self, action: str, call: Callable[[], Any], found: Exchange) -> Any:
         """Carry out a collective and wait for it."""
-        group: dist.ProcessGroup = found.group
         self._settle()
         began = time.perf_counter()
         made = call()
@@ -358,8 +333,8 @@ class Listener(ActionClock):
         self.calls.append(
             Call(
                 action=action,
-                axis=self._axes.get(group.group_name, ELSEWHERE),
-                ranks=tuple(dist.get_process_group_ranks(group)),
+                axis=self.axes.get(found.group.group_name, ELSEWHERE),
+                ranks=tuple(dist.get_process_group_ranks(found.group)),
                 collective=found.collective,
                 size_bytes=found.size_bytes,
                 seconds=seconds,
@@ -367,12 +342,10 @@ class Listener(ActionClock):
         )
         return made
 
-    def operated(
+    def _operated(
         self, action: str, func: Any, call: Callable[[], Any], args: Any
     ) -> Any:
-        """Carry out an operator; timed on a CPU, where it is done when it returns."""
-        if self._device.type != "cpu" or func.namespace != "aten":
-            return call()
+        """Carry out an operator of a CPU, where it is done when it returns."""
         began = time.perf_counter()
         made = call()
         seconds = time.perf_counter() - began
@@ -392,26 +365,6 @@ class Listener(ActionClock):
     def _settle(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-class _Listening(TorchDispatchMode):
-    def __init__(self, listener: Listener, action: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._listener, self._action = listener, action
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes back as local operators and collectives
-
-        def call() -> Any:
-            return func(*args, **(kwargs or {}))
-
-        found = exchange(func, args)
-        if found is not None:
-            return self._listener.exchanged(self._action, call, found)
-        return self._listener.operated(self._action, func, call, args)
 
 
 def _wait(made: Any) -> None:
