@@ -6,10 +6,9 @@ from profiles.lazy import lazily
 
 if TYPE_CHECKING:
     from runtime.data.names import absolute
-    from runtime.data.sources import HeldOut, Source, fingerprint, source
+    from runtime.data.sources import Source, fingerprint, source
 
 __all__ = [
-    "HeldOut",
     "Source",
     "absolute",
     "fingerprint",

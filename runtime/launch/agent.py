@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from profiles.errors import RunFailed
-from runtime.launch.processes import FOLDER, LAUNCHER, STDERR, told, words_in
+from runtime.launch.processes import FOLDER, LAUNCHER, told, words_in
 
 _PERIOD_S = 0.05
 
@@ -114,12 +114,11 @@ class Logs(DefaultLogsSpecs):
         relay: Relay,
         variables: Mapping[str, str],
         max_restarts: int,
-        verbose: bool,
     ) -> None:
         super().__init__(log_dir=str(root), redirects=Std.ALL)
         self.folders: dict[int, Path] = {}
         self._relay, self._variables = relay, variables
-        self._max_restarts, self._verbose = max_restarts, verbose
+        self._max_restarts = max_restarts
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The agent's question at every attempt; *envs* are the workers' variables."""
@@ -131,14 +130,9 @@ class Logs(DefaultLogsSpecs):
             variables.update(self._variables)
             variables.update({FOLDER: str(folder), LAUNCHER: str(os.getpid())})
         attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
-        self._relay.turn_to(self._followed(), self._restarting(before, attempt))
+        followed = [self.folders[0] / "stdout.log"] if 0 in self.folders else []
+        self._relay.turn_to(followed, self._restarting(before, attempt))
         return places
-
-    def _followed(self) -> list[Path]:
-        if 0 not in self.folders:
-            return []
-        names = ["stdout.log", STDERR] if self._verbose else ["stdout.log"]
-        return [self.folders[0] / name for name in names]
 
     def _restarting(self, before: Mapping[int, Path], attempt: int) -> str:
         if not before:

@@ -14,7 +14,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -99,7 +99,6 @@ def launch(
     max_restarts: int = 0,
     device: str = "cpu",
     output: TextIO | None = None,
-    verbose: bool = False,
 ) -> None:
     """Run *program* as *nproc* ranks; returns when all are done.
 
@@ -111,7 +110,7 @@ def launch(
     require_startable(nproc, device=device)
     endpoint = meeting_point(nnodes, rdzv_endpoint)
     settings = _meeting(endpoint, nnodes)
-    variables = _variables(nproc, endpoint, program.environment, verbose)
+    variables = _variables(nproc, endpoint, program.environment)
     from runtime.launch.agent import Logs, silenced, watch
 
     if endpoint is not None:
@@ -124,9 +123,8 @@ def launch(
                 relay=relay,
                 variables=variables,
                 max_restarts=max_restarts,
-                verbose=verbose,
             )
-            with nullcontext() if verbose else silenced():
+            with silenced():
                 watch(
                     program.command_args,
                     logs,
@@ -186,16 +184,18 @@ def _free(address: str, port: int) -> bool:
 
 
 def _variables(
-    nproc: int, endpoint: Endpoint | None, given: Mapping[str, str], verbose: bool
+    nproc: int, endpoint: Endpoint | None, given: Mapping[str, str]
 ) -> dict[str, str]:
     """What every worker finds in its environment beside torchrun's variables."""
     threads = max(1, len(os.sched_getaffinity(0)) // nproc)
-    ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    ours = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     spoken = interface(endpoint)
     if spoken is not None:
         ours["GLOO_SOCKET_IFNAME"] = spoken
-    if not verbose:
-        ours["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     kept = {name: os.environ[name] for name in ours if name in os.environ}
     path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     packages = str(Path(__file__).resolve().parents[2])

@@ -28,7 +28,6 @@ from signal import SIGKILL, SIGTERM, Signals
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
-from torch.distributed.distributed_c10d import _world
 
 from profiles.errors import MeshwrightError, RunFailed, Unsupported
 from profiles.system import keep_heap
@@ -237,18 +236,6 @@ def process_group(
         raise
     dist.destroy_process_group()
     said.say("done")
-
-
-def leave_groups() -> None:
-    """Leave every process group but the whole, for a process that trains one layout
-    after another.
-
-    Each of gloo's keeps three threads that wake a hundred times a second: sixty groups
-    take a twentieth of a core.
-    """
-    for group in list(_world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
 
 
 def restarts() -> int:

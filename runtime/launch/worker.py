@@ -18,7 +18,7 @@ from costmodel.simulation import job_of, model_flops, parse_file
 from profiles.files import write_text
 from profiles.units import GB
 from runtime.checkpoint import checkpoint
-from runtime.data import HeldOut, Source, fingerprint, source
+from runtime.data import Source, fingerprint, source
 from runtime.launch.processes import Worker, process_group, status
 from runtime.launch.run import Request, question, require_agreed
 from runtime.models import decoder_of
@@ -107,7 +107,7 @@ class Run:
         if asked.eval_data is None or (done % every and done != self.request.steps):
             return
         if self.held_out is None:
-            self.held_out = HeldOut(self._source(asked.eval_data, self.request.seed))
+            self.held_out = self._source(asked.eval_data, self.request.seed)
         loss = self.trainer.evaluate(self.held_out, asked.eval_batches)
         self.observed.evaluations.append((done, loss))
         self._write({"step": done, "eval_loss": loss})

@@ -263,12 +263,9 @@ class Held(Protocol):
     def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor: ...
 
 
-class Exchange(Protocol):
-    """Carries sorted rows to the experts and back."""
-
-    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
-        """`counts[e]` of *rows* are for expert e, as many for each without counts; what
-        the experts make of them."""
+# Carries sorted rows to the experts and back: `counts[e]` of them are for expert e, as
+# many for each without counts; gives what the experts make of them.
+Exchange = Callable[[Tensor, Tensor | None, Held], Tensor]
 
 
 def all_here(rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:

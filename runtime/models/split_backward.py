@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -30,36 +30,28 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from runtime.models.precision import autocast
 
 
-class Product(Protocol):
-    """How a layer's products are multiplied."""
+class Product:
+    """How a linear layer's products are multiplied: in the numbers that they are given
+    in; `runtime.parallel.fp8` has those of quantised operands."""
 
     def __call__(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output, as autograd sees it."""
+        return F.linear(stream, weight, bias)
 
     def output(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The output, of (…, in) and (out, in), without a graph."""
+        return F.linear(stream, weight, bias)
 
     def to_input(self, made: Tensor, weight: Tensor) -> Tensor:
         """The input's gradient from the output's (…, out)."""
-
-    def to_weight(self, made: Tensor, stream: Tensor) -> Tensor:
-        """The weight's gradient from the output's (…, out) and the input (…, in)."""
-
-
-class _AsGiven:
-    def __call__(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(stream, weight, bias)
-
-    output = __call__
-
-    def to_input(self, made: Tensor, weight: Tensor) -> Tensor:
         return made @ weight
 
     def to_weight(self, made: Tensor, stream: Tensor) -> Tensor:
+        """The weight's gradient from the output's (…, out) and the input (…, in)."""
         return made.flatten(0, -2).t() @ stream.flatten(0, -2)
 
 
-AS_GIVEN: Final[Product] = _AsGiven()
+AS_GIVEN: Final = Product()
 
 
 Work = Callable[[], None]

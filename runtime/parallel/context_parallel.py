@@ -32,7 +32,7 @@ does not hand on l. Queries are (batch, heads, queries, head_dim), keys and valu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -216,17 +216,35 @@ def _round(own: Tensor, group: Group) -> Iterator[_Step]:
             here = coming.wait()
 
 
+def _attended(query: Tensor, steps: Iterable[_Step]) -> tuple[Tensor, Tensor]:
+    """Output and l of *query* over all *steps*."""
+    merged = Merged(query)
+    for step in steps:
+        keys, values = step.keys[:, :, :, step.columns]
+        made = block(query[:, :, step.rows], keys, values, causal=step.causal)
+        merged.add(made, step.rows)
+    return merged.result()
+
+
+def _gradients(
+    step: _Step, made: Tensor, query: Tensor, output: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of a step's rows of queries, and of its columns of keys and values together."""
+    keys, values = step.keys[:, :, :, step.columns]
+    of_rows, *others = block_backward(
+        *(made[:, :, step.rows], query[:, :, step.rows], keys, values),
+        *(output[:, :, step.rows], lse[:, :, step.rows]),
+        causal=step.causal,
+    )
+    return of_rows, torch.stack(others)
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: Group
     ) -> Tensor:
-        merged = Merged(query)
-        for step in _round(torch.stack((key, value)), group):
-            keys, values = step.keys[:, :, :, step.columns]
-            rows = query[:, :, step.rows]
-            merged.add(block(rows, keys, values, causal=step.causal), step.rows)
-        output, lse = merged.result()
+        output, lse = _attended(query, _round(torch.stack((key, value)), group))
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.group = group
         return output
@@ -237,16 +255,10 @@ class _Ring(torch.autograd.Function):
         of_query = torch.zeros_like(query, dtype=torch.float32)
         own = travelling = None
         for step in _round(torch.stack((key, value)), ctx.group):
-            rows, columns = step.rows, step.columns
-            keys, values = step.keys[:, :, :, columns]
-            found = block_backward(
-                *(made[0][:, :, rows], query[:, :, rows], keys, values),
-                *(output[:, :, rows], lse[:, :, rows]),
-                causal=step.causal,
-            )
-            of_query[:, :, rows] += found[0]
+            of_rows, of_columns = _gradients(step, made[0], query, output, lse)
+            of_query[:, :, step.rows] += of_rows
             of_keys = torch.zeros_like(step.keys)
-            of_keys[:, :, :, columns] = torch.stack(found[1:])
+            of_keys[:, :, :, step.columns] = of_columns
             if own is None:
                 own = of_keys
                 continue
@@ -259,37 +271,37 @@ class _Ring(torch.autograd.Function):
         return of_query.to(query.dtype), of_key, of_value, None
 
 
-TOKENS = 3  # the dimension of (keys and values, batch, kv_heads, tokens, head_dim)
+STACKED = 3  # the dimension of (keys and values, batch, kv_heads, tokens, head_dim)
 
 
 def in_order(pieces: Tensor, ranks: int) -> Tensor:
     """Ranks' zig-zag pieces, side by side along the tokens, in the sequence's order."""
-    chunks = pieces.unflatten(TOKENS, (ranks, 2, -1))
-    head, tail = chunks.unbind(TOKENS + 1)
-    return torch.cat((head, tail.flip(TOKENS)), TOKENS).flatten(TOKENS, TOKENS + 1)
+    chunks = pieces.unflatten(STACKED, (ranks, 2, -1))
+    head, tail = chunks.unbind(STACKED + 1)
+    return torch.cat((head, tail.flip(STACKED)), STACKED).flatten(STACKED, STACKED + 1)
 
 
 def in_pieces(ordered: Tensor, ranks: int) -> Tensor:
     """The inverse of `in_order`."""
-    head, tail = ordered.unflatten(TOKENS, (2, ranks, -1)).unbind(TOKENS)
-    pieces = torch.stack((head, tail.flip(TOKENS)), TOKENS + 1)
-    return pieces.flatten(TOKENS, TOKENS + 2)
+    head, tail = ordered.unflatten(STACKED, (2, ranks, -1)).unbind(STACKED)
+    pieces = torch.stack((head, tail.flip(STACKED)), STACKED + 1)
+    return pieces.flatten(STACKED, STACKED + 2)
 
 
-def _blocks(tokens: int, group: Group) -> Iterator[tuple[slice, slice, bool]]:
-    """Which queries see which keys, and whether under the mask."""
-    chunk = tokens // 2
+def _zig_zag(every: Tensor, group: Group) -> Iterator[_Step]:
+    """This rank's two chunks of queries, each with the keys that it sees of *every*."""
+    chunk = every.shape[STACKED] // (2 * group.size())
     for half, number in enumerate((group.rank(), 2 * group.size() - 1 - group.rank())):
         rows = slice(half * chunk, (half + 1) * chunk)
         first = number * chunk
-        yield rows, slice(first, first + chunk), True
+        yield _Step(every, rows, slice(first, first + chunk), causal=True)
         if first:
-            yield rows, slice(0, first), False
+            yield _Step(every, rows, slice(0, first), causal=False)
 
 
 def _gathered(key: Tensor, value: Tensor, group: Group) -> Tensor:
     own = torch.stack((key, value))
-    return in_order(start_all_gather(own, group, dim=TOKENS).wait(), group.size())
+    return in_order(start_all_gather(own, group, dim=STACKED).wait(), group.size())
 
 
 class _Gathered(torch.autograd.Function):
@@ -297,12 +309,8 @@ class _Gathered(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, group: Group
     ) -> Tensor:
-        every, merged = _gathered(key, value, group), Merged(query)
-        for rows, columns, causal in _blocks(query.shape[2], group):
-            keys, values = every[:, :, :, columns]
-            made = block(query[:, :, rows], keys, values, causal=causal)
-            merged.add(made, rows)
-        output, lse = merged.result()
+        every = _gathered(key, value, group)
+        output, lse = _attended(query, _zig_zag(every, group))
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.group = group
         return output
@@ -313,17 +321,12 @@ class _Gathered(torch.autograd.Function):
         every = _gathered(key, value, ctx.group)
         of_query = torch.zeros_like(query, dtype=torch.float32)
         of_every = torch.zeros_like(every)
-        for rows, columns, causal in _blocks(query.shape[2], ctx.group):
-            keys, values = every[:, :, :, columns]
-            found = block_backward(
-                *(made[0][:, :, rows], query[:, :, rows], keys, values),
-                *(output[:, :, rows], lse[:, :, rows]),
-                causal=causal,
-            )
-            of_query[:, :, rows] += found[0]
-            of_every[:, :, :, columns] += torch.stack(found[1:])
+        for step in _zig_zag(every, ctx.group):
+            of_rows, of_keys = _gradients(step, made[0], query, output, lse)
+            of_query[:, :, step.rows] += of_rows
+            of_every[:, :, :, step.columns] += of_keys
         pieces = in_pieces(of_every, ctx.group.size())
-        summed = start_reduce_scatter(pieces, ctx.group, dim=TOKENS).wait()
+        summed = start_reduce_scatter(pieces, ctx.group, dim=STACKED).wait()
         return of_query.to(query.dtype), summed[0], summed[1], None
 
 

@@ -23,16 +23,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodel.schedule import RECEIVED, Action, Kind, Stream, apart
-from profiles.errors import ActionFailed, InvalidSpec, Unsupported
+from profiles.errors import ActionFailed
 from runtime.models import Later, Work
 from runtime.pipeline.p2p import Arrival, Links
 from runtime.trace import ActionWatch
-
-CARRIED_OUT: Final = (
-    *(Kind.F, Kind.B, Kind.I, Kind.W, Kind.OVERLAP_F_B),
-    *(Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B),
-    *(Kind.REDUCE_GRAD, Kind.STEP),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,38 +68,6 @@ class Hooks(Protocol):
         """STEP: the update."""
 
 
-def require_executable(
-    stream: Stream, stages: Mapping[int, PipelineStage], micro_batches: int
-) -> None:
-    """Raise Unsupported or InvalidSpec for what an `Executor` does not carry out."""
-    for action in (*stream, *apart(stream)):
-        if action.kind not in CARRIED_OUT:
-            raise Unsupported(
-                f"{action} is simulated, not carried out; {', '.join(CARRIED_OUT)} are"
-            )
-        held = stages.get(action.stage)
-        if held is None or held.copy != action.copy:
-            raise InvalidSpec(
-                f"{action} is of a stage that this rank does not hold; it holds "
-                f"{', '.join(map(_shown, sorted(stages.values(), key=_index)))}"
-            )
-        if action.micro_batch is not None and action.micro_batch >= micro_batches:
-            raise InvalidSpec(f"{action} is beyond the {micro_batches} micro-batches")
-        if action.kind is Kind.I and held.later is None:
-            raise InvalidSpec(
-                f"{action} needs a stage whose backward is split; give it the `later` "
-                "of split_backward.put_off"
-            )
-
-
-def _index(stage: PipelineStage) -> int:
-    return stage.index
-
-
-def _shown(stage: PipelineStage) -> str:
-    return f"{stage.index}@{stage.copy}" if stage.copy else str(stage.index)
-
-
 RECEIVES: Final = (Kind.RECV_F, Kind.RECV_B)
 BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
 
@@ -124,8 +86,7 @@ class Executor:
 
     The loss of a micro-batch is multiplied by `loss_scale` before its backward, and
     `watch` is told of each action before it begins; these and `recorder` may be
-    exchanged between steps. Raises Unsupported for actions that are only simulated,
-    InvalidSpec for stages or micro-batches that are not here.
+    exchanged between steps.
     """
 
     def __init__(
@@ -137,12 +98,11 @@ class Executor:
         micro_batches: int,
         hooks: Hooks,
     ) -> None:
-        require_executable(stream, stages, micro_batches)
         self.stream = stream
         self.recorder: ActionWatch | None = None
         self.watch: Callable[[Action], None] | None = None
         self._stages, self._links, self._hooks = stages, links, hooks
-        self._micro_batches, self.loss_scale = micro_batches, 1 / micro_batches
+        self.loss_scale = 1 / micro_batches
         passes = apart(stream)
         backwards = (action for action in passes if action.kind in BACKWARDS)
         self._last = {action.stage: action for action in backwards}
@@ -173,7 +133,6 @@ class Executor:
 
         Raises ActionFailed, which names the action.
         """
-        self._require_given(tokens, targets)
         self._begin(tokens, targets)
         if self.recorder is not None:
             self.recorder.know("pp", self._links.groups)
@@ -294,20 +253,6 @@ class Executor:
                     shape=stage.boundary,
                     dtype=stage.dtype,
                     device=stage.device,
-                )
-
-    def _require_given(
-        self, tokens: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> None:
-        ends = self._stages.values()
-        for name, given, needed in (
-            ("tokens", tokens, any(stage.first for stage in ends)),
-            ("targets", targets, any(stage.last for stage in ends)),
-        ):
-            if needed and len(given) != self._micro_batches:
-                raise InvalidSpec(
-                    f"{len(given)} micro-batches of {name}; the stream has "
-                    f"{self._micro_batches}"
                 )
 
 

@@ -29,6 +29,7 @@ from runtime.trace import ActionWatch, Recorder
 from runtime.train.build import Builder, HeldStage, Setup
 from runtime.train.step_hooks import Step, TiedTable
 
+BEYOND: Final = 2**40  # sequences of a source: no training reads so many
 FORWARDS: Final = (Kind.F, Kind.SEND_F, Kind.RECV_F)  # what an evaluation does
 
 
@@ -135,14 +136,19 @@ class Trainer:
         return self._step.scale
 
     def evaluate(self, source: Source, batches: int) -> float:
-        """The mean loss over the first *batches* global batches of *source*."""
+        """The mean loss over *batches* global batches of *source* that training does
+        not come to.
+
+        The same walks on a synthetic chain never come twice. Of a file other crops are
+        read, which may lie over those of training: evaluate on another file.
+        """
         means = []
         for held in self.stages:
             held.module.eval()
         try:
             with torch.no_grad():
                 for number in range(batches):
-                    losses = self._onward.step(*self._batch(number, source))
+                    losses = self._onward.step(*self._batch(number, source, BEYOND))
                     means.append(self._mean(losses))
         finally:
             for held in self.stages:
@@ -161,11 +167,13 @@ class Trainer:
         """The local gradients of the last step, after clipping."""
         return self._step.gradients()
 
-    def _batch(self, number: int, source: Source) -> tuple[list[Tensor], list[Tensor]]:
+    def _batch(
+        self, number: int, source: Source, after: int = 0
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's micro-batches of a step: what is read, and what comes next."""
         replica = self.mesh["dp"].get_local_rank() // self.context.ranks
         mine = self.layout.micro_batches * self._micro_batch
-        first = number * self.job.global_batch + mine * replica
+        first = after + number * self.job.global_batch + mine * replica
         sequences = source.sequences(first, mine)
         read, follows = self._places, self._places + 1
         tokens, targets = (
