@@ -59,14 +59,13 @@ class StateFile(DriveFile):
         end = self.buckets[-1].whole if self.buckets else Part(0, 0)
         # A stage that is frozen has no state, and a file has at least a page.
         super().__init__(folder, max(end.first + end.size_bytes, PAGE_BYTES))
+        self._waiting = gradients
         self._tensors: dict[int, list[Tensor]] = {}
         self._slots: dict[int, Tensor] = {}
         self._values: dict[int, Part] = {}  # where each is, to the byte
         self._gradients: dict[int, Part] = {}
         for bucket in self.buckets:
             self._place(bucket, shapes, moments)
-            if gradients:
-                self._place_gradients(bucket, shapes)
 
     def states(self, member: int) -> list[Tensor]:
         """A member's value and moments; what is written to them is in the file."""
@@ -90,25 +89,20 @@ class StateFile(DriveFile):
         """The same of their gradients."""
         return _whole_parts(self._gradients, members)
 
-    def _place(
-        self, bucket: Bucket, shapes: Sequence[torch.Size], moments: int
-    ) -> None:
-        value, moment = bucket.values.first, bucket.values.first
-        moment += bucket.values.size_bytes
+    def _place(self, bucket: Bucket, shapes: Sequence[torch.Size], kinds: int) -> None:
+        offset, values = 0, bucket.values
         for member in bucket.members:
-            size = prod(shapes[member]) * FP32_BYTES
+            shape = shapes[member]
+            size = prod(shape) * FP32_BYTES
+            value, slot = values.first + offset, bucket.gradients.first + offset
+            moment = values.first + values.size_bytes + offset * kinds
+            places = (value, *(moment + kind * size for kind in range(kinds)))
+            self._tensors[member] = [self._at(one, shape) for one in places]
             self._values[member] = Part(value, size)
-            places = (value, *(moment + kind * size for kind in range(moments)))
-            self._tensors[member] = [self._at(one, shapes[member]) for one in places]
-            value, moment = value + size, moment + moments * size
-
-    def _place_gradients(self, bucket: Bucket, shapes: Sequence[torch.Size]) -> None:
-        first = bucket.gradients.first
-        for member in bucket.members:
-            size = prod(shapes[member]) * FP32_BYTES
-            self._gradients[member] = Part(first, size)
-            self._slots[member] = self._at(first, shapes[member])
-            first += size
+            if self._waiting:
+                self._gradients[member] = Part(slot, size)
+                self._slots[member] = self._at(slot, shape)
+            offset += size
 
     def _at(self, place: int, shape: torch.Size) -> Tensor:
         if not prod(shape):

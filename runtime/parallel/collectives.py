@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup
+Exchange = Callable[[Tensor], Tensor]
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -31,7 +32,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class _Exchange:
+class _Messages:
     """Messages both ways; what is sent is held until it has left."""
 
     works: list[Any]
@@ -109,7 +110,7 @@ def start_shift(tensor: Tensor, group: Group) -> Pending:
             dist.P2POp(dist.irecv, came, before, group),
         ]
     )
-    return Pending(_Exchange(works, sent), lambda: came)
+    return Pending(_Messages(works, sent), lambda: came)
 
 
 def all_to_all(pieces: Tensor, group: Group) -> Tensor:
@@ -136,3 +137,20 @@ def start_reduce_scatter(tensor: Tensor, group: Group, *, dim: int) -> Pending:
     mine = torch.empty_like(pieces[0])
     work = _reduce_scatter(mine, pieces.flatten(0, 1), group=group, async_op=True)
     return Pending(work, lambda: mine)
+
+
+def exchanged(value: Tensor, there: Exchange, back: Exchange) -> Tensor:
+    """*there* of *value*, whose gradient goes *back*."""
+    made: Tensor = _Exchanged.apply(value, there, back)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, there: Exchange, back: Exchange) -> Tensor:
+        ctx.back = back
+        return there(value)
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(made[0]), None, None

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from runtime.parallel.collectives import (
     Group,
     all_reduce,
     all_to_all,
+    exchanged,
     start_all_gather,
     start_reduce_scatter,
 )
@@ -260,37 +260,14 @@ def _moved(
     """*value* redistributed *there*, its gradient *back*: several tensors in one go."""
     if there[0] == there[1] and back[0] == back[1]:
         return value
-    if len(value) == 1:
-        made = _Moved.apply(value[0], dims, there, back, step.group)  # type: ignore[no-untyped-call]
-        return (made,)
-    together = _Moved.apply(  # type: ignore[no-untyped-call]
-        torch.stack(value), ("", *dims), there, back, step.group
+    single = len(value) == 1
+    named, group = dims if single else ("", *dims), step.group
+    made = exchanged(
+        value[0] if single else torch.stack(value),
+        lambda one: redistributed(one, named, *there, group),
+        lambda one: redistributed(one, named, *back, group),
     )
-    return tuple(together.unbind())
-
-
-class _Moved(torch.autograd.Function):
-    """A redistribution; its backward is that of the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: Tensor,
-        dims: tuple[str, ...],
-        there: tuple[str, str],
-        back: tuple[str, str],
-        group: Group,
-    ) -> Tensor:
-        ctx.how = (dims, back, group)
-        have, want = there
-        return redistributed(value, dims, have, want, group)
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        dims, back, group = ctx.how
-        have, want = back
-        gradient = redistributed(made[0], dims, have, want, group)
-        return gradient, None, None, None, None
+    return (made,) if single else tuple(made.unbind())
 
 
 def redistributed(

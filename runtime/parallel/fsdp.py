@@ -15,7 +15,7 @@ for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.schedule import Kind
 from runtime.models import Embedding, Later
+from runtime.parallel.collectives import exchanged
 from runtime.parallel.data_parallel import Sharded, Sharding, Unit
 
 
@@ -104,7 +105,12 @@ class AfterEachW(Sharded):
         stream, *others = given
         if not stream.requires_grad:  # tokens, or nothing is trained
             return given
-        return _Told.apply(stream, partial(self._made, module)), *others  # type: ignore[no-untyped-call]
+
+        def back(made: Tensor) -> Tensor:
+            self._made(module)
+            return made
+
+        return exchanged(stream, lambda one: one, back), *others
 
     def _made(self, unit: nn.Module) -> None:
         """All gradients of *unit* are made or put off: the last of those comes next."""
@@ -130,20 +136,6 @@ class AfterEachW(Sharded):
                 )
         group.post_backward()
         self._scattered.append(group)
-
-
-class _Told(torch.autograd.Function):
-    """Nothing, whose backward calls *told*."""
-
-    @staticmethod
-    def forward(ctx: Any, stream: Tensor, told: Callable[[], None]) -> Tensor:
-        ctx.told = told
-        return stream
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor, None]:
-        ctx.told()
-        return made[0], None
 
 
 def _in_32_bits(parameter: Any) -> None:
