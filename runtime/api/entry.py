@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 train.py
 
-    layout = runtime.parallelize.layout_of("layout.json")
+    layout = runtime.api.layout_of("layout.json")
     model = runtime.parallelize(model, layout)
     model(batch).backward()      # gradients are averaged over the ranks
 

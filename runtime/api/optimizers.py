@@ -1,6 +1,6 @@
 """Optimizers of a loop of one's own, for states that are not on the device.
 
-    update = runtime.parallelize.optimizer(model, layout, partial(AdamW, lr=1e-3))
+    update = runtime.api.optimizer(model, layout, partial(AdamW, lr=1e-3))
     update.step(); update.zero_grad()
 
 `HostUpdate` has the parameters of the model as fp32 copies in the host's memory, and

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Lock, Thread
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from torch.distributed.elastic.multiprocessing.api import (
@@ -50,12 +49,7 @@ class Relay:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *ended: object) -> None:
         self._over.set()
         self._thread.join()
         self._pump(last=True)

@@ -24,7 +24,7 @@ from typing import Any, Final, TextIO
 
 from profiles.errors import Contradiction, RunFailed
 from profiles.system import Endpoint, interface, meeting_point, route_to
-from runtime.launch.agent import Relay
+from runtime.launch.agent import Logs, Relay, silenced, watch
 
 ANSWER_S: Final = 20.0  # that a launcher on a busy machine may take
 _CONNECT_S: Final = 5.0
@@ -111,8 +111,6 @@ def launch(
     endpoint = meeting_point(nnodes, rdzv_endpoint)
     settings = _meeting(endpoint, nnodes)
     variables = _variables(nproc, endpoint, program.environment)
-    from runtime.launch.agent import Logs, silenced, watch
-
     if endpoint is not None:
         require_launcher(endpoint)
     folder = Path(mkdtemp(prefix="meshwright-run-"))

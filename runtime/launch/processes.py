@@ -198,7 +198,6 @@ class Worker:
 
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
 
 
@@ -223,7 +222,6 @@ def process_group(
         worker = Worker(
             rank=_number("RANK", 0),
             world_size=_number("WORLD_SIZE", 1),
-            local_rank=_number("LOCAL_RANK", 0),
             device=local_device(device),
         )
         _join(worker, timedelta(seconds=timeout_s))

@@ -19,7 +19,7 @@ from profiles.files import write_text
 from profiles.units import GB
 from runtime.checkpoint import checkpoint
 from runtime.data import Source, fingerprint, source
-from runtime.launch.processes import Worker, process_group, status
+from runtime.launch.processes import Worker, process_group, restarts, status
 from runtime.launch.run import Request, question, require_agreed
 from runtime.models import decoder_of
 from runtime.observe import (
@@ -89,7 +89,8 @@ class Run:
             median_s = document["step_time_s"]["median"]
             kind = self.device.type
             document |= told(reports, self.job, median_s, device=kind)
-            document["recorded"] = self._recorded()
+            record = self.request.record
+            document["recorded"] = self.trainer.recorder.document() if record else None
             write_text(Path(self.request.result), json.dumps(document))
 
     def _source(self, data: str, seed: int) -> Source:
@@ -122,8 +123,7 @@ class Run:
 
     def _first_step(self) -> int:
         folder = self.request.checkpoint_dir
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        if folder is None or not (self.request.resume or restarted):
+        if folder is None or not (self.request.resume or restarts()):
             return 0
         if not self.request.resume and checkpoint.latest(Path(folder)) is None:
             return 0
@@ -170,9 +170,6 @@ class Run:
         dist.all_gather(everyone, mine)
         names = ("allocated", "reserved", "device", "resident")
         return [dict(zip(names, item.tolist(), strict=True)) for item in everyone]
-
-    def _recorded(self) -> list[dict[str, Any]] | None:
-        return self.trainer.recorder.document() if self.request.record else None
 
     def _say(self, number: int, result: StepResult) -> None:
         rate = self.observed.tokens_per_s_per_gpu(result.seconds)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -251,22 +252,17 @@ def local(parameter: Tensor) -> Tensor:
 
 
 def _optimizer(settings: Settings) -> Callable[[Any], torch.optim.Optimizer]:
-    adam: dict[str, Any] = {
-        "lr": settings.lr,
-        "betas": (settings.beta1, settings.beta2),
-        "eps": settings.eps,
-        "fused": True,
+    every: dict[str, Any] = {"lr": settings.lr, "fused": True}
+    adam = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps, **every}
+    known: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "adamw": partial(torch.optim.AdamW, **adam),
+        "adam": partial(torch.optim.Adam, **adam),
+        "sgd": partial(torch.optim.SGD, **every),
+        "sgd-momentum": partial(torch.optim.SGD, momentum=settings.beta1, **every),
     }
-    momentum = {"sgd": 0.0, "sgd-momentum": settings.beta1}
-    if settings.name == "adamw":
-        return lambda groups: torch.optim.AdamW(groups, **adam)
-    if settings.name == "adam":
-        return lambda groups: torch.optim.Adam(groups, **adam)
-    if settings.name in momentum:
-        return lambda groups: torch.optim.SGD(
-            groups, lr=settings.lr, momentum=momentum[settings.name], fused=True
+    if settings.name not in known:
+        raise Unsupported(
+            f"optimizer {settings.name} is not carried out; adamw, adam, sgd and "
+            "sgd-momentum are"
         )
-    raise Unsupported(
-        f"optimizer {settings.name} is not carried out; adamw, adam, sgd and "
-        "sgd-momentum are"
-    )
+    return known[settings.name]

@@ -13,7 +13,7 @@ does not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -125,14 +125,26 @@ def context_group(layout: Layout) -> dist.ProcessGroup | None:
     None where sequences are whole. The group is never another axis's, so that what is
     sent over it is known by it.
     """
-    cp, mine = layout.stages[0].mesh.cp, None
+    cp = layout.stages[0].mesh.cp
     if cp == 1:
         return None
-    for members in _context_members(rank_grid(layout), cp):
-        opened = dist.new_group(members)
-        if dist.get_rank() in members:
-            mine = opened
-    return mine
+    return own_group(
+        list(members)
+        for stage in rank_grid(layout)
+        for first in range(0, len(stage), cp)
+        for members in zip(*stage[first : first + cp], strict=True)
+    )
+
+
+def own_group(members: Iterable[list[int]]) -> dist.ProcessGroup | None:
+    """A group of each of *members*, opened by every rank at once: this rank's, if it
+    is of one."""
+    own: dist.ProcessGroup | None = None
+    for ranks in members:
+        group = dist.new_group(ranks)
+        if dist.get_rank() in ranks:
+            own = group
+    return own
 
 
 def expert_mesh(layout: Layout, device_type: str) -> DeviceMesh:
@@ -146,13 +158,6 @@ def expert_mesh(layout: Layout, device_type: str) -> DeviceMesh:
     stages = [[rank for row in stage for rank in row] for stage in rank_grid(layout)]
     grid = torch.tensor(stages).unflatten(1, (-1, mesh.ep, mesh.etp))
     return DeviceMesh(device_type, grid, mesh_dim_names=EXPERT_AXES)
-
-
-def _context_members(grid: list[list[list[int]]], cp: int) -> Iterator[list[int]]:
-    for stage in grid:
-        for first in range(0, len(stage), cp):
-            for members in zip(*stage[first : first + cp], strict=True):
-                yield list(members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,11 +232,6 @@ def _of_one_holder(
 def _across(mesh: DeviceMesh, holders: list[int], cut: int) -> Group | None:
     """Those of *holders* with this rank's part of a tensor that *cut* ranks in a row
     share out; None if it is of none."""
-    own: Group | None = None
     held = mesh.mesh[holders].flatten(2)  # (holders, dp, tp); of experts edp, ep × etp
     parts = held.unflatten(1, (-1, cut)).flatten(0, 1).flatten(1)
-    for part in parts.t().tolist():
-        group = dist.new_group(part)
-        if dist.get_rank() in part:
-            own = group
-    return own
+    return own_group(parts.t().tolist())

@@ -26,7 +26,12 @@ from costmodel.schedule import Kind
 from profiles.models import Job
 from runtime.models import Policy
 from runtime.optim import Optimizer, Piece, clip_factor, global_norm, loss_scale, parts
-from runtime.parallel import all_reduce_from, partial_parameters, sum_together
+from runtime.parallel import (
+    all_reduce_from,
+    own_group,
+    partial_parameters,
+    sum_together,
+)
 from runtime.train.build import HeldStage
 
 TABLE = "embedding.table.weight"
@@ -54,7 +59,8 @@ class TiedTable:
         self.copies = 2
         self._together = set(ends[0]) == set(ends[1])
         if not self._together:
-            self.group = _joined(mesh, ends[0][0], ends[1][0])
+            pairs = (mesh.mesh.select(0, one).flatten().tolist() for one, *_ in ends)
+            self.group = own_group(list(pair) for pair in zip(*pairs, strict=True))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -76,18 +82,6 @@ class TiedTable:
         elif self._together and here:
             one, two = here
             two.copy_(one.add_(two))
-
-
-def _joined(mesh: DeviceMesh, first: int, last: int) -> dist.ProcessGroup | None:
-    """The group of this rank and its peer, where it is of the *first* or the *last*
-    pipeline rank; every rank calls this at once."""
-    ends = (mesh.mesh.select(0, end).flatten().tolist() for end in (first, last))
-    own: dist.ProcessGroup | None = None
-    for pair in zip(*ends, strict=True):
-        group = dist.new_group(list(pair))
-        if dist.get_rank() in pair:
-            own = group
-    return own
 
 
 class Step:

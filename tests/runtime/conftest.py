@@ -47,7 +47,6 @@ def worked(rank: int, world_size: int, request: str) -> None:
     worker = Worker(
         rank=rank,
         world_size=world_size,
-        local_rank=rank,
         device=torch.device("cpu"),
     )
     Run(Request.read(Path(request)), worker).run()
