@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +174,8 @@ class Run:
 
     def _say(self, number: int, result: StepResult) -> None:
         rate = self.observed.tokens_per_s_per_gpu(result.seconds)
-        self._write(
-            {
-                "step": number + 1,
-                "loss": result.loss,
-                "gradient_norm": result.gradient_norm,
-                "learning_rate": result.learning_rate,
-                "seconds": result.seconds,
-                "tokens_per_s_per_gpu": rate,
-            }
-        )
+        entry = {"step": number + 1, **asdict(result), "tokens_per_s_per_gpu": rate}
+        self._write(entry)
         if self.rank or not self.request.progress:
             return
         flops = model_flops(self.job) / result.seconds / self.layout.gpus

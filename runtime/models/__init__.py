@@ -8,11 +8,9 @@ if TYPE_CHECKING:
     from runtime.models.decoder import (
         Embedding,
         Layer,
-        Positions,
         Stage,
         decoder_of,
         initialise,
-        rows_of,
     )
     from runtime.models.mlp import Mlp
     from runtime.models.moe import ExpertMlp, Experts, Held, Router, Stack, here
@@ -39,7 +37,6 @@ __all__ = [
     "Layer",
     "Mlp",
     "Policy",
-    "Positions",
     "Product",
     "PutOff",
     "Router",
@@ -55,7 +52,6 @@ __all__ = [
     "policy",
     "put_off",
     "require_multiplied",
-    "rows_of",
     "stacked",
 ]
 

@@ -91,22 +91,23 @@ class Embedding(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds the row of its place to each token: of `places`, from the first without."""
+    """Adds the row of its place to each token: of `places`, from the first without.
+
+    Where ranks share them, this one has the *part*-th tokens.
+    """
 
     def __init__(self, places: int, hidden: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(places, hidden))
         self.places: Tensor | None = None
+        self.part = 0
 
     def forward(self, stream: Tensor) -> Tensor:
-        return stream + rows_of(self.weight, self.places, 0, stream.shape[1])
-
-
-def rows_of(table: Tensor, places: Tensor | None, first: int, length: int) -> Tensor:
-    """Rows of *length* tokens from the *first*, which lie at *places*, or in a row."""
-    if places is None:
-        return table[first : first + length]
-    return table[places[first : first + length].to(table.device)]
+        length = stream.shape[1]
+        rows = slice(self.part * length, (self.part + 1) * length)
+        if self.places is None:
+            return stream + self.weight[rows]
+        return stream + self.weight[self.places[rows].to(self.weight.device)]
 
 
 class CrossEntropy(nn.Module):

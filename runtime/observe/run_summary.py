@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Final
@@ -62,10 +62,8 @@ def told(
         "exchanges": rows,
         "operators": [
             {
-                "kind": one.kind,
-                "direction": one.direction,
+                **asdict(one),
                 "shape": list(one.shape),
-                "precision": one.precision,
                 "ranks": local,
                 **summary(seconds),
             }

@@ -184,7 +184,7 @@ class Core(nn.Module):
         self.group = group
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        mixed: Tensor = self.function.apply(*autocast(query, key, value), self.group)  # type: ignore[no-untyped-call]
+        mixed: Tensor = self.function.apply(*autocast(query, key, value), self.group)
         return mixed
 
 

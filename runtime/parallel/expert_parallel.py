@@ -108,7 +108,7 @@ class SummandStack(nn.Module):
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """As `Stack`."""
-        bias = self.bias
+        bias: Tensor | None = self.bias
         if bias is not None:
             adds = self.group.rank() == 0
             bias = exchanged(

@@ -186,7 +186,7 @@ def _computed(
     def activation(given: Value) -> Value:
         return (layer.mlp.activation(*given),)  # type: ignore[operator]
 
-    return {
+    known: dict[str, Callable[..., Value]] = {
         "input_norm": norm,
         "qk_norm": head_norms,
         "rotary": rotary,
@@ -195,7 +195,8 @@ def _computed(
         "mlp_norm": norm,
         "activation": activation,
         "mlp_residual": residual,
-    }[name]
+    }
+    return known[name]
 
 
 def _place(module: nn.Module, step: Step, mesh: DeviceMesh) -> None:

@@ -35,13 +35,11 @@ from runtime.models import (
     Later,
     Layer,
     Mlp,
-    Positions,
     Product,
     PutOff,
     Stage,
     autocast,
     linear,
-    rows_of,
 )
 from runtime.parallel.collectives import (
     Group,
@@ -94,7 +92,7 @@ def split(
         stage.embedding.table = table  # type: ignore[assignment]
         positions = stage.embedding.positions
         if positions is not None and sp:
-            stage.embedding.positions = SplitPositions(positions, mesh)  # type: ignore[assignment]
+            positions.part = mesh.get_local_rank()
     for name, layer in stage.layers.items():
         if name not in apart:
             assert isinstance(layer, Layer), "layers of the catalogue's decoder"
@@ -263,21 +261,6 @@ class VocabTable(nn.Module):
         found = F.embedding(row.masked_fill(elsewhere, 0), local_shard(self.weight))
         partial = found.masked_fill(elsewhere.unsqueeze(-1), 0)
         return summed(partial, self.group, self.scattered)
-
-
-class SplitPositions(nn.Module):
-    """Learned positions of this rank's part of the sequence."""
-
-    def __init__(self, positions: Positions, mesh: DeviceMesh) -> None:
-        super().__init__()
-        self.weight = positions.weight
-        self.places = positions.places
-        self.rank = mesh.get_local_rank()
-
-    def forward(self, stream: Tensor) -> Tensor:
-        length = stream.shape[SEQUENCE]
-        first = self.rank * length
-        return stream + rows_of(self.weight, self.places, first, length)
 
 
 class VocabCrossEntropy(nn.Module):

@@ -11,7 +11,7 @@ import gc
 import os
 import resource
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from errno import ENOSPC
 from pathlib import Path
@@ -35,12 +35,9 @@ class Peak:
     device: int = 0  # what the device shows as used: context and all
 
 
-@contextmanager
-def watched(device: torch.device) -> Iterator[Peak]:
+def watched(device: torch.device) -> AbstractContextManager[Peak]:
     """Watch the body; the peak is known when it has ended."""
-    watch = _watched_cuda if device.type == "cuda" else _watched_cpu
-    with watch(device) as peak:
-        yield peak
+    return _watched_cuda(device) if device.type == "cuda" else _watched_cpu()
 
 
 def alive_bytes() -> int:
@@ -72,7 +69,7 @@ def _watched_cuda(device: torch.device) -> Iterator[Peak]:
 
 
 @contextmanager
-def _watched_cpu(device: torch.device) -> Iterator[Peak]:
+def _watched_cpu() -> Iterator[Peak]:
     peak = Peak()
     gc.collect()
     before = alive_bytes()
