@@ -13,9 +13,9 @@ import shutil
 import socket
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from tempfile import mkdtemp
@@ -77,11 +77,10 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """`python -m module arguments…`, with *environment* beside torchrun's variables."""
+    """`python -m module arguments…`."""
 
     arguments: Sequence[str] = ()
     module: str = "runtime.launch.worker"
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command_args(self) -> list[str]:
@@ -110,7 +109,7 @@ def launch(
     require_startable(nproc, device=device)
     endpoint = meeting_point(nnodes, rdzv_endpoint)
     settings = _meeting(endpoint, nnodes)
-    variables = _variables(nproc, endpoint, program.environment)
+    variables = _variables(nproc, endpoint)
     if endpoint is not None:
         require_launcher(endpoint)
     folder = Path(mkdtemp(prefix="meshwright-run-"))
@@ -181,9 +180,7 @@ def _free(address: str, port: int) -> bool:
     return False
 
 
-def _variables(
-    nproc: int, endpoint: Endpoint | None, given: Mapping[str, str]
-) -> dict[str, str]:
+def _variables(nproc: int, endpoint: Endpoint | None) -> dict[str, str]:
     """What every worker finds in its environment beside torchrun's variables."""
     threads = max(1, len(os.sched_getaffinity(0)) // nproc)
     ours = {
@@ -195,7 +192,6 @@ def _variables(
     if spoken is not None:
         ours["GLOO_SOCKET_IFNAME"] = spoken
     kept = {name: os.environ[name] for name in ours if name in os.environ}
-    path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     packages = str(Path(__file__).resolve().parents[2])
-    found = os.pathsep.join(part for part in (packages, path) if part)
-    return {**ours, **kept, **given, "PYTHONPATH": found}
+    paths = (packages, os.environ.get("PYTHONPATH", ""))
+    return {**ours, **kept, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
