@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from runtime.launch.processes import LAUNCHER
+from runtime.launch.failures import LAUNCHER
 
 
 def forked(work: Callable[[], Any], *, number: int) -> Any:

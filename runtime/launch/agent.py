@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from profiles.errors import RunFailed
-from runtime.launch.processes import FOLDER, LAUNCHER, told, words_in
+from runtime.launch.failures import FOLDER, LAUNCHER, told, words_in
 
 _PERIOD_S = 0.05
 

@@ -20,7 +20,8 @@ from profiles.files import write_text
 from profiles.units import GB
 from runtime.checkpoint import checkpoint
 from runtime.data import Source, fingerprint, source
-from runtime.launch.processes import Worker, process_group, restarts, status
+from runtime.launch.failures import status
+from runtime.launch.processes import Worker, process_group, restarts
 from runtime.launch.run import Request, question, require_agreed
 from runtime.models import decoder_of
 from runtime.observe import (

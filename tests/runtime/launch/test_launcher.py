@@ -24,7 +24,7 @@ Start = Callable[..., str]
 # Workers that load no torch start in a tenth of the time.
 PLAIN = """
 import os, sys, time
-from runtime.launch.processes import status
+from runtime.launch.failures import status
 
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
 said, mode = status(int(rank)), sys.argv[1]
@@ -35,7 +35,7 @@ AGREE = """
 import os, signal, sys
 import torch
 import torch.distributed as dist
-from runtime.launch.processes import status
+from runtime.launch.failures import status
 from runtime.launch.processes import process_group, restarts
 
 with process_group("cpu", timeout_s=20) as worker:

@@ -11,18 +11,16 @@ import torch
 import torch.distributed as dist
 
 from profiles.errors import InvalidSpec, Unsupported
-from runtime.launch.processes import (
+from runtime.launch.failures import (
     FOLDER,
     LAUNCHER,
     ending,
     failure_in,
-    local_device,
-    process_group,
-    restarts,
     status,
     told,
     words_in,
 )
+from runtime.launch.processes import local_device, process_group, restarts
 
 SIGTERM, SIGKILL, SIGSEGV = -15, -9, -11
 
