@@ -44,7 +44,7 @@ from profiles.samples.files import read_samples, write_samples
 from profiles.samples.table import LOCAL, Samples, local_cluster
 from runtime.launch.launcher import Program, launch
 from runtime.launch.run import threads
-from runtime.observe.prediction_error import missed
+from runtime.observe.prediction import missed
 
 MODELS = Path(__file__).parent / "models"
 PLANNED = "the plan"

@@ -38,8 +38,7 @@ from profiles.measure.machine import Calibration
 from runtime.data.sources import source
 from runtime.launch.processes import process_group
 from runtime.models.decoder import decoder_of
-from runtime.observe.run_summary import WARM_UP_STEPS, told
-from runtime.observe.step_profiler import Watch, everyone
+from runtime.observe.run_summary import WARM_UP_STEPS, Watch, everyone, told
 from runtime.optim.optimizer import Settings
 from runtime.trace.peak_memory import alive_bytes
 from runtime.train.build import Setup

@@ -33,7 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from runtime.models.init import initialise
+from runtime.models.decoder import initialise
 
 Batch = tuple[Tensor, Tensor]  # tokens and targets of this rank: (sequences, seq_len)
 OneStep = Callable[[Tensor, Tensor], float | None]

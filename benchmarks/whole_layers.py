@@ -14,8 +14,7 @@ from benchmarks.fit.layer_price import layer_price
 from costmodel.machine.assembly import Machine
 from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
-from runtime.models.decoder import Layer, decoder_of
-from runtime.models.init import initialise
+from runtime.models.decoder import Layer, decoder_of, initialise
 
 MOST_LAYERS = 8  # in a row: together they are larger than a cache
 ROUNDS, WARM_UP = 15, 3

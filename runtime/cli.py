@@ -25,7 +25,7 @@ from profiles.files import read_json, require_package
 from runtime.train import Training, training_options
 
 if TYPE_CHECKING:
-    from runtime.launch import Probed, Run, Wish
+    from runtime.launch import Probed, Wish
 
 DEVICES = ("cpu", "cuda")
 MOST_STEPS = 10**9
@@ -132,7 +132,7 @@ def execute(
     """
     require_package("torch", "training", extra="runtime")
     parse_file(read_json(file, what="layout file"))  # torch takes seconds to load
-    from runtime.launch import diverged, prepare
+    from runtime.launch import diverged, opening, prepare, run_view
 
     wish = _wish(file, options, training, progress=not as_json)
     run = prepare(wish)  # what is wrong with it is said before anything is measured
@@ -142,7 +142,7 @@ def execute(
     for line in run.warnings:
         warn(line)
     if not as_json:
-        console().print(_opening(run))
+        console().print(opening(run))
     document = run.carried_out()
     lost = diverged(document)
     if lost is not None:
@@ -153,8 +153,6 @@ def execute(
     if as_json:
         emit_json(document)
     else:
-        from runtime.launch import run_view
-
         console().print(run_view(document))
 
 
@@ -188,9 +186,3 @@ def _probes(wish: Wish) -> list[Probed]:
     found = probed(wish, say)
     say(words(found))
     return found
-
-
-def _opening(run: Run) -> Any:
-    from runtime.launch import opening
-
-    return opening(run)

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 4 train.py
 
-    layout = runtime.parallelize.layout_of("layout.json")
+    layout = runtime.api.layout_of("layout.json")
     model = runtime.parallelize(model, layout)
     model(batch).backward()      # gradients are averaged over the ranks
 
@@ -32,7 +32,7 @@ from profiles.files import read_json
 from runtime.api.data_parallel import replicated
 from runtime.api.dry_run import DryRun
 from runtime.api.module_chain import chain_of
-from runtime.api.optimizers import DriveUpdate, HostUpdate
+from runtime.api.optimizers import DriveUpdate, HostUpdate, Update, device_of
 from runtime.api.pipelined import Loss, Pipelined
 from runtime.api.supported import (
     made_again,
@@ -180,7 +180,7 @@ def begin_alike(module: nn.Module) -> None:
 
 def optimizer(
     model: nn.Module, layout: Layout, make: Make, folder: Path | None = None
-) -> torch.optim.Optimizer | HostUpdate | DriveUpdate:
+) -> torch.optim.Optimizer | Update:
     """*make*'s optimizer of the parameters of *model*, updating where *layout* says.
 
     On the device, or where an offloaded optimizer's shards are in the host's memory,
@@ -193,7 +193,7 @@ def optimizer(
         return DriveUpdate(model, layout, make, folder)
     if not away.masters:
         return made_of(make, list(model.parameters()))
-    return HostUpdate(model.parameters(), make, scattered=sharded_as(layout) >= 2)
+    return HostUpdate(model, make, scattered=sharded_as(layout) >= 2)
 
 
 def clip_gradients(
@@ -201,7 +201,7 @@ def clip_gradients(
     layout: Layout,
     most: float,
     *,
-    updated: torch.optim.Optimizer | HostUpdate | DriveUpdate | None = None,
+    updated: torch.optim.Optimizer | Update | None = None,
 ) -> Tensor:
     """Scale the gradients so that the whole model's norm is at most *most*.
 
@@ -209,23 +209,15 @@ def clip_gradients(
     was scaled, is over all ranks, each parameter counted once. *updated* is the
     optimizer, which has the gradients where they have gone to the host.
     """
-    if isinstance(updated, DriveUpdate):
-        device = updated.gradients_on
+    if isinstance(updated, Update):
         turns = (_pieces(one, layout) for one in updated.turns())
-        norm = global_norm(turns, device=device)
+        norm = global_norm(turns, device=updated.gradients_on)
         updated.factor = clip_factor(float(norm), most)
         return norm
-    first = next(module.parameters(), None)
-    device = torch.device("cpu") if first is None else first.device
-    if isinstance(updated, HostUpdate):
-        device, made = torch.device("cpu"), list(updated.gradients())
-    else:
-        made = [
-            (one, local(one.grad))
-            for one in module.parameters()
-            if one.grad is not None
-        ]
-    norm = global_norm([_pieces(made, layout)], device=device)
+    made = [
+        (one, local(one.grad)) for one in module.parameters() if one.grad is not None
+    ]
+    norm = global_norm([_pieces(made, layout)], device=device_of(module))
     scale([gradient for _, gradient in made], clip_factor(float(norm), most))
     return norm
 

@@ -27,7 +27,7 @@ from runtime.api.supported import sharded_as, states_away
 from runtime.models import Policy
 from runtime.offload import StatesAway
 from runtime.optim import local
-from runtime.parallel import Sharded, Sharding, all_reduce, shard_mesh
+from runtime.parallel import Sharded, Sharding, shard_mesh, sum_together
 from runtime.pipeline import Executor, Links, PipelineStage
 from runtime.train import rank_stream
 
@@ -76,14 +76,11 @@ class Replicated:
             if one.grad is None:
                 one.grad = torch.zeros_like(one)
         parts = [local(one.grad) for one in trained if one.grad is not None]
-        told = used.to(device=parts[0].device, dtype=parts[0].dtype)
-        flat = torch.cat([*(part.flatten() for part in parts), told])
-        all_reduce(flat, self._mesh.get_group()).div_(self._mesh.size())
-        *means, told = flat.split([*(part.numel() for part in parts), len(trained)])
-        for one, part, mean, by in zip(
-            trained, parts, means, told.tolist(), strict=True
-        ):
-            part.copy_(mean.view_as(part))
+        device, mean_over = parts[0].device, self._mesh.size()
+        told = used.to(device=device, dtype=parts[0].dtype)
+        group = self._mesh.get_group()
+        sum_together([*parts, told], group, device, mean_over=mean_over)
+        for one, by in zip(trained, told.tolist(), strict=True):
             if not by:
                 one.grad = None
 
@@ -204,8 +201,6 @@ class Pipelined(nn.Module):
             links=self._links,
             micro_batches=self.layout.micro_batches,
             hooks=_Hooks(self),
-            recorder=None,
-            loss_scale=1 / self.layout.micro_batches,
         )
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
@@ -27,8 +26,11 @@ from profiles.files import shown
 from profiles.units import format_bytes
 from runtime.checkpoint.directory import (
     DESCRIPTION,
+    Reader,
     begin,
     checksums,
+    described,
+    files_of,
     finish,
     forget_partial,
     latest,
@@ -39,8 +41,8 @@ from runtime.checkpoint.directory import (
     require_undamaged,
     sizes,
 )
-from runtime.checkpoint.reader import Reader, described, files_of
-from runtime.checkpoint.state import AnyOptimizer, Wanted, held, inner, ties, written
+from runtime.checkpoint.state import Wanted, held, ties, written
+from runtime.optim import Optimizer
 
 __all__ = [
     "forget_partial",
@@ -60,7 +62,7 @@ def save(
     *,
     step: int,
     parts: Sequence[nn.Module],
-    optimizer: AnyOptimizer | None,
+    optimizer: Optimizer | None,
     meta: Mapping[str, Any],
 ) -> None:
     """Write the state after *step* steps into *folder*; every rank calls this at once.
@@ -68,7 +70,6 @@ def save(
     *parts* are the modules that this rank holds, under the whole model's names. *meta*
     is kept with it (JSON values); its ``job`` must be the same when it is resumed.
     """
-    torchs = inner(optimizer)
     partial = _first_rank(lambda: begin(folder, step))
     _write(partial, dict(written(parts, optimizer)))
     rank, _ = _rank_and_world()
@@ -76,8 +77,8 @@ def save(
     if rank == 0:
         own.append(DESCRIPTION)  # a bit of it is as good as one of the tensors
     extent = {
-        "optimizer": None if torchs is None else type(torchs).__name__,
-        "lr": None if torchs is None else _rate(torchs),
+        "optimizer": None if optimizer is None else type(optimizer.inner).__name__,
+        "lr": None if optimizer is None else optimizer.learning_rate,
         "tied": _gathered(ties(parts)),
         "files": _gathered(checksums(partial, own)),
         "sizes": _gathered(sizes(partial, own)),
@@ -89,7 +90,7 @@ def load(
     folder: Path,
     *,
     parts: Sequence[nn.Module],
-    optimizer: AnyOptimizer | None,
+    optimizer: Optimizer | None,
     meta: Mapping[str, Any],
 ) -> int:
     """Put the newest checkpoint in *folder* into *parts* and *optimizer*, in place.
@@ -102,16 +103,16 @@ def load(
     step = require_resumable(folder, meta)
     path = latest(folder)
     assert path is not None
-    stored, torchs = read_meta(path), inner(optimizer)
-    _require_same_optimizer(path, stored, torchs)
+    stored = read_meta(path)
+    _require_same_optimizer(path, stored, optimizer)
     try:
         _read_into(path, stored, parts, optimizer)
     except InvalidFile as error:
         raise InvalidFile(f"{error}; {remedy(path)}") from error
     for one in held(parts, optimizer):
         one.publish()
-    for group in torchs.param_groups if torchs else ():
-        group["lr"] = stored.get("lr") or group["lr"]
+    if optimizer is not None and stored.get("lr"):
+        optimizer.learning_rate = stored["lr"]
     return step
 
 
@@ -125,18 +126,18 @@ def _read_into(
     path: Path,
     stored: Mapping[str, Any],
     parts: Sequence[nn.Module],
-    optimizer: AnyOptimizer | None,
+    optimizer: Optimizer | None,
 ) -> None:
     """All that the checkpoint at *path* has of *parts* and *optimizer*."""
-    found, torchs = described(path), inner(optimizer)
+    found = described(path)
     rank, world = _rank_and_world()
     if DESCRIPTION in (stored.get("files") or {}):
         require_undamaged(path, stored, [DESCRIPTION])
     require_undamaged(path, stored, files_of(found)[rank::world])
     wanted = Wanted(path, found, stored.get("tied") or {})
     wanted.model(parts, optimizer)
-    if torchs is not None:
-        wanted.states(held(parts, optimizer), torchs)
+    if optimizer is not None:
+        wanted.states(held(parts, optimizer), optimizer.inner)
     _read(path, wanted)
 
 
@@ -172,20 +173,14 @@ def _write(partial: Path, state: dict[str, Any]) -> None:
 
 
 def _require_same_optimizer(
-    path: Path, stored: Mapping[str, Any], torchs: torch.optim.Optimizer | None
+    path: Path, stored: Mapping[str, Any], optimizer: Optimizer | None
 ) -> None:
-    here = type(torchs).__name__
-    if torchs is not None and stored.get("optimizer") != here:
+    here = None if optimizer is None else type(optimizer.inner).__name__
+    if here is not None and stored.get("optimizer") != here:
         raise Contradiction(
             f"checkpoint {shown(path)} was trained with "
             f"{stored.get('optimizer') or 'no optimizer'}, this run uses {here}"
         )
-
-
-def _rate(torchs: torch.optim.Optimizer) -> float | None:
-    """The learning rate; None where groups differ."""
-    rates = {float(group["lr"]) for group in torchs.param_groups}
-    return rates.pop() if len(rates) == 1 else None
 
 
 def _first_rank(action: Callable[[], T]) -> T:

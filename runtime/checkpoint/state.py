@@ -27,61 +27,40 @@ from profiles.errors import Contradiction, InvalidFile, Unsupported
 from profiles.files import shown
 from runtime.optim import Leaf, Optimizer, local
 
-AnyOptimizer = Optimizer | torch.optim.Optimizer
 MODEL, OPTIMIZER = "model.", "optimizer."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A parameter of this rank, and what the optimizer updates for it."""
+    """A parameter of this rank, and what the optimizer updates for it, if there is
+    one."""
 
     name: str
     parameter: Tensor
     leaf: Leaf | None
-    key: Tensor | None  # of the torch optimizer's state; None if it is not updated
 
     def value(self) -> Tensor:
         """What is saved and loaded, sharing storage with what trains."""
-        if self.leaf is None:
-            return self.parameter.detach()
-        if self.leaf.master:
+        if self.leaf is not None and self.leaf.master:
             return as_part(self.leaf.value.detach(), self.parameter)
         return self.parameter.detach()
 
+    @torch.no_grad()
     def publish(self) -> None:
         """After a load: the working weight from its master."""
         if self.leaf is not None:
-            with torch.no_grad():
-                self.leaf.publish()
+            self.leaf.publish()
 
 
-def inner(optimizer: AnyOptimizer | None) -> torch.optim.Optimizer | None:
-    """torch's optimizer, ours being a shell of one."""
-    return optimizer.inner if isinstance(optimizer, Optimizer) else optimizer
-
-
-def held(parts: Sequence[nn.Module], optimizer: AnyOptimizer | None) -> list[Held]:
+def held(parts: Sequence[nn.Module], optimizer: Optimizer | None) -> list[Held]:
     """Each parameter of *parts*, once; raises Contradiction if two have one name."""
-    leaves = (
-        {id(leaf.parameter): leaf for leaf in optimizer.leaves}
-        if isinstance(optimizer, Optimizer)
-        else {}
-    )
-    torchs = inner(optimizer)
-    groups = [] if torchs is None else torchs.param_groups
-    updated = {id(one) for group in groups for one in group["params"]}
+    leaves = {id(one.parameter): one for one in optimizer.leaves} if optimizer else {}
     found: dict[str, Held] = {}
     for name, parameter in (item for part in parts for item in part.named_parameters()):
         if name in found:
             raise Contradiction(f"two parts of the model hold a parameter {name}")
         leaf = leaves.get(id(parameter))
-        key = parameter if leaf is None else leaf.value
-        found[name] = Held(
-            name=name,
-            parameter=parameter,
-            leaf=leaf,
-            key=key if id(key) in updated else None,
-        )
+        found[name] = Held(name=name, parameter=parameter, leaf=leaf)
     return list(found.values())
 
 
@@ -112,16 +91,15 @@ def buffers(parts: Sequence[nn.Module]) -> Iterator[tuple[str, Tensor]]:
 
 
 def written(
-    parts: Sequence[nn.Module], optimizer: AnyOptimizer | None
+    parts: Sequence[nn.Module], optimizer: Optimizer | None
 ) -> dict[str, Tensor]:
     """The tensors of this rank's part, by name; nothing is copied."""
     state = {f"{MODEL}{name}": value for name, value in buffers(parts)}
-    torchs = inner(optimizer)
     for one in held(parts, optimizer):
         state[f"{MODEL}{one.name}"] = one.value()
-        if torchs is None or one.key is None:
+        if optimizer is None or one.leaf is None:
             continue
-        for kind, value in torchs.state.get(one.key, {}).items():
+        for kind, value in optimizer.inner.state.get(one.leaf.value, {}).items():
             if isinstance(value, Tensor):
                 whole = as_part(value, one.parameter)
                 state[f"{OPTIMIZER}{one.name}.{kind}"] = whole
@@ -155,23 +133,24 @@ def as_part(value: Tensor, parameter: Tensor) -> Tensor:
 
 def fresh_state(
     torchs: torch.optim.Optimizer,
-    one: Held,
+    parameter: Tensor,
+    key: Tensor,
     kinds: Mapping[str, tuple[torch.Size, torch.dtype]],
 ) -> dict[str, Tensor]:
-    """Storage for a parameter's optimizer state, of the *kinds* that were saved.
+    """Storage for a parameter's optimizer state, which is that of *key*, of the *kinds*
+    that were saved.
 
     What the optimizer has of them (on a drive, say) takes the saved values itself;
     it may have nothing before its first step.
     """
-    assert one.key is not None
     flags = torchs.param_groups[0]  # as torch.optim: groups differ in numbers only
     on_device = flags.get("fused") or flags.get("capturable")
-    device = local(one.key).device if on_device else torch.device("cpu")
-    had = torchs.state.get(one.key, {})
+    device = local(key).device if on_device else torch.device("cpu")
+    had = torchs.state.get(key, {})
     state = {}
     for kind, (size, dtype) in kinds.items():
-        if size == one.parameter.shape and size:
-            like = one.key.detach()
+        if size == parameter.shape and size:
+            like = key.detach()
             fits = kind in had and (had[kind].shape, had[kind].dtype) == (
                 like.shape,
                 dtype,
@@ -179,8 +158,8 @@ def fresh_state(
             state[kind] = had[kind] if fits else torch.zeros_like(like, dtype=dtype)
         else:
             state[kind] = torch.zeros(size, dtype=dtype, device=device)
-    torchs.state[one.key] = state
-    return {kind: as_part(value, one.parameter) for kind, value in state.items()}
+    torchs.state[key] = state
+    return {kind: as_part(value, parameter) for kind, value in state.items()}
 
 
 Kinds = dict[str, tuple[torch.Size, torch.dtype]]
@@ -199,7 +178,7 @@ class Wanted:
             if isinstance(entry, TensorStorageMetadata)
         }
 
-    def model(self, parts: Sequence[nn.Module], optimizer: AnyOptimizer | None) -> None:
+    def model(self, parts: Sequence[nn.Module], optimizer: Optimizer | None) -> None:
         """Parameters and buffers; raises Contradiction for those of another model."""
         ours = [*buffers(parts)]
         ours += [(one.name, one.value()) for one in held(parts, optimizer)]
@@ -224,7 +203,7 @@ class Wanted:
         for one in ours:
             name = self._stored(one.name)
             kinds = saved.get(name, {})
-            if one.key is None:
+            if one.leaf is None:
                 continue
             if kinds and kinds.keys() != every:
                 missing = sorted(every - kinds.keys())[0]
@@ -235,7 +214,9 @@ class Wanted:
                         f"{self._name} is damaged: {kind} of {name} has shape "
                         f"{tuple(size)}, the parameter {tuple(one.parameter.shape)}"
                     )
-            for kind, value in fresh_state(torchs, one, kinds).items():
+            for kind, value in fresh_state(
+                torchs, one.parameter, one.leaf.value, kinds
+            ).items():
                 self.pairs.append((f"{OPTIMIZER}{name}.{kind}", value))
 
     def _stored(self, name: str) -> str:

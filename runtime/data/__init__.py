@@ -6,6 +6,6 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.data.names import absolute
-    from runtime.data.sources import HeldOut, Source, fingerprint, source
+    from runtime.data.sources import Source, fingerprint, source
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -3,19 +3,13 @@
 A source has sequences numbered 0, 1, 2 … without end, each a pure function of the seed
 and its number. Step t of a global batch of g sequences reads t·g … t·g + g − 1,
 whichever ranks read them, so a resumed run goes on exactly where it stopped.
-
-Sequences of a source that training does not come to: for evaluation.
-
-The same walks on a synthetic chain never come twice. Of a file other crops are read,
-which may lie over those of training: evaluate on another file.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -25,8 +19,6 @@ from runtime.data.names import HUGGING_FACE, SYNTHETIC
 from runtime.data.synthetic import Synthetic
 from runtime.data.token_files import BINARY, NUMPY, text, tokenised
 
-__all__ = ["SYNTHETIC", "Source", "fingerprint", "source"]
-
 
 class Source(Protocol):
     """Sequences of tokens, numbered from 0."""
@@ -34,10 +26,6 @@ class Source(Protocol):
     @property
     def about(self) -> str:
         """One line for the terminal."""
-
-    @property
-    def entropy_nats(self) -> float | None:
-        """The loss that no model can beat, where it is known; nats a token."""
 
     def sequences(self, first: int, count: int) -> Tensor:
         """Sequences *first* … *first* + *count* − 1: int64 (count, seq_len + 1).
@@ -82,27 +70,3 @@ def fingerprint(read: Source) -> str:
     has the same one, another seed another."""
     first = read.sequences(0, 1).contiguous().numpy()
     return f"{zlib.crc32(first.tobytes()):08x}"
-
-
-BEYOND: Final = 2**40  # no run reads so many sequences
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """*source* from its sequence `BEYOND` on, counted from 0."""
-
-    source: Source
-
-    @property
-    def about(self) -> str:
-        """One line for the terminal."""
-        return self.source.about
-
-    @property
-    def entropy_nats(self) -> float | None:
-        """As the source's."""
-        return self.source.entropy_nats
-
-    def sequences(self, first: int, count: int) -> Tensor:
-        """Sequences *first* … of those that are held out."""
-        return self.source.sequences(BEYOND + first, count)

@@ -38,8 +38,6 @@ class Tokens(Protocol):
 class Crops:
     """Crop *i* begins at a place that the seed and *i* decide."""
 
-    entropy_nats: float | None = None
-
     def __init__(self, tokens: Tokens, *, about: str, seq_len: int, seed: int) -> None:
         if len(tokens) <= seq_len:
             raise Contradiction(

@@ -16,7 +16,8 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from threading import Event, Lock, Thread
+from typing import Any, Self, TextIO
 
 from torch.distributed.elastic.multiprocessing.api import (
     DefaultLogsSpecs,
@@ -29,8 +30,68 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from profiles.errors import RunFailed
-from runtime.launch.failures import FOLDER, LAUNCHER, STDERR, told, words_in
-from runtime.launch.log_relay import Relay
+from runtime.launch.failures import FOLDER, LAUNCHER, told, words_in
+
+_PERIOD_S = 0.05
+
+
+class Relay:
+    """Follows growing files on a thread, and writes what comes to *output*; nothing
+    more once nobody reads it (`| head`), while the run goes on."""
+
+    def __init__(self, output: TextIO) -> None:
+        self._output, self._over, self._turn = output, Event(), Lock()
+        self._read: dict[Path, int] = {}
+        self._heard = True
+        self._thread = Thread(target=self._follow, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._pump(last=True)
+
+    def turn_to(self, files: list[Path], announcement: str = "") -> None:
+        """Follow *files*, which a new attempt writes, from their beginning."""
+        self._pump(last=True)
+        if announcement:
+            self._show(f"{announcement}\n")
+        with self._turn:
+            self._read = dict.fromkeys(files, 0)
+
+    def _follow(self) -> None:
+        while not self._over.wait(_PERIOD_S):
+            self._pump()
+
+    def _pump(self, *, last: bool = False) -> None:
+        with self._turn:
+            for file, read in self._read.items():
+                self._read[file] += self._shown(file, read, last)
+
+    def _shown(self, file: Path, read: int, last: bool) -> int:
+        """Write the whole lines after the first *read* bytes; returns their bytes."""
+        if not file.exists() or file.stat().st_size <= read:
+            return 0
+        with file.open("rb") as stream:
+            stream.seek(read)
+            fresh = stream.read()
+        lines = fresh + b"\n" * (not fresh.endswith(b"\n")) if last else fresh
+        whole = lines[: lines.rfind(b"\n") + 1]
+        self._show(whole.decode(errors="replace"))
+        return len(whole)
+
+    def _show(self, text: str) -> None:
+        if not self._heard:
+            return
+        try:
+            self._output.write(text)
+            self._output.flush()
+        except OSError:
+            self._heard = False
+
 
 _SILENT = logging.CRITICAL + 1
 _SHUTDOWN_S = 5  # from asking a worker to end to killing it
@@ -47,12 +108,11 @@ class Logs(DefaultLogsSpecs):
         relay: Relay,
         variables: Mapping[str, str],
         max_restarts: int,
-        verbose: bool,
     ) -> None:
         super().__init__(log_dir=str(root), redirects=Std.ALL)
         self.folders: dict[int, Path] = {}
         self._relay, self._variables = relay, variables
-        self._max_restarts, self._verbose = max_restarts, verbose
+        self._max_restarts = max_restarts
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The agent's question at every attempt; *envs* are the workers' variables."""
@@ -64,14 +124,9 @@ class Logs(DefaultLogsSpecs):
             variables.update(self._variables)
             variables.update({FOLDER: str(folder), LAUNCHER: str(os.getpid())})
         attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
-        self._relay.turn_to(self._followed(), self._restarting(before, attempt))
+        followed = [self.folders[0] / "stdout.log"] if 0 in self.folders else []
+        self._relay.turn_to(followed, self._restarting(before, attempt))
         return places
-
-    def _followed(self) -> list[Path]:
-        if 0 not in self.folders:
-            return []
-        names = ["stdout.log", STDERR] if self._verbose else ["stdout.log"]
-        return [self.folders[0] / name for name in names]
 
     def _restarting(self, before: Mapping[int, Path], attempt: int) -> str:
         if not before:

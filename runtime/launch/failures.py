@@ -1,13 +1,10 @@
-"""Who died first, of what, and doing what: the story of a failed run in one line.
+"""What a worker process leaves for the launcher, and the story of a failed run from it.
 
-When one worker dies the others lose it, and are then ended by the agent. The cause is
-told: a worker killed from outside before one that failed by itself, before one that
+It leaves `words`, overwritten all the time, so that a killed worker is known by the
+action it was in, and `failure`, the error that it gave up with. When one worker dies
+the others lose it, and are then ended by the agent. Of all that died the cause is
+reported: a worker killed from outside before one that failed by itself, before one that
 lost its peers, before one that the agent ended.
-
-What a worker process leaves for the launcher, in a folder of its own.
-
-`words` is overwritten all the time, so that a killed worker is known by the action it
-was in; `failure` is the error that a worker gave up with.
 """
 
 from __future__ import annotations

@@ -13,17 +13,63 @@ import shutil
 import socket
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any, TextIO
+from threading import Event, Thread
+from typing import Any, Final, TextIO
 
 from profiles.errors import Contradiction, RunFailed
 from profiles.system import Endpoint, interface, meeting_point, route_to
-from runtime.launch.log_relay import Relay
-from runtime.launch.rendezvous import require_launcher
+from runtime.launch.agent import Logs, Relay, silenced, watch
+
+ANSWER_S: Final = 20.0  # that a launcher on a busy machine may take
+_CONNECT_S: Final = 5.0
+
+
+def require_launcher(endpoint: Endpoint, within_s: float = ANSWER_S) -> None:
+    """Raise RunFailed where somebody at *endpoint* takes connections and does not
+    answer as a launcher's store does. If nobody is there yet, one is still to come.
+
+    A foreign program that has the port takes the connection, and torch's client waits
+    for an answer that never comes, or asks again for many minutes. So it is asked once
+    before, on a thread that is left behind if it hangs.
+    """
+    if not _taken(endpoint):
+        return
+    answered = Event()
+    arguments = (endpoint, within_s, answered)
+    Thread(target=_ask, args=arguments, daemon=True).start()
+    if not answered.wait(within_s):
+        raise RunFailed(
+            f"another program has {endpoint}: it takes connections and does not answer "
+            "as a launcher would; end it there, or give every machine another port"
+        )
+
+
+def _taken(endpoint: Endpoint) -> bool:
+    place = endpoint.host, endpoint.port
+    with suppress(OSError), socket.create_connection(place, timeout=_CONNECT_S):
+        return True
+    return False
+
+
+def _ask(endpoint: Endpoint, within_s: float, answered: Event) -> None:
+    from torch._C._distributed_c10d import TCPStore
+
+    with suppress(Exception):
+        TCPStore(
+            endpoint.host,
+            endpoint.port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=within_s),
+        )
+        answered.set()
+
 
 MOST_RANKS_PER_CORE = 4  # more only wait for each other's turn
 _LOOPBACK = "127.0.0.1"
@@ -31,11 +77,10 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """`python -m module arguments…`, with *environment* beside torchrun's variables."""
+    """`python -m module arguments…`."""
 
     arguments: Sequence[str] = ()
     module: str = "runtime.launch.worker"
-    environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command_args(self) -> list[str]:
@@ -53,7 +98,6 @@ def launch(
     max_restarts: int = 0,
     device: str = "cpu",
     output: TextIO | None = None,
-    verbose: bool = False,
 ) -> None:
     """Run *program* as *nproc* ranks; returns when all are done.
 
@@ -65,9 +109,7 @@ def launch(
     require_startable(nproc, device=device)
     endpoint = meeting_point(nnodes, rdzv_endpoint)
     settings = _meeting(endpoint, nnodes)
-    variables = _variables(nproc, endpoint, program.environment, verbose)
-    from runtime.launch.agent import Logs, silenced, watch
-
+    variables = _variables(nproc, endpoint)
     if endpoint is not None:
         require_launcher(endpoint)
     folder = Path(mkdtemp(prefix="meshwright-run-"))
@@ -78,9 +120,8 @@ def launch(
                 relay=relay,
                 variables=variables,
                 max_restarts=max_restarts,
-                verbose=verbose,
             )
-            with nullcontext() if verbose else silenced():
+            with silenced():
                 watch(
                     program.command_args,
                     logs,
@@ -139,19 +180,18 @@ def _free(address: str, port: int) -> bool:
     return False
 
 
-def _variables(
-    nproc: int, endpoint: Endpoint | None, given: Mapping[str, str], verbose: bool
-) -> dict[str, str]:
+def _variables(nproc: int, endpoint: Endpoint | None) -> dict[str, str]:
     """What every worker finds in its environment beside torchrun's variables."""
     threads = max(1, len(os.sched_getaffinity(0)) // nproc)
-    ours = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    ours = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     spoken = interface(endpoint)
     if spoken is not None:
         ours["GLOO_SOCKET_IFNAME"] = spoken
-    if not verbose:
-        ours["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     kept = {name: os.environ[name] for name in ours if name in os.environ}
-    path = given.get("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     packages = str(Path(__file__).resolve().parents[2])
-    found = os.pathsep.join(part for part in (packages, path) if part)
-    return {**ours, **kept, **given, "PYTHONPATH": found}
+    paths = (packages, os.environ.get("PYTHONPATH", ""))
+    return {**ours, **kept, "PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -15,20 +15,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
-from torch.distributed.distributed_c10d import _world
 
 from profiles.errors import RunFailed, Unsupported
 from profiles.system import keep_heap
 from runtime.launch.failures import FOLDER, LAUNCHER, status
-
-__all__ = [
-    "Worker",
-    "leave_groups",
-    "local_device",
-    "process_group",
-    "restarts",
-    "status",
-]
 
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -39,7 +29,6 @@ class Worker:
 
     rank: int
     world_size: int
-    local_rank: int
     device: torch.device
 
 
@@ -64,7 +53,6 @@ def process_group(
         worker = Worker(
             rank=_number("RANK", 0),
             world_size=_number("WORLD_SIZE", 1),
-            local_rank=_number("LOCAL_RANK", 0),
             device=local_device(device),
         )
         _join(worker, timedelta(seconds=timeout_s))
@@ -77,18 +65,6 @@ def process_group(
         raise
     dist.destroy_process_group()
     said.say("done")
-
-
-def leave_groups() -> None:
-    """Leave every process group but the whole, for a process that trains one layout
-    after another.
-
-    Each of gloo's keeps three threads that wake a hundred times a second: sixty groups
-    take a twentieth of a core.
-    """
-    for group in list(_world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
 
 
 def restarts() -> int:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from costmodel.layout import Layout
 from costmodel.machine import shares_cores
 from costmodel.simulation import LayoutFile, file_document, job_of, read_layout_file
 from costmodel.simulation import fingerprint as job_fingerprint
 from costmodel.support import require_supported
-from profiles.errors import Contradiction, Unsupported
-from profiles.files import read_json, shown
+from profiles.errors import Contradiction, RunFailed, Unsupported
+from profiles.files import decode, read_json, shown, write_text
 from profiles.models import Job
 from profiles.samples import require_writable
 from profiles.system import meeting_point, route_to
-from runtime.checkpoint import checkpoint
+from runtime.checkpoint import checkpoint, latest
 from runtime.data import Source, absolute, fingerprint, source
 from runtime.launch.launcher import Program, launch, require_startable
-from runtime.launch.request import Request
 from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
@@ -33,28 +37,119 @@ from runtime.train import Training, learning_rate, require_compilable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """What the command line asks for."""
+class Options:
+    """What the command line asks for and the workers are told."""
 
-    layout: Path
     steps: int
     data: str
     seed: int
+    settings: Settings = field(default_factory=Settings)
+    training: Training = field(default_factory=Training)
+    checkpoint_every: int = 0
+    resume: bool = False
+    record: bool = False  # the actions of the first step, with their collectives
+    compiled: bool = False  # torch.compile of each layer
+    progress: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Options):
+    """What `execute` asks its worker processes to do, as a file between them: `layout`
+    is a layout file's document; paths are absolute."""
+
+    layout: dict[str, Any]
+    device: str  # cpu or cuda
+    threads: int
+    result: str
+    checkpoint_dir: str | None = None
+    timeout_s: float = 600.0  # of a collective that somebody does not join
+    observe: bool = False  # listen to more steps, for samples of them
+    offload_dir: str | None = None  # of a drive; None: that of temporary files
+
+    def write(self, path: Path) -> None:
+        """Write it for the workers."""
+        write_text(path, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Request:
+        """Read what `write` wrote; raises InvalidFile."""
+        return decode(read_json(path, what="the run's request"), cls, what="request")
+
+
+def question(request: Request, data: str) -> dict[str, Any]:
+    """What must be the same on every machine, by what a user calls it; *data* is the
+    fingerprint of what it reads."""
+    training, folder = request.training, request.checkpoint_dir
+    newest = None if folder is None else latest(Path(folder))
+    whole = ("job", "gpus", "layout")
+    return {
+        "the layout file": _digest({name: request.layout[name] for name in whole}),
+        "--device": request.device,
+        "--seed": request.seed,
+        "what --data begins with": data,
+        "--steps": request.steps,
+        **{f"the optimizer's {k}": v for k, v in asdict(request.settings).items()},
+        "--lr-schedule": training.lr_schedule,
+        "--warmup-steps": training.warmup_steps,
+        "--decay-steps": training.decay_steps,
+        "--min-lr": training.min_lr,
+        "an --eval-data": training.eval_data is not None,
+        "--eval-every": training.eval_every,
+        "--eval-batches": training.eval_batches,
+        "a --trace": training.trace is not None,
+        "a --checkpoint-dir": folder is not None,
+        "--checkpoint-every": request.checkpoint_every,
+        "--resume": request.resume,
+        "the newest checkpoint": None if newest is None else newest.name,
+        "--observe": request.observe,
+        "--record": request.record,
+        "--compile": request.compiled,
+        "PyTorch's version": str(torch.__version__),
+    }
+
+
+def require_agreed(own: Mapping[str, Any]) -> None:
+    """Raise RunFailed where ranks were asked for unlike things; all call it at once.
+
+    Each machine has its own command line, and ranks that read other data, or start from
+    another seed or checkpoint, would train on to no model.
+
+    Ranks of one machine have one request, so there is nothing to ask.
+    """
+    ranks = dist.get_world_size()
+    if int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) == ranks:
+        return
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, dict(own))
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        unlike = [name for name in first if other.get(name) != first[name]]
+        if unlike:
+            name = unlike[0]
+            raise RunFailed(
+                f"rank {rank}'s machine was asked for other things than rank 0's: "
+                f"{name} is {shown(other.get(name))} there and {shown(first[name])} "
+                "here; give every machine the same command and the same files"
+            )
+
+
+def _digest(value: Any) -> str:
+    return f"{zlib.crc32(json.dumps(value, sort_keys=True).encode()):08x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish(Options):
+    """What the command line asks for."""
+
+    layout: Path
     device: str | None
     profiles: tuple[Path, ...]
-    settings: Settings
     checkpoint_dir: Path | None
-    checkpoint_every: int
-    resume: bool
     max_restarts: int
     nnodes: int
     rdzv_endpoint: str | None
-    record: bool
     observe: Path | None = None
-    training: Training = field(default_factory=Training)
-    compiled: bool = False
     offload_dir: Path | None = None
-    progress: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,25 +207,20 @@ class Run:
         return document
 
     def _request(self, result: Path) -> Request:
-        folder, drive = self.wish.checkpoint_dir, self.wish.offload_dir
+        wish = self.wish
+        folder, drive = wish.checkpoint_dir, wish.offload_dir
+        same = {one.name: getattr(wish, one.name) for one in fields(Options)}
+        same["data"], same["training"] = absolute(wish.data), wish.training.resolved()
+        same["settings"] = replace(wish.settings, name=self.job.optimizer)
         return Request(
             layout=file_document(self.file),
             device=self.device,
-            steps=self.wish.steps,
-            data=absolute(self.wish.data),
-            training=self.wish.training.resolved(),
-            seed=self.wish.seed,
             threads=threads(self.local_ranks),
             result=str(result),
-            settings=replace(self.wish.settings, name=self.job.optimizer),
             checkpoint_dir=None if folder is None else str(folder.absolute()),
-            checkpoint_every=self.wish.checkpoint_every,
-            resume=self.wish.resume,
-            record=self.wish.record,
-            observe=self.wish.observe is not None,
-            compiled=self.wish.compiled,
+            observe=wish.observe is not None,
             offload_dir=None if drive is None else str(drive.absolute()),
-            progress=self.wish.progress,
+            **same,
         )
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from costmodel.simulation import job_of, model_flops, parse_file
 from profiles.files import write_text
 from profiles.units import GB
 from runtime.checkpoint import checkpoint
-from runtime.data import HeldOut, Source, fingerprint, source
+from runtime.data import Source, fingerprint, source
 from runtime.launch.failures import status
-from runtime.launch.processes import Worker, process_group
-from runtime.launch.request import Request, question, require_agreed
+from runtime.launch.processes import Worker, process_group, restarts
+from runtime.launch.run import Request, question, require_agreed
 from runtime.models import decoder_of
 from runtime.observe import (
     Journal,
@@ -90,7 +91,8 @@ class Run:
             median_s = document["step_time_s"]["median"]
             kind = self.device.type
             document |= told(reports, self.job, median_s, device=kind)
-            document["recorded"] = self._recorded()
+            record = self.request.record
+            document["recorded"] = self.trainer.recorder.document() if record else None
             write_text(Path(self.request.result), json.dumps(document))
 
     def _source(self, data: str, seed: int) -> Source:
@@ -108,7 +110,7 @@ class Run:
         if asked.eval_data is None or (done % every and done != self.request.steps):
             return
         if self.held_out is None:
-            self.held_out = HeldOut(self._source(asked.eval_data, self.request.seed))
+            self.held_out = self._source(asked.eval_data, self.request.seed)
         loss = self.trainer.evaluate(self.held_out, asked.eval_batches)
         self.observed.evaluations.append((done, loss))
         self._write({"step": done, "eval_loss": loss})
@@ -123,8 +125,7 @@ class Run:
 
     def _first_step(self) -> int:
         folder = self.request.checkpoint_dir
-        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        if folder is None or not (self.request.resume or restarted):
+        if folder is None or not (self.request.resume or restarts()):
             return 0
         if not self.request.resume and checkpoint.latest(Path(folder)) is None:
             return 0
@@ -147,7 +148,7 @@ class Run:
         """What a checkpoint holds."""
         scale = self.trainer.scale
         return {
-            "parts": [held.stage for held in self.trainer.stages],
+            "parts": [held.module for held in self.trainer.stages],
             "optimizer": self.trainer.optimizer,
             "meta": {
                 "job": job_fingerprint(self.job),
@@ -172,21 +173,10 @@ class Run:
         names = ("allocated", "reserved", "device", "resident")
         return [dict(zip(names, item.tolist(), strict=True)) for item in everyone]
 
-    def _recorded(self) -> list[dict[str, Any]] | None:
-        return self.trainer.recorder.document() if self.request.record else None
-
     def _say(self, number: int, result: StepResult) -> None:
         rate = self.observed.tokens_per_s_per_gpu(result.seconds)
-        self._write(
-            {
-                "step": number + 1,
-                "loss": result.loss,
-                "gradient_norm": result.gradient_norm,
-                "learning_rate": result.learning_rate,
-                "seconds": result.seconds,
-                "tokens_per_s_per_gpu": rate,
-            }
-        )
+        entry = {"step": number + 1, **asdict(result), "tokens_per_s_per_gpu": rate}
+        self._write(entry)
         if self.rank or not self.request.progress:
             return
         flops = model_flops(self.job) / result.seconds / self.layout.gpus

@@ -5,15 +5,20 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from runtime.models.decoder import Layer, Stage, decoder_of
-    from runtime.models.embedding import Embedding, Positions, rows_of
-    from runtime.models.init import initialise
-    from runtime.models.linear_layers import AS_GIVEN, Product
+    from runtime.models.decoder import (
+        Embedding,
+        Layer,
+        Stage,
+        decoder_of,
+        initialise,
+    )
     from runtime.models.mlp import Mlp
     from runtime.models.moe import ExpertMlp, Experts, Held, Router, Stack, here
     from runtime.models.precision import Policy, autocast, policy, require_multiplied
     from runtime.models.split_backward import (
+        AS_GIVEN,
         Later,
+        Product,
         PutOff,
         Work,
         linear,

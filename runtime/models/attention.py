@@ -175,15 +175,3 @@ class AttentionCore(nn.Module):
             query, key, value, is_causal=True, enable_gqa=grouped, dropout_p=dropped
         )
         return mixed
-
-
-def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same through the scores, in plain PyTorch: the oracle of the tests."""
-    repeat = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(repeat, dim=1)
-    value = value.repeat_interleave(repeat, dim=1)
-    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-    length = query.shape[2]
-    mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    mixed: Tensor = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
-    return mixed

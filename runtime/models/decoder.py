@@ -1,24 +1,113 @@
-"""A decoder, or the part of it that one pipeline stage holds.
+"""A decoder, or the part of it that one pipeline stage holds, and its first values.
 
 Parameters keep the names that they have in the whole model, whichever stage holds
-them: `embedding.table.weight`, `layers.3.attention.qkv.weight`, `head.weight`.
-
-The loss of a language model: mean cross-entropy over the tokens, in fp32.
+them: `embedding.table.weight`, `layers.3.attention.qkv.weight`, `head.weight`. Their
+first values come from those names, so that they are the same for every layout: normal
+with deviation 0.02; the two products that write to the residual stream are scaled by
+1/√(2·layers) (Radford et al. 2019, section 2.3); norms 1, biases 0.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from profiles.errors import Unsupported
 from profiles.models import DecoderSpec, Job
 from runtime.models.attention import Attention, norm
-from runtime.models.embedding import Dropout, Embedding
 from runtime.models.mlp import Mlp
 from runtime.models.moe import ExpertMlp
+
+DEVIATION = 0.02
+_ONTO_STREAM = ("projection.weight", "down.weight")
+
+
+def initialise(
+    module: nn.Module, *, prefix: str, layers: int, seed: int, device: torch.device
+) -> None:
+    """Give a module on the meta device its storage on *device* and first values."""
+    module.to_empty(device=device)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            _fill(parameter, f"{prefix}{name}", layers, seed)
+
+
+def _fill(parameter: Tensor, name: str, layers: int, seed: int) -> None:
+    if name.endswith("bias"):
+        parameter.zero_()
+    elif "norm." in name:
+        parameter.fill_(1.0)
+    else:
+        scale = (2 * layers) ** -0.5 if name.endswith(_ONTO_STREAM) else 1.0
+        source = torch.Generator(parameter.device).manual_seed(_number(name, seed))
+        parameter.normal_(0.0, DEVIATION * scale, generator=source)
+
+
+def _number(name: str, seed: int) -> int:
+    # A tied head is the table under another name, on another stage.
+    known = name.replace("head.weight", "embedding.table.weight")
+    digest = hashlib.sha256(f"{seed} {known}".encode()).digest()
+    return int.from_bytes(digest[:7])
+
+
+class Dropout(nn.Module):
+    """Zeroes a share of its input while training; the identity where the share is 0.
+
+    Its mask takes one byte an element; `F.dropout` keeps floats on a CPU.
+    """
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, stream: Tensor) -> Tensor:
+        if not self.share or not self.training:
+            return stream
+        return torch.native_dropout(stream, self.share, True)[0]
+
+
+class Embedding(nn.Module):
+    """(batch, seq_len) tokens → (batch, seq_len, hidden)."""
+
+    def __init__(self, spec: DecoderSpec) -> None:
+        super().__init__()
+        self.table = nn.Embedding(spec.vocab, spec.hidden)
+        self.positions = (
+            Positions(spec.max_positions, spec.hidden)
+            if spec.position == "learned"
+            else None
+        )
+        self.dropout = Dropout(spec.embedding_dropout)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        stream = self.table(tokens)
+        if self.positions is not None:
+            stream = self.positions(stream)
+        return self.dropout(stream)  # type: ignore[no-any-return]
+
+
+class Positions(nn.Module):
+    """Adds the row of its place to each token: of `places`, from the first without.
+
+    Where ranks share them, this one has the *part*-th tokens.
+    """
+
+    def __init__(self, places: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(places, hidden))
+        self.places: Tensor | None = None
+        self.part = 0
+
+    def forward(self, stream: Tensor) -> Tensor:
+        length = stream.shape[1]
+        rows = slice(self.part * length, (self.part + 1) * length)
+        if self.places is None:
+            return stream + self.weight[rows]
+        return stream + self.weight[self.places[rows].to(self.weight.device)]
 
 
 class CrossEntropy(nn.Module):

@@ -4,11 +4,19 @@
     y_t = Σ_chosen w_te · expert_e(x_t) + shared(x_t)
 
 (Jiang et al., Mixtral of Experts, 2024, section 2.1; shared experts: DeepSeekMoE, Dai
-et al., 2024.) Rows go to the experts sorted by expert (`sent_rows`), each token as
-often as it has experts. Who carries them is `exchange`: nobody, as long as all experts
-are here.
+et al., 2024.) Rows go to the experts sorted by expert, each token as often as it has
+experts (`every_row`), or as many for each expert and sequence whatever the router says
+(`within_capacity`). Who carries them is `exchange`: nobody, as long as all experts are
+here.
 
-The loss that keeps experts evenly busy, for each sequence by itself.
+An expert of fixed capacity takes, of each sequence, the tokens that weigh it highest;
+the others go on without it, their other weights as they were (GShard, Lepikhin et al.,
+2020, section 2.2; by weight as in Megatron-Core, whose groups are all tokens of a
+rank). What is too few is filled up with tokens of weight zero, so that all messages and
+products have one size. Of a sequence that several ranks share each takes its own part
+for one.
+
+The loss that keeps experts evenly busy (`Balance`), for each sequence by itself:
 
     L = α · Σ_e f_e · P_e,   f_e = E/(k·T) · tokens that chose e,   P_e = mean of p_te
 
@@ -21,18 +29,79 @@ is not reported: it is a gradient that joins the stream's on its way back.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from profiles.measure.timing import choose, chosen_often, combined
+from profiles.measure.timing import choose, chosen_often, combined, copied, sorting
 from profiles.models import DecoderSpec, MoeSpec
-from runtime.models.linear_layers import AS_GIVEN, Product
 from runtime.models.mlp import Mlp, activation_of
-from runtime.models.split_backward import Later, linear, stacked
-from runtime.models.token_dispatch import Routed, Sent, every_row, within_capacity
+from runtime.models.split_backward import AS_GIVEN, Later, Product, linear, stacked
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The router's answer: (batch, tokens, k) twice, and (batch, tokens, experts)."""
+
+    weights: Tensor
+    chosen: Tensor
+    probabilities: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """*rows* sorted by expert, `counts[e]` for expert e (None: as many for each); the
+    j-th expert of token t makes row `places[k·t + j]`, which has `weights[t, j]`."""
+
+    rows: Tensor
+    counts: Tensor | None
+    places: Tensor
+    weights: Tensor
+
+
+def every_row(stream: Tensor, routed: Routed, *, weighted: bool = False) -> Sent:
+    """Of *stream* (batch, tokens, hidden), nothing dropped; rows that are *weighted*
+    have their weight before the experts, and none after."""
+    chosen, copies = routed.chosen.flatten(), routed.chosen.shape[-1]
+    order, places = sorting(chosen)
+    rows = copied(stream.flatten(0, 1), order // copies, places, copies)
+    weights = routed.weights.flatten(0, 1)
+    if weighted:
+        rows = rows * weights.flatten()[order].unsqueeze(-1).to(rows.dtype)
+        weights = torch.ones_like(weights)
+    return Sent(
+        rows=rows,
+        counts=chosen.bincount(minlength=routed.probabilities.shape[-1]),
+        places=places,
+        weights=weights,
+    )
+
+
+def within_capacity(stream: Tensor, routed: Routed, capacity: int) -> Sent:
+    """*capacity* rows of each sequence for each expert."""
+    (batch, tokens, copies), where = routed.chosen.shape, stream.device
+    experts = routed.probabilities.shape[-1]
+    gates = torch.zeros_like(routed.probabilities.detach())
+    gates.scatter_(-1, routed.chosen, routed.weights.detach())
+    taken = gates.transpose(1, 2).topk(capacity, dim=-1).indices
+    first = tokens * torch.arange(batch, device=where).view(-1, 1, 1)
+    rows = torch.arange(experts * batch * capacity, device=where)
+    of_expert = rows.view(experts, batch, capacity).transpose(0, 1)
+    at = torch.full((batch, experts, tokens), -1, device=where)
+    at.scatter_(-1, taken, of_expert)
+    places = at.transpose(1, 2).gather(-1, routed.chosen).flatten()
+    kept = places >= 0
+    places = places.clamp(min=0)
+    source = (taken + first).transpose(0, 1).flatten()
+    return Sent(
+        rows=copied(stream.flatten(0, 1), source, places, copies, kept),
+        counts=None,
+        places=places,
+        weights=routed.weights.flatten(0, 1) * kept.view(-1, copies),
+    )
 
 
 class Balance(nn.Module):
@@ -194,12 +263,9 @@ class Held(Protocol):
     def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor: ...
 
 
-class Exchange(Protocol):
-    """Carries sorted rows to the experts and back."""
-
-    def __call__(self, rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
-        """`counts[e]` of *rows* are for expert e, as many for each without counts; what
-        the experts make of them."""
+# Carries sorted rows to the experts and back: `counts[e]` of them are for expert e, as
+# many for each without counts; gives what the experts make of them.
+Exchange = Callable[[Tensor, Tensor | None, Held], Tensor]
 
 
 def all_here(rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:

@@ -27,8 +27,8 @@ from profiles.measure import multiplies
 class Policy:
     """What a precision's name means for modules and their gradients."""
 
-    parameter: torch.dtype  # what modules compute with
-    activation: torch.dtype  # what travels between stages
+    parameter: torch.dtype = torch.float32  # what modules compute with
+    activation: torch.dtype = torch.float32  # what travels between stages
     autocast: torch.dtype | None = None
     tf32: bool = False  # in 32-bit products
     eight_bits: bool = False  # in the products of layers
@@ -74,16 +74,12 @@ def autocast(*tensors: Tensor | None) -> list[Any]:
 
 
 POLICIES = {
-    "fp32": Policy(parameter=torch.float32, activation=torch.float32),
-    "amp-bf16": Policy(
-        parameter=torch.float32, activation=torch.float32, autocast=torch.bfloat16
-    ),
+    "fp32": Policy(),
+    "amp-bf16": Policy(autocast=torch.bfloat16),
     "bf16": Policy(parameter=torch.bfloat16, activation=torch.bfloat16),
-    "amp-fp16": Policy(
-        parameter=torch.float32, activation=torch.float32, autocast=torch.float16
-    ),
+    "amp-fp16": Policy(autocast=torch.float16),
     "fp16": Policy(parameter=torch.float16, activation=torch.float16),
-    "tf32": Policy(parameter=torch.float32, activation=torch.float32, tf32=True),
+    "tf32": Policy(tf32=True),
     "fp8": Policy(parameter=torch.bfloat16, activation=torch.bfloat16, eight_bits=True),
 }
 

@@ -1,4 +1,8 @@
-"""Backward in two: I makes the gradients of inputs, W those of the weights of products.
+"""A linear layer's three products, whose backward may be taken in two parts.
+
+    output            y = x wᵀ + b
+    input's gradient  g w              I
+    weight's gradient gᵀ x             W
 
 In an I, the backward of a product (`linear`, and tensor parallelism's columns) sends
 the gradient of its input on and puts the gradient of its weight off: what that is made
@@ -16,14 +20,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from runtime.models.linear_layers import AS_GIVEN, Product
 from runtime.models.precision import autocast
+
+
+class Product:
+    """How a linear layer's products are multiplied: in the numbers that they are given
+    in; `runtime.parallel.fp8` has those of quantised operands."""
+
+    def __call__(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output, as autograd sees it."""
+        return F.linear(stream, weight, bias)
+
+    def output(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output, of (…, in) and (out, in), without a graph."""
+        return F.linear(stream, weight, bias)
+
+    def to_input(self, made: Tensor, weight: Tensor) -> Tensor:
+        """The input's gradient from the output's (…, out)."""
+        return made @ weight
+
+    def to_weight(self, made: Tensor, stream: Tensor) -> Tensor:
+        """The weight's gradient from the output's (…, out) and the input (…, in)."""
+        return made.flatten(0, -2).t() @ stream.flatten(0, -2)
+
+
+AS_GIVEN: Final = Product()
+
 
 Work = Callable[[], None]
 

@@ -6,9 +6,14 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.observe.metrics_log import Journal, journals, require_journals
-    from runtime.observe.prediction import Prediction, predict
-    from runtime.observe.prediction_error import largest
-    from runtime.observe.run_summary import WARM_UP_STEPS, Observed, told
-    from runtime.observe.step_profiler import Watch, everyone, untimed_steps
+    from runtime.observe.prediction import Prediction, largest, predict
+    from runtime.observe.run_summary import (
+        WARM_UP_STEPS,
+        Observed,
+        Watch,
+        everyone,
+        told,
+        untimed_steps,
+    )
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from profiles.errors import InvalidFile
 from profiles.files import require_file, require_folder, shown, unwritten, write_text
@@ -18,16 +18,6 @@ from runtime.observe.run_summary import number
 from runtime.train import Training
 
 Entry = Mapping[str, Any]  # "step", counted from 1, and numbers by name
-
-
-class Journal(Protocol):
-    """Takes entries in the order of their steps."""
-
-    def write(self, entry: Entry) -> None:
-        """One entry, whole."""
-
-    def close(self) -> None:
-        """All is written when this returns."""
 
 
 class JsonLines:
@@ -70,6 +60,9 @@ class TensorBoard:
     def close(self) -> None:
         """Flush and close the event file."""
         self._writer.close()
+
+
+Journal = JsonLines | TensorBoard  # takes entries in the order of their steps
 
 
 def until(path: Path, done: int) -> list[str]:

@@ -1,25 +1,39 @@
-"""What a run was seen to do: times, losses and memory, as `execute --json` prints.
+"""What a run was seen to do, as `execute --json` prints, and which step shows what.
 
-What the ranks saw of a run's parts, as members of its document.
+first             its actions and their traffic are recorded, if asked
+second            the peak of its memory
+then 1, or 3      listened to (`Listener`): collectives and products by themselves
+then 1, if asked  traced by torch's profiler
+the others        timed, action by action
 """
 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from profiles.models import Job
-from runtime.observe.aten_operators import operators
-from runtime.observe.rank_reports import Report, exchanges, parts, sends
+from runtime.observe.rank_reports import (
+    HEARD,
+    Report,
+    Spans,
+    exchanges,
+    operators,
+    parts,
+    sends,
+)
 from runtime.observe.samples import document, summary
-from runtime.trace import Peak
-from runtime.train import StepResult
+from runtime.trace import ActionClock, Listener, Peak, traced, watched
+from runtime.train import StepResult, Trainer
 
 
 def told(
@@ -48,10 +62,8 @@ def told(
         "exchanges": rows,
         "operators": [
             {
-                "kind": one.kind,
-                "direction": one.direction,
+                **asdict(one),
                 "shape": list(one.shape),
-                "precision": one.precision,
                 "ranks": local,
                 **summary(seconds),
             }
@@ -129,3 +141,80 @@ def number(value: float) -> float | None:
     (1.5, None)
     """
     return value if isfinite(value) else None
+
+
+OBSERVED_STEPS: Final = 3  # that are listened to where samples are asked for
+MOST_TIMED: Final = 8  # steps whose actions are kept
+
+
+class Watch:
+    """Carries the steps of a run out; `peak` and `report` say what was seen."""
+
+    def __init__(
+        self, trainer: Trainer, *, record: bool, untimed: int, trace: str | None
+    ) -> None:
+        self.trainer, self.record, self.untimed = trainer, record, untimed
+        self.trace = None if trace is None else Path(trace)
+        self.peak = Peak()
+        self._clock = ActionClock(trainer.device)
+        self._listener = Listener(trainer.recorder.axes, trainer.device)
+        self._timed: deque[Spans] = deque(maxlen=MOST_TIMED)
+        self._listened: list[Spans] = []
+
+    def step(self, number: int, *, since: int) -> StepResult:
+        """Step *number*, the *since*-th that this process carries out."""
+        if since == 0:
+            return self.trainer.step(number, record=self.record)
+        if since == WATCHED_STEPS - 1:
+            return self._remembered(number)
+        if self.trace is not None and since == self.untimed - 1:
+            with traced(self.trace, dist.get_rank(), self.trainer.device):
+                return self.trainer.step(number)
+        if since < self.untimed:
+            result = self.trainer.step(number, watch=self._listener)
+            self._listened.append(self._listener.spans())
+            return result
+        result = self.trainer.step(number, watch=self._clock)
+        self._timed.append(self._clock.spans())
+        return result
+
+    def report(self) -> Report | None:
+        """What this rank has to tell; None where no step was timed."""
+        if not self._timed or not self._listened:
+            return None
+        trainer, stage = self.trainer, self.trainer.stages[0]
+        return Report(
+            pipeline=tuple(
+                dist.get_process_group_ranks(trainer.mesh["pp"].get_group())
+            ),
+            holders=tuple(one.held_by[0] for one in trainer.layout.stages),
+            boundary_bytes=prod(stage.boundary) * stage.dtype.itemsize,
+            parameters=sum(leaf.value.numel() for leaf in trainer.optimizer.leaves),
+            timed=tuple(self._timed),
+            listened=tuple(self._listened),
+            calls=tuple(self._listener.calls),
+            operations=tuple(
+                one for one in self._listener.operations if one.name in HEARD
+            ),
+        )
+
+    def _remembered(self, number: int) -> StepResult:
+        self.trainer.forget()
+        with watched(self.trainer.device) as peak:
+            result = self.trainer.step(number)
+        self.peak = peak
+        return result
+
+
+def untimed_steps(*, observe: bool, trace: bool = False) -> int:
+    """How many steps at the beginning of a run are not timed."""
+    return WARM_UP_STEPS + (OBSERVED_STEPS - 1 if observe else 0) + trace
+
+
+def everyone(own: Report | None) -> list[Report] | None:
+    """The reports of all ranks, on every rank; None where one has none."""
+    found: list[Any] = [None] * dist.get_world_size()
+    # Operators are the same on every rank: the first one's are enough.
+    mine = own and (own if dist.get_rank() == 0 else replace(own, operations=()))
+    dist.all_gather_object(found, mine)
+    return None if None in found else found

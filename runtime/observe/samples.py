@@ -8,7 +8,7 @@ have one. `plan --profile FILE` and `simulate --profile FILE` price by them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -80,15 +80,7 @@ def require_of_here(path: Path, device: str, threads: int) -> None:
 def document(exchanged: Sequence[Exchanged]) -> list[dict[str, Any]]:
     """Collectives as a run's document has them."""
     return [
-        {
-            "axis": one.axis,
-            "collective": one.collective,
-            "ranks": list(one.ranks),
-            "groups": one.groups,
-            "size_bytes": one.size_bytes,
-            "count": one.count,
-            **summary(one.seconds),
-        }
+        {**asdict(one), "ranks": list(one.ranks), **summary(one.seconds)}
         for one in exchanged
     ]
 

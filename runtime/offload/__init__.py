@@ -6,11 +6,8 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from runtime.offload.activations import OnDrive, Tiers
-    from runtime.offload.capacity import require_drive
     from runtime.offload.disk_optimizer import DiskOptimizer
-    from runtime.offload.gradients import HostGradients
-    from runtime.offload.host_copy import Away, Host
-    from runtime.offload.host_optimizer import HostOptimizer
-    from runtime.offload.policy import HERE, StatesAway, level
+    from runtime.offload.host import Away, Host, HostGradients, HostOptimizer
+    from runtime.offload.policy import HERE, StatesAway, level, require_drive
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from profiles.system import BUCKET_BYTES, DriveFile, Part, default_folder, whole_pages
-from runtime.offload.host_copy import BUFFERS, Away, Host
+from runtime.offload.host import BUFFERS, Away, Host
 
 ON_THEIR_WAY: Final = 32  # tensors: about two layers'
 
@@ -71,7 +71,7 @@ class Scratch:
     def __init__(self, folder: Path, host: Host) -> None:
         self.host = host
         self._folder = folder
-        self._slabs: list[_Slab] = []
+        self.slabs: list[_Slab] = []
         on_cuda = host.stream is not None
         # One thread: what is read was asked to be written before.
         self.thread = ThreadPoolExecutor(1, "drive") if on_cuda else None
@@ -88,18 +88,6 @@ class Scratch:
             for one in self._layers.popleft():
                 one.result()
 
-    @property
-    def files(self) -> int:
-        """How many there are."""
-        return len(self._slabs)
-
-    @property
-    def moved_bytes(self) -> tuple[int, int]:
-        """What was read and what was written, ever."""
-        files = [slab.file for slab in self._slabs]
-        read = sum(file.read_bytes for file in files)
-        return read, sum(file.written_bytes for file in files)
-
     def later(self, task: Callable[..., None], *given: Any) -> None:
         """Have the thread write; `sent` waits for it in time."""
         assert self.thread is not None
@@ -108,14 +96,14 @@ class Scratch:
     def place(self, size_bytes: int) -> tuple[_Slab, Part]:
         """A free place; raises Unsupported where the drive has none."""
         wanted = whole_pages(size_bytes)
-        for slab in self._slabs:
+        for slab in self.slabs:
             part = slab.take(wanted)
             if part is not None:
                 return slab, part
         size = max(wanted, BUCKET_BYTES)
         file = DriveFile(self._folder, size, unsettled=ON_THEIR_WAY)
         slab = _Slab(file, [Part(0, size)])
-        self._slabs.append(slab)
+        self.slabs.append(slab)
         part = slab.take(wanted)
         assert part is not None, "a new slab is large enough"
         return slab, part

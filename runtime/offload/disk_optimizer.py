@@ -13,7 +13,8 @@ gather reads them there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,10 +23,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from runtime.offload.gradients import DriveGradients, HostGradients
-from runtime.offload.host_copy import Host
-from runtime.offload.shard_reads import ShardReads
-from runtime.offload.state_file import Bucket, StateFile
+from profiles.system import BUCKET_BYTES
+from runtime.offload.host import Host, HostGradients
+from runtime.offload.state_file import Bucket, ShardReads, StateFile
 from runtime.optim import Leaf, Make, Optimizer, Settings, local, scale
 
 MOMENTS: Final[dict[str, tuple[str, ...]]] = {
@@ -38,6 +38,73 @@ COUNTED: Final = ("adamw", "adam")  # that keep the number of their steps
 ON_THEIR_WAY: Final = 16  # gradients: about a layer's
 
 Begun = TypeVar("Begun")
+
+
+class DriveGradients(HostGradients):
+    """Gradients of a step added up in *file*, whose members *numbers* knows by name.
+
+        a micro-batch   its gradients wait until they are a bucket; then the step's
+                        first ones are written to their places, and later ones are added
+                        to what is read from there
+        the norm        reads them bucket by bucket   (`DiskOptimizer.turns`)
+        the update      finds them beside the states  (`DiskOptimizer.step`)
+
+    So at most a bucket of them is in memory, whatever the model's size (ZeRO-Infinity:
+    Rajbhandari et al., SC 2021, section 5.2.2).
+    """
+
+    most = ON_THEIR_WAY
+
+    def __init__(self, host: Host, file: StateFile, numbers: Mapping[str, int]) -> None:
+        super().__init__(host)
+        self._file, self._numbers = file, numbers
+        self._there: set[str] = set()  # what of this step is in the file
+        self._waiting_bytes = 0  # of `_sums`, which wait to be
+
+    def begin(self) -> None:
+        super().begin()
+        self._there, self._waiting_bytes = set(), 0
+
+    def sums(self) -> Mapping[str, Tensor]:
+        """Each gradient, by name: in the file, and only there."""
+        super().sums()
+        self._write()
+        return {
+            name: self._file.gradient(number)
+            for name, number in self._numbers.items()
+            if name in self._there
+        }
+
+    @contextmanager
+    def changing(self, names: Collection[str]) -> Iterator[None]:
+        parts = list(self._file.gradient_parts(self._numbers[one] for one in names))
+        for part in parts:
+            self._file.ahead(part)
+        yield
+        for part in parts:
+            self._file.leave(part)
+
+    def _add(self, name: str, made: Tensor) -> None:
+        if name in self._sums or self._waiting_bytes + made.nbytes > BUCKET_BYTES:
+            self._write()
+        if name in self._there:
+            for part in self._file.gradient_parts([self._numbers[name]]):
+                self._file.ahead(part)
+        self._sums[name] = made
+        self._waiting_bytes += made.nbytes
+
+    @torch.no_grad()
+    def _write(self) -> None:
+        members = {name: self._numbers[name] for name in self._sums}
+        for name, made in self._sums.items():
+            if name in self._there:
+                self._file.gradient(members[name]).add_(made)
+            else:
+                self._file.put_gradient(members[name], made)
+        for part in self._file.gradient_parts(members.values()):
+            self._file.leave(part)
+        self._there |= members.keys()
+        self._sums, self._waiting_bytes = {}, 0
 
 
 class DiskOptimizer(Optimizer):
@@ -101,13 +168,10 @@ class DiskOptimizer(Optimizer):
 
     @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        """What torch's optimizer gave as its state, into the file; masters are of the
-        parameters as they are now."""
-        self.inner.load_state_dict(state)
+        """As `Optimizer.load`, into the file."""
+        super().load(state)
         for number, leaf in enumerate(self.leaves):
-            value, *moments = self.file.states(number)
-            if leaf.master:
-                value.copy_(local(leaf.parameter))
+            _, *moments = self.file.states(number)
             loaded = self.inner.state.get(leaf.value, {})
             for kind, place in zip(self._kinds, moments, strict=True):
                 if kind in loaded:
@@ -123,8 +187,7 @@ class DiskOptimizer(Optimizer):
         """Takes a stage's gradients as they are scattered, and adds them up in the
         file."""
         assert self._gradients, "the file has places for them"
-        sums = DriveGradients(self.file, self._numbers)
-        return HostGradients(self._host, sums, most=ON_THEIR_WAY)
+        return DriveGradients(self._host, self.file, self._numbers)
 
     def read_for(self, stage: nn.Module, *, passes: bool) -> None:
         """Bring the shards of *stage* from the file before they are gathered, for all

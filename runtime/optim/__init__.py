@@ -5,9 +5,21 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from runtime.optim.grad_norm import Piece, clip_factor, global_norm, parts, scale
-    from runtime.optim.loss_scaling import LossScale, loss_scale
     from runtime.optim.lr_schedule import KINDS, LearningRate
-    from runtime.optim.optimizer import Leaf, Make, Optimizer, Settings, local, made_of
+    from runtime.optim.optimizer import (
+        Leaf,
+        LossScale,
+        Make,
+        Optimizer,
+        Piece,
+        Settings,
+        clip_factor,
+        global_norm,
+        local,
+        loss_scale,
+        made_of,
+        parts,
+        scale,
+    )
 
 __all__, __getattr__ = public(__name__, __file__)

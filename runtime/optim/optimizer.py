@@ -1,4 +1,4 @@
-"""The optimizer on each rank's own shards: plain tensors, whatever the parallelism.
+"""The optimizer on each rank's own shards, clipping before it and the loss's scale.
 
 A parameter may be a DTensor (a slice over tp, dp or both) and may be kept in 16 bits;
 torch's fused optimizers want like tensors, so they get the local shard of each, or its
@@ -7,16 +7,123 @@ fp32 master. Matrices decay, vectors do not.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from profiles.errors import Unsupported
-from runtime.optim.grad_norm import scale
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A local gradient, and how many ranks of the job hold the same numbers."""
+
+    gradient: Tensor
+    copies: int
+
+
+def global_norm(
+    turns: Iterable[Iterable[Piece]], *, device: torch.device | str = "cpu"
+) -> Tensor:
+    """L2 norm over all parameters of the model, each counted once; a 0-d fp32 tensor.
+
+    Pieces come in *turns*, of which each may be let go before the next one. One
+    all-reduce of one number over all ranks, from *device* where this one has no piece.
+    """
+    found = [squares for pieces in turns for squares in _squares(pieces)]
+    nothing = torch.zeros((), dtype=torch.float64, device=device)
+    total = torch.stack(found).sum() if found else nothing
+    if dist.get_world_size() > 1:
+        dist.all_reduce(total)
+    return total.sqrt().float()
+
+
+def clip_factor(norm: float, most: float) -> float:
+    """What gradients of *norm* are multiplied by so that it is at most *most*; 1 where
+    it is, or where *most* is 0.
+
+    >>> clip_factor(0.5, 1.0), round(clip_factor(2.0, 1.0), 3), clip_factor(2.0, 0.0)
+    (1.0, 0.5, 1.0)
+    """
+    factor = most / (norm + 1e-6) if most > 0 else 1.0
+    return factor if factor < 1.0 else 1.0
+
+
+def scale(gradients: Iterable[Tensor], factor: float) -> None:
+    """Multiply *gradients* in place."""
+    some = list(gradients)
+    if factor != 1 and some:
+        torch._foreach_mul_(some, factor)
+
+
+def _squares(pieces: Iterable[Piece]) -> Iterator[Tensor]:
+    """Sums of their squares, each piece's by the ranks that hold the same; none of no
+    piece, as where all of a stage is frozen."""
+    by_copies: dict[int, list[Tensor]] = defaultdict(list)
+    for piece in pieces:
+        by_copies[piece.copies].append(piece.gradient)
+    for copies, gradients in by_copies.items():
+        norms = torch.stack(torch._foreach_norm(gradients))
+        yield (norms.double() ** 2).sum() / copies
+
+
+def parts(parameter: Tensor) -> int:
+    """Into how many different pieces a parameter's placements cut it; 1 if whole."""
+    found = 1
+    if isinstance(parameter, DTensor):
+        for axis, placement in enumerate(parameter.placements):
+            if not placement.is_replicate():
+                found *= parameter.device_mesh.size(axis)
+    return found
+
+
+FIRST: Final = 2.0**16
+INTERVAL: Final = 2000
+LEAST: Final = 1.0
+
+
+@dataclass(slots=True)
+class LossScale:
+    """Keeps the gradients of 16-bit floats from vanishing: the loss is multiplied by
+    `value` before the backward, and the gradients are divided after it.
+
+    A step whose gradients overflow is left out and the scale halved; after `INTERVAL`
+    good ones in a row it is doubled (Micikevicius et al., ICLR 2018, section 3.2).
+    Where it is not *dynamic* it stays 1 and no step is left out.
+    """
+
+    dynamic: bool
+    value: float = 1.0
+    good_steps: int = 0
+
+    def judge(self, *, finite: bool) -> bool:
+        """Whether the step that was made with this scale counts; then the next scale.
+
+        >>> scale = LossScale(dynamic=True, value=4.0)
+        >>> scale.judge(finite=False), scale.value
+        (False, 2.0)
+        """
+        if not self.dynamic:
+            return True
+        self.good_steps = self.good_steps + 1 if finite else 0
+        if not finite:
+            self.value = max(self.value / 2, LEAST)
+        elif self.good_steps == INTERVAL:
+            self.value, self.good_steps = self.value * 2, 0
+        return finite
+
+
+def loss_scale(dynamic: bool) -> LossScale:
+    """The scale of a run's first step."""
+    return LossScale(dynamic, FIRST if dynamic else 1.0)
+
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -92,8 +199,9 @@ class Optimizer:
         count *factor* times."""
         scale(gradients.values(), factor)
         for leaf in self.leaves:
-            leaf.attach(gradients[leaf.name])
-        self.inner.step()
+            if leaf.name in gradients:
+                leaf.attach(gradients[leaf.name])
+        self.inner.step()  # those without a gradient are passed over
         for leaf in self.leaves:
             leaf.value.grad = None
         self._publish()
@@ -101,6 +209,15 @@ class Optimizer:
     def turns(self, gradients: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
         """*gradients*, in parts that may be in memory at once, one after another."""
         yield gradients
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """What torch's optimizer gave as its state; masters are of the parameters as
+        they are now."""
+        self.inner.load_state_dict(state)
+        for leaf in self.leaves:
+            if leaf.master:
+                leaf.value.copy_(local(leaf.parameter))
 
     @property
     def learning_rate(self) -> float:
@@ -135,22 +252,17 @@ def local(parameter: Tensor) -> Tensor:
 
 
 def _optimizer(settings: Settings) -> Callable[[Any], torch.optim.Optimizer]:
-    adam: dict[str, Any] = {
-        "lr": settings.lr,
-        "betas": (settings.beta1, settings.beta2),
-        "eps": settings.eps,
-        "fused": True,
+    every: dict[str, Any] = {"lr": settings.lr, "fused": True}
+    adam = {"betas": (settings.beta1, settings.beta2), "eps": settings.eps, **every}
+    known: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+        "adamw": partial(torch.optim.AdamW, **adam),
+        "adam": partial(torch.optim.Adam, **adam),
+        "sgd": partial(torch.optim.SGD, **every),
+        "sgd-momentum": partial(torch.optim.SGD, momentum=settings.beta1, **every),
     }
-    momentum = {"sgd": 0.0, "sgd-momentum": settings.beta1}
-    if settings.name == "adamw":
-        return lambda groups: torch.optim.AdamW(groups, **adam)
-    if settings.name == "adam":
-        return lambda groups: torch.optim.Adam(groups, **adam)
-    if settings.name in momentum:
-        return lambda groups: torch.optim.SGD(
-            groups, lr=settings.lr, momentum=momentum[settings.name], fused=True
+    if settings.name not in known:
+        raise Unsupported(
+            f"optimizer {settings.name} is not carried out; adamw, adam, sgd and "
+            "sgd-momentum are"
         )
-    raise Unsupported(
-        f"optimizer {settings.name} is not carried out; adamw, adam, sgd and "
-        "sgd-momentum are"
-    )
+    return known[settings.name]

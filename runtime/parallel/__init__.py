@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from runtime.parallel.collectives import all_reduce, all_reduce_from
+    from runtime.parallel.collectives import all_reduce_from, sum_together
+    from runtime.parallel.context_parallel import (
+        Context,
+        GatheredCore,
+        RingCore,
+        UlyssesCore,
+    )
     from runtime.parallel.data_parallel import (
         Buffered,
         DataParallel,
@@ -15,21 +21,23 @@ if TYPE_CHECKING:
     )
     from runtime.parallel.explicit_sharding import split_layer_as
     from runtime.parallel.fp8 import multiply_in_eight_bits
-    from runtime.parallel.fsdp import AfterEachW, AfterW, SummedShards
+    from runtime.parallel.fsdp import AfterEachW, AfterW
     from runtime.parallel.mesh import (
         Meshes,
+        Replicas,
         context_group,
         device_mesh,
+        one_axis,
+        own_group,
         rank_grid,
+        replicas,
         shard_mesh,
     )
-    from runtime.parallel.replica_groups import Replicas, one_axis, replicas
     from runtime.parallel.tensor_parallel import (
         ColumnLinear,
         RowLinear,
         SplitMlp,
         partial_parameters,
     )
-    from runtime.parallel.tied_weights import HEAD, TABLE, TiedTable
 
 __all__, __getattr__ = public(__name__, __file__)

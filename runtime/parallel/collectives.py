@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup
+Exchange = Callable[[Tensor], Tensor]
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
@@ -31,7 +32,7 @@ class Pending:
 
 
 @dataclass(slots=True)
-class _Exchange:
+class _Messages:
     """Messages both ways; what is sent is held until it has left."""
 
     works: list[Any]
@@ -55,6 +56,27 @@ def all_reduce_from(tensor: Tensor, group: Group, device: torch.device) -> Tenso
     if tensor.device.type == device.type:
         return all_reduce(tensor, group)
     return tensor.copy_(all_reduce(tensor.to(device), group))
+
+
+def sum_together(
+    parts: Sequence[Tensor],
+    group: Group | None,
+    device: torch.device,
+    *,
+    mean_over: int = 1,
+) -> None:
+    """Each of *parts* summed over the group and divided by *mean_over*, in place, in
+    one message by way of *device*."""
+    if not parts:
+        return
+    flat = torch.cat([part.flatten() for part in parts])
+    if group is not None:
+        all_reduce_from(flat, group, device)
+    if mean_over > 1:
+        flat.div_(mean_over)
+    sizes = [part.numel() for part in parts]
+    for part, whole in zip(parts, flat.split(sizes), strict=True):
+        part.copy_(whole.view_as(part))
 
 
 def start_all_reduce(tensor: Tensor, group: Group) -> Pending:
@@ -88,7 +110,7 @@ def start_shift(tensor: Tensor, group: Group) -> Pending:
             dist.P2POp(dist.irecv, came, before, group),
         ]
     )
-    return Pending(_Exchange(works, sent), lambda: came)
+    return Pending(_Messages(works, sent), lambda: came)
 
 
 def all_to_all(pieces: Tensor, group: Group) -> Tensor:
@@ -115,3 +137,20 @@ def start_reduce_scatter(tensor: Tensor, group: Group, *, dim: int) -> Pending:
     mine = torch.empty_like(pieces[0])
     work = _reduce_scatter(mine, pieces.flatten(0, 1), group=group, async_op=True)
     return Pending(work, lambda: mine)
+
+
+def exchanged(value: Tensor, there: Exchange, back: Exchange) -> Tensor:
+    """*there* of *value*, whose gradient goes *back*."""
+    made: Tensor = _Exchanged.apply(value, there, back)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Exchanged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, there: Exchange, back: Exchange) -> Tensor:
+        ctx.back = back
+        return there(value)
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.back(made[0]), None, None

@@ -1,9 +1,6 @@
 """Data parallelism of one stage: who has which gradient, and when it travels.
 
 Buffered    every rank has all of it: our buffer, all-reduced once a step (ZeRO-0)
-Ddp         the same by PyTorch's DistributedDataParallel, where that is right:
-            without tensor or pipeline parallelism (its reducer counts on one
-            forward, then one backward, of plain parameters)
 Sharded     `fully_shard`: ZeRO-1, 2 and 3 by when it gathers and scatters
 
 zero 1   parameters gathered once a step, gradients scattered after the last backward
@@ -11,9 +8,16 @@ zero 2   parameters gathered once a step, gradients scattered every micro-batch
 zero 3   parameters gathered for every pass, gradients scattered every micro-batch
 
 Shards may span a part of the ranks (HSDP): what is scattered is then summed over the
-replicas of shards too, once a step. `runtime.parallel.fsdp` does that where
-`fully_shard` cannot, and sums the shards of a stage with two holders.
+replicas of shards too, once a step. Where `fully_shard` cannot do that, and where other
+ranks hold the same stage, they are summed when all of a step are in (`Sharding.alike`):
 
+holders    of a stage that has one for each copy of the model (Chimera): they do not
+           come to its last backward in one order
+replicas   of shards whose gradients leave the device as they are scattered: ZeRO-2's
+           and 3's with the optimizer away. `fully_shard` itself would keep them on the
+           device until the last micro-batch
+
+Both at once where there are both: one all-reduce for each unit of `fully_shard`.
 Where backward is split, `runtime.parallel.fsdp` says when gradients are whole.
 """
 
@@ -23,21 +27,77 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 
 from costmodel.schedule import Kind
+from profiles.units import MB
 from runtime.models import Experts, Policy
 from runtime.offload import HERE, Host, HostGradients, StatesAway
 from runtime.optim import local
-from runtime.parallel.collectives import Group
+from runtime.parallel.collectives import Group, Pending, start_all_reduce, sum_together
 from runtime.parallel.expert_parallel import of_experts
-from runtime.parallel.gradient_buffer import GradientBuffer
+from runtime.parallel.mesh import Replicas
+
+BUCKET_BYTES = 25 * MB  # PyTorch DDP's default
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A stretch of the buffer, and how many of its parameters are still missing."""
+
+    values: Tensor
+    group: Group | None  # that sums it
+    members: int = 0
+    missing: int = 0
+    pending: Pending | None = None
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a parameter's gradient lies, and the buckets that it reaches into."""
+
+    view: Tensor
+    buckets: list[_Bucket]
+    added: int = 0  # micro-batches, in this step
+
+
+def bucket_count(size_bytes: float) -> int:
+    """Into how many equal buckets gradients of *size_bytes* are cut.
+
+    >>> bucket_count(60e6), bucket_count(1)
+    (3, 1)
+    """
+    return max(1, ceil(size_bytes / BUCKET_BYTES))
+
+
+def _laid_out(
+    parameters: list[nn.Parameter], group: Group | None
+) -> tuple[list[_Bucket], dict[nn.Parameter, _Place]]:
+    """One buffer for all, cut into equal buckets wherever parameters end."""
+    sizes = [local(item).numel() for item in parameters]
+    device = parameters[0].device
+    buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
+    count = bucket_count(buffer.numel() * buffer.itemsize)
+    length = ceil(len(buffer) / count)
+    buckets = [_Bucket(values, group) for values in buffer.split(length)]
+    places: dict[nn.Parameter, _Place] = {}
+    first = 0
+    for parameter, size in zip(parameters, sizes, strict=True):
+        view = buffer[first : first + size].view(local(parameter).shape)
+        own = buckets[first // length : (first + size - 1) // length + 1]
+        for bucket in own:
+            bucket.members += 1
+        places[parameter] = _Place(view, own)
+        first += size
+    return buckets, places
+
 
 Unit = nn.Module | list[nn.Module]  # what `fully_shard` gathers and scatters at once
 
@@ -63,7 +123,17 @@ class DataParallel(Protocol):
 
 class Buffered:
     """Whole gradients on every rank, in our buffer; those of experts in one of their
-    own, summed over the ranks *experts* that hold the same ones."""
+    own, summed over the ranks *experts* that hold the same ones.
+
+    They live in one fp32 buffer for the life of the run, as in Megatron-LM's DDP: a
+    hook adds each fresh one to its place and lets it go. Equal buckets of the buffer
+    are all-reduced as the last backward fills them, latest layers first. (PyTorch's own
+    DDP holds neither DTensor parameters beside plain ones nor several forwards in
+    flight.) Each of *micro_batches* adds to each parameter once, in whatever order:
+    where backward is split, some gradients come with I and others with W. Sums over the
+    ranks are divided by *mean_over*: the data-parallel ranks, each of which has
+    micro-batches of its own (experts get the rows of several, and sum over fewer).
+    """
 
     def __init__(
         self,
@@ -74,47 +144,94 @@ class Buffered:
         micro_batches: int,
         mean_over: int,
     ) -> None:
+        self._micro_batches, self._mean_over = micro_batches, mean_over
+        self._sending = False
+        self._buckets: list[_Bucket] = []
+        self._places: dict[str, _Place] = {}
         named = dict(stage.named_parameters())
         apart = {name: one for name, one in named.items() if of_experts(name)}
         others = {name: one for name, one in named.items() if name not in apart}
-        self._buffers = [
-            GradientBuffer(
-                members, ranks, micro_batches=micro_batches, mean_over=mean_over
-            )
-            for members, ranks in ((others, group), (apart, experts))
-            if members and ranks is not None
-        ]
+        for members, ranks in ((others, group), (apart, experts)):
+            if not members or ranks is None:
+                continue
+            # Backward makes the gradients of the latest layers first.
+            order = list(reversed(members.values()))
+            buckets, places = _laid_out(order, ranks if ranks.size() > 1 else None)
+            self._buckets += buckets
+            self._places |= {name: places[one] for name, one in members.items()}
+            for parameter, place in places.items():
+                parameter.register_post_accumulate_grad_hook(partial(self._take, place))
 
     def begin(self) -> None:
-        for buffer in self._buffers:
-            buffer.begin()
+        self._sending = False
+        for place in self._places.values():
+            place.added = 0
+        for bucket in self._buckets:
+            bucket.missing, bucket.pending = bucket.members, None
 
     def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
-        if last:
-            for buffer in self._buffers:
-                buffer.last()
+        if last:  # from now on a bucket travels when it is whole
+            self._sending = True
+            for bucket in self._buckets:
+                self._send_if_whole(bucket)
         return nullcontext()
 
     def finish(self) -> None:
-        for buffer in self._buffers:
-            buffer.finish()
+        for name, place in self._places.items():
+            added = place.added
+            assert added == self._micro_batches, f"{name} has {added} gradients"
+        for bucket in self._buckets:
+            if bucket.group is None:
+                if self._mean_over > 1:
+                    bucket.values.div_(self._mean_over)
+                continue
+            assert bucket.pending is not None, "whole buckets are on their way"
+            bucket.pending.wait().div_(self._mean_over)
+            bucket.pending = None
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        for buffer in self._buffers:
-            yield from buffer.gradients()
+        for name, place in self._places.items():
+            yield name, place.view
 
     def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def _take(self, place: _Place, parameter: nn.Parameter) -> None:
+        """Called for each parameter and micro-batch, in backward: short."""
+        made = parameter.grad
+        assert made is not None
+        parameter.grad = None
+        if isinstance(made, DTensor):
+            made = made.to_local()
+        if place.added:
+            place.view.add_(made)
+        else:
+            place.view.copy_(made)
+        place.added += 1
+        if place.added == self._micro_batches:
+            for bucket in place.buckets:
+                bucket.missing -= 1
+                self._send_if_whole(bucket)
+
+    def _send_if_whole(self, bucket: _Bucket) -> None:
+        if self._sending and bucket.group is not None and not bucket.missing:
+            bucket.pending = start_all_reduce(bucket.values, bucket.group)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How a stage is sharded: level, precision, and what of it is on the host."""
+    """How a stage is sharded: level, precision, and what of it is on the host.
+
+    Ranks that are *alike* hold the same shards; sums over holders of a stage are sums,
+    those over *mean_over* replicas of shards means.
+    """
 
     zero: int
     policy: Policy
     device: torch.device
     away: StatesAway = HERE
+    alike: Replicas | None = None
+    mean_over: int = 1
 
 
 class Sharded:
@@ -132,7 +249,7 @@ class Sharded:
         how: Sharding,
         experts: DeviceMesh | None = None,
     ) -> None:
-        self.zero, self.device = how.zero, how.device
+        self.zero, self._how = how.zero, how
         # Of shards of one rank `fully_shard` would divide by its factor twice
         # (PyTorch 2.13).
         alone = experts is not None and experts.size(-1) == 1
@@ -166,7 +283,7 @@ class Sharded:
         self._down = down
         for name, parameter in self._stage.named_parameters():
             over = self._left_to_divide if of_experts(name) else 1
-            _sent_down(name, parameter, down, over)
+            down.follow(name, parameter, over)
 
     def begin(self) -> None:
         if self._down is not None:
@@ -189,6 +306,8 @@ class Sharded:
             for name, gradient in self.gradients():
                 if of_experts(name):
                     gradient.div_(self._left_to_divide)
+        if self._how.alike is not None:
+            self._sum_over(self._how.alike)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         if self._down is not None:
@@ -201,10 +320,18 @@ class Sharded:
     def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
         return nullcontext() if self._down is None else self._down.changing(names)
 
-    def units(self) -> Iterator[list[str]]:
-        """The names of parameters that travel together, the latest layers' first."""
+    def _sum_over(self, alike: Replicas) -> None:
+        made = dict(self.gradients())
         for group in self.groups():
-            yield [one._param_fqn for one in group.fsdp_params]
+            names = [one._param_fqn for one in group.fsdp_params]
+            ranks = alike.experts if names and of_experts(names[0]) else alike.weights
+            with self.changing(names):
+                sum_together(
+                    [made[name] for name in names],
+                    ranks,
+                    self._how.device,
+                    mean_over=self._how.mean_over,
+                )
 
     def groups(self) -> Iterator[Any]:
         """`fully_shard`'s groups of parameters, the latest layers' first."""
@@ -221,21 +348,6 @@ def evenly(parameter: nn.Parameter, *, ranks: int) -> Shard:
     """
     sizes = local(parameter).shape
     return Shard(next((dim for dim, size in enumerate(sizes) if not size % ranks), 0))
-
-
-def _sent_down(
-    name: str, parameter: nn.Parameter, down: HostGradients, over: int
-) -> None:
-    """Send the gradients of *parameter*'s shard, divided by *over*, down as soon as
-    they are scattered."""
-
-    def take(sharded: Tensor) -> None:
-        assert sharded.grad is not None
-        made = local(sharded.grad)
-        down.take(name, made.div_(over) if over > 1 else made)
-        sharded.grad = None
-
-    parameter.register_post_accumulate_grad_hook(take)
 
 
 def _prefetch_in_order(units: Sequence[Unit]) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from runtime.parallel.collectives import (
     Group,
     all_reduce,
     all_to_all,
+    exchanged,
     start_all_gather,
     uneven_all_to_all,
 )
@@ -108,9 +108,14 @@ class SummandStack(nn.Module):
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
         """As `Stack`."""
-        bias = self.bias
+        bias: Tensor | None = self.bias
         if bias is not None:
-            bias = _InOne.apply(here(bias), self.group.rank() == 0)  # type: ignore[no-untyped-call]
+            adds = self.group.rank() == 0
+            bias = exchanged(
+                here(bias),
+                lambda one: one.view_as(one) if adds else torch.zeros_like(one),
+                lambda made: made,
+            )
         return stacked(rows, here(self.weight), bias, self.later, self.product)
 
 
@@ -159,78 +164,34 @@ def _carried(
 ) -> Tensor:
     if group is None:
         return rows
-    carried: Tensor = _Carried.apply(rows, came, sent, group)  # type: ignore[no-untyped-call]
-    return carried
+    return exchanged(
+        rows,
+        lambda rows: uneven_all_to_all(rows, came, sent, group),
+        lambda made: uneven_all_to_all(made, sent, came, group),
+    )
 
 
 def _shown(rows: Tensor, counts: list[int], group: Group | None) -> Tensor:
-    """The rows of all ranks of *group*, of whom rank i has `counts[i]`."""
+    """The rows of all ranks of *group*, of whom rank i has `counts[i]`; their gradients
+    are summands."""
     if group is None:
         return rows
-    shown: Tensor = _Shown.apply(rows, counts, group)  # type: ignore[no-untyped-call]
-    return shown
+    return exchanged(
+        rows,
+        lambda rows: _to_all(rows, counts, group),
+        lambda made: _sum_of_own(made, counts, group),
+    )
 
 
 def _summed(summands: Tensor, counts: list[int], group: Group | None) -> Tensor:
-    """Of the rows of all ranks the sum of this one's."""
+    """Of the rows of all ranks the sum of this one's, whose gradient all need."""
     if group is None:
         return summands
-    own: Tensor = _Summed.apply(summands, counts, group)  # type: ignore[no-untyped-call]
-    return own
-
-
-class _Carried(torch.autograd.Function):
-    """An all-to-all of rows; their gradients go the way back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, came: list[int], sent: list[int], group: Group
-    ) -> Tensor:
-        ctx.came, ctx.sent, ctx.group = came, sent, group
-        return uneven_all_to_all(rows, came, sent, group)
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        back = uneven_all_to_all(made[0], ctx.sent, ctx.came, ctx.group)
-        return back, None, None, None
-
-
-class _Shown(torch.autograd.Function):
-    """Rows to all ranks that share experts; their gradients are summands."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], group: Group) -> Tensor:
-        ctx.counts, ctx.group = counts, group
-        return _to_all(rows, counts, group)
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        return _sum_of_own(made[0], ctx.counts, ctx.group), None, None
-
-
-class _Summed(torch.autograd.Function):
-    """Summands of all ranks' rows → the sum of one's own; all need its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, summands: Tensor, counts: list[int], group: Group) -> Tensor:
-        ctx.counts, ctx.group = counts, group
-        return _sum_of_own(summands, counts, group)
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        return _to_all(made[0], ctx.counts, ctx.group), None, None
-
-
-class _InOne(torch.autograd.Function):
-    """A summand of the rank that *adds* it, whose gradient all ranks have."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, adds: bool) -> Tensor:
-        return value.view_as(value) if adds else torch.zeros_like(value)
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        return made[0], None
+    return exchanged(
+        summands,
+        lambda rows: _sum_of_own(rows, counts, group),
+        lambda made: _to_all(made, counts, group),
+    )
 
 
 def _to_all(rows: Tensor, counts: list[int], group: Group) -> Tensor:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from runtime.parallel.collectives import (
     Group,
     all_reduce,
     all_to_all,
+    exchanged,
     start_all_gather,
     start_reduce_scatter,
 )
@@ -94,14 +94,11 @@ class Step:
         found = []
         for one, module in zip(value, self.modules, strict=True):
             bias = getattr(module, "bias", None)
-            if bias is not None and split(handed) and handed in self._columns:
+            columns = self.operator.output.dims[-1:]
+            if bias is not None and split(handed) and handed in columns:
                 bias = _piece(bias, 0, self.group)
             found.append(one if bias is None else one + bias.to(one.dtype))
         return tuple(found)
-
-    @property
-    def _columns(self) -> tuple[str, ...]:
-        return self.operator.output.dims[-1:]
 
     @property
     def sums(self) -> bool:
@@ -130,13 +127,75 @@ def _step_of(
     layer: Layer, operator: Operator, sharding: ModuleSharding, group: Group
 ) -> Step:
     (loop,) = loops_of(sharding, operator)
-    compute, modules = _PARTS[operator.name](layer)
-    if operator.name == "rotary" and loop == "sequence":
-        compute = _turned(layer, group)
+    modules = _modules(layer, operator.name)
     if operator.has_weight:
-        sums = sharding.output.made[0] == PARTIAL
-        compute = _products(modules, biased=not sums)
+        biased = sharding.output.made[0] != PARTIAL
+        compute = _products(modules, biased=biased)
+    else:
+        turns = group if loop == "sequence" else None
+        compute = _computed(layer, operator.name, modules, turns)
     return Step(operator, sharding, loop, group, tuple(modules), compute)
+
+
+def _modules(layer: Layer, name: str) -> list[nn.Module]:
+    """The modules whose parameters the operator called *name* has."""
+    attention, mlp = layer.attention, layer.mlp
+    found: dict[str, tuple[nn.Module | None, ...]] = {
+        "input_norm": (layer.input_norm,),
+        "qkv": (attention.qkv,),
+        "qk_norm": (attention.query_norm, attention.key_norm),
+        "projection": (attention.projection,),
+        "mlp_norm": (layer.mlp_norm,),
+    }
+    if name in ("mlp_up", "mlp_down"):
+        assert isinstance(mlp, Mlp), "layers of experts are split by their preset"
+        found |= {"mlp_up": (mlp.gate, mlp.up), "mlp_down": (mlp.down,)}
+    return [one for one in found.get(name, ()) if one is not None]
+
+
+def _computed(
+    layer: Layer, name: str, modules: Sequence[nn.Module], turns: Group | None
+) -> Callable[..., Value]:
+    """What the operator called *name* does with this rank's part of its inputs; of the
+    sequence it has the part of its rank in *turns*, or the whole."""
+    attention = layer.attention
+
+    def core(given: Value) -> Value:
+        query, key, value = (one.transpose(1, 2) for one in _parts(layer, *given))
+        mixed = attention.core(query, key, value)
+        return (mixed.transpose(1, 2).flatten(2),)
+
+    def head_norms(given: Value) -> Value:
+        of_query, of_key = modules
+        query, key, value = _parts(layer, *given)
+        return (_packed(layer, of_query(query), of_key(key), value),)
+
+    def rotary(given: Value) -> Value:
+        query, key, value = _parts(layer, attention.clipped(*given))
+        first = 0 if turns is None else turns.rank() * query.shape[1]
+        query, key = attention.turn(query, key, first=first)
+        return (_packed(layer, query, key, value),)
+
+    def norm(given: Value) -> Value:
+        return (modules[0](*given),)
+
+    def residual(branch: Value, skip: Value) -> Value:
+        return (skip[0] + layer.dropout(branch[0]),)
+
+    def activation(given: Value) -> Value:
+        return (layer.mlp.activation(*given),)  # type: ignore[operator]
+
+    known: dict[str, Callable[..., Value]] = {
+        "input_norm": norm,
+        "qk_norm": head_norms,
+        "rotary": rotary,
+        "attention": core,
+        "attention_residual": residual,
+        "mlp_norm": norm,
+        "activation": activation,
+        "mlp_residual": residual,
+    }
+    return known[name]
 
 
 def _place(module: nn.Module, step: Step, mesh: DeviceMesh) -> None:
@@ -175,78 +234,6 @@ def _products(modules: Sequence[nn.Module], *, biased: bool) -> Callable[..., Va
     return run
 
 
-def _of_one(module: nn.Module) -> tuple[Callable[..., Value], list[nn.Module]]:
-    return lambda given: (module(*given),), [module]
-
-
-def _mlp(layer: Layer) -> Mlp:
-    assert isinstance(layer.mlp, Mlp), "layers of experts are split by their preset"
-    return layer.mlp
-
-
-def _up(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
-    mlp = _mlp(layer)
-    return _nothing, [one for one in (mlp.gate, mlp.up) if one is not None]
-
-
-def _nothing(*given: Value) -> Value:
-    raise AssertionError("products are computed by `_products`")
-
-
-def _activation(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
-    mlp = _mlp(layer)
-    return lambda given: (mlp.activation(*given),), []
-
-
-def _core(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
-    attention = layer.attention
-
-    def run(given: Value) -> Value:
-        (packed,) = given
-        query, key, value = (one.transpose(1, 2) for one in _parts(layer, packed))
-        mixed = attention.core(query, key, value)
-        return (mixed.transpose(1, 2).flatten(2),)
-
-    return run, []
-
-
-def _head_norms(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
-    of_query, of_key = layer.attention.query_norm, layer.attention.key_norm
-    assert of_query is not None
-    assert of_key is not None
-
-    def run(given: Value) -> Value:
-        query, key, value = _parts(layer, *given)
-        return (_packed(layer, of_query(query), of_key(key), value),)
-
-    return run, [of_query, of_key]
-
-
-def _rotary(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
-    def run(given: Value) -> Value:
-        query, key, value = _parts(layer, layer.attention.clipped(*given))
-        query, key = layer.attention.turn(query, key)
-        return (_packed(layer, query, key, value),)
-
-    return run, []
-
-
-def _turned(layer: Layer, group: Group) -> Callable[..., Value]:
-    """Rotation of this rank's part of the sequence."""
-
-    def run(given: Value) -> Value:
-        query, key, value = _parts(layer, layer.attention.clipped(*given))
-        first = group.rank() * query.shape[1]
-        query, key = layer.attention.turn(query, key, first=first)
-        return (_packed(layer, query, key, value),)
-
-    return run
-
-
-def _residual(layer: Layer) -> tuple[Callable[..., Value], list[nn.Module]]:
-    return lambda branch, skip: (skip[0] + layer.dropout(branch[0]),), []
-
-
 def _parts(layer: Layer, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(batch, seq_len, heads, head_dim) of queries, keys and values."""
     attention = layer.attention
@@ -263,22 +250,6 @@ def _packed(layer: Layer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.cat(every, dim=3).flatten(2)
 
 
-_PARTS: Final[dict[str, Callable[[Layer], tuple[Callable[..., Value], Any]]]] = {
-    "input_norm": lambda layer: _of_one(layer.input_norm),
-    "qkv": lambda layer: (_nothing, [layer.attention.qkv]),
-    "qk_norm": _head_norms,
-    "rotary": _rotary,
-    "attention": _core,
-    "projection": lambda layer: (_nothing, [layer.attention.projection]),
-    "attention_residual": _residual,
-    "mlp_norm": lambda layer: _of_one(layer.mlp_norm),
-    "mlp_up": _up,
-    "activation": _activation,
-    "mlp_down": lambda layer: (_nothing, [_mlp(layer).down]),
-    "mlp_residual": _residual,
-}
-
-
 def _moved(
     value: Value,
     dims: tuple[str, ...],
@@ -289,37 +260,14 @@ def _moved(
     """*value* redistributed *there*, its gradient *back*: several tensors in one go."""
     if there[0] == there[1] and back[0] == back[1]:
         return value
-    if len(value) == 1:
-        made = _Moved.apply(value[0], dims, there, back, step.group)  # type: ignore[no-untyped-call]
-        return (made,)
-    together = _Moved.apply(  # type: ignore[no-untyped-call]
-        torch.stack(value), ("", *dims), there, back, step.group
+    single = len(value) == 1
+    named, group = dims if single else ("", *dims), step.group
+    made = exchanged(
+        value[0] if single else torch.stack(value),
+        lambda one: redistributed(one, named, *there, group),
+        lambda one: redistributed(one, named, *back, group),
     )
-    return tuple(together.unbind())
-
-
-class _Moved(torch.autograd.Function):
-    """A redistribution; its backward is that of the gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        value: Tensor,
-        dims: tuple[str, ...],
-        there: tuple[str, str],
-        back: tuple[str, str],
-        group: Group,
-    ) -> Tensor:
-        ctx.how = (dims, back, group)
-        have, want = there
-        return redistributed(value, dims, have, want, group)
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        dims, back, group = ctx.how
-        have, want = back
-        gradient = redistributed(made[0], dims, have, want, group)
-        return gradient, None, None, None, None
+    return (made,) if single else tuple(made.unbind())
 
 
 def redistributed(

@@ -107,7 +107,7 @@ def _shaped(made: Tensor, *shape: int) -> Tensor:
     return found
 
 
-class _EightBits:
+class _EightBits(Product):
     def __call__(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         made: Tensor = _Linear.apply(stream, weight, bias)  # type: ignore[no-untyped-call]
         return made
@@ -135,7 +135,7 @@ def _to_weight(gradient: Quantised, stream: Tensor) -> Tensor:
     return product(gradient.turned(), x, made=stream.dtype, exact=True)
 
 
-EIGHT_BITS: Final[Product] = _EightBits()
+EIGHT_BITS: Final = _EightBits()
 
 
 class _Linear(torch.autograd.Function):

@@ -11,21 +11,11 @@ AfterEachW    zero 2, 3: it is let reduce nothing in an I but what has no produc
 What I makes of a unit's gradients (norms) waits for W, in which the unit is scattered
 with as many bytes as in a whole backward. I gathers the weights (zero 3); W has no use
 for them.
-
-`SummedShards`: shards that other ranks hold too, summed when all of a step are in.
-
-    holders    of a stage that has one for each copy of the model (Chimera): they do
-               not come to its last backward in one order
-    replicas   of shards (HSDP) whose gradients leave the device as they are scattered:
-               ZeRO-2's and 3's with the optimizer away. `fully_shard` itself would keep
-               them on the device until the last micro-batch
-
-Both at once where there are both: one all-reduce for each unit of `fully_shard`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -36,56 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.schedule import Kind
 from runtime.models import Embedding, Later
-from runtime.offload import HostGradients
-from runtime.parallel.collectives import Group, all_reduce_from
+from runtime.parallel.collectives import exchanged
 from runtime.parallel.data_parallel import Sharded, Sharding, Unit
-from runtime.parallel.expert_parallel import of_experts
-from runtime.parallel.replica_groups import Replicas
-
-
-class SummedShards:
-    """*sharded* over one axis, of which *alike* hold the same; sums over holders are
-    sums, those over *mean_over* replicas of shards means."""
-
-    def __init__(self, sharded: Sharded, alike: Replicas, *, mean_over: int) -> None:
-        self._sharded, self._alike, self._mean_over = sharded, alike, mean_over
-
-    def begin(self) -> None:
-        self._sharded.begin()
-
-    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
-        return self._sharded.backward(kind, last=last)
-
-    def finish(self) -> None:
-        self._sharded.finish()
-        made = dict(self._sharded.gradients())
-        for names in self._sharded.units():
-            apart = names and of_experts(names[0])
-            with self.changing(names):
-                self._sum(
-                    [made[name] for name in names],
-                    self._alike.experts if apart else self._alike.weights,
-                )
-
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self._sharded.gradients()
-
-    def changing(self, names: Collection[str]) -> AbstractContextManager[None]:
-        return self._sharded.changing(names)
-
-    def send_to(self, down: HostGradients) -> None:
-        """As `Sharded.send_to`."""
-        self._sharded.send_to(down)
-
-    def _sum(self, parts: Sequence[Tensor], alike: Group | None) -> None:
-        """Those that travel together, in place."""
-        flat = torch.cat([part.flatten() for part in parts])
-        if alike is not None:
-            flat = all_reduce_from(flat, alike, self._sharded.device)
-        flat.div_(self._mean_over)
-        sizes = [part.numel() for part in parts]
-        for part, whole in zip(parts, flat.split(sizes), strict=True):
-            part.copy_(whole.view_as(part))
 
 
 class AfterW(Sharded):
@@ -163,7 +105,12 @@ class AfterEachW(Sharded):
         stream, *others = given
         if not stream.requires_grad:  # tokens, or nothing is trained
             return given
-        return _Told.apply(stream, partial(self._made, module)), *others  # type: ignore[no-untyped-call]
+
+        def back(made: Tensor) -> Tensor:
+            self._made(module)
+            return made
+
+        return exchanged(stream, lambda one: one, back), *others
 
     def _made(self, unit: nn.Module) -> None:
         """All gradients of *unit* are made or put off: the last of those comes next."""
@@ -189,20 +136,6 @@ class AfterEachW(Sharded):
                 )
         group.post_backward()
         self._scattered.append(group)
-
-
-class _Told(torch.autograd.Function):
-    """Nothing, whose backward calls *told*."""
-
-    @staticmethod
-    def forward(ctx: Any, stream: Tensor, told: Callable[[], None]) -> Tensor:
-        ctx.told = told
-        return stream
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor, None]:
-        ctx.told()
-        return made[0], None
 
 
 def _in_32_bits(parameter: Any) -> None:

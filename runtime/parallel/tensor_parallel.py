@@ -31,18 +31,15 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from runtime.models import (
     AS_GIVEN,
-    Embedding,
     ExpertMlp,
     Later,
     Layer,
     Mlp,
-    Positions,
     Product,
     PutOff,
     Stage,
     autocast,
     linear,
-    rows_of,
 )
 from runtime.parallel.collectives import (
     Group,
@@ -89,43 +86,31 @@ def split(
     """Split every module of *stage* over the tp axis *mesh*, but the layers *apart*."""
     if mesh.size() == 1:
         return
+    sp = sequence_parallel
     if stage.embedding is not None:
-        split_embedding(stage.embedding, mesh, sequence_parallel=sequence_parallel)
+        table = VocabTable(stage.embedding.table, mesh, sp)
+        stage.embedding.table = table  # type: ignore[assignment]
+        positions = stage.embedding.positions
+        if positions is not None and sp:
+            positions.part = mesh.get_local_rank()
     for name, layer in stage.layers.items():
         if name not in apart:
-            split_layer(layer, mesh, sequence_parallel=sequence_parallel)
-    split_head(stage, mesh, sequence_parallel=sequence_parallel)
-
-
-def split_layer(layer: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Split one transformer layer in place."""
-    assert isinstance(layer, Layer), "layers of the catalogue's decoder are split"
-    sp = sequence_parallel
-    attention = layer.attention
-    attention.qkv = ColumnLinear(attention.qkv, mesh, sp)  # type: ignore[assignment]
-    attention.projection = RowLinear(attention.projection, mesh, sp)  # type: ignore[assignment]
-    if isinstance(layer.mlp, Mlp):
-        layer.mlp = SplitMlp(layer.mlp, mesh, sp)
-    elif isinstance(layer.mlp, ExpertMlp) and isinstance(layer.mlp.shared, Mlp):
-        layer.mlp.shared = SplitMlp(layer.mlp.shared, mesh, sp)
-
-
-def split_embedding(
-    embedding: Embedding, mesh: DeviceMesh, *, sequence_parallel: bool
-) -> None:
-    """Split the vocabulary of the table; its positions follow the sequence."""
-    table = VocabTable(embedding.table, mesh, sequence_parallel)
-    embedding.table = table  # type: ignore[assignment]
-    if embedding.positions is not None and sequence_parallel:
-        embedding.positions = SplitPositions(embedding.positions, mesh)  # type: ignore[assignment]
-
-
-def split_head(stage: Stage, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Split the head's columns and the loss over them."""
+            assert isinstance(layer, Layer), "layers of the catalogue's decoder"
+            _split_layer(layer, mesh, sp)
     if stage.head is not None:
-        stage.head = ColumnLinear(stage.head, mesh, sequence_parallel)  # type: ignore[assignment]
+        stage.head = ColumnLinear(stage.head, mesh, sp)  # type: ignore[assignment]
         stage.loss = VocabCrossEntropy(mesh.get_group())  # type: ignore[assignment]
         stage.tie()
+
+
+def _split_layer(layer: Layer, mesh: DeviceMesh, sp: bool) -> None:
+    attention, mlp = layer.attention, layer.mlp
+    attention.qkv = ColumnLinear(attention.qkv, mesh, sp)  # type: ignore[assignment]
+    attention.projection = RowLinear(attention.projection, mesh, sp)  # type: ignore[assignment]
+    if isinstance(mlp, Mlp):
+        layer.mlp = SplitMlp(mlp, mesh, sp)
+    elif isinstance(mlp, ExpertMlp) and isinstance(mlp.shared, Mlp):
+        mlp.shared = SplitMlp(mlp.shared, mesh, sp)
 
 
 def partial_parameters(
@@ -276,21 +261,6 @@ class VocabTable(nn.Module):
         found = F.embedding(row.masked_fill(elsewhere, 0), local_shard(self.weight))
         partial = found.masked_fill(elsewhere.unsqueeze(-1), 0)
         return summed(partial, self.group, self.scattered)
-
-
-class SplitPositions(nn.Module):
-    """Learned positions of this rank's part of the sequence."""
-
-    def __init__(self, positions: Positions, mesh: DeviceMesh) -> None:
-        super().__init__()
-        self.weight = positions.weight
-        self.places = positions.places
-        self.rank = mesh.get_local_rank()
-
-    def forward(self, stream: Tensor) -> Tensor:
-        length = stream.shape[SEQUENCE]
-        first = self.rank * length
-        return stream + rows_of(self.weight, self.places, first, length)
 
 
 class VocabCrossEntropy(nn.Module):

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from runtime.pipeline.executor import Executor
+    from runtime.pipeline.executor import Executor, Hooks, PipelineStage
     from runtime.pipeline.p2p import Arrival, Links
-    from runtime.pipeline.stage import Hooks, PipelineStage
 
 __all__, __getattr__ = public(__name__, __file__)

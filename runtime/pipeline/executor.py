@@ -16,20 +16,57 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodel.schedule import RECEIVED, Action, Kind, Stream, apart
-from profiles.errors import ActionFailed, InvalidSpec
-from runtime.models import Work
+from profiles.errors import ActionFailed
+from runtime.models import Later, Work
 from runtime.pipeline.p2p import Arrival, Links
-from runtime.pipeline.stage import Hooks, PipelineStage, require_executable
 from runtime.trace import ActionWatch
 
-__all__ = ["Executor", "Hooks", "PipelineStage"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineStage:
+    """A virtual stage on this rank: what to call, and the tensor that comes in.
+
+    `first` takes tokens; `last` takes targets too and returns the mean loss.
+    `boundary` and `dtype` are of the hidden states between stages. `copy` is which copy
+    of the model it is of; `later` is there (`split_backward.put_off`) where its stream
+    splits backwards.
+    """
+
+    index: int
+    module: nn.Module
+    first: bool
+    last: bool
+    boundary: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    copy: int = 0
+    later: Later | None = None
+
+
+class Hooks(Protocol):
+    """What a step does beside the passes. *stage* is the virtual stage's index."""
+
+    def forward(self, stage: int) -> AbstractContextManager[object]:
+        """Around a forward."""
+
+    def backward(
+        self, stage: int, kind: Kind, last: bool
+    ) -> AbstractContextManager[object]:
+        """Around B, I or W; *last* if it is the stage's last of the step."""
+
+    def reduce(self, stage: int) -> None:
+        """REDUCE_GRAD: the stage's gradients are whole when this returns."""
+
+    def step(self) -> None:
+        """STEP: the update."""
+
 
 RECEIVES: Final = (Kind.RECV_F, Kind.RECV_B)
 BACKWARDS: Final = (Kind.B, Kind.I, Kind.W)
@@ -47,10 +84,9 @@ class _Pass:
 class Executor:
     """Carries out *stream*, with transfers, step after step.
 
-    The loss of a micro-batch is multiplied by `loss_scale` before its backward; it and
-    `recorder` may be exchanged between steps; *watch* is told of each action before it
-    begins. Raises Unsupported for actions that are only simulated, InvalidSpec for
-    stages or micro-batches that are not here.
+    The loss of a micro-batch is multiplied by `loss_scale` before its backward, and
+    `watch` is told of each action before it begins; these and `recorder` may be
+    exchanged between steps.
     """
 
     def __init__(
@@ -61,14 +97,12 @@ class Executor:
         links: Links,
         micro_batches: int,
         hooks: Hooks,
-        recorder: ActionWatch | None,
-        loss_scale: float,
-        watch: Callable[[Action], None] | None = None,
     ) -> None:
-        require_executable(stream, stages, micro_batches)
-        self.stream, self.recorder, self.watch = stream, recorder, watch
+        self.stream = stream
+        self.recorder: ActionWatch | None = None
+        self.watch: Callable[[Action], None] | None = None
         self._stages, self._links, self._hooks = stages, links, hooks
-        self._micro_batches, self.loss_scale = micro_batches, loss_scale
+        self.loss_scale = 1 / micro_batches
         passes = apart(stream)
         backwards = (action for action in passes if action.kind in BACKWARDS)
         self._last = {action.stage: action for action in backwards}
@@ -99,7 +133,6 @@ class Executor:
 
         Raises ActionFailed, which names the action.
         """
-        self._require_given(tokens, targets)
         self._begin(tokens, targets)
         if self.recorder is not None:
             self.recorder.know("pp", self._links.groups)
@@ -136,13 +169,17 @@ class Executor:
         inputs = (
             self._tokens[number]
             if stage.first
-            else self._there.pop(replace(action, kind=Kind.RECV_F)).requires_grad_()
+            else self._there.pop(replace(action, kind=Kind.RECV_F))
         )
+        trains = torch.is_grad_enabled()
+        if trains and not stage.first:
+            inputs.requires_grad_()
         given = (inputs, self._targets[number]) if stage.last else (inputs,)
         with self._hooks.forward(stage.index), self._splitting(stage, number):
             output = stage.module(*given)
-        edge = get_gradient_edge(output) if output.requires_grad else None
-        self._passes[stage.index, number] = _Pass(inputs, edge)
+        if trains:
+            edge = get_gradient_edge(output) if output.requires_grad else None
+            self._passes[stage.index, number] = _Pass(inputs, edge)
         if stage.last:
             self._losses[number] = output.detach()
         else:
@@ -216,20 +253,6 @@ class Executor:
                     shape=stage.boundary,
                     dtype=stage.dtype,
                     device=stage.device,
-                )
-
-    def _require_given(
-        self, tokens: Sequence[Tensor], targets: Sequence[Tensor]
-    ) -> None:
-        ends = self._stages.values()
-        for name, given, needed in (
-            ("tokens", tokens, any(stage.first for stage in ends)),
-            ("targets", targets, any(stage.last for stage in ends)),
-        ):
-            if needed and len(given) != self._micro_batches:
-                raise InvalidSpec(
-                    f"{len(given)} micro-batches of {name}; the stream has "
-                    f"{self._micro_batches}"
                 )
 
 

@@ -111,7 +111,7 @@ def _together(
 ) -> Forward:
     retention, layer = plans[0], layers[0]
     if len(layers) > 1:
-        return _remade(_in_turn(layers), retention, passes, dropout)
+        return _remade(nn.Sequential(*layers), retention, passes, dropout)
     if EVERYTHING in retention.recomputed:
         layer.forward = _remade(layer.forward, retention, passes, dropout)
     elif retention.recomputed == {CORE} and len(retention.tensors) == 1:
@@ -127,15 +127,6 @@ def _together(
         assert isinstance(layer, Layer), "layers of the catalogue's decoder have steps"
         layer.forward = _stepwise(layer, retention, passes)  # type: ignore[method-assign,assignment]
     return layer
-
-
-def _in_turn(layers: Sequence[nn.Module]) -> Forward:
-    def run(stream: Tensor) -> Tensor:
-        for layer in layers:
-            stream = layer(stream)
-        return stream
-
-    return run
 
 
 def _remade(

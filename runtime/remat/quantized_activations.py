@@ -22,7 +22,7 @@ BYTE = 8
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A 1-D tensor in fewer bits; `unpacked` gives its approximation."""
+    """A 1-D tensor in fewer bits; `back` gives its approximation."""
 
     codes: Tensor
     scales: Tensor | None  # (2, groups): minimum, step
@@ -30,7 +30,7 @@ class Packed:
     numel: int
     dtype: torch.dtype
 
-    def unpacked(self) -> Tensor:
+    def back(self) -> Tensor:
         """The tensor again, as far as the bits remember it."""
         if self.scales is None:
             return self.codes.to(self.dtype)

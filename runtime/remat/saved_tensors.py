@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
@@ -26,14 +26,6 @@ from runtime.remat.quantized_activations import Packed, packed
 
 Values = tuple[Tensor, ...]
 Make = Callable[[], Values]
-
-
-class Stored(Protocol):
-    """A flat tensor that is not kept as it is."""
-
-    def back(self) -> Tensor: ...
-
-    def start(self) -> None: ...
 
 
 class Geometry:
@@ -225,38 +217,30 @@ class Pass:
         return tensors.get(name) or tensors.get(EVERYTHING)
 
 
-class _Partly:
-    """The first elements of a flat tensor moved or packed, the others as they are."""
+class Stored:
+    """A flat tensor whose first elements are moved or packed, the others as they are:
+    all of them where it has no elements, as of an expert that has no rows."""
 
-    def __init__(self, moved: Away | OnDrive | Packed, rest: Tensor | None) -> None:
+    def __init__(
+        self, moved: Away | OnDrive | Packed | None, rest: Tensor | None
+    ) -> None:
         self._moved, self._rest = moved, rest
 
     def start(self) -> None:
-        if not isinstance(self._moved, Packed):
+        """Begin to bring it back."""
+        if isinstance(self._moved, Away | OnDrive):
             self._moved.start()
 
     def back(self) -> Tensor:
-        moved = self._moved
-        here = moved.unpacked() if isinstance(moved, Packed) else moved.back()
-        return here if self._rest is None else torch.cat((here, self._rest))
-
-
-class _Nothing:
-    """A tensor without elements, as of an expert that has no rows."""
-
-    def __init__(self, flat: Tensor) -> None:
-        self._flat = flat
-
-    def start(self) -> None:
-        """There is nothing to bring."""
-
-    def back(self) -> Tensor:
-        return self._flat
+        """All of it, on the device."""
+        parts = [] if self._moved is None else [self._moved.back()]
+        parts += [] if self._rest is None else [self._rest]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _stored(flat: Tensor, treatment: Treatment, tiers: Tiers) -> Stored:
     if not flat.numel():
-        return _Nothing(flat)
+        return Stored(None, flat)
     count = round(treatment.ratio * flat.numel())
     some = flat[:count]
     moved: Away | OnDrive | Packed
@@ -265,7 +249,7 @@ def _stored(flat: Tensor, treatment: Treatment, tiers: Tiers) -> Stored:
     else:
         assert treatment.bits is not None
         moved = packed(some, treatment.bits)
-    return _Partly(moved, flat[count:].clone() if count < flat.numel() else None)
+    return Stored(moved, flat[count:].clone() if count < flat.numel() else None)
 
 
 def _again(

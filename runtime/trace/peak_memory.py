@@ -1,6 +1,6 @@
-"""The most bytes alive in tensor storages during a step.
+"""The most bytes alive in tensor storages during a step, and torch's trace of one.
 
-CUDA counts them itself. On a CPU PyTorch's profiler reports every allocation while it
+CUDA counts bytes itself. On a CPU PyTorch's profiler reports every allocation while it
 runs, temporary ones inside operators too; what was alive before is counted by walking
 the tensors that Python can reach. One step is watched, and left out of the timings.
 """
@@ -11,13 +11,17 @@ import gc
 import os
 import resource
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from errno import ENOSPC
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
+from profiles.files import unwritten
 from profiles.system import is_on_drive
 from profiles.units import KiB
 
@@ -31,12 +35,9 @@ class Peak:
     device: int = 0  # what the device shows as used: context and all
 
 
-@contextmanager
-def watched(device: torch.device) -> Iterator[Peak]:
+def watched(device: torch.device) -> AbstractContextManager[Peak]:
     """Watch the body; the peak is known when it has ended."""
-    watch = _watched_cuda if device.type == "cuda" else _watched_cpu
-    with watch(device) as peak:
-        yield peak
+    return _watched_cuda(device) if device.type == "cuda" else _watched_cpu()
 
 
 def alive_bytes() -> int:
@@ -68,7 +69,7 @@ def _watched_cuda(device: torch.device) -> Iterator[Peak]:
 
 
 @contextmanager
-def _watched_cpu(device: torch.device) -> Iterator[Peak]:
+def _watched_cpu() -> Iterator[Peak]:
     peak = Peak()
     gc.collect()
     before = alive_bytes()
@@ -163,3 +164,37 @@ def quiet() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+_END_BYTES: Final = 64
+
+
+@contextmanager
+def traced(folder: Path, rank: int, device: torch.device) -> Iterator[None]:
+    """Write what the body does to *folder*/rank-N.json; raises InvalidFile where it
+    finds no room, of which torch's profiler says nothing."""
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    with quiet():
+        profiler = profile(activities=activities, record_shapes=True)
+        profiler.start()
+    yield
+    with quiet():
+        profiler.stop()
+    path = folder / f"rank-{rank}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(path))
+        _require_whole(path)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise unwritten(path, "--trace", error) from error
+
+
+def _require_whole(path: Path) -> None:
+    """Raise OSError for a trace that is cut."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _END_BYTES))
+        if not file.read().rstrip().endswith(b"}"):
+            raise OSError(ENOSPC, os.strerror(ENOSPC))

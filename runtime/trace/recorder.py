@@ -1,18 +1,29 @@
-"""What was executed: the actions in order, and what each one sent over which axis.
+"""What a step executed: its actions in order, by when, and what each one sent.
+
+    ActionClock   when each action began and ended. A CPU's clocks are read; on CUDA
+                  events are left in the stream, so that nothing waits
+    Recorder      what each action sent over which axis
+    Listener      every collective and product by itself, each waited for
 
 A dispatch mode sees every collective, whoever issues it: DTensor (functional
 collectives), `fully_shard`, our own modules, and DDP's reducer, whose C++ goes through
 PyTorch's dispatcher too. Autograd carries the mode into the threads it runs in, so
 that a backward's collectives are seen on every device. It also costs every operator
 some microseconds: record one step, and time others.
+
+A step that is listened to overlaps nothing and is no measure of a step; what is heard
+are the seconds of a collective in the midst of training, which a profile has from ranks
+that do little else. Point-to-point messages are not waited for: two ranks that send to
+each other would wait for ever (`runtime.observe` times them from both ends).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -22,6 +33,92 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from costmodel.schedule import Action
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """An action carried out; seconds of this machine's monotonic clock on a CPU, since
+    the step's first action on CUDA. `busy_s` of them a CPU's thread was at work, not
+    waiting."""
+
+    action: Action
+    began_s: float
+    ended_s: float
+    busy_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.began_s
+
+
+class ActionWatch:
+    """What an executor tells of a step: the groups it sends in, and each action.
+
+    `axes` are the axes that process groups, by their names, speak over.
+    """
+
+    def __init__(self, axes: Mapping[str, str] | None = None) -> None:
+        self.axes: dict[str, str] = dict(axes or {})
+
+    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
+        """*groups* speak over *axis*."""
+        self.axes |= {group.group_name: axis for group in groups}
+
+    def begin(self) -> None:
+        """A step begins: forget the one before."""
+
+    def during(self, action: Action) -> AbstractContextManager[None]:
+        """Around *action*."""
+        raise NotImplementedError
+
+
+class ActionClock(ActionWatch):
+    """The times of a step's actions."""
+
+    def __init__(
+        self, device: torch.device, axes: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(axes)
+        self._cuda = device.type == "cuda"
+        self._marks: list[tuple[Action, Any, Any, float]] = []
+
+    def begin(self) -> None:
+        self._marks = []
+
+    @contextmanager
+    def during(self, action: Action) -> Iterator[None]:
+        began, busy_s = self._now(), time.thread_time()
+        yield
+        busy_s = time.thread_time() - busy_s
+        self._marks.append((action, began, self._now(), busy_s))
+
+    def spans(self) -> tuple[Span, ...]:
+        """The last step's actions, in order; waits for a CUDA device."""
+        if self._cuda and self._marks:
+            torch.cuda.synchronize()
+        return tuple(
+            Span(
+                action=action,
+                began_s=self._read(began),
+                ended_s=self._read(ended),
+                busy_s=busy_s,
+            )
+            for action, began, ended, busy_s in self._marks
+        )
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _read(self, mark: Any) -> float:
+        if not self._cuda:
+            return float(mark)
+        first = self._marks[0][1]
+        return float(first.elapsed_time(mark)) / 1e3  # CUDA counts in ms
+
 
 NAMESPACES: Final = ("c10d", "_c10d_functional", "_dtensor")
 ELSEWHERE: Final = "other"  # a group that is no axis
@@ -56,110 +153,66 @@ _FUNCTIONAL: Final = {
 _SILENT: Final = ("recv", "irecv", "barrier", "monitored", "wait", "_wrap", "check")
 
 
-@dataclass(slots=True)
-class Traffic:
-    """How many collectives, and the bytes of their full tensors together."""
-
-    count: int = 0
-    size_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """An executed action and its traffic by (mesh axis, collective)."""
-
-    action: Action
-    traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)
-
-
-class ActionWatch(Protocol):
-    """What an executor tells of a step: the groups it sends in, and each action."""
-
-    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
-        """*groups* speak over *axis*."""
-
-    def begin(self) -> None:
-        """A step begins."""
-
-    def during(self, action: Action) -> AbstractContextManager[None]:
-        """Around *action*."""
-
-
-class Recorder:
+class Recorder(ActionWatch):
     """Records the last step that an executor carried out with it.
 
-    *axes* are this rank's process groups by mesh axis. Bytes are those of the full
+    *groups* are this rank's process groups by mesh axis. Bytes are those of the full
     tensor, as in `profiles.samples.table.CollectiveKey`: an all-gather's output, a
     reduce-scatter's input. A group of one rank moves nothing and is left out; a group
     that is no axis is called "other".
     """
 
-    def __init__(self, axes: Mapping[str, dist.ProcessGroup]) -> None:
-        self.records: list[Record] = []
-        self._axes: dict[str, str] = {}
-        for axis, group in axes.items():
-            self.know(axis, [group])
-
-    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
-        """Count traffic in *groups* as traffic over *axis*."""
-        for group in groups:
-            self._axes[group.group_name] = axis
-
-    @property
-    def axes(self) -> Mapping[str, str]:
-        """The axis that each group, by its name, speaks over."""
-        return self._axes
+    def __init__(self, groups: Mapping[str, dist.ProcessGroup]) -> None:
+        super().__init__({group.group_name: axis for axis, group in groups.items()})
+        # Each action, and [collectives, bytes] by "axis:collective".
+        self._records: list[tuple[Action, dict[str, list[int]]]] = []
 
     def begin(self) -> None:
-        """Forget what was recorded."""
-        self.records = []
+        self._records = []
 
     @contextmanager
     def during(self, action: Action) -> Iterator[None]:
-        """Record *action*, and what its body sends."""
-        record = Record(action=action)
-        self.records.append(record)
-        with _Watch(record, self._axes):
-            yield
+        traffic: dict[str, list[int]] = {}
+        self._records.append((action, traffic))
 
-    @property
-    def actions(self) -> tuple[Action, ...]:
-        """What was executed, in order."""
-        return tuple(record.action for record in self.records)
+        def counted(func: Any, args: Any, call: Callable[[], Any]) -> Any:
+            found = exchange(func, args)
+            if found is not None:
+                axis = self.axes.get(found.group.group_name, ELSEWHERE)
+                both = traffic.setdefault(f"{axis}:{found.collective}", [0, 0])
+                both[0] += 1
+                both[1] += found.size_bytes
+            return call()
+
+        with _Watching(counted):
+            yield
 
     def document(self) -> list[dict[str, Any]]:
         """`[{"action": "0F0", "collectives": {"tp:all_reduce": [count, bytes]}}]`."""
         return [
             {
-                "action": str(record.action),
-                "collectives": {
-                    f"{axis}:{collective}": [traffic.count, traffic.size_bytes]
-                    for (axis, collective), traffic in sorted(record.traffic.items())
-                },
+                "action": str(action),
+                "collectives": dict(
+                    sorted(traffic.items(), key=lambda one: one[0].split(":"))
+                ),
             }
-            for record in self.records
+            for action, traffic in self._records
         ]
 
 
-class _Watch(TorchDispatchMode):
-    def __init__(self, record: Record, axes: Mapping[str, str]) -> None:
+class _Watching(TorchDispatchMode):
+    """Has *carry_out*, of an operator, its arguments and its call, call each one."""
+
+    def __init__(self, carry_out: Callable[[Any, Any, Callable[[], Any]], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._record, self._axes = record, axes
+        self._carry_out = carry_out
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back as local operators and collectives
-        found = exchange(func, args)
-        if found is not None:
-            axis = self._axes.get(found.group.group_name, ELSEWHERE)
-            traffic = self._record.traffic.setdefault(
-                (axis, found.collective), Traffic()
-            )
-            traffic.count += 1
-            traffic.size_bytes += found.size_bytes
-        return func(*args, **(kwargs or {}))
+        return self._carry_out(func, args, lambda: func(*args, **(kwargs or {})))
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +267,120 @@ def _group(func: Any, args: tuple[Any, ...]) -> dist.ProcessGroup:
         return dist.ProcessGroup.unbox(given)
     assert isinstance(given, dist.ProcessGroup)
     return given
+
+
+SEND: Final = "send"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A collective that this rank took part in. `seconds` begin when this rank was
+    there: of the ranks of a group, the last one to come waits for nobody."""
+
+    action: str  # the action's kind: F, B, REDUCE_GRAD …
+    axis: str
+    ranks: tuple[int, ...]
+    collective: str
+    size_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """An ATen operator: the shapes of its tensors, and their type."""
+
+    action: str
+    name: str
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: str
+    seconds: float
+
+
+class Listener(ActionClock):
+    """Hears one step after another; `calls` and `operations` are those of all."""
+
+    def __init__(self, axes: Mapping[str, str], device: torch.device) -> None:
+        super().__init__(device, axes)
+        self.calls: list[Call] = []
+        self.operations: list[Operation] = []
+        self._device = device
+
+    @contextmanager
+    def during(self, action: Action) -> Iterator[None]:
+        kind = str(action.kind)
+
+        def heard(func: Any, args: Any, call: Callable[[], Any]) -> Any:
+            found = exchange(func, args)
+            if found is not None:
+                return self._exchanged(kind, call, found)
+            if self._device.type == "cpu" and func.namespace == "aten":
+                return self._operated(kind, func, call, args)
+            return call()
+
+        with super().during(action), _Watching(heard):
+            yield
+
+    def _exchanged(self, action: str, call: Callable[[], Any], found: Exchange) -> Any:
+        """Carry out a collective and wait for it."""
+        self._settle()
+        began = time.perf_counter()
+        made = call()
+        if found.collective == SEND:
+            return made
+        _wait(made)
+        self._settle()
+        seconds = time.perf_counter() - began
+        self.calls.append(
+            Call(
+                action=action,
+                axis=self.axes.get(found.group.group_name, ELSEWHERE),
+                ranks=tuple(dist.get_process_group_ranks(found.group)),
+                collective=found.collective,
+                size_bytes=found.size_bytes,
+                seconds=seconds,
+            )
+        )
+        return made
+
+    def _operated(
+        self, action: str, func: Any, call: Callable[[], Any], args: Any
+    ) -> Any:
+        """Carry out an operator of a CPU, where it is done when it returns."""
+        began = time.perf_counter()
+        made = call()
+        seconds = time.perf_counter() - began
+        tensors = list(_tensors(args))
+        if tensors:
+            self.operations.append(
+                Operation(
+                    action=action,
+                    name=str(func.overloadpacket).removeprefix("aten."),
+                    shapes=tuple(tuple(one.shape) for one in tensors),
+                    dtype=str(tensors[0].dtype).removeprefix("torch."),
+                    seconds=seconds,
+                )
+            )
+        return made
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _wait(made: Any) -> None:
+    """Wait for a collective by what it returned: a Work, or a functional's tensor."""
+    last = made[-1] if isinstance(made, list | tuple) else made
+    if isinstance(last, torch.ScriptObject):
+        dist.Work.unbox(last).wait()
+    elif isinstance(last, Tensor):
+        for one in made if isinstance(made, list) else [made]:
+            torch.ops._c10d_functional.wait_tensor(one)
+
+
+def _tensors(args: Iterable[Any]) -> Iterator[Tensor]:
+    """The tensors among arguments, in order; of a list (foreach) all."""
+    for one in args:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from (item for item in one if isinstance(item, Tensor))

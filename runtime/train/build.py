@@ -11,12 +11,11 @@ those whose shards will be on the host wait there, a unit at a time on the devic
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import Layout
 from costmodel.layout import Stage as StagePlan
@@ -37,13 +36,14 @@ from runtime.parallel import (
     AfterEachW,
     AfterW,
     Buffered,
+    Context,
     DataParallel,
     Meshes,
     Replicas,
     Sharded,
     Sharding,
-    SummedShards,
     Unit,
+    context_parallel,
     expert_parallel,
     multiply_in_eight_bits,
     one_axis,
@@ -51,31 +51,23 @@ from runtime.parallel import (
     split_layer_as,
     tensor_parallel,
 )
-from runtime.parallel.context_parallel import Context
-from runtime.parallel.context_parallel import apply as context_parallel
+from runtime.pipeline import PipelineStage
 from runtime.remat import apply as retention
 from runtime.train.compile import compile_layer
 
 
-@dataclass(slots=True)
-class HeldStage:
-    """A virtual stage on this rank: its modules, and their data parallelism.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldStage(PipelineStage):
+    """A virtual stage on this rank, one of *copies*, and its data parallelism."""
 
-    It is the copy number *copy* of *copies*; *later* is there where backward is split.
-    """
-
-    index: int
-    stage: Stage
     parallel: DataParallel
     sequence_parallel: bool
     replicas: Replicas
-    copy: int
     copies: int
-    later: Later | None
     away: StatesAway
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        return self.stage.named_parameters()
+        return self.module.named_parameters()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,141 +84,145 @@ class Setup:
     offload_dir: Path | None = None
 
 
-def held_stages(
-    job: Job,
-    layout: Layout,
-    meshes: Meshes,
-    context: Context,
-    setup: Setup,
-) -> list[HeldStage]:
-    """The virtual stages that this rank holds, ready to train, in model order."""
-    rank = meshes.weights["pp"].get_local_rank()
-    zero = _level(layout.stages[0], layout, meshes)
-    groups = replicas(layout, meshes, zero=zero)
-    return [
-        _held(index, job, layout, meshes, context, groups[index], setup)
-        for index, plan in enumerate(layout.stages)
-        if rank in plan.held_by
-    ]
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Makes the virtual stages of *layout* that this rank holds."""
 
+    job: Job
+    layout: Layout
+    meshes: Meshes
+    context: Context
+    setup: Setup
 
-def _held(
-    index: int,
-    job: Job,
-    layout: Layout,
-    meshes: Meshes,
-    context: Context,
-    alike: Replicas,
-    setup: Setup,
-) -> HeldStage:
-    plan, device = layout.stages[index], setup.device
-    spec, rules, mesh = decoder_of(job), policy(layout.precision_name), meshes.weights
-    split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
-    zero = _level(plan, layout, meshes)
-    away = StatesAway.of(layout.offload, zero)
-    with torch.device("meta"):
-        stage = Stage(spec, plan.layers)
-    for prefix, unit in _units(stage):
-        initialise(
-            unit, prefix=prefix, layers=spec.layers, seed=setup.seed, device=device
+    def stages(self) -> list[HeldStage]:
+        """All of them, ready to train, in model order."""
+        rank = self.meshes.weights["pp"].get_local_rank()
+        groups = replicas(self.layout, self.meshes, zero=self._zero)
+        return [
+            self._stage(index, rank, groups[index])
+            for index, plan in enumerate(self.layout.stages)
+            if rank in plan.held_by
+        ]
+
+    @property
+    def _zero(self) -> int:
+        plan, ranks = self.layout.stages[0].plans[0], self.meshes.weights["dp"].size()
+        return level(plan.zero, self.layout.offload, ranks=ranks)
+
+    def _stage(self, index: int, rank: int, alike: Replicas) -> HeldStage:
+        layout, plan = self.layout, self.layout.stages[index]
+        spec, rules = decoder_of(self.job), policy(layout.precision_name)
+        split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
+        away = StatesAway.of(layout.offload, self._zero)
+        stage = self._filled(plan, away)
+        context_parallel.split(stage, self.context)
+        self._split(stage, plan, split)
+        for layer in stage.layers.values() if rules.eight_bits else ():
+            multiply_in_eight_bits(layer)
+        later = put_off(stage) if schedule_called(layout.schedule).splits else None
+        for layer in stage.layers.values() if self.setup.compiled else ():
+            compile_layer(layer)
+        named = zip(plan.layers, plan.plans, strict=True)
+        retention.apply(
+            stage,
+            [one.retention for name, one in named if name.isdigit()],
+            dropout=spec.most_dropped > 0,
+            device=self.setup.device,
+            folder=self.setup.offload_dir,
         )
-        if away.shards:
-            unit.to("cpu")
-    stage.tie()
-    context_parallel.split(stage, context)
-    told = {
-        name: one.modules for name, one in zip(plan.layers, plan.plans, strict=True)
-    }
-    explicit = {name: modules for name, modules in told.items() if modules}
-    tensor_parallel.split(stage, mesh["tp"], sequence_parallel=split, apart=explicit)
-    for name, modules in explicit.items():
-        block = job.graph.layer_blocks[name]
-        split_layer_as(stage.layers[name], block, modules, mesh["tp"])  # type: ignore[arg-type]
-    _spread_experts(stage, meshes, context, layout, sequence_parallel=split)
-    for layer in stage.layers.values() if rules.eight_bits else ():
-        multiply_in_eight_bits(layer)
-    later = put_off(stage) if schedule_called(layout.schedule).splits else None
-    for layer in stage.layers.values() if setup.compiled else ():
-        compile_layer(layer)
-    numbered = zip(plan.layers, plan.plans, strict=True)
-    treated = [one.retention for name, one in numbered if name.isdigit()]
-    dropout = spec.most_dropped > 0
-    folder = setup.offload_dir
-    retention.apply(stage, treated, dropout=dropout, device=device, folder=folder)
-    copies, copy = len(plan.held_by), plan.held_by.index(mesh["pp"].get_local_rank())
-    sharding = Sharding(zero=zero, policy=rules, away=away, device=device)
-    parallel = _data_parallel(stage, sharding, meshes, alike, later, layout, copies)
-    return HeldStage(index, stage, parallel, split, alike, copy, copies, later, away)
+        ranks = self.context.ranks * (plan.mesh.tp if split else 1)
+        return HeldStage(
+            index=index,
+            module=stage,
+            first=index == 0,
+            last=index == len(layout.stages) - 1,
+            boundary=(layout.micro_batch(plan), self.job.seq_len // ranks, spec.hidden),
+            dtype=rules.activation,
+            device=self.setup.device,
+            copy=plan.held_by.index(rank),
+            later=later,
+            parallel=self._parallel(stage, away, alike, later, len(plan.held_by)),
+            sequence_parallel=split,
+            replicas=alike,
+            copies=len(plan.held_by),
+            away=away,
+        )
 
-
-def _level(plan: StagePlan, layout: Layout, meshes: Meshes) -> int:
-    ranks = meshes.weights["dp"].size()
-    return level(plan.plans[0].zero, layout.offload, ranks=ranks)
-
-
-def _spread_experts(
-    stage: Stage,
-    meshes: Meshes,
-    context: Context,
-    layout: Layout,
-    *,
-    sequence_parallel: bool,
-) -> None:
-    """Each layer's experts over their ranks, balanced for whole sequences."""
-    for mlp in stage.modules():
-        if isinstance(mlp, ExpertMlp) and meshes.experts is not None:
-            expert_parallel.split(mlp, meshes.experts)
-            expert_parallel.balanced(
-                mlp,
-                context=context.group,
-                tensor=meshes.weights["tp"].get_group() if sequence_parallel else None,
-                scale=1 / layout.micro_batches,
+    def _filled(self, plan: StagePlan, away: StatesAway) -> Stage:
+        """The plain modules of a stage, with their first values."""
+        spec, setup = decoder_of(self.job), self.setup
+        with torch.device("meta"):
+            stage = Stage(spec, plan.layers)
+        for prefix, unit in _units(stage):
+            initialise(
+                unit,
+                prefix=prefix,
+                layers=spec.layers,
+                seed=setup.seed,
+                device=setup.device,
             )
-
-
-def _data_parallel(
-    stage: Stage,
-    sharding: Sharding,
-    meshes: Meshes,
-    alike: Replicas,
-    later: Later | None,
-    layout: Layout,
-    copies: int,
-) -> DataParallel:
-    rules = sharding.policy
-    if sharding.zero:
-        mesh, apart = meshes.shards, meshes.expert_shards
-        if alike.weights is None:
-            return _sharded(stage, sharding, mesh, apart, later)
-        experts = None if apart is None else one_axis(apart)
-        parallel = _sharded(stage, sharding, one_axis(mesh), experts, later)
-        replicated = mesh.size() // one_axis(mesh).size()
-        return SummedShards(parallel, alike, mean_over=replicated)
-    if rules.master:
-        stage.to(rules.parameter)
+            if away.shards:
+                unit.to("cpu")
         stage.tie()
-    assert alike.weights is not None
-    return Buffered(
-        stage,
-        alike.weights,
-        experts=alike.experts,
-        micro_batches=layout.micro_batches // copies,
-        mean_over=meshes.weights["dp"].size(),
-    )
+        return stage
 
+    def _split(self, stage: Stage, plan: StagePlan, sequence_parallel: bool) -> None:
+        """Its layers over tp, as presets or modules of their own; experts over ep, and
+        balanced for whole sequences."""
+        mesh, named = (
+            self.meshes.weights["tp"],
+            zip(plan.layers, plan.plans, strict=True),
+        )
+        explicit = {name: one.modules for name, one in named if one.modules}
+        tensor_parallel.split(
+            stage, mesh, sequence_parallel=sequence_parallel, apart=explicit
+        )
+        for name, modules in explicit.items():
+            block = self.job.graph.layer_blocks[name]
+            split_layer_as(stage.layers[name], block, modules, mesh)  # type: ignore[arg-type]
+        for mlp in stage.modules():
+            if isinstance(mlp, ExpertMlp) and self.meshes.experts is not None:
+                expert_parallel.split(mlp, self.meshes.experts)
+                expert_parallel.balanced(
+                    mlp,
+                    context=self.context.group,
+                    tensor=mesh.get_group() if sequence_parallel else None,
+                    scale=1 / self.layout.micro_batches,
+                )
 
-def _sharded(
-    stage: Stage,
-    sharding: Sharding,
-    mesh: DeviceMesh,
-    apart: DeviceMesh | None,
-    later: Later | None,
-) -> Sharded:
-    units = _apart(stage)
-    if later is not None and sharding.zero >= 2:
-        return AfterEachW(stage, units, mesh, sharding, apart, later=later)
-    sharded = Sharded if later is None else AfterW
-    return sharded(stage, units, mesh, sharding, apart)
+    def _parallel(
+        self,
+        stage: Stage,
+        away: StatesAway,
+        alike: Replicas,
+        later: Later | None,
+        copies: int,
+    ) -> DataParallel:
+        rules, meshes = policy(self.layout.precision_name), self.meshes
+        if not self._zero:
+            if rules.master:
+                stage.to(rules.parameter)
+                stage.tie()
+            assert alike.weights is not None
+            return Buffered(
+                stage,
+                alike.weights,
+                experts=alike.experts,
+                micro_batches=self.layout.micro_batches // copies,
+                mean_over=meshes.weights["dp"].size(),
+            )
+        how = Sharding(
+            zero=self._zero, policy=rules, away=away, device=self.setup.device
+        )
+        mesh, apart, units = meshes.shards, meshes.expert_shards, _apart(stage)
+        if alike.weights is not None:
+            replicated = mesh.size() // one_axis(mesh).size()
+            how = replace(how, alike=alike, mean_over=replicated)
+            mesh, apart = one_axis(mesh), None if apart is None else one_axis(apart)
+        if later is not None and how.zero >= 2:
+            return AfterEachW(stage, units, mesh, how, apart, later=later)
+        sharded = Sharded if later is None else AfterW
+        return sharded(stage, units, mesh, how, apart)
 
 
 def _units(stage: Stage) -> Iterator[tuple[str, nn.Module]]:

@@ -42,8 +42,14 @@ from costmodel.support import Combination
 from profiles.errors import Unsupported
 from profiles.models import Job
 from runtime.models import ExpertMlp, decoder_of
-from runtime.parallel import ColumnLinear, RowLinear, SplitMlp
-from runtime.parallel.context_parallel import GatheredCore, RingCore, UlyssesCore
+from runtime.parallel import (
+    ColumnLinear,
+    GatheredCore,
+    RingCore,
+    RowLinear,
+    SplitMlp,
+    UlyssesCore,
+)
 
 # The method of each module that runs between graphs; an MLP's activation is in one.
 _SEAMS: Final[dict[type[nn.Module], str]] = {

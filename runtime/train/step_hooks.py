@@ -1,6 +1,6 @@
 """What the actions of a stream mean beside the passes: reduction and the update.
 
-forward      in the precision's context; PyTorch's DDP is told of the last one
+forward      in the precision's context
 backward     the last one of a stage lets its gradients travel
 REDUCE_GRAD  wait for them; sum what tensor parallelism left partial
 STEP         tied copies, the global norm, clipping, the optimizer; with a scaled
@@ -12,19 +12,76 @@ with their other passes: they wait for each other in STEP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from math import isfinite
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from costmodel.layout import Layout
 from costmodel.schedule import Kind
+from profiles.models import Job
 from runtime.models import Policy
 from runtime.optim import Optimizer, Piece, clip_factor, global_norm, loss_scale, parts
-from runtime.parallel import HEAD, TABLE, TiedTable, all_reduce_from, partial_parameters
+from runtime.parallel import (
+    all_reduce_from,
+    own_group,
+    partial_parameters,
+    sum_together,
+)
 from runtime.train.build import HeldStage
+
+TABLE = "embedding.table.weight"
+HEAD = "head.weight"
+
+
+class TiedTable:
+    """The gradient of a table that is the head too, where this rank holds one of two
+    copies of it, or both.
+
+    Two pipeline stages hold it: both start from the same numbers and take the sum of
+    both gradients, so they stay equal without ever being sent (Megatron-LM's embedding
+    group). Schedules in a V, and those of two model copies, have both ends on one rank,
+    which adds the two gradients without a word to anyone.
+    """
+
+    def __init__(self, job: Job, layout: Layout, mesh: DeviceMesh) -> None:
+        self.group: dist.ProcessGroup | None = None
+        self.copies, self._together = 1, False
+        self._device = torch.device(mesh.device_type)
+        ends = [layout.stages[place].held_by for place in (0, -1)]
+        apart = len(layout.stages) > 1
+        if not (apart and getattr(job.spec, "tied_embeddings", False)):
+            return
+        self.copies = 2
+        self._together = set(ends[0]) == set(ends[1])
+        if not self._together:
+            pairs = (mesh.mesh.select(0, one).flatten().tolist() for one, *_ in ends)
+            self.group = own_group(list(pair) for pair in zip(*pairs, strict=True))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of gradients that `sum` changes."""
+        return (TABLE, HEAD) if self.copies > 1 else ()
+
+    def sum(self, stages: Collection[Mapping[str, Tensor]]) -> None:
+        """Add the other copy's gradient to this one's, in place; *stages* are the
+        gradients of this rank's, by name."""
+        here = [
+            gradients[name]
+            for gradients in stages
+            for name in (TABLE, HEAD)
+            if name in gradients
+        ]
+        if self.group is not None:
+            for gradient in here:
+                all_reduce_from(gradient, self.group, self._device)
+        elif self._together and here:
+            one, two = here
+            two.copy_(one.add_(two))
 
 
 class Step:
@@ -80,7 +137,9 @@ class Step:
         gradients = dict(held.parallel.gradients())
         partial = self._partial[stage]
         with held.parallel.changing(partial):
-            self._sum_partial([gradients[name] for name in partial])
+            # One all-reduce over tp for all that is partial there.
+            parts = [gradients[name] for name in partial]
+            sum_together(parts, self.mesh["tp"].get_group(), self._device)
         self._gradients[stage] = gradients
 
     def step(self) -> None:
@@ -134,16 +193,6 @@ class Step:
         return [
             name
             for name, _ in partial_parameters(
-                held.stage, sequence_parallel=held.sequence_parallel
+                held.module, sequence_parallel=held.sequence_parallel
             )
         ]
-
-    def _sum_partial(self, gradients: list[Tensor]) -> None:
-        """One all-reduce over tp for all that is partial there."""
-        if not gradients:
-            return
-        flat = torch.cat([item.flatten() for item in gradients])
-        flat = all_reduce_from(flat, self.mesh["tp"].get_group(), self._device)
-        parts = flat.split([item.numel() for item in gradients])
-        for item, part in zip(gradients, parts, strict=True):
-            item.copy_(part.view_as(item))

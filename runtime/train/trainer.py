@@ -9,26 +9,28 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from costmodel.layout import Layout
-from costmodel.schedule import Action, Stream, streams, with_transfers
+from costmodel.schedule import Action, Kind, Stream, apart, streams, with_transfers
 from profiles.models import Job
 from profiles.system import default_folder
 from runtime.data import Source
 from runtime.models import decoder_of, policy
 from runtime.offload import DiskOptimizer, HostOptimizer
 from runtime.optim import LearningRate, LossScale, Optimizer, Settings
-from runtime.parallel import Meshes, Sharded, SummedShards, TiedTable, context_group
-from runtime.parallel.context_parallel import Context
-from runtime.pipeline import Executor, Links, PipelineStage
+from runtime.parallel import Context, Meshes, Sharded, context_group
+from runtime.pipeline import Executor, Links
 from runtime.trace import ActionWatch, Recorder
-from runtime.train.build import HeldStage, Setup, held_stages
-from runtime.train.evaluation import Evaluation
-from runtime.train.step_hooks import Step
+from runtime.train.build import Builder, HeldStage, Setup
+from runtime.train.step_hooks import Step, TiedTable
+
+BEYOND: Final = 2**40  # sequences of a source: no training reads so many
+FORWARDS: Final = (Kind.F, Kind.SEND_F, Kind.RECV_F)  # what an evaluation does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class Trainer:
         experts = decoder_of(job).moe is not None
         meshes = Meshes.of(layout, self.device.type, experts=experts)
         self.mesh = meshes.weights
-        self.stages = held_stages(job, layout, meshes, self.context, setup)
+        self.stages = Builder(job, layout, meshes, self.context, setup).stages()
         self.optimizer = optimizer(
             self.stages, settings, self.device, setup.offload_dir
         )
@@ -88,7 +90,20 @@ class Trainer:
             self.mesh,
             self.rules,
         )
-        self._executor, self._evaluation = self._built()
+        stream = rank_stream(layout, self.mesh["pp"].get_local_rank())
+        stages = {held.index: held for held in self.stages}
+        links = Links(self.mesh["pp"].get_group(), *_holders(layout))
+        onward = tuple(one for one in apart(stream) if one.kind in FORWARDS)
+        self._executor, self._onward = (
+            Executor(
+                stream=actions,
+                stages=stages,
+                links=links,
+                micro_batches=layout.micro_batches,
+                hooks=self._step,
+            )
+            for actions in (stream, onward)
+        )
 
     def step(
         self, number: int, *, record: bool = False, watch: ActionWatch | None = None
@@ -121,11 +136,23 @@ class Trainer:
         return self._step.scale
 
     def evaluate(self, source: Source, batches: int) -> float:
-        """The mean loss over the first *batches* global batches of *source*."""
+        """The mean loss over *batches* global batches of *source* that training does
+        not come to.
+
+        The same walks on a synthetic chain never come twice. Of a file other crops are
+        read, which may lie over those of training: evaluate on another file.
+        """
         means = []
-        for number in range(batches):
-            tokens, targets = self._batch(number, source)
-            means.append(self._mean(self._evaluation.losses(tokens, targets)))
+        for held in self.stages:
+            held.module.eval()
+        try:
+            with torch.no_grad():
+                for number in range(batches):
+                    losses = self._onward.step(*self._batch(number, source, BEYOND))
+                    means.append(self._mean(losses))
+        finally:
+            for held in self.stages:
+                held.module.train()
         return sum(means) / len(means)
 
     def forget(self) -> None:
@@ -140,47 +167,13 @@ class Trainer:
         """The local gradients of the last step, after clipping."""
         return self._step.gradients()
 
-    def _built(self) -> tuple[Executor, Evaluation]:
-        stream = rank_stream(self.layout, self.mesh["pp"].get_local_rank())
-        held = {stage.index: self._pipeline_stage(stage) for stage in self.stages}
-        links = Links(self.mesh["pp"].get_group(), *_holders(self.layout))
-        executor = Executor(
-            stream=stream,
-            stages=held,
-            links=links,
-            micro_batches=self.layout.micro_batches,
-            hooks=self._step,
-            recorder=None,
-            loss_scale=1 / self.layout.micro_batches,
-        )
-        return executor, Evaluation(stream, held, links, self._step)
-
-    @property
-    def boundary(self) -> tuple[int, int, int]:
-        """(batch, tokens, hidden) of what this rank hands to the next stage."""
-        split = self.stages[0].sequence_parallel
-        ranks = self.mesh["tp"].size() if split else 1
-        tokens = self.job.seq_len // (self.context.ranks * ranks)
-        return self._micro_batch, tokens, decoder_of(self.job).hidden
-
-    def _pipeline_stage(self, held: HeldStage) -> PipelineStage:
-        return PipelineStage(
-            index=held.index,
-            module=held.stage,
-            first=held.index == 0,
-            last=held.index == len(self.layout.stages) - 1,
-            boundary=self.boundary,
-            dtype=self.rules.activation,
-            device=self.device,
-            copy=held.copy,
-            later=held.later,
-        )
-
-    def _batch(self, number: int, source: Source) -> tuple[list[Tensor], list[Tensor]]:
+    def _batch(
+        self, number: int, source: Source, after: int = 0
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """This rank's micro-batches of a step: what is read, and what comes next."""
         replica = self.mesh["dp"].get_local_rank() // self.context.ranks
         mine = self.layout.micro_batches * self._micro_batch
-        first = number * self.job.global_batch + mine * replica
+        first = after + number * self.job.global_batch + mine * replica
         sequences = source.sequences(first, mine)
         read, follows = self._places, self._places + 1
         tokens, targets = (
@@ -231,9 +224,9 @@ def optimizer(
         )
         for stage in stages:
             if away.shards:
-                found.read_for(stage.stage, passes=stage.away.passes)
+                found.read_for(stage.module, passes=stage.away.passes)
             if away.gradients:
-                assert isinstance(stage.parallel, Sharded | SummedShards)
+                assert isinstance(stage.parallel, Sharded)
                 stage.parallel.send_to(found.take_scattered())
         return found
     if away.masters:

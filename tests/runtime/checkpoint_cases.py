@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel import (
 
 from runtime.checkpoint.checkpoint import load, save
 from runtime.checkpoint.directory import latest
-from runtime.checkpoint.state import AnyOptimizer, written
+from runtime.checkpoint.state import written
 from runtime.optim.optimizer import Optimizer, Settings, local
 
 VOCAB, WIDTH, LAYERS = 10, 6, 3
@@ -62,7 +62,7 @@ class Part:
     """What one rank holds of the model."""
 
     modules: list[nn.Module]
-    optimizer: AnyOptimizer
+    optimizer: Optimizer
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         for module in self.modules:
@@ -74,12 +74,7 @@ class Part:
             name: _like(parameter, _random(f"gradient {number} of {_first(name)}"))
             for name, parameter in self.named()
         }
-        if isinstance(self.optimizer, Optimizer):
-            self.optimizer.step({name: local(one) for name, one in gradients.items()})
-            return
-        for name, parameter in self.named():
-            parameter.grad = gradients[name]
-        self.optimizer.step()
+        self.optimizer.step({name: local(one) for name, one in gradients.items()})
 
     def whole(self) -> dict[str, Tensor]:
         """Parameters and optimizer state of this rank, put together."""
@@ -89,9 +84,7 @@ class Part:
         }
 
 
-def built(
-    layout: str, *, tied: bool = False, torchs: bool = False, seed: int = 0
-) -> Part:
+def built(layout: str, *, tied: bool = False, seed: int = 0) -> Part:
     """This rank's part of the model, first values by *seed*, in a layout of 2 ranks."""
     every = tuple(str(number) for number in range(LAYERS))
     names: list[tuple[str, ...]] = [("table", *every, "head")]
@@ -104,8 +97,6 @@ def built(
     for module in modules:
         _spread(module, layout)
     named = [item for module in modules for item in module.named_parameters()]
-    if torchs:
-        return Part(modules, _torchs([one for _, one in named]))
     return Part(modules, Optimizer(named, Settings(lr=0.01)))
 
 
@@ -124,14 +115,6 @@ def _spread(module: nn.Module, layout: str) -> None:
         fully_shard(module, mesh=mesh)
     else:
         replicate(module)
-
-
-def _torchs(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch's AdamW, which wants like tensors in a group."""
-    split = [one for one in parameters if isinstance(one, DTensor)]
-    plain = [one for one in parameters if not isinstance(one, DTensor)]
-    groups = [{"params": some} for some in (split, plain) if some]
-    return torch.optim.AdamW(groups, lr=0.01, foreach=False)
 
 
 def _first(name: str) -> str:

@@ -14,7 +14,7 @@ from runtime.cli import execute
 from runtime.launch import run
 from runtime.launch.launcher import Program
 from runtime.launch.processes import Worker
-from runtime.launch.request import Request
+from runtime.launch.run import Request
 from tests.runtime.ranks import on_ranks
 
 Execute = Callable[..., tuple[int, str, str]]
@@ -47,7 +47,6 @@ def worked(rank: int, world_size: int, request: str) -> None:
     worker = Worker(
         rank=rank,
         world_size=world_size,
-        local_rank=rank,
         device=torch.device("cpu"),
     )
     Run(Request.read(Path(request)), worker).run()

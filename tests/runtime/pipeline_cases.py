@@ -18,9 +18,8 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from costmodel.schedule.action import Action, Kind, Stream
 from costmodel.schedule.schedules import SCHEDULES
 from runtime.models.split_backward import put_off
-from runtime.pipeline.executor import Executor
+from runtime.pipeline.executor import Executor, PipelineStage
 from runtime.pipeline.p2p import Links
-from runtime.pipeline.stage import PipelineStage
 from runtime.trace.recorder import Recorder
 from tests.runtime.small_model import (
     ROWS,
@@ -101,9 +100,8 @@ def executor(
         links=Links(group, *copies),
         micro_batches=case.micro_batches,
         hooks=hooks,
-        recorder=recorder,
-        loss_scale=1 / case.micro_batches,
     )
+    hooks.executor.recorder = recorder
     return hooks.executor
 
 

@@ -210,8 +210,7 @@ def test_synthetic_entropy_is_what_the_stream_has() -> None:
 
 
 def test_synthetic_entropy_is_far_below_a_guess() -> None:
-    data = source("synthetic", vocab=512, seq_len=8, seed=0)
-    assert data.entropy_nats is not None
+    data = Synthetic(vocab=512, seq_len=8, seed=0)
     assert data.entropy_nats < log(512) / 3
     assert "1.684" in data.about
 

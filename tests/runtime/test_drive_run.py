@@ -16,8 +16,8 @@ from profiles.models.param_count import parameters
 from profiles.system.mmap_file import PAGE_BYTES
 from profiles.units import TB
 from runtime.launch import run
-from runtime.offload import capacity as drive_room
-from runtime.offload.capacity import needed_bytes, require_drive
+from runtime.offload import policy as drive_room
+from runtime.offload.policy import needed_bytes, require_drive
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
 from tests.support.training import SEED, trainer_of
@@ -139,11 +139,11 @@ def _resumed(name: str, place: Path) -> tuple[list[Any], list[Any]]:
     drive.mkdir(exist_ok=True)
     first = trainer_of(layout, drive=drive)
     whole = [_seen(first.step(number)) for number in range(SAVED)]
-    parts = [held.stage for held in first.stages]
+    parts = [held.module for held in first.stages]
     save(folder, step=SAVED, parts=parts, optimizer=first.optimizer, meta=META)
     whole += [_seen(first.step(number)) for number in range(SAVED, STEPS)]
     again = trainer_of(layout, SEED + 1, drive)
-    parts = [held.stage for held in again.stages]
+    parts = [held.module for held in again.stages]
     done = load(folder, parts=parts, optimizer=again.optimizer, meta=META)
     # Dropout and data are of the seed of the run, which goes on.
     again.seed = first.seed

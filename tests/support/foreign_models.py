@@ -302,7 +302,7 @@ def trainer_of(job: Job, layout: Layout, folder: Path | str | None = None) -> An
         setup=Setup(seed=SEED, device=torch.device("cpu")),
     )
     if folder is not None:
-        parts = [held.stage for held in trainer.stages]
+        parts = [held.module for held in trainer.stages]
         load(Path(folder), parts=parts, optimizer=None, meta=META)
     return trainer
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from runtime.optim.optimizer import Settings
-from runtime.parallel.tied_weights import HEAD, TABLE
+from runtime.train.step_hooks import HEAD, TABLE
 from tests.runtime.ranks import on_ranks
 from tests.support.apart import (
     Distance,

@@ -58,8 +58,7 @@ def reference(
     `parts_of` says them.
     """
     from runtime.data.sources import source
-    from runtime.models.decoder import Stage, decoder_of
-    from runtime.models.init import initialise
+    from runtime.models.decoder import Stage, decoder_of, initialise
 
     asked = job(family)
     spec = decoder_of(asked)
@@ -118,8 +117,7 @@ def _plain_optimizer(
 
 def drop_by_parts(model_: Any, parts: Parts) -> None:
     """Let experts take of each part of a sequence as of a whole one."""
-    from runtime.models.moe import ExpertMlp
-    from runtime.models.token_dispatch import Routed, Sent, within_capacity
+    from runtime.models.moe import ExpertMlp, Routed, Sent, within_capacity
 
     def by_parts(mlp: ExpertMlp, stream: Any, routed: Routed) -> Sent:
         batch, tokens, copies = routed.chosen.shape

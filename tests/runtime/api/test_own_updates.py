@@ -24,9 +24,7 @@ ASKED = spell_out(replace(FP32, offload=ON_DRIVE), job("gpt").graph, BATCH)
 def test_states_of_a_loops_own_update_go_on_after_a_load() -> None:
     first, second = (nn.Linear(3, 2) for _ in range(2))
     made = [
-        HostUpdate(
-            one.parameters(), partial(torch.optim.AdamW, lr=0.1), scattered=early
-        )
+        HostUpdate(one, partial(torch.optim.AdamW, lr=0.1), scattered=early)
         for one, early in ((first, False), (second, True))
     ]
     stepped(first, made[0], 1)

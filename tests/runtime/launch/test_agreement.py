@@ -1,4 +1,4 @@
-"""`runtime.launch.request`: machines that were asked for unlike things do not train."""
+"""`runtime.launch.run`: machines that were asked for unlike things do not train."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from profiles.errors import RunFailed
 from runtime.data.sources import fingerprint, source
-from runtime.launch.request import Request, question, require_agreed
+from runtime.launch.run import Request, question, require_agreed
 from runtime.train.options import Training
 from tests.runtime.checkpoint_cases import stored
 from tests.runtime.ranks import on_ranks

@@ -63,6 +63,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     logs = tmp_path / "logs"
     logs.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(logs))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("COLOUR", "green")
 
     def starting(
         program: str, *arguments: str, nproc: int = 2, restarts: int = 0
@@ -70,11 +72,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         (tmp_path / "program.py").write_text(program)
         shown = io.StringIO()
         launch(
-            Program(
-                arguments=[*arguments, str(tmp_path)],
-                module="program",
-                environment={"PYTHONPATH": str(tmp_path), "COLOUR": "green"},
-            ),
+            Program(arguments=[*arguments, str(tmp_path)], module="program"),
             nproc=nproc,
             max_restarts=restarts,
             output=shown,

@@ -1,11 +1,11 @@
-"""`runtime.launch.log_relay`: what is shown, and that a run outlives who reads it."""
+"""`runtime.launch.agent`: what is shown, and that a run outlives who reads it."""
 
 from __future__ import annotations
 
 import io
 from pathlib import Path
 
-from runtime.launch.log_relay import Relay
+from runtime.launch.agent import Relay
 
 
 class Left(io.StringIO):

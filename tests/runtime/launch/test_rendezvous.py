@@ -1,4 +1,4 @@
-"""`runtime.launch.rendezvous`: a foreign program on the port is known, a launcher is
+"""`runtime.launch.launcher`: a foreign program on the port is known, a launcher is
 too."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 
 from profiles.errors import RunFailed
 from profiles.system.network import Endpoint
-from runtime.launch.rendezvous import require_launcher
+from runtime.launch.launcher import require_launcher
 
 HERE = "127.0.0.1"
 Answer = Callable[[socket.socket], object]

@@ -12,9 +12,9 @@ import torch
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.simulation.layout_files import write_layout
 from runtime.launch.processes import process_group
-from runtime.launch.request import Request
+from runtime.launch.run import Request
 from runtime.launch.worker import Run
-from runtime.optim.loss_scaling import FIRST, INTERVAL
+from runtime.optim.optimizer import FIRST, INTERVAL
 from tests.support.small_jobs import job
 
 SAVED, DONE = 2, 5

@@ -12,8 +12,7 @@ from torch import Tensor
 from profiles.errors import Unsupported
 from profiles.models.catalog import model
 from profiles.models.spec import DecoderSpec, MoeSpec
-from runtime.models.decoder import Layer, require_trainable
-from runtime.models.init import initialise
+from runtime.models.decoder import Layer, initialise, require_trainable
 from runtime.models.mlp import Mlp
 from runtime.models.moe import Balance, ExpertMlp, Stack
 from runtime.optim.optimizer import Optimizer, Settings

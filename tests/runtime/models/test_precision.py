@@ -15,7 +15,7 @@ from costmodel.simulation.layout_files import write_layout
 from profiles.errors import Unsupported
 from runtime.launch import run
 from runtime.models.precision import require_multiplied
-from runtime.optim.loss_scaling import FIRST, INTERVAL, LossScale, loss_scale
+from runtime.optim.optimizer import FIRST, INTERVAL, LossScale, loss_scale
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
 from tests.support.apart import apart

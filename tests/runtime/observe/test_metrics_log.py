@@ -10,7 +10,7 @@ import torch
 
 from profiles.errors import InvalidFile
 from runtime.observe.metrics_log import JsonLines, TensorBoard, require_journals, until
-from runtime.trace.torch_profiler import traced
+from runtime.trace.peak_memory import traced
 from runtime.train.options import Training
 
 

@@ -7,10 +7,16 @@ from dataclasses import replace
 import pytest
 
 from costmodel.schedule.action import Action
-from runtime.observe.aten_operators import Heard, operators
-from runtime.observe.rank_reports import Report, exchanges, levels, parts, sends
-from runtime.trace.action_timer import Span
-from runtime.trace.op_timer import Call, Operation
+from runtime.observe.rank_reports import (
+    Heard,
+    Report,
+    exchanges,
+    levels,
+    operators,
+    parts,
+    sends,
+)
+from runtime.trace.recorder import Call, Operation, Span
 
 
 def spans(*told: tuple[str, float, float]) -> tuple[Span, ...]:

@@ -15,8 +15,7 @@ from runtime.launch import probe as probing
 from runtime.launch.probe import Probed, probe_files, words
 from runtime.launch.run import Wish
 from runtime.observe import samples as sampling
-from runtime.observe.prediction import Prediction
-from runtime.observe.prediction_error import Missed, largest
+from runtime.observe.prediction import Missed, Prediction, largest
 from tests.runtime.wishes import wish
 
 KEY = OperatorKey(

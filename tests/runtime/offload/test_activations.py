@@ -15,7 +15,7 @@ from costmodel.stages.layout_cost import LayoutPricer
 from profiles.hardware.catalog import DEFAULT_CLUSTER, cluster
 from profiles.system.mmap_file import BUCKET_BYTES, PAGE_BYTES
 from runtime.offload.activations import OnDrive, Scratch, Tiers
-from runtime.offload.host_copy import Host
+from runtime.offload.host import Host
 from tests.runtime.ranks import on_ranks
 from tests.support.training import trainer_of_case
 from tests.support.training_cases import BATCH, choice_of, job
@@ -48,15 +48,15 @@ def test_places_are_used_again_and_neighbours_joined(tmp_path: Path) -> None:
     half = torch.zeros(pages * PAGE_BYTES, dtype=torch.uint8)
     for _ in range(3):
         kept = [scratch.put(half) for _ in range(2)]
-        assert scratch.files == 1
+        assert len(scratch.slabs) == 1
         del kept[0]
         kept.append(scratch.put(half))
-        assert scratch.files == 1
+        assert len(scratch.slabs) == 1
         kept.clear()
     whole = scratch.put(torch.ones(BUCKET_BYTES, dtype=torch.uint8))
-    assert scratch.files == 1
+    assert len(scratch.slabs) == 1
     larger = scratch.put(torch.ones(BUCKET_BYTES + 1, dtype=torch.uint8))
-    assert scratch.files == 2
+    assert len(scratch.slabs) == 2
     assert bool(whole.back().all())
     assert len(larger.back()) == BUCKET_BYTES + 1
 
@@ -96,9 +96,11 @@ def moved(rank: int, name: str) -> dict[str, int]:
     trainer = trainer_of_case(name)
     (scratch,) = known
     trainer.step(0)
-    before, scratch.tensors = scratch.moved_bytes, 0
+    files = [slab.file for slab in scratch.slabs]
+    before = [(file.read_bytes, file.written_bytes) for file in files]
+    scratch.tensors = 0
     trainer.step(1)
-    read, written = (
-        after - one for after, one in zip(scratch.moved_bytes, before, strict=True)
-    )
+    assert [slab.file for slab in scratch.slabs] == files
+    read = sum(file.read_bytes for file in files) - sum(one for one, _ in before)
+    written = sum(file.written_bytes for file in files) - sum(two for _, two in before)
     return {"read": read, "written": written, "tensors": scratch.tensors}

@@ -113,8 +113,7 @@ def moved(rank: int, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
 def _moved(name: str) -> dict[str, Any]:
     """Bytes of the second step by kind of action; a forward's also by micro-batch."""
 
-    from runtime.offload.disk_optimizer import DiskOptimizer
-    from runtime.offload.gradients import DriveGradients
+    from runtime.offload.disk_optimizer import DiskOptimizer, DriveGradients
     from runtime.optim.optimizer import local
 
     layout = spell_out(choice_of("gpt", name), job("gpt").graph, BATCH)
@@ -134,7 +133,7 @@ def _moved(name: str) -> dict[str, Any]:
     changing = DriveGradients.changing
 
     def counted(self: DriveGradients, names: Collection[str]) -> Any:
-        own = dict(self.all())
+        own = dict(self.sums())
         changed.append(sum(own[name].nbytes for name in names))
         return changing(self, names)
 

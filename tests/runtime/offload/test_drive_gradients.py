@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from costmodel.stages.device_memory import waiting_bytes
 from profiles.hardware.catalog import device
 from profiles.system.mmap_file import BUCKET_BYTES, PAGE_BYTES
-from runtime.offload import gradients as drive_gradients
+from runtime.offload import disk_optimizer as drive_gradients
 from runtime.offload import state_file as disk_states
 from runtime.offload.disk_optimizer import DiskOptimizer
 from runtime.optim.optimizer import Optimizer, Settings

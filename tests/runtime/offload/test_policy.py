@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 from costmodel.layout.offload import Offload
-from runtime.offload.gradients import ON_THEIR_WAY, HostGradients
-from runtime.offload.host_copy import Host
-from runtime.offload.host_optimizer import HostOptimizer
+from runtime.offload.host import ON_THEIR_WAY, Host, HostGradients, HostOptimizer
 from runtime.offload.policy import StatesAway, level
 from runtime.optim.optimizer import Optimizer, Settings
 from tests.runtime.checkpoint_cases import Part, built, restored, same, stored

@@ -6,11 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.models.attention import unfused
 from runtime.models.precision import autocast, policy
-from runtime.parallel.context_parallel.all_gather import in_order, in_pieces
-from runtime.parallel.context_parallel.apply import places
-from runtime.parallel.context_parallel.blockwise import Merged, block, block_backward
+from runtime.parallel.context_parallel import (
+    Merged,
+    block,
+    block_backward,
+    in_order,
+    in_pieces,
+    places,
+)
 
 LENGTH, HEADS, KV_HEADS, WIDTH = 16, 4, 2, 8
 KINDS = ("ring", "all-gather", "ulysses")
@@ -126,3 +130,15 @@ def test_custom_functions_follow_autocast() -> None:
         cast, missing = autocast(wide, None)
     assert cast.dtype is torch.bfloat16
     assert missing is None
+
+
+def unfused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention through the scores, in plain PyTorch."""
+    repeat = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(repeat, dim=1)
+    value = value.repeat_interleave(repeat, dim=1)
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    length = query.shape[2]
+    mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    mixed: Tensor = scores.masked_fill(~mask, float("-inf")).softmax(-1) @ value
+    return mixed

@@ -25,7 +25,7 @@ from runtime.parallel.fp8 import (
     multiply_in_eight_bits,
     quantised,
 )
-from runtime.parallel.tied_weights import HEAD, TABLE
+from runtime.train.step_hooks import HEAD, TABLE
 from tests.runtime.ranks import on_ranks
 from tests.runtime.wishes import wish
 from tests.support import sampled

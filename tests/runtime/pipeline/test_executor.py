@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import HashStore
 
 from costmodel.schedule.action import Action, Kind
 from costmodel.schedule.schedules import peak_in_flight
-from profiles.errors import ActionFailed, InvalidSpec
+from profiles.errors import ActionFailed
 from tests.runtime import pipeline_cases as cases
 from tests.runtime.pipeline_cases import Watching
 from tests.runtime.ranks import on_ranks
@@ -238,13 +238,3 @@ def test_each_action_is_told_before_it_begins(alone: dist.ProcessGroup) -> None:
     tokens, targets = batch(5)
     runner.step(tokens.split(ROWS), targets.split(ROWS))
     assert tuple(told) == ACCUMULATING.streams[0]
-
-
-def test_a_batch_of_another_number_of_micro_batches_is_refused(
-    alone: dist.ProcessGroup,
-) -> None:
-    modules = held_parts(ACCUMULATING, 0)
-    runner = cases.executor(ACCUMULATING, alone, modules, Watching())
-    tokens, targets = batch(5)
-    with pytest.raises(InvalidSpec, match=r"^4 micro-batches of targets; .* has 5$"):
-        runner.step(tokens.split(ROWS), targets.split(ROWS)[:4])

@@ -25,8 +25,7 @@ from costmodel.layout.retention import (
 from profiles.errors import Unsupported
 from profiles.models.decoder import decoder_graph
 from profiles.models.spec import DecoderSpec
-from runtime.models.decoder import Stage
-from runtime.models.init import initialise
+from runtime.models.decoder import Stage, initialise
 from runtime.remat import apply as retention
 from tests.support.fact_settings import SPEC
 

@@ -218,7 +218,6 @@ def evaluated(rank: int) -> dict[str, Any]:
     """Losses of training, with evaluations between the steps and without."""
     import torch
 
-    from runtime.data.sources import HeldOut
     from runtime.models.decoder import decoder_of
     from runtime.optim.optimizer import Settings
     from runtime.train.build import Setup
@@ -239,12 +238,12 @@ def evaluated(rank: int) -> dict[str, Any]:
                 setup=Setup(seed=SEED, device=torch.device("cpu")),
                 rate=rate,
             )
-            held_out = [trainer.evaluate(HeldOut(data), 2)] if often else []
+            held_out = [trainer.evaluate(data, 2)] if often else []
             steps = []
             for number in range(3):
                 steps.append(trainer.step(number))
                 if often:
-                    held_out.append(trainer.evaluate(HeldOut(data), 1))
+                    held_out.append(trainer.evaluate(data, 1))
             found[f"{name}-{often}"] = {
                 "losses": [step.loss for step in steps],
                 "rates": [step.learning_rate for step in steps],
@@ -257,9 +256,8 @@ def plain_loss() -> float:
     """The same model's loss on the same held-out sequences, in plain PyTorch."""
     import torch
 
-    from runtime.data.sources import BEYOND
-    from runtime.models.decoder import Stage, decoder_of
-    from runtime.models.init import initialise
+    from runtime.models.decoder import Stage, decoder_of, initialise
+    from runtime.train.trainer import BEYOND
 
     asked = job("gpt")
     spec = decoder_of(asked)
