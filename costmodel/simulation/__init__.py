@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         spelled,
         write_layout,
     )
-    from costmodel.simulation.origin import Estimated, Options, require_one_price
     from costmodel.simulation.pricing import from_file, from_options, simulate
     from costmodel.simulation.question import (
         NO_CUT,
@@ -48,7 +47,14 @@ if TYPE_CHECKING:
     from costmodel.simulation.remat_auto import fewest_layers, fitted, spelled_out
     from costmodel.simulation.remat_options import Option, remade
     from costmodel.simulation.result import Answer
-    from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
+    from costmodel.simulation.serialization import (
+        Estimated,
+        LayoutFile,
+        Options,
+        file_document,
+        parse_file,
+        require_one_price,
+    )
     from costmodel.simulation.uncertainty import P90, STEP_NOISE, with_odds
 
 __all__ = [

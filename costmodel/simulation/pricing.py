@@ -26,9 +26,9 @@ from costmodel.simulation.layout_files import (
     spelled,
     write_layout,
 )
-from costmodel.simulation.origin import Origin
 from costmodel.simulation.question import remarks_on, resolve
 from costmodel.simulation.remat_auto import spelled_out
+from costmodel.simulation.serialization import Origin
 from costmodel.support import framework_warnings, is_local, local_warnings
 from profiles.commandline import JobOptions, from_keywords, job_options
 from profiles.errors import Unsupported
