@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import lazily
 
 if TYPE_CHECKING:
-    from costmodel.inference.command import answer
+    from costmodel.inference.report import answer
 
 __all__ = [
     "answer",

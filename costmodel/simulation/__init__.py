@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import lazily
 
 if TYPE_CHECKING:
-    from costmodel.simulation.assembly import BREAKDOWN
-    from costmodel.simulation.estimator import Estimate, answers, estimate
+    from costmodel.simulation.estimator import BREAKDOWN, Estimate, answers, estimate
     from costmodel.simulation.flops import (
         CONVENTIONS,
         convention,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
         spelled,
         write_layout,
     )
-    from costmodel.simulation.pricing import from_file, from_options, simulate
+    from costmodel.simulation.pricing import from_file, from_options, priced, simulate
     from costmodel.simulation.question import (
         NO_CUT,
         Question,
@@ -91,6 +90,7 @@ __all__ = [
     "operator_flops",
     "origin_of",
     "parse_file",
+    "priced",
     "profile_of",
     "read_layout_file",
     "remade",
