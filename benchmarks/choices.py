@@ -37,9 +37,8 @@ from benchmarks.recommended import recommended
 from costmodel.layout.strategy import spell_out
 from costmodel.report.tables import layout_words
 from costmodel.runs.comparison import Compared
-from costmodel.runs.metrics import SMALLEST_GROUP
 from costmodel.runs.table import read_runs
-from costmodel.runs.validate import GROUP, compare
+from costmodel.runs.validate import GROUP, SMALLEST_GROUP, compare
 from costmodel.simulation.question import Question
 from planner.problem.problem import PROBABILITY
 

@@ -32,7 +32,7 @@ from costmodel.machine.coefficients import (
     Coefficients,
     load_coefficients,
 )
-from costmodel.runs.holdout import PATH as LEFT_OUT
+from costmodel.runs.comparison import PATH as LEFT_OUT
 
 Floats = NDArray[np.float64]
 SHARED = 0.3  # a run weighs n^-0.3 among the n of its source

@@ -3,7 +3,7 @@
     MESHWRIGHT_DATA=<folder> python -m benchmarks.fit_uncertainty [--write]
 
 Quantile regression of log |log(measured / estimated)|, each estimate by coefficients
-fitted without the run's family (`costmodel.runs.holdout`). A family of n runs weighs as
+fitted without the run's family (`costmodel.runs.comparison`). A family of n runs weighs
 n^0.5. A framework or device counts as seen on the families other than the run's own.
 The regression is of the median: how much wider one run's residual is than another's
 shows in the middle, which a few runs in the tails do not move.

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from benchmarks.intervals import ratio_interval
 from costmodel.report.svg import Dot, scatter, standalone
-from costmodel.runs.metrics import kendall_tau
+from costmodel.runs.validate import kendall_tau
 from profiles.units import MB
 
 NEAR: Final = 0.03  # a choice that loses less is as good as the best

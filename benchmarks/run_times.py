@@ -19,7 +19,7 @@ from costmodel.machine.assembly import Machine
 from costmodel.machine.coefficients import Coefficients
 from costmodel.runs.pricing import ask_runs
 from costmodel.runs.table import Run, read_runs
-from costmodel.simulation.assembly import Accounts
+from costmodel.simulation.estimator import Accounts
 from costmodel.stages.layout_cost import LayoutPricer, price_together
 from costmodel.timeline.timeline import simulate
 from profiles.errors import MeshwrightError

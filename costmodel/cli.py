@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +30,6 @@ from profiles.errors import Contradiction
 from profiles.files import require_apart
 
 if TYPE_CHECKING:
-    from costmodel.report import Beside
     from costmodel.simulation import Estimate
 
 
@@ -163,17 +162,19 @@ def simulate(
 
 def _one(job: JobOptions, pins: Pins, wish: Wish) -> None:
     """The estimate of one layout, and the files it is written to."""
-    from costmodel.report import beside
+    from costmodel.report import extras
     from costmodel.simulation import from_file, from_options
 
     priced = from_file(wish.file, job, pins) if wish.file else from_options(job, pins)
     found = _counted(priced.estimate, wish.convention)
-    more = beside(
-        found,
-        priced.on,
-        tokens=wish.tokens,
-        rampup=wish.rampup,
-        compares=wish.compares,
+    more = list(
+        extras(
+            found,
+            priced.on,
+            tokens=wish.tokens,
+            rampup=wish.rampup,
+            compares=wish.compares,
+        )
     )
     if wish.trace is not None:
         _write_trace(wish.trace, found)
@@ -212,9 +213,11 @@ def _write_trace(trace: Path, found: Estimate) -> None:
     write_text(trace, chrome_trace(found))
 
 
-def _show(found: Estimate, more: Beside, *, as_json: bool) -> None:
+def _show(
+    found: Estimate, more: Sequence[tuple[str, Any, Any]], *, as_json: bool
+) -> None:
     if as_json:
-        emit_json({**found.document(), **more.members})
+        emit_json({**found.document(), **{name: member for name, member, _ in more}})
         return
     from costmodel.report import estimate_view, pairs_table
 
@@ -222,7 +225,7 @@ def _show(found: Estimate, more: Beside, *, as_json: bool) -> None:
         warn(line)
     screen = console()
     screen.print(estimate_view(found))
-    for rows in more.rows:
+    for _, _, rows in more:
         screen.print()
         screen.print(pairs_table(rows))
 
@@ -231,7 +234,7 @@ def _sweep(
     job: JobOptions, pins: Pins, axes: tuple[str, ...], *, as_json: bool
 ) -> None:
     from costmodel.machine import cluster_called, cluster_name, read_profile
-    from costmodel.report import sweep
+    from costmodel.report import SWEEP_COLUMNS, show_sweep, sweep
     from profiles.models import model
 
     job.require("model")
@@ -239,21 +242,7 @@ def _sweep(
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
     rows = list(sweep(model(job.model or ""), where, job, pins, axes, profile))
-    if not as_json:
-        from costmodel.report import point_words, sweep_table
-
-        for point, found in rows:
-            for line in () if isinstance(found, str) else found.warnings:
-                warn(f"{point_words(point)}: {line}")
-        console().print(sweep_table(rows))
-        return
-    points = [
-        {"point": point, "estimate": None, "error": found}
-        if isinstance(found, str)
-        else {"point": point, "estimate": found.document(), "error": None}
-        for point, found in rows
-    ]
-    emit_json({"sweep": points})
+    show_sweep(rows, SWEEP_COLUMNS, as_json=as_json)
 
 
 def _runs(

@@ -5,6 +5,6 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.inference.command import answer
+    from costmodel.inference.report import answer
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -26,7 +26,7 @@ from costmodel.inference.memory import (
     prompts_together,
     stages_of,
 )
-from costmodel.inference.passes import FREE, HEAD, Pass, PassPrice, block_pass, served
+from costmodel.inference.passes import HEAD, Pass, PassPrice, block_pass, served
 from costmodel.inference.question import Question, resolve
 from costmodel.machine import shares
 from costmodel.options import InferenceOptions, Pins
@@ -83,6 +83,14 @@ class Passed:
         found = {name: float(self.parts_s[name]) for name in BREAKDOWN[:-1]}
         return {**found, "waiting": max(total_s - sum(found.values()), 0.0)}
 
+    def document(self, total_s: float) -> dict[str, Any]:
+        """What bounds the pass, and where *total_s* goes."""
+        return {
+            "bound": self.bound,
+            "bounds_s": {name: float(self.bounds_s[name]) for name in BOUNDS},
+            "breakdown_s": self.breakdown_s(total_s),
+        }
+
 
 def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
     """A prefill pass of so many *prompts*, or a decode pass at *context* tokens."""
@@ -102,13 +110,16 @@ def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
     )
     floor = asked.machine.framework.host.floor
     prices = {one.name: block_pass(one, of) for one in asked.job.graph.distinct()}
-    seconds = {name: price.seconds(floor) for name, price in prices.items()}
+    seconds = {name: price.work.total_s(floor) for name, price in prices.items()}
     stages = stages_of(asked)
     stages_s = tuple(
         np.asarray(sum(count * seconds[name] for name, count in stage.items()))
         for stage in stages
     )
-    total = _summed(prices, stages)
+    total = PassPrice()
+    for stage in stages:
+        for name, count in stage.items():
+            total = total + prices[name] * count
     sends_s = _sends_s(asked, degrees.micro_batch * degrees.seq_len)
     work, device = total.work, asked.machine.device
     peak = device.peak_flops_per_s(asked.precision.matmul)
@@ -133,16 +144,6 @@ def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
         weight_bytes=total.weight_bytes,
         cache_bytes=total.cache_bytes,
     )
-
-
-def _summed(
-    prices: Mapping[str, PassPrice], stages: list[Mapping[str, int]]
-) -> PassPrice:
-    total = FREE
-    for stage in stages:
-        for name, count in stage.items():
-            total = total + prices[name].times(count)
-    return total
 
 
 def _sends_s(asked: Question, tokens: Array) -> Array:
@@ -199,6 +200,96 @@ class InferenceEstimate:
     def least_step_s(self) -> float:
         """Weights and cache at the datasheet's bandwidth: no step is faster."""
         return float(self.decode.bounds_s["memory_bandwidth"])
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """Of the fullest stage's ranks."""
+        return max(one.total for one in self.held)
+
+    @property
+    def largest_global_batch(self) -> int:
+        """That fits, in as many micro-batches; 0 where none does."""
+        return (
+            self.largest_micro_batch * self.asked.micro_batches * self.asked.choice.dp
+        )
+
+    @property
+    def prefill_mfu(self) -> float:
+        """FLOPs that the prompts need over what the dense peak would do meanwhile."""
+        asked = self.asked
+        needed = prefill_flops(asked.job, asked.prompt_len) * asked.job.global_batch
+        peak = asked.machine.device.peak_flops_per_s(asked.precision.matmul)
+        return needed / (self.prefill_s * self.gpus * peak)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What to know of the layout, and of the links behind its price."""
+        asked, said = self.asked, list[str]()
+        heads = {block.kv_heads for block in asked.job.graph.kinds.values()}
+        tp, latent = asked.choice.tp, getattr(asked.job.spec, "mla", None) is not None
+        if latent and tp > 1:
+            said.append(
+                f"every one of the tp {tp} ranks keeps all latents: they have no heads "
+                "to be cut by"
+            )
+        elif heads and max(heads) < tp:
+            said.append(
+                f"tp {tp} is more than the {max(heads)} key-value heads: each is kept "
+                f"on {tp // max(heads)} ranks"
+            )
+        return (*said, *asked.machine.remarks())
+
+    def document(self) -> dict[str, Any]:
+        """What `simulate --inference --json` prints; units are in the names."""
+        asked = self.asked
+        batch = asked.job.global_batch
+        return {
+            "fits": self.fits,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "capacity_bytes": asked.machine.device.capacity_bytes,
+            "largest_global_batch": self.largest_global_batch,
+            "memory": [
+                {"stage": stage, **held.document()}
+                for stage, held in enumerate(self.held)
+            ],
+            "kv_cache_bytes_per_token": token_bytes(asked),
+            "context_tokens": asked.job.seq_len,
+            "prompt_tokens": asked.prompt_len,
+            "new_tokens": asked.new_tokens,
+            "prefill": self._prefill_document(),
+            "decode": {
+                "step_time_s": self.step_s,
+                "tokens_per_s": batch / self.step_s,
+                "tokens_per_s_per_gpu": batch / self.step_s / self.gpus,
+                "least_step_time_s": self.least_step_s,
+                "weight_bytes_read": float(self.decode.weight_bytes),
+                "kv_cache_bytes_read": float(self.decode.cache_bytes),
+                **self.decode.document(self.step_s),
+            },
+            "generation": {
+                "time_s": self.total_s,
+                "decode_time_s": self.generation_s,
+                "tokens_per_s": batch * asked.new_tokens / self.total_s,
+            },
+            "layout": asked.document(),
+            "assumed": dict(asked.assumed),
+            "warnings": list(self.warnings),
+        }
+
+    def _prefill_document(self) -> dict[str, Any]:
+        asked, first_s = self.asked, float(self.prefill.latency_s)
+        per_s = asked.job.global_batch * asked.prompt_len / self.prefill_s
+        return {
+            "time_s": self.prefill_s,
+            "time_to_first_token_s": first_s,
+            "prompts_together": prompts_together(asked, asked.choice.micro_batch),
+            "tokens_per_s": per_s,
+            "tokens_per_s_per_gpu": per_s / self.gpus,
+            "flops_per_token": prefill_flops(asked.job, asked.prompt_len)
+            / asked.prompt_len,
+            "mfu": self.prefill_mfu,
+            **self.prefill.document(first_s),
+        }
 
 
 def estimate(asked: Question) -> InferenceEstimate:

@@ -10,6 +10,7 @@ context         what the driver keeps of a process
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,8 +19,7 @@ from typing import Final
 import numpy as np
 
 from costmodel.inference.kv_cache import cached_elements, span
-from costmodel.inference.moe import routed_degrees
-from costmodel.inference.passes import HEAD, served
+from costmodel.inference.passes import HEAD, routed_degrees, served
 from costmodel.inference.question import Question
 from costmodel.layout import split_layers, stage_cuts
 from costmodel.operators import (
@@ -108,18 +108,8 @@ def fits(asked: Question, held: Sequence[Held]) -> bool:
 
 def largest_micro_batch(asked: Question) -> int:
     """The most sequences of a pass that fit; 0 if not even one does."""
-    if not fits(asked, memory(asked, 1)):
-        return 0
-    low, high = 1, 2
-    while high < LARGEST_BATCH and fits(asked, memory(asked, high)):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(asked, memory(asked, middle)):
-            low = middle
-        else:
-            high = middle
-    return low
+    sizes = range(1, LARGEST_BATCH)
+    return bisect(sizes, False, key=lambda size: not fits(asked, memory(asked, size)))
 
 
 def _weight_bytes(asked: Question, here: Iterable[tuple[Block, int]]) -> float:

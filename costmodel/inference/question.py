@@ -52,10 +52,21 @@ class Question:
     def precision(self) -> Precision:
         return self.stored.precision
 
-    @property
-    def replica_batch(self) -> int:
-        """Sequences of one replica."""
-        return self.micro_batches * self.choice.micro_batch
+    def document(self) -> dict[str, Any]:
+        """The layout, and how weights and the cache are stored."""
+        choice, quantization = self.choice, self.stored.quantization
+        return {
+            **{name: getattr(choice, name) for name in ("tp", "pp", "dp", "ep")},
+            "micro_batch": choice.micro_batch,
+            "micro_batches": self.micro_batches,
+            "global_batch": self.job.global_batch,
+            "precision": choice.precision,
+            "kv_cache_dtype": self.cache.value,
+            "quantization": quantization,
+            "group_size": self.stored.group_size if quantization else None,
+            "flash_attention": choice.flash_attention,
+            "cuda_graphs": self.graphs,
+        }
 
     def degrees(self, micro_batch: Any, seq_len: int) -> Degrees:
         """How a pass over so many sequences (an array) is cut."""

@@ -1,140 +1,29 @@
-"""An estimate of inference as one JSON document.
-
-An estimate of inference for a terminal.
-"""
+"""`simulate --inference`: the question of a command line, answered and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from costmodel.inference.estimate import (
-    BOUNDS,
     InferenceEstimate,
     Passed,
-    prefill_flops,
+    estimate,
+    sweep,
     token_bytes,
 )
 from costmodel.inference.memory import Held, prompts_together
-from costmodel.inference.question import Question
-from costmodel.report import assumed_words, breakdown_words, pairs_table
+from costmodel.inference.question import resolve
+from costmodel.options import InferenceOptions, Pins
+from costmodel.report import assumed_words, breakdown_words, pairs_table, show_sweep
+from profiles.commandline import JobOptions, console, emit_json, warn
+from profiles.hardware import DEFAULT_CLUSTER, cluster
+from profiles.models import model
 from profiles.units import GiB, MiB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
-
-
-def document(found: InferenceEstimate) -> dict[str, Any]:
-    """What `simulate --inference --json` prints; units are in the names."""
-    asked = found.asked
-    choice, batch = asked.choice, asked.job.global_batch
-    fullest = max(found.held, key=lambda one: one.total)
-    return {
-        "fits": found.fits,
-        "peak_memory_bytes": fullest.total,
-        "capacity_bytes": asked.machine.device.capacity_bytes,
-        "largest_global_batch": (
-            found.largest_micro_batch * asked.micro_batches * choice.dp
-        ),
-        "memory": [
-            {"stage": stage, **held.document()} for stage, held in enumerate(found.held)
-        ],
-        "kv_cache_bytes_per_token": token_bytes(asked),
-        "context_tokens": asked.job.seq_len,
-        "prompt_tokens": asked.prompt_len,
-        "new_tokens": asked.new_tokens,
-        "prefill": _prefill_document(found),
-        "decode": _decode_document(found),
-        "generation": {
-            "time_s": found.total_s,
-            "decode_time_s": found.generation_s,
-            "tokens_per_s": batch * asked.new_tokens / found.total_s,
-        },
-        "layout": _layout_document(asked),
-        "assumed": dict(asked.assumed),
-        "warnings": list(warnings(found)),
-    }
-
-
-def _prefill_document(found: InferenceEstimate) -> dict[str, Any]:
-    asked, first_s = found.asked, float(found.prefill.latency_s)
-    batch = asked.job.global_batch
-    return {
-        "time_s": found.prefill_s,
-        "time_to_first_token_s": first_s,
-        "prompts_together": prompts_together(asked, asked.choice.micro_batch),
-        "tokens_per_s": batch * asked.prompt_len / found.prefill_s,
-        "tokens_per_s_per_gpu": batch * asked.prompt_len / found.prefill_s / found.gpus,
-        "flops_per_token": prefill_flops(asked.job, asked.prompt_len)
-        / asked.prompt_len,
-        "mfu": prefill_mfu(found),
-        **_bound(found.prefill),
-        "breakdown_s": found.prefill.breakdown_s(first_s),
-    }
-
-
-def _decode_document(found: InferenceEstimate) -> dict[str, Any]:
-    batch = found.asked.job.global_batch
-    return {
-        "step_time_s": found.step_s,
-        "tokens_per_s": batch / found.step_s,
-        "tokens_per_s_per_gpu": batch / found.step_s / found.gpus,
-        "least_step_time_s": found.least_step_s,
-        "weight_bytes_read": float(found.decode.weight_bytes),
-        "kv_cache_bytes_read": float(found.decode.cache_bytes),
-        **_bound(found.decode),
-        "breakdown_s": found.decode.breakdown_s(found.step_s),
-    }
-
-
-def _layout_document(asked: Question) -> dict[str, Any]:
-    choice, quantization = asked.choice, asked.stored.quantization
-    return {
-        **{name: getattr(choice, name) for name in ("tp", "pp", "dp", "ep")},
-        "micro_batch": choice.micro_batch,
-        "micro_batches": asked.micro_batches,
-        "global_batch": asked.job.global_batch,
-        "precision": choice.precision,
-        "kv_cache_dtype": asked.cache.value,
-        "quantization": quantization,
-        "group_size": asked.stored.group_size if quantization else None,
-        "flash_attention": choice.flash_attention,
-        "cuda_graphs": asked.graphs,
-    }
-
-
-def _bound(passed: Passed) -> dict[str, Any]:
-    return {
-        "bound": passed.bound,
-        "bounds_s": {name: float(passed.bounds_s[name]) for name in BOUNDS},
-    }
-
-
-def prefill_mfu(found: InferenceEstimate) -> float:
-    """FLOPs that the prompts need over what the dense peak would do meanwhile."""
-    asked = found.asked
-    needed = prefill_flops(asked.job, asked.prompt_len) * asked.job.global_batch
-    peak = asked.machine.device.peak_flops_per_s(asked.precision.matmul)
-    return needed / (found.prefill_s * found.gpus * peak)
-
-
-def warnings(found: InferenceEstimate) -> list[str]:
-    """What a reader should know of the layout, and of the links behind its price."""
-    asked, said = found.asked, []
-    heads = {block.kv_heads for block in asked.job.graph.kinds.values()}
-    tp, latent = asked.choice.tp, getattr(asked.job.spec, "mla", None) is not None
-    if latent and tp > 1:
-        said.append(
-            f"every one of the tp {tp} ranks keeps all latents: they have no heads to "
-            "be cut by"
-        )
-    elif heads and max(heads) < tp:
-        said.append(
-            f"tp {tp} is more than the {max(heads)} key-value heads: each is kept on "
-            f"{tp // max(heads)} ranks"
-        )
-    return [*said, *asked.machine.remarks()]
 
 
 _BOUNDS: Final = {
@@ -213,7 +102,7 @@ def _prefill_words(found: InferenceEstimate) -> str:
     rate = asked.job.global_batch * asked.prompt_len / found.prefill_s
     some = f"{together} prompts" if together > 1 else "a prompt"
     return (
-        f"{first} for {some}, {rate:,.0f} tokens/s, MFU {prefill_mfu(found):.1%}; "
+        f"{first} for {some}, {rate:,.0f} tokens/s, MFU {found.prefill_mfu:.1%}; "
         f"bound by {_BOUNDS[found.prefill.bound]}"
     )
 
@@ -244,10 +133,10 @@ def _answers_words(found: InferenceEstimate) -> str:
 
 def _memory_words(found: InferenceEstimate) -> str:
     asked = found.asked
-    used = format_bytes(max(one.total for one in found.held))
+    used = format_bytes(found.peak_memory_bytes)
     room = format_bytes(asked.machine.device.capacity_bytes)
     verdict = "fits in" if found.fits else "DOES NOT FIT in"
-    most = found.largest_micro_batch * asked.micro_batches * asked.choice.dp
+    most = found.largest_global_batch
     batch = f"largest global batch {most:,}" if most else "nor does any batch"
     return f"{used}, {verdict} {room}; {batch}"
 
@@ -271,32 +160,39 @@ def _memory_table(held: tuple[Held, ...]) -> Table:
     return table
 
 
-def sweep_table(
-    rows: Sequence[tuple[Mapping[str, Any], InferenceEstimate | str]],
-) -> Table:
-    """One line a combination: first token, step, rates, memory, or why it cannot be."""
-    from rich.table import Table
+SWEEP_COLUMNS: Final[Mapping[str, Callable[[InferenceEstimate], str]]] = {
+    "first token": lambda found: format_seconds(float(found.prefill.latency_s)),
+    "step": lambda found: format_seconds(found.step_s),
+    "tokens/s": lambda found: f"{found.asked.job.global_batch / found.step_s:,.0f}",
+    "tokens/s/GPU": lambda found: (
+        f"{found.asked.job.global_batch / found.step_s / found.gpus:,.1f}"
+    ),
+    "peak memory": lambda found: format_bytes(found.peak_memory_bytes),
+    "fits": lambda found: "yes" if found.fits else "no",
+}
 
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for name in rows[0][0]:
-        table.add_column(name.replace("_", "-"), justify="right")
-    named = ("first token", "step", "tokens/s", "tokens/s/GPU", "peak memory", "fits")
-    for name in named:
-        table.add_column(name, justify="right")
-    table.add_column("", overflow="fold")
-    for point, found in rows:
-        cells = [str(value) for value in point.values()]
-        if isinstance(found, str):
-            table.add_row(*cells, *[""] * len(named), found)
-            continue
-        rate = found.asked.job.global_batch / found.step_s
-        table.add_row(
-            *cells,
-            format_seconds(float(found.prefill.latency_s)),
-            format_seconds(found.step_s),
-            f"{rate:,.0f}",
-            f"{rate / found.gpus:,.1f}",
-            format_bytes(max(one.total for one in found.held)),
-            "yes" if found.fits else "no",
-        )
-    return table
+
+def answer(
+    job: JobOptions,
+    pins: Pins,
+    options: InferenceOptions,
+    axes: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Print the estimate of the command line's question, or those along *axes*, as a
+    table or one JSON document."""
+    job.require("model")
+    named = model(job.model or "")
+    where = cluster(job.cluster or DEFAULT_CLUSTER)
+    if axes:
+        rows = list(sweep(named, where, job, pins, options, axes))
+        show_sweep(rows, SWEEP_COLUMNS, as_json=as_json)
+        return
+    found = estimate(resolve(named, where, job, pins, options))
+    if as_json:
+        emit_json(found.document())
+        return
+    for line in found.warnings:
+        warn(line)
+    console().print(inference_view(found))

@@ -5,20 +5,18 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.report.extras import Beside, beside
     from costmodel.report.html_page import runs_page
-    from costmodel.report.sweeps import points, sweep
+    from costmodel.report.sweeps import SWEEP_COLUMNS, points, show_sweep, sweep
     from costmodel.report.tables import (
         assumed_words,
         breakdown_words,
         cut_words,
         estimate_view,
+        extras,
         headline,
         layout_words,
         memory_table,
         pairs_table,
-        point_words,
-        sweep_table,
         training_rows,
     )
     from costmodel.report.trace import chrome_trace

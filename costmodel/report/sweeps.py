@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
-from typing import Any
+from math import prod
+from typing import Any, Final, Protocol, TypeVar
 
 from costmodel.machine import Profile
 from costmodel.options import Pins
-from costmodel.simulation import Estimate, estimate, resolve, spelled_out
-from costmodel.support import is_local
-from profiles.commandline import JobOptions
+from costmodel.simulation import Estimate, priced, resolve
+from profiles.commandline import JobOptions, console, emit_json, warn
 from profiles.errors import Contradiction, InvalidSpec, UnknownName
 from profiles.hardware import Cluster
 from profiles.models import Model
+from profiles.units import format_bytes, format_seconds
 
 MOST_POINTS = 10_000
 _JOB_AXES = ("gpus", "seq_len", "global_batch")
@@ -74,9 +75,7 @@ def points(
     named = dict(parse_axis(text, known) for text in axes)
     if len(named) < len(axes):
         raise Contradiction("--sweep names one axis twice; list its values together")
-    count = 1
-    for values in named.values():
-        count *= len(values)
+    count = prod(map(len, named.values()))
     if count > MOST_POINTS:
         raise InvalidSpec(f"--sweep has {count} combinations, most {MOST_POINTS}")
     for values in product(*named.values()):
@@ -100,27 +99,61 @@ def sweep(
         asked = replace(job, **{k: v for k, v in point.items() if k not in pin_names})
         fixed = replace(pins, **{k: v for k, v in point.items() if k in pin_names})
         try:
-            yield point, _priced(model, cluster, asked, fixed, profile)
+            yield point, priced(resolve(model, cluster, asked, fixed, profile))
         except Contradiction as error:
             yield point, str(error)
 
 
-def _priced(
-    model: Model,
-    cluster: Cluster,
-    job: JobOptions,
-    pins: Pins,
-    profile: Profile | None,
-) -> Estimate:
-    question = resolve(model, cluster, job, pins, profile)
-    layout = spelled_out(
-        question.choice, question.job, question.machine, executable=is_local(cluster)
-    )
-    return estimate(
-        question.job,
-        cluster,
-        layout,
-        on=question.machine,
-        assumed=question.assumed,
-        warnings=question.warnings,
-    )
+class Shown(Protocol):
+    """What a sweep has at a point: an estimate, of training or inference."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+    def document(self) -> dict[str, Any]: ...
+
+
+Found = TypeVar("Found", bound=Shown)
+SWEEP_COLUMNS: Final[Mapping[str, Callable[[Estimate], str]]] = {
+    "step time": lambda found: format_seconds(found.step_time_s),
+    "tokens/s/GPU": lambda found: f"{found.tokens_per_s_per_gpu:,.0f}",
+    "MFU": lambda found: f"{found.mfu:.1%}",
+    "peak memory": lambda found: format_bytes(found.peak_memory_bytes),
+    "fits": lambda found: "yes" if found.fits else "no",
+}
+
+
+def show_sweep(
+    rows: Sequence[tuple[Mapping[str, Any], Found | str]],
+    columns: Mapping[str, Callable[[Found], str]],
+    *,
+    as_json: bool,
+) -> None:
+    """Print one line a point of a sweep: *columns* of its estimate, or why it has none;
+    or all of them as one JSON document."""
+    if as_json:
+        points = [
+            {"point": point, "estimate": None, "error": found}
+            if isinstance(found, str)
+            else {"point": point, "estimate": found.document(), "error": None}
+            for point, found in rows
+        ]
+        emit_json({"sweep": points})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    for name in (*rows[0][0], *columns):
+        table.add_column(name.replace("_", "-"), justify="right")
+    table.add_column("", overflow="fold")
+    for point, found in rows:
+        cells = [str(value) for value in point.values()]
+        if isinstance(found, str):
+            table.add_row(*cells, *[""] * len(columns), found)
+            continue
+        written = (f"{name.replace('_', '-')}={value}" for name, value in point.items())
+        where = " ".join(written)
+        for line in found.warnings:
+            warn(f"{where}: {line}")
+        table.add_row(*cells, *(write(found) for write in columns.values()))
+    console().print(table)

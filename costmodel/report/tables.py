@@ -1,9 +1,4 @@
-"""Estimates as tables for a terminal.
-
-`nn.DataParallel` beside `DistributedDataParallel`, in a few lines of a terminal.
-
-A whole training run in a few lines of a terminal.
-"""
+"""Estimates as tables for a terminal, and what is asked around them in a few lines."""
 
 from __future__ import annotations
 
@@ -23,7 +18,12 @@ from costmodel.layout import (
     operator_of,
     split_layers,
 )
-from costmodel.report.data_parallel_baseline import ComparedProcesses
+from costmodel.machine import Machine
+from costmodel.report.data_parallel_baseline import (
+    ComparedProcesses,
+    compare_data_parallel,
+)
+from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation import Estimate
 from costmodel.stages import KINDS, Away, Memory
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
@@ -309,41 +309,34 @@ def assumed_words(assumed: Mapping[str, Any]) -> str:
     )
 
 
-def point_words(point: Mapping[str, Any]) -> str:
-    """A combination of a sweep, as it is written.
+Rows = tuple[tuple[str, str], ...]
 
-    >>> point_words({"tp": 2, "micro_batch": 5})
-    'tp=2 micro-batch=5'
+
+def extras(
+    found: Estimate,
+    on: Machine,
+    *,
+    tokens: float | None,
+    rampup: tuple[int, int, int] | None,
+    compares: bool,
+) -> Iterator[tuple[str, dict[str, Any], Rows]]:
+    """What the questions around a layout's price add: a member of the JSON document, by
+    name, and rows that stand below the price.
+
+    A run of *tokens* tokens, its batch ramped up or not; and, where it *compares*, data
+    parallelism in one process.
     """
-    return " ".join(
-        f"{name.replace('_', '-')}={value}" for name, value in point.items()
-    )
-
-
-def sweep_table(rows: Sequence[tuple[Mapping[str, Any], Estimate | str]]) -> Table:
-    """One line a combination: step time, MFU, memory, or why it is illegal."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    for name in rows[0][0]:
-        table.add_column(name.replace("_", "-"), justify="right")
-    for name in ("step time", "tokens/s/GPU", "MFU", "peak memory", "fits"):
-        table.add_column(name, justify="right")
-    table.add_column("", overflow="fold")
-    for point, found in rows:
-        cells = [str(value) for value in point.values()]
-        if isinstance(found, str):
-            table.add_row(*cells, *[""] * 5, found)
-            continue
-        table.add_row(
-            *cells,
-            format_seconds(found.step_time_s),
-            f"{found.tokens_per_s_per_gpu:,.0f}",
-            f"{found.mfu:.1%}",
-            format_bytes(found.peak_memory_bytes),
-            "yes" if found.fits else "no",
-        )
-    return table
+    if tokens is not None:
+        run = None
+        if rampup is not None:
+            start, increment, samples = rampup
+            ramp = BatchRamp(start=start, increment=increment, samples=samples)
+            run = ramped(found, on, ramp, tokens)
+        whole = training(found, tokens, run)
+        yield "training", whole, training_rows(whole)
+    if compares:
+        compared = compare_data_parallel(found, on)
+        yield "data_parallel", compared.document(), compared_rows(compared)
 
 
 def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:

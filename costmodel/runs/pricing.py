@@ -13,15 +13,305 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final
 
-from costmodel.layout import Layout, Uniform, spell_out
-from costmodel.machine import Machine
+from costmodel.layout import Layout, Uniform, interleaves, spell_out
+from costmodel.machine import Framework, Machine, machine
 from costmodel.runs.cells import Cells
-from costmodel.runs.question import Questions
+from costmodel.runs.cluster import cluster_of
+from costmodel.runs.settings import (
+    flash_of,
+    framework_of,
+    layers_again_of,
+    layers_by_cost,
+    offload_of,
+    recompute_of,
+)
 from costmodel.runs.table import Run
-from costmodel.simulation import Answer, Question, answers
+from costmodel.runs.workload import adapters_of, seq_len_of, spec_of
+from costmodel.simulation import (
+    Answer,
+    Question,
+    answers,
+    default_precision,
+    has_experts,
+    spread,
+)
 from costmodel.stages import Memory
-from profiles.errors import MeshwrightError
-from profiles.models import Job
+from costmodel.support import require_legal
+from profiles.errors import Contradiction, InvalidSpec, MeshwrightError
+from profiles.hardware import PRECISIONS, Cluster, Island
+from profiles.models import DecoderSpec, Job
+
+# A schedule of two directions → the one of those priced that it is nearest to.
+NEAREST: Final = {"dualpipe": "1f1b"}
+TASKS: Final = ("pretrain", "sft", "lora")
+CLUSTER: Final = (
+    *("cluster", "device", "gpus", "gpus_per_node"),
+    *("intra_node_gb_per_s", "inter_node_gbit_per_s"),
+)
+LAYOUT: Final = ("tp", "pp", "dp", "cp", "micro_batch", "virtual_stages")
+MOST_GPUS: Final = 10_000_000
+# Layers of a chunk in NVIDIA's recipes of dense models where a table leaves it out: the
+# median of its rows that say it (NeMo, MLPerf: 1 to 4; GPT-3 175 B at pp 8: 6 chunks).
+RECIPE_LAYERS: Final = 2
+MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simulated
+
+
+@dataclass(kw_only=True)
+class Questions:
+    """Turns rows into questions; equal machines and jobs are made once."""
+
+    _machines: dict[object, Machine] = field(default_factory=dict)
+    _clusters: dict[object, tuple[Cluster, dict[str, Any]]] = field(
+        default_factory=dict
+    )
+    _jobs: dict[Job, Job] = field(default_factory=dict)
+
+    def question(self, cells: Cells) -> Question:
+        """The question that *cells* ask.
+
+        Raises the errors of an invalid question, naming the cell that is missing or
+        wrong, or what is not priced yet.
+        """
+        cells.choice("task", TASKS)
+        framework, warnings = framework_of(cells)
+        choice = _degrees(cells)
+        where = self._machine(cells, choice.gpus, framework)
+        choice = _layout(cells, choice, where)
+        job, choice = self._job(cells, choice, framework)
+        choice, remark = _spread(cells, choice, job)
+        choice = _schedule(cells, choice, job, framework)
+        _require_finite(choice, job)
+        _require_legal(cells, choice, job, where)
+        return Question(
+            job=job,
+            choice=choice,
+            machine=where,
+            assumed=cells.assumed,
+            warnings=(*warnings, *remark, *_remarks(cells)),
+        )
+
+    def _machine(self, cells: Cells, gpus: int, framework: Framework) -> Machine:
+        where = self._cluster(cells, gpus)
+        key = (_key(where), framework)
+        if key not in self._machines:
+            self._machines[key] = machine(where, framework)
+        return self._machines[key]
+
+    def _cluster(self, cells: Cells, gpus: int) -> Cluster:
+        """The row's cluster; what was taken for granted of it is noted each time."""
+        key = (gpus, *(cells.word(column) for column in CLUSTER))
+        if key not in self._clusters:
+            fresh = Cells(text=cells.text)
+            self._clusters[key] = (cluster_of(fresh, gpus), fresh.assumed)
+        where, assumed = self._clusters[key]
+        cells.assumed.update(assumed)
+        return where
+
+    def _job(
+        self, cells: Cells, choice: Uniform, framework: Framework
+    ) -> tuple[Job, Uniform]:
+        seq_len = seq_len_of(cells)
+        spec = spec_of(cells, seq_len=seq_len, dropout=framework.recipe.dropout)
+        pads = framework.recipe.pads_alone or choice.tp > 1
+        unit = framework.recipe.pads_vocab * choice.tp if pads else 1
+        spec = replace(spec, vocab=-(-spec.vocab // unit) * unit)
+        micro_batch, batch = _batch(cells, choice, framework)
+        job = Job(
+            model=cells.word("model") or "decoder",
+            spec=spec,
+            seq_len=seq_len,
+            global_batch=batch,
+            adapters=adapters_of(cells),
+        )
+        cells.assumed["optimizer"] = job.optimizer
+        return self._jobs.setdefault(job, job), replace(choice, micro_batch=micro_batch)
+
+
+def _degrees(cells: Cells) -> Uniform:
+    tp, pp, cp = (
+        cells.given(name, cells.whole(name, most=MOST_GPUS), 1)
+        for name in ("tp", "pp", "cp")
+    )
+    inner = tp * pp * cp
+    gpus, dp = cells.whole("gpus", most=MOST_GPUS), cells.whole("dp", most=MOST_GPUS)
+    if gpus is None and dp is None:
+        raise cells.missing("gpus", "fill in gpus, or dp")
+    if dp is None:
+        assert gpus is not None
+        if gpus % inner:
+            raise Contradiction(
+                f"tp {tp} × pp {pp} × cp {cp} = {inner} does not divide gpus={gpus}"
+            )
+        dp = cells.given("dp", None, gpus // inner)
+    elif gpus not in (None, inner * dp):
+        raise Contradiction(
+            f"tp {tp} × pp {pp} × dp {dp} × cp {cp} = {inner * dp}, not gpus={gpus}"
+        )
+    elif gpus is None:
+        cells.assumed["gpus"] = inner * dp
+    if inner * dp > MOST_GPUS:
+        raise InvalidSpec(f"{inner * dp} GPUs are more than {MOST_GPUS:,}")
+    return Uniform(tp=tp, pp=pp, cp=cp, dp=dp)
+
+
+def _batch(cells: Cells, choice: Uniform, framework: Framework) -> tuple[int, int]:
+    """(micro-batch, global batch): a batch left out is one without accumulation."""
+    micro_batch, batch = cells.whole("micro_batch"), cells.whole("global_batch")
+    if batch is None:
+        if micro_batch is None:
+            raise cells.missing("global_batch", "fill in global_batch, or micro_batch")
+        return micro_batch, cells.given("global_batch", None, micro_batch * choice.dp)
+    share = 1
+    if choice.pp == 1 and not framework.recipe.accumulates:
+        share = max(batch // choice.dp, 1)
+    elif choice.pp > 1 and framework.fully_shard and not framework.recipe.accumulates:
+        # torchtitan of 2024 makes as many micro-batches as the pipeline has ranks.
+        share = max(batch // (choice.dp * choice.pp), 1)
+    return cells.given("micro_batch", micro_batch, share), batch
+
+
+def _layout(cells: Cells, choice: Uniform, where: Machine) -> Uniform:
+    """Everything that hangs on neither the model nor the batch."""
+    framework = where.framework
+    zero = cells.given(
+        "zero", cells.whole("zero", least=0, most=3), framework.recipe.zero
+    )
+    if zero > 1 and choice.pp > 1 and framework.recipe.shards_once:
+        # Beside a pipeline these reduce gradients once a step and keep them whole.
+        zero = cells.assumed["zero"] = 1
+    group = cells.whole("zero_group")
+    if group is not None and group > 1 and zero == 0:
+        raise Contradiction(f"zero_group={group} needs zero 1, 2 or 3, got zero=0")
+    if zero and group is None:
+        group = cells.given("zero_group", None, choice.dp)
+    by_default = choice.tp > 1 and framework.recipe.sequence_parallel
+    sequence_parallel = cells.given(
+        "sequence_parallel", cells.flag("sequence_parallel"), by_default
+    )
+    if choice.cp > 1:
+        kind = "all-gather" if framework.fully_shard else "ring"
+        choice = replace(choice, cp_kind=cells.given("cp_kind", None, kind))
+    precision = cells.given(
+        "precision",
+        cells.choice("precision", PRECISIONS),
+        lambda: default_precision(where.cluster),
+    )
+    if precision == "fp32" and framework.kernels.tf32 and _has_tf32(where):
+        precision = cells.assumed["precision"] = "tf32"
+    cells.assumed["grad_dtype"] = framework.gradient_formats(precision)
+    return replace(
+        choice,
+        zero=zero,
+        zero_group=group if zero and group else 1,
+        # Megatron-LM switches it off where there is nothing to split over.
+        sequence_parallel=sequence_parallel and choice.tp > 1,
+        recompute=recompute_of(cells),
+        flash_attention=flash_of(cells, where.cluster, precision),
+        precision=precision,
+        gradient_format=framework.gradients.format,
+        offload=offload_of(cells),
+    )
+
+
+def _has_tf32(where: Machine) -> bool:
+    return all("tf32" in island.device.peak for island in where.cluster.islands)
+
+
+def _spread(cells: Cells, choice: Uniform, job: Job) -> tuple[Uniform, tuple[str, ...]]:
+    """Experts over as many ranks as the row says, and as a stage has."""
+    ep = cells.whole("ep", most=MOST_GPUS)
+    remark: tuple[str, ...] = ()
+    ranks = choice.tp * choice.cp * choice.dp
+    if ep is not None and has_experts(job) and ep > ranks and ep % ranks == 0:
+        remark = (f"ep={ep} is more than the {ranks} ranks of a stage: ep {ranks}",)
+        ep = cells.assumed["ep"] = ranks
+    return spread(choice, job, ep, None, cells.assumed), remark
+
+
+def _schedule(cells: Cells, choice: Uniform, job: Job, framework: Framework) -> Uniform:
+    """1f1b, or interleaved where virtual stages say so; and how many those are."""
+    named, virtual = cells.word("schedule"), cells.whole("virtual_stages")
+    if virtual is None:
+        layers, recipe = job.graph.body, framework.recipe.interleaves and choice.pp > 1
+        several = named == "interleaved" or (named is None and recipe)
+        most = RECIPE_LAYERS if recipe else layers
+        chunks = _chunks_of(most, layers, choice.pp)
+        virtual = cells.given("virtual_stages", None, chunks if several else 1)
+    schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
+    if schedule in NEAREST:
+        schedule = cells.assumed["schedule"] = NEAREST[schedule]
+    stages = choice.pp * virtual
+    spec, cut = job.spec, None
+    if framework.recipe.cuts_by_cost and stages > 1 and isinstance(spec, DecoderSpec):
+        cut = layers_by_cost(spec, stages)
+    return replace(
+        choice,
+        schedule=schedule,
+        virtual_stages=virtual,
+        layers_per_stage=cut,
+        recompute_layers=layers_again_of(cells, job.graph.body // stages),
+    )
+
+
+def _chunks_of(most: int, layers: int, pp: int) -> int:
+    """The least virtual stages, from 2, that cut the layers into equal parts of at most
+    so many."""
+    counts = range(max(2, -(-layers // (pp * most))), layers // pp + 1)
+    return next((count for count in counts if interleaves(layers, pp * count)), 2)
+
+
+def _require_legal(cells: Cells, choice: Uniform, job: Job, where: Machine) -> None:
+    """Raise Contradiction; where defaults are to blame, name the missing cells."""
+    try:
+        require_legal(choice, job, where.cluster)
+    except Contradiction as error:
+        filled = {k: v for k, v in cells.assumed.items() if k in LAYOUT}
+        if filled.get("virtual_stages") == 1:
+            del filled["virtual_stages"]
+        if not filled:
+            raise
+        defaults = ", ".join(f"{name} {value}" for name, value in filled.items())
+        raise Contradiction(
+            f"{', '.join(filled)} missing, and the defaults {defaults} do not do: "
+            f"{error}"
+        ) from error
+
+
+def _require_finite(choice: Uniform, job: Job) -> None:
+    """Refuse what no machine runs and this one could not simulate."""
+    passes = choice.pp * choice.virtual_stages
+    passes *= -(-job.global_batch // (choice.micro_batch * choice.dp))
+    if passes > MOST_PASSES:
+        raise InvalidSpec(
+            f"{passes:,} passes a step (virtual stages × micro-batches) are more than "
+            f"{MOST_PASSES:,}; raise micro_batch or lower global_batch"
+        )
+
+
+def _remarks(cells: Cells) -> tuple[str, ...]:
+    named = cells.word("schedule")
+    if named in NEAREST:
+        return (f"schedule={named} is priced as {NEAREST[named]}: no nearer one is",)
+    if cells.word("task") == "sft":
+        return ("task=sft is priced as pretraining: no token is padding",)
+    return ()
+
+
+def _key(where: Cluster) -> tuple[object, ...]:
+    """What tells clusters apart: names, sizes and link speeds."""
+    islands = tuple(
+        (island.device.name, island.devices_per_node, island.nodes, *_links(island))
+        for island in where.islands
+    )
+    return where.name, *islands
+
+
+def _links(island: Island) -> tuple[object, ...]:
+    return tuple(
+        (item.kind, item.devices, item.bytes_per_s, item.latency_s)
+        for item in island.levels
+    )
+
 
 TOGETHER: Final = 4096  # runs
 

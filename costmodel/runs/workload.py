@@ -49,8 +49,8 @@ def adapters_of(cells: Cells) -> Adapters | None:
     """What is trained beside frozen weights; None where everything is."""
     if cells.word("task") != "lora":
         return None
-    software = (cells.word("framework") or "").lower()
-    found = next((one for name, one in _RECIPES if name in software), _OTHERS)
+    framework = (cells.word("framework") or "").lower()
+    found = next((one for name, one in _RECIPES if name in framework), _OTHERS)
     cells.assumed["lora_rank"] = found.rank
     cells.assumed["lora_targets"] = ",".join(found.targets)
     return found

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.simulation.assembly import BREAKDOWN
-    from costmodel.simulation.estimator import Estimate, answers, estimate
+    from costmodel.simulation.estimator import BREAKDOWN, Estimate, answers, estimate
     from costmodel.simulation.flops import (
         CONVENTIONS,
         convention,
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
         spelled,
         write_layout,
     )
-    from costmodel.simulation.origin import Estimated, Options, require_one_price
-    from costmodel.simulation.pricing import from_file, from_options, simulate
+    from costmodel.simulation.pricing import from_file, from_options, priced, simulate
     from costmodel.simulation.question import (
         NO_CUT,
         Question,
@@ -48,7 +46,14 @@ if TYPE_CHECKING:
     from costmodel.simulation.remat_auto import fewest_layers, fitted, spelled_out
     from costmodel.simulation.remat_options import Option, remade
     from costmodel.simulation.result import Answer
-    from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
+    from costmodel.simulation.serialization import (
+        Estimated,
+        LayoutFile,
+        Options,
+        file_document,
+        parse_file,
+        require_one_price,
+    )
     from costmodel.simulation.uncertainty import P90, STEP_NOISE, with_odds
 
 __all__, __getattr__ = public(__name__, __file__)

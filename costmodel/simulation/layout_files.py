@@ -10,10 +10,16 @@ from typing import Any, Final
 from costmodel.layout import Layout
 from costmodel.machine import Machine, Profile, cluster_called, machine, read_profile
 from costmodel.options import Pins, cuts_products
-from costmodel.simulation.origin import Estimated, Options, Origin
 from costmodel.simulation.question import NO_CUT, framework_of, unbalanced
 from costmodel.simulation.result import Answer
-from costmodel.simulation.serialization import LayoutFile, file_document, parse_file
+from costmodel.simulation.serialization import (
+    Estimated,
+    LayoutFile,
+    Options,
+    Origin,
+    file_document,
+    parse_file,
+)
 from profiles.commandline import JobOptions, given
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
 from profiles.files import read_json, write_text

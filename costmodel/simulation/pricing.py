@@ -3,7 +3,7 @@ back as the same price."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ from costmodel.simulation.layout_files import (
     spelled,
     write_layout,
 )
-from costmodel.simulation.origin import Origin
-from costmodel.simulation.question import remarks_on, resolve
+from costmodel.simulation.question import Question, remarks_on, resolve
 from costmodel.simulation.remat_auto import spelled_out
+from costmodel.simulation.serialization import Origin
 from costmodel.support import framework_warnings, is_local, local_warnings
 from profiles.commandline import JobOptions, from_keywords, job_options
 from profiles.errors import Unsupported
@@ -116,25 +116,29 @@ def _priced(
 ) -> Pricing:
     """The price on the cluster *where*, which was *named* so."""
     question = resolve(spec, where, job, pins, profile)
-    assumed = dict(question.assumed)
     if job.cluster is None:
-        assumed = {"cluster": named, **assumed}
-    on = question.machine
-    layout = spelled_out(question.choice, question.job, on, executable=is_local(where))
-    found = estimate(
-        question.job,
-        where,
-        layout,
-        on=on,
-        assumed=assumed,
-        warnings=question.warnings,
-    )
+        question = replace(question, assumed={"cluster": named, **question.assumed})
+    found = priced(question)
     return Pricing(
         estimate=found,
-        on=on,
+        on=question.machine,
         where=named,
         origin=origin_of(job, pins, profile, found),
         profile=profile,
+    )
+
+
+def priced(question: Question) -> Estimate:
+    """The estimate of the layout that is asked about."""
+    on = question.machine
+    local = is_local(on.cluster)
+    return estimate(
+        question.job,
+        on.cluster,
+        spelled_out(question.choice, question.job, on, executable=local),
+        on=on,
+        assumed=question.assumed,
+        warnings=question.warnings,
     )
 
 
@@ -151,18 +155,18 @@ def from_file(file: Path, job: JobOptions, pins: Pins) -> Pricing:
         raise Unsupported(f"{said[0]}: they are of the machine that is local")
     assumed: dict[str, Any] = {}
     samples = profile.samples if profile else None
-    priced, on = job_of(stored), machine_of(stored, job, pins, samples, assumed)
+    trained, on = job_of(stored), machine_of(stored, job, pins, samples, assumed)
     if profile is not None:
         assumed["profile"] = profile.words
     asked = stored.origin.options.under(job, pins)
     warnings = (
-        *local_warnings(stored.layout, priced, on.cluster),
-        *framework_warnings(asked[0].framework, stored.layout, priced),
+        *local_warnings(stored.layout, trained, on.cluster),
+        *framework_warnings(asked[0].framework, stored.layout, trained),
         *said,
         *remarks_on(profile, on),
     )
     found = estimate(
-        priced, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
+        trained, on.cluster, stored.layout, on=on, assumed=assumed, warnings=warnings
     )
     return Pricing(
         estimate=found,

@@ -10,8 +10,7 @@ from typing import Any
 
 from costmodel.layout import Layout
 from costmodel.simulation.flops import MEGATRON, Convention, block_flops, model_flops
-from costmodel.simulation.price_sources import PriceSources
-from costmodel.simulation.uncertainty import P90, Spread, probability_fits
+from costmodel.simulation.uncertainty import P90, PriceSources, Spread, probability_fits
 from costmodel.stages import Away, Memory, recomputed_operators
 from profiles.models import Job
 from profiles.notebook import html_table

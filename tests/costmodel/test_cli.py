@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from costmodel.options.pins import Pins
 from costmodel.report.sweeps import AXES
 from costmodel.report.tables import layout_words
-from costmodel.simulation.assembly import BREAKDOWN
+from costmodel.simulation.estimator import BREAKDOWN
 from costmodel.simulation.flops import CONVENTIONS
 from costmodel.simulation.layout_files import read_layout_file
 from tests.support.commanded import answered, refused, simulate

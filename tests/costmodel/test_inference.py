@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.inference.decode_kernels import product_s
 from costmodel.inference.estimate import passed
 from costmodel.inference.memory import fits, largest_micro_batch, memory
-from costmodel.inference.moe import met
-from costmodel.inference.report import document
+from costmodel.inference.passes import met, product_s
 from costmodel.machine.assembly import machine
 from profiles.errors import InvalidQuestion, Unsupported
 from profiles.hardware.catalog import cluster
@@ -39,7 +37,7 @@ each_layout = pytest.mark.parametrize(("name", "where", "degrees"), LAYOUTS)
 def test_parts_sum_to_what_they_are_parts_of(
     name: str, where: str, degrees: dict[str, Any]
 ) -> None:
-    found = document(served(name, where, seq_len=1024, micro_batch=4, **degrees))
+    found = served(name, where, seq_len=1024, micro_batch=4, **degrees).document()
     prefill, decode = found["prefill"], found["decode"]
     assert sum(decode["breakdown_s"].values()) == pytest.approx(decode["step_time_s"])
     first = prefill["time_to_first_token_s"]
@@ -115,8 +113,8 @@ def test_key_value_heads_are_kept_once_a_rank_at_least() -> None:
         served("llama3-70b", "gb200-nvl72", gpus=tp, tp=tp) for tp in (8, 16)
     )
     assert sixteen.held[0].kv_cache == eight.held[0].kv_cache
-    assert "2 ranks" in document(sixteen)["warnings"][0]
-    assert document(eight)["warnings"] == []
+    assert "2 ranks" in sixteen.document()["warnings"][0]
+    assert eight.document()["warnings"] == []
 
 
 def test_a_tied_table_is_held_once_on_one_stage_and_twice_on_two() -> None:
@@ -127,7 +125,7 @@ def test_a_tied_table_is_held_once_on_one_stage_and_twice_on_two() -> None:
 
 
 def test_no_gradient_or_moment_is_held() -> None:
-    found = document(served("llama2-7b", precision="bf16"))
+    found = served("llama2-7b", precision="bf16").document()
     kinds = {*found["memory"][0]} - {"stage", "total"}
     assert kinds == {
         *("parameters", "kv_cache", "activations", "communication", "reserve"),
@@ -196,7 +194,7 @@ def test_replicas_serve_as_many_times_as_much() -> None:
     one, two = (served("llama2-7b", gpus=count) for count in (1, 2))
     assert two.asked.choice.dp == 2
     assert two.step_s == one.step_s
-    first, second = document(one), document(two)
+    first, second = one.document(), two.document()
     rate = "tokens_per_s"
     assert second["decode"][rate] == pytest.approx(2 * first["decode"][rate])
     assert second["largest_global_batch"] == 2 * first["largest_global_batch"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from costmodel.runs.holdout import read_left_out
+from costmodel.runs.comparison import read_left_out
 from costmodel.runs.pricing import Price, price_runs
 from costmodel.runs.table import Run
 from costmodel.simulation.flops import model_flops

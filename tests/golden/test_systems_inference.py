@@ -10,7 +10,6 @@ import pytest
 
 from costmodel.inference.estimate import prefill_flops, token_bytes
 from costmodel.inference.kv_cache import cached_elements
-from costmodel.inference.report import document
 from profiles.models.catalog import model
 from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec
@@ -21,7 +20,7 @@ def test_a_token_of_llama_2_70b_takes_327680_bytes_of_cache() -> None:
     """2 · 80 layers · 8 key-value heads · 128 · 2 bytes."""
     question = asked("llama2-70b", gpus=8, tp=8, precision="bf16")
     assert token_bytes(question) == 327_680
-    assert document(served("llama2-70b", gpus=8, tp=8, micro_batch=3, seq_len=4096))[
+    assert served("llama2-70b", gpus=8, tp=8, micro_batch=3, seq_len=4096).document()[
         "memory"
     ][0]["kv_cache"] == pytest.approx(3 * 4096 * 327_680 / 8)
 
@@ -45,9 +44,9 @@ def test_prefill_takes_two_flops_a_weight_and_attention(
     """Of the weights that a token meets; the table is looked up, and the head sees the
     last token alone. Attention: 2 · layers · heads · head_dim · prompt, causal."""
     length = 1024
-    found = document(
-        served(name, "hgx-h200", prompt_len=length, new_tokens=1, **degrees)
-    )
+    found = served(
+        name, "hgx-h200", prompt_len=length, new_tokens=1, **degrees
+    ).document()
     spec = model(name).spec
     assert isinstance(spec, DecoderSpec)
     counted = parameters(spec)

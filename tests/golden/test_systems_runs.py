@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.report.batch_ramp import BatchRamp, ramped
-from costmodel.report.training_run import training
+from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation.flops import model_flops, total_compute_flops
 from profiles.models.catalog import model
 from profiles.models.param_count import parameters

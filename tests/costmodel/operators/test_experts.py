@@ -16,7 +16,7 @@ from costmodel.operators.degrees import Degrees, routed_rows, sent_rows
 from costmodel.operators.moe import distinct
 from costmodel.operators.operator_cost import operator_price
 from costmodel.runs.cells import Cells
-from costmodel.runs.question import Questions
+from costmodel.runs.pricing import Questions
 from costmodel.simulation.estimator import estimate
 from costmodel.simulation.flops import convention, model_flops
 from costmodel.simulation.serialization import LayoutFile, file_document, parse_file

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from costmodel.layout.strategy import Uniform
 from costmodel.machine.assembly import Machine
-from costmodel.report.batch_ramp import BatchRamp, Ramped, ramped
-from costmodel.report.training_run import training
+from costmodel.report.training_run import BatchRamp, Ramped, ramped, training
 from costmodel.simulation.estimator import Estimate, estimate
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.units import DAY_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from costmodel.runs.cells import Cells
 from costmodel.runs.comparison import features
-from costmodel.runs.question import Questions
+from costmodel.runs.pricing import Questions
 
 GPT = {
     "model": "gpt-13b",

@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from costmodel.runs.holdout import LeftOut, errors_of, left_out, read_left_out
+from costmodel.runs.comparison import LeftOut, errors_of, left_out, read_left_out
 from costmodel.runs.summary import whole_words
 from costmodel.runs.table import read_runs
 from costmodel.runs.validate import compare_file

@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.layout.offload import Offload
 from costmodel.runs.cells import Cells
-from costmodel.runs.question import Questions
+from costmodel.runs.pricing import Questions
 from costmodel.simulation.question import Question
 from profiles.errors import MeshwrightError
 from profiles.models.lora import Adapters

@@ -14,10 +14,16 @@ import pytest
 from costmodel.layout.layout import Layout
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.runs.comparison import NUMBERS, Compared
-from costmodel.runs.metrics import kendall_tau, regret
 from costmodel.runs.pricing import Price, Priced
 from costmodel.runs.table import MEASURED, NAMES, Run
-from costmodel.runs.validate import compare_file, errors, grouped, summary
+from costmodel.runs.validate import (
+    compare_file,
+    errors,
+    grouped,
+    kendall_tau,
+    regret,
+    summary,
+)
 from profiles.models.graph import ModelGraph
 from profiles.units import GiB
 

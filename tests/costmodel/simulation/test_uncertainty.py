@@ -13,7 +13,7 @@ import pytest
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import machine
 from costmodel.machine.framework import load_framework
-from costmodel.runs.holdout import left_out
+from costmodel.runs.comparison import left_out
 from costmodel.runs.pricing import price_runs
 from costmodel.runs.table import read_runs
 from costmodel.simulation.estimator import estimate
