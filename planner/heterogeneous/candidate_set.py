@@ -65,39 +65,23 @@ class Menu:
         """What is no stage's own at the end of a step."""
         return self.tied_s + self.problem.machine.step_s
 
-    @property
-    def guess_s(self) -> float:
-        """What the best of these stages may take, if nothing waits: in what order menus
-        are looked at."""
-        return self._busy_s + self._through_s + self.end_s
-
     @cached_property
     def lower_s(self) -> float:
         """No pipeline of these stages takes less, whatever its cuts: every device is
         busy with what it holds, m times, and one micro-batch goes through all layers
         and back. A single stage counts a parameter that its ends share once.
         """
-        shared_s = max(float(one.shared_s.sum()) for one in self.options)
-        least_s = max(self._busy_s, self._through_s) + self.end_s
-        return least_s - self.micro_batches * shared_s
-
-    @cached_property
-    def _busy_s(self) -> float:
-        """Seconds in which all devices do the micro-batches, spread as is best."""
-        places = list(dict.fromkeys(one.place for one in self.priced))
+        options = [(one.place, one.option) for one in self.priced]
+        places = list(dict.fromkeys(place for place, _ in options))
         works = [
-            np.min([one.both_s * one.devices for one in self._at(place)], axis=0)
+            np.min([o.both_s * o.devices for at, o in options if at is place], axis=0)
             for place in places
         ]
-        return self.micro_batches * spread_s(works, [one.devices for one in places])
-
-    def _at(self, place: Place) -> list[Option]:
-        return [one.option for one in self.priced if one.place is place]
-
-    @cached_property
-    def _through_s(self) -> float:
-        """Seconds of a micro-batch through all layers and back, each on the fastest."""
-        return float(np.min([one.both_s for one in self.options], axis=0).sum())
+        busy_s = spread_s(works, [one.devices for one in places])
+        through_s = float(np.min([one.both_s for _, one in options], axis=0).sum())
+        shared_s = max(float(one.shared_s.sum()) for _, one in options)
+        m = self.micro_batches
+        return max(m * busy_s, through_s) + self.end_s - m * shared_s
 
     def bound_s(
         self, at_most_s: float, late: Late = never

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise, product
 from math import inf
+from operator import itemgetter
 from typing import Final
 
 from costmodel.layout import Layout, Uniform
@@ -50,6 +51,7 @@ from profiles.errors import Contradiction, MeshwrightError, Unsupported
 PRICING: Final = 0.4  # of the time there is, at most, before menus are opened
 TOLERANCE: Final = 0.01  # slowest stages closer than that are tried once
 JUDGED: Final = 16  # partitions of a menu that are simulated
+CLIMBED: Final = 3  # of the best, on different meshes
 FARTHEST: Final = 2  # stages over which a layer is moved
 HIDDEN: Final = 0.03  # what the simulation may find faster than the programme
 
@@ -99,7 +101,7 @@ class _Hunt:
     clock: Clock
     alone: bool
     found: dict[Layout, Staged] = field(default_factory=dict)
-    best: tuple[Menu, Partition] | None = None
+    best: dict[object, tuple[float, Menu, Partition]] = field(default_factory=dict)
     tried: int = 0
     simulated: int = 0
 
@@ -128,7 +130,7 @@ class _Hunt:
             if self.clock.share >= PRICING and (self.value < inf or not self.alone):
                 complete = False
                 break
-        return sorted(found, key=lambda menu: menu.guess_s), complete
+        return sorted(found, key=lambda menu: menu.lower_s), complete
 
     def fast(self, menu: Menu) -> float:
         """Judge the best partitions of *menu*; what none of it is worth less than."""
@@ -176,16 +178,22 @@ class _Hunt:
                 if candidate is None:
                     continue
                 self.found[layout] = candidate
-            least = min(least, self.problem.value(self.found[layout]))
-            if least < self.value:
-                self.value, self.best = least, (menu, partition)
+            worth = self.problem.value(self.found[layout])
+            least, self.value = min(least, worth), min(self.value, worth)
+            meshes = tuple(stage.mesh for stage in layout.stages)
+            if meshes not in self.best or worth < self.best[meshes][0]:
+                self.best[meshes] = worth, menu, partition
         return least
 
     def climb(self) -> None:
-        """Move layers between stages of the best one, while that helps."""
-        if self.best is not None:
-            menu, start = self.best
-            for _ in climbed(start, self.value, lambda one: self.judge(menu, [one])):
+        """Move layers between stages of the best few, while that helps."""
+        best = sorted(self.best.values(), key=itemgetter(0))
+        for worth, menu, start in best[:CLIMBED]:
+
+            def judge(one: Partition, menu: Menu = menu) -> float:
+                return self.judge(menu, [one])
+
+            for _ in climbed(start, worth, judge):
                 pass
 
 

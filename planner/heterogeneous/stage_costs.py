@@ -134,6 +134,9 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
     """Every mesh with its treatments, for a stage of a layer."""
     axes, pins, graph = Axes(problem=problem), problem.pins, problem.job.graph
     share, cp = problem.job.global_batch // m, pins.cp or 1
+    recomputes = axes.recomputes()
+    if len(recomputes) > 1:  # a layer alone is no segment
+        recomputes = [one for one in recomputes if one != (SQRT,)]
     widths = set(axes.tp())
     for devices in _sizes(problem):
         if devices % cp:
@@ -150,7 +153,7 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
             zero = 1 if pins.zero is None else pins.zero
             for (ep, etp), (code,), (kind,) in product(
                 axes.experts(tp, cp, dp),
-                _of_a_layer(axes.recomputes()),
+                recomputes,
                 axes.cp_kinds(tp, cp)[:1],  # one for the whole pipeline
             ):
                 yield Uniform(
@@ -171,11 +174,6 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
                     gradient_format=problem.gradient_format,
                     offload=problem.offload,
                 )
-
-
-def _of_a_layer(recomputes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those that differ for a layer alone, which is no segment."""
-    return [one for one in recomputes if one != (SQRT,) or len(recomputes) == 1]
 
 
 def _sizes(problem: Problem) -> list[int]:
