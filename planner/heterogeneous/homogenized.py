@@ -1,11 +1,8 @@
 """Alike stages over unlike islands, planned as if all devices were alike.
 
 The question is put as if every device were the slowest one, with the least memory and
-over the slowest links; what a search chooses is spelled out over the islands as ranks
-come, and simulated there. That is what people run who plan so (AMP's authors, Li et
-al., NeurIPS 2022, compare with Megatron-LM so); and where devices are the same, or
-links between islands fast, alike stages may be better than any inside islands that run
-1F1B: by their schedule, or across islands.
+over the slowest links (as people run who plan so: AMP, Li et al., NeurIPS 2022); what a
+search chooses is spelled out over the islands as ranks come, and simulated there.
 
 1F1B waits for what it sends over a slow link; a V whose backwards are split fills that
 time with W, and has both ends on one rank, so that the gradient of a tied embedding

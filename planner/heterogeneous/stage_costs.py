@@ -2,44 +2,21 @@
 
 A mesh is a power of two of devices inside a fast domain, or whole domains, cut into
 tp × dp (Zheng et al., OSDI 2022, section 5.2); with it go recompute and ep. Each is
-priced as a pipeline with a layer a stage, all of them together.
-
-What stages on the meshes of a menu take at the least: their passes, what their
-gradient reduction takes longer than the last backward, and their step.
-
-A gradient is summed once it is made, so a stage's reduction of c seconds begins when
-its last backward of b does, at the earliest, and no rank steps before all have reduced:
-
-    T ≥ when the last backward of s ends + late,  late = max(0, c − b)
-
-The last backward of the first stage is the pipeline's last pass, so that its `late`
-comes on top of all that others take. Once all have reduced, each rank updates its
-parameters and gathers what others did, as far as the next forward does not hide that;
-with what a backward loses to a reduction beside it this is its `update`, and the
-longest of these comes on top of all (as `costmodel.stages.stage_cost` and `timeline`
-have it). The pipeline's two ends then sum the gradient of a tied table, others do not:
-
-    T ≥ max(update of an end + tied, update of another) = tied + max(…, update − tied)
-
-Neighbouring layers as one: what is cut over islands where layers are very many.
-
-Tables of stages take the square of the layers. Cuts between groups of them are some of
-all cuts, and the bound then speaks of those alone.
+priced as a pipeline with a layer a stage, all of them together: of a model with as few
+layers as tell what all of them cost (`shortened`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import product
-from math import ceil
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 
-from costmodel.layout import CP_KINDS, SQRT, Layout, Uniform, spell_out
-from costmodel.machine import Machine, hides_gradients
+from costmodel.layout import CP_KINDS, SQRT, Layout, Stage, Uniform, spell_out
+from costmodel.machine import Machine
 from costmodel.stages import (
     DataParallel,
     Known,
@@ -51,8 +28,6 @@ from costmodel.stages import (
     accumulated,
     data_parallel,
     exchanges,
-    exposed_s,
-    full_messages,
     host_step,
     memory,
     pipeline_buffers,
@@ -60,246 +35,71 @@ from costmodel.stages import (
     sharded_experts,
     updated,
 )
-from costmodel.timeline import reduce_tail_s
-from planner.heterogeneous.candidates import Option, stages_sums
+from planner.heterogeneous.candidates import Option
 from planner.problem import Axes, Place, Problem, divisors
 from profiles.arrays import Array
 from profiles.errors import MeshwrightError
+from profiles.models import DecoderSpec, ModelGraph
 from profiles.units import GB
 
-Kind = TypeVar("Kind")
+ENDING: Final = 2  # stages at the end that may be unlike others: head, what is before
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Passes:
-    """Seconds of each layer on a mesh, arrays [layers]: of a micro-batch, and of
-    summing its gradients, updating and gathering its parameters once a step; no stage
-    that holds it takes less for it. But of a parameter that the model's ends share and
-    both count, one with all layers takes the `shared` seconds once. Where passes hide
-    what is gathered or reduced, they lose `contention` of it."""
-
-    forward_s: Array
-    backward_s: Array
-    reduce_s: Array
-    step_s: Array
-    gather_s: Array
-    messages: Array  # that a layer's gradients fill
-    layers: Array | float = 1.0  # that each of them stands for
-    hides_gathers: bool = False
-    hides_reductions: bool = False
-    contention: float = 0.0
-    shared_backward_s: float = 0.0
-    shared_reduce_s: float = 0.0
-    shared_step_s: float = 0.0
-    shared_gather_s: float = 0.0
-    shared_messages: float = 0.0
-
-    @property
-    def both_s(self) -> Array:
-        return np.asarray(self.forward_s + self.backward_s)
-
-    @cached_property
-    def stages_s(self) -> tuple[Array, Array, Array, Array]:
-        """[first, last] → seconds of a stage: forward, backward, what its reduction is
-        late, its update. Infinite or 0 where last is before first."""
-        forward_s = stages_sums(self.forward_s)
-        backward_s = stages_sums(self.backward_s)
-        reduce_s = stages_sums(self.reduce_s)
-        backward_s[0, -1] -= self.shared_backward_s
-        reduce_s[0, -1] -= self.shared_reduce_s
-        late_s = np.zeros_like(forward_s)
-        np.subtract(reduce_s, backward_s, out=late_s, where=np.isfinite(forward_s))
-        return forward_s, backward_s, np.maximum(late_s, 0.0), _updates_s(self)
+def shortened(problem: Problem) -> Problem:
+    """*problem* of a model with as few layers as tell what all of them cost."""
+    job, islands = problem.job, problem.machine.cluster.islands
+    graph, spec = job.graph, job.spec
+    if not graph.turn or not isinstance(spec, DecoderSpec):
+        return problem
+    leading = graph.runs[0][1] if len(graph.runs) == 2 else 0
+    neighbours = max(island.devices_per_node for island in islands)
+    least = max(leading + graph.turn + ENDING, neighbours)
+    turns = (spec.layers - least) // graph.turn
+    if turns <= 0:
+        return problem
+    fewer = replace(spec, layers=spec.layers - turns * graph.turn)
+    return replace(problem, job=replace(job, spec=fewer))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stages:
-    """[first, last] → seconds of a stage of those layers: forward and backward, each
-    alone, what its reduction is late, and its update; infinite where it cannot be. Of
-    several options [option, first, last]."""
+def like(graph: ModelGraph, short: ModelGraph) -> Array:
+    """Of each stage of a layer of *graph* the one of the *short* model that it is like.
 
-    both_s: Array
-    forward_s: Array
-    backward_s: Array
-    late_s: Array
-    update_s: Array
-
-    @classmethod
-    def of(
-        cls, options: Sequence[Option], passes: Sequence[Passes], tied_s: float = 0.0
-    ) -> Stages:
-        """Those of each of the *options*, with its *passes*; what ends take on top of
-        updates, *tied_s*, is no update of others."""
-        forward_s, backward_s, late_s, update_s = (
-            np.array(each)
-            for each in zip(*(one.stages_s for one in passes), strict=True)
-        )
-        for each_s in (forward_s, backward_s):
-            each_s[[not one.starts for one in options], 0] = np.inf
-            each_s[[not one.ends for one in options], :, -1] = np.inf
-        update_s[:, 1:, :-1] = without_tied_s(update_s[:, 1:, :-1], tied_s)
-        return cls(
-            both_s=forward_s + backward_s,
-            forward_s=forward_s,
-            backward_s=backward_s,
-            late_s=late_s,
-            update_s=update_s,
-        )
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the reduction of any of them is."""
-        return bool(np.any((self.late_s > 0) & np.isfinite(self.both_s)))
-
-    def late_where(self, fits: Array) -> list[bool]:
-        """The same of each option, of those that *fit*."""
-        ever = np.asarray((self.late_s > 0).any(axis=(-2, -1)))
-        return [
-            late and bool(np.any((late_s > 0) & fit & np.isfinite(both_s)))
-            for late, late_s, fit, both_s in zip(
-                ever, self.late_s, fits, self.both_s, strict=True
-            )
-        ]
-
-    def least(self, options: Sequence[int], fits: Array) -> Stages:
-        """What none of those *options* goes below where it *fits*."""
-
-        def lowest(values: Array) -> Array:
-            found = np.full(values.shape[1:], np.inf)
-            for number in options:
-                np.minimum(found, values[number], out=found, where=fits[number])
-            return found
-
-        chosen = list(options)
-        return Stages(
-            both_s=lowest(self.both_s),
-            forward_s=lowest(self.forward_s),
-            backward_s=lowest(self.backward_s),
-            late_s=self.late_s[chosen].min(axis=0),
-            update_s=self.update_s[chosen].min(axis=0),
-        )
-
-    def beats(self, other: Stages) -> bool:
-        """Whether it takes no longer, whatever the layers."""
-        return bool(
-            (self.both_s <= other.both_s).all()
-            and (self.forward_s <= other.forward_s).all()
-            and (self.backward_s <= other.backward_s).all()
-            and (self.late_s <= other.late_s).all()
-            and (self.update_s <= other.update_s).all()
-        )
+    Those that are left out lie before its last two.
+    """
+    kept, left_out = short.body - ENDING, np.arange(graph.body - short.body)
+    if not len(left_out):
+        return np.arange(graph.body)
+    turned = kept - graph.turn + left_out % graph.turn
+    return np.concatenate([np.arange(kept), turned, np.arange(kept, short.body)])
 
 
-def without_tied_s(update_s: Array, tied_s: float) -> Array:
-    """Updates of stages that are no end, beyond what ends take for a tied table."""
-    return np.maximum(update_s - tied_s, 0.0)
-
-
-def _updates_s(passes: Passes) -> Array:
-    """[first, last] → seconds of the update of a stage; 0 where there is none."""
-    names = "forward_s", "backward_s", "reduce_s", "step_s", "gather_s", "messages"
-    layers = np.array([getattr(passes, name) for name in names])
-    sums = np.triu(_sums(layers))
-    forward_s, backward_s, reduce_s, step_s, gather_s, messages = sums
-    run = np.maximum(np.triu(_sums((layers[0] > 0) * passes.layers)), 1)
-    for known, shared_s in (
-        (backward_s, passes.shared_backward_s),
-        (reduce_s, passes.shared_reduce_s),
-        (step_s, passes.shared_step_s),
-        (gather_s, passes.shared_gather_s),
-        (messages, passes.shared_messages),
-    ):
-        known[0, -1] -= shared_s
-    found = step_s + exposed_s(
-        gather_s,
-        forward_s,
-        run,
-        overlapped=passes.hides_gathers,
-        contention=passes.contention,
-    )
-    if passes.hides_reductions:
-        tail_s = reduce_tail_s(
-            reduce_s, backward_s, buckets=np.maximum(messages, 1), overlap=True
-        )
-        found += passes.contention * (reduce_s - tail_s)
-    return np.asarray(found)
-
-
-def _sums(values: Array) -> Array:
-    """[…, first, last] → the sum between; of no use where last is before first."""
-    ends = np.cumsum(values, axis=-1)
-    return np.asarray(ends[..., None, :] - (ends - values)[..., None])
-
-
-def gathered(
-    kinds: Sequence[Kind], passes: Sequence[Passes], stages: Stages, fits: Array
-) -> dict[Kind, tuple[Stages, ...]]:
-    """Of each kind what those of its options' *stages* that *fit* do not go below: one
-    for all that reduce in time, one for each way to reduce that may be late, but for
-    those that another beats."""
-    by_way: dict[Kind, dict[bytes, list[int]]] = {}
-    late = stages.late_where(fits)
-    for number, (kind, each) in enumerate(zip(kinds, passes, strict=True)):
-        way = each.reduce_s.tobytes() if late[number] else b""
-        by_way.setdefault(kind, {}).setdefault(way, []).append(number)
-    return {
-        kind: _unbeaten([stages.least(options, fits) for options in ways.values()])
-        for kind, ways in by_way.items()
-    }
-
-
-def _unbeaten(several: Sequence[Stages]) -> tuple[Stages, ...]:
-    kept: list[Stages] = []
-    for one in several:
-        if not any(other.beats(one) for other in kept):
-            kept = [other for other in kept if not one.beats(other)] + [one]
-    return tuple(kept)
-
-
-MOST_CUT: Final = 128  # layers that are cut one by one over islands
-GROUPS: Final = 64  # of more
-
-
-def group_size(layers: int) -> int:
-    """How many neighbours are one: 1 of layers that are not too many."""
-    return 1 if layers <= MOST_CUT else ceil(layers / GROUPS)
-
-
-def grouped_option(option: Option, size: int) -> Option:
-    """*option* of groups of so many layers."""
-    starts = _starts(option.seconds, size)
+def joined(
+    layout: Layout, graph: ModelGraph, stages: Sequence[int], first: int, end: int
+) -> Stage:
+    """Stages *first* to *end* − 1 of *graph*, a layer each, as one; each of *stages*
+    is the number of the one of *layout*, of the short model, that it is like."""
+    alike = [layout.stages[number] for number in stages]
+    start = sum(len(stage.layers) for stage in alike[:first])
+    plans = tuple(plan for stage in alike[first:end] for plan in stage.plans)
     return replace(
-        option,
-        seconds=np.add.reduceat(option.seconds, starts),
-        saved_bytes=np.add.reduceat(option.saved_bytes, starts),
-        state_bytes=np.add.reduceat(option.state_bytes, starts),
-        working_bytes=np.maximum.reduceat(option.working_bytes, starts),
+        layout.stages[0],
+        layers=graph.layer_names[start : start + len(plans)],
+        plans=plans,
     )
-
-
-def grouped_passes(passes: Passes, size: int) -> Passes:
-    """*passes* of groups of so many layers."""
-    starts = _starts(passes.forward_s, size)
-    return replace(
-        passes,
-        forward_s=np.add.reduceat(passes.forward_s, starts),
-        backward_s=np.add.reduceat(passes.backward_s, starts),
-        reduce_s=np.add.reduceat(passes.reduce_s, starts),
-        step_s=np.add.reduceat(passes.step_s, starts),
-        gather_s=np.add.reduceat(passes.gather_s, starts),
-        messages=np.add.reduceat(passes.messages, starts),
-        layers=np.add.reduceat(np.ones(len(passes.forward_s)), starts),
-    )
-
-
-def _starts(layers: Array, size: int) -> Array:
-    return np.arange(0, len(layers), size)
 
 
 MANY: Final = 1e12  # parameters, of which what a message costs is nothing
 LONG_S: Final = 1e12  # of a backward: it hides whatever may leave behind it
 LARGE_BYTES: Final = 1e6 * GB  # of activations: more than any step needs
-Priced = tuple[Layout, Option, Passes, Place]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Priced:
+    """An option of a place, and its layout: a layer of the short model a stage."""
+
+    layout: Layout
+    option: Option
+    place: Place
 
 
 def priced_at(problem: Problem, m: int, place: Place, alike: Array) -> list[Priced]:
@@ -311,20 +111,14 @@ def priced_at(problem: Problem, m: int, place: Place, alike: Array) -> list[Pric
         for layout in layouts
     ]
     price_together(pricers)
-    prices = [pricer.columns()[alike] for pricer in pricers]
     known = Known()
     return [
-        (
-            layout,
-            replace(
-                _option(problem, layout, price, known),
-                capacity_bytes=problem.memory_limit_bytes,
-                span=place.span,
-            ),
-            _passes(problem, layout, price, known),
-            place,
+        Priced(
+            layout=layout,
+            option=_option(problem, layout, pricer.columns()[alike], known),
+            place=place,
         )
-        for layout, price in zip(layouts, prices, strict=True)
+        for layout, pricer in zip(layouts, pricers, strict=True)
     ]
 
 
@@ -340,6 +134,9 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
     """Every mesh with its treatments, for a stage of a layer."""
     axes, pins, graph = Axes(problem=problem), problem.pins, problem.job.graph
     share, cp = problem.job.global_batch // m, pins.cp or 1
+    recomputes = axes.recomputes()
+    if len(recomputes) > 1:  # a layer alone is no segment
+        recomputes = [one for one in recomputes if one != (SQRT,)]
     widths = set(axes.tp())
     for devices in _sizes(problem):
         if devices % cp:
@@ -356,7 +153,7 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
             zero = 1 if pins.zero is None else pins.zero
             for (ep, etp), (code,), (kind,) in product(
                 axes.experts(tp, cp, dp),
-                _of_a_layer(axes.recomputes()),
+                recomputes,
                 axes.cp_kinds(tp, cp)[:1],  # one for the whole pipeline
             ):
                 yield Uniform(
@@ -379,11 +176,6 @@ def _choices(problem: Problem, m: int) -> Iterator[Uniform]:
                 )
 
 
-def _of_a_layer(recomputes: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Those that differ for a layer alone, which is no segment."""
-    return [one for one in recomputes if one != (SQRT,) or len(recomputes) == 1]
-
-
 def _sizes(problem: Problem) -> list[int]:
     """Devices of a stage: powers of two in a fast domain, then whole domains."""
     domain = min(problem.machine.island.domain, problem.gpus)
@@ -395,7 +187,6 @@ def _option(
     problem: Problem, layout: Layout, price: StagePrice, known: Known
 ) -> Option:
     mesh = layout.stages[0].mesh
-    m = layout.micro_batches
     once_s = price.reduce_s + price.step_s + price.gather_s
     parallel = data_parallel(mesh, layout.stages[0].plans[0].zero, 2)
     (base, states, saved, working), (alone, *_) = known.once(
@@ -408,39 +199,43 @@ def _option(
     buffers = float(pipeline_buffers(problem.machine, 2))
     shared = _shared_parameters(problem) / mesh.tp
     kept = float(price.saved_bytes.sum()) * saved
+    least_s, shared_s = _least_s(problem, layout, price, known)
     return Option(
         devices=mesh.size,
-        seconds=price.forward_s + price.backward_s + once_s / m,
+        seconds=price.forward_s + price.backward_s + once_s / layout.micro_batches,
+        least_s=least_s,
+        shared_s=shared_s,
         saved_bytes=price.saved_bytes * saved * buffers,
         state_bytes=(price.parameters + price.expert_parameters) * states,
         working_bytes=working
         * np.maximum(price.forward_working_bytes, price.backward_working_bytes),
         base_bytes=base,
         alone_bytes=base - alone + shared * states + (buffers - 1) * kept,
+        capacity_bytes=problem.memory_limit_bytes,
     )
 
 
 def _degrees(layout: Layout) -> tuple[object, ...]:
-    """How a menu's *layout* lies on its ranks: those that differ in recompute alike."""
+    """How *layout* lies on its ranks: those that differ in recompute alike."""
     stage = layout.stages[0]
     return stage.mesh, stage.plans[0].zero
 
 
-def _passes(
+def _least_s(
     problem: Problem, layout: Layout, price: StagePrice, known: Known
-) -> Passes:
-    """What each layer adds to a stage at the least: nothing is exposed of what its
-    passes gather and scatter or have away, and gradients are added up and summed,
-    parameters updated and gathered at the best rate. A gathering behind a forward that
-    takes longer than this knows counts nothing, nor do gradients that leave for an
-    optimizer that is away."""
-    on, stage, held = problem.machine, layout.stages[0], price.expert_parameters > 0
+) -> tuple[Array, Array]:
+    """What each layer adds to a stage at the least, as `Option.least_s` has it, and
+    what a table that the model's ends share adds: nothing is exposed of what passes
+    gather and scatter or have away, and gradients are added up and summed, parameters
+    updated and gathered, at the best rate."""
+    on, stage, experts = problem.machine, layout.stages[0], price.expert_parameters
     parallel = data_parallel(stage.mesh, stage.plans[0].zero, 2)
     apart = sharded_experts(parallel, on.framework, layout.offload)
     number = layout.precision
-    frozen = price.frozen_parameters
-    added = accumulated(price.parameters, parallel, number, on, frozen=frozen)
-    more = accumulated(price.expert_parameters, apart, number, on).where(held)
+    added = accumulated(
+        price.parameters, parallel, number, on, frozen=price.frozen_parameters
+    )
+    more = accumulated(experts, apart, number, on).where(experts > 0)
     rates, (step_rate, experts_step_rate) = known.once(
         ("rates", _degrees(layout)),
         lambda: (
@@ -449,38 +244,32 @@ def _passes(
         ),
     )
     (add_rate, reduce_rate, gather_rate), (experts_rate, _, experts_gather_rate) = rates
-    add_s = price.parameters * add_rate + price.expert_parameters * experts_rate
     hidden_s = price.data_comm_s + price.offload_s
     forward_s = np.maximum(price.forward_s - hidden_s, 0.0)
     both_s = price.forward_s + price.backward_s - hidden_s
-    both_s = both_s - added.seconds - more.seconds + add_s
-    table = _shared_parameters(problem) / stage.mesh.tp
-    hides = "param" in on.framework.overlap.hidden
-    if hides and np.any(hidden_s > 0):
-        gather_rate = experts_gather_rate = 0.0
-    return Passes(
-        forward_s=forward_s,
-        backward_s=np.maximum(both_s - forward_s, 0.0),
-        reduce_s=price.parameters * reduce_rate,  # and what experts add to it
-        step_s=price.parameters * step_rate
-        + price.expert_parameters * experts_step_rate,
-        gather_s=price.parameters * gather_rate
-        + price.expert_parameters * experts_gather_rate,
-        messages=full_messages(
-            price.trained_parameters, parallel, np.ones(()), number, on
-        )
-        * np.ones_like(forward_s),
-        hides_gathers=hides,
-        hides_reductions=bool(hides_gradients(on.framework, stage.mesh.tp)),
-        contention=on.framework.overlap.contention,
-        shared_backward_s=table * add_rate,
-        shared_reduce_s=table * reduce_rate,
-        shared_step_s=table * step_rate,
-        shared_gather_s=table * gather_rate,
-        shared_messages=float(
-            full_messages(np.asarray(table), parallel, np.zeros(()), number, on)
-        ),
+    both_s = both_s - added.seconds - more.seconds
+    both_s = both_s + price.parameters * add_rate + experts * experts_rate
+    # What the next forward hides of a gathering, that loses a share of.
+    shown = (
+        on.framework.overlap.contention
+        if "param" in on.framework.overlap.hidden
+        else 1.0
     )
+    if shown < 1 and np.any(hidden_s > 0):
+        gather_rate = experts_gather_rate = 0.0
+    gather_s = price.parameters * gather_rate + experts * experts_gather_rate
+    step_s = price.parameters * step_rate + experts * experts_step_rate
+    least_s = [
+        forward_s,
+        np.maximum(both_s - forward_s, 0.0),
+        price.parameters * reduce_rate,  # and what experts add to it
+        step_s + shown * gather_s,
+        (1 - shown) * gather_s,
+    ]
+    step_rate += shown * gather_rate
+    gather_rate *= 1 - shown
+    shared = np.array([0.0, add_rate, reduce_rate, step_rate, gather_rate])
+    return np.array(least_s), _shared_parameters(problem) / stage.mesh.tp * shared
 
 
 def _gradient_rates(

@@ -14,8 +14,8 @@ from costmodel.simulation.estimator import estimate
 from costmodel.stages.layout_cost import LayoutPricer, Placed, price_together
 from costmodel.stages.stage_cost import StagePrice
 from planner.heterogeneous.candidate_set import Menu, menus
+from planner.heterogeneous.candidates import BACKWARD, FORWARD, GATHER, REDUCE, STEP
 from planner.heterogeneous.partition import Partition
-from planner.heterogeneous.stage_costs import Stages
 from tests.support.problems import on, problem
 
 SLACK = 1 + 1e-9
@@ -32,7 +32,7 @@ def menus_of(name: str, where: str, framework: str, zero: int) -> list[Menu]:
         limit_bytes=1e15,
         pins=Pins(zero=zero, micro_batches=2),
     )
-    return [one for one in menus(asked) if one.options]
+    return list(menus(asked))
 
 
 def stages_of(menu: Menu, partition: Partition) -> StagePrice:
@@ -59,17 +59,18 @@ def test_layers_alone_are_no_more_than_their_stage(
     for partition in menu.best(tolerance=0.1)[:4]:
         priced = stages_of(menu, partition)
         for place, part in enumerate(partition.parts):
-            option, passes = menu.options[part.option], menu.passes[part.option]
-            floor = Stages.of([option], [passes])
-            at = 0, part.first, part.last
+            floor = menu.options[part.option].stages_s()[:, part.first, part.last]
+            both_s = floor[FORWARD] + floor[BACKWARD]
             forward_s, backward_s = priced.forward_s[place], priced.backward_s[place]
-            assert floor.forward_s[at] <= forward_s * SLACK
-            assert floor.both_s[at] <= (forward_s + backward_s) * SLACK
+            assert floor[FORWARD] <= forward_s * SLACK
+            assert both_s <= (forward_s + backward_s) * SLACK
             late_s = max(priced.reduce_s[place] - backward_s, 0.0)
-            over_s = forward_s + backward_s - floor.both_s[at]
-            assert floor.late_s[at] <= (late_s + over_s) * SLACK + 1e-12
+            over_s = forward_s + backward_s - both_s
+            floor_s = max(floor[REDUCE] - floor[BACKWARD], 0.0)
+            assert floor_s <= (late_s + over_s) * SLACK + 1e-12
             end_s = priced.step_s[place] + priced.gather_s[place]
-            assert floor.update_s[at] <= end_s * SLACK + 1e-12
+            floor_s = floor[STEP] + max(floor[GATHER] - floor[FORWARD], 0.0)
+            assert floor_s <= end_s * SLACK + 1e-12
 
 
 @given(
@@ -102,21 +103,18 @@ def test_reductions_are_near_what_a_stage_s_take() -> None:
     for partition in menu.best(tolerance=0.1)[:4]:
         priced = stages_of(menu, partition)
         for place, part in enumerate(partition.parts):
-            passes = menu.passes[part.option]
-            alone = float(passes.reduce_s[part.first : part.last + 1].sum())
-            if len(partition.parts) == 1:
-                alone -= passes.shared_reduce_s
+            floor = menu.options[part.option].stages_s()
+            alone = floor[REDUCE, part.first, part.last]
             assert alone == pytest.approx(priced.reduce_s[place], rel=0.05)
 
 
 def test_updates_are_near_what_a_stage_s_take() -> None:
-    """With what a reduction takes of the backward beside it; a message's latency is not
-    in it."""
+    """What a reduction takes of the backward beside it is not in it."""
     menu, *_ = menus_of("gpt-1.3b", "rtx4090-8x", "meshwright", 1)
     for partition in menu.best(tolerance=0.1)[:4]:
         priced = stages_of(menu, partition)
         for place, part in enumerate(partition.parts):
-            *_, alone_s = menu.passes[part.option].stages_s
-            alone = alone_s[part.first, part.last]
+            floor = menu.options[part.option].stages_s()[:, part.first, part.last]
+            alone = floor[STEP] + max(floor[GATHER] - floor[FORWARD], 0.0)
             end_s = priced.step_s[place] + priced.gather_s[place]
-            assert alone >= 0.75 * end_s
+            assert alone >= 0.4 * end_s

@@ -16,7 +16,6 @@ from planner.analysis.largest import Largest, maximize
 from planner.analysis.remedies import Change
 from planner.analysis.scaling import plans
 from planner.api import plan, refined, sharded, solve
-from planner.heterogeneous.bound import halved
 from planner.options import Around
 from planner.problem import question
 from planner.problem.problem import Candidate, Objective, Problem
@@ -126,21 +125,6 @@ def test_bounds_over_islands_hold_whenever_time_ends(hand: Hand, limit_s: int) -
     assert found.best is not None
     assert found.lower <= whole.value * (1 + EXACT)
     assert whole.value <= found.value * (1 + EXACT)
-
-
-def test_halving_ends_once_it_is_late() -> None:
-    """With what is known to be impossible by then."""
-    asked_of = list[float]()
-
-    def possible(number: float) -> bool:
-        asked_of.append(number)
-        return number > 6.5
-
-    assert halved(possible, 1.0, 9.0) == pytest.approx(6.5, rel=0.01)
-    asked_of.clear()
-    assert halved(possible, 1.0, 9.0, lambda: len(asked_of) == 3) == 5.0
-    assert asked_of == [9.0, 5.0, 7.0]
-    assert halved(possible, 1.0, 9.0, lambda: True) == 1.0
 
 
 def test_limits_count_from_when_they_began(hand: Hand) -> None:

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import inf
 
 import numpy as np
 from hypothesis import strategies as st
 
-from planner.heterogeneous.candidates import Option, Ways
+from costmodel.timeline.timeline import simulate
+from planner.heterogeneous.candidates import Option, Stages, Ways
 from planner.heterogeneous.partition import Part
-from planner.heterogeneous.stage_costs import Passes
+from tests.support.pipelines import Pipeline, plain_costs
 
 
 def option(devices: int, seconds: Sequence[float], saved: Sequence[float]) -> Option:
-    return Option(
+    one = Option(
         devices=devices,
         seconds=np.array(seconds, dtype=float),
+        least_s=np.zeros((5, len(seconds))),
         saved_bytes=np.array(saved, dtype=float),
         state_bytes=np.full(len(seconds), 2.0 / devices),
         working_bytes=np.array(saved, dtype=float) / 2,
         base_bytes=1.0,
     )
+    return timed(one)
+
+
+def timed(
+    one: Option, share: float = 0.5, reduced: float = 0.0, stepped: float = 0.0
+) -> Option:
+    """With what its seconds are: *share* of them forward; a reduction of so many times,
+    and a step of so many."""
+    shares = np.array([share, 1 - share, reduced, stepped, 0.0])
+    return replace(one, least_s=shares[:, None] * one.seconds)
+
+
+def stages_of(options: list[Option], devices: int, micro_batches: int) -> Stages:
+    return Stages(options, devices=devices, micro_batches=micro_batches)
 
 
 @st.composite
@@ -64,29 +82,42 @@ def two_islands(draw: st.DrawFn) -> tuple[list[Option], int]:
     return placed, devices
 
 
-def passes_of(
-    one: Option, share: float = 0.5, reduced: float = 0.0, stepped: float = 0.0
-) -> Passes:
-    """What its seconds are, *share* of them forward; a reduction of so many times, and
-    an update of so many, half of it what nothing hides of the gathering."""
-    return Passes(
-        forward_s=share * one.seconds,
-        backward_s=(1 - share) * one.seconds,
-        reduce_s=reduced * one.seconds,
-        step_s=stepped / 2 * one.seconds,
-        gather_s=stepped / 2 * one.seconds,
-        messages=np.ones_like(one.seconds),
-    )
-
-
 reductions = st.lists(st.sampled_from([0.0, 0.4, 1.0, 5.0]), min_size=4, max_size=4)
 
 
-def late_s(part: Part, passes: Passes) -> float:
-    """What the reduction of a stage takes longer than its last backward."""
-    here = slice(part.first, part.last + 1)
-    reduce_s = float(passes.reduce_s[here].sum())
-    return max(0.0, reduce_s - float(passes.backward_s[here].sum()))
+def run_s(parts: Sequence[Part], options: Sequence[Option], m: int) -> float:
+    """What 1F1B takes of *parts*, with what reductions are late and the longest step;
+    infinite where a stage does not fit."""
+    chosen = [options[one.option] for one in parts]
+    for behind, one, each in zip(range(len(parts), 0, -1), parts, chosen, strict=True):
+        held = each.stages_bytes(min(behind, m))
+        if held[one.first, one.last] > each.capacity_bytes:
+            return inf
+    forward_s, backward_s, reduce_s, step_s, _ = np.array(
+        [
+            each.stages_s()[:, one.first, one.last]
+            for one, each in zip(parts, chosen, strict=True)
+        ]
+    ).T
+    half_s = np.array(
+        [
+            here.ways.sent_s
+            if here.span == there.span
+            else max(here.ways.crossed_s, there.ways.arrived_s)
+            for here, there in pairwise(chosen)
+        ]
+    )
+    half_s = half_s / 2
+    costs = plain_costs(
+        Pipeline("1f1b", len(parts), 1, m),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        send_forward_s=np.append(half_s, 0.0),
+        send_backward_s=np.append(0.0, half_s),
+    )
+    run = simulate("1f1b", len(parts), 1, m, costs=costs)
+    late_s = np.maximum(reduce_s - backward_s, 0.0)
+    return float(np.max(run.compute_end_s + late_s) + step_s.max())
 
 
 def at_home(options: Sequence[Option], parts: Sequence[Part], devices: int) -> bool:

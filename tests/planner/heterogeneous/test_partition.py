@@ -11,8 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.heterogeneous.candidates import Option, Ways
-from planner.heterogeneous.partition import Part, latency_s, partitions, slowest
-from tests.support.stage_menus import at_home, everything, menus, option, two_islands
+from planner.heterogeneous.partition import Part, latency_s, partitions
+from tests.support.stage_menus import (
+    at_home,
+    everything,
+    menus,
+    option,
+    stages_of,
+    two_islands,
+)
 
 
 def fits(
@@ -28,20 +35,26 @@ def fits(
     return True
 
 
+def slowest(parts: Sequence[Part], options: Sequence[Option]) -> float:
+    return max(
+        float(options[one.option].seconds[one.first : one.last + 1].sum())
+        for one in parts
+    )
+
+
 @settings(max_examples=150, deadline=None)
 @given(menu=menus(), m=st.integers(1, 6), capacity=st.sampled_from([15.0, 40.0, inf]))
 def test_equals_the_best_of_all(
     menu: tuple[list[Option], int], m: int, capacity: float
 ) -> None:
     options, devices = menu
+    options = [replace(one, capacity_bytes=capacity) for one in options]
     legal = [
         parts
         for parts in everything(options, 0, devices)
         if fits(parts, options, m, capacity)
     ]
-    found = partitions(
-        options, devices=devices, micro_batches=m, capacity_bytes=capacity
-    )
+    found = partitions(stages_of(options, devices, m))
     assert bool(found) == bool(legal)
     if not legal:
         return
@@ -61,13 +74,13 @@ def test_many_micro_batches_ask_for_the_fastest_slowest_stage(
 ) -> None:
     """PipeDream's min-max is the limit."""
     options, devices = menu
-    found = partitions(options, devices=devices, micro_batches=10_000)
+    found = partitions(stages_of(options, devices, 10_000))
     if found:
         fastest = min(
             max(options[p.option].seconds[p.first : p.last + 1].sum() for p in parts)
             for parts in everything(options, 0, devices)
         )
-        assert slowest(found[0], options) == pytest.approx(fastest)
+        assert slowest(found[0].parts, options) == pytest.approx(fastest)
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,8 +89,8 @@ def test_passing_over_near_ones_costs_what_it_says(
     menu: tuple[list[Option], int], m: int, tolerance: float
 ) -> None:
     options, devices = menu
-    exact = partitions(options, devices=devices, micro_batches=m)
-    rough = partitions(options, devices=devices, micro_batches=m, tolerance=tolerance)
+    exact = partitions(stages_of(options, devices, m))
+    rough = partitions(stages_of(options, devices, m), tolerance=tolerance)
     assert bool(exact) == bool(rough)
     if exact:
         assert rough[0].seconds <= exact[0].seconds * (1 + tolerance) + 1e-9
@@ -85,16 +98,16 @@ def test_passing_over_near_ones_costs_what_it_says(
 
 def test_heavy_ends_get_fewer_layers() -> None:
     heavy = option(1, [1, 1, 1, 1, 1, 4], [1] * 6)
-    (best, *_) = partitions([heavy], devices=2, micro_batches=50)
+    (best, *_) = partitions(stages_of([heavy], 2, 50))
     assert [part.first for part in best.parts] == [0, 5] or best.parts[1].first == 4
-    assert slowest(best, [heavy]) == 5
+    assert slowest(best.parts, [heavy]) == 5
 
 
 def test_early_stages_hold_more_in_flight() -> None:
     """What fits as the last stage does not as the first."""
-    lean = option(1, [1, 1], [4, 1])
-    assert not partitions([lean], devices=2, micro_batches=4, capacity_bytes=9.0)
-    assert partitions([lean], devices=2, micro_batches=1, capacity_bytes=9.0)
+    lean = replace(option(1, [1, 1], [4, 1]), capacity_bytes=9.0)
+    assert not partitions(stages_of([lean], 2, 4))
+    assert partitions(stages_of([lean], 2, 1))
 
 
 @settings(deadline=None)
@@ -111,7 +124,7 @@ def test_spans_are_kept_and_the_best_of_those_that_keep_them_found(
     for parts in everything(placed, 0, devices):
         if at_home(placed, parts, devices):
             best = min(best, latency_s(parts, placed, micro_batches))
-    found = partitions(placed, devices=devices, micro_batches=micro_batches)
+    found = partitions(stages_of(placed, devices, micro_batches))
     assert all(at_home(placed, one.parts, devices) for one in found)
     assert (found[0].seconds if found else inf) == pytest.approx(best)
 
@@ -126,7 +139,7 @@ def test_what_is_on_its_way_is_waited_for(
     tilings = everything(options, 0, devices)
     legal = [parts for parts in tilings if at_home(options, parts, devices)]
     best = min((latency_s(one, options, micro_batches) for one in legal), default=inf)
-    found = partitions(options, devices=devices, micro_batches=micro_batches)
+    found = partitions(stages_of(options, devices, micro_batches))
     assert all(one.parts in legal for one in found)
     assert bool(found) == bool(legal)
     if found:
@@ -136,13 +149,13 @@ def test_what_is_on_its_way_is_waited_for(
 def test_a_stage_waits_for_what_is_on_its_way() -> None:
     one = replace(option(1, [1, 1], [1, 1]), span=(0, 1), ways=Ways(crossed_s=10.0))
     two = replace(one, span=(1, 2), ways=Ways(crossed_s=10.0, arrived_s=14.0))
-    (found,) = partitions([one, two], devices=2, micro_batches=5)
-    assert found.seconds == pytest.approx(16 + 4 * 16 / 2)  # two are in flight
+    (found,) = partitions(stages_of([one, two], 2, 5))
+    assert found.seconds == pytest.approx(14 + 4 * 15 / 2)  # takes turns at the link
 
 
 def test_a_stage_fits_on_the_devices_of_its_own_option() -> None:
     small = replace(option(1, [1.0, 1.0], [1.0, 1.0]), capacity_bytes=1.0)
-    assert not partitions([small], devices=2, micro_batches=1)
+    assert not partitions(stages_of([small], 2, 1))
     large = replace(small, capacity_bytes=99.0)
-    (found,) = partitions([small, large], devices=1, micro_batches=1)
+    (found,) = partitions(stages_of([small, large], 1, 1))
     assert {part.option for part in found.parts} == {1}

@@ -10,9 +10,7 @@ import pytest
 from costmodel.layout.offload import parse_offload
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.options.pins import Pins
-from planner.heterogeneous.candidate_set import joined, like, shortened
-from planner.heterogeneous.candidates import Option
-from planner.heterogeneous.stage_costs import Passes, priced_at
+from planner.heterogeneous.stage_costs import joined, like, priced_at, shortened
 from planner.problem.regions import orders
 from tests.planner.analysis.test_largest import asked as asking_of
 from tests.support.problems import problem
@@ -44,14 +42,11 @@ def test_they_cost_what_those_do(name: str, away: str | None) -> None:
     whole = priced_at(posed, 8, place, np.arange(graph.body))
     found = priced_at(short, 8, place, alike)
     assert len(found) == len(whole) > 0
-    for (_, one, its, _), (_, other, those, _) in zip(found, whole, strict=True):
-        pairs: list[tuple[Option | Passes, Option | Passes]]
-        pairs = [(one, other), (its, those)]
-        for mine, known in pairs:
-            for field in fields(mine):
-                assert np.array_equal(
-                    getattr(mine, field.name), getattr(known, field.name)
-                )
+    for one, other in zip(found, whole, strict=True):
+        for field in fields(one.option):
+            assert np.array_equal(
+                getattr(one.option, field.name), getattr(other.option, field.name)
+            )
 
 
 @pytest.mark.parametrize("name", MODELS)

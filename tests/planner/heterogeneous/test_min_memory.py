@@ -9,24 +9,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from costmodel.layout.strategy import Uniform
 from costmodel.options.pins import Pins
 from costmodel.simulation.estimator import estimate
 from planner.api import solve, widen
-from planner.heterogeneous.bound import Late, never
 from planner.heterogeneous.candidate_set import menus
 from planner.heterogeneous.candidates import Option
-from planner.heterogeneous.lean_search import leanest_of_any
-from planner.heterogeneous.lean_stages import Cuts, Lean
+from planner.heterogeneous.min_memory import fitting, leanest
 from planner.heterogeneous.partition import Part
 from planner.problem.problem import Objective
 from planner.problem.solution import EXACT
 from planner.search.branch_and_bound import BranchAndBound
-from planner.search.search import Clock, Limits
+from planner.search.search import Limits
 from planner.search.verify import check
 from tests.support.islands import asked, joined
 from tests.support.problems import on, problem
-from tests.support.stage_menus import at_home, everything, two_islands
+from tests.support.stage_menus import at_home, everything, stages_of, two_islands
 
 
 def fullest(parts: tuple[Part, ...], options: list[Option], m: int) -> float:
@@ -49,9 +46,9 @@ def test_no_partition_needs_less(
     cuts = everything(options, 0, devices)
     legal = [parts for parts in cuts if at_home(options, parts, devices)]
     least = min((fullest(parts, options, m) for parts in legal), default=inf)
-    found = Cuts.of(options, devices=devices, micro_batches=m).leanest()
-    assert found.peak_bytes == pytest.approx(least)
-    if found.partition is not None:
+    found = leanest(stages_of(options, devices, m))
+    assert (found.peak_bytes if found else inf) == pytest.approx(least)
+    if found is not None:
         assert fullest(found.partition.parts, options, m) == pytest.approx(least)
 
 
@@ -68,53 +65,22 @@ def test_memory_is_an_objective_over_unlike_islands() -> None:
     assert found.lower == pytest.approx(found.value), "the programme's bytes are needed"
 
 
-def test_few_menus_are_halved_and_none_is_leaner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), batch=8)
-    lean = replace(posed, objective=Objective.MEMORY)
-    every = [
-        Cuts.of(menu.options, devices=lean.gpus, micro_batches=menu.micro_batches)
-        for menu in menus(lean)
-        if menu.options
-    ]
-    least = min(one.leanest().peak_bytes for one in every)
-    halved, leaner = list[Cuts](), Cuts.leaner
-
-    def counted(cuts: Cuts, best: Lean, late: Late = never) -> Lean:
-        halved.append(cuts)
-        return leaner(cuts, best, late)
-
-    monkeypatch.setattr(Cuts, "leaner", counted)
-    clock = Clock(limits=Limits())
-    found = leanest_of_any(lean, Uniform(), inf, clock, alone=True)
-    assert found.complete
-    assert found.lower == pytest.approx(least)
-    assert 0 < found.simulated < len(halved) < len(every) / 2
-    halved.clear()
-    best = lean.value(found.candidates[0])
-    again = leanest_of_any(lean, Uniform(), best, clock, alone=False)
-    assert (again.simulated, halved) == (0, []), "one look tells that none is leaner"
-
-
 def test_halving_ends_once_it_is_late() -> None:
     """With the leanest stages so far, which fit."""
     posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-125m", 8)
-    every = (
-        Cuts.of(menu.options, devices=16, micro_batches=menu.micro_batches)
+    stages, some, least = next(
+        (menu.stages, some, least)
         for menu in menus(posed)
-        if menu.options
+        for some, least in [(fitting(menu.stages), leanest(menu.stages))]
+        if some is not None and least is not None
+        if least.peak_bytes < some.peak_bytes
     )
-    cuts, some, leanest = next(
-        (one, some, leanest)
-        for one in every
-        for some, leanest in [(one.within(inf), one.leanest())]
-        if leanest.peak_bytes < some.peak_bytes
-    )
-    assert cuts.leaner(some, lambda: True) == some
+    assert leanest(stages, late=lambda: True) == some
     looks = iter([False, False, True])
-    soon = cuts.leaner(some, lambda: next(looks))
-    assert leanest.peak_bytes <= soon.peak_bytes <= some.peak_bytes
+    soon = leanest(stages, late=lambda: next(looks))
+    assert soon is not None
+    assert least.peak_bytes <= soon.peak_bytes <= some.peak_bytes
+    assert leanest(stages, below_bytes=least.peak_bytes) is None
 
 
 def test_without_time_one_lean_layout_is_found() -> None:
@@ -145,10 +111,10 @@ def test_no_partition_is_simulated_with_less(
 ) -> None:
     where = on("p3.16xlarge")
     posed = problem(gpus=gpus, where=where, global_batch=12, pins=Pins(zero=zero))
-    menu = data.draw(st.sampled_from([one for one in menus(posed) if one.options]))
-    m = menu.micro_batches
-    lower = Cuts.of(menu.options, devices=gpus, micro_batches=m).leanest().peak_bytes
+    menu = data.draw(st.sampled_from(list(menus(posed))))
+    lean = leanest(menu.stages)
+    assert lean is not None
     for partition in menu.best()[:6]:
         layout = menu.layout(partition)
         run = estimate(posed.job, posed.machine.cluster, layout, on=posed.machine)
-        assert run.peak_needed_bytes >= lower * (1 - EXACT)
+        assert run.peak_needed_bytes >= lean.peak_bytes * (1 - EXACT)
