@@ -271,8 +271,8 @@ def _require_baseline(problem: Problem, search: AbstractSearch) -> None:
     proof would be of other devices than there are."""
     if not is_unlike(problem):
         raise Unsupported(
-            f"--search {search.name} knows alike stages, and --pp {problem.pins.pp} "
-            f"does not divide {problem.gpus} GPUs; leave one of them out"
+            f"--search {search.name} has only uniform stages, and --pp "
+            f"{problem.pins.pp} does not divide {problem.gpus} GPUs; leave one out"
         )
     if search.name not in BASELINES:
         raise Unsupported(

@@ -116,8 +116,8 @@ class Wish:
     )
     executable: bool | None = option(
         flag="--executable/--any-mechanism",
-        help="Only what `execute` carries out, or all that is priced, also of what "
-        "--framework lacks.  [default: executable on the cluster local]",
+        help="Only layouts that `execute` supports, or all that are priced, also of "
+        "what --framework lacks.  [default: executable on the cluster local]",
     )
     probability: float | None = option(
         type=FloatRange(0.5, 0.9999),

@@ -93,11 +93,11 @@ def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     if too_deep(problem) and not only_unlike(problem):
         warn(
             f"--any-stage: {problem.job.graph.body:,} layers are more than the "
-            f"{MOST_LAYERS} that are cut over unlike meshes; stages are alike"
+            f"{MOST_LAYERS} allowed with heterogeneous stages; stages are uniform"
         )
     if pinned := alike_alone(problem):
         warn(
-            f"--any-stage beside {', '.join(pinned)}: stages of unlike meshes run 1F1B "
-            "of any layers, so that all stages are alike"
+            f"--any-stage beside {', '.join(pinned)}: heterogeneous stages run 1F1B "
+            "of any layers; stages are uniform"
         )
     return widen(problem, solution, limits)

@@ -83,7 +83,7 @@ def read_json(path: Path | str, *, what: str, most_bytes: int = MOST_BYTES) -> o
     except RecursionError as error:
         raise InvalidFile(f"{name} is nested too deep to be one of ours") from error
     except msgspec.MsgspecError as error:
-        raise InvalidFile(f"{name} is not whole JSON: {error}") from error
+        raise InvalidFile(f"{name} is truncated or invalid JSON: {error}") from error
 
 
 def _content(path: Path, name: str, most_bytes: int) -> bytes:

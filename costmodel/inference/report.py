@@ -67,8 +67,8 @@ def inference_view(found: InferenceEstimate) -> Group:
             "KV cache",
             f"{token_bytes(asked):,.0f} bytes a token ({asked.cache.value})",
         ),
-        ("prefill goes to", breakdown_words(_parts(found.prefill))),
-        ("decode goes to", breakdown_words(found.decode.breakdown_s(found.step_s))),
+        ("prefill breakdown", breakdown_words(_parts(found.prefill))),
+        ("decode breakdown", breakdown_words(found.decode.breakdown_s(found.step_s))),
     ]
     if asked.assumed:
         rows.append(("assumed", assumed_words(asked.assumed)))
@@ -103,7 +103,7 @@ def _prefill_words(found: InferenceEstimate) -> str:
     some = f"{together} prompts" if together > 1 else "a prompt"
     return (
         f"{first} for {some}, {rate:,.0f} tokens/s, MFU {found.prefill_mfu:.1%}; "
-        f"bound by {_BOUNDS[found.prefill.bound]}"
+        f"bottleneck: {_BOUNDS[found.prefill.bound]}"
     )
 
 
@@ -111,7 +111,7 @@ def _decode_words(found: InferenceEstimate) -> str:
     batch = found.asked.job.global_batch
     return (
         f"{format_seconds(found.step_s)} a token at {found.asked.job.seq_len:,} tokens "
-        f"of context, {batch / found.step_s:,.0f} tokens/s; bound by "
+        f"of context, {batch / found.step_s:,.0f} tokens/s; bottleneck: "
         f"{_BOUNDS[found.decode.bound]}"
     )
 

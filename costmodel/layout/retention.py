@@ -143,7 +143,7 @@ def preset(name: str, block: Block) -> Retention:
         return recompute(*_cheap(block))
     if name in LATER:
         raise Unsupported(
-            f"recompute {name} is known but not carried out; choose one of "
+            f"recompute {name} is not supported; choose one of "
             f"{', '.join(PRESETS)}, or operators by name"
         )
     known = {operator.name for operator in block.operators}
@@ -202,7 +202,7 @@ def require_priced(retention: Retention, block: Block) -> None:
 def _require_whole(name: str, treatment: Treatment) -> None:
     if treatment.action is Action.RECOMPUTE and treatment.ratio != 1:
         raise InvalidSpec(
-            f"{name}, a layer's input, is made again whole or not at all, not a share "
+            f"{name}, a layer's input, is recomputed whole or not at all, not a share "
             f"of {treatment.ratio:g}"
         )
 

@@ -174,7 +174,7 @@ def asked_layers(
         raise InvalidSpec(
             f"{len(counts)} stages of {', '.join(map(str, counts))} layers, "
             f"{sum(counts)} in all, are not the {body} layers in {stages} stages, of "
-            "which those in the middle have one at least; mend the numbers, or --pp"
+            "which those in the middle have one at least; change the numbers, or --pp"
         )
     return counts
 

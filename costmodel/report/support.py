@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from costmodel.support import BASE, Capabilities, Row, mechanisms, own_capabilities
 
-HEAD = ("mechanism", "combination", "carried out", "how, or why not")
+HEAD = ("mechanism", "combination", "executed", "how, or why not")
 
 
 def support_table() -> str:

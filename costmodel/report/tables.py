@@ -46,7 +46,7 @@ _WORDS = {
     "tensor_comm": "tensor parallel",
     "context_comm": "context parallel",
     "expert_comm": "expert parallel",
-    "pipeline_comm": "pipeline sends",
+    "pipeline_comm": "pipeline P2P",
     "data_comm": "data parallel",
 }
 WORTH_TELLING = 0.01  # of a peak
@@ -290,7 +290,7 @@ def estimate_view(estimate: Estimate) -> Group:
         style="bold",
     )
     rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]
-    rows.append(("step goes to", breakdown_words(estimate.breakdown_s)))
+    rows.append(("time breakdown", breakdown_words(estimate.breakdown_s)))
     if estimate.assumed:
         rows.append(("assumed", assumed_words(estimate.assumed)))
     return Group(title, pairs_table(rows), Text(), memory_table(estimate.memory))
@@ -356,7 +356,7 @@ def compared_rows(compared: ComparedProcesses) -> tuple[tuple[str, str], ...]:
     )
     return (
         ("nn.DataParallel", slower),
-        ("its step goes to", breakdown_words(single.breakdown_s)),
+        ("its breakdown", breakdown_words(single.breakdown_s)),
         ("its peak memory", filled),
     )
 

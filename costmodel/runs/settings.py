@@ -123,7 +123,7 @@ def flash_of(cells: Cells, where: Cluster, precision: str) -> bool:
     if flag is not None and flag != flash:
         raise Contradiction(
             f"attention_kernel={kernel} contradicts flash_attention="
-            f"{cells.word('flash_attention')}; mend one of them"
+            f"{cells.word('flash_attention')}; change one of them"
         )
     return flash
 

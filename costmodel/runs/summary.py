@@ -87,13 +87,13 @@ def oom_words(verdicts: Mapping[str, int]) -> str:
 
     >>> oom_words({"true_positive": 3, "false_positive": 1, "true_negative": 9,
     ...     "false_negative": 0})
-    'out of memory: 3 of 3 foreseen; 9 of 10 that ran were said to fit'
+    'out of memory: 3 of 3 predicted; 9 of 10 that ran predicted to fit'
     """
     ran = verdicts["true_negative"] + verdicts["false_positive"]
     failed = verdicts["true_positive"] + verdicts["false_negative"]
     return (
-        f"out of memory: {verdicts['true_positive']} of {failed} foreseen; "
-        f"{verdicts['true_negative']} of {ran} that ran were said to fit"
+        f"out of memory: {verdicts['true_positive']} of {failed} predicted; "
+        f"{verdicts['true_negative']} of {ran} that ran predicted to fit"
     )
 
 

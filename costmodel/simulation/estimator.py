@@ -446,11 +446,11 @@ def _require_priced(layout: Layout) -> None:
     shapes = {(stage.held_by, degrees_of(stage.mesh)) for stage in layout.stages}
     if layout.stages[0].held_by[1:] and len({shape for _, shape in shapes}) > 1:
         raise Unsupported(
-            f"{layout.schedule} with unlike meshes is not priced: its copies sum their "
-            "gradients; give all stages one mesh"
+            f"{layout.schedule} with different meshes is not priced: its copies sum "
+            "their gradients; give all stages one mesh"
         )
     if len(shapes) > pp:
         raise Unsupported(
-            "stages of one pipeline rank with unlike meshes are not priced; give all "
-            "virtual stages of a rank one mesh"
+            "stages of one pipeline rank with different meshes are not priced; give "
+            "all virtual stages of a rank one mesh"
         )

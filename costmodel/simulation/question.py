@@ -367,7 +367,7 @@ def degrees_asked(wish: JobOptions, pins: Pins, assumed: dict[str, Any]) -> Unif
         if inner * dp != gpus:
             raise Contradiction(
                 f"tp {tp} × pp {pp} × dp {dp} × cp {cp} = {inner * dp}, not "
-                f"{gpus} GPUs; leave --dp out to fill up, or mend a degree"
+                f"{gpus} GPUs; leave --dp out to fill up, or change a degree"
             )
     return Uniform(tp=tp, pp=pp, cp=cp, dp=dp)
 
@@ -406,7 +406,7 @@ def _rest(
     if pins.recompute is None and pins.recompute_layers:
         raise Contradiction(
             f"--recompute-layers {pins.recompute_layers} says in how many layers of a "
-            "stage, and nothing is made again; add --recompute full, or another"
+            "stage, and nothing is recomputed; add --recompute full, or another"
         )
     precision = _take(
         wish.precision, default_precision(where.cluster), "precision", assumed

@@ -390,7 +390,7 @@ def _require_summary(layout: Layout, given: Mapping[str, Any]) -> None:
         if value != derived[key]:
             raise InvalidFile(
                 f"layout.summary.{key} says {value!r} but the stages give "
-                f"{derived[key]!r}; leave the summary out or mend the stages"
+                f"{derived[key]!r}; leave the summary out or change the stages"
             )
 
 

@@ -117,7 +117,7 @@ def require_supported(layout: Layout, job: Job) -> None:
 
 def refused(reasons: list[str]) -> str:
     """All *reasons* in one line, and what works instead."""
-    return f"not carried out: {'; '.join(reasons)}; `simulate` prices it"
+    return f"not supported by `execute`: {'; '.join(reasons)}; `simulate` prices it"
 
 
 def local_warnings(

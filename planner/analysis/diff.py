@@ -263,7 +263,7 @@ def require_alike(jobs: tuple[Job, Job], clusters: tuple[Any, Any] | None) -> No
             )
     if clusters is not None and clusters[0] != clusters[1]:
         raise Contradiction(
-            "--diff: the two layouts are for unlike clusters; name the one to price "
+            "--diff: the two layouts are for different clusters; name the one to price "
             "both on with --cluster"
         )
 

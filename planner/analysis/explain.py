@@ -16,7 +16,7 @@ WORDS: Final = {
     "tensor_comm": "tensor parallel",
     "context_comm": "context parallel",
     "expert_comm": "expert parallel",
-    "pipeline_comm": "pipeline sends",
+    "pipeline_comm": "pipeline P2P",
     "data_comm": "data parallel",
     "offload": "offloading",
 }
@@ -24,7 +24,7 @@ BRIEF: Final = {  # for a narrow column, beside a layout's degrees
     "tensor_comm": "tp",
     "context_comm": "cp",
     "expert_comm": "ep",
-    "pipeline_comm": "sends",
+    "pipeline_comm": "P2P",
     "data_comm": "dp",
 }
 SAME: Final = 1e-4  # as good as no difference

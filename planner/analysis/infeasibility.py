@@ -57,7 +57,7 @@ from profiles.errors import Infeasible, InvalidQuestion, MeshwrightError, OutOfT
 from profiles.units import format_bytes, format_seconds
 
 CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
-_NOTHING: Final = "nothing near works"
+_NOTHING: Final = "no similar layout fits"
 _NO_ROOM: Final = "memory: no layout fits whose stages have the layers that are given"
 _LATE: Final = "time was over before every change was tried (--time-limit)"
 MOST_TRIED: Final = 10  # changes of a kind
@@ -248,7 +248,7 @@ def constraint_of(problem: Problem, clock: Clock | None = None) -> str:
     if is_unlike(problem):
         return (
             f"memory: no stages of {problem.job.model}, each inside one of the "
-            f"{len(problem.machine.cluster.islands)} unlike islands, fit on "
+            f"{len(problem.machine.cluster.islands)} heterogeneous islands, fit on "
             f"{problem.gpus} GPUs"
         )
     if only_unlike(problem):
@@ -283,7 +283,7 @@ def _not_executed(problem: Problem) -> str:
         offload=problem.offload,
     )
     found = "; ".join(refusals(alone, job) if problem.executable else [])
-    who = f"{problem.runs_on} runs" if problem.runs_on else "`execute` carries out"
+    who = f"{problem.runs_on} runs" if problem.runs_on else "`execute` supports"
     return (
         f"support: {job.model} has layouts on {problem.gpus} GPUs, none of which {who} "
         f"({found or 'no combination of degrees is left'})"

@@ -113,13 +113,12 @@ def because(problem: Problem, best: Candidate, other: Candidate) -> str:
         chance = other.estimate.interval["probability_fits"]
         return f"that fits with probability {chance:.0%} only"
     gain = 1 - bad_case_s(problem, best) / bad_case_s(problem, other)
-    words = f"its step is {gain:.1%} shorter in the worst tenth"
+    words = f"more robust: its P90 step is {gain:.1%} shorter"
     mine, others = shares(problem, best), shares(problem, other)
     more = {name: others[name] - mine[name] for name in others}
     most = max(more, key=lambda name: more[name])
     if problem.machine.measured is not None or more[most] <= 0:
         return words
     return (
-        f"{words}: less of it hangs on {most} ({mine[most]:.0%}, not "
-        f"{others[most]:.0%})"
+        f"{words}: it depends less on {most} ({mine[most]:.0%}, not {others[most]:.0%})"
     )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 FASTER: Final = 1.1
-ANEW: Final = "planned anew"
-AGAIN: Final = "priced again"
+ANEW: Final = "replanned"
+AGAIN: Final = "repriced"
 Solve = Callable[[Problem], Solution]
 
 

@@ -360,7 +360,7 @@ def require_possible(problem: Problem) -> None:
     """Raise Unsupported or Contradiction where stages cannot differ."""
     if problem.executable:
         raise Unsupported(
-            "--any-stage, unlike islands: `execute` carries out stages of one mesh "
+            "heterogeneous stages: `execute` runs stages of one mesh "
             "alone; add --any-mechanism, or leave --any-stage out"
         )
     if not problem.offers("stages", "unlike"):
@@ -368,10 +368,10 @@ def require_possible(problem: Problem) -> None:
         if is_unlike(problem):
             instead = "choose --search megatron, which plans for the slowest device"
         raise Unsupported(
-            f"--any-stage, unlike islands: {problem.runs_on} has one mesh for all "
+            f"heterogeneous stages: {problem.runs_on} has one mesh for all "
             f"stages; {instead}, or add --any-mechanism"
         )
-    what = "a cluster of unlike islands" if is_unlike(problem) else "--any-stage"
+    what = "a heterogeneous cluster" if is_unlike(problem) else "--any-stage"
     if problem.machine.turns > 1:
         raise Unsupported(
             f"{what} on more ranks than the profiled machine has cores: the price of a "

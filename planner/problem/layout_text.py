@@ -112,12 +112,13 @@ def away_words(layout: Layout) -> str:
 
 
 def _by_stage(layout: Layout, words_of: Callable[[Stage], str]) -> str:
+    what = "virtual stage" if layout.virtual_stages > 1 else "stage"
     told = [(place, words_of(stage)) for place, stage in enumerate(layout.stages)]
     parts = []
     for words, group in groupby(told, key=lambda one: one[1]):
         first, *rest = [place for place, _ in group]
         named = f"{first}-{rest[-1]}" if rest else f"{first}"
-        parts.append(f"stage {named}: {words}")
+        parts.append(f"{what} {named}: {words}")
     left = len(parts) - MOST_STAGES
     shown = parts[:MOST_STAGES] + ([f"and {left} more"] if left > 0 else [])
     return "; ".join(shown)

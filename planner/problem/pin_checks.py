@@ -73,7 +73,7 @@ def require_possible(problem: Problem) -> None:
         return
     if length(Space(problem=problem.without_pins()).trunks):
         job = problem.job
-        carried = " that `execute` carries out" if problem.executable else ""
+        carried = " that `execute` supports" if problem.executable else ""
         if problem.runs_on is not None:
             carried = f" that {problem.runs_on} runs"
         raise Contradiction(

@@ -144,5 +144,5 @@ def _why(problem: Problem, solution: Solution, candidate: Candidate) -> str:
         return "the recommendation"
     slower = worse(problem, best, candidate)
     if abs(slower) <= doubt(problem, best, candidate):
-        return f"{slower:+.1%}: the model cannot tell it from the recommendation"
-    return f"{slower:+.1%}: unlike the others"
+        return f"{slower:+.1%}: indistinguishable by the cost model"
+    return f"{slower:+.1%}: another region of the space"

@@ -80,10 +80,10 @@ def plan_view(
         *_try_first(problem, solution),
         *_cost(problem, solution),
         *beside,
-        ("step goes to", breakdown_words(found.breakdown_s)),
-        ("binds", binds(problem, solution)),
+        ("time breakdown", breakdown_words(found.breakdown_s)),
+        ("bottleneck", binds(problem, solution)),
         (
-            "proof",
+            "optimality",
             proof_words(problem, replace(alike, by_estimate=solution.by_estimate)),
         ),
         *_beside(problem, alike),
@@ -139,10 +139,10 @@ def wider_words(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     won = f"{gain:.1%} better than those" if gain else "no better than those"
     left = max(0.0, 1 - wider.lower / solution.value)
     tried = (
-        f"{wider.partitions:,} partitions weighed, {wider.simulated} simulated; none "
-        f"can be better by more than {left:.1%}"
+        f"{wider.partitions:,} partitions bounded, {wider.simulated} simulated; none "
+        f"is more than {left:.1%} faster"
     )
-    return [("unlike stages", f"{won}: {tried}")]
+    return [("heterogeneous stages", f"{won}: {tried}")]
 
 
 def proof_words(problem: Problem, solution: Solution) -> str:
@@ -159,7 +159,9 @@ def proof_words(problem: Problem, solution: Solution) -> str:
     if solution.cuts is not None and solution.cuts.even_value is not None:
         of_all += ", nor any cut of the layers of 1F1B,"
     if solution.only_unlike:  # alike ones are tried, and not bounded
-        of_all = f"no 1F1B of stages of any mesh, {counters.considered:,} weighed,"
+        of_all = (
+            f"none of {counters.considered:,} partitions into heterogeneous 1F1B stages"
+        )
     fits = _fit_words(problem)
     if solution.status is Status.OPTIMAL:
         claim = f"{of_all} has a smaller {name} (gap 0) and {fits}"
@@ -213,13 +215,13 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
     if added is None or not added.considered:
         return []
     gain = 1 - solution.even_value / added.uniform_value
-    found = f"{gain:.2%} better than" if gain else "no better than"
+    found = f"{gain:.2%} faster than" if gain else "no faster than"
     tried = f"{added.simulated:,} of {added.considered:,} tried"
     left = max(0.0, 1 - added.lower / solution.value)
     by_stage = problem.offers("recompute in", BY_STAGE)
-    words = f"by stage {found} alike" if by_stage else f"in some layers {found} in all"
+    words = f"per stage {found} uniform" if by_stage else f"first layers {found} all"
     if added.uniform_value == inf:
-        words = "by stage alone fits, none alike does"
+        words = "only per-stage recompute fits"
     words = f"{words} ({tried}; at most {left:.2%})"
     return [("recompute", words)]
 
@@ -242,7 +244,7 @@ def _cuts(solution: Solution) -> list[tuple[str, str]]:
     left = max(0.0, 1 - cuts.fitted_lower / solution.value)
     tried = f"{cuts.simulated + cuts.fitted} cuts of {cuts.considered:,} layouts tried"
     return [
-        ("stages", f"{words} ({tried}; with recompute by stage at most {left:.1%})")
+        ("stages", f"{words} ({tried}; with per-stage recompute at most {left:.1%})")
     ]
 
 
@@ -254,8 +256,8 @@ def _retentions(solution: Solution) -> list[tuple[str, str]]:
     if not isinstance(best, Staged) and best.choice.recompute != AUTO:
         return []
     layout = best.estimate.layout
-    rows = [("made again", retention_words(layout))]
-    return rows + ([("away", away_words(layout))] if layout.away_share else [])
+    rows = [("recomputed", retention_words(layout))]
+    return rows + ([("offloaded", away_words(layout))] if layout.away_share else [])
 
 
 def _operators(solution: Solution) -> list[tuple[str, str]]:
@@ -269,7 +271,7 @@ def _operators(solution: Solution) -> list[tuple[str, str]]:
     left = max(one.gap for one in found.proofs)
     proof = f"to within {left:.1%}" if left else "proven"
     if found.preset_value is None:
-        kept = "in as much memory no other sharding makes the step faster"
+        kept = "no other sharding is faster in the same memory"
         slower = any(one.best_s < one.own_s for one in found.proofs)
         how = "simulated" if slower else proof
         return [("operators", f"{blocks}: {kept} ({how})")]
@@ -295,7 +297,7 @@ def runners_up_table(problem: Problem, solution: Solution) -> Table:
     how = "larger" if problem.objective is Objective.MEMORY else "slower"
     for name in ("step", how, "peak"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("loses", overflow="fold")
+    table.add_column("slower in", overflow="fold")
     for index, other in enumerate(solution.runners_up):
         found = other.estimate
         mark = "≈" if index in alike else ""
@@ -308,7 +310,7 @@ def runners_up_table(problem: Problem, solution: Solution) -> Table:
         )
     if alike:
         table.caption_justify = "left"
-        table.caption = " ≈ the cost model cannot tell it from the recommendation"
+        table.caption = " ≈ indistinguishable by the cost model"
     return table
 
 

@@ -218,7 +218,7 @@ def require_alike(nodes: Sequence[Node]) -> None:
         for name, value in first.asked.items():
             if node.asked.get(name) != value:
                 raise Contradiction(
-                    f"the machines were asked for different things: {name} is {value} "
+                    f"options differ between machines: {name} is {value} "
                     f"on node 0 and {node.asked.get(name)} on node {number}; give the "
                     "same options on each"
                 )

@@ -101,7 +101,7 @@ def _of_ranks(layout: Layout, used: Combination) -> Iterator[str]:
         )
     if used.pp > 1 and used.schedule not in SCHEDULES:
         yield (
-            f"schedule {used.schedule} is not carried out for modules of one's own; "
+            f"schedule {used.schedule} is not supported for modules of one's own; "
             f"choose {', '.join(SCHEDULES)}"
         )
     if used.dp * used.cp > 1 and len(used.zero) > 1:

@@ -54,7 +54,7 @@ def activation_of(spec: DecoderSpec) -> Callable[..., Tensor]:
     if name not in allowed:
         form = "with" if spec.gated_mlp else "without"
         raise Unsupported(
-            f"activation {spec.activation!r} is not carried out {form} a gate; "
+            f"activation {spec.activation!r} is not supported {form} a gate; "
             f"{', '.join(allowed)} are"
         )
     return functions()[name]

@@ -88,7 +88,7 @@ def policy(name: str) -> Policy:
     """The policy called *name*; raises Unsupported for those that are only priced."""
     if name not in POLICIES:
         raise Unsupported(
-            f"precision {name} is not carried out; {', '.join(POLICIES)} are"
+            f"precision {name} is not supported; {', '.join(POLICIES)} are"
         )
     return POLICIES[name]
 

@@ -262,7 +262,7 @@ def _optimizer(settings: Settings) -> Callable[[Any], torch.optim.Optimizer]:
     }
     if settings.name not in known:
         raise Unsupported(
-            f"optimizer {settings.name} is not carried out; adamw, adam, sgd and "
+            f"optimizer {settings.name} is not supported; adamw, adam, sgd and "
             "sgd-momentum are"
         )
     return known[settings.name]

@@ -103,7 +103,7 @@ def rank_grid(layout: Layout) -> list[list[list[int]]]:
     shapes = {(stage.mesh.dp, stage.mesh.cp, stage.mesh.tp) for stage in layout.stages}
     if len(shapes) > 1:
         raise Unsupported(
-            "stages with unlike meshes are not carried out; `simulate` prices them"
+            "stages with different meshes are not executed; `simulate` prices them"
         )
     ((dp, cp, tp),) = shapes
     grid = []

@@ -84,11 +84,11 @@ def require_carried_out(retention: Retention) -> None:
         if treatment.action is Action.RECOMPUTE and treatment.ratio < 1:
             raise Unsupported(
                 f"{name} is recomputed in part ({treatment.ratio:g}), which is priced "
-                "but not carried out; recompute it whole"
+                "but not executed; recompute it whole"
             )
         if treatment.action is Action.RECOMPUTE and name in ROUTED:
             raise Unsupported(
-                f"{name} is recomputed by itself, which is priced but not carried out; "
+                f"{name} is recomputed by itself, which is simulated only; "
                 "recompute its layer whole"
             )
 

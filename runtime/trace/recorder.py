@@ -262,7 +262,7 @@ def _group(func: Any, args: tuple[Any, ...]) -> dist.ProcessGroup:
     known = "process_group" if "process_group" in names else "group_name"
     given = args[names.index(known)]
     if isinstance(given, str):
-        return c10d._resolve_process_group(given)  # type: ignore[arg-type,attr-defined]
+        return c10d._resolve_process_group(given)  # type: ignore[arg-type]
     if isinstance(given, torch.ScriptObject):
         return dist.ProcessGroup.unbox(given)
     assert isinstance(given, dist.ProcessGroup)

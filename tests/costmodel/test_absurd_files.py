@@ -118,7 +118,7 @@ def test_an_absurd_number_is_answered_or_refused(
         ),
         (("islands", 0, "device", "peak", "bf16", "value"), 1e300, "peak.bf16"),
         (("islands", 0, "device", "multiprocessors"), 10**7, "1 and 1,000,000"),
-        (("islands", 0, "device", "power", "value"), inf, "not whole JSON"),
+        (("islands", 0, "device", "power", "value"), inf, "truncated or invalid JSON"),
     ],
 )
 def test_what_was_given_and_what_is_allowed_is_said(

@@ -86,7 +86,7 @@ def test_a_person_is_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     for words in ("prefill", "decode", "DOES NOT FIT", "largest global batch 32", "KV"):
         assert words in said
-    assert "bound by memory bandwidth" in " ".join(said.split())
+    assert "bottleneck: memory bandwidth" in " ".join(said.split())
     assert simulate("--inference", "--model", "llama3-405b") == 0
     assert "nor does any batch" in capsys.readouterr().out
 

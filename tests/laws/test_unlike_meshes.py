@@ -103,5 +103,5 @@ def test_one_rank_has_one_mesh() -> None:
     woven = uniform(2, virtual_stages=2, schedule="interleaved")
     mesh = replace(woven.stages[2].mesh, tp=4, dp_shard=1)
     stages = (*woven.stages[:2], replace(woven.stages[2], mesh=mesh), woven.stages[3])
-    with pytest.raises(Unsupported, match="one pipeline rank with unlike meshes"):
+    with pytest.raises(Unsupported, match="one pipeline rank with different meshes"):
         priced(replace(woven, stages=stages))

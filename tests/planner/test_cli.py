@@ -130,7 +130,15 @@ def test_the_table_fits_a_screen(
     lines = out.splitlines()
     assert max(map(len, lines)) <= columns
     assert len(lines) <= 41
-    for word in ("layout", "step time", "MFU", "binds", "proof", "gap 0", "runners-up"):
+    for word in (
+        "layout",
+        "step time",
+        "MFU",
+        "bottleneck",
+        "optimality",
+        "gap 0",
+        "runners-up",
+    ):
         assert word in out
     assert "probability" in out
 

@@ -92,19 +92,19 @@ def refusal(path: Path | str, **limits: int) -> str:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "not whole JSON"),
-        (b'{"a": 1', "not whole JSON"),
-        (b'{"a": 1} x', "not whole JSON"),
-        (b'{"a": NaN}', "not whole JSON"),
-        (b'{"a": Infinity}', "not whole JSON"),
-        (b'{"a": 1e999}', "not whole JSON"),
-        (b'{"a": "\\ud800"}', "not whole JSON"),
+        (b"", "truncated or invalid JSON"),
+        (b'{"a": 1', "truncated or invalid JSON"),
+        (b'{"a": 1} x', "truncated or invalid JSON"),
+        (b'{"a": NaN}', "truncated or invalid JSON"),
+        (b'{"a": Infinity}', "truncated or invalid JSON"),
+        (b'{"a": 1e999}', "truncated or invalid JSON"),
+        (b'{"a": "\\ud800"}', "truncated or invalid JSON"),
         (b'{"a": "\xff"}', "not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "not "),
         (b"[" * 200_000, "nested too deep"),
         (b'{"a":' * 200_000, "nested too deep"),
-        (b"\x00" * 64, "not whole JSON"),
-        (b"9" * 10_000, "not whole JSON"),
+        (b"\x00" * 64, "truncated or invalid JSON"),
+        (b"9" * 10_000, "truncated or invalid JSON"),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:

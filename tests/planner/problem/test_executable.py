@@ -25,7 +25,7 @@ from profiles.models.job import Model
 from profiles.models.spec import DecoderSpec
 from tests.support.problems import local, on, problem
 
-CARRIED = "that `execute` carries out"
+CARRIED = "that `execute` supports"
 
 
 def posed(
@@ -128,7 +128,7 @@ def test_pins_that_are_carried_out_but_not_together_leave_nothing() -> None:
     grouped = replace(tiny, spec=replace(tiny.spec, kv_heads=2))  # type: ignore[arg-type]
     pins: dict[str, Any] = {"pp": 1, "cp": 1, "asked": grouped}
     posed(executable=False, gpus=4, **pins, dp=1)
-    with pytest.raises(Contradiction, match=r"carries out keeps all of .*--dp"):
+    with pytest.raises(Contradiction, match=r"supports keeps all of .*--dp"):
         posed(gpus=4, **pins, dp=1)
     best = solved(posed(gpus=4, **pins, dp=2).problem).best
     assert best.choice.tp == 2

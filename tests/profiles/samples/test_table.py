@@ -247,7 +247,7 @@ def test_files_of_an_older_release_are_read(tmp_path: Path) -> None:
 
 def test_damaged_files_are_refused(file: Path, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
-    with pytest.raises(InvalidFile, match="not whole JSON"):
+    with pytest.raises(InvalidFile, match="truncated or invalid JSON"):
         read_samples(file)
     with pytest.raises(InvalidFile, match="cannot be read"):
         read_samples(tmp_path / "absent.json")

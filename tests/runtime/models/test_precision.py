@@ -95,7 +95,7 @@ def test_narrow_floats_are_near() -> None:
         ("bf16", (7, 5), "in bf16; plan with --precision fp32"),
         ("amp-bf16", (7, 0), "in bf16; plan with --precision fp32"),
         ("fp8", (8, 6), "in fp8; plan with --precision bf16"),
-        ("mxfp8", None, "mxfp8 is not carried out"),
+        ("mxfp8", None, "mxfp8 is not supported"),
         ("fp8", None, None),
         ("fp8", (8, 9), None),
         ("tf32", (8, 0), None),
