@@ -100,7 +100,7 @@ def refusal(path: Path | str, **limits: int) -> str:
         (b'{"a": 1e999}', "truncated or invalid JSON"),
         (b'{"a": "\\ud800"}', "truncated or invalid JSON"),
         (b'{"a": "\xff"}', "not UTF-8"),
-        ('{"a": 1}'.encode("utf-16"), "not "),
+        ('{"a": 1}'.encode("utf-16"), "invalid JSON"),
         (b"[" * 200_000, "nested too deep"),
         (b'{"a":' * 200_000, "nested too deep"),
         (b"\x00" * 64, "truncated or invalid JSON"),
