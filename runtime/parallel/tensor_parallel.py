@@ -107,6 +107,8 @@ def _split_layer(layer: Layer, mesh: DeviceMesh, sp: bool) -> None:
     attention, mlp = layer.attention, layer.mlp
     attention.qkv = ColumnLinear(attention.qkv, mesh, sp)  # type: ignore[assignment]
     attention.projection = RowLinear(attention.projection, mesh, sp)  # type: ignore[assignment]
+    if not sp:  # the stream is whole on each rank, and dropped alike
+        attention.core.part = mesh.get_local_rank()
     if isinstance(mlp, Mlp):
         layer.mlp = SplitMlp(mlp, mesh, sp)
     elif isinstance(mlp, ExpertMlp) and isinstance(mlp.shared, Mlp):

@@ -183,8 +183,12 @@ class Trainer:
         return list(tokens), list(targets)
 
     def _seeded(self, number: int) -> None:
-        """Dropout's random numbers: of the seed, the step and the rank alone."""
-        torch.manual_seed(hash((self.seed, number, dist.get_rank())) % 2**63)
+        """Dropout's random numbers: of the seed, the step and the rank alone; of the
+        first tensor-parallel rank where all of them hold the whole stream."""
+        rank = dist.get_rank()
+        if not any(held.sequence_parallel for held in self.stages):
+            rank = dist.get_global_rank(self.mesh["tp"].get_group(), 0)
+        torch.manual_seed(hash((self.seed, number, rank)) % 2**63)
 
     def _mean(self, losses: Iterable[Tensor]) -> float:
         own = [loss.float() for loss in losses]
