@@ -9,7 +9,7 @@ import pytest
 from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.framework import DEFAULT, frameworks
-from costmodel.report.support import frameworks_table
+from docs.support_tables import frameworks_table
 from costmodel.support.features import facts
 from costmodel.support.framework_features import (
     BASE,

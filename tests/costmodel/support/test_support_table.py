@@ -14,7 +14,7 @@ from costmodel.layout.offload import Offload
 from costmodel.layout.retention import PRESETS
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.options.pins import Pins
-from costmodel.report.support import support_table
+from docs.support_tables import support_table
 from costmodel.schedule.schedules import SCHEDULES
 from costmodel.simulation.question import default_precision, resolve
 from costmodel.support.features import Combination, facts
