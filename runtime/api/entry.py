@@ -32,7 +32,7 @@ from profiles.files import read_json
 from runtime.api.data_parallel import replicated
 from runtime.api.dry_run import DryRun
 from runtime.api.module_chain import chain_of
-from runtime.api.optimizers import DriveUpdate, HostUpdate, Update, device_of
+from runtime.api.optimizers import Update, device_of
 from runtime.api.pipelined import Loss, Pipelined
 from runtime.api.supported import (
     made_again,
@@ -184,16 +184,14 @@ def optimizer(
     """*make*'s optimizer of the parameters of *model*, updating where *layout* says.
 
     On the device, or where an offloaded optimizer's shards are in the host's memory,
-    that is `make(list(model.parameters()))`; else a `HostUpdate`, of copies there. With
-    states on a drive a `DriveUpdate`, in a file of *folder* (or that of temporary
+    that is `make(list(model.parameters()))`; else an `Update`, of copies there. With
+    states on a drive they are in a file of *folder* (None: of the folder of temporary
     files), of AdamW, Adam or SGD.
     """
     away = states_away(layout)
-    if away.on_drive:
-        return DriveUpdate(model, layout, make, folder)
-    if not away.masters:
-        return made_of(make, list(model.parameters()))
-    return HostUpdate(model, make, scattered=sharded_as(layout) >= 2)
+    if away.on_drive or away.masters:
+        return Update(model, layout, make, folder)
+    return made_of(make, list(model.parameters()))
 
 
 def clip_gradients(

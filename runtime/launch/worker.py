@@ -34,7 +34,7 @@ from runtime.observe import (
     untimed_steps,
 )
 from runtime.trace import resident_bytes
-from runtime.train import Setup, StepResult, Trainer, learning_rate
+from runtime.train import Setup, StepResult, Trainer
 
 
 class Run:
@@ -54,14 +54,14 @@ class Run:
             self.job,
             self.layout,
             data,
-            settings=request.settings,
+            settings=request.settings(request.optimizer),
             setup=Setup(
                 seed=request.seed,
                 device=self.device,
                 compiled=request.compiled,
                 offload_dir=Path(request.offload_dir) if request.offload_dir else None,
             ),
-            rate=learning_rate(request.settings, request.training, request.steps),
+            rate=request.learning_rate(),
         )
         asked = request.training
         untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)

@@ -15,11 +15,13 @@ where they are scattered, from ZeRO-1 on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from costmodel.layout import NOTHING, Layout, Offload
@@ -27,6 +29,9 @@ from profiles.files import shown
 from profiles.hardware import Cluster, catalog
 from profiles.models import Job
 from profiles.system import BUCKET_BYTES, default_folder, in_memory, require_room
+from runtime.offload.disk_optimizer import DiskOptimizer
+from runtime.offload.host import HostOptimizer
+from runtime.optim import Make, Optimizer, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,31 @@ class StatesAway:
             gradients=on_drive and zero > 0,
             passes=offload.parameters,
         )
+
+    def optimizer(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        settings: Settings,
+        device: torch.device,
+        *,
+        folder: Path | None = None,
+        make: Make | None = None,
+    ) -> Optimizer:
+        """The optimizer of *parameters*, its states where this says: on a drive in a
+        file of *folder* (None: that of temporary files)."""
+        if self.on_drive:
+            return DiskOptimizer(
+                parameters,
+                settings,
+                device,
+                folder or default_folder(),
+                shards=self.shards,
+                gradients=self.gradients,
+                make=make,
+            )
+        if self.masters:
+            return HostOptimizer(parameters, settings, device, make)
+        return Optimizer(parameters, settings, make)
 
     def policy(self, device: torch.device) -> OffloadPolicy:
         """The same for `fully_shard`."""

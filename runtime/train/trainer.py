@@ -18,10 +18,9 @@ from torch import Tensor
 from costmodel.layout import Layout
 from costmodel.schedule import Action, Kind, Stream, apart, streams, with_transfers
 from profiles.models import Job
-from profiles.system import default_folder
 from runtime.data import Source
 from runtime.models import decoder_of, policy
-from runtime.offload import DiskOptimizer, HostOptimizer
+from runtime.offload import DiskOptimizer
 from runtime.optim import LearningRate, LossScale, Optimizer, Settings
 from runtime.parallel import Context, Meshes, Sharded, context_group
 from runtime.pipeline import Executor, Links
@@ -216,26 +215,14 @@ def optimizer(
     of *folder* (or of the default one)."""
     named = [pair for stage in stages for pair in stage.named_parameters()]
     away = stages[0].away
-    if away.on_drive:
-        where = folder or default_folder()
-        found = DiskOptimizer(
-            named,
-            settings,
-            device,
-            where,
-            shards=away.shards,
-            gradients=away.gradients,
-        )
-        for stage in stages:
-            if away.shards:
-                found.read_for(stage.module, passes=stage.away.passes)
-            if away.gradients:
-                assert isinstance(stage.parallel, Sharded)
-                stage.parallel.send_to(found.take_scattered())
-        return found
-    if away.masters:
-        return HostOptimizer(named, settings, device)
-    return Optimizer(named, settings)
+    found = away.optimizer(named, settings, device, folder=folder)
+    for stage in stages if isinstance(found, DiskOptimizer) else ():
+        if away.shards:
+            found.read_for(stage.module, passes=away.passes)
+        if away.gradients:
+            assert isinstance(stage.parallel, Sharded)
+            stage.parallel.send_to(found.take_scattered())
+    return found
 
 
 def rank_stream(layout: Layout, rank: int) -> Stream:

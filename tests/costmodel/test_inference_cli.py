@@ -95,8 +95,8 @@ def test_many_stages_are_a_short_table(capsys: pytest.CaptureFixture[str]) -> No
     asked = ("--inference", "--model", "gpt-175b", "--gpus", "96", "--pp", "96")
     assert simulate(*asked) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    shown = [int(row[0]) for row in rows if row and row[0].isdigit()]
-    assert shown == [0, 1, 95]
+    shown = [row[0] for row in rows[rows.index([]) + 2 :] if row]
+    assert shown == ["0", "1–94", "95"]
 
 
 OF_TRAINING: tuple[tuple[str, ...], ...] = (

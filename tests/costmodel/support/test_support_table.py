@@ -14,7 +14,6 @@ from costmodel.layout.offload import Offload
 from costmodel.layout.retention import PRESETS
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.options.pins import Pins
-from costmodel.report.support import support_table
 from costmodel.schedule.schedules import SCHEDULES
 from costmodel.simulation.question import default_precision, resolve
 from costmodel.support.features import Combination, facts
@@ -28,6 +27,7 @@ from costmodel.support.support_table import (
     require_supported,
     support,
 )
+from docs.support_tables import support_table
 from profiles.commandline.options import JobOptions
 from profiles.errors import MeshwrightError, Unsupported
 from profiles.hardware.catalog import cluster
