@@ -138,9 +138,9 @@ def require_trained(module: nn.Module, layout: Layout) -> None:
         narrow = one.is_floating_point() and one.dtype is not torch.float32
         if narrow and (one.requires_grad or together):
             raise Contradiction(
-                f"{name} is {str(one.dtype).removeprefix('torch.')}: a layout of "
-                f"precision {layout.precision_name} is begun with weights of 32 bits, "
-                "and makes others itself; call module.float() before parallelize"
+                f"{name} is {str(one.dtype).removeprefix('torch.')}: precision "
+                f"{layout.precision_name} starts from 32-bit weights and casts them "
+                "itself; call module.float() before parallelize"
             )
 
 
@@ -241,9 +241,9 @@ def _redone(members: list[nn.Module], again: list[bool]) -> Iterator[nn.Module]:
         yield from members
     else:
         raise Contradiction(
-            f"the layout makes {sum(again)} of {len(again)} layers again, and the "
-            f"module has {len(members)} units; give units, one a layer, or recompute "
-            "full in all"
+            f"the layout recomputes {sum(again)} of {len(again)} layers, and the "
+            f"module has {len(members)} units; give units=, one per layer, or use "
+            "recompute full in all layers"
         )
 
 

@@ -138,9 +138,9 @@ def kind_of(make: Make) -> str:
     if type(made) is torch.optim.SGD and not group["dampening"]:
         return "sgd-momentum" if group["momentum"] else "sgd"
     raise Unsupported(
-        f"states of {type(made).__name__}, as it is made, are not known before its "
-        "first step, so that none can be laid in a file: choose AdamW or Adam without "
-        "amsgrad, SGD without dampening, or --offload-to cpu"
+        f"the states of {type(made).__name__} are not known before its first step, so "
+        "they cannot be put in a file: choose AdamW or Adam without amsgrad, SGD "
+        "without dampening, or --offload-to cpu"
     )
 
 

@@ -1,7 +1,7 @@
-"""What of a layout a module of one's own is trained by, and what needs `execute`.
+"""Which layouts `parallelize` supports for a user's own module; others need `execute`.
 
-Everything that a layout says is carried out or refused, in words, before anything
-trains: a plan whose half was left out would not be what was priced.
+Everything that a layout says is either done or refused with its reason, before anything
+trains: a plan that is followed by half is not the one that was priced.
 """
 
 from __future__ import annotations
@@ -62,9 +62,8 @@ def _of_modules(used: Combination) -> Iterator[str]:
     """What changes what a module computes."""
     if used.by_modules:
         yield (
-            "a layout whose operators have shardings of their own is of the "
-            "catalogue's layers: train it with `execute`, or leave the modules of its "
-            "plans out and give styles"
+            "per-operator shardings are for the catalogue's layers: train with "
+            "`execute`, or leave the modules of the plans out and give styles"
         )
     cut = {"cp": used.cp, "ep": used.ep, "etp": used.etp}
     found = [f"{name} {degree}" for name, degree in cut.items() if degree > 1]
@@ -76,8 +75,8 @@ def _of_modules(used: Combination) -> Iterator[str]:
         )
     if policy(used.precision).eight_bits:
         yield (
-            f"precision {used.precision} is of the products of the catalogue's layers: "
-            "train it with `execute`, or plan with --precision bf16"
+            f"precision {used.precision} is implemented for the catalogue's layers "
+            "only: train with `execute`, or plan with --precision bf16"
         )
     if used.pp > 1 and policy(used.precision).scaled:
         yield (
@@ -101,19 +100,19 @@ def _of_ranks(layout: Layout, used: Combination) -> Iterator[str]:
         )
     if used.pp > 1 and used.schedule not in SCHEDULES:
         yield (
-            f"schedule {used.schedule} is not supported for modules of one's own; "
+            f"schedule {used.schedule} is not supported for your own modules; "
             f"choose {', '.join(SCHEDULES)}"
         )
     if used.dp * used.cp > 1 and len(used.zero) > 1:
-        yield "layers have unlike ZeRO levels: give them one"
+        yield "layers have different ZeRO levels: give all of them the same"
 
 
 def _of_retention(used: Combination) -> Iterator[str]:
     other = sorted((used.retentions | used.of_ends) - {"none", "full"})
     if other or used.of_ends - {"none"}:
         yield (
-            f"layers that are treated otherwise ({', '.join(other) or 'of the ends'}): "
-            "a unit is kept or made again whole; train it with `execute`, or choose "
+            f"recompute or offload of {', '.join(other) or 'embedding or head'}: "
+            "a unit is kept or recomputed as a whole; train with `execute`, or choose "
             "recompute none or full, without --offload activations"
         )
 
@@ -128,8 +127,7 @@ def _of_states(layout: Layout, used: Combination) -> Iterator[str]:
     offload = layout.offload
     if offload.parameters and not offload.optimizer:
         yield (
-            "parameters that are on the host are updated there: add optimizer to "
-            "--offload"
+            "offloaded parameters are updated on the host: add optimizer to --offload"
         )
     if offload.parameters and used.dp > 1 and used.zero != {3}:
-        yield "it is ZeRO-3's shards that are on the host: choose zero 3"
+        yield "only ZeRO-3's shards can be offloaded: choose --zero 3"

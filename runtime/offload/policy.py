@@ -147,7 +147,7 @@ def require_drive(
     if not in_memory(where):
         return ()
     why = (
-        f"{shown(where)} is in the host's memory: what is there takes no less of it; "
-        "name a folder of a drive with --offload-dir DIR"
+        f"{shown(where)} is in the host's memory, so offloading to it saves none; name "
+        "a folder of a drive with --offload-dir DIR"
     )
     return (why,)
