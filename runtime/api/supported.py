@@ -111,9 +111,10 @@ def _of_retention(used: Combination) -> Iterator[str]:
     other = sorted((used.retentions | used.of_ends) - {"none", "full"})
     if other or used.of_ends - {"none"}:
         yield (
-            f"recompute or offload of {', '.join(other) or 'embedding or head'}: "
-            "a unit is kept or recomputed as a whole; train with `execute`, or choose "
-            "recompute none or full, without --offload activations"
+            "recompute or offload inside a layer "
+            f"({', '.join(other) or 'of embedding or head'}): a unit is kept or "
+            "recomputed as a whole; train with `execute`, or choose recompute none or "
+            "full, without --offload activations"
         )
 
 
