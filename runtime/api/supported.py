@@ -13,19 +13,19 @@ from costmodel.support import Combination
 from profiles.errors import Unsupported
 from profiles.hardware import Format, precision
 from runtime.models import policy
-from runtime.offload import StatesAway, level
+from runtime.offload import StateOffload, level
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
-def require_carried_out(layout: Layout) -> None:
+def require_executable(layout: Layout) -> None:
     """Raise Unsupported, with every reason, for what no module of one's own does."""
     found = list(_reasons(layout, Combination.of_layout(layout)))
     if found:
         raise Unsupported("; ".join(found))
 
 
-def sharded_as(layout: Layout) -> int:
+def fsdp_level(layout: Layout) -> int:
     """The ZeRO level that `fully_shard` is given; 0 where it is not used.
 
     Weights of 16 bits have their masters in its shards, also where ZeRO asks for none.
@@ -36,12 +36,12 @@ def sharded_as(layout: Layout) -> int:
     return found or (2 if policy(layout.precision_name).master else 0)
 
 
-def states_away(layout: Layout) -> StatesAway:
+def state_offload(layout: Layout) -> StateOffload:
     """Which of its states are in the host's memory, or on its drive."""
-    return StatesAway.of(layout.offload, sharded_as(layout))
+    return StateOffload.of(layout.offload, fsdp_level(layout))
 
 
-def made_again(layout: Layout) -> list[bool]:
+def recomputed_layers(layout: Layout) -> list[bool]:
     """For each numbered layer, in order, whether backward runs it again."""
     return [
         EVERYTHING in plan.retention.recomputed

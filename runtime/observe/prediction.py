@@ -1,4 +1,4 @@
-"""What the cost model says of a run before its first step, held against the run."""
+"""The cost model's prediction of a run before its first step, and its error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """Seconds of a step's part; the collectives are in the parts that they serve."""
+    """A part of a step: measured and predicted seconds. Collectives are also counted
+    in the part that they belong to."""
 
     part: str
     measured_s: float

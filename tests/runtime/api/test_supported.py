@@ -10,7 +10,7 @@ from costmodel.layout.layout import Layout
 from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import Uniform, spell_out
 from profiles.errors import Unsupported
-from runtime.api.supported import require_carried_out
+from runtime.api.supported import require_executable
 from tests.support.small_layouts import FP32, STATES
 from tests.support.training_cases import BATCH, job
 
@@ -46,11 +46,11 @@ def layout(choice: Uniform) -> Layout:
 )
 def test_what_needs_execute_is_refused(choice: Uniform, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason) as raised:
-        require_carried_out(layout(choice))
+        require_executable(layout(choice))
     assert raised.value.exit_code == 2
 
 
 def test_every_reason_is_said_at_once() -> None:
     asked = replace(FP32, cp=2, recompute="selective")
     with pytest.raises(Unsupported, match=r"cp 2 .*; recompute or offload inside"):
-        require_carried_out(layout(asked))
+        require_executable(layout(asked))
