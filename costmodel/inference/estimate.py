@@ -222,12 +222,12 @@ class InferenceEstimate:
         tp, latent = asked.choice.tp, getattr(asked.job.spec, "mla", None) is not None
         if latent and tp > 1:
             said.append(
-                f"every one of the tp {tp} ranks keeps all latents: they have no heads "
-                "to be cut by"
+                f"each of the {tp} tp ranks keeps all latents: they have no heads to "
+                "split"
             )
         elif heads and max(heads) < tp:
             said.append(
-                f"tp {tp} is more than the {max(heads)} key-value heads: each is kept "
+                f"tp {tp} exceeds the {max(heads)} key-value heads: each is replicated "
                 f"on {tp // max(heads)} ranks"
             )
         return (*said, *asked.machine.remarks())

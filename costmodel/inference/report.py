@@ -149,7 +149,7 @@ def _memory_words(found: InferenceEstimate) -> str:
     room = format_bytes(asked.machine.device.capacity_bytes)
     verdict = "fits in" if found.fits else "DOES NOT FIT in"
     most = found.largest_global_batch
-    batch = f"largest global batch {most:,}" if most else "nor does any batch"
+    batch = f"largest global batch {most:,}" if most else "no batch fits"
     return f"{used}, {verdict} {room}; {batch}"
 
 

@@ -88,7 +88,7 @@ def layout_words(layout: Layout) -> str:
     if plan.sharding == "megatron-sp":
         parts.append("sequence parallel")
     if any(plan.modules for stage in layout.stages for plan in stage.plans):
-        parts.append("operators by shardings of their own")
+        parts.append("per-operator shardings")
     parts += _again(layout)
     away = _away(layout)
     if away.anything:

@@ -136,7 +136,7 @@ def _jobs(options: MeasureOptions) -> tuple[Job, ...]:
         for name in ("seq_len", "global_batch"):
             if getattr(options, name) is not None:
                 flag = name.replace("_", "-")
-                raise Contradiction(f"--{flag} is of a model; give --model too")
+                raise Contradiction(f"--{flag} needs a model; give --model too")
         return ()
     job = known_model(options.model).job(
         seq_len=options.seq_len, global_batch=options.global_batch
@@ -224,8 +224,8 @@ def require_alike(nodes: Sequence[Node]) -> None:
                 )
         if node.device != first.device:
             raise Unsupported(
-                f"node 0 is {first.device} and node {number} {node.device}: "
-                "machines of unlike devices are measured in profiles of their own"
+                f"node 0 is {first.device} and node {number} {node.device}: measure "
+                "machines of different devices in separate profiles"
             )
 
 

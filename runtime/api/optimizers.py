@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from costmodel.layout import Layout
 from profiles.errors import Unsupported
-from runtime.api.supported import sharded_as, states_away
+from runtime.api.supported import fsdp_level, state_offload
 from runtime.offload import DiskOptimizer, Host, HostGradients
 from runtime.optim import Make, Settings, local
 
@@ -38,14 +38,14 @@ class Update:
     def __init__(
         self, model: nn.Module, layout: Layout, make: Make, folder: Path | None = None
     ) -> None:
-        away, device = states_away(layout), device_of(model)
+        away, device = state_offload(layout), device_of(model)
         settings = Settings(name=kind_of(make)) if away.on_drive else Settings()
         self._trained = trained(model)
         self._driver = away.optimizer(
             self._trained.items(), settings, device, folder=folder, make=make
         )
         self._down: HostGradients | None = None
-        early = sharded_as(layout) >= 2
+        early = fsdp_level(layout) >= 2
         if isinstance(self._driver, DiskOptimizer):
             early = away.gradients
             self._down = self._driver.take_scattered() if early else None
@@ -138,9 +138,9 @@ def kind_of(make: Make) -> str:
     if type(made) is torch.optim.SGD and not group["dampening"]:
         return "sgd-momentum" if group["momentum"] else "sgd"
     raise Unsupported(
-        f"states of {type(made).__name__}, as it is made, are not known before its "
-        "first step, so that none can be laid in a file: choose AdamW or Adam without "
-        "amsgrad, SGD without dampening, or --offload-to cpu"
+        f"the states of {type(made).__name__} are not known before its first step, so "
+        "they cannot be put in a file: choose AdamW or Adam without amsgrad, SGD "
+        "without dampening, or --offload-to cpu"
     )
 
 

@@ -111,7 +111,7 @@ def words(found: Sequence[Probed]) -> str:
         for one in found[1:]
         if not one.document(best)["distinguishable"]
     ]
-    doubt = f"; as fast, within what its rounds differ by: {', '.join(alike)}"
+    doubt = f"; not distinguishable from it: {', '.join(alike)}"
     return f"picked {shown(best.file)}{doubt if alike else ''}"
 
 

@@ -280,10 +280,10 @@ def _require_watched(options: RunOptions, done: int) -> None:
     observe, trace = options.observe is not None, options.training.trace is not None
     untimed = untimed_steps(observe=observe, trace=trace)
     for asked, what, fewest in (
-        (trace, "--trace traces a step after those that warm up", untimed),
+        (trace, "--trace traces the step after the warm-up", untimed),
         (
             observe,
-            "--observe listens to steps before the first that is timed",
+            "--observe instruments steps before the timed ones",
             untimed + 1,
         ),
     ):
@@ -304,7 +304,7 @@ def _limits(
     if shares_cores(priced) != (device == "cpu"):
         yield (
             f"the layout is priced for {priced.name} and trained on this machine's "
-            f"{device}: seconds and bytes of either say nothing of the other"
+            f"{device}: times and memory of the two are not comparable"
         )
     if device == "cpu" and decoder_of(job).numerics.attention_dropout:
         yield (
@@ -314,8 +314,8 @@ def _limits(
     least = untimed_steps(observe=options.observe is not None) + 1
     if options.steps - done < least:
         yield (
-            "no step is timed: the first ones are watched, which takes longer; with "
-            f"--steps {done + least} or more the step time can be compared"
+            "no step is timed: the first ones are instrumented, which is slower; give "
+            f"--steps {done + least} or more to compare the step time"
         )
 
 
@@ -328,8 +328,8 @@ def _unlike(options: RunOptions, data: Source) -> Iterator[str]:
     if seed != options.seed:
         yield (
             f"the checkpoint is of a run with --seed {seed}, this one has --seed "
-            f"{options.seed}: from here on it reads other sequences than the run that "
-            "was not stopped would"
+            f"{options.seed}: it will not read the sequences that an uninterrupted run "
+            "would"
         )
     elif stored.get("data") not in (None, fingerprint(data)):
         yield (

@@ -27,10 +27,10 @@ from runtime.models import decoder_of
 from runtime.observe import (
     Journal,
     Observed,
-    Watch,
+    StepProfiler,
     everyone,
     journals,
-    told,
+    measured_parts,
     untimed_steps,
 )
 from runtime.trace import resident_bytes
@@ -65,7 +65,7 @@ class Run:
         )
         asked = request.training
         untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)
-        self.watch = Watch(
+        self.watch = StepProfiler(
             self.trainer, record=request.record, untimed=untimed, trace=asked.trace
         )
         self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
@@ -90,7 +90,7 @@ class Run:
             document = self.observed.document(peaks, wall_s, first)
             median_s = document["step_time_s"]["median"]
             kind = self.device.type
-            document |= told(reports, self.job, median_s, device=kind)
+            document |= measured_parts(reports, self.job, median_s, device=kind)
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
             write_text(Path(self.request.result), json.dumps(document))

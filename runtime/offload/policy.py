@@ -1,4 +1,4 @@
-"""`StatesAway`: what of a stage's states is away from the device, and who copies it.
+"""`StateOffload`: what of a stage's states is away from the device, and who copies it.
 
 optimizer, ZeRO-0      masters, moments and update (`HostOptimizer`); gradients go
                        down at the update
@@ -35,7 +35,7 @@ from runtime.optim import Make, Optimizer, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatesAway:
+class StateOffload:
     """`shards` with all that is made of them, or `masters` of the optimizer's own;
     in a file where `on_drive`, with `gradients` once they are scattered. `passes` fetch
     shards each time, not once a step."""
@@ -47,7 +47,7 @@ class StatesAway:
     passes: bool = False
 
     @classmethod
-    def of(cls, offload: Offload, zero: int) -> StatesAway:
+    def of(cls, offload: Offload, zero: int) -> StateOffload:
         """What *offload* means where parameters are sharded as *zero* says."""
         shards = offload.parameters or (offload.optimizer and zero in (1, 2))
         masters = offload.optimizer and not shards
@@ -93,7 +93,7 @@ class StatesAway:
         return CPUOffloadPolicy(pin_memory=pinned)
 
 
-HERE: Final = StatesAway()  # all on the device
+HERE: Final = StateOffload()  # all on the device
 
 
 def level(zero: int, offload: Offload, *, ranks: int) -> int:
@@ -147,7 +147,7 @@ def require_drive(
     if not in_memory(where):
         return ()
     why = (
-        f"{shown(where)} is in the host's memory: what is there takes no less of it; "
-        "name a folder of a drive with --offload-dir DIR"
+        f"{shown(where)} is in the host's memory, so offloading to it saves none; name "
+        "a folder of a drive with --offload-dir DIR"
     )
     return (why,)

@@ -24,8 +24,8 @@ from runtime.offload import DiskOptimizer
 from runtime.optim import LearningRate, LossScale, Optimizer, Settings
 from runtime.parallel import Context, Meshes, Sharded, context_group
 from runtime.pipeline import Executor, Links
-from runtime.trace import ActionWatch, Recorder
-from runtime.train.build import Builder, HeldStage, Setup
+from runtime.trace import ActionObserver, Recorder
+from runtime.train.build import Builder, LocalStage, Setup
 from runtime.train.step_hooks import Step, TiedTable
 
 BEYOND: Final = 2**40  # sequences of a source: no training reads so many
@@ -73,13 +73,13 @@ class Trainer:
         tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:
-            self.recorder.know("tied", [tied.group])
+            self.recorder.register_groups("tied", [tied.group])
         if self.context.group is not None:
-            self.recorder.know("cp", [self.context.group])
+            self.recorder.register_groups("cp", [self.context.group])
         for held in self.stages:
             if held.copies > 1:
                 for axis, group in held.replicas.named():
-                    self.recorder.know(axis, [group])
+                    self.recorder.register_groups(axis, [group])
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._places = self.context.places()
         self._step = Step(
@@ -105,7 +105,7 @@ class Trainer:
         )
 
     def step(
-        self, number: int, *, record: bool = False, watch: ActionWatch | None = None
+        self, number: int, *, record: bool = False, watch: ActionObserver | None = None
     ) -> StepResult:
         """Carry out step *number* (from 0), for *watch* to see, or on record.
 
@@ -206,7 +206,7 @@ class Trainer:
 
 
 def optimizer(
-    stages: Sequence[HeldStage],
+    stages: Sequence[LocalStage],
     settings: Settings,
     device: torch.device,
     folder: Path | None = None,

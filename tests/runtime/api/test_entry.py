@@ -345,7 +345,7 @@ def test_layers_made_again_are_told_by_their_number() -> None:
     assert list(_redone(units[1:-1], again)) == wanted
     assert list(_redone([*units, nn.Identity()], again)) == wanted
     assert list(_redone(units[1:4], [True] * 4)) == units[1:4]
-    with pytest.raises(Contradiction, match="give units, one a layer"):
+    with pytest.raises(Contradiction, match="give units=, one per layer"):
         list(_redone(units[1:4], again))
 
 

@@ -120,7 +120,7 @@ def test_the_part_that_was_missed_most_is_named() -> None:
         for row in rows
     ]
     told = largest(documents, 2.0)
-    assert told == "the largest miss: bubble, predicted 15% of the step too short"
+    assert told == "largest error: bubble, predicted -15% of the measured step"
 
 
 def test_a_pick_says_what_it_cannot_be_told_from() -> None:
@@ -132,7 +132,7 @@ def test_a_pick_says_what_it_cannot_be_told_from() -> None:
             ("c.json", (2.0, 2.1)),
         )
     )
-    assert words([best, near, far]).endswith("differ by: b.json")
+    assert words([best, near, far]).endswith("distinguishable from it: b.json")
     assert words([best, far]) == "picked a.json"
     assert far.document(best)["distinguishable"]
 
