@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("steady")  # --hypothesis-profile=thorough looks further
 
 # Each worker has a core of its own: threads of more would wait for each other's cores.

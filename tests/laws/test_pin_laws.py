@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from io import StringIO
 from typing import Any
 
@@ -49,6 +50,7 @@ def body(layers: str) -> int:
     return sum(int(pair[-1]) - int(pair[0]) + 1 for pair in ends)
 
 
+@cache  # many pins are held against one answer
 def asked(*argv: str) -> dict[str, Any]:
     out, said = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(said):

@@ -116,15 +116,15 @@ def test_bounds_hold_whenever_time_ends(hand: Hand, objective: Objective) -> Non
     assert answers
 
 
-@pytest.mark.parametrize("limit_s", [0, 5, 10, 30, 100, 300])
-def test_bounds_over_islands_hold_whenever_time_ends(hand: Hand, limit_s: int) -> None:
+def test_bounds_over_islands_hold_whenever_time_ends(hand: Hand) -> None:
     posed = islands.asked(islands.joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-125m")
     whole = solve(posed, BranchAndBound(), Limits())
     hand.each_s = 1.0
-    found = solve(posed, BranchAndBound(), Limits(time_limit_s=limit_s))
-    assert found.best is not None
-    assert found.lower <= whole.value * (1 + EXACT)
-    assert whole.value <= found.value * (1 + EXACT)
+    for limit_s in (0, 5, 10, 30, 100, 300):
+        found = solve(posed, BranchAndBound(), Limits(time_limit_s=limit_s))
+        assert found.best is not None
+        assert found.lower <= whole.value * (1 + EXACT)
+        assert whole.value <= found.value * (1 + EXACT)
 
 
 def test_limits_count_from_when_they_began(hand: Hand) -> None:
