@@ -216,12 +216,13 @@ def optimizer(
     named = [pair for stage in stages for pair in stage.named_parameters()]
     away = stages[0].away
     found = away.optimizer(named, settings, device, folder=folder)
-    for stage in stages if isinstance(found, DiskOptimizer) else ():
-        if away.shards:
-            found.read_for(stage.module, passes=away.passes)
-        if away.gradients:
-            assert isinstance(stage.parallel, Sharded)
-            stage.parallel.send_to(found.take_scattered())
+    if isinstance(found, DiskOptimizer):
+        for stage in stages:
+            if away.shards:
+                found.read_for(stage.module, passes=away.passes)
+            if away.gradients:
+                assert isinstance(stage.parallel, Sharded)
+                stage.parallel.send_to(found.take_scattered())
     return found
 
 
