@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from planner.search.bounds import ENDS, Floor, leaf_bounds, rough_s
+    from planner.search.bounds import ENDS, Floor, leaf_bytes, leaf_s, rough_s
     from planner.search.branch_and_bound import BranchAndBound
     from planner.search.branch_queue import BranchQueue
     from planner.search.frontier import Frontier
