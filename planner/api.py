@@ -33,7 +33,6 @@ from planner.problem import (
     too_deep,
     usual_probability,
 )
-from planner.remat import first_fit
 from planner.result import Plan
 from planner.search import (
     BASELINES,
@@ -42,6 +41,7 @@ from planner.search import (
     Clock,
     Limits,
     check,
+    first_fit,
     over_offloads,
     polished,
     search_called,
@@ -184,13 +184,8 @@ def with_faster(
     return replace(solution, by_estimate=other)
 
 
-def sharded(
-    problem: Problem, solution: Solution, limits: Limits, *, on_disk: bool = False
-) -> Solution:
-    """*solution* of the default search, its operators sharded as is best; checked.
-
-    Solved programs are kept *on_disk* for the next time, or in memory alone.
-    """
+def sharded(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """*solution* of the default search, its operators sharded as is best; checked."""
     best, clock = solution.best, Clock(limits=limits)
     if clock.over:
         return solution
@@ -202,10 +197,9 @@ def sharded(
         return solution
     if not problem.offers("operators", "by modules"):
         return solution
-    from planner.sharding import cache_folder, with_own_shardings
+    from planner.sharding import with_own_shardings
 
-    cache = cache_folder() if on_disk else None
-    found = with_own_shardings(problem, solution, cache, clock)
+    found = with_own_shardings(problem, solution, clock)
     if found.best is not best:
         check(problem, found)
     return found

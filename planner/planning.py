@@ -63,7 +63,7 @@ class Planning:
         if self.wish.any_stage:
             better = _widened(problem, better, limits)
         better = recommended(problem, better, wanted_runners_up(self.wish))
-        better = sharded(problem, better, limits, on_disk=True)
+        better = sharded(problem, better, limits)
         return with_faster(problem, better, found.too_big, limits)
 
     def solved(self, problem: Problem, limits: Limits | None = None) -> Solution:

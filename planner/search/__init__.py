@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from planner.search.branch_and_bound import BranchAndBound
     from planner.search.branch_queue import BranchQueue
     from planner.search.frontier import Frontier
+    from planner.search.least_peak import first_fit, free, leanest
     from planner.search.offload import everything_away, over_offloads
     from planner.search.registry import BASELINES, SEARCHES, search_called
     from planner.search.remat_per_stage import polished, without_auto

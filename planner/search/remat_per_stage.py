@@ -104,6 +104,22 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
 
 
 @dataclass
+class _Record:
+    """What came of the trials of a schedule."""
+
+    value: float = inf  # the best that fits
+    tried: int = 0
+    missed: int = 0  # in a row
+    added: float = 0.0  # to the values of candidates that keep everything, in all
+    guessed: float = 0.0  # the same, as it was guessed
+
+    @property
+    def off(self) -> float:
+        """How many times more what is made again takes than was guessed."""
+        return max(self.added / self.guessed, 1.0) if self.guessed else 1.0
+
+
+@dataclass
 class _Trials:
     """The most promising candidates, fitted one after another.
 
@@ -113,12 +129,12 @@ class _Trials:
 
     best: Candidate
     value: float
-    simulated: int = 0
     known: Known = field(default_factory=Known)
-    off: dict[str, float] = field(default_factory=dict)  # how far the last guess was
-    own: dict[str, float] = field(default_factory=dict)  # the best of each schedule
-    missed: Counter[str] = field(default_factory=Counter)  # in a row
-    tried: Counter[str] = field(default_factory=Counter)
+    of_schedule: dict[str, _Record] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> int:
+        return sum(one.tried for one in self.of_schedule.values())
 
     def of(self, left: list[_Promise]) -> Iterator[_Promise]:
         """Those of *left* that may be better, the most likely ones first."""
@@ -128,24 +144,29 @@ class _Trials:
             yield one
 
     def judge(self, one: _Promise) -> None:
-        schedule = one.choice.schedule
         found = one.problem.simulate(one.choice, self.known)
         value, fits = one.problem.value(found), one.problem.fits(found)
-        self.simulated += 1
-        self.tried[schedule] += 1
-        self.missed[schedule] += 1
-        self.off[schedule] = value / one.guess
-        if fits and value < self.own.get(schedule, inf):
-            self.own[schedule], self.missed[schedule] = value, 0
+        record = self._record(one)
+        record.tried += 1
+        record.missed += 1
+        record.added += value - one.least
+        record.guessed += one.guess - one.least
+        if fits and value < record.value:
+            record.value, record.missed = value, 0
         if fits and value < self.value:
             self.best, self.value = found, value
 
+    def _record(self, one: _Promise) -> _Record:
+        return self.of_schedule.setdefault(one.choice.schedule, _Record())
+
     def _likely(self, one: _Promise) -> float:
-        return one.guess * self.off.get(one.choice.schedule, 1.0) * TOO_HIGH
+        """What it may come to at the least."""
+        again = self._record(one).off * (one.guess - one.least)
+        return TOO_HIGH * (one.least + again)
 
     def _may_be_better(self, one: _Promise) -> bool:
-        schedule = one.choice.schedule
-        if self.missed[schedule] == MISSES or self.tried[schedule] == MOST:
+        record = self._record(one)
+        if record.missed == MISSES or record.tried == MOST:
             return False
         return max(one.least, self._likely(one)) < self.value * (1 - EXACT)
 
