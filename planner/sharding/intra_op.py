@@ -33,8 +33,7 @@ from planner.sharding.costs import (
     own_traffic,
     readings,
 )
-from planner.sharding.ilp import solve_choice
-from planner.sharding.milp import TIME_LIMIT_S
+from planner.sharding.ilp import TIME_LIMIT_S, solve_choice
 from planner.sharding.problem import ENTRY, BlockProblem, entry_choices
 from profiles.errors import Infeasible
 from profiles.models import Operator

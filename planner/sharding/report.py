@@ -19,8 +19,8 @@ from costmodel.operators import ON_TP, Step, dimension, made, splittable
 from planner.problem import Problem
 from planner.search import Clock, Limits
 from planner.sharding.choice_graph import Status
+from planner.sharding.ilp import TIME_LIMIT_S
 from planner.sharding.intra_op import BlockSharding, Posed, peak_bytes, pose, solve
-from planner.sharding.milp import TIME_LIMIT_S
 from planner.sharding.problem import ENTRY, BlockProblem, entry_choices
 from profiles.hardware import Precision, precision
 from profiles.models import Operator
