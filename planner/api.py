@@ -113,11 +113,8 @@ def plan(
     chosen = search_called(search) if isinstance(search, str) else search
     limits = Limits(time_limit_s=options.time_limit_s, runners_up=wanted).begun()
     first = solve(problem, chosen, limits)
-    found = refined(problem, first, options.pins or Pins(), limits)
-    if options.any_stage:
-        found = widen(problem, found, limits)
-    found = sharded(problem, recommended(problem, found, options.runners_up), limits)
-    found = with_faster(problem, found, first.too_big, limits)
+    pins = options.pins or Pins()
+    found = improved(problem, first, pins, limits, options.runners_up)
     left_out = {
         "precision": options.precision,
         "flash_attention": problem.pins.flash_attention,
@@ -128,6 +125,18 @@ def plan(
         name: getattr(problem, name) for name, said in left_out.items() if said is None
     }
     return Plan.of(problem, found, assumed)
+
+
+def improved(
+    problem: Problem, first: Solution, asked: Pins, limits: Limits, runners_up: int
+) -> Solution:
+    """What is better than the *first* solution and no search looks at; with so many
+    *runners_up*."""
+    found = refined(problem, first, asked, limits)
+    if problem.any_stage:
+        found = widen(problem, found, limits)
+    found = sharded(problem, recommended(problem, found, runners_up), limits)
+    return with_faster(problem, found, first.too_big, limits)
 
 
 def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Problem:

@@ -217,6 +217,17 @@ def _with(
 
 
 @dataclass(frozen=True, slots=True)
+class _Tight:
+    """Candidates that fit if they make everything again, and not if they keep it: the
+    branch of each, bytes beyond the limit, and bytes where all is made again."""
+
+    columns: Columns
+    branch: Array
+    over: Array
+    made: Array
+
+
+@dataclass(frozen=True, slots=True)
 class _Rows:
     """Candidates that keep everything, and the branch of each: their bounds, and what
     they may come to."""
@@ -287,19 +298,22 @@ class _Field:
             return None
         lean, branch = self.space.leanest(table)
         over = self._over(lean)
-        first = self._guessed(lean, branch, over, value)
-        binds = self._full(table, np.bincount(branch, weights=over > 0) == 0)
-        self.considered = int(table["leaves"][binds].sum())
+        tight = self._tight(lean, branch, over)
+        first = self._guessed(tight, value)
+        all_fit = np.bincount(branch, weights=over > 0) == 0
+        binds = self._full(table, np.flatnonzero(all_fit))
+        binds[tight.branch] = True
+        self.considered = int(table["leaves"][np.unique(first.branch)].sum())
         self.lower = min(self.lower, floors[binds].min(initial=inf))
         best = take(table, first.branch[first.likeliest()])
-        every, owner = self.space.leaves(best), np.arange(length(best))
-        owner = np.repeat(owner, best["leaves"])
-        return self._guessed(every, owner, self._over(every), value)
+        owner = np.repeat(np.arange(length(best)), best["leaves"])
+        every = self.space.leaves(best)
+        return self._guessed(self._tight(every, owner, self._over(every)), value)
 
-    def _full(self, table: Table, lean_fit: Array) -> Array:
-        """Which branches have candidates that do not fit keeping everything: all but
-        those whose leanest and whose fullest fit."""
-        found, rest = ~lean_fit, np.flatnonzero(lean_fit)
+    def _full(self, table: Table, rest: Array) -> Array:
+        """Of the branches whose leanest fit, the *rest*, those that have candidates
+        that do not."""
+        found = np.zeros(length(table), dtype=bool)
         if len(rest):
             columns, branch = self.space.fullest(take(table, rest))
             found[rest[branch[self._over(columns) > 0]]] = True
@@ -311,33 +325,32 @@ class _Field:
         needed = leaf_bytes(self.space.problem, columns)
         return needed - self.problem.memory_limit_bytes
 
-    def _guessed(
-        self, columns: Columns, branch: Array, over: Array, value: float
-    ) -> _Rows:
-        """Of *columns* those that are *over* the limit, may fit making everything
-        again, and may be better than *value*."""
-        problem, limit = self.problem, self.problem.memory_limit_bytes
-
-        def only(rows: Array) -> None:
-            nonlocal columns, branch, over, bounds
-            columns, branch = columns.take(rows), branch[rows]
-            over, bounds = over[rows], bounds[rows]
-
-        bounds = over
-        only(np.flatnonzero(over > 0))
+    def _tight(self, columns: Columns, branch: Array, over: Array) -> _Tight:
+        """Of *columns* those that are *over* the limit, and may fit making everything
+        again."""
+        limit = self.problem.memory_limit_bytes
+        rows = np.flatnonzero(over > 0)
+        columns, branch, over = columns.take(rows), branch[rows], over[rows]
         self.clock.require()
-        bounds = self._values(columns, limit + over)
-        only(np.flatnonzero(bounds < value))
         made = self._made(*self._leanest(columns))
+        rows = np.flatnonzero(made <= limit)
+        return _Tight(columns.take(rows), branch[rows], over[rows], made[rows])
+
+    def _guessed(self, tight: _Tight, value: float) -> _Rows:
+        """Of those that are *tight* what may be better than *value*."""
+        limit = self.problem.memory_limit_bytes
         self.clock.require()
-        fits = np.flatnonzero(made <= limit)
-        only(fits)
-        share = over / np.maximum(limit + over - made[fits], 1.0)
+        bounds = self._values(tight.columns, limit + tight.over)
+        rows = np.flatnonzero(bounds < value)
+        bounds, over, made = bounds[rows], tight.over[rows], tight.made[rows]
+        columns = tight.columns.take(rows)
+        share = over / np.maximum(limit + over - made, 1.0)
+        self.clock.require()
         leanest, again = self._leanest(columns)
-        full = self._values(again, made[fits], leanest)
-        power = CONVEX if problem.offers("recompute", BY_NAME) else WHOLE
+        full = self._values(again, made, leanest)
+        power = CONVEX if self.problem.offers("recompute", BY_NAME) else WHOLE
         guesses = bounds + np.clip(share, 0, 1) ** power * (full - bounds)
-        return _Rows(columns, branch, bounds, guesses)
+        return _Rows(columns, tight.branch[rows], bounds, guesses)
 
     def _leanest(self, columns: Columns) -> tuple[Problem, Columns]:
         """*columns* that make everything again, and have away all that may leave; with
