@@ -216,7 +216,7 @@ class Frontier:
         self._lose(columns, peaks, floors_s[branch], ~fits)
         levels = np.zeros((len(floors), len(LEVELS)), dtype=bool)
         levels[branch, columns.zero] = fits
-        fitting = levels.any(axis=1)
+        fitting: Array = np.asarray(levels.any(axis=1))
         self.dropped_for_memory += int(batch["leaves"][~fitting].sum())
         if fitting.any():
             some = take(batch, fitting)

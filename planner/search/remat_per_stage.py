@@ -104,6 +104,22 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
 
 
 @dataclass
+class _Record:
+    """What came of the trials of a schedule."""
+
+    value: float = inf  # the best that fits
+    tried: int = 0
+    missed: int = 0  # in a row
+    added: float = 0.0  # to the values of candidates that keep everything, in all
+    guessed: float = 0.0  # the same, as it was guessed
+
+    @property
+    def off(self) -> float:
+        """How many times more what is made again takes than was guessed."""
+        return max(self.added / self.guessed, 1.0) if self.guessed else 1.0
+
+
+@dataclass
 class _Trials:
     """The most promising candidates, fitted one after another.
 
@@ -113,12 +129,12 @@ class _Trials:
 
     best: Candidate
     value: float
-    simulated: int = 0
     known: Known = field(default_factory=Known)
-    off: dict[str, float] = field(default_factory=dict)  # how far the last guess was
-    own: dict[str, float] = field(default_factory=dict)  # the best of each schedule
-    missed: Counter[str] = field(default_factory=Counter)  # in a row
-    tried: Counter[str] = field(default_factory=Counter)
+    of_schedule: dict[str, _Record] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> int:
+        return sum(one.tried for one in self.of_schedule.values())
 
     def of(self, left: list[_Promise]) -> Iterator[_Promise]:
         """Those of *left* that may be better, the most likely ones first."""
@@ -128,24 +144,29 @@ class _Trials:
             yield one
 
     def judge(self, one: _Promise) -> None:
-        schedule = one.choice.schedule
         found = one.problem.simulate(one.choice, self.known)
         value, fits = one.problem.value(found), one.problem.fits(found)
-        self.simulated += 1
-        self.tried[schedule] += 1
-        self.missed[schedule] += 1
-        self.off[schedule] = value / one.guess
-        if fits and value < self.own.get(schedule, inf):
-            self.own[schedule], self.missed[schedule] = value, 0
+        record = self._record(one)
+        record.tried += 1
+        record.missed += 1
+        record.added += value - one.least
+        record.guessed += one.guess - one.least
+        if fits and value < record.value:
+            record.value, record.missed = value, 0
         if fits and value < self.value:
             self.best, self.value = found, value
 
+    def _record(self, one: _Promise) -> _Record:
+        return self.of_schedule.setdefault(one.choice.schedule, _Record())
+
     def _likely(self, one: _Promise) -> float:
-        return one.guess * self.off.get(one.choice.schedule, 1.0) * TOO_HIGH
+        """What it may come to at the least."""
+        again = self._record(one).off * (one.guess - one.least)
+        return TOO_HIGH * (one.least + again)
 
     def _may_be_better(self, one: _Promise) -> bool:
-        schedule = one.choice.schedule
-        if self.missed[schedule] == MISSES or self.tried[schedule] == MOST:
+        record = self._record(one)
+        if record.missed == MISSES or record.tried == MOST:
             return False
         return max(one.least, self._likely(one)) < self.value * (1 - EXACT)
 
@@ -193,6 +214,17 @@ def _with(
         too_big=bigger if faster else None,
         added=added,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Tight:
+    """Candidates that fit if they make everything again, and not if they keep it: the
+    branch of each, bytes beyond the limit, and bytes where all is made again."""
+
+    columns: Columns
+    branch: Array
+    over: Array
+    made: Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,19 +298,22 @@ class _Field:
             return None
         lean, branch = self.space.leanest(table)
         over = self._over(lean)
-        first = self._guessed(lean, branch, over, value)
-        binds = self._full(table, np.bincount(branch, weights=over > 0) == 0)
-        self.considered = int(table["leaves"][binds].sum())
+        tight = self._tight(lean, branch, over)
+        first = self._guessed(tight, value)
+        all_fit = np.bincount(branch, weights=over > 0) == 0
+        binds = self._full(table, np.flatnonzero(all_fit))
+        binds[tight.branch] = True
+        self.considered = int(table["leaves"][np.unique(first.branch)].sum())
         self.lower = min(self.lower, floors[binds].min(initial=inf))
         best = take(table, first.branch[first.likeliest()])
-        every, owner = self.space.leaves(best), np.arange(length(best))
-        owner = np.repeat(owner, best["leaves"])
-        return self._guessed(every, owner, self._over(every), value)
+        owner = np.repeat(np.arange(length(best)), best["leaves"])
+        every = self.space.leaves(best)
+        return self._guessed(self._tight(every, owner, self._over(every)), value)
 
-    def _full(self, table: Table, lean_fit: Array) -> Array:
-        """Which branches have candidates that do not fit keeping everything: all but
-        those whose leanest and whose fullest fit."""
-        found, rest = ~lean_fit, np.flatnonzero(lean_fit)
+    def _full(self, table: Table, rest: Array) -> Array:
+        """Of the branches whose leanest fit, the *rest*, those that have candidates
+        that do not."""
+        found = np.zeros(length(table), dtype=bool)
         if len(rest):
             columns, branch = self.space.fullest(take(table, rest))
             found[rest[branch[self._over(columns) > 0]]] = True
@@ -290,33 +325,32 @@ class _Field:
         needed = leaf_bytes(self.space.problem, columns)
         return needed - self.problem.memory_limit_bytes
 
-    def _guessed(
-        self, columns: Columns, branch: Array, over: Array, value: float
-    ) -> _Rows:
-        """Of *columns* those that are *over* the limit, may fit making everything
-        again, and may be better than *value*."""
-        problem, limit = self.problem, self.problem.memory_limit_bytes
-
-        def only(rows: Array) -> None:
-            nonlocal columns, branch, over, bounds
-            columns, branch = columns.take(rows), branch[rows]
-            over, bounds = over[rows], bounds[rows]
-
-        bounds = over
-        only(np.flatnonzero(over > 0))
+    def _tight(self, columns: Columns, branch: Array, over: Array) -> _Tight:
+        """Of *columns* those that are *over* the limit, and may fit making everything
+        again."""
+        limit = self.problem.memory_limit_bytes
+        rows = np.flatnonzero(over > 0)
+        columns, branch, over = columns.take(rows), branch[rows], over[rows]
         self.clock.require()
-        bounds = self._values(columns, limit + over)
-        only(np.flatnonzero(bounds < value))
         made = self._made(*self._leanest(columns))
+        rows = np.flatnonzero(made <= limit)
+        return _Tight(columns.take(rows), branch[rows], over[rows], made[rows])
+
+    def _guessed(self, tight: _Tight, value: float) -> _Rows:
+        """Of those that are *tight* what may be better than *value*."""
+        limit = self.problem.memory_limit_bytes
         self.clock.require()
-        fits = np.flatnonzero(made <= limit)
-        only(fits)
-        share = over / np.maximum(limit + over - made[fits], 1.0)
+        bounds = self._values(tight.columns, limit + tight.over)
+        rows = np.flatnonzero(bounds < value)
+        bounds, over, made = bounds[rows], tight.over[rows], tight.made[rows]
+        columns = tight.columns.take(rows)
+        share = over / np.maximum(limit + over - made, 1.0)
+        self.clock.require()
         leanest, again = self._leanest(columns)
-        full = self._values(again, made[fits], leanest)
-        power = CONVEX if problem.offers("recompute", BY_NAME) else WHOLE
+        full = self._values(again, made, leanest)
+        power = CONVEX if self.problem.offers("recompute", BY_NAME) else WHOLE
         guesses = bounds + np.clip(share, 0, 1) ** power * (full - bounds)
-        return _Rows(columns, branch, bounds, guesses)
+        return _Rows(columns, tight.branch[rows], bounds, guesses)
 
     def _leanest(self, columns: Columns) -> tuple[Problem, Columns]:
         """*columns* that make everything again, and have away all that may leave; with
