@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from runtime.models.split_backward import (
         AS_GIVEN,
         Deferral,
-        DeferredWeightGrads,
+        Deferred,
         Product,
         Work,
         defer_weight_grads,

@@ -57,7 +57,7 @@ AS_GIVEN: Final = Product()
 Work = Callable[[], None]
 
 
-class DeferredWeightGrads:
+class Deferred:
     """Weight gradients that the I of one stage defers to W; `on` during such passes."""
 
     def __init__(self) -> None:
@@ -89,9 +89,7 @@ class DeferredWeightGrads:
 class Deferral:
     """Hands gradients of *weights* to autograd in W; products use `values` instead."""
 
-    def __init__(
-        self, later: DeferredWeightGrads, weights: Sequence[Tensor | None]
-    ) -> None:
+    def __init__(self, later: Deferred, weights: Sequence[Tensor | None]) -> None:
         self._later = later
         self._edges = [_edge(weight) for weight in weights]
         self.values = [None if one is None else one.detach() for one in weights]
@@ -117,12 +115,12 @@ class Deferral:
         self._later.add(work)
 
 
-def defer_weight_grads(module: nn.Module) -> DeferredWeightGrads:
+def defer_weight_grads(module: nn.Module) -> Deferred:
     """Let the products of *module* defer their weights' gradients, where `on`.
 
     Those are plain linear layers and whatever has an attribute `later` for it.
     """
-    later = DeferredWeightGrads()
+    later = Deferred()
     for part in module.modules():
         if type(part) is nn.Linear:
             product = getattr(part, "product", AS_GIVEN)
@@ -146,7 +144,7 @@ def linear(
     stream: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    later: DeferredWeightGrads | None,
+    later: Deferred | None,
     product: Product = AS_GIVEN,
 ) -> Tensor:
     """*product*, whose gradient of weight and bias *later* may put off."""
@@ -164,7 +162,7 @@ def stacked(
     rows: Sequence[Tensor],
     weight: Tensor,
     bias: Tensor | None,
-    later: DeferredWeightGrads | None,
+    later: Deferred | None,
     product: Product = AS_GIVEN,
 ) -> list[Tensor]:
     """*product* of `rows[e]` with `weight[e]` (experts, out, in), for each expert;
@@ -180,10 +178,7 @@ def stacked(
 
 
 def _forward(
-    module: nn.Linear,
-    later: DeferredWeightGrads | None,
-    product: Product,
-    stream: Tensor,
+    module: nn.Linear, later: Deferred | None, product: Product, stream: Tensor
 ) -> Tensor:
     return linear(stream, module.weight, module.bias, later, product)
 

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from runtime.models import (
     AS_GIVEN,
     Deferral,
-    DeferredWeightGrads,
+    Deferred,
     ExpertMlp,
     Layer,
     Mlp,
@@ -180,7 +180,7 @@ class ColumnLinear(nn.Module):
         given: Tensor | None = linear.bias
         self.bias = None if given is None else placed(given, mesh, 0)
         self.group, self.scattered = mesh.get_group(), scattered
-        self.later: DeferredWeightGrads | None = None
+        self.later: Deferred | None = None
         self.product: Product = AS_GIVEN
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class RowLinear(nn.Module):
         self.weight = placed(linear.weight, mesh, 1)
         self.bias: nn.Parameter | None = linear.bias
         self.group, self.scattered = mesh.get_group(), scattered
-        self.later: DeferredWeightGrads | None = None
+        self.later: Deferred | None = None
         self.product: Product = AS_GIVEN
 
     def forward(self, stream: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodel.schedule import RECEIVED, Action, Kind, Stream, apart
 from profiles.errors import ActionFailed
-from runtime.models import DeferredWeightGrads, Work
+from runtime.models import Deferred, Work
 from runtime.pipeline.p2p import Arrival, Links
 from runtime.trace import ActionObserver
 
@@ -47,7 +47,7 @@ class PipelineStage:
     dtype: torch.dtype
     device: torch.device
     copy: int = 0
-    later: DeferredWeightGrads | None = None
+    later: Deferred | None = None
 
 
 class Hooks(Protocol):

@@ -16,10 +16,10 @@ from costmodel.layout import CORE, Action
 from profiles.measure.timing import weighed
 from runtime.models import ExpertMlp, Experts, Layer, Mlp, autocast
 from runtime.parallel import SplitMlp
-from runtime.remat.saved_tensors import Pass, SavedTensor
+from runtime.remat.saved_tensors import Pass, Saved
 
 
-def mixture(mlp: ExpertMlp, normed: SavedTensor, taken: Pass) -> SavedTensor:
+def mixture(mlp: ExpertMlp, normed: Saved, taken: Pass) -> Saved:
     """*mlp* of the normalised stream, every operator recorded by *taken*."""
     scores = taken.do("router_out", mlp.router.scores, normed)
     routed = mlp.router.choose(scores.values[0])
@@ -41,7 +41,7 @@ def mixture(mlp: ExpertMlp, normed: SavedTensor, taken: Pass) -> SavedTensor:
     return taken.enter("combine_out", whole)
 
 
-def _shared(mlp: ExpertMlp, stream: SavedTensor, taken: Pass) -> Tensor:
+def _shared(mlp: ExpertMlp, stream: Saved, taken: Pass) -> Tensor:
     shared = mlp.shared
     assert isinstance(shared, Mlp | SplitMlp), "shared experts are one MLP"
     up = taken.do("shared_up_out", shared.inner, stream)
@@ -88,14 +88,14 @@ def run(layer: Layer, stream: Tensor, taken: Pass) -> Tensor:
     return made
 
 
-def _mlp(mlp: nn.Module, normed: SavedTensor, taken: Pass) -> SavedTensor:
+def _mlp(mlp: nn.Module, normed: Saved, taken: Pass) -> Saved:
     assert isinstance(mlp, Mlp | SplitMlp), "a layer has an MLP or experts"
     up = taken.do("mlp_up_out", mlp.inner, normed)
     active = taken.do("activation_out", mlp.activation, up)
     return taken.do("mlp_down_out", mlp.down, active)
 
 
-def _attention(layer: Layer, entry: SavedTensor, taken: Pass) -> SavedTensor:
+def _attention(layer: Layer, entry: Saved, taken: Pass) -> Saved:
     attention = layer.attention
     normed = taken.do("input_norm_out", _cast(layer.input_norm), entry)
     packed = taken.do("qkv_out", attention.qkv, normed)
@@ -120,7 +120,7 @@ def _name_of_heads(layer: Layer) -> str:
     return "qk_norm_out" if layer.attention.query_norm is not None else "qkv_out"
 
 
-def _core(layer: Layer, heads: SavedTensor, taken: Pass) -> SavedTensor:
+def _core(layer: Layer, heads: Saved, taken: Pass) -> Saved:
     """Attention itself. What it saves inside is recomputed by itself, unless its output
     is recomputed too, in one go."""
     core, name = layer.attention.core, "attention_out"
@@ -152,8 +152,8 @@ def _blurs(taken: Pass, name: str) -> bool:
 
 
 def _residual(
-    layer: Layer, name: str, skip: SavedTensor, branch: SavedTensor, taken: Pass
-) -> SavedTensor:
+    layer: Layer, name: str, skip: Saved, branch: Saved, taken: Pass
+) -> Saved:
     return taken.do(
         name,
         lambda skip, branch: skip + layer.dropout(branch),

@@ -41,11 +41,11 @@ class Geometry:
         return flat.as_strided(self.size, self.stride, self.offset)
 
 
-class SavedTensor:
+class Saved:
     """What one operator made in one pass: a tensor, or a few."""
 
     def __init__(
-        self, values: Values, make: Make | None, part_of: SavedTensor | None
+        self, values: Values, make: Make | None, part_of: Saved | None
     ) -> None:
         self.values = values  # while the layer runs
         self.part_of = part_of  # whose storage this is
@@ -100,7 +100,7 @@ class Box:
         self.tensor: Tensor | None = tensor
         self._of = of
 
-    def refer(self, kept: SavedTensor, number: int) -> None:
+    def refer(self, kept: Saved, number: int) -> None:
         """From now on it is value *number* of *kept*."""
         assert self.tensor is not None
         self._geometry = Geometry(self.tensor)
@@ -123,9 +123,9 @@ class Pass:
 
     def __init__(self, retention: Retention, tiers: Tiers, before: Pass | None) -> None:
         self._retention, self._tiers, self._before = retention, tiers, before
-        self._named: dict[str, SavedTensor] = {}
+        self._named: dict[str, Saved] = {}
         self._boxes: list[Box] = []
-        self._away: list[ReferenceType[SavedTensor]] = []
+        self._away: list[ReferenceType[Saved]] = []
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -134,27 +134,27 @@ class Pass:
             yield
         self._settle()
 
-    def enter(self, name: str, value: Tensor) -> SavedTensor:
+    def enter(self, name: str, value: Tensor) -> Saved:
         """What the layer is given."""
-        return self._add(name, SavedTensor((value,), None, None))
+        return self._add(name, Saved((value,), None, None))
 
     def do(
         self,
         name: str,
         function: Callable[..., Tensor | Values],
-        *given: SavedTensor,
-        part_of: SavedTensor | None = None,
+        *given: Saved,
+        part_of: Saved | None = None,
         draws: bool = False,
-    ) -> SavedTensor:
+    ) -> Saved:
         """Carry an operator out; what it makes is called *name*.
 
         *draws*: it takes random numbers, the same ones when it runs again.
         """
         again = _again(function, given, draws)
         made = function(*(value for one in given for value in one.values))
-        return self._add(name, SavedTensor(_tuple(made), again, part_of))
+        return self._add(name, Saved(_tuple(made), again, part_of))
 
-    def source(self, kept: SavedTensor) -> Make:
+    def source(self, kept: Saved) -> Make:
         """What gives *kept*'s values to something that runs now and again in backward,
         then as inputs that need as many gradients."""
         kept.needed = True
@@ -183,7 +183,7 @@ class Pass:
             if kept is not None:
                 kept.start()
 
-    def _add(self, name: str, kept: SavedTensor) -> SavedTensor:
+    def _add(self, name: str, kept: Saved) -> Saved:
         self._named[name] = kept
         return kept
 
@@ -195,7 +195,7 @@ class Pass:
     def _settle(self) -> None:
         boxes, self._boxes = self._boxes, []
         named, self._named = self._named, {}
-        places: dict[int, tuple[SavedTensor, int]] = {}
+        places: dict[int, tuple[Saved, int]] = {}
         for kept in named.values():
             for number, value in enumerate(kept.values):
                 places.setdefault(_pointer(value), (kept, number))
@@ -255,7 +255,7 @@ def _stored(flat: Tensor, treatment: Treatment, tiers: Tiers) -> Stored:
 
 
 def _again(
-    function: Callable[..., Tensor | Values], given: Sequence[SavedTensor], draws: bool
+    function: Callable[..., Tensor | Values], given: Sequence[Saved], draws: bool
 ) -> Make:
     """Runs *function* once more, in the precision and with the draws of now."""
     computing, drawing = _computing(given), _drawing(given) if draws else None
@@ -271,18 +271,14 @@ def _again(
     return make
 
 
-def _computing(
-    given: Sequence[SavedTensor],
-) -> Callable[[], AbstractContextManager[Any]]:
+def _computing(given: Sequence[Saved]) -> Callable[[], AbstractContextManager[Any]]:
     kind = given[0].values[0].device.type
     enabled = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind)
     return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
 
 
-def _drawing(
-    given: Sequence[SavedTensor],
-) -> Callable[[], AbstractContextManager[None]]:
+def _drawing(given: Sequence[Saved]) -> Callable[[], AbstractContextManager[None]]:
     device = given[0].values[0].device
     own = torch.cuda if device.type == "cuda" else torch.random
     state = own.get_rng_state()

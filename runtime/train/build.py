@@ -22,7 +22,7 @@ from costmodel.layout import Stage as StagePlan
 from costmodel.schedule import schedule_called
 from profiles.models import Job
 from runtime.models import (
-    DeferredWeightGrads,
+    Deferred,
     ExpertMlp,
     Layer,
     Stage,
@@ -199,7 +199,7 @@ class Builder:
         stage: Stage,
         away: StateOffload,
         alike: Replicas,
-        later: DeferredWeightGrads | None,
+        later: Deferred | None,
         copies: int,
     ) -> DataParallel:
         rules, meshes = policy(self.layout.precision_name), self.meshes

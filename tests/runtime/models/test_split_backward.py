@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from runtime.models.split_backward import (
-    DeferredWeightGrads,
+    Deferred,
     defer_weight_grads,
     linear,
     stacked,
@@ -60,7 +60,7 @@ def whole(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
 
 def split(
     make: Callable[[], nn.Module],
-) -> Iterator[tuple[nn.Module, Tensor, DeferredWeightGrads]]:
+) -> Iterator[tuple[nn.Module, Tensor, Deferred]]:
     """The same, paused after I and after W."""
     module, stream = make(), rows()
     later = defer_weight_grads(module)
@@ -142,7 +142,7 @@ def test_an_input_that_is_not_trained_gets_no_gradient() -> None:
 
 
 def test_a_frozen_weight_gets_none() -> None:
-    module, stream, later = nn.Linear(WIDTH, 2), rows(), DeferredWeightGrads()
+    module, stream, later = nn.Linear(WIDTH, 2), rows(), Deferred()
     module.weight.requires_grad_(False)
     with later.splitting():
         linear(stream, module.weight, module.bias, later).sum().backward()
@@ -160,7 +160,7 @@ def test_a_stack_of_experts_puts_all_of_its_gradients_off() -> None:
         weight = torch.randn(3, 4, WIDTH, requires_grad=True)
         bias = torch.randn(3, 4, requires_grad=True)
         every = torch.randn(5, WIDTH, requires_grad=True)
-        later = DeferredWeightGrads()
+        later = Deferred()
         with later.splitting(splitting):
             outputs = stacked(every.split([2, 0, 3]), weight, bias, later)
             torch.cat(outputs).square().sum().backward()
