@@ -279,8 +279,9 @@ class _Field:
 
     def promising(self) -> Iterator[_Promise]:
         """Of each schedule up to `MOST` choices, best first."""
-        rows = self._rows
-        for row in [] if rows is None else rows.likeliest():
+        if (rows := self._rows) is None:
+            return
+        for row in rows.likeliest():
             choice = self.space.choice(rows.columns, row)
             yield _Promise(
                 problem=self.problem,
