@@ -103,11 +103,6 @@ class _Cut:
         }
         self.leading = graph.runs[0][1] if len(graph.runs) == 2 else 0
         self.turn = graph.turn
-        if not self.turn:
-            raise Unsupported(
-                f"{graph.name} has kinds of layers in no regular turn, which plan does "
-                "not search; simulate prices its layouts"
-            )
 
     def between(self, start: Array, length: Array) -> Layers:
         """In *length* layers from *start*."""
@@ -116,11 +111,18 @@ class _Cut:
         }
 
     def middle(self, start: Array, length: Array, count: Array) -> Iterator[Run]:
-        """*count* stages of *length* layers each, from layer *start*."""
+        """*count* stages of *length* layers each, from layer *start*: runs of stages
+        alike, or each by itself where kinds come in no turn."""
         if len(self.kinds) == 1:
             yield Run(count=count, layers={self.kinds[0]: length})
         elif self.leading:
             yield from self._across(start, length, count)
+        elif not self.turn:
+            for number in range(int(np.max(count, initial=0))):
+                there = number < count
+                first = np.where(there, start + number * length, 0)
+                layers = self.between(first, np.where(there, length, 0))
+                yield Run(count=there.astype(int), layers=layers)
         else:
             turns = length // self.turn
             whole = {kind: turns * sums[self.turn] for kind, sums in self.sums.items()}
