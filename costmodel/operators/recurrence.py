@@ -109,7 +109,7 @@ def scan_work(at: OnRank) -> tuple[Work, Work]:
 def state_messages(
     direction: str, block: Block, degrees: Degrees, precision: Precision
 ) -> tuple[Message, ...]:
-    """What a rank of cp > 1 sends in a pass. A convolution's few tokens are left out."""
+    """What a rank of cp > 1 sends in a pass, without a convolution's few tokens."""
     cp, size = degrees.cp, precision.activation.bytes
     if degrees.cp_kind == "ulysses":
         local = tokens(degrees, split=False)

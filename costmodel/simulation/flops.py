@@ -12,8 +12,8 @@
 recomputed once more and make the HFU (96·B·s·L·h²·(1 + s/6h + V/16Lh) where all of a
 layer is). Backward is twice forward; embeddings look up and cost nothing. Of experts
 those count that a token goes to, none for tokens that are dropped. Of a recurrence the
-elements of its state count, however its kernels work: as Megatron-LM's own report has it
-(`num_floating_point_operations`).
+elements of its state count, however its kernels work, as Megatron-LM's own report has
+it (`num_floating_point_operations`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Final
 
 from profiles.errors import UnknownName
-from profiles.models import VALUE, PRODUCTS, Block, Job, Kind, Operator, parameters
+from profiles.models import PRODUCTS, VALUE, Block, Job, Kind, Operator, parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +69,9 @@ CONVENTIONS: Final = {
 }
 
 
-# FLOPs of a token and element of a recurrence's state: Mamba-2's 7, and of a gated delta
-# net four products with the state, as Megatron-LM counts; linear attention has two of
-# these; Mamba-1 counts decay, input and output (Gu and Dao, 2023, section 3.3.2).
+# FLOPs of a token and element of a recurrence's state: Mamba-2's 7, and of a gated
+# delta net four products with the state, as Megatron-LM counts; linear attention has
+# two of these; Mamba-1 counts decay, input and output (Gu and Dao, 2023, 3.3.2).
 SCAN_FLOPS: Final = {"mamba-1": 9.0, "mamba-2": 7.0, "gated-delta": 8.0, "linear": 4.0}
 
 

@@ -222,6 +222,12 @@ def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
         yield f"ring context parallelism needs seq_len a multiple of {2 * cp}"
     if choice.cp > 1 and choice.cp_kind == "ulysses" and (spec.heads // tp) % cp:
         yield f"ulysses needs cp={cp} to divide the {spec.heads // tp} heads of a rank"
+    mixer = spec.recurrence
+    if mixer and choice.cp_kind == "ulysses" and (mixer.heads // tp) % cp:
+        yield (
+            f"ulysses needs cp={cp} to divide the {mixer.heads // tp} heads of the "
+            "recurrence on a rank"
+        )
     if choice.cp > 1 and choice.cp_kind == "rsa" and choice.flash_attention:
         yield "rsa stores whole rows of scores: it needs --no-flash-attention"
     if choice.sequence_parallel and tp == 1:
@@ -236,6 +242,12 @@ def width_violations(tp: int, spec: DecoderSpec) -> Iterator[str]:
         yield f"tp={tp} and {spec.kv_heads} key-value heads do not divide each other"
     if spec.has_dense_mlp and spec.ffn_hidden % tp:
         yield f"tp={tp} does not divide ffn_hidden={spec.ffn_hidden}"
+    if spec.recurrence is not None:
+        heads, groups = spec.recurrence.heads, spec.recurrence.groups
+        if heads % tp:
+            yield f"tp={tp} does not divide the {heads} heads of the recurrence"
+        if groups % tp and tp % groups:
+            yield f"tp={tp} and the recurrence's {groups} groups do not divide evenly"
 
 
 def _experts(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:

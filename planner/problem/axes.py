@@ -163,7 +163,7 @@ class Axes:
         legal = {
             RING: self.problem.job.seq_len % (2 * cp) == 0,
             ALL_GATHER: True,
-            ULYSSES: self._heads(tp) % cp == 0,
+            ULYSSES: self._heads(tp) % cp == 0 and self._recurrent(tp) % cp == 0,
             RSA: pinned == "rsa" and not self.problem.flash_attention,
         }
         return [
@@ -334,6 +334,12 @@ class Axes:
         spec = self.problem.job.spec
         return spec.heads // tp if isinstance(spec, DecoderSpec) else 0
 
+    def _recurrent(self, tp: int) -> int:
+        """Heads of a recurrence on a tensor-parallel rank; 0 where there is none."""
+        spec = self.problem.job.spec
+        mixer = spec.recurrence if isinstance(spec, DecoderSpec) else None
+        return mixer.heads // tp if mixer else 0
+
 
 def _runs(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> bool:
     try:
@@ -349,5 +355,9 @@ def _splits(spec: DecoderSpec, tp: int) -> bool:
         return False
     if moe is not None and moe.shared_experts * moe.shared_ffn_hidden % tp:
         return False
-    shared = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
-    return shared and spec.heads % tp == 0
+    heads = [(spec.heads, spec.kv_heads)]
+    if spec.recurrence is not None:
+        heads.append((spec.recurrence.heads, spec.recurrence.groups))
+    return all(
+        every % tp == 0 and (keys % tp == 0 or tp % keys == 0) for every, keys in heads
+    )

@@ -88,7 +88,7 @@ def _latent_down(norm: Tensor) -> tuple[list[Operator], Tensor]:
 
 
 def _latent_up(combine: Operator, shared: list[Operator]) -> list[Operator]:
-    """The product after the experts' sum, and the sum with what the shared ones made."""
+    """The product after the experts' sum, and the sum with that of shared ones."""
     summed = Tensor(name="combine_out", dims=(*ROWS, LATENT))
     up = Tensor(name="latent_up_out", dims=STREAM)
     operators = [

@@ -267,10 +267,10 @@ class RecurrenceSpec(_Sized):
 class DecoderSpec(_Sized):
     """A decoder-only network: GPT, Llama, Mistral, Qwen, DeepSeek, Nemotron-H …
 
-    `pattern` has a symbol a layer, in turn: `M` recurrence, `*` attention, `S` attention
-    in the window, `-` MLP, `E` experts, as Megatron-Core writes hybrid models. Where it
-    has `-` or `E`, each symbol is a layer of its own, with one norm; else an MLP
-    (or experts, as `moe` says) stands behind each.
+    `pattern` has a symbol a layer, over and over: `M` recurrence, `*` attention, `S`
+    attention in the window, `-` MLP, `E` experts, as Megatron-Core writes hybrid
+    models. Where it has `-` or `E`, each symbol is a layer of its own, with one norm;
+    else an MLP (or experts, as `moe` says) stands behind each.
     """
 
     layers: int
@@ -311,7 +311,7 @@ class DecoderSpec(_Sized):
         return DENSE in self.pattern or EXPERTS in self.pattern
 
     def mixer(self, layer: int) -> str:
-        """How the numbered *layer* mixes tokens, as a symbol; nothing if it does not."""
+        """How the numbered *layer* mixes tokens, as a symbol; "" if it does not."""
         if self.pattern:
             symbol = self.pattern[layer % len(self.pattern)]
             return "" if symbol in (DENSE, EXPERTS) else symbol
@@ -319,7 +319,7 @@ class DecoderSpec(_Sized):
         return SLIDING if windowed else FULL
 
     def mlp(self, layer: int) -> str:
-        """What of an MLP the numbered *layer* has, as a symbol; nothing if it has none."""
+        """What of an MLP the numbered *layer* has, as a symbol; "" if it has none."""
         if self.splits_layers:
             symbol = self.pattern[layer % len(self.pattern)]
             return symbol if symbol in (DENSE, EXPERTS) else ""
