@@ -387,7 +387,7 @@ def _busy_bound_s(
 def _edges(runs: Runs) -> Iterator[Array]:
     """The last stage of each run, and the first of each run between the ends; of many
     runs the slowest stage alone: any path is a bound."""
-    if len(runs.counts) > FEW_RUNS:
+    if len(runs.counts) > MOST_RUNS:
         starts, counts = runs.placed
         both = np.where(counts > 0, np.array(runs.both_s), 0.0)
         slowest = both.argmax(axis=0, keepdims=True)

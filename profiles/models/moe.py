@@ -56,6 +56,8 @@ def expert_mlp(spec: DecoderSpec, moe: MoeSpec, norm: Tensor) -> list[Operator]:
     shared: list[Operator] = []
     if moe.shared_experts:
         shared = mlp_steps(spec, norm, "shared_ffn", name="shared")
+    if moe.shared_gate and shared:
+        shared.append(_shared_gate(norm, shared[-1].output))
     down, sent = _latent_down(norm) if moe.latent else ([], norm)
     made = experts[-1].output
     after = [_combine(moe, made, shared)]
@@ -80,6 +82,21 @@ def expert_mlp(spec: DecoderSpec, moe: MoeSpec, norm: Tensor) -> list[Operator]:
         *experts,
         *after,
     ]
+
+
+def _shared_gate(norm: Tensor, made: Tensor) -> Operator:
+    """What the shared experts made times σ(w · x), with one w (Qwen2-MoE)."""
+    return Operator(
+        name="shared_gate",
+        kind=Kind.ELEMENTWISE,
+        function="gate",
+        inputs=(norm, made),
+        output=Tensor(name="shared_gate_out", dims=STREAM),
+        vectors=1,
+        saves=(norm, made),
+        forward_elements=3,
+        backward_elements=5,
+    )
 
 
 def _latent_down(norm: Tensor) -> tuple[list[Operator], Tensor]:
