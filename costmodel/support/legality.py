@@ -38,6 +38,7 @@ from profiles.hardware import Cluster, precision
 from profiles.models import Block, DecoderSpec, Job, Kind, Operator
 
 AXES = ("tp",)
+ENDS_APART = 2  # stages without a layer: embedding, and final norm with head
 EXPERTS = (Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE)
 
 
@@ -286,8 +287,11 @@ def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
     stages = choice.pp * choice.virtual_stages
     woven = choice.virtual_stages > 1
     even = job.graph.even and choice.layers_per_stage is None  # else asked for, checked
-    if stages > body and not (woven and stages == body + 2):
-        yield f"pp × virtual stages = {stages} is more than the {body} layers"
+    if stages > body + ENDS_APART:
+        yield (
+            f"pp × virtual stages = {stages} is more than the {body} layers, embedding "
+            f"and head: at most {body + ENDS_APART}"
+        )
     elif woven and even and not interleaves(body, stages):
         yield (
             f"interleaving splits the {body} layers (or {body + 2} with embedding and "

@@ -299,7 +299,8 @@ class Axes:
             return False
 
     def _cuts(self, pp: int) -> bool:
-        return pp <= self.body and self._turns(pp)
+        """Into as many stages, of which the ends may stand alone."""
+        return pp <= self.body + 2 and self._turns(pp)
 
     def _held(self, chunks: int | None, pp: int) -> list[int]:
         """Virtual stages that a rank may hold of a schedule that has so many, or any

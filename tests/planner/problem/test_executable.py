@@ -191,10 +191,10 @@ def test_pins_that_leave_nothing_are_said_to() -> None:
 
 
 def test_a_space_that_only_support_empties_is_diagnosed_as_such() -> None:
-    """Six GPUs, two layers and a batch of four: dp and pp alone do not fill them."""
-    free = problem(gpus=6, global_batch=4, where=local())
+    """14 GPUs, two layers and a batch of four: dp and pp alone do not fill them."""
+    free = problem(gpus=14, global_batch=4, where=local())
     assert isinstance(free.job.spec, DecoderSpec)
-    small = replace(free.job.spec, layers=2, heads=6, kv_heads=6, ffn_hidden=768)
+    small = replace(free.job.spec, layers=2, heads=14, kv_heads=14, ffn_hidden=896)
     spec = replace(small, dropout=0.1)
     asked = replace(free, job=replace(free.job, spec=spec), executable=True)
     assert solved(replace(asked, executable=False)).best is not None
