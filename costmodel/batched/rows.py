@@ -5,7 +5,7 @@ How a model's layers fall into the virtual stages of uniform candidates, as arra
 A pipeline is a few runs of equal stages: the first, middle ones, the last. Where the
 leading layers differ from the rest (DeepSeek's dense ones), each run of middle stages
 falls into those before the change, the one across it, and those after. Where kinds
-take turns, a middle stage counts as whole turns only, which is a lower bound.
+take turns, middle stages of whole turns are alike; any others stand each by itself.
 
 What the stages of columns hold: atoms gathered by row and summed over layers.
 
@@ -69,8 +69,6 @@ class Run:
 def stage_runs(graph: ModelGraph, stages: Array) -> tuple[Run, ...]:
     """The first stage, runs of middle ones and the last, as `uniform.split_layers`
     cuts them; where there is one stage only, it is the first.
-
-    Raises Unsupported for a pattern of layers that is none of those above.
     """
     tail = replaced(graph.body, stages, graph.tail)
     base, extra = np.divmod(graph.body + tail, stages)
@@ -117,7 +115,7 @@ class _Cut:
             yield Run(count=count, layers={self.kinds[0]: length})
         elif self.leading:
             yield from self._across(start, length, count)
-        elif not self.turn:
+        elif not self.turn or np.any(length % self.turn):
             for number in range(max(int(np.max(count)), 1)):
                 there = number < count
                 first = np.where(there, start + number * length, 0)

@@ -35,6 +35,7 @@ from profiles.models import DecoderSpec
 ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
 AT_ONCE: Final = SCHEDULES.index("dualpipe-v")
 SEARCHED: Final = SCHEDULES  # where no pin says otherwise
+ENDS: Final = 2  # stages of embedding and of head, which need no layer
 RING, ALL_GATHER, ULYSSES, RSA = map(
     CP_KINDS.index, ("ring", "all-gather", "ulysses", "rsa")
 )
@@ -300,7 +301,7 @@ class Axes:
 
     def _cuts(self, pp: int) -> bool:
         """Into as many stages, of which the ends may stand alone."""
-        return pp <= self.body + 2 and self._turns(pp)
+        return pp <= self.body + ENDS and self._turns(pp)
 
     def _held(self, chunks: int | None, pp: int) -> list[int]:
         """Virtual stages that a rank may hold of a schedule that has so many, or any
@@ -326,9 +327,12 @@ class Axes:
         ]
 
     def _turns(self, stages: int) -> bool:
-        """Whether stages hold whole turns, where kinds of layers take turns."""
+        """Whether stages hold whole turns, where kinds of layers take turns and all of
+        the layers are whole turns."""
         turn = self.problem.job.graph.turn
-        return turn <= 1 or self.body % (stages * turn) == 0
+        if turn <= 1 or self.body % turn:
+            return True
+        return stages <= ENDS or self.body % (stages * turn) == 0
 
     def _heads(self, tp: int) -> int:
         """Attention heads of a tensor-parallel rank."""

@@ -39,11 +39,15 @@ def block_of(kind: str) -> Block:
     return model(name).job().graph.block(block)
 
 
-def degrees(seq_len: int = 4096, **more: Any) -> Degrees:
-    usual = {"tp": 1, "cp": 1, "micro_batch": 1}
-    numbers = {name: np.asarray(more.pop(name, one)) for name, one in usual.items()}
-    more.setdefault("sequence_parallel", False)
-    return Degrees(**numbers, seq_len=seq_len, **more)
+def degrees(seq_len: int = 4096, tp: int = 1, cp: int = 1, **more: Any) -> Degrees:
+    return Degrees(
+        tp=np.asarray(tp),
+        cp=np.asarray(cp),
+        micro_batch=np.asarray(1),
+        seq_len=seq_len,
+        sequence_parallel=more.pop("sequence_parallel", False),
+        **more,
+    )
 
 
 def scan(kind: str, where: Machine = ON, **more: Any) -> OperatorPrice:

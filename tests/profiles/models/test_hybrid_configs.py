@@ -16,7 +16,7 @@ from profiles.models.job import parse_model
 from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec, spec_document
 
-NEMOTRON_H = {
+NEMOTRON_H: dict[str, Any] = {
     "model_type": "nemotron_h",
     "hidden_size": 4096,
     "num_hidden_layers": 52,
@@ -139,8 +139,7 @@ def test_a_config_is_what_the_catalogue_has(
     for layer in range(known.layers):
         kinds = [(one.mixer(layer), one.mlp(layer)) for one in (known, found)]
         assert kinds[0] == kinds[1]
-    alike = {"pattern": known.pattern, "numerics": known.numerics}
-    assert replace(found, **alike) == known
+    assert replace(found, pattern=known.pattern, numerics=known.numerics) == known
     assert parameters(found) == parameters(known)
 
 
