@@ -45,6 +45,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import accumulate
+from typing import Final
 
 import numpy as np
 
@@ -106,6 +107,11 @@ class Runs:
         return [end - count for end, count in zip(ends, self.counts, strict=True)]
 
     @cached_property
+    def placed(self) -> tuple[Array, Array]:
+        """First stages and counts, a run a row."""
+        return np.array(self.starts), np.array(self.counts)
+
+    @cached_property
     def stages(self) -> Array:
         return np.asarray(sum(self.counts))
 
@@ -134,6 +140,10 @@ class Runs:
 
     def before(self, values: Values, stage: Array) -> Array:
         """The sum of *values* of the stages before *stage*."""
+        if len(values) > FEW_RUNS:
+            starts, counts = self.placed
+            held = np.clip(stage - starts, 0, counts)
+            return np.asarray(np.einsum("i...,i...->...", np.array(values), held))
         runs = zip(values, self.starts, self.counts, strict=True)
         return np.asarray(
             sum(
@@ -148,6 +158,10 @@ class Runs:
 
     def at(self, values: Values, stage: Array) -> Array:
         """That of *stage*."""
+        if len(values) > FEW_RUNS:
+            starts, _ = self.placed
+            run = np.count_nonzero(starts <= stage, axis=0, keepdims=True) - 1
+            return np.asarray(np.take_along_axis(np.array(values), run, axis=0)[0])
         found: Array = np.zeros(())
         for one, start in zip(values, self.starts, strict=True):
             found = np.where(stage >= start, one, found)
@@ -163,6 +177,10 @@ class Runs:
     def fill_s(self, stage: Array) -> Array:
         """Until a first forward reaches *stage*, down the ranks."""
         return np.asarray(self.before(self.forward_s, stage) + stage * self.transfer_s)
+
+
+FEW_RUNS: Final = 8  # more are summed as one array
+MOST_RUNS: Final = 24  # of which all paths are looked at; of more a few
 
 
 def makespan_s(
@@ -252,17 +270,18 @@ def _woven_bound_s(runs: Runs, micro_batches: Array) -> Array:
     shape = np.broadcast_shapes(*map(np.shape, (*runs.columns, micro_batches)))
     counts = [np.ravel(np.broadcast_to(count, shape)) for count in runs.counts]
     batches = np.ravel(np.broadcast_to(micro_batches, shape))
-    pattern = sum((count > 0) << place for place, count in enumerate(counts))
+    patterns, of_row = np.unique(np.array(counts) > 0, axis=1, return_inverse=True)
     found = np.empty(batches.shape)
-    for one in np.unique(pattern):
-        rows = np.flatnonzero(pattern == one)
-        there = [place for place in range(len(counts)) if one >> place & 1]
+    for number, pattern in enumerate(patterns.T):
+        rows = np.flatnonzero(of_row == number)
+        there = np.flatnonzero(pattern).tolist()
         found[rows] = _Woven(runs.only(shape, rows, there), batches[rows]).longest()
     return found.reshape(shape)
 
 
 class _Woven:
-    """Paths of 1f1b between the ends of runs, all of which are there."""
+    """Paths of 1f1b between the ends of runs, all of which are there; of many runs just
+    those that stay in one of them."""
 
     def __init__(self, runs: Runs, micro_batches: Array) -> None:
         self.runs, self.after_first = runs, micro_batches - 1
@@ -278,7 +297,8 @@ class _Woven:
         most: Array = np.zeros(self.after_first.shape)
         for end in range(len(self.both)):
             slowest = np.zeros(())
-            for start in range(end, -1, -1):
+            least = -1 if len(self.both) <= MOST_RUNS else end - 1
+            for start in range(end, least, -1):
                 slowest = np.maximum(slowest, self.both[start])
                 paths = [self._window(start, end, slowest)]
                 paths += [self._along(start, s, end) for s in self._edges(start, end)]
@@ -292,6 +312,8 @@ class _Woven:
     def _trip(self, stage: Array) -> Array:
         """Down to *stage* and back, with its own passes."""
         passes = stage * self.round_trip_s
+        if len(self.both) > FEW_RUNS:
+            return np.asarray(passes + self.runs.before(self.both, stage + 1))
         for both, first, count in zip(
             self.both, self.first, self.runs.counts, strict=True
         ):
@@ -366,7 +388,15 @@ def _busy_bound_s(
 
 
 def _edges(runs: Runs) -> Iterator[Array]:
-    """The last stage of each run, and the first of each run between the ends."""
+    """The last stage of each run, and the first of each run between the ends; of many
+    runs the slowest stage alone: any path is a bound."""
+    if len(runs.counts) > MOST_RUNS:
+        starts, counts = runs.placed
+        both = np.where(counts > 0, np.array(runs.both_s), 0.0)
+        slowest = both.argmax(axis=0, keepdims=True)
+        first = np.take_along_axis(starts, slowest, axis=0)[0]
+        yield np.clip(first, 0, runs.stages - 1)
+        return
     for start, count in zip(runs.starts, runs.counts, strict=True):
         yield np.clip(start + count - 1, 0, runs.stages - 1)
     for start in runs.starts[2:-1]:

@@ -5,7 +5,7 @@ How a model's layers fall into the virtual stages of uniform candidates, as arra
 A pipeline is a few runs of equal stages: the first, middle ones, the last. Where the
 leading layers differ from the rest (DeepSeek's dense ones), each run of middle stages
 falls into those before the change, the one across it, and those after. Where kinds
-take turns, a middle stage counts as whole turns only, which is a lower bound.
+take turns, middle stages of whole turns are alike; any others stand each by itself.
 
 What the stages of columns hold: atoms gathered by row and summed over layers.
 
@@ -69,8 +69,6 @@ class Run:
 def stage_runs(graph: ModelGraph, stages: Array) -> tuple[Run, ...]:
     """The first stage, runs of middle ones and the last, as `uniform.split_layers`
     cuts them; where there is one stage only, it is the first.
-
-    Raises Unsupported for a pattern of layers that is none of those above.
     """
     tail = replaced(graph.body, stages, graph.tail)
     base, extra = np.divmod(graph.body + tail, stages)
@@ -103,11 +101,6 @@ class _Cut:
         }
         self.leading = graph.runs[0][1] if len(graph.runs) == 2 else 0
         self.turn = graph.turn
-        if not self.turn:
-            raise Unsupported(
-                f"{graph.name} has kinds of layers in no regular turn, which plan does "
-                "not search; simulate prices its layouts"
-            )
 
     def between(self, start: Array, length: Array) -> Layers:
         """In *length* layers from *start*."""
@@ -116,11 +109,18 @@ class _Cut:
         }
 
     def middle(self, start: Array, length: Array, count: Array) -> Iterator[Run]:
-        """*count* stages of *length* layers each, from layer *start*."""
+        """*count* stages of *length* layers each, from layer *start*: runs of stages
+        alike, or each by itself where kinds come in no turn."""
         if len(self.kinds) == 1:
             yield Run(count=count, layers={self.kinds[0]: length})
         elif self.leading:
             yield from self._across(start, length, count)
+        elif not self.turn or np.any(length % self.turn):
+            for number in range(max(int(np.max(count)), 1)):
+                there = number < count
+                first = np.where(there, start + number * length, 0)
+                layers = self.between(first, np.where(there, length, 0))
+                yield Run(count=there.astype(int), layers=layers)
         else:
             turns = length // self.turn
             whole = {kind: turns * sums[self.turn] for kind, sums in self.sums.items()}

@@ -240,6 +240,11 @@ def _served(model: Model) -> DecoderSpec:
             f"{model.name} is of family {spec.family!r}; inference is priced for "
             "decoders"
         )
+    if spec.recurrence is not None:
+        raise Unsupported(
+            f"{model.name} has layers of a recurrence ({spec.recurrence.kind}), whose "
+            "states inference does not price yet; its training is priced"
+        )
     moe = None if spec.moe is None else replace(spec.moe, capacity_factor=None)
     return replace(spec, dropout=0.0, multi_token_heads=0, moe=moe)
 

@@ -17,11 +17,12 @@ import numpy as np
 from costmodel.operators.attention import falls_back, messages
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.moe import grouped_launches
+from costmodel.operators.recurrence import state_messages
 from costmodel.operators.sharding import backward_collectives, forward_collectives
 from costmodel.operators.work import OnRank, OperatorPrice
 from profiles.arrays import Array
 from profiles.hardware import Precision
-from profiles.models import Block, Kind
+from profiles.models import MIXERS, Block, Kind
 
 
 def apart_s(
@@ -40,11 +41,12 @@ def apart_s(
         forward = forward_collectives(operator, block, degrees, precision)
         backward = backward_collectives(operator, block, degrees, precision)
         count = count + (degrees.tp > 1) * sum(1 for _ in (*forward, *backward))
-        if operator.kind is Kind.ATTENTION:
+        if operator.kind in MIXERS:
+            sent = messages if operator.kind is Kind.ATTENTION else state_messages
             times = sum(
                 one.times
                 for direction in ("forward", "backward")
-                for one in messages(direction, block, degrees, precision)
+                for one in sent(direction, block, degrees, precision)
             )
             count = count + (degrees.cp > 1) * times
     several = np.maximum(count, 1)

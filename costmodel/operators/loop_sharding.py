@@ -45,7 +45,7 @@ from costmodel.layout import (
 from costmodel.machine import MeshAxis
 from costmodel.operators.sharding import ON_TP, redistribute
 from profiles.errors import InvalidSpec
-from profiles.models import Kind, Operator, Tensor
+from profiles.models import MIXERS, Kind, Operator, Tensor
 
 # Widths that are so many attention heads: splitting one is splitting the heads.
 HEADS = ON_TP - {"ffn", "shared_ffn", "vocab"}
@@ -67,7 +67,7 @@ def splittable(operator: Operator) -> tuple[str, ...]:
     Attention needs the whole sequence of a head; a norm the whole width; a table of
     positions is too small to split.
     """
-    if operator.kind is Kind.ATTENTION:
+    if operator.kind in MIXERS:
         return ("batch", "heads")
     source = operator.inputs[0] if operator.inputs else operator.output
     names = [*operator.output.dims]
@@ -176,7 +176,7 @@ def module_sharding(
             made=_named(made(operator, loops), output.dims),
             handed=_named(handed, output.dims),
         ),
-        local=operator.kind in (Kind.ATTENTION, Kind.CROSS_ENTROPY),
+        local=operator.kind in (*MIXERS, Kind.CROSS_ENTROPY),
     )
 
 

@@ -132,7 +132,7 @@ def _sorted(
         number,
         lambda: traffic(moved * (passes - again)),
     )
-    shape = routed_rows(block, degrees), block.extents["hidden"]
+    shape = routed_rows(block, degrees), sent_width(block)
     others = machine.operator(
         lambda: (SORTED_AGAIN[operator.function], shape),
         direction,
@@ -140,6 +140,11 @@ def _sorted(
         lambda: traffic(moved * again),
     )
     return own + others.where(degrees.ep * degrees.etp > 1)
+
+
+def sent_width(block: Block) -> int:
+    """Elements of a row as it travels: of all of the stream, or of a latent."""
+    return block.extents.get("latent") or block.extents["hidden"]
 
 
 def balance_sent(block: Block, degrees: Degrees, machine: Machine) -> Sourced:
@@ -192,7 +197,7 @@ def exchanged(
     gathers: bool,
 ) -> Sourced:
     """Seconds of sending rows to their experts (*gathers*), or back to their tokens."""
-    width = block.extents["hidden"] * precision.activation.bytes
+    width = sent_width(block) * precision.activation.bytes
     size = sent_rows(block, degrees) * load(block, degrees) * width
     by = machine.framework.moe
     kind = "all_gather" if gathers else "reduce_scatter"

@@ -2,6 +2,7 @@
 
 matrix product   forward m×n×k, input gradient m×k×n, weight gradient k×n×m
 attention        by kernel; context parallel exchanges beside it
+scan             products of its chunks, and states between them
 everything else  bytes at measured bandwidth
 tp collectives   whole, or behind the product beside them where software cuts products
 
@@ -32,6 +33,7 @@ from costmodel.operators.attention import attention_work
 from costmodel.operators.degrees import Degrees
 from costmodel.operators.host_overhead import host_launches
 from costmodel.operators.moe import balance_sent, exchange_work, grouped_work
+from costmodel.operators.recurrence import scan_work
 from costmodel.operators.saved_tensors import (
     beside,
     gradient_bytes,
@@ -344,7 +346,7 @@ def _traffic(at: OnRank) -> tuple[Work, Work]:
     size = precision.activation.bytes * machine.framework.kernels.elementwise
     moved = elements(worked_on(operator), block, degrees) * size
     passes = (operator.forward_elements, operator.backward_elements)
-    if operator.vectors and not machine.framework.kernels.fused_norm:
+    if operator.is_norm and not machine.framework.kernels.fused_norm:
         passes = UNFUSED_NORM
     if operator.kind is Kind.CROSS_ENTROPY:
         passes = machine.framework.kernels.loss_elements or passes
@@ -377,6 +379,7 @@ def _traffic(at: OnRank) -> tuple[Work, Work]:
 _PRICES: Final = {
     Kind.MATMUL: _matmul,
     Kind.ATTENTION: attention_work,
+    Kind.SCAN: scan_work,
     Kind.GROUPED_MATMUL: grouped_work,
     Kind.DISPATCH: exchange_work,
     Kind.COMBINE: exchange_work,

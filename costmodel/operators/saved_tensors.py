@@ -128,7 +128,7 @@ def internal(at: OnRank) -> dict[str, Array]:
         kept[f"{operator.name}_gate"] = tensor_bytes(
             operator.output, block, degrees, precision
         )
-    if operator.vectors and not machine.framework.kernels.fused_norm:
+    if operator.is_norm and not machine.framework.kernels.fused_norm:
         count = elements(operator.output, block, degrees)
         kept[f"{operator.name}_copies"] = count * UNFUSED_NORM_SAVED_BYTES
     if operator.function == "rmsnorm" and machine.shares_cores:
@@ -139,7 +139,7 @@ def internal(at: OnRank) -> dict[str, Array]:
         )
     if operator.kind is Kind.COMBINE and machine.framework.moe.weighs_rows:
         own = tokens(degrees, split=degrees.sequence_parallel)
-        width = block.extents["routed"] * block.extents["hidden"]
+        width = block.extents["routed"] * block.extents[operator.output.dims[-1]]
         kept[f"{operator.name}_rows"] = own * width * precision.activation.bytes
     if operator.kind is Kind.ATTENTION:
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)

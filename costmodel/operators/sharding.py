@@ -5,6 +5,7 @@
                                            and no other dimension of the tensor is on tp
     query, key_value, heads, ffn, vocab    over tp
     latent queries, keys and values        over tp, as the heads they are of
+    values, keys and heads of a recurrence over tp; keys are of a group or more
     experts                                over ep, and their width over etp (`experts`)
     hidden, positions, latents             whole
 
@@ -30,7 +31,18 @@ from costmodel.operators.degrees import held_experts, held_width, routed_rows, s
 from costmodel.operators.degrees import tokens as tokens
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
-from profiles.models import TURNED, Block, Element, Kind, Operator, Tensor
+from profiles.models import (
+    HEADS,
+    JOINED,
+    KEY,
+    TURNED,
+    VALUE,
+    Block,
+    Element,
+    Kind,
+    Operator,
+    Tensor,
+)
 from profiles.samples import operator_shape
 
 ROWS = frozenset({"batch", "sequence", "routed"})
@@ -39,7 +51,10 @@ ON_TP = frozenset(
 ) | {
     *("shared_ffn", "latent_query", "latent_key", "latent_key_value", "value", TURNED),
     *("query+key_value+ffn", "query+key_value+ffn+ffn", "query+ffn"),  # side by side
+    *("query+key_value+query", VALUE, KEY, HEADS, *JOINED),
 }
+# Vectors that each head has whole.
+OF_ONE_HEAD = frozenset({"head_dim", "mixer_head_dim"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +102,12 @@ def extent(name: str, block: Block, degrees: Degrees) -> Array:
         return np.asarray(2 * heads * block.head_dim)
     if name == "query":
         return np.asarray(-(-block.heads // degrees.tp) * block.head_dim)
+    if name == KEY:  # each rank has at least one group of them
+        groups = np.maximum(-(-block.extents["mixer_groups"] // degrees.tp), 1)
+        return np.asarray(groups * block.extents["mixer_state"])
+    if name == VALUE:
+        heads = -(-block.extents[HEADS] // degrees.tp)
+        return np.asarray(heads * block.extents["mixer_head_dim"])
     full = block.extents[name]
     if name == "expert_ffn":
         return held_width(full, degrees)
@@ -144,7 +165,10 @@ def product_shape(
 
 def parameters(operator: Operator, block: Block, degrees: Degrees) -> Array:
     """Parameters of an operator that one rank holds: of the tp group, or of experts."""
-    count: Array = np.asarray(operator.vectors * block.extents[operator.vector_dim])
+    count: Array = np.zeros(())
+    if operator.vectors:
+        width = extent(operator.vector_dim, block, degrees)
+        count = np.asarray(operator.vectors * width)
     if operator.shared:
         return np.zeros(np.shape(degrees.tp))
     if not operator.has_weight:
@@ -165,8 +189,10 @@ def summands(operator: Operator, block: Block, degrees: Degrees) -> Array:
     held = parameters(operator, block, degrees)
     nothing = np.zeros_like(held)
     split = np.asarray(degrees.tp) > 1
-    if operator.vector_dim == "head_dim":
+    if operator.vector_dim in OF_ONE_HEAD:
         return np.where(split, held, nothing)
+    if operator.vectors and operator.vector_dim in ON_TP:
+        return nothing  # each rank has its own
     if not degrees.sequence_parallel or operator.kind is Kind.GROUPED_MATMUL:
         return nothing  # experts have ranks of their own
     if not operator.has_weight or has_whole_weight(operator):

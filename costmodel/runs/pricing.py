@@ -74,7 +74,7 @@ class Questions:
         """
         cells.choice("task", TASKS)
         framework, warnings = framework_of(cells)
-        choice = _degrees(cells)
+        choice, idle = _busy(cells, _degrees(cells))
         where = self._machine(cells, choice.gpus, framework)
         choice = _layout(cells, choice, where)
         job, choice = self._job(cells, choice, framework)
@@ -87,7 +87,7 @@ class Questions:
             choice=choice,
             machine=where,
             assumed=cells.assumed,
-            warnings=(*warnings, *remark, *_remarks(cells)),
+            warnings=(*warnings, *idle, *remark, *_remarks(cells)),
         )
 
     def _machine(self, cells: Cells, gpus: int, framework: Framework) -> Machine:
@@ -152,6 +152,23 @@ def _degrees(cells: Cells) -> Uniform:
     if inner * dp > MOST_GPUS:
         raise InvalidSpec(f"{inner * dp} GPUs are more than {MOST_GPUS:,}")
     return Uniform(tp=tp, pp=pp, cp=cp, dp=dp)
+
+
+def _busy(cells: Cells, choice: Uniform) -> tuple[Uniform, tuple[str, ...]]:
+    """*choice*, with as much context parallelism that each replica has a sequence.
+
+    A row that states tp, pp and cp and leaves more replicas than it has sequences
+    contradicts itself; of its numbers cp is the one that others make up for.
+    """
+    batch, dp, cp = cells.whole("global_batch"), choice.dp, choice.cp
+    stated = all(cells.word(name) for name in ("tp", "pp", "cp"))
+    if batch is None or cells.word("dp") or not stated or cp == 1:
+        return choice, ()
+    if dp <= batch or dp % batch:
+        return choice, ()
+    cells.assumed.update(cp=cp * dp // batch, dp=batch)
+    remark = f"cp {cp} leaves {dp} replicas {batch} sequences: cp {cp * dp // batch}"
+    return replace(choice, cp=cp * dp // batch, dp=batch), (remark,)
 
 
 def _batch(cells: Cells, choice: Uniform, framework: Framework) -> tuple[int, int]:

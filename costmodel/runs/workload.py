@@ -3,7 +3,8 @@
 shape   layers, hidden and heads are given; the rest by the convention of the
         family: with a gated MLP a Llama (RMSNorm, rotary positions, no biases),
         else a GPT (layer norm, learned positions, biases)
-name    the catalogue's spec, with whatever cells the row has in its place
+name    the catalogue's spec, with whatever cells the row has in its place; so of a
+        hybrid model, whose kinds of layers no column tells
 
 The adapters of a fine-tuning run (task=lora): what its framework's recipe trains.
 
@@ -162,7 +163,8 @@ def spec_of(cells: Cells, *, seq_len: int, dropout: float) -> DecoderSpec:
 
     Raises InvalidSpec naming the missing cell, Unsupported for what is not priced.
     """
-    _require_priced(cells)
+    if _kind(cells) == "hybrid":
+        return _overridden(cells, _hybrid(cells), seq_len)
     missing = [name for name in SHAPE if cells.word(name) is None]
     if not missing:
         return _shaped(cells, seq_len, dropout)
@@ -189,13 +191,27 @@ def seq_len_of(cells: Cells) -> int:
     return cells.needed("seq_len")
 
 
-def _require_priced(cells: Cells) -> None:
+def _kind(cells: Cells) -> str | None:
     kind = cells.choice("kind", KINDS)
-    if kind in ("hybrid", "other"):
+    if kind == "other":
         raise Unsupported(
-            f"kind={kind}: layers other than attention, MLP and experts are not priced "
-            "yet; decoders are"
+            f"kind={kind}: layers other than attention, recurrences, MLP and experts "
+            "are not priced yet; decoders are"
         )
+    return kind
+
+
+def _hybrid(cells: Cells) -> DecoderSpec:
+    """The catalogue's model that the row's begins with, of layers of several kinds."""
+    found = catalogued(cells.word("model"))
+    spec = found.spec if found is not None else kin_of(cells)
+    if spec is None or not spec.pattern:
+        raise Unsupported(
+            f"kind=hybrid: no column tells which layers have attention, and the "
+            f"catalogue has no hybrid model {cells.word('model') or ''!r}; name one "
+            "that it has, such as nemotron-h-8b"
+        )
+    return spec
 
 
 @lru_cache(maxsize=1024)

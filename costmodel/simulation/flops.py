@@ -11,7 +11,9 @@
 *Model* FLOPs are without recompute and make the MFU; *hardware* FLOPs count what is
 recomputed once more and make the HFU (96·B·s·L·h²·(1 + s/6h + V/16Lh) where all of a
 layer is). Backward is twice forward; embeddings look up and cost nothing. Of experts
-those count that a token goes to, none for tokens that are dropped.
+those count that a token goes to, none for tokens that are dropped. Of a recurrence the
+elements of its state count, however its kernels work, as Megatron-LM's own report has
+it (`num_floating_point_operations`).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from functools import lru_cache
 from typing import Final
 
 from profiles.errors import UnknownName
-from profiles.models import PRODUCTS, Block, Job, Kind, Operator, parameters
+from profiles.models import PRODUCTS, VALUE, Block, Job, Kind, Operator, parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,12 @@ CONVENTIONS: Final = {
         ),
     )
 }
+
+
+# FLOPs of a token and element of a recurrence's state: Mamba-2's 7, and of a gated
+# delta net four products with the state, as Megatron-LM counts; linear attention has
+# two of these; Mamba-1 counts decay, input and output (Gu and Dao, 2023, 3.3.2).
+SCAN_FLOPS: Final = {"mamba-1": 9.0, "mamba-2": 7.0, "gated-delta": 8.0, "linear": 4.0}
 
 
 def convention(name: str) -> Convention:
@@ -132,6 +140,9 @@ def operator_flops(
         half = counted.causal and block.causal and span == job.seq_len
         square = 4.0 * job.tokens * span * block.heads * block.head_dim
         return square / 2 if half else square
+    if operator.kind is Kind.SCAN:
+        each = SCAN_FLOPS[operator.function] * job.tokens
+        return each * block.extents["mixer_state"] * _width(VALUE, block)
     return 0.0
 
 

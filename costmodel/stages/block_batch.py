@@ -43,7 +43,7 @@ from costmodel.stages.data_parallelism import Place
 from costmodel.stages.pipeline_p2p import tied_holder
 from profiles.arrays import Array
 from profiles.hardware import Precision, precision
-from profiles.models import Block, Job, Kind
+from profiles.models import MIXERS, Block, Job, Kind
 
 T = TypeVar("T")
 
@@ -255,7 +255,7 @@ class AtomBook:
 
     def _attends(self, name: str) -> bool:
         operators = self.job.graph.block(name).operators
-        return any(one.kind is Kind.ATTENTION for one in operators)
+        return any(one.kind in MIXERS for one in operators)
 
     def _page(self, name: str, variant: int) -> _Page:
         if (name, variant) not in self._pages:

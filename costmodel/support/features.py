@@ -305,6 +305,10 @@ def _model(job: Job, used: Combination) -> dict[str, Fact]:
         return found
     flags = {
         "experts": spec.moe is not None,
+        "latent experts": spec.moe is not None and spec.moe.latent > 0,
+        "recurrence": spec.recurrence is not None,
+        "split layers": spec.splits_layers,
+        "attention gate": spec.attention_gate,
         "attention sinks": spec.attention_sinks,
         "latent attention": spec.mla is not None,
         "multi-token heads": spec.multi_token_heads > 0,

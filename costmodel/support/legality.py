@@ -38,6 +38,7 @@ from profiles.hardware import Cluster, precision
 from profiles.models import Block, DecoderSpec, Job, Kind, Operator
 
 AXES = ("tp",)
+ENDS_APART = 2  # stages without a layer: embedding, and final norm with head
 EXPERTS = (Kind.GROUPED_MATMUL, Kind.DISPATCH, Kind.COMBINE)
 
 
@@ -222,6 +223,12 @@ def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
         yield f"ring context parallelism needs seq_len a multiple of {2 * cp}"
     if choice.cp > 1 and choice.cp_kind == "ulysses" and (spec.heads // tp) % cp:
         yield f"ulysses needs cp={cp} to divide the {spec.heads // tp} heads of a rank"
+    mixer = spec.recurrence
+    if mixer and choice.cp_kind == "ulysses" and (mixer.heads // tp) % cp:
+        yield (
+            f"ulysses needs cp={cp} to divide the {mixer.heads // tp} heads of the "
+            "recurrence on a rank"
+        )
     if choice.cp > 1 and choice.cp_kind == "rsa" and choice.flash_attention:
         yield "rsa stores whole rows of scores: it needs --no-flash-attention"
     if choice.sequence_parallel and tp == 1:
@@ -236,6 +243,12 @@ def width_violations(tp: int, spec: DecoderSpec) -> Iterator[str]:
         yield f"tp={tp} and {spec.kv_heads} key-value heads do not divide each other"
     if spec.has_dense_mlp and spec.ffn_hidden % tp:
         yield f"tp={tp} does not divide ffn_hidden={spec.ffn_hidden}"
+    if spec.recurrence is not None:
+        heads, groups = spec.recurrence.heads, spec.recurrence.groups
+        if heads % tp:
+            yield f"tp={tp} does not divide the {heads} heads of the recurrence"
+        if groups % tp and tp % groups:
+            yield f"tp={tp} and the recurrence's {groups} groups do not divide evenly"
 
 
 def _experts(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
@@ -274,8 +287,11 @@ def _pipeline(choice: Uniform, job: Job) -> Iterator[str]:
     stages = choice.pp * choice.virtual_stages
     woven = choice.virtual_stages > 1
     even = job.graph.even and choice.layers_per_stage is None  # else asked for, checked
-    if stages > body and not (woven and stages == body + 2):
-        yield f"pp × virtual stages = {stages} is more than the {body} layers"
+    if stages > body + ENDS_APART:
+        yield (
+            f"pp × virtual stages = {stages} is more than the {body} layers, embedding "
+            f"and head: at most {body + ENDS_APART}"
+        )
     elif woven and even and not interleaves(body, stages):
         yield (
             f"interleaving splits the {body} layers (or {body + 2} with embedding and "

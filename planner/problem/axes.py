@@ -35,6 +35,7 @@ from profiles.models import DecoderSpec
 ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
 AT_ONCE: Final = SCHEDULES.index("dualpipe-v")
 SEARCHED: Final = SCHEDULES  # where no pin says otherwise
+ENDS: Final = 2  # stages of embedding and of head, which need no layer
 RING, ALL_GATHER, ULYSSES, RSA = map(
     CP_KINDS.index, ("ring", "all-gather", "ulysses", "rsa")
 )
@@ -163,7 +164,7 @@ class Axes:
         legal = {
             RING: self.problem.job.seq_len % (2 * cp) == 0,
             ALL_GATHER: True,
-            ULYSSES: self._heads(tp) % cp == 0,
+            ULYSSES: self._heads(tp) % cp == 0 and self._recurrent(tp) % cp == 0,
             RSA: pinned == "rsa" and not self.problem.flash_attention,
         }
         return [
@@ -299,7 +300,8 @@ class Axes:
             return False
 
     def _cuts(self, pp: int) -> bool:
-        return pp <= self.body and self._turns(pp)
+        """Into as many stages, of which the ends may stand alone."""
+        return pp <= self.body + ENDS and self._turns(pp)
 
     def _held(self, chunks: int | None, pp: int) -> list[int]:
         """Virtual stages that a rank may hold of a schedule that has so many, or any
@@ -325,14 +327,23 @@ class Axes:
         ]
 
     def _turns(self, stages: int) -> bool:
-        """Whether stages hold whole turns, where kinds of layers take turns."""
+        """Whether stages hold whole turns, where kinds of layers take turns and all of
+        the layers are whole turns."""
         turn = self.problem.job.graph.turn
-        return turn <= 1 or self.body % (stages * turn) == 0
+        if turn <= 1 or self.body % turn:
+            return True
+        return stages <= ENDS or self.body % (stages * turn) == 0
 
     def _heads(self, tp: int) -> int:
         """Attention heads of a tensor-parallel rank."""
         spec = self.problem.job.spec
         return spec.heads // tp if isinstance(spec, DecoderSpec) else 0
+
+    def _recurrent(self, tp: int) -> int:
+        """Heads of a recurrence on a tensor-parallel rank; 0 where there is none."""
+        spec = self.problem.job.spec
+        mixer = spec.recurrence if isinstance(spec, DecoderSpec) else None
+        return mixer.heads // tp if mixer else 0
 
 
 def _runs(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> bool:
@@ -349,5 +360,9 @@ def _splits(spec: DecoderSpec, tp: int) -> bool:
         return False
     if moe is not None and moe.shared_experts * moe.shared_ffn_hidden % tp:
         return False
-    shared = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
-    return shared and spec.heads % tp == 0
+    heads = [(spec.heads, spec.kv_heads)]
+    if spec.recurrence is not None:
+        heads.append((spec.recurrence.heads, spec.recurrence.groups))
+    return all(
+        every % tp == 0 and (keys % tp == 0 or tp % keys == 0) for every, keys in heads
+    )

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from profiles.models.catalog import model, names
     from profiles.models.graph import (
         ENDS,
+        MIXERS,
         PRODUCTS,
         Block,
         Element,
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
     from profiles.models.moe import SORTED
     from profiles.models.param_count import parameters
+    from profiles.models.recurrence import HEADS, JOINED, KEY, VALUE
     from profiles.models.spec import (
         DecoderSpec,
         MlaSpec,
         MoeSpec,
         Numerics,
+        RecurrenceSpec,
         RopeScaling,
         spec_document,
     )

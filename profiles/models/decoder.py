@@ -1,7 +1,8 @@
-"""Decoder-only transformers as operator graphs: GPT, Llama, Mixtral, DeepSeek, Qwen.
+"""Decoders as operator graphs: GPT, Llama, Mixtral, DeepSeek, Qwen, Nemotron-H.
 
-A layer has dense attention or a latent one, an MLP or experts, and may look through a
-window: each combination that a model has is a block of its own. What the operators of a
+A layer has dense attention, a latent one or a recurrence, an MLP or experts, or just
+one of the two, and may look through a window: each combination that a model has is a
+block of its own. What the operators of a
 GPT with dropout save for backward in 16 bits reproduces Korthikanti et al. (MLSys 2023,
 section 4.1): 34·s·b·h + 5·a·s²·b bytes a layer.
 """
@@ -42,7 +43,8 @@ from profiles.models.layers import (
     stream,
 )
 from profiles.models.moe import expert_extents, expert_mlp
-from profiles.models.spec import DecoderSpec
+from profiles.models.recurrence import recurrence, recurrence_extents
+from profiles.models.spec import EXPERTS, FULL, RECURRENT, SLIDING, DecoderSpec
 
 
 def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
@@ -52,8 +54,8 @@ def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
     """
     if spec.parallel_block:
         require_fusible(spec, name)
-    kinds = [layer_kind(spec, number) for number in range(spec.layers)]
-    layers = {kind: _layer(spec, kind) for kind in dict.fromkeys(kinds)}
+    kinds = [(spec.mixer(one), spec.mlp(one)) for one in range(spec.layers)]
+    layers = {kind: _layer(spec, *kind) for kind in dict.fromkeys(kinds)}
     body = tuple((layers[kind], len(list(same))) for kind, same in groupby(kinds))
     tied = (
         ((("embedding", "table"), ("head", "logits")),) if spec.tied_embeddings else ()
@@ -68,14 +70,26 @@ def decoder_graph(spec: DecoderSpec, name: str = "decoder") -> ModelGraph:
     )
 
 
+_MIXERS = {FULL: "", SLIDING: "window-"}
+
+
 def layer_kind(spec: DecoderSpec, number: int) -> str:
-    """Of which kind a numbered layer is: `layer`, `expert-layer`, `window-layer` …
+    """Of which kind a numbered layer is: `layer`, `expert-layer`, `window-layer`,
+    `mamba-2-layer` …; without an MLP `attention-layer`, of an MLP alone `mlp-layer`.
 
     A model whose layers all have the same window has plain names.
     """
-    experts = spec.moe is not None and spec.moe.holds(number)
-    window = spec.window_every > 1 and number % spec.window_every == 0
-    return ("expert-" if experts else "") + ("window-" if window else "") + "layer"
+    return _kind(spec, spec.mixer(number), spec.mlp(number))
+
+
+def _kind(spec: DecoderSpec, mixer: str, mlp: str) -> str:
+    experts = "expert-" if mlp == EXPERTS else ""
+    if not mixer:
+        return f"{experts or 'mlp-'}layer"
+    if mixer == RECURRENT and spec.recurrence is not None:
+        return f"{experts}{spec.recurrence.kind}-layer"
+    alone = "" if mlp else "attention-"
+    return f"{experts}{_MIXERS[mixer]}{alone}layer"
 
 
 def _weight(block: Block) -> int:
@@ -101,6 +115,7 @@ def _extents(spec: DecoderSpec) -> dict[str, int]:
         "head_dim": spec.head_dim,
         **(beside_extents(spec) if spec.parallel_block else {}),
         **(latent_extents(spec, spec.mla) if spec.mla else {}),
+        **(recurrence_extents(spec.recurrence) if spec.recurrence else {}),
         **(expert_extents(spec.moe) if spec.moe else {}),
         **({"pair": 2 * spec.hidden} if spec.multi_token_heads else {}),
     }
@@ -109,7 +124,8 @@ def _extents(spec: DecoderSpec) -> dict[str, int]:
 def _block(
     spec: DecoderSpec, name: str, entry: Tensor | None, *operators: Operator
 ) -> Block:
-    whole = spec.window_every > 1 and "window-" not in name
+    some = spec.window_every > 1 or SLIDING in spec.pattern
+    whole = some and "window-" not in name
     return Block(
         name=name,
         operators=operators,
@@ -128,27 +144,46 @@ def _attention(spec: DecoderSpec, entry: Tensor, norm: Tensor) -> list[Operator]
     before = norm_step(spec, "input_norm", entry, norm)
     if spec.mla is not None:
         return [before, *latent_attention(spec, spec.mla, norm, projected)]
-    qkv = Tensor(name="qkv_out", dims=(*ROWS, "query+key_value"))
-    columns, bias = ("query", "key_value"), spec.attention_bias
+    columns: tuple[str, ...] = ("query", "key_value")
+    turned, bias = (*ROWS, "+".join(columns)), spec.attention_bias
+    columns = (*columns, "query") if spec.attention_gate else columns
+    qkv = Tensor(name="qkv_out", dims=(*ROWS, "+".join(columns)))
     operators = [before, product("qkv", (norm,), qkv, columns, "hidden", bias=bias)]
     if spec.qk_norm:
-        operators.append(_qk_norm(qkv))
+        operators.append(_qk_norm(qkv, turned))
     if spec.position == "rotary":
         made = operators[-1].output
-        operators.append(rotary_step("rotary", (made,), made.dims, kernels=2))
+        operators.append(rotary_step("rotary", (made,), turned, kernels=2))
     core = attention_core(operators[-1].output, "query", spec.attention_sinks)
-    bias, mixed = spec.output_bias, (core.output,)
+    operators.append(core)
+    if spec.attention_gate:
+        operators.append(_gate(core.output, qkv))
+    bias, mixed = spec.output_bias, (operators[-1].output,)
     last = product("projection", mixed, projected, ("hidden",), "query", bias=bias)
-    return [*operators, core, last]
+    return [*operators, last]
 
 
-def _qk_norm(qkv: Tensor) -> Operator:
+def _gate(mixed: Tensor, qkv: Tensor) -> Operator:
+    """What attention makes times σ of a product as wide (Qwen3-Next)."""
+    return Operator(
+        name="attention_gate",
+        kind=Kind.ELEMENTWISE,
+        function="gate",
+        inputs=(mixed, qkv),
+        output=Tensor(name="attention_gate_out", dims=mixed.dims),
+        saves=(mixed, qkv),
+        forward_elements=3,
+        backward_elements=5,
+    )
+
+
+def _qk_norm(qkv: Tensor, dims: tuple[str, ...]) -> Operator:
     return Operator(
         name="qk_norm",
         kind=Kind.ELEMENTWISE,
         function="qk-norm",
         inputs=(qkv,),
-        output=Tensor(name="qk_norm_out", dims=qkv.dims),
+        output=Tensor(name="qk_norm_out", dims=dims),
         vectors=2,
         vector_dim="head_dim",
         saves=(qkv,),
@@ -158,27 +193,47 @@ def _qk_norm(qkv: Tensor) -> Operator:
     )
 
 
-def _layer(spec: DecoderSpec, kind: str) -> Block:
+def _layer(spec: DecoderSpec, mixer: str, mlp: str) -> Block:
     entry = stream("layer_in")
-    return _block(spec, kind, entry, *_layer_operators(spec, kind, entry))
+    operators = _layer_operators(spec, mixer, mlp, entry)
+    return _block(spec, _kind(spec, mixer, mlp), entry, *operators)
 
 
-def _layer_operators(spec: DecoderSpec, kind: str, entry: Tensor) -> list[Operator]:
-    norm, mlp_norm = stream("input_norm_out"), stream("mlp_norm_out")
-    attention = _attention(spec, entry, norm)
+def _layer_operators(
+    spec: DecoderSpec, mixer: str, mlp: str, entry: Tensor
+) -> list[Operator]:
     if spec.parallel_block:
+        norm = stream("input_norm_out")
+        attention = _attention(spec, entry, norm)
         return side_by_side(spec, entry, attention, mlp_steps(spec, norm))
-    middle = residual_step(spec, "attention_residual", attention[-1].output, entry)
-    if spec.moe is not None and kind.startswith("expert-"):
-        mlp = expert_mlp(spec, spec.moe, mlp_norm)
+    mixed = _mixed(spec, mixer, entry) if mixer else []
+    return [*mixed, *(_mlp(spec, mlp, mixed[-1].output if mixed else entry))]
+
+
+def _mixed(spec: DecoderSpec, mixer: str, entry: Tensor) -> list[Operator]:
+    """The half of a layer in which tokens meet."""
+    norm = stream("input_norm_out")
+    if mixer == RECURRENT and spec.recurrence is not None:
+        name, operators = "mixer", recurrence(spec, spec.recurrence, entry, norm)
     else:
-        mlp = mlp_steps(spec, mlp_norm)
+        name, operators = "attention", _attention(spec, entry, norm)
+    added = residual_step(spec, f"{name}_residual", operators[-1].output, entry)
+    return [*operators, added]
+
+
+def _mlp(spec: DecoderSpec, mlp: str, entry: Tensor) -> list[Operator]:
+    """The half in which each token is for itself; nothing where a layer has none."""
+    if not mlp:
+        return []
+    norm = stream("mlp_norm_out")
+    if mlp == EXPERTS and spec.moe is not None:
+        steps = expert_mlp(spec, spec.moe, norm)
+    else:
+        steps = mlp_steps(spec, norm)
     return [
-        *attention,
-        middle,
-        norm_step(spec, "mlp_norm", middle.output, mlp_norm),
-        *mlp,
-        residual_step(spec, "mlp_residual", mlp[-1].output, middle.output),
+        norm_step(spec, "mlp_norm", entry, norm),
+        *steps,
+        residual_step(spec, "mlp_residual", steps[-1].output, entry),
     ]
 
 
@@ -223,7 +278,7 @@ def _final_norm(spec: DecoderSpec) -> Block:
 def _head(spec: DecoderSpec) -> Block:
     entry = stream("final_norm_out")
     operators = _logits_and_loss(entry)
-    last = partial(_layer_operators, spec, layer_kind(spec, spec.layers - 1))
+    last = partial(_layer_operators, spec, *spec.predicting)
     for number in range(1, spec.multi_token_heads + 1):
         operators += _prediction(spec, number, entry, last)
     return _block(spec, "head", entry, *operators)

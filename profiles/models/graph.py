@@ -30,6 +30,7 @@ class Kind(StrEnum):
 
     MATMUL = "matmul"  # rows × contracted times contracted × columns
     ATTENTION = "attention"  # softmax(q kᵀ) v over heads
+    SCAN = "scan"  # a state carried along the sequence, chunk by chunk
     ELEMENTWISE = "elementwise"  # norms too: bytes, not FLOPs
     EMBEDDING = "embedding"  # rows of a table
     CROSS_ENTROPY = "cross-entropy"  # logits → loss
@@ -39,6 +40,7 @@ class Kind(StrEnum):
 
 
 PRODUCTS = frozenset({Kind.MATMUL, Kind.GROUPED_MATMUL})
+MIXERS = frozenset({Kind.ATTENTION, Kind.SCAN})  # what tokens tell each other in
 
 
 class Element(StrEnum):
@@ -101,6 +103,10 @@ class Operator:
     @property
     def has_weight(self) -> bool:
         return self.kind in PRODUCTS or self.kind is Kind.EMBEDDING
+
+    @property
+    def is_norm(self) -> bool:
+        return self.kind is Kind.ELEMENTWISE and self.function.endswith("norm")
 
     @property
     def backward_launches(self) -> float:

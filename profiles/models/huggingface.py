@@ -10,15 +10,18 @@ from typing import Any
 
 from profiles.errors import InvalidSpec
 from profiles.files import shown
+from profiles.models.huggingface_hybrid import HYBRIDS
 from profiles.models.huggingface_rotary import (
     EXACT,
     Config,
     Read,
+    layer_types,
     numerics_of,
     qwen3,
     rotary,
     rotation_of,
     window_of,
+    windows,
 )
 from profiles.models.job import Model
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec, Numerics
@@ -105,7 +108,7 @@ def _qwen2_moe(config: Config) -> Read:
     return rotary(
         config,
         attention_bias=config.flag("qkv_bias", True),
-        window=window,
+        **windows(config, window, from_layer=28),
         moe=moe,
         numerics=_routing(config, normalised=normalised),
     )
@@ -150,8 +153,8 @@ def _deepseek_v3(config: Config) -> Read:
 def _gpt_oss(config: Config) -> Read:
     kinds: list[Any] = config.get("layer_types", list, [])
     turns = ["sliding_attention", "full_attention"] * len(kinds)
-    if kinds != turns[: len(kinds)]:
-        raise config.unsupported("layer_types other than sliding and full in turn")
+    regular = kinds == turns[: len(kinds)]
+    pattern = "" if regular else layer_types(config, config.count("num_hidden_layers"))
     moe = MoeSpec(
         experts=config.count("num_local_experts"),
         experts_per_token=config.count("num_experts_per_tok", 4),
@@ -166,7 +169,8 @@ def _gpt_oss(config: Config) -> Read:
         output_bias=True,
         mlp_bias=True,
         window=window_of(config, 128),
-        window_every=2,
+        window_every=2 if regular else 1,
+        pattern=pattern,
         moe=moe,
         theta=150000.0,
         numerics={"epsilon": 1e-5},
@@ -368,17 +372,14 @@ def _mistral(config: Config) -> Read:
     return rotary(
         config,
         kv_heads=config.count("num_key_value_heads", 8),
-        window=window_of(config, 4096),
+        **windows(config, window_of(config, 4096)),
     )
 
 
 def _qwen2(config: Config) -> Read:
     windowed = config.flag("use_sliding_window", False)
-    return rotary(
-        config,
-        attention_bias=True,
-        window=window_of(config, 4096) if windowed else None,
-    )
+    window = window_of(config, 4096) if windowed else None
+    return rotary(config, attention_bias=True, **windows(config, window, from_layer=28))
 
 
 def _qwen3(config: Config) -> Read:
@@ -392,4 +393,5 @@ _READERS: dict[str, Callable[[Config], Read]] = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     **MIXTURES,
+    **HYBRIDS,
 }

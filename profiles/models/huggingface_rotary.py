@@ -22,6 +22,7 @@ ACTIVATIONS: Final = {
     **dict.fromkeys(("gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh"), "gelu"),
     **dict.fromkeys(("silu", "swish"), "silu"),
     "relu": "relu",
+    "relu2": "relu2",
 }
 # Those of them that are the error function's, not its approximation by tanh.
 EXACT: Final = ("gelu", "gelu_python")
@@ -60,6 +61,10 @@ class Config:
         """Whether a flag, or a number in its place, is set."""
         value = self._keys.get(key)
         return default if value is None else bool(value)
+
+    def equals(self, key: str, value: str) -> bool:
+        """Whether a word stands where else a number does."""
+        return bool(self._keys.get(key) == value)
 
     def nullable(self, key: str, kind: type, default: Any) -> Any:
         """The value of *key*: a null is none at all, an absent one the default."""
@@ -221,6 +226,49 @@ def window_of(config: Config, default: int | None) -> int | None:
     return config.nullable("sliding_window", int, default)  # type: ignore[no-any-return]
 
 
+LAYER_TYPES: Final = {
+    "full_attention": "*",
+    "sliding_attention": "S",
+    "linear_attention": "M",
+}
+
+
+def layer_types(config: Config, layers: int, key: str = "layer_types") -> str:
+    """The pattern that *key* names layer by layer; "" where it is left out."""
+    kinds: list[Any] = config.get(key, list, [])
+    foreign = [one for one in kinds if one not in LAYER_TYPES]
+    if foreign:
+        raise config.unsupported(
+            f"{key} {shown(foreign[0])}", f"known: {', '.join(LAYER_TYPES)}"
+        )
+    if kinds and len(kinds) != layers:
+        raise InvalidSpec(
+            f"{key} names {len(kinds)} layers of num_hidden_layers={layers}"
+        )
+    return "".join(LAYER_TYPES[one] for one in kinds)
+
+
+def windows(
+    config: Config, window: int | None, from_layer: int | None = None
+) -> dict[str, Any]:
+    """Which layers look through the *window*, where some do not: by `layer_types`, or
+    (*from_layer* is the class's default of it) from `max_window_layers` on."""
+    layers = config.count("num_hidden_layers")
+    pattern = layer_types(config, layers)
+    if not pattern and window and from_layer is not None:
+        first = min(max(config.count("max_window_layers", from_layer), 0), layers)
+        pattern = "*" * first + "S" * (layers - first)
+    if "M" in pattern:
+        raise config.unsupported("layer_types 'linear_attention'")
+    if "S" in pattern and not window:
+        raise InvalidSpec("layer_types 'sliding_attention' needs sliding_window")
+    if "S" not in pattern:  # in no layer, or in all that nothing is said of
+        return {"window": None if pattern else window}
+    if "*" not in pattern:
+        return {"window": window}
+    return {"window": window, "pattern": pattern}
+
+
 def qwen3(config: Config, **differences: Any) -> Read:
     """A Qwen3: its queries and keys are normalised."""
     biased = config.flag("attention_bias", False)
@@ -230,6 +278,6 @@ def qwen3(config: Config, **differences: Any) -> Read:
         qk_norm=True,
         attention_bias=biased,
         output_bias=biased,
-        window=window_of(config, 4096) if windowed else None,
+        **windows(config, window_of(config, 4096) if windowed else None, from_layer=28),
         **differences,
     )

@@ -121,16 +121,18 @@ def mlp_steps(
     *,
     name: str = "mlp",
     kind: Kind = Kind.MATMUL,
+    outer: str = "hidden",
 ) -> list[Operator]:
-    """Up, activation and down over the rows of *source*, each *width* wide inside."""
+    """Up, activation and down over the rows of *source*, each *width* wide inside and
+    *outer* outside."""
     rows, copies = source.dims[:-1], 2 if spec.gated_mlp else 1
     prefix = "" if name == "mlp" else f"{name}_"
     up = Tensor(name=f"{name}_up_out", dims=(*rows, width), copies=copies)
     active = Tensor(name=f"{prefix}activation_out", dims=(*rows, width))
-    down = Tensor(name=f"{name}_down_out", dims=(*rows, "hidden"))
+    down = Tensor(name=f"{name}_down_out", dims=(*rows, outer))
     bias, columns = spec.mlp_bias, (width,) * copies
     return [
-        product(f"{name}_up", (source,), up, columns, "hidden", bias=bias, kind=kind),
+        product(f"{name}_up", (source,), up, columns, outer, bias=bias, kind=kind),
         Operator(
             name=f"{prefix}activation",
             kind=Kind.ELEMENTWISE,
@@ -141,7 +143,5 @@ def mlp_steps(
             forward_elements=copies + 1,
             backward_elements=2 * copies + 1,
         ),
-        product(
-            f"{name}_down", (active,), down, ("hidden",), width, bias=bias, kind=kind
-        ),
+        product(f"{name}_down", (active,), down, (outer,), width, bias=bias, kind=kind),
     ]

@@ -5,12 +5,16 @@
     mlp_*      the experts' products and activation, over the rows that came
     combine    rows sent back, weighted and summed by token
     shared_*   the MLP that every token takes beside (DeepSeekMoE, 2024)
+    latent_*   where experts are as narrow: the product that makes what is sent to them,
+               and the one after they are summed (LatentMoE, Nemotron 3, 2025)
 
 Rows sorted by expert have the dimension `routed` for batch and sequence. The experts'
 operators are called as the MLP's are, so that what is recomputed is named alike.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from profiles.models.graph import Element, Kind, Operator, Tensor
 from profiles.models.layers import ROWS, STREAM, mlp_steps, product
@@ -30,6 +34,7 @@ LAUNCHES = {"top_k": 4.0, "dispatch": 4.0, "combine": 3.0}
 # Of these what has no gradient: choosing and the map of who goes where; counts by
 # expert, their copy and sorting them [assumed] half of either.
 WITHOUT_GRADIENT = {"top_k": 2.0, "dispatch": 2.0}
+LATENT = "latent"  # the dimension of what is sent, where it is not `hidden`
 
 
 def expert_extents(moe: MoeSpec) -> dict[str, int]:
@@ -39,24 +44,34 @@ def expert_extents(moe: MoeSpec) -> dict[str, int]:
         "routed": moe.experts_per_token,
         "expert_ffn": moe.expert_ffn_hidden,
         "shared_ffn": moe.shared_experts * moe.shared_ffn_hidden,
+        **({LATENT: moe.latent} if moe.latent else {}),
     }
 
 
 def expert_mlp(spec: DecoderSpec, moe: MoeSpec, norm: Tensor) -> list[Operator]:
     """What stands for the MLP."""
-    rows = Tensor(name="dispatch_out", dims=("routed", "hidden"))
-    experts = mlp_steps(spec, rows, "expert_ffn", kind=Kind.GROUPED_MATMUL)
+    width = LATENT if moe.latent else "hidden"
+    rows = Tensor(name="dispatch_out", dims=("routed", width))
+    experts = mlp_steps(spec, rows, "expert_ffn", kind=Kind.GROUPED_MATMUL, outer=width)
     shared: list[Operator] = []
     if moe.shared_experts:
         shared = mlp_steps(spec, norm, "shared_ffn", name="shared")
+    if moe.shared_gate and shared:
+        shared.append(_shared_gate(norm, shared[-1].output))
+    down, sent = _latent_down(norm) if moe.latent else ([], norm)
+    made = experts[-1].output
+    after = [_combine(moe, made, shared)]
+    if moe.latent:
+        after = _latent_up(_combine(moe, made, []), shared)
     return [
         *_router(moe, norm),
         *shared,
+        *down,
         Operator(
             name="dispatch",
             kind=Kind.DISPATCH,
             function="dispatch",
-            inputs=(norm,),
+            inputs=(sent,),
             output=rows,
             forward_elements=2 * SORTED,
             backward_elements=2 * SORTED,
@@ -65,8 +80,50 @@ def expert_mlp(spec: DecoderSpec, moe: MoeSpec, norm: Tensor) -> list[Operator]:
             without_gradient=WITHOUT_GRADIENT["dispatch"],
         ),
         *experts,
-        _combine(moe, experts[-1].output, shared),
+        *after,
     ]
+
+
+def _shared_gate(norm: Tensor, made: Tensor) -> Operator:
+    """What the shared experts made times σ(w · x), with one w (Qwen2-MoE)."""
+    return Operator(
+        name="shared_gate",
+        kind=Kind.ELEMENTWISE,
+        function="gate",
+        inputs=(norm, made),
+        output=Tensor(name="shared_gate_out", dims=STREAM),
+        vectors=1,
+        saves=(norm, made),
+        forward_elements=3,
+        backward_elements=5,
+    )
+
+
+def _latent_down(norm: Tensor) -> tuple[list[Operator], Tensor]:
+    made = Tensor(name="latent_down_out", dims=(*ROWS, LATENT))
+    return [product("latent_down", (norm,), made, (LATENT,), "hidden")], made
+
+
+def _latent_up(combine: Operator, shared: list[Operator]) -> list[Operator]:
+    """The product after the experts' sum, and the sum with that of shared ones."""
+    summed = Tensor(name="combine_out", dims=(*ROWS, LATENT))
+    up = Tensor(name="latent_up_out", dims=STREAM)
+    operators = [
+        replace(combine, output=summed),
+        product("latent_up", (summed,), up, ("hidden",), LATENT),
+    ]
+    if not shared:
+        return operators
+    add = Operator(
+        name="shared_sum",
+        kind=Kind.ELEMENTWISE,
+        function="residual",
+        inputs=(up, shared[-1].output),
+        output=Tensor(name="shared_sum_out", dims=STREAM),
+        forward_elements=3,
+        backward_elements=0,
+    )
+    return [*operators, add]
 
 
 def _router(moe: MoeSpec, norm: Tensor) -> list[Operator]:

@@ -6,10 +6,28 @@ section 5.1, with the final norm that its formula leaves out.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from profiles.errors import Unsupported
-from profiles.models.spec import BertSpec, DecoderSpec, MlaSpec, ModelSpec, MoeSpec
+from profiles.models.recurrence import (
+    COLUMNS,
+    MIXED,
+    OF_HEADS,
+    VALUE,
+    recurrence_extents,
+)
+from profiles.models.spec import (
+    DENSE,
+    EXPERTS,
+    RECURRENT,
+    BertSpec,
+    DecoderSpec,
+    MlaSpec,
+    ModelSpec,
+    MoeSpec,
+    RecurrenceSpec,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,41 +130,67 @@ def _bert(spec: BertSpec) -> Parameters:
 
 
 def _layers(spec: DecoderSpec) -> tuple[tuple[LayerParameters, int], ...]:
-    dense, moe = _layer(spec, None), spec.moe
-    if moe is None:
-        return ((dense, spec.layers),)
-    experts = sum(moe.holds(layer) for layer in range(spec.layers))
-    kinds = ((dense, spec.layers - experts), (_layer(spec, moe), experts))
-    return tuple((layer, count) for layer, count in kinds if count)
+    kinds = Counter((spec.mixer(one), spec.mlp(one)) for one in range(spec.layers))
+    dense_first = sorted(kinds.items(), key=lambda item: item[0][1] == EXPERTS)
+    return tuple((_layer(spec, *kind), count) for kind, count in dense_first)
 
 
-def _layer(spec: DecoderSpec, moe: MoeSpec | None) -> LayerParameters:
-    mlp, active = _mlp(spec, spec.ffn_hidden), _mlp(spec, spec.ffn_hidden)
-    if moe is not None:
-        always = (spec.hidden + moe.router_bias) * moe.experts
-        always += moe.shared_experts * _mlp(spec, moe.shared_ffn_hidden)
-        always += spec.hidden if moe.shared_gate else 0
-        one = _mlp(spec, moe.expert_ffn_hidden)
-        mlp = always + moe.experts * one
-        active = always + moe.experts_per_token * one
+def _layer(spec: DecoderSpec, mixer: str, mlp: str) -> LayerParameters:
+    held = active = _mlp(spec, spec.ffn_hidden) if mlp == DENSE else 0
+    if mlp == EXPERTS and spec.moe is not None:
+        held, active = _experts(spec, spec.moe)
+    norms = 1 if spec.parallel_block else bool(mixer) + bool(mlp)
     return LayerParameters(
-        attention=_attention(spec),
-        mlp=mlp,
-        norms=(1 if spec.parallel_block else 2) * _norm(spec),
+        attention=_mixer(spec, mixer) if mixer else 0,
+        mlp=held,
+        norms=norms * _norm(spec),
         active_mlp=active,
     )
 
 
-def _attention(spec: DecoderSpec) -> int:
+def _experts(spec: DecoderSpec, moe: MoeSpec) -> tuple[int, int]:
+    """Those of all experts, and of what one token meets of them."""
+    always = (spec.hidden + moe.router_bias) * moe.experts
+    always += moe.shared_experts * _mlp(spec, moe.shared_ffn_hidden)
+    always += spec.hidden if moe.shared_gate else 0
+    always += 2 * spec.hidden * moe.latent
+    outer = moe.latent or spec.hidden
+    one = _mlp(spec, moe.expert_ffn_hidden, outer)
+    return always + moe.experts * one, always + moe.experts_per_token * one
+
+
+def _mixer(spec: DecoderSpec, mixer: str) -> int:
+    """Of what mixes tokens, without the norm before it."""
+    if mixer == RECURRENT and spec.recurrence is not None:
+        return _recurrence(spec, spec.recurrence)
     if spec.mla is not None:
         return _latent_attention(spec, spec.mla)
     query = spec.heads * spec.head_dim
     key_value = 2 * spec.kv_heads * spec.head_dim
     count = spec.hidden * (2 * query + key_value)
+    count += spec.hidden * query if spec.attention_gate else 0
     count += query + key_value if spec.attention_bias else 0
     count += spec.hidden if spec.output_bias else 0
     count += spec.heads if spec.attention_sinks else 0
     return count + (2 * spec.head_dim if spec.qk_norm else 0)
+
+
+def _recurrence(spec: DecoderSpec, mixer: RecurrenceSpec) -> int:
+    """Its products, convolution, decays and norm, as the operators of
+    `profiles.models.recurrence` have them; no biases of the first and last product."""
+    sizes = recurrence_extents(mixer)
+    value = sizes[VALUE]
+    count = spec.hidden * (sum(sizes[one] for one in COLUMNS[mixer.kind]) + value)
+    mixed = sum(sizes[one] for one in MIXED[mixer.kind])
+    if mixer.conv_width:
+        count += (mixer.conv_width + mixer.conv_bias) * mixed
+    if mixer.kind == "mamba-1":
+        steps = mixer.dt_rank + 2 * mixer.state
+        count += value * (steps + mixer.dt_rank + 1)  # down, and up with its bias
+        count += steps if mixer.dt_norms else 0
+        return count + value * (mixer.state + 1)  # decays, and what passes by
+    norm = mixer.head_dim if mixer.kind == "gated-delta" else value
+    return count + OF_HEADS[mixer.kind] * mixer.heads + norm
 
 
 def _latent_attention(spec: DecoderSpec, mla: MlaSpec) -> int:
@@ -162,10 +206,10 @@ def _latent_attention(spec: DecoderSpec, mla: MlaSpec) -> int:
     return count + value * spec.hidden
 
 
-def _mlp(spec: DecoderSpec, width: int) -> int:
-    up = 2 if spec.gated_mlp else 1
-    bias = up * width + spec.hidden if spec.mlp_bias else 0
-    return (up + 1) * spec.hidden * width + bias
+def _mlp(spec: DecoderSpec, width: int, outer: int = 0) -> int:
+    up, hidden = 2 if spec.gated_mlp else 1, outer or spec.hidden
+    bias = up * width + hidden if spec.mlp_bias else 0
+    return (up + 1) * hidden * width + bias
 
 
 def _norm(spec: DecoderSpec) -> int:
@@ -175,5 +219,6 @@ def _norm(spec: DecoderSpec) -> int:
 def _prediction(spec: DecoderSpec) -> int:
     """DeepSeek-V3 (arXiv 2412.19437), section 2.2: two norms, a projection of both
     halves, one more layer and a norm each; embedding and head are the model's."""
-    each = 3 * _norm(spec) + 2 * spec.hidden**2 + _layer(spec, spec.moe).total
+    layer = _layer(spec, *spec.predicting)
+    each = 3 * _norm(spec) + 2 * spec.hidden**2 + layer.total
     return spec.multi_token_heads * each

@@ -14,6 +14,8 @@ from profiles.limits import require
 
 SCALINGS = ("linear", "llama3")
 ROUTINGS = ("softmax", "sigmoid")
+RECURRENCES = ("mamba-1", "mamba-2", "gated-delta", "linear")
+RECURRENT, FULL, SLIDING, DENSE, EXPERTS = "M*S-E"  # symbols of a pattern
 
 
 class _Sized:
@@ -155,6 +157,7 @@ class MoeSpec(_Sized):
     groups_per_token: int | None = None  # that a token's experts lie in; None: any
     router_bias: bool = False
     shared_gate: bool = False  # the shared experts times σ(w · x) (Qwen2-MoE)
+    latent: int = 0  # width in which rows are sent to experts; 0: all of `hidden`
 
     def __post_init__(self) -> None:
         _Sized.__post_init__(self)
@@ -227,8 +230,48 @@ class MlaSpec(_Sized):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrenceSpec(_Sized):
+    """A mixer of tokens that carries a state of `state` x `head_dim` a head along the
+    sequence, so that its work grows with the length and not with its square.
+
+    mamba-1      selective scan, each channel a head (Gu and Dao, arXiv 2312.00752)
+    mamba-2      structured state space duality (Dao and Gu, arXiv 2405.21060)
+    gated-delta  gated delta net (Yang et al., arXiv 2412.06464)
+    linear       gated linear attention (MiniMax-01, arXiv 2501.08313, section 2.2)
+    """
+
+    kind: str
+    heads: int
+    head_dim: int  # of a value
+    state: int  # of a key
+    groups: int = 1  # heads of keys, each shared by as many of the values'
+    conv_width: int = 0  # of the causal convolution before it
+    conv_bias: bool = False
+    chunk: int = 256  # tokens between which products stand for the recurrence
+    dt_rank: int = 0  # of mamba-1's step sizes
+    dt_norms: bool = False  # of step sizes, B and C (Jamba)
+
+    def __post_init__(self) -> None:
+        _Sized.__post_init__(self)
+        _one_of(self, "kind", RECURRENCES)
+        if self.heads % self.groups:
+            raise InvalidSpec(
+                f"recurrence heads={self.heads} is not a multiple of "
+                f"groups={self.groups}"
+            )
+        if (self.kind == "mamba-1") != bool(self.dt_rank):
+            raise InvalidSpec(f"dt_rank={self.dt_rank}: mamba-1 alone has one, above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec(_Sized):
-    """A decoder-only transformer: GPT, Llama, Mistral, Qwen, DeepSeek …"""
+    """A decoder-only network: GPT, Llama, Mistral, Qwen, DeepSeek, Nemotron-H …
+
+    `pattern` has a symbol a layer, over and over: `M` recurrence, `*` attention, `S`
+    attention in the window, `-` MLP, `E` experts, as Megatron-Core writes hybrid
+    models. Where it has `-` or `E`, each symbol is a layer of its own, with one norm;
+    else an MLP (or experts, as `moe` says) stands behind each.
+    """
 
     layers: int
     hidden: int
@@ -254,14 +297,47 @@ class DecoderSpec(_Sized):
     window_every: int = 1  # the window is in each so manieth layer, from the first
     parallel_block: bool = False  # attention and MLP side by side (GPT-J, PaLM)
     multi_token_heads: int = 0  # DeepSeek-V3's extra prediction layers
+    pattern: str = ""
+    attention_gate: bool = False  # its output times σ of one more product (Qwen3-Next)
+    recurrence: RecurrenceSpec | None = None
     moe: MoeSpec | None = None
     mla: MlaSpec | None = None
     numerics: Numerics = USUAL
     family: str = "decoder"
 
     @property
+    def splits_layers(self) -> bool:
+        """Whether a mixer and the MLP behind it are layers of their own."""
+        return DENSE in self.pattern or EXPERTS in self.pattern
+
+    def mixer(self, layer: int) -> str:
+        """How the numbered *layer* mixes tokens, as a symbol; "" if it does not."""
+        if self.pattern:
+            symbol = self.pattern[layer % len(self.pattern)]
+            return "" if symbol in (DENSE, EXPERTS) else symbol
+        windowed = self.window_every > 1 and layer % self.window_every == 0
+        return SLIDING if windowed else FULL
+
+    def mlp(self, layer: int) -> str:
+        """What of an MLP the numbered *layer* has, as a symbol; "" if it has none."""
+        if self.splits_layers:
+            symbol = self.pattern[layer % len(self.pattern)]
+            return symbol if symbol in (DENSE, EXPERTS) else ""
+        return EXPERTS if self.moe is not None and self.moe.holds(layer) else DENSE
+
+    @property
+    def predicting(self) -> tuple[str, str]:
+        """Mixer and MLP of the layer that predicts one more token: the last one's, or
+        attention and the pattern's MLP (Nemotron 3, `mtp_hybrid_override_pattern`)."""
+        if self.splits_layers:
+            return FULL, EXPERTS if EXPERTS in self.pattern else DENSE
+        return self.mixer(self.layers - 1), self.mlp(self.layers - 1)
+
+    @property
     def has_dense_mlp(self) -> bool:
         """Whether any layer has an MLP that every token takes and no experts."""
+        if self.splits_layers:
+            return DENSE in self.pattern
         moe = self.moe
         return moe is None or moe.first_layer > 0 or moe.every > 1
 
@@ -301,6 +377,33 @@ class DecoderSpec(_Sized):
         _one_of(self, "norm", ("layernorm", "rmsnorm"))
         _one_of(self, "position", ("learned", "rotary", "alibi", "none"))
         self._require_numerics(self.numerics)
+        self._require_pattern()
+
+    def _require_pattern(self) -> None:
+        symbols, needed = (
+            set(self.pattern),
+            (
+                (RECURRENT, "recurrence", self.recurrence),
+                (SLIDING, "window", self.window),
+                (EXPERTS, "moe", self.moe),
+            ),
+        )
+        foreign = sorted(symbols - set("M*S-E"))
+        if foreign:
+            raise InvalidSpec(
+                f"pattern has {', '.join(map(repr, foreign))}; its symbols are M "
+                "(recurrence), * (attention), S (attention in the window), - (MLP) and "
+                "E (experts)"
+            )
+        for symbol, name, given in needed:
+            if symbol in symbols and given is None:
+                raise InvalidSpec(f"pattern has {symbol!r}, which needs {name}")
+        if self.recurrence is not None and RECURRENT not in symbols:
+            raise InvalidSpec("recurrence needs a pattern that says where it is: M")
+        if symbols and (self.window_every > 1 or self.parallel_block):
+            raise InvalidSpec(
+                "pattern goes with neither window_every nor parallel_block"
+            )
 
     def _require_numerics(self, given: Numerics) -> None:
         plain = self.qk_norm or given.unrotated_every or self.position != "rotary"
@@ -441,8 +544,9 @@ def spec_document(spec: ModelSpec) -> dict[str, Any]:
     if isinstance(spec, DecoderSpec):
         document["numerics"] = spec.numerics.document
         _leave_out(document, norm_bias=True, numerics={})
+        _leave_out(document, pattern="", attention_gate=False, recurrence=None)
         if spec.moe is not None:
-            _leave_out(document["moe"], shared_gate=False)
+            _leave_out(document["moe"], shared_gate=False, latent=0)
     return document
 
 

@@ -97,7 +97,7 @@ def operator_shape(
     elif kind == "top-k":
         shape = (rows, extent("experts"), extent("routed"))
     elif kind in SORTED_AGAIN:
-        shape = (rows, extent("routed"), extent("hidden"))
+        shape = (rows, extent("routed"), extent(operator.output.dims[-1]))
     elif kind == "cross-entropy":
         shape = (rows, _width(operator.inputs[0].dims, extent))
     else:

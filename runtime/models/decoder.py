@@ -199,6 +199,10 @@ def decoder_of(job: Job) -> DecoderSpec:
 def require_trainable(spec: DecoderSpec) -> None:
     """Raise Unsupported for a decoder that these modules are not."""
     for part, what in (
+        (spec.recurrence, "a recurrence beside attention"),
+        (spec.splits_layers, "layers of attention or an MLP alone"),
+        (spec.attention_gate, "a gate on attention"),
+        (spec.moe is not None and spec.moe.latent, "experts of a latent width"),
         (spec.attention_sinks, "attention sinks"),
         (spec.mla, "latent attention"),
         (spec.parallel_block, "attention and MLP side by side"),

@@ -69,6 +69,12 @@ CARDS = {
     "qwen3-8b": 8.19,
     "qwen3-14b": 14.77,
     "qwen3-32b": 32.76,
+    "nemotron-h-8b": 8.1,  # arXiv 2504.03624
+    "nemotron-3-nano-30b-a3b": 31.6,  # arXiv 2512.20848, table 1
+    "nemotron-3-super-120b-a12b": 120.6,
+    "jamba-v0.1": 51.6,  # "52B" of arXiv 2403.19887; its weights' index
+    "jamba-1.5-large": 398,  # arXiv 2408.12570
+    "minimax-text-01": 456,  # arXiv 2501.08313
 }
 # What a token meets, by the model cards, in 10^9.
 ACTIVE = {
@@ -80,6 +86,10 @@ ACTIVE = {
     "gpt-oss-120b": 5.7,
     "llama4-scout": 17.2,
     "llama4-maverick": 17.2,
+    "nemotron-3-nano-30b-a3b": 3.6,
+    "nemotron-3-super-120b-a12b": 12.7,
+    "jamba-v0.1": 12,
+    "jamba-1.5-large": 94,
 }
 DECODERS = [name for name in names() if isinstance(model(name).spec, DecoderSpec)]
 
@@ -115,6 +125,24 @@ def test_experts_count_once_and_act_when_chosen() -> None:
     assert deepseek.active / 1e9 == pytest.approx(37, rel=0.02)
     assert deepseek.prediction / 1e9 == pytest.approx(11.5, rel=0.015)
     assert deepseek.trained == deepseek.total + deepseek.prediction
+
+
+def test_hybrids_whose_cards_count_other_parts() -> None:
+    """Qwen3-Next: 80 B with the layer that predicts one more token, 79 without the
+    tables. Nemotron 3 Ultra: 550 and 55 B, active without a table. MiniMax-01: 45.9 B
+    active without the head. Qwen3.5: 35 B with a vision encoder of 0.45 B."""
+    qwen, ultra = counted("qwen3-next-80b-a3b"), counted("nemotron-3-ultra-550b-a55b")
+    assert qwen.total / 1e9 == pytest.approx(80, rel=0.01)
+    assert (qwen.total - qwen.embedding - qwen.head) / 1e9 == pytest.approx(
+        79, rel=0.01
+    )
+    assert ultra.total / 1e9 == pytest.approx(550, rel=0.01)
+    assert (ultra.active - ultra.embedding) / 1e9 == pytest.approx(55, rel=0.01)
+    minimax = counted("minimax-text-01")
+    beside = minimax.embedding + minimax.head
+    assert (minimax.active - beside) / 1e9 == pytest.approx(45.9, rel=0.005)
+    text = counted("qwen3.5-35b-a3b").total / 1e9
+    assert text + 0.45 == pytest.approx(35, rel=0.01)
 
 
 def test_albert_large_has_18_times_fewer_than_bert_large() -> None:

@@ -89,7 +89,7 @@ def test_what_is_contracted_over_an_axis_is_summed_over_it(name: str, sp: bool) 
         ("gpt-13b", Uniform(tp=16), "tp=16 does not divide the 40 heads"),
         ("llama3-8b", Uniform(tp=3), "key-value heads"),
         ("llama3-8b", Uniform(tp=3), "ffn_hidden=14336"),
-        ("gpt-13b", Uniform(pp=41), "more than the 40 layers"),
+        ("gpt-13b", Uniform(pp=43), "more than the 40 layers"),
         ("gpt-13b", Uniform(dp=3, micro_batch=3), "not a multiple of micro-batch"),
         ("gpt-13b", Uniform(dp=4, zero_group=3), "zero_group=3 does not divide dp=4"),
         ("gpt-13b", Uniform(cp=3, cp_kind="ulysses"), "not a multiple of cp"),

@@ -27,6 +27,7 @@ from tests.oracles.bounds import step_time_bound_s
 
 CLUSTER = cluster("dgx-h100")
 MIXTURES = ("mixtral-8x7b", "deepseek-v3", "deepseek-v2-lite", "llama4-maverick")
+HYBRIDS = ("qwen3-next-80b-a3b", "nemotron-3-super", "jamba-v0.1")
 
 
 @cache
@@ -73,7 +74,7 @@ def simulated(name: str, choice: Uniform, where: Machine) -> Estimate:
     return estimate(job(name), CLUSTER, layout, on=where)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", [*MIXTURES, *HYBRIDS])
 @settings(max_examples=15)
 @given(data=st.data())
 def test_columns_bound_the_simulation(name: str, data: st.DataObject) -> None:

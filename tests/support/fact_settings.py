@@ -20,7 +20,7 @@ from costmodel.layout.retention import (
 )
 from costmodel.schedule.schedules import SCHEDULES, least_chunks
 from profiles.models.decoder import decoder_graph
-from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec, Numerics
+from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec, Numerics, RecurrenceSpec
 from tests.support.blocks import along_sequences
 from tests.support.edits import (
     elsewhere,
@@ -50,6 +50,9 @@ MLA = MlaSpec(
     kv_rank=8, query_rank=None, rope_head_dim=4, nope_head_dim=4, value_head_dim=8
 )
 MOE = MoeSpec(experts=2, experts_per_token=1, expert_ffn_hidden=64)
+MAMBA = RecurrenceSpec(
+    kind="mamba-2", heads=4, head_dim=8, state=4, groups=2, conv_width=4, chunk=8
+)
 UNTRAINED = {
     "encoder-decoder": "t5-11b",
     "bert": "bert-large",
@@ -181,6 +184,10 @@ SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
         "dp": 2,
         "edit": wide_experts,
     },
+    "latent experts": _flag("moe", replace(MOE, latent=16), MOE),
+    "recurrence": lambda _: {"pattern": "M*", "recurrence": MAMBA},
+    "split layers": lambda _: {"pattern": "*-"},
+    "attention gate": _flag("attention_gate", on=True, off=False),
     "attention sinks": _flag("attention_sinks", on=True, off=False),
     "latent attention": _flag("mla", MLA, None),
     "multi-token heads": _flag("multi_token_heads", 1, 0),

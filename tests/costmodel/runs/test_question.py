@@ -11,6 +11,7 @@ from costmodel.runs.cells import Cells
 from costmodel.runs.pricing import Questions
 from costmodel.simulation.question import Question
 from profiles.errors import MeshwrightError
+from profiles.models.catalog import model
 from profiles.models.lora import Adapters
 from profiles.models.spec import DecoderSpec
 from profiles.units import GB
@@ -243,7 +244,8 @@ def test_a_cell_that_cannot_be_is_named(changes: dict[str, str], words: str) -> 
     [
         ({"experts": "8"}, "expert_ffn_hidden is missing"),
         ({"kind": "moe"}, "experts is missing"),
-        ({"kind": "hybrid"}, "kind=hybrid"),
+        ({"kind": "hybrid"}, "kind=hybrid: no column tells which layers"),
+        ({"kind": "hybrid", "model": "llama3-8b"}, "no hybrid model 'llama3-8b'"),
         ({"offload": "weights"}, "offload 'weights' is not one of"),
         ({"offload": "activations"}, "activations=RATIO"),
         ({"offload": "parameters"}, "needs --zero 3, not 1"),
@@ -264,6 +266,28 @@ def test_what_is_not_priced_or_not_legal_is_said(
     changes: dict[str, str | None], words: str
 ) -> None:
     assert words in refused(**changes)
+
+
+def test_a_hybrid_model_is_the_catalogues_with_the_rows_own_layers() -> None:
+    bare = dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn_hidden"))
+    rest = {"kind": "hybrid", "vocab": None, "gated_mlp": None, "tp": "1", "dp": None}
+    sizes = {**bare, **rest, "head_dim": None, "tied_embeddings": None}
+    known = model("nemotron-3-nano").spec
+    question = asked({**sizes, "model": "Nemotron_3_Nano"})
+    assert question.job.spec == known
+    cut = {"model": "Qwen3.5-35B-A3B truncated to 8 layers", "layers": "8"}
+    graph = asked({**sizes, **cut}).job.graph
+    assert graph.counts == {"expert-gated-delta-layer": 6, "expert-layer": 2}
+
+
+def test_replicas_without_a_sequence_are_more_context_parallelism() -> None:
+    """tp 4, cp 2 of 64 GPUs leave 8 replicas for 2 sequences."""
+    many = {"gpus": "64", "tp": "4", "pp": "1", "cp": "2", "dp": None, "zero": None}
+    many["zero_group"] = None
+    question = asked({**many, "global_batch": "2", "micro_batch": "1"})
+    assert (question.choice.cp, question.choice.dp) == (8, 2)
+    assert "cp 2 leaves 8 replicas 2 sequences: cp 8" in question.warnings
+    assert question.assumed["cp"] == 8
 
 
 def test_fine_tuning_trains_what_the_recipe_of_its_framework_does() -> None:

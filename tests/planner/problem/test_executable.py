@@ -193,11 +193,11 @@ def test_pins_that_leave_nothing_are_said_to() -> None:
 
 
 def test_a_space_that_only_support_empties_is_diagnosed_as_such() -> None:
-    """Six GPUs, two layers, four heads, a batch of four: only cp has a factor of 3."""
-    free = problem(gpus=6, global_batch=4, where=local())
+    """14 GPUs, two layers, four heads, a batch of four: only cp has a factor of 7."""
+    free = problem(gpus=14, global_batch=4, where=local())
     assert isinstance(free.job.spec, DecoderSpec)
     spec = noisy(replace(free.job.spec, layers=2, heads=4, kv_heads=4))
-    job = replace(free.job, spec=spec, seq_len=192)
+    job = replace(free.job, spec=spec, seq_len=224)
     asked = replace(free, job=job, executable=True)
     assert solved(replace(asked, executable=False)).best is not None
     assert solved(asked).best is None

@@ -244,7 +244,11 @@ def test_what_a_config_leaves_out_has_its_class_default() -> None:
     assert spec_of({**bare, "model_type": "mistral"}).kv_heads == 8
     assert spec_of({**bare, "model_type": "mistral"}).window == 4096
     assert spec_of({**MISTRAL, "sliding_window": None}).window is None
-    assert spec_of({**QWEN2, "use_sliding_window": True}).window == 131072
+    windowed = {**QWEN2, "use_sliding_window": True}
+    assert spec_of({**windowed, "max_window_layers": 0}).window == 131072
+    assert spec_of(windowed).window is None  # its default: from layer 28 on
+    some = spec_of({**windowed, "max_window_layers": 20})
+    assert (some.window, some.pattern) == (131072, "*" * 20 + "S" * 8)
     assert spec_of({**LLAMA3, "tie_word_embeddings": True}).tied_embeddings
     biased = spec_of({**LLAMA3, "attention_bias": True, "mlp_bias": True})
     plain = spec_of(LLAMA3)

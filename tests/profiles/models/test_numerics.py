@@ -21,7 +21,8 @@ from profiles.models.spec import (
 )
 from tests.support.fact_settings import MOE, SPEC
 
-ADDED = {"norm_bias", "numerics"}  # to what the first files hold
+# To what the first files hold.
+ADDED = {"norm_bias", "numerics", "pattern", "attention_gate", "recurrence"}
 shares = st.floats(0, 0.99)
 above = st.floats(1e-6, 1e9)
 scalings = st.builds(
@@ -65,7 +66,7 @@ def test_defaults_are_left_out_as_in_files_of_before() -> None:
     spec = replace(SPEC, moe=MOE)
     document = spec_document(spec)
     assert document.keys() == asdict(spec).keys() - ADDED
-    assert document["moe"].keys() == asdict(MOE).keys() - {"shared_gate"}
+    assert document["moe"].keys() == asdict(MOE).keys() - {"shared_gate", "latent"}
     assert parse_model(document, what="a file of before").spec == spec
     other = replace(spec, numerics=replace(USUAL, rope_theta=5.0))
     assert spec_document(other)["numerics"] == {"rope_theta": 5.0}
