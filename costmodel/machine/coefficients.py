@@ -46,7 +46,11 @@ FITTED: Final = {
     "overlap": {"contention": "contention", "exposed_tensor": "exposed_tensor"},
     "gradients": {"reduction": "reduction"},
     "kernels": {"elementwise": "elementwise"},
-    "moe": {"exposed": "exposed_expert", "launch": "expert_launch"},
+    "moe": {
+        "exposed": "exposed_expert",
+        "launch": "expert_launch",
+        "issue": "expert_host",
+    },
     "fp8": {"quantise_bytes": "quantise"},
 }
 

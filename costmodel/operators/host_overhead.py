@@ -59,6 +59,7 @@ SINGLE_KERNELS: Final = 3.0
 # [derived] from Megatron-LM: masking ids and rows some eight kernels, the loss some
 # twenty (vocab_parallel_cross_entropy), three all-reduces of some eight an operator.
 VOCAB_PARALLEL: Final = {Kind.EMBEDDING: 1.0, Kind.CROSS_ENTROPY: 3.0}
+EXCHANGES: Final = frozenset({Kind.DISPATCH, Kind.COMBINE})
 
 
 def host_launches(
@@ -77,6 +78,8 @@ def host_launches(
         factor = 1.0 + SINGLE_KERNELS * single
     if operator.kind is Kind.GROUPED_MATMUL:
         factor = grouped_launches(block, degrees, machine)
+    elif operator.kind in EXCHANGES or operator.function == "top-k":
+        factor = framework.moe.issue
     if framework.kernels.loss_elements is not None:
         more = VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     forward = operator.launches * waits * factor + more

@@ -32,6 +32,7 @@ from costmodel.operators.degrees import (
     rows_a_token,
     sent_rows,
 )
+from costmodel.operators.low_precision import quantised
 from costmodel.operators.sharding import elements, local_shape, product_shape
 from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
@@ -62,6 +63,8 @@ def grouped_work(at: OnRank) -> tuple[Work, Work]:
     timed = partial(machine.operator, local, number=number)
     forward = timed("forward", roofline=lambda: product_s(groups, m, n, k))
     to_input = timed("backward-input", roofline=lambda: product_s(groups, m, k, n))
+    narrowed, back = quantised(operator, (m, n, k), degrees, number, machine, groups)
+    forward, to_input = forward + narrowed, to_input + back
     if operator.frozen:
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(

@@ -42,6 +42,7 @@ ATOM: Final = (
     # trained ones but for experts', trained ones of experts, and frozen ones
     *("parameters", "expert_parameters", "frozen_parameters"),
     "summands",  # trained parameters of whose gradient each tp rank has a summand
+    "dummy_bytes",  # kept for gradients that are added up already
     "tied_parameters",  # whose gradient the pipeline's two ends sum
     "saved_bytes",  # from forward to backward
     "away_bytes",  # offloaded between them
@@ -201,6 +202,7 @@ def _seconds(
 def _parameters(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
     """An atom's parameters by name; who ties blocks says what the ends sum."""
     names = ("expert_parameters", "parameters", "frozen_parameters", "summands")
+    names = (*names, "dummy_bytes")
     return {
         name: sum((getattr(one, name) for one in prices.values()), start=_ZERO)
         for name in names
