@@ -49,6 +49,7 @@ FITTED: Final = {
     "moe": {
         "exposed": "exposed_expert",
         "launch": "expert_launch",
+        "quantise_launch": "expert_quantise",
         "issue": "expert_host",
     },
     "fp8": {"quantise_bytes": "quantise"},

@@ -273,6 +273,7 @@ class Experts:
     # What the host needs to issue one more expert's part of a grouped product, over an
     # operator: 0 where all are one kernel.
     launch: float = 0.0
+    quantise_launch: float = 0.0  # the same to quantise that part's operands
     # Multiplies what it needs to choose experts, sort rows and exchange them.
     issue: float = 1.0
 

@@ -77,7 +77,7 @@ def host_launches(
         single = falls_back(block, degrees, precision, machine)
         factor = 1.0 + SINGLE_KERNELS * single
     if operator.kind is Kind.GROUPED_MATMUL:
-        factor = grouped_launches(block, degrees, machine)
+        factor = grouped_launches(at)
     elif operator.kind in EXCHANGES or operator.function == "top-k":
         factor = framework.moe.issue
     if framework.kernels.loss_elements is not None:

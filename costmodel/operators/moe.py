@@ -38,7 +38,7 @@ from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
 from profiles.hardware import Precision
 from profiles.models import SORTED, Block, Kind
-from profiles.samples import SORTED_AGAIN, number_of
+from profiles.samples import SIXTEEN_BITS, SORTED_AGAIN, number_of
 
 COUNT_BYTES: Final = 8  # of an expert's rows: int64
 BALANCE_BYTES: Final = 4  # of a sequence's tokens that chose an expert: fp32
@@ -77,11 +77,14 @@ def grouped_work(at: OnRank) -> tuple[Work, Work]:
     )
 
 
-def grouped_launches(block: Block, degrees: Degrees, machine: Machine) -> Array:
+def grouped_launches(at: OnRank) -> Array:
     """Host work of a grouped product, over an operator's: each further expert's part,
-    where a framework issues them one by one."""
-    further = held_experts(block, degrees) - 1.0
-    return np.asarray(1.0 + machine.framework.moe.launch * further)
+    where a framework issues them one by one, and the quantising of its operands."""
+    operator, block, degrees, precision, machine = at
+    by, further = machine.framework.moe, held_experts(block, degrees) - 1.0
+    narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
+    each = by.launch + (by.quantise_launch if narrow else 0.0)
+    return np.asarray(1.0 + each * further)
 
 
 def exchange_work(at: OnRank) -> tuple[Work, Work]:
