@@ -100,9 +100,7 @@ def _whole_gradient(at: OnRank) -> Array:
     operator, block, degrees, precision, _ = at
     if operator.frozen:
         return _ZERO
-    return np.asarray(
-        parameters(operator, block, degrees) * precision.activation.bytes
-    )
+    return np.asarray(parameters(operator, block, degrees) * precision.activation.bytes)
 
 
 def _makes_logits(operator: Operator) -> bool:

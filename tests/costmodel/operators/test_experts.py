@@ -172,10 +172,14 @@ def test_more_experts_parallel_than_ranks_is_said() -> None:
     assert "more than the 32 ranks" in found.warnings[0]
 
 
-def test_each_further_expert_costs_the_host_a_launch() -> None:
-    """Of a grouped product, over an operator's, with 16 experts and with 4."""
+@pytest.mark.parametrize("number", ["bf16", "fp8"])
+def test_each_further_expert_costs_the_host_a_launch(number: str) -> None:
+    """Of a grouped product, over an operator's, with 16 experts and with 4; in 8 bits
+    its operands are quantised too."""
     on = machine(cluster("dgx-h100"), load_framework("megatron-core"))
     launch = on.framework.moe.launch
+    if number == "fp8":
+        launch += on.framework.moe.quantise_launch
     graph = job("qwen3-235b-a22b").graph
     block, one = next(pair[0] for pair in graph.runs), np.asarray(1)
     host_s = []
@@ -189,7 +193,7 @@ def test_each_further_expert_costs_the_host_a_launch() -> None:
             ep=np.asarray(ep),
         )
         price = operator_price(
-            block.operator("mlp_up"), block, degrees, precision("bf16"), on
+            block.operator("mlp_up"), block, degrees, precision(number), on
         )
         host_s.append(float(price.forward.host_s) / on.framework.host.forward_s)
     assert host_s == pytest.approx([1 + 15 * launch, 1 + 3 * launch])
