@@ -274,6 +274,8 @@ class Experts:
     # operator: 0 where all are one kernel.
     launch: float = 0.0
     quantise_launch: float = 0.0  # the same to quantise that part's operands
+    # Where scales are of blocks one kernel quantises all experts' rows.
+    quantises_together: bool = False
     # Multiplies what it needs to choose experts, sort rows and exchange them.
     issue: float = 1.0
 

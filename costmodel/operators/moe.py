@@ -36,12 +36,17 @@ from costmodel.operators.low_precision import quantised
 from costmodel.operators.sharding import elements, local_shape, product_shape
 from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
-from profiles.hardware import Precision
+from profiles.hardware import Format, Precision
 from profiles.models import SORTED, Block, Kind
 from profiles.samples import SIXTEEN_BITS, SORTED_AGAIN, number_of
 
 COUNT_BYTES: Final = 8  # of an expert's rows: int64
 BALANCE_BYTES: Final = 4  # of a sequence's tokens that chose an expert: fp32
+# What adding an expert's bias, weighed by its rows' probabilities, launches over its
+# product, and what it moves of an element, each way [derived] from Megatron-Core
+# (experts.py, _apply_bias): bias times probability, the sum, all experts' parts joined;
+# backward both products once more, and their sums over rows and over columns.
+BIASED: Final = (3.0, 6.0, 6.0)
 
 
 def grouped_work(at: OnRank) -> tuple[Work, Work]:
@@ -64,7 +69,8 @@ def grouped_work(at: OnRank) -> tuple[Work, Work]:
     forward = timed("forward", roofline=lambda: product_s(groups, m, n, k))
     to_input = timed("backward-input", roofline=lambda: product_s(groups, m, k, n))
     narrowed, back = quantised(operator, (m, n, k), degrees, number, machine, groups)
-    forward, to_input = forward + narrowed, to_input + back
+    biased, of_biases = _biased(at)
+    forward, to_input = forward + narrowed + biased, to_input + back + of_biases
     if operator.frozen:
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(
@@ -81,10 +87,37 @@ def grouped_launches(at: OnRank) -> Array:
     """Host work of a grouped product, over an operator's: each further expert's part,
     where a framework issues them one by one, and the quantising of its operands."""
     operator, block, degrees, precision, machine = at
-    by, further = machine.framework.moe, held_experts(block, degrees) - 1.0
-    narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
-    each = by.launch + (by.quantise_launch if narrow else 0.0)
-    return np.asarray(1.0 + each * further)
+    by, number = machine.framework.moe, number_of(operator, precision)
+    together = by.quantises_together and number is not Format.FP8
+    each = by.launch
+    if number.bytes < SIXTEEN_BITS and not together:
+        each += by.quantise_launch
+    if _adds_biases(at):
+        each += by.launch * BIASED[0]
+    return np.asarray(1.0 + each * (held_experts(block, degrees) - 1.0))
+
+
+def _adds_biases(at: OnRank) -> bool:
+    """Whether each expert's bias is added to its rows outside of the product, as what
+    goes back is weighed with it."""
+    operator, machine = at.operator, at.machine
+    back = operator.output.dims[-1] == "hidden"
+    return operator.bias and back and machine.framework.moe.launch > 0
+
+
+def _biased(at: OnRank) -> tuple[Sourced, Sourced]:
+    """Seconds of adding them, expert by expert, and of their gradients."""
+    operator, block, degrees, precision, machine = at
+    if not _adds_biases(at):
+        return Sourced(seconds=np.zeros(())), Sourced(seconds=np.zeros(()))
+    moved = elements(operator.output, block, degrees) * precision.activation.bytes
+    forward, backward = (
+        Sourced(
+            seconds=traffic_s(moved * times, device=machine.device, rates=machine.rates)
+        )
+        for times in BIASED[1:]
+    )
+    return forward, backward
 
 
 def exchange_work(at: OnRank) -> tuple[Work, Work]:
