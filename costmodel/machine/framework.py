@@ -287,7 +287,6 @@ class LowPrecision:
     # Moved for an element of an 8-bit operand: read once in 16 bits, written twice, for
     # both directions (`operators.low_precision` has other formats).
     quantise_bytes: float = 4.0
-    finds_maximum: bool = False  # of fp8 operands, by a reading that is not among these
     # `quantise_bytes` are for one direction: backward makes inputs and weights again
     # from the 16 bits that are kept, and turns what it has.
     quantises_again: bool = False

@@ -2,11 +2,11 @@
 
 input, output's gradient   each is read, and written for either direction it is used in
 weight                     the same, or once a step (`stages.optimizer_step`)
-maximum                    read once more where one scale is for the whole tensor: fp8
-                           where it is scaled by what it holds now, NVFP4 always
+maximum                    read once more for NVFP4, whose scales of 16 numbers have 8
+                           bits themselves and one of the tensor above them
 
-(Transformer Engine's recipes: delayed, current and block scaling; NVFP4's scales of 16
-numbers are 8-bit themselves and have one of the tensor above them.)
+(Transformer Engine's recipes. That current scaling of fp8 needs a maximum is part of
+`quantise_bytes`: norms and activations find theirs as they write.)
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ _NOTHING = Sourced(seconds=np.zeros(()))
 
 def quantise_bytes(number: Format, machine: Machine) -> float:
     """Bytes that quantising moves for an element, read in 16 bits and written twice."""
-    habits = machine.framework.fp8
-    scanned = number is Format.NVFP4 or (number is Format.FP8 and habits.finds_maximum)
+    scanned = SIXTEEN_BITS * (number is Format.NVFP4)
     narrower = 2 * (Format.FP8.bytes - number.bytes)
-    return habits.quantise_bytes - narrower + SIXTEEN_BITS * scanned
+    return machine.framework.fp8.quantise_bytes - narrower + scanned
 
 
 def quantised(
