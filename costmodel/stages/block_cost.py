@@ -200,9 +200,10 @@ def _seconds(
 
 
 def _parameters(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
-    """An atom's parameters by name; who ties blocks says what the ends sum."""
-    names = ("expert_parameters", "parameters", "frozen_parameters", "summands")
-    names = (*names, "dummy_bytes")
+    """An atom's parameters, and what stands for their gradients, by name; who ties
+    blocks says what the ends sum."""
+    held = ("expert_parameters", "parameters", "frozen_parameters")
+    names = (*held, "summands", "dummy_bytes")
     return {
         name: sum((getattr(one, name) for one in prices.values()), start=_ZERO)
         for name in names

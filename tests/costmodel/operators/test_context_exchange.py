@@ -96,9 +96,10 @@ def test_a_ring_passes_blocks_on_behind_attention(cp: int) -> None:
 
 def on_evenly(cp: int, *, causal: bool = True) -> tuple[float, float]:
     """(forward, backward) of a ring whose kernels lose nothing to tails and gaps."""
-    whole = {"forward_tail": 0.0, "backward_tail": 0.0, "overhead_s": 0.0}
     kernels = {
-        name: replace(rate, **(whole if name.startswith("flash") else {}))
+        name: replace(rate, forward_tail=0.0, backward_tail=0.0, overhead_s=0.0)
+        if name.startswith("flash")
+        else rate
         for name, rate in ON.rates.attention.items()
     }
     traffic = replace(ON.rates.traffic, overhead_s=0.0)
