@@ -276,6 +276,9 @@ class Experts:
     quantise_launch: float = 0.0  # the same to quantise that part's operands
     # Where scales are of blocks one kernel quantises all experts' rows.
     quantises_together: bool = False
+    # Whether the host waits for the counts of rows before it sends them, as it has to
+    # without a fixed capacity.
+    waits: bool = False
     # Multiplies what it needs to choose experts, sort rows and exchange them.
     issue: float = 1.0
 

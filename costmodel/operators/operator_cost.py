@@ -29,7 +29,7 @@ from costmodel.machine import (
 )
 from costmodel.operators.attention import attention_work
 from costmodel.operators.degrees import Degrees
-from costmodel.operators.host_overhead import host_launches
+from costmodel.operators.host_overhead import host_launches, host_waits
 from costmodel.operators.low_precision import quantised
 from costmodel.operators.moe import balance_sent, exchange_work, grouped_work
 from costmodel.operators.saved_tensors import (
@@ -140,6 +140,7 @@ def operator_price(
         expert_parameters=trained if grouped else none,
         frozen_parameters=held if operator.frozen else none,
         summands=sent.summands,
+        waits=host_waits(at),
         dummy_bytes=dummy_bytes(at),
         saved=handed_on(at),
         internal=internal(at),

@@ -22,6 +22,7 @@ from costmodel.operators import (
     apart_s,
     operator_price,
     require_packable,
+    waited_s,
 )
 from profiles.arrays import Array
 from profiles.hardware import Precision
@@ -121,6 +122,7 @@ class Whole:
     backward: Work
     tensors: dict[str, Array]
     widest_bytes: Array
+    waited_s: Array  # of the forward
 
     @classmethod
     def of(cls, prices: dict[str, OperatorPrice]) -> Whole:
@@ -135,6 +137,7 @@ class Whole:
             widest_bytes=_most(
                 [price.output_bytes + price.input_bytes for price in prices.values()]
             ),
+            waited_s=waited_s(list(prices.values())),
         )
 
 
@@ -172,7 +175,7 @@ def atom(
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     return Atom.of(
         shape,
-        **_seconds(forward, repeated, backward, floor),
+        **_waiting(_seconds(forward, repeated, backward, floor), found, prices, again),
         **_parameters(prices),
         saved_bytes=saved,
         away_bytes=away,
@@ -197,6 +200,20 @@ def _seconds(
     share = backward.weight_s / np.where(backward.device_s > 0, backward.device_s, 1.0)
     share = np.where(backward.device_s > 0, share, 0.0)
     return {**found, "weight_s": found["backward_s"] * share}
+
+
+def _waiting(
+    seconds: dict[str, Array],
+    found: Whole,
+    prices: dict[str, OperatorPrice],
+    again: dict[str, float],
+) -> dict[str, Array]:
+    """*seconds*, with what the device waits for its host forward, and again where the
+    host does."""
+    more = {"forward_s": found.waited_s}
+    if any(prices[name].waits for name in again):
+        more["recompute_s"] = found.waited_s
+    return {**seconds, **{name: seconds[name] + more[name] for name in more}}
 
 
 def _parameters(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
