@@ -144,16 +144,21 @@ def _sorted(
     at: OnRank,
 ) -> Sourced:
     """Seconds of sorting a rank's rows by expert, and what other ranks sent; or of
-    undoing both. Either as it was measured, else by the bytes that are moved."""
+    undoing both. Either as it was measured, else by the bytes that are moved. A token
+    that is sent once is sorted where it arrives alone."""
     operator, block, degrees, precision, machine = at
     size = precision.activation.bytes * machine.framework.moe.traffic
     moved = elements(operator.output, block, degrees) * size
     combines = operator.kind is Kind.COMBINE
     if combines:  # elements are counted by tokens, of which a busy rank has more
         moved = moved * rows_a_token(block, degrees) / block.extents["routed"]
+    again = SORTED * (block.extents["routed"] if combines else 1)
     passes = operator.forward_elements
     if direction == "backward":
         passes = operator.backward_elements
+    first = passes - again
+    if machine.framework.moe.sends_once:
+        passes = first
     traffic = partial(
         traffic_s, device=machine.device, rates=machine.rates, kernels=operator.kernels
     )
@@ -163,13 +168,11 @@ def _sorted(
         operator.function, direction, number.value
     ):
         return Sourced(seconds=traffic(moved * passes))
-    copies = block.extents["routed"] if combines else 1
-    again = SORTED * copies
     own = machine.operator(
         partial(local_shape, operator, block, degrees),
         direction,
         number,
-        lambda: traffic(moved * (passes - again)),
+        lambda: traffic(moved * first),
     )
     shape = routed_rows(block, degrees), block.extents["hidden"]
     others = machine.operator(
