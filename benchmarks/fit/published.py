@@ -88,6 +88,8 @@ def products(folder: Path, device: str, op: str = "matmul") -> Products:
     found = [row for row in rows(folder, "hw_gemm.csv") if row["op"] == op]
     found = [row for row in found if row["device"] == device]
     shape = {name: _column(found, name) for name in ("batch", "m", "n", "k")}
+    if op == "group_matmul":
+        shape = _of_stage(found, shape)
     flops = 2.0 * shape["batch"] * shape["m"] * shape["n"] * shape["k"]
     eight_bit = bool(found) and found[0]["dtype"].startswith("fp8")
     return Products(
@@ -100,6 +102,18 @@ def products(folder: Path, device: str, op: str = "matmul") -> Products:
         seconds=flops / (_column(found, "tflops") * TFLOPS),
         number=Format.FP8 if eight_bit else Format.BF16,
     )
+
+
+def _of_stage(found: Sequence[Row], shape: dict[str, Floats]) -> dict[str, Floats]:
+    """*shape* as it is multiplied: grouped products are printed with the m, n and k of
+    the forward, whatever their stage."""
+    turned = {"fwd": "mnk", "bwd_grad_act": "mkn", "bwd_grad_w": "knm"}
+    order = [turned[_extra(row, "stage")] for row in found]
+    columns = {
+        name: np.array([shape[one[at]][row] for row, one in enumerate(order)])
+        for at, name in enumerate("mnk")
+    }
+    return {"batch": shape["batch"], **columns}
 
 
 def attention(folder: Path, device: str, direction: str) -> AttentionTimes:
@@ -180,8 +194,13 @@ def thinned(table: Transfers, per_group: int = 40) -> Transfers:
 
 
 def _output_bytes(row: Row) -> float:
-    single = 4.0 if "out_dtype=fp32" in row["extra"] else 2.0
-    return single * (2.0 if "accumulate=True" in row["extra"] else 1.0)
+    """Of an element: written, or read and written where it is added to a gradient,
+    whose format grouped products print apart."""
+    said = row["extra"]
+    added = "accumulate=True" in said
+    kind = "main_grad_dtype" if added and "main_grad_dtype" in said else "out_dtype"
+    single = 4.0 if f"{kind}=fp32" in said else 2.0
+    return single * (2.0 if added else 1.0)
 
 
 def _extra(row: Row, name: str) -> str:

@@ -14,6 +14,7 @@ Rates of kernels and links alone are fitted to those, and have their own files w
 residuals.
 
 product      seconds of matrix products over those alone             per device
+product-fp8  the same of 8- and 4-bit ones over 16-bit ones          per device
 fill, wave   what small and partly filled products lose over alone   per device, all
 attention    the same of flash kernels                               kernel, device
 scores       bytes a score over those counted, of other kernels      kernel
@@ -38,6 +39,7 @@ from costmodel.machine.framework import Framework, LaunchFloor
 from costmodel.machine.rates import AttentionRate, MatmulRate, Rates
 from profiles.errors import InvalidFile, UnknownName
 from profiles.hardware import Cluster, Device, Format
+from profiles.samples import SIXTEEN_BITS
 
 PATH: Final = Path(__file__).parents[1] / "data" / "coefficients.json"
 # Which quantity multiplies a framework's number, by its group and field.
@@ -46,7 +48,12 @@ FITTED: Final = {
     "overlap": {"contention": "contention", "exposed_tensor": "exposed_tensor"},
     "gradients": {"reduction": "reduction"},
     "kernels": {"elementwise": "elementwise"},
-    "moe": {"exposed": "exposed_expert", "launch": "expert_launch"},
+    "moe": {
+        "exposed": "exposed_expert",
+        "launch": "expert_launch",
+        "quantise_launch": "expert_quantise",
+        "issue": "expert_host",
+    },
     "fp8": {"quantise_bytes": "quantise"},
 }
 
@@ -178,7 +185,7 @@ def _products(
     half = Format.FP16.value  # 16 bits have one rate alone, whichever was measured
     alone = {half: rate.sustained_of(Format.FP16), **rate.sustained}
     sustained = {
-        number: share / slower / fitted.of(f"product-{number}", *owners)
+        number: share / slower / fitted.of(f"product-{_width(number)}", *owners)
         for number, share in alone.items()
     }
     smaller = fitted.of("fill", *owners)
@@ -190,6 +197,11 @@ def _products(
         edge=rate.edge * smaller,
         wave=min(rate.wave * fitted.of("wave", *owners), 1.0),
     )
+
+
+def _width(number: str) -> str:
+    """Formats of fewer than 16 bits share one factor: less power for each FLOP."""
+    return Format.FP8.value if Format(number).bytes < SIXTEEN_BITS else number
 
 
 def _saturated(share: float) -> float:

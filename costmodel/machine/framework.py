@@ -69,7 +69,8 @@ class Footprint:
     # What a product keeps is in the product's format; so is what waits for the
     # gradients of weights, where backward is split.
     saves_quantised: bool = False
-    dummy_gradients: bool = False  # a layer's in 16 bits, beside the fused ones
+    # In 16 bits, beside the fused ones: one for each shape of a layer's weights.
+    dummy_gradients: bool = False
     # Weights, and what the optimizer keeps, are single tensors made once, which leave
     # no fragments.
     flat_states: bool = False
@@ -272,14 +273,22 @@ class Experts:
     # What the host needs to issue one more expert's part of a grouped product, over an
     # operator: 0 where all are one kernel.
     launch: float = 0.0
+    quantise_launch: float = 0.0  # the same to quantise that part's operands
+    # Where scales are of blocks one kernel quantises all experts' rows.
+    quantises_together: bool = False
+    # Whether the host waits for the counts of rows before it sends them, as it has to
+    # without a fixed capacity.
+    waits: bool = False
+    # Multiplies what it needs to choose experts, sort rows and exchange them.
+    issue: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowPrecision:
     """Products of 8 and 4 bits."""
 
-    # Moved for an element of an operand: read once in 16 bits, written twice, for both
-    # directions; each reading for a maximum is 2 more.
+    # Moved for an element of an 8-bit operand: read once in 16 bits, written twice, for
+    # both directions (`operators.low_precision` has other formats).
     quantise_bytes: float = 4.0
     # `quantise_bytes` are for one direction: backward makes inputs and weights again
     # from the 16 bits that are kept, and turns what it has.

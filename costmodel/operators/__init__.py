@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from costmodel.operators.attention import attention_kernel, attention_work
     from costmodel.operators.degrees import Degrees, held_experts, load, tokens
     from costmodel.operators.explicit_sharding import explicit_prices
-    from costmodel.operators.host_overhead import apart_s, host_launches
+    from costmodel.operators.host_overhead import (
+        apart_s,
+        host_launches,
+        waited_s,
+    )
     from costmodel.operators.loop_sharding import (
         ROWS,
         Step,

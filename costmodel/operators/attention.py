@@ -13,10 +13,17 @@ rsa          keys go round for whole rows of scores, then values; backward: both
              and their gradients, made over the whole sequence, are all-reduced (ring
              self-attention, Li et al., ACL 2023, section 3.2): 8(cp − 1)·b·s/cp·h
              elements a layer
+
+A ring computes in cp kernels, one for each block of keys: under a causal mask the first
+is a triangle, and every other half a square, all queries with half of the keys or the
+other way round (zig-zag). What each makes is added to what there is: outputs forward,
+gradients of queries, keys and values backward, which are read, read and written
+(Transformer Engine, context_parallel.py: AttnFuncWithCPAndKVP2P).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,6 +40,7 @@ from costmodel.machine import (
     changes_rail,
     near_members,
     shares,
+    traffic_s,
 )
 from costmodel.operators.degrees import Degrees, tokens
 from costmodel.operators.sharding import extent, is_whole, local_shape
@@ -41,6 +49,8 @@ from profiles.arrays import Array
 from profiles.hardware import Format, Precision
 from profiles.models import Block
 from profiles.samples import number_of
+
+ADDED = 3  # elements that adding one moves: it and the sum are read, the sum written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +182,62 @@ def _pass_s(
         )
         return one_s * times
 
-    found = kernel_s(attention_kernel(degrees, machine))
+    kernel = attention_kernel(degrees, machine)
+    goes_round = _goes_round(block, degrees)
+    if kernel.startswith("flash") and goes_round.any():
+        timed = partial(
+            attention_s,
+            kernel,
+            direction,
+            device=machine.device,
+            rates=machine.rates,
+            number=number,
+        )
+        blocks = _blocks_s(timed, shape, block, degrees)
+        added = _added_s(direction, block, degrees, precision, machine)
+        return np.where(goes_round, blocks + added, kernel_s(kernel))
+    found = kernel_s(kernel)
     slow = falls_back(block, degrees, precision, machine)
     return np.where(slow, kernel_s("materialised"), found) if slow.any() else found
+
+
+def _goes_round(block: Block, degrees: Degrees) -> Array:
+    """Where keys of the whole sequence come block by block."""
+    whole = _window(block, degrees) == degrees.seq_len
+    return np.asarray((degrees.cp > 1) & (degrees.cp_kind == "ring") & whole)
+
+
+def _blocks_s(
+    timed: Callable[[AttentionShape], Array],
+    shape: AttentionShape,
+    block: Block,
+    degrees: Degrees,
+) -> Array:
+    """Seconds of a ring's kernels: the own block of keys, then cp − 1 of others."""
+    local = np.asarray(shape.seq_q)
+    own = replace(shape, seq_kv=local)
+    others = replace(
+        shape, seq_kv=local / 2 if block.causal else local, causal=np.asarray(False)
+    )
+    return np.asarray(timed(own) + (degrees.cp - 1) * timed(others))
+
+
+def _added_s(
+    direction: str,
+    block: Block,
+    degrees: Degrees,
+    precision: Precision,
+    machine: Machine,
+) -> Array:
+    """Seconds of adding up what a ring's kernels make. Under a causal mask half of the
+    other blocks concern half of the queries."""
+    cp, local = degrees.cp, tokens(degrees, split=False)
+    steps = (1 + 3 * cp) / 4 if block.causal else cp
+    width = steps * extent("query", block, degrees)
+    if direction == "backward":
+        width = width + cp * extent("key_value", block, degrees)
+    moved = ADDED * local * width * precision.activation.bytes
+    return traffic_s(moved, device=machine.device, rates=machine.rates, kernels=cp)
 
 
 def _window(block: Block, degrees: Degrees) -> int:

@@ -1,5 +1,7 @@
 """What the host issues of one operator, in launches of an ordinary operator.
 
+What a host that waits for the device leaves the device without work: `waited_s`.
+
 How far apart a block's messages are: the compute that lies between two of them.
 
 On a CPU what carries a message takes turns with what the other rank computes next, up
@@ -9,7 +11,7 @@ to a slice of the scheduler: a message costs the more, the longer that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -53,6 +55,37 @@ def apart_s(
     return np.where(count > 0, computed / several, np.inf)
 
 
+def host_waits(at: OnRank) -> bool:
+    """Whether the host waits before *at*: for counts of rows that go to experts."""
+    by, on = at.machine.framework.moe, at.machine
+    open_ended = at.operator.kind is Kind.DISPATCH and at.block.capacity is None
+    return open_ended and by.waits and on.has_host_floor
+
+
+def waited_s(prices: Sequence[OperatorPrice]) -> Array:
+    """Seconds of a block's forward that the device is idle as its host has waited for
+    it, among blocks alike.
+
+    From one wait to the next the host issues each operator after the one before it,
+    and the device starts each when it is issued and the one before it is done. Without
+    waits the slower of both never stops.
+    """
+    places = [place for place, price in enumerate(prices) if price.waits]
+    if not places:
+        return np.zeros(())
+    issued: Array = np.zeros(())
+    done: Array = np.zeros(())
+    for price in (*prices[places[0] :], *prices[: places[0]]):
+        if price.waits:
+            issued = done = np.maximum(issued, done)
+        issued = issued + price.forward.host_s
+        done = np.maximum(done, issued) + price.forward.device_s
+    works = [price.forward for price in prices]
+    busy = sum((work.device_s for work in works), start=np.zeros(()))
+    issuing = sum((np.asarray(work.host_s) for work in works), start=np.zeros(()))
+    return np.asarray(np.maximum(issued, done) - np.maximum(busy, issuing))
+
+
 # What a softmax of single kernels adds: casts, scale, mask, softmax, dropout, each way
 # [fitted by hand] vTrain's one-node runs at tp 8, micro-batch 1 against 2; not among
 # the coefficients.
@@ -61,6 +94,7 @@ SINGLE_KERNELS: Final = 3.0
 # [derived] from Megatron-LM: masking ids and rows some eight kernels, the loss some
 # twenty (vocab_parallel_cross_entropy), three all-reduces of some eight an operator.
 VOCAB_PARALLEL: Final = {Kind.EMBEDDING: 1.0, Kind.CROSS_ENTROPY: 3.0}
+EXCHANGES: Final = frozenset({Kind.DISPATCH, Kind.COMBINE})
 
 
 def host_launches(
@@ -78,7 +112,9 @@ def host_launches(
         single = falls_back(block, degrees, precision, machine)
         factor = 1.0 + SINGLE_KERNELS * single
     if operator.kind is Kind.GROUPED_MATMUL:
-        factor = grouped_launches(block, degrees, machine)
+        factor = grouped_launches(at)
+    elif operator.kind in EXCHANGES or operator.function == "top-k":
+        factor = framework.moe.issue
     if framework.kernels.loss_elements is not None:
         more = VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     forward = operator.launches * waits * factor + more

@@ -32,15 +32,21 @@ from costmodel.operators.degrees import (
     rows_a_token,
     sent_rows,
 )
+from costmodel.operators.low_precision import quantised
 from costmodel.operators.sharding import elements, local_shape, product_shape
 from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
-from profiles.hardware import Precision
+from profiles.hardware import Format, Precision
 from profiles.models import SORTED, Block, Kind
-from profiles.samples import SORTED_AGAIN, number_of
+from profiles.samples import SIXTEEN_BITS, SORTED_AGAIN, number_of
 
 COUNT_BYTES: Final = 8  # of an expert's rows: int64
 BALANCE_BYTES: Final = 4  # of a sequence's tokens that chose an expert: fp32
+# What adding an expert's bias, weighed by its rows' probabilities, launches over its
+# product, and what it moves of an element, each way [derived] from Megatron-Core
+# (experts.py, _apply_bias): bias times probability, the sum, all experts' parts joined;
+# backward both products once more, and their sums over rows and over columns.
+BIASED: Final = (3.0, 6.0, 6.0)
 
 
 def grouped_work(at: OnRank) -> tuple[Work, Work]:
@@ -62,6 +68,9 @@ def grouped_work(at: OnRank) -> tuple[Work, Work]:
     timed = partial(machine.operator, local, number=number)
     forward = timed("forward", roofline=lambda: product_s(groups, m, n, k))
     to_input = timed("backward-input", roofline=lambda: product_s(groups, m, k, n))
+    narrowed, back = quantised(operator, (m, n, k), degrees, number, machine, groups)
+    biased, of_biases = _biased(at)
+    forward, to_input = forward + narrowed + biased, to_input + back + of_biases
     if operator.frozen:
         return Work.of(forward, flops=flops), Work.of(to_input, flops=flops)
     to_weight = timed(
@@ -74,11 +83,41 @@ def grouped_work(at: OnRank) -> tuple[Work, Work]:
     )
 
 
-def grouped_launches(block: Block, degrees: Degrees, machine: Machine) -> Array:
+def grouped_launches(at: OnRank) -> Array:
     """Host work of a grouped product, over an operator's: each further expert's part,
-    where a framework issues them one by one."""
-    further = held_experts(block, degrees) - 1.0
-    return np.asarray(1.0 + machine.framework.moe.launch * further)
+    where a framework issues them one by one, and the quantising of its operands."""
+    operator, block, degrees, precision, machine = at
+    by, number = machine.framework.moe, number_of(operator, precision)
+    together = by.quantises_together and number is not Format.FP8
+    each = by.launch
+    if number.bytes < SIXTEEN_BITS and not together:
+        each += by.quantise_launch
+    if _adds_biases(at):
+        each += by.launch * BIASED[0]
+    return np.asarray(1.0 + each * (held_experts(block, degrees) - 1.0))
+
+
+def _adds_biases(at: OnRank) -> bool:
+    """Whether each expert's bias is added to its rows outside of the product, as what
+    goes back is weighed with it."""
+    operator, machine = at.operator, at.machine
+    back = operator.output.dims[-1] == "hidden"
+    return operator.bias and back and machine.framework.moe.launch > 0
+
+
+def _biased(at: OnRank) -> tuple[Sourced, Sourced]:
+    """Seconds of adding them, expert by expert, and of their gradients."""
+    operator, block, degrees, precision, machine = at
+    if not _adds_biases(at):
+        return Sourced(seconds=np.zeros(())), Sourced(seconds=np.zeros(()))
+    moved = elements(operator.output, block, degrees) * precision.activation.bytes
+    forward, backward = (
+        Sourced(
+            seconds=traffic_s(moved * times, device=machine.device, rates=machine.rates)
+        )
+        for times in BIASED[1:]
+    )
+    return forward, backward
 
 
 def exchange_work(at: OnRank) -> tuple[Work, Work]:
@@ -105,16 +144,21 @@ def _sorted(
     at: OnRank,
 ) -> Sourced:
     """Seconds of sorting a rank's rows by expert, and what other ranks sent; or of
-    undoing both. Either as it was measured, else by the bytes that are moved."""
+    undoing both. Either as it was measured, else by the bytes that are moved. A token
+    that is sent once is sorted where it arrives alone."""
     operator, block, degrees, precision, machine = at
     size = precision.activation.bytes * machine.framework.moe.traffic
     moved = elements(operator.output, block, degrees) * size
     combines = operator.kind is Kind.COMBINE
     if combines:  # elements are counted by tokens, of which a busy rank has more
         moved = moved * rows_a_token(block, degrees) / block.extents["routed"]
+    again = SORTED * (block.extents["routed"] if combines else 1)
     passes = operator.forward_elements
     if direction == "backward":
         passes = operator.backward_elements
+    first = passes - again
+    if machine.framework.moe.sends_once:
+        passes = first
     traffic = partial(
         traffic_s, device=machine.device, rates=machine.rates, kernels=operator.kernels
     )
@@ -124,13 +168,11 @@ def _sorted(
         operator.function, direction, number.value
     ):
         return Sourced(seconds=traffic(moved * passes))
-    copies = block.extents["routed"] if combines else 1
-    again = SORTED * copies
     own = machine.operator(
         partial(local_shape, operator, block, degrees),
         direction,
         number,
-        lambda: traffic(moved * (passes - again)),
+        lambda: traffic(moved * first),
     )
     shape = routed_rows(block, degrees), sent_width(block)
     others = machine.operator(

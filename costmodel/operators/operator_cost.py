@@ -18,7 +18,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from costmodel.layout import Placement
 from costmodel.machine import (
     ElementBytes,
     Machine,
@@ -31,11 +30,13 @@ from costmodel.machine import (
 )
 from costmodel.operators.attention import attention_work
 from costmodel.operators.degrees import Degrees
-from costmodel.operators.host_overhead import host_launches
+from costmodel.operators.host_overhead import host_launches, host_waits
+from costmodel.operators.low_precision import quantised
 from costmodel.operators.moe import balance_sent, exchange_work, grouped_work
 from costmodel.operators.recurrence import scan_work
 from costmodel.operators.saved_tensors import (
     beside,
+    dummy_bytes,
     gradient_bytes,
     handed_on,
     internal,
@@ -46,10 +47,8 @@ from costmodel.operators.sharding import (
     elements,
     forward_collectives,
     local_shape,
-    made,
     parameters,
     product_shape,
-    splits_columns,
     summands,
     tensor_bytes,
     worked_on,
@@ -76,9 +75,6 @@ TURNED_TF32 = 1 / 0.629
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
-# An 8-bit operand that is there for one direction (quantised before it was gathered, or
-# one kernel after another) is turned for the other: read and written once more, whole.
-TURNED = 2  # bytes
 # What frameworks hide of the tensor-parallel communication that they could: pieces cost
 # copies, launches and multiprocessors. [fitted] 1 − exposed_tensor/megatron-core, whose
 # recipes overlap it (0.60 ± 14 %, 159 runs); torchtitan's two pairs of runs with and
@@ -146,6 +142,8 @@ def operator_price(
         expert_parameters=trained if grouped else none,
         frozen_parameters=held if operator.frozen else none,
         summands=sent.summands,
+        waits=host_waits(at),
+        dummy_bytes=dummy_bytes(at),
         saved=handed_on(at),
         internal=internal(at),
         gradient_bytes=gradient_bytes(at),
@@ -278,9 +276,9 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
     written = precision.gradient.bytes if fused else precision.activation.bytes
     made = ElementBytes(output=written)
     timed = partial(machine.operator, lambda: ("matmul", (m, n, k)), number=number)
-    quantised, back = _quantised(operator, (m, n, k), degrees, number, machine)
+    narrowed, back = quantised(operator, (m, n, k), degrees, number, machine)
     forward = timed("forward", roofline=lambda: product_s(m, n, k) * slower)
-    forward = forward + quantised
+    forward = forward + narrowed
     to_input = timed(
         "backward-input", roofline=lambda: product_s(m, k, n) * slower * turned
     )
@@ -296,36 +294,6 @@ def _matmul(at: OnRank) -> tuple[Work, Work]:
         Work.of(forward, flops=flops),
         Work.of(to_input + to_weight, flops=2 * flops, weight_s=to_weight.seconds),
     )
-
-
-def _quantised(
-    operator: Operator,
-    shape: tuple[Array, Array, Array],
-    degrees: Degrees,
-    number: Format,
-    machine: Machine,
-) -> tuple[Sourced, Sourced]:
-    """Seconds of making 8- or 4-bit operands from 16-bit ones: input and weight
-    forward, the output's gradient backward; each for both directions it is used in.
-    Where weights are cast once a step, that is the step's (`step_work`)."""
-    if number.bytes >= SIXTEEN_BITS:
-        return _NOTHING, _NOTHING
-    m, n, k = shape
-    each = machine.framework.fp8.quantise_bytes
-    lean = machine.framework.fp8.gathers and degrees.sequence_parallel
-    gathered = np.where(degrees.tp > 1, (each - 1) / degrees.tp + TURNED, each)
-    of_input = gathered if lean and splits_columns(operator) else each
-    partial_sums = made(operator, degrees.sequence_parallel) is Placement.PARTIAL
-    of_output = gathered if lean and partial_sums else each
-    of_weight = 0.0 if machine.framework.fp8.casts_weights_once else each
-    moved = [m * k * of_input + n * k * of_weight, m * n * of_output]
-    if machine.framework.fp8.quantises_again:
-        moved[1] = moved[1] + (m * k + n * k) * (each + TURNED) + m * n * TURNED
-    forward, backward = (
-        Sourced(seconds=traffic_s(size, device=machine.device, rates=machine.rates))
-        for size in moved
-    )
-    return forward, backward
 
 
 def _turned(number: Format, machine: Machine) -> float:

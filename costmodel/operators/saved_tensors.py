@@ -8,10 +8,11 @@ import numpy as np
 
 from costmodel.machine import Footprint, Machine
 from costmodel.operators.attention import attention_kernel
-from costmodel.operators.degrees import Degrees, tokens
+from costmodel.operators.degrees import Degrees, held_experts, tokens
 from costmodel.operators.sharding import (
     elements,
     extent,
+    parameters,
     product_shape,
     splits_columns,
     tensor_bytes,
@@ -72,10 +73,38 @@ def beside(at: OnRank) -> Array:
         rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
         working = rows * float(degrees.seq_len) * written
         return np.asarray(working + _summed_keys(block, degrees, precision))
+    if habits.dummy_gradients and _makes_logits(operator):
+        # When the head's is made, the softmax has turned into the logits' gradient.
+        softmax = elements(operator.output, block, degrees) * Format.FP32.bytes
+        return np.maximum(_whole_gradient(at) - softmax, 0.0)
     narrow = number_of(operator, precision).bytes < SIXTEEN_BITS
     if narrow and machine.framework.fp8.quantises_again:
         return _operands(at)
     return _ZERO
+
+
+def dummy_bytes(at: OnRank) -> Array:
+    """What is kept for the gradient of a weight that is already added up, where the
+    software does: one tensor for a shape, so that experts share theirs. The head's is
+    another code's, which lets go of it (`beside`)."""
+    operator, block, degrees, _, machine = at
+    products = operator.kind in PRODUCTS and not _makes_logits(operator)
+    if not (machine.framework.footprint.dummy_gradients and products):
+        return _ZERO
+    grouped = operator.kind is Kind.GROUPED_MATMUL
+    return _whole_gradient(at) / (held_experts(block, degrees) if grouped else 1)
+
+
+def _whole_gradient(at: OnRank) -> Array:
+    """Bytes of a trained weight's gradient as a product makes it."""
+    operator, block, degrees, precision, _ = at
+    if operator.frozen:
+        return _ZERO
+    return np.asarray(parameters(operator, block, degrees) * precision.activation.bytes)
+
+
+def _makes_logits(operator: Operator) -> bool:
+    return operator.kind in PRODUCTS and "vocab" in operator.columns
 
 
 def _summed_keys(block: Block, degrees: Degrees, precision: Precision) -> Array:

@@ -22,6 +22,7 @@ from costmodel.operators import (
     apart_s,
     operator_price,
     require_packable,
+    waited_s,
 )
 from profiles.arrays import Array
 from profiles.hardware import Precision
@@ -42,6 +43,7 @@ ATOM: Final = (
     # trained ones but for experts', trained ones of experts, and frozen ones
     *("parameters", "expert_parameters", "frozen_parameters"),
     "summands",  # trained parameters of whose gradient each tp rank has a summand
+    "dummy_bytes",  # kept for gradients that are added up already
     "tied_parameters",  # whose gradient the pipeline's two ends sum
     "saved_bytes",  # from forward to backward
     "away_bytes",  # offloaded between them
@@ -120,6 +122,7 @@ class Whole:
     backward: Work
     tensors: dict[str, Array]
     widest_bytes: Array
+    waited_s: Array  # of the forward
 
     @classmethod
     def of(cls, prices: dict[str, OperatorPrice]) -> Whole:
@@ -134,6 +137,7 @@ class Whole:
             widest_bytes=_most(
                 [price.output_bytes + price.input_bytes for price in prices.values()]
             ),
+            waited_s=waited_s(list(prices.values())),
         )
 
 
@@ -171,7 +175,7 @@ def atom(
     shape = np.broadcast_shapes(forward.device_s.shape, np.shape(entry_bytes))
     return Atom.of(
         shape,
-        **_seconds(forward, repeated, backward, floor),
+        **_waiting(_seconds(forward, repeated, backward, floor), found, prices, again),
         **_parameters(prices),
         saved_bytes=saved,
         away_bytes=away,
@@ -198,9 +202,25 @@ def _seconds(
     return {**found, "weight_s": found["backward_s"] * share}
 
 
+def _waiting(
+    seconds: dict[str, Array],
+    found: Whole,
+    prices: dict[str, OperatorPrice],
+    again: dict[str, float],
+) -> dict[str, Array]:
+    """*seconds*, with what the device waits for its host forward, and again where the
+    host does."""
+    more = {"forward_s": found.waited_s}
+    if any(prices[name].waits for name in again):
+        more["recompute_s"] = found.waited_s
+    return {**seconds, **{name: seconds[name] + more[name] for name in more}}
+
+
 def _parameters(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
-    """An atom's parameters by name; who ties blocks says what the ends sum."""
-    names = ("expert_parameters", "parameters", "frozen_parameters", "summands")
+    """An atom's parameters, and what stands for their gradients, by name; who ties
+    blocks says what the ends sum."""
+    held = ("expert_parameters", "parameters", "frozen_parameters")
+    names = (*held, "summands", "dummy_bytes")
     return {
         name: sum((getattr(one, name) for one in prices.values()), start=_ZERO)
         for name in names

@@ -22,7 +22,7 @@ Part = tuple[Array, Atom]  # how many of a block, and its price
 class Contents(Arrays):
     """Blocks of a stage: `total` is their sum, but of working bytes the largest.
 
-    `layers` counts those that run; `away_bytes`, `weight_bytes`, `parameters` and
+    `layers` counts those that run; `away_bytes`, `weight_bytes`, `dummy_bytes` and
     `trained_parameters` are those of the block that has most. `leaving_bytes` are the
     most of a layer whose saved tensors are all there, before they leave or when they
     are back, with its working set. `fully_shard` takes experts apart from their layer:
@@ -41,7 +41,7 @@ class Contents(Arrays):
     away_bytes: Array
     leaving_bytes: Array
     weight_bytes: Array
-    parameters: Array
+    dummy_bytes: Array
     trained_parameters: Array
     unit_parameters: Array
     sending_bytes: Array
@@ -90,7 +90,7 @@ def contents_of(
             )
         ),
         weight_bytes=most(weights),
-        parameters=most(lambda price: price.parameters),
+        dummy_bytes=most(lambda price: price.dummy_bytes),
         trained_parameters=most(lambda price: price.trained),
         unit_parameters=most(_unit),
         sending_bytes=most(sending) - backward,

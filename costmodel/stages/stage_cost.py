@@ -129,8 +129,7 @@ def _gathered(
     whole = np.where(parallel.zero == 3, whole, 0.0)
     if parallel.has_zero_plus:
         whole = whole + _blocks(contents, parallel, machine)
-    if habits.dummy_gradients:
-        whole = whole + contents.parameters * precision.activation.bytes
+    whole = whole + contents.dummy_bytes
     if not by_units and not offload.optimizer:
         return whole
     made = contents.unit_parameters if by_units else contents.trained_parameters

@@ -85,8 +85,8 @@ def test_products_of_the_v100(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("on", "name", "limits"),
     [
-        (A100_PCIE, "A100-PCIe-80GB", Limits(median=0.06, p90=0.17)),
-        (B200, "B200-SXM-180GB", Limits(median=0.14, p90=0.37)),
+        (A100_PCIE, "A100-PCIe-80GB", Limits(median=0.03, p90=0.08)),
+        (B200, "B200-SXM-180GB", Limits(median=0.10, p90=0.24)),
     ],
     ids=lambda v: str(v),
 )

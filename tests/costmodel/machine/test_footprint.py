@@ -102,7 +102,7 @@ def test_logits_are_alive_beside_the_softmax() -> None:
     [
         ("megatron-deepspeed", "fp16", 2 + 4),  # 16-bit logits, what the clone is of
         ("sailor", "fp32", 4 + 4),  # logits, and those less their maximum
-        ("megatron-core", "bf16", 2 + 2),
+        ("megatron-core", "bf16", 2),  # 16-bit logits, or their gradient
     ],
 )
 def test_bytes_of_a_logit_beside_the_softmax(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,46 @@ def test_a_ring_passes_blocks_on_behind_attention(cp: int) -> None:
         hidden = float(work.compute_s) / cp
         wanted = (cp - 1) * max(sent - hidden, 0.0)
         assert float(work.context_comm_s) == pytest.approx(wanted, abs=1e-12)
+
+
+def on_evenly(cp: int, *, causal: bool = True) -> tuple[float, float]:
+    """(forward, backward) of a ring whose kernels lose nothing to tails and gaps."""
+    kernels = {
+        name: replace(rate, forward_tail=0.0, backward_tail=0.0, overhead_s=0.0)
+        if name.startswith("flash")
+        else rate
+        for name, rate in ON.rates.attention.items()
+    }
+    traffic = replace(ON.rates.traffic, overhead_s=0.0)
+    rates = replace(ON.rates, attention=kernels, traffic=traffic)
+    block = replace(BLOCK, causal=causal)
+    degrees = Degrees(
+        tp=np.asarray(TP),
+        cp=np.asarray(cp),
+        micro_batch=np.asarray(B),
+        seq_len=S,
+        sequence_parallel=True,
+    )
+    on = replace(ON, rates=rates)
+    works = attention_work(
+        OnRank(block.operator("attention"), block, degrees, BF16, on)
+    )
+    forward, backward = (float(work.compute_s) for work in works)
+    return forward, backward
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_a_ring_computes_as_much_and_adds_up(cp: int, causal: bool) -> None:
+    """A rank's share of the scores, and of every kernel what is read twice and written
+    once: cp outputs forward, of which a causal mask halves half of all but one; as many
+    gradients of queries, and cp of keys and values, backward."""
+    alone, ring = on_evenly(1, causal=causal), on_evenly(cp, causal=causal)
+    local, steps = B * S // cp, (1 + (cp - 1) * 0.75 if causal else cp)
+    bandwidth = ON.rates.traffic.fraction * ON.device.memory_bytes_per_s
+    added = [steps * QUERY, steps * QUERY + cp * KEY_VALUE]
+    for one, some, width in zip(alone, ring, added, strict=True):
+        assert some == pytest.approx(one / cp + 3 * 2 * local * width / bandwidth)
 
 
 @pytest.mark.parametrize(("cp", "near"), [(2, 2), (4, 4), (8, 4)])

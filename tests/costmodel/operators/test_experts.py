@@ -172,10 +172,14 @@ def test_more_experts_parallel_than_ranks_is_said() -> None:
     assert "more than the 32 ranks" in found.warnings[0]
 
 
-def test_each_further_expert_costs_the_host_a_launch() -> None:
-    """Of a grouped product, over an operator's, with 16 experts and with 4."""
+@pytest.mark.parametrize("number", ["bf16", "fp8"])
+def test_each_further_expert_costs_the_host_a_launch(number: str) -> None:
+    """Of a grouped product, over an operator's, with 16 experts and with 4; in 8 bits
+    its operands are quantised too."""
     on = machine(cluster("dgx-h100"), load_framework("megatron-core"))
     launch = on.framework.moe.launch
+    if number == "fp8":
+        launch += on.framework.moe.quantise_launch
     graph = job("qwen3-235b-a22b").graph
     block, one = next(pair[0] for pair in graph.runs), np.asarray(1)
     host_s = []
@@ -189,10 +193,49 @@ def test_each_further_expert_costs_the_host_a_launch() -> None:
             ep=np.asarray(ep),
         )
         price = operator_price(
-            block.operator("mlp_up"), block, degrees, precision("bf16"), on
+            block.operator("mlp_up"), block, degrees, precision(number), on
         )
         host_s.append(float(price.forward.host_s) / on.framework.host.forward_s)
     assert host_s == pytest.approx([1 + 15 * launch, 1 + 3 * launch])
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"), [("dispatch", 4), ("combine", 3 * 8 + 1)]
+)
+def test_rows_of_a_token_that_is_sent_once_are_sorted_once(
+    name: str, elements: int
+) -> None:
+    """Copied by expert and sorted as they come: read and written twice; and back, eight
+    rows read for one written. DeepEP sends tokens, whose rows are sorted where they
+    arrive."""
+    block = next(pair[0] for pair in job("qwen3-30b-a3b").graph.runs)
+    one = np.asarray(1)
+    degrees = Degrees(
+        tp=one, cp=one, micro_batch=one, seq_len=4096, sequence_parallel=False
+    )
+    base = load_framework("megatron-core")
+    twice_s, once_s = (
+        float(
+            operator_price(
+                block.operator(name),
+                block,
+                degrees,
+                precision("bf16"),
+                machine(
+                    cluster("dgx-h100"),
+                    base.variant(moe={"sends_once": once}, host={"gap_us": 0.0}),
+                ),
+            ).forward.compute_s
+        )
+        for once in (False, True)
+    )
+    on = machine(cluster("dgx-h100"), base)
+    moved = 4096 * 2048 * 2 * base.moe.traffic
+    bandwidth = on.rates.traffic.fraction * on.device.memory_bytes_per_s
+    launches = block.operator(name).kernels * on.rates.traffic.overhead_s
+    rows = 8 if name == "dispatch" else 1
+    assert twice_s == pytest.approx(rows * elements * moved / bandwidth + launches)
+    assert twice_s - once_s == pytest.approx(8 * 2 * moved / bandwidth)
 
 
 def test_gradients_of_experts_are_summed_over_the_ranks_that_hold_the_same() -> None:
