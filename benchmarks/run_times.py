@@ -26,6 +26,7 @@ from costmodel.stages.layout_cost import LayoutPricer, price_together
 from costmodel.timeline import StageCosts, simulate_together
 from profiles.errors import MeshwrightError
 from profiles.models.job import Job
+from profiles.samples import SIXTEEN_BITS
 
 Floats = NDArray[np.float64]
 
@@ -144,14 +145,35 @@ class Watched(Coefficients):
 
 
 def asked_by(runs: Sequence[Timed], fitted: Coefficients) -> list[frozenset[str]]:
-    """Which coefficients each run's machine is made of."""
+    """Which coefficients each run's machine is made of and its layout can use."""
     known: dict[int, frozenset[str]] = {}
     for item in runs:
         if id(item.machine) not in known:
             watched = Watched(fitted)
             item.machine.fitted_as(watched)
             known[id(item.machine)] = frozenset(watched.asked)
-    return [known[id(item.machine)] for item in runs]
+    return [
+        frozenset(name for name in known[id(item.machine)] if _can_use(name, item))
+        for item in runs
+    ]
+
+
+def _can_use(name: str, item: Timed) -> bool:
+    """Whether a coefficient can move a run that its machine is made of."""
+    quantity, _, _ = name.partition("/")
+    layout, number = item.layout, item.layout.precision.matmul
+    meshes = [stage.mesh for stage in layout.stages]
+    if quantity in ("host_wait", "together", "exposed_tensor"):
+        return any(mesh.tp > 1 for mesh in meshes)
+    if quantity == "reduction":
+        return any(mesh.dp * mesh.cp > 1 for mesh in meshes)
+    if quantity in ("scores", "attention"):
+        return layout.flash_attention == (quantity == "attention")
+    if quantity in ("exposed_expert", "expert_launch"):
+        return item.run.asked.get("kind") == "moe"
+    if quantity == "quantise":
+        return number.bytes < SIXTEEN_BITS
+    return not quantity.startswith("product-") or quantity.endswith(number.value)
 
 
 def by(runs: Sequence[Timed], column: str) -> Mapping[str, list[int]]:

@@ -174,8 +174,8 @@ class Accounts:
 
     @property
     def _hides_gradients(self) -> bool:
-        tp = [stage.mesh.tp for stage in self.layout.stages]
-        return bool(np.all(hides_gradients(self.on.framework, tp)))
+        sides = DataParallel.of([*self._meshes])
+        return bool(np.all(hides_gradients(self.on.framework, sides.tp, sides.zero)))
 
     @property
     def _parallel(self) -> list[DataParallel]:
