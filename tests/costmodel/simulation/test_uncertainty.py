@@ -76,7 +76,7 @@ def test_what_was_seen_often_is_surest() -> None:
 
 @pytest.mark.parametrize("name", ["framework", "device", "precision"])
 def test_what_is_rare_is_less_certain(name: str) -> None:
-    assert half() < half(**{name: "once"}) < half(**{name: "never"})
+    assert half() < half(0.0, **{name: "once"}) < half(0.0, **{name: "never"})
 
 
 def test_the_rarest_operator_counts() -> None:
