@@ -35,10 +35,12 @@ from costmodel.machine.coefficients import (
 from costmodel.runs.comparison import PATH as LEFT_OUT
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 SHARED = 0.3  # a run weighs n^-0.3 among the n of its source
 ROUNDED = 0.6  # weight of a time that was inverted from a rounded TFLOP/s figure
 STEP = 0.03  # of a logarithm, for differences
 NOISE = 0.05  # what runs of one family scatter, by which residuals are weighed
+SMALL = 0.08  # a step after which slopes are as they were
 FARTHEST = 0.5  # a round changes no coefficient by more, in its logarithm
 _runs: Sequence[Timed] = ()
 
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str]) -> int:
 def fitted(
     runs: Sequence[Timed], start: Coefficients, pool: ProcessPoolExecutor, rounds: int
 ) -> Fit:
-    """Gauss-Newton from *start*; a last Jacobian stands at the answer."""
+    """Gauss-Newton from *start*; a last Jacobian stands at the answer, or near it."""
     measured = np.log([item.measured_s for item in runs])
     weights = row_weights(runs)
 
@@ -119,7 +121,8 @@ def fitted(
     fit = at(start, np.empty((0, 0)))
     for number in range(rounds + 1):
         began = time.perf_counter()
-        slopes = jacobian(runs, fit.fitted, fit.misses + measured, pool)
+        moves = fit.jacobian != 0 if number else asked(runs, fit.fitted)
+        slopes = jacobian(moves, fit.fitted, fit.misses + measured, pool)
         fit = replace(fit, jacobian=slopes)
         print(
             f"round {number}: mean {np.abs(np.expm1(fit.misses)).mean():.4f} median "
@@ -129,11 +132,14 @@ def fitted(
         )
         if number == rounds:
             break
+        step, _ = fit.solved()
         for share in (1.0, 0.5, 0.25):  # the whole step, unless that is no better
-            trial = at(moved(fit.fitted, share * fit.solved()[0]), slopes)
+            trial = at(moved(fit.fitted, share * step), slopes)
             if loss(trial) < loss(fit):
                 fit = trial
                 break
+        if np.abs(step).max() < SMALL:
+            break
     return fit
 
 
@@ -177,17 +183,23 @@ def _seconds(values: Coefficients, rows: list[int]) -> Floats:
     return seconds([_runs[row] for row in rows], [values] * len(rows))
 
 
+def asked(runs: Sequence[Timed], values: Coefficients) -> Bools:
+    """Which coefficients the machine of each run is made of."""
+    known = asked_by(runs, values)
+    return np.array([[item.name in own for item in values.entries] for own in known])
+
+
 def jacobian(
-    runs: Sequence[Timed], values: Coefficients, logs: Floats, pool: ProcessPoolExecutor
+    moves: Bools, values: Coefficients, logs: Floats, pool: ProcessPoolExecutor
 ) -> Floats:
-    """By differences; coefficients that no run shares are moved at once."""
+    """By differences, where a run *moves*; coefficients that no run shares are moved at
+    once."""
     names = [item.name for item in values.entries]
-    asked = asked_by(runs, values)
     rows = {
-        name: [row for row, known in enumerate(asked) if name in known]
-        for name in names
+        name: np.flatnonzero(moves[:, column]).tolist()
+        for column, name in enumerate(names)
     }
-    found = np.zeros((len(runs), len(names)))
+    found = np.zeros(moves.shape)
     for group in _disjoint(rows):
         step = np.array([STEP if name in group else 0.0 for name in names])
         concerned = sorted({row for name in group for row in rows[name]})

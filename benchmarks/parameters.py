@@ -36,7 +36,7 @@ def main() -> None:
     screen.print(table)
     screen.print(f"\n{len(fitted)} parameters of step times; of intervals:")
     for name, value in asdict(calibration()).items():
-        if not isinstance(value, dict):
+        if isinstance(value, float | int):
             screen.print(f"{name:18}{value:.4g}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +20,13 @@ from costmodel.machine.assembly import Machine
 from costmodel.machine.coefficients import Coefficients
 from costmodel.runs.pricing import ask_runs
 from costmodel.runs.table import Run, read_runs
+from costmodel.schedule import Program, program_of
 from costmodel.simulation.estimator import Accounts
 from costmodel.stages.layout_cost import LayoutPricer, price_together
-from costmodel.timeline.timeline import simulate
+from costmodel.timeline import StageCosts, simulate_together
 from profiles.errors import MeshwrightError
 from profiles.models.job import Job
+from profiles.samples import SIXTEEN_BITS
 
 Floats = NDArray[np.float64]
 
@@ -97,24 +100,29 @@ def seconds(runs: Sequence[Timed], fitted: Sequence[Coefficients]) -> Floats:
                 job=item.job, layout=item.layout, machine=on
             )
     price_together(pricers.values())
-    known = {key: _makespan_s(pricer) for key, pricer in pricers.items()}
+    known = dict(zip(pricers, _makespans_s([*pricers.values()]), strict=True))
     return np.array([known[key] for key in keys])
 
 
-def _makespan_s(pricer: LayoutPricer) -> float:
-    """As `estimate` has it, without its bytes."""
+def _makespans_s(pricers: Sequence[LayoutPricer]) -> Floats:
+    """As `answers` has them, without bytes: schedules run side by side."""
+    found = np.full(len(pricers), math.nan)
+    places: list[int] = []
+    asked: list[tuple[Program, StageCosts]] = []
+    for place, pricer in enumerate(pricers):
+        with suppress(MeshwrightError):
+            asked.append(_asked(pricer))
+            places.append(place)
+    for number, timeline in simulate_together(asked):
+        found[places[number]] = timeline.makespan_s
+    return found
+
+
+def _asked(pricer: LayoutPricer) -> tuple[Program, StageCosts]:
     job, layout, on = pricer.job, pricer.layout, pricer.machine
-    try:
-        accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=on)
-        return simulate(
-            layout.schedule,
-            layout.pp,
-            layout.virtual_stages,
-            layout.micro_batches,
-            accounts.costs(),
-        ).makespan_s
-    except MeshwrightError:
-        return math.nan
+    accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=on)
+    shape = layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
+    return program_of(*shape), accounts.costs()
 
 
 class Watched(Coefficients):
@@ -137,14 +145,35 @@ class Watched(Coefficients):
 
 
 def asked_by(runs: Sequence[Timed], fitted: Coefficients) -> list[frozenset[str]]:
-    """Which coefficients each run's machine is made of."""
+    """Which coefficients each run's machine is made of and its layout can use."""
     known: dict[int, frozenset[str]] = {}
     for item in runs:
         if id(item.machine) not in known:
             watched = Watched(fitted)
             item.machine.fitted_as(watched)
             known[id(item.machine)] = frozenset(watched.asked)
-    return [known[id(item.machine)] for item in runs]
+    return [
+        frozenset(name for name in known[id(item.machine)] if _can_use(name, item))
+        for item in runs
+    ]
+
+
+def _can_use(name: str, item: Timed) -> bool:
+    """Whether a coefficient can move a run that its machine is made of."""
+    quantity, _, _ = name.partition("/")
+    layout, number = item.layout, item.layout.precision.matmul
+    meshes = [stage.mesh for stage in layout.stages]
+    if quantity in ("host_wait", "together", "exposed_tensor"):
+        return any(mesh.tp > 1 for mesh in meshes)
+    if quantity == "reduction":
+        return any(mesh.dp * mesh.cp > 1 for mesh in meshes)
+    if quantity in ("scores", "attention"):
+        return layout.flash_attention == (quantity == "attention")
+    if quantity in ("exposed_expert", "expert_launch"):
+        return item.run.asked.get("kind") == "moe"
+    if quantity == "quantise":
+        return number.bytes < SIXTEEN_BITS
+    return not quantity.startswith("product-") or quantity.endswith(number.value)
 
 
 def by(runs: Sequence[Timed], column: str) -> Mapping[str, list[int]]:

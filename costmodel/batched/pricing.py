@@ -23,7 +23,7 @@ from costmodel.batched.makespan import Runs, makespan_s
 from costmodel.batched.row_bytes import needed_bytes
 from costmodel.batched.rows import Rows
 from costmodel.layout import SCHEDULES, Columns
-from costmodel.machine import Machine, always_crosses, hides_gradients
+from costmodel.machine import Machine, always_crosses
 from costmodel.stages import (
     AtomBook,
     Sender,
@@ -170,7 +170,7 @@ def _tail_s(rows: Rows) -> Array:
     """What is left to reduce after the last pass, of the first rank where that is its,
     else of any."""
     first, ends_at_first = rows.priced[0], rows.columns.ends_at_first
-    overlapped = hides_gradients(rows.on.framework, rows.columns.tp)
+    overlapped = rows.hides_gradients
     behind = np.where(overlapped, first.reduce_s, rows.seconds_of(first, "reduce_s"))
     tail = _behind(rows, first, behind, first.backward_s)
     if ends_at_first.all():
@@ -191,7 +191,7 @@ def _behind(rows: Rows, stage: StagePrice, reduce_s: Array, last_s: Array) -> Ar
         reduce_s,
         last_s,
         buckets=stage.buckets,
-        overlap=hides_gradients(rows.on.framework, rows.columns.tp),
+        overlap=rows.hides_gradients,
     )
 
 

@@ -33,7 +33,7 @@ from costmodel.layout import (
     longest,
     replaced,
 )
-from costmodel.machine import Machine
+from costmodel.machine import Machine, hides_gradients
 from costmodel.schedule import peak_in_flight
 from costmodel.stages import (
     ATOM,
@@ -201,6 +201,12 @@ class Rows:
             copies=copies,
             **{item.name: getattr(plus, item.name) for item in fields(plus)},
         )
+
+    @cached_property
+    def hides_gradients(self) -> Array:
+        """Where a reduction lies behind the last backward."""
+        columns = self.columns
+        return hides_gradients(self.on.framework, columns.tp, columns.zero)
 
     @cached_property
     def micro_batches(self) -> Array:

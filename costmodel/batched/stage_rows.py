@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from costmodel.batched.pricing import transfer_s
 from costmodel.batched.row_bytes import rank_bytes
 from costmodel.batched.rows import Layers, Rows, Run
-from costmodel.machine import always_crosses, hides_gradients
+from costmodel.machine import always_crosses
 from costmodel.stages import Atom, Contents, Sends, StageBytes, sends, tied_sync
 from costmodel.timeline import reduce_tail_s
 from profiles.arrays import Array
@@ -110,7 +110,7 @@ class StageRows(Rows):
             stage.reduce_s,
             stage.backward_s,
             buckets=stage.buckets,
-            overlap=hides_gradients(self.on.framework, self.columns.tp),
+            overlap=self.hides_gradients,
         )
 
     @property

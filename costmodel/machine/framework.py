@@ -77,6 +77,7 @@ class Footprint:
     step_bytes: float = 0.0  # of the step's temporaries, a parameter of the shard
     bucket_elements: float = 0.0  # of each that gradients and parameters travel in
     live_parameters: float | None = None  # ZeRO-3 keeps no more, weight by weight
+    prints: str = "device"  # which kind of peak its logs show
     pipeline_buffers: float = 1.0  # activations that are held over those 1F1B needs
     # How much less is known of its peaks than of those of frameworks that runs were
     # measured on: a factor of `memory.SPREAD`; and so many of these deviations are left
@@ -207,6 +208,8 @@ class Overlap:
     # Collectives and compute take turns wherever tp > 1: no gradient is reduced behind
     # a backward there.
     one_stream: bool = False
+    # Gradients of ZeRO-1 are reduced when the last backward is over.
+    shards_late: bool = False
     # The share of hidden communication by which compute beside it takes longer: 0.1 for
     # GPT on V100 clusters in Proteus' simulator (Duan et al., TPDS 2024, section 6; its
     # shipped configurations).
@@ -233,6 +236,9 @@ class Gradients:
     casts: bool = False  # to the format they are added up in, by a kernel
     bucket_bytes: float = 25 * MB  # PyTorch DDP's default
     messages: float = 1.0  # in which a layer's shards are gathered or scattered
+    # Tensors of a layer whose parts a gather of ZeRO-1 copies out, rank by rank, by a
+    # call of the host each.
+    copied_out: float = 0.0
     shard_bucket: tuple[float, float] | None = None  # parameters, and for each rank
     # Multiplies the seconds of a step's reduction by fitted links, for copies, casts
     # and divisions around it.
@@ -400,10 +406,14 @@ def framework_of_run(printed: str) -> Framework:
     return load_framework(next(names, DEFAULT))
 
 
-def hides_gradients(base: Framework, tp: ArrayLike) -> NDArray[np.bool_]:
-    """Where *base* reduces gradients behind the last backward, under degrees *tp*."""
+def hides_gradients(
+    base: Framework, tp: ArrayLike, zero: ArrayLike = 0
+) -> NDArray[np.bool_]:
+    """Where *base* reduces gradients behind the last backward, under degrees *tp* and
+    levels *zero*."""
     apart = np.asarray(tp) == 1 if base.overlap.one_stream else np.asarray(True)
-    return np.asarray(apart & ("grad" in base.overlap.hidden))
+    soon = np.asarray(zero) != 1 if base.overlap.shards_late else np.asarray(True)
+    return np.asarray(apart & soon & ("grad" in base.overlap.hidden))
 
 
 def shares_cores(device: Device) -> bool:

@@ -240,10 +240,16 @@ class Compared:
         if not self.counts or not isinstance(found, float) or not found:
             return None
         assert self.priced.price is not None
-        kind = self.measured.get("peak_memory_kind", "device")
+        kind = self.measured.get("peak_memory_kind", self._printed)
         if kind not in MEMORY_KINDS:
             return None
         return self.priced.price.peak_bytes[kind], found * GiB
+
+    @property
+    def _printed(self) -> str:
+        """The kind of peak that the run's framework logs."""
+        asked = self.priced.question
+        return asked.machine.framework.footprint.prints if asked else "device"
 
     @property
     def verdict(self) -> str | None:

@@ -18,7 +18,12 @@ from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine, hides_gradients, machine
 from costmodel.schedule import copies_held, require_schedule
 from costmodel.simulation.result import Answer, recomputed_flops
-from costmodel.simulation.uncertainty import exchanged_share, price_sources, spread_of
+from costmodel.simulation.uncertainty import (
+    Setting,
+    exchanged_share,
+    price_sources,
+    spread_of,
+)
 from costmodel.stages import (
     DataParallel,
     Known,
@@ -173,8 +178,8 @@ class Accounts:
 
     @property
     def _hides_gradients(self) -> bool:
-        tp = [stage.mesh.tp for stage in self.layout.stages]
-        return bool(np.all(hides_gradients(self.on.framework, tp)))
+        sides = DataParallel.of([*self._meshes])
+        return bool(np.all(hides_gradients(self.on.framework, sides.tp, sides.zero)))
 
     @property
     def _parallel(self) -> list[DataParallel]:
@@ -407,7 +412,10 @@ def _answered(
         "away": away_of(ran.peak, layout, where.cluster),
         "peak_flops_per_s": devices.peak_flops_per_s,
         "spread": spread_of(
-            where, exchanged=exchanged_share(ran.breakdown_s), sources=sources
+            where,
+            Setting.of(job, layout, where),
+            exchanged=exchanged_share(ran.breakdown_s),
+            sources=sources,
         ),
         "device": devices.name,
         "device_cost": devices.cost,

@@ -1,15 +1,19 @@
 """How far off an estimate may be: the residuals of runs that the fit never saw.
 
-    h = h0 · exp(f / families(framework) + d / families(device) + e · exchanged)
+    h = h0 · exp(Σ w · rarity(families seen) + g · doublings + e · exchanged)
 
-is half of the p10-p90 interval of log(measured / estimated). h0 is that of a framework
-and a device that many families of published runs were measured on; where it was one
-family or none, the interval is exp(f) or exp(d) times as wide. `exchanged` is the share
-of the step that waits for other ranks' data beyond tensor parallelism (`EXCHANGED`):
-networks between nodes are known less well than what happens inside one.
-`benchmarks/fit_uncertainty.py` fits the numbers to residuals of runs whose family was
-left out of the fit (quantile regression; Koenker and Bassett, 1978), and sets h0 by how
-many of them shall lie inside.
+is half of the p10-p90 interval of log(measured / estimated). h0 is that of a run whose
+framework, device, operators and precision many families of published runs were measured
+with. `rarity` is 1 of what none was measured with, a half of one family, and so on: for
+a framework never seen the interval is exp(w) times as wide. Of a run's operators the
+rarest counts (experts, state spaces). `doublings` are those of the GPUs beyond the
+largest run that was seen. `exchanged` is the share of the step that waits for other
+ranks' data beyond tensor parallelism (`EXCHANGED`): networks between nodes are known
+less well than what happens inside one.
+`benchmarks/fit_uncertainty.py` fits the numbers to residuals of runs whose source, or
+family, was left out of the fit, each with what is seen then (quantile regression;
+Koenker and Bassett, 1978), and sets h0 so that 80 % of them without their source lie
+inside, a source of n runs weighing n^0.7.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp
+from math import exp, log2
+from operator import mul
 from pathlib import Path
 from statistics import NormalDist
 from typing import Final
@@ -25,7 +30,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from costmodel.layout import Stage
+from costmodel.layout import Layout, Stage
 from costmodel.machine import GENERIC, Framework, Machine, Sourced
 from costmodel.stages import (
     LayoutPricer,
@@ -40,6 +45,7 @@ from costmodel.stages import (
     updated,
 )
 from profiles.errors import InvalidFile
+from profiles.models import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,26 +152,83 @@ STEP_NOISE: Final = 0.04
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a run is told by that others were measured with, or were not."""
+
+    framework: str
+    device: str
+    operators: frozenset[str]  # their kinds
+    precision: str
+    gpus: int
+
+    @classmethod
+    def of(cls, job: Job, layout: Layout, on: Machine) -> Setting:
+        """Of a layout of *job* on a machine."""
+        kinds = {item.kind for block, _ in job.graph.blocks for item in block.operators}
+        return cls(
+            framework=on.framework.name,
+            device=on.device.name,
+            operators=frozenset(kind.value for kind in kinds),
+            precision=layout.precision_name,
+            gpus=layout.gpus,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """How many families of runs were measured with each framework, device, kind of
+    operator and precision, and on how many GPUs at most."""
+
+    frameworks: Mapping[str, int]
+    devices: Mapping[str, int]
+    operators: Mapping[str, int]
+    precisions: Mapping[str, int]
+    most_gpus: int
+
+    def distances(self, of: Setting) -> tuple[float, ...]:
+        """How far a setting is from what was seen: see `Calibration.far`."""
+        return (
+            rarity(self.frameworks.get(of.framework, 0)),
+            rarity(self.devices.get(of.device, 0)),
+            max(rarity(self.operators.get(kind, 0)) for kind in of.operators),
+            rarity(self.precisions.get(of.precision, 0)),
+            max(log2(of.gpus / self.most_gpus), 0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What the file holds. `frameworks` and `devices` say how many families of runs
-    were measured on each. `rows`, `inside` and `half_over_error` say how it came out:
-    runs, the share inside, and the median half-width over the median error."""
+    """What the file holds. `rows`, `inside`, `inside_family` and `half_over_error` say
+    how it came out: runs, the shares inside without their source and their family, and
+    the median half-width over the median error."""
 
     step: float  # h0
     framework: float
     device: float
+    operator: float
+    precision: float
+    scale: float  # for each doubling
     exchange: float
-    frameworks: Mapping[str, int]
-    devices: Mapping[str, int]
+    seen: Seen
     rows: int
     inside: float
+    inside_family: float
     half_over_error: float
 
-    def half_width(self, framework: str, device: str, *, exchanged: float) -> float:
-        """Half of the p10-p90 interval of log(measured / estimated) seconds."""
-        unlike = self.framework * rarity(self.frameworks.get(framework, 0))
-        unlike += self.device * rarity(self.devices.get(device, 0))
-        return self.step * exp(unlike + self.exchange * exchanged)
+    @property
+    def far(self) -> tuple[float, ...]:
+        """By which power of e each of `Seen.distances` widens."""
+        kinds = self.framework, self.device, self.operator, self.precision
+        return (*kinds, self.scale)
+
+    def half_width(
+        self, of: Setting, *, exchanged: float, seen: Seen | None = None
+    ) -> float:
+        """Half of the p10-p90 interval of log(measured / estimated) seconds, by all
+        that was *seen* unless by less of it."""
+        distances = (seen or self.seen).distances(of)
+        far = sum(map(mul, self.far, distances))
+        return self.step * exp(far + self.exchange * exchanged)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,12 +272,12 @@ def probability_fits(needed: float, spread: float, capacity: float) -> float:
 
 
 def rarity(families: int) -> float:
-    """1 where one family of runs was measured or none, less where more were.
+    """1 where no family of runs was measured, less where some were.
 
-    >>> rarity(0), rarity(1), rarity(20)
-    (1.0, 1.0, 0.05)
+    >>> rarity(0), rarity(1), rarity(19)
+    (1.0, 0.5, 0.05)
     """
-    return 1.0 / max(families, 1)
+    return 1.0 / (1 + families)
 
 
 def exchanged_share(breakdown_s: Mapping[str, float]) -> float:
@@ -237,9 +300,13 @@ def calibration() -> Calibration:
 
 
 def spread_of(
-    on: Machine, *, exchanged: float = 0.0, sources: PriceSources | None = None
+    on: Machine,
+    setting: Setting,
+    *,
+    exchanged: float = 0.0,
+    sources: PriceSources | None = None,
 ) -> Spread:
-    """The spread of prices on a machine; of samples, where there are some.
+    """The spread of a price on a machine; of samples, where there are some.
 
     *exchanged* is the share of the step that waits for data (`exchanged_share`).
 
@@ -248,8 +315,7 @@ def spread_of(
     are no surer than the machine was steady while they were taken (`Measured.noise`),
     and a step never repeats better than `STEP_NOISE`.
     """
-    known = calibration()
-    half = known.half_width(on.framework.name, on.device.name, exchanged=exchanged)
+    half = calibration().half_width(setting, exchanged=exchanged)
     step = half / P90 * (GENERIC_FACTOR if on.rates.kin == GENERIC else 1.0)
     if sources is not None:
         sampled = 1.0 - sources.roofline

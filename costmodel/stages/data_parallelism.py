@@ -291,6 +291,18 @@ def summed_s(
     return np.where(size > 0, found, 0.0)
 
 
+KERNELS_OF_AN_OPERATOR = 3.0  # which `Host.forward_us` issues
+
+
+def copied_out_s(units: Array, parallel: DataParallel, framework: Framework) -> Array:
+    """Seconds of the host that copies what ZeRO-1 gathered of *units* layers out of a
+    buffer, a call for each tensor's part of each rank: they grow with the ranks."""
+    calls = framework.gradients.copied_out * units * parallel.shards
+    each_s = framework.host.forward_s / KERNELS_OF_AN_OPERATOR
+    gathers = (parallel.zero == 1) & (parallel.shards > 1)
+    return np.where(gathers, calls * each_s, 0.0)
+
+
 def exposed_s(
     communication_s: Array,
     compute_s: Array,

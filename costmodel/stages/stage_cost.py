@@ -28,6 +28,7 @@ from costmodel.stages.contents import Contents
 from costmodel.stages.data_parallelism import (
     DataParallel,
     Exchanges,
+    copied_out_s,
     exchanges,
     exposed_s,
     messages_of,
@@ -289,7 +290,8 @@ class _Stage:
     @cached_property
     def _hides_gradients(self) -> Array:
         """Where a reduction lies behind the backward."""
-        return hides_gradients(self.machine.framework, self.parallel.tp)
+        tp, zero = self.parallel.tp, self.parallel.zero
+        return hides_gradients(self.machine.framework, tp, zero)
 
     def _exposed_s(self, sent_s: Array, compute_s: Array, overlapped: Any) -> Array:
         """What of a pass's communication its compute does not hide."""
@@ -412,6 +414,9 @@ class _Stage:
         it hides, and summands over tp."""
         total, machine, sync = self.total, self.machine, self.states.sync
         gather_s = machine.once_a_step(sync.step_gather).seconds
+        gather_s = gather_s + copied_out_s(
+            self.contents.layers, self.parallel, machine.framework
+        )
         if (
             "param" in machine.framework.overlap.hidden
         ):  # behind the next step's first forward

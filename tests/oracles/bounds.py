@@ -119,7 +119,9 @@ def _end_s(layout: Layout, stages: list[StagePrice], on: Machine) -> float:
         ]
         for rank in ((0,) if in_pairs else (0, layout.pp - 1))
     ]
-    overlapped = bool(hides_gradients(on.framework, layout.stages[0].mesh.tp))
+    first = layout.stages[0]
+    level = first.plans[0].zero
+    overlapped = bool(hides_gradients(on.framework, first.mesh.tp, level))
 
     def tail(stage: StagePrice, reduce_s: Any, last_s: Any) -> float:
         found = reduce_tail_s(

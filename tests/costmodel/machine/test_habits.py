@@ -62,6 +62,31 @@ def test_where_gradients_are_reduced_behind_the_last_backward() -> None:
     ]
     assert hides_gradients(load_framework("megatron-core"), degrees).all()
     assert not hides_gradients(load_framework("megatron-lm"), degrees).any()
+    levels = np.array([0, 1, 2])
+    assert hides_gradients(load_framework("nanotron"), 1, levels).tolist() == [
+        True,
+        False,
+        True,
+    ]
+
+
+def test_nanotrons_gathered_weights_are_copied_out_rank_by_rank() -> None:
+    """The host's calls grow with the ranks; nothing is copied without ZeRO-1."""
+    base = load_framework("nanotron")
+    plain = base.variant(gradients={"copied_out": 0.0})
+
+    def more_s(dp: int, zero: int) -> float:
+        shards = dp if zero else 1
+        choice = Uniform(dp=dp, zero=zero, zero_group=shards, micro_batch=1)
+        layout = spell_out(choice, JOB.graph, JOB.global_batch)
+        one, other = (
+            estimate(JOB, CLUSTER, layout, on=machine(CLUSTER, how, fitted=FITTED))
+            for how in (base, plain)
+        )
+        return one.step_time_s - other.step_time_s
+
+    assert more_s(16, 1) == pytest.approx(2 * more_s(8, 1))
+    assert more_s(8, 1) > 0 == more_s(8, 0)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 8])

@@ -17,6 +17,7 @@ from costmodel.runs.comparison import NUMBERS, Compared
 from costmodel.runs.pricing import Price, Priced
 from costmodel.runs.table import MEASURED, NAMES, Run
 from costmodel.runs.validate import (
+    compare,
     compare_file,
     errors,
     grouped,
@@ -143,6 +144,20 @@ def test_memory_is_compared_like_with_like(
     if kind:
         measured["peak_memory_kind"] = kind
     assert compared(price(1.0), measured).peaks == (expected_gib * GiB, 40.0 * GiB)
+
+
+@pytest.mark.parametrize(
+    ("framework", "kind"), [("nanotron", "reserved"), ("Megatron-LM", "device")]
+)
+def test_memory_without_a_kind_is_what_its_framework_logs(
+    framework: str, kind: str
+) -> None:
+    asked = {**COMPLETE, "framework": framework, "recompute": "none"}
+    asked = {name: text for name, text in asked.items() if text}
+    run = Run(row=0, asked=asked, measured={"peak_memory_gib": "40"}, kept={})
+    (item,) = compare([run])
+    assert item.priced.price is not None
+    assert item.peaks == (item.priced.price.peak_bytes[kind], 40 * GiB)
 
 
 @pytest.mark.parametrize(
