@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from costmodel.machine.assembly import Machine
 from costmodel.machine.coefficients import Coefficients
 from costmodel.runs.pricing import ask_runs
 from costmodel.runs.table import Run, read_runs
-from costmodel.schedule import Program, program_of
 from costmodel.simulation.estimator import Accounts
 from costmodel.stages.layout_cost import LayoutPricer, price_together
-from costmodel.timeline import StageCosts, simulate_together
+from costmodel.timeline import simulate
 from profiles.errors import MeshwrightError
 from profiles.models.job import Job
 from profiles.samples import SIXTEEN_BITS
@@ -104,44 +102,20 @@ def seconds(runs: Sequence[Timed], fitted: Sequence[Coefficients]) -> Floats:
     return np.array([known[key] for key in keys])
 
 
-def _makespans_s(pricers: Sequence[LayoutPricer]) -> Floats:
-    """As `answers` has them, without bytes: schedules run side by side."""
-    found = np.full(len(pricers), math.nan)
-    places: list[int] = []
-    asked: list[tuple[Program, StageCosts]] = []
-    for place, pricer in enumerate(pricers):
-        with suppress(MeshwrightError):
-            asked.append(_asked(pricer))
-            places.append(place)
-    for number, timeline in simulate_together(asked):
-        found[places[number]] = timeline.makespan_s
-    return found
-
-
-def _asked(pricer: LayoutPricer) -> tuple[Program, StageCosts]:
+def _makespan_s(pricer: LayoutPricer) -> float:
+    """As `estimate` has it, without its bytes."""
     job, layout, on = pricer.job, pricer.layout, pricer.machine
-    accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=on)
-    shape = layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
-    return program_of(*shape), accounts.costs()
-
-
-class Watched(Coefficients):
-    """Coefficients that note which names are asked."""
-
-    asked: set[str]
-
-    def __init__(self, entries: Coefficients) -> None:
-        object.__setattr__(self, "entries", entries.entries)
-        object.__setattr__(self, "asked", set())
-
-    def of(self, quantity: str, *owners: str) -> float:
-        names = [f"{quantity}/{owner}" for owner in owners] + [quantity]
-        values = self.values
-        for name in names:
-            if name in values:
-                self.asked.add(name)
-                break
-        return Coefficients.of(self, quantity, *owners)
+    try:
+        accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=on)
+        return simulate(
+            layout.schedule,
+            layout.pp,
+            layout.virtual_stages,
+            layout.micro_batches,
+            accounts.costs(),
+        ).makespan_s
+    except MeshwrightError:
+        return math.nan
 
 
 def asked_by(runs: Sequence[Timed], fitted: Coefficients) -> list[frozenset[str]]:
@@ -149,9 +123,7 @@ def asked_by(runs: Sequence[Timed], fitted: Coefficients) -> list[frozenset[str]
     known: dict[int, frozenset[str]] = {}
     for item in runs:
         if id(item.machine) not in known:
-            watched = Watched(fitted)
-            item.machine.fitted_as(watched)
-            known[id(item.machine)] = frozenset(watched.asked)
+            known[id(item.machine)] = item.machine.fitted_as(fitted).names
     return [
         frozenset(name for name in known[id(item.machine)] if _can_use(name, item))
         for item in runs
@@ -169,7 +141,7 @@ def _can_use(name: str, item: Timed) -> bool:
         return any(mesh.dp * mesh.cp > 1 for mesh in meshes)
     if quantity in ("scores", "attention"):
         return layout.flash_attention == (quantity == "attention")
-    if quantity in ("exposed_expert", "expert_launch"):
+    if "expert" in quantity:
         return item.run.asked.get("kind") == "moe"
     if quantity == "quantise":
         return number.bytes < SIXTEEN_BITS

@@ -416,6 +416,7 @@ def _answered(
             Setting.of(job, layout, where),
             exchanged=exchanged_share(ran.breakdown_s),
             sources=sources,
+            layout=layout,
         ),
         "device": devices.name,
         "device_cost": devices.cost,

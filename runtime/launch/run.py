@@ -172,8 +172,10 @@ class Run:
             seen = read_json(result, what="the run's result") if result.exists() else {}
         assert isinstance(seen, dict)
         document = {**seen, **self.prediction.against(seen)}
+        if seen:
+            document["layout_file"] = file_document(self.file)
         if self.options.observe is not None:
-            document["observed"] = sampling.add(self.options.observe, seen)
+            document["observed"] = sampling.add(self.options.observe, document)
         return document
 
     def _request(self, result: Path) -> Request:
