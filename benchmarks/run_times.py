@@ -98,7 +98,7 @@ def seconds(runs: Sequence[Timed], fitted: Sequence[Coefficients]) -> Floats:
                 job=item.job, layout=item.layout, machine=on
             )
     price_together(pricers.values())
-    known = dict(zip(pricers, _makespans_s([*pricers.values()]), strict=True))
+    known = dict(zip(pricers, map(_makespan_s, pricers.values()), strict=True))
     return np.array([known[key] for key in keys])
 
 

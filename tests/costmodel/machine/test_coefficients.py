@@ -18,7 +18,7 @@ from profiles.errors import UnknownName
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import Format
 
-MOST = 62  # that may be fitted in all
+MOST = 60  # that may be fitted in all
 
 
 def one(name: str, value: float) -> Coefficient:
