@@ -127,8 +127,7 @@ class Frontier:
     ) -> list[tuple[Uniform, float]]:
         """Drop what is left that splits the model as *choice* does; of leaves at hand
         the nearest of each *family* of equal columns, with bounds. From then on `least`
-        no longer speaks of these candidates; what is left is opened in small steps."""
-        self._batch = FIRST_BATCH
+        no longer speaks of these candidates."""
         self._queue.close(_alike(self.space.trunks, choice))
         if self._leaves is None:
             return []

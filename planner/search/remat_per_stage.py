@@ -55,6 +55,7 @@ TOO_HIGH: Final = 0.96  # of a guess: at most that far is it above what comes ou
 CONVEX: Final = 4
 WHOLE: Final = 1  # where layers are made again whole
 MOST_BRANCHES: Final = 8192  # that are priced
+MOST_FULL: Final = 512  # of those of whose leanest candidates none is promising
 _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 
 
@@ -112,11 +113,16 @@ class _Record:
     missed: int = 0  # in a row
     added: float = 0.0  # to the values of candidates that keep everything, in all
     guessed: float = 0.0  # the same, as it was guessed
+    least: float = 0.0  # those values, in all
 
-    @property
-    def off(self) -> float:
-        """How many times more what is made again takes than was guessed."""
-        return max(self.added / self.guessed, 1.0) if self.guessed else 1.0
+    def likely(self, least: float, guess: float) -> float:
+        """What a *guess* may come to: off by as much as those before were in what is
+        made again, or in all."""
+        if not self.guessed:
+            return guess
+        again = max(self.added / self.guessed, 1.0) * (guess - least)
+        whole = (self.least + self.added) / (self.least + self.guessed)
+        return min(least + again, max(whole, 1.0) * guess)
 
 
 @dataclass
@@ -149,6 +155,7 @@ class _Trials:
         record = self._record(one)
         record.tried += 1
         record.missed += 1
+        record.least += one.least
         record.added += value - one.least
         record.guessed += one.guess - one.least
         if fits and value < record.value:
@@ -161,8 +168,7 @@ class _Trials:
 
     def _likely(self, one: _Promise) -> float:
         """What it may come to at the least."""
-        again = self._record(one).off * (one.guess - one.least)
-        return TOO_HIGH * (one.least + again)
+        return TOO_HIGH * self._record(one).likely(one.least, one.guess)
 
     def _may_be_better(self, one: _Promise) -> bool:
         record = self._record(one)
@@ -237,6 +243,14 @@ class _Rows:
     bounds: Array
     guesses: Array
 
+    def beside(self, others: _Rows) -> _Rows:
+        return _Rows(
+            Columns.concatenate([self.columns, others.columns]),
+            np.concatenate([self.branch, others.branch]),
+            np.concatenate([self.bounds, others.bounds]),
+            np.concatenate([self.guesses, others.guesses]),
+        )
+
     def likeliest(self) -> list[int]:
         """The best guess of each branch, the best first; of each schedule `MOST`."""
         found, seen, of = list[int](), set[int](), Counter[int]()
@@ -279,8 +293,9 @@ class _Field:
 
     def promising(self) -> Iterator[_Promise]:
         """Of each schedule up to `MOST` choices, best first."""
-        rows = self._rows
-        for row in [] if rows is None else rows.likeliest():
+        if (rows := self._rows) is None:
+            return
+        for row in rows.likeliest():
             choice = self.space.choice(rows.columns, row)
             yield _Promise(
                 problem=self.problem,
@@ -299,15 +314,22 @@ class _Field:
         lean, branch = self.space.leanest(table)
         over = self._over(lean)
         tight = self._tight(lean, branch, over)
-        first = self._guessed(tight, value)
         all_fit = np.bincount(branch, weights=over > 0) == 0
         binds = self._full(table, np.flatnonzero(all_fit))
         binds[tight.branch] = True
+        first = self._guessed(tight, value)
+        others = binds.copy()
+        others[first.branch] = False
+        some = np.flatnonzero(others)[:MOST_FULL]
+        first = first.beside(self._of_all(table, some, value))
         self.considered = int(table["leaves"][np.unique(first.branch)].sum())
         self.lower = min(self.lower, floors[binds].min(initial=inf))
-        best = take(table, first.branch[first.likeliest()])
-        owner = np.repeat(np.arange(length(best)), best["leaves"])
-        every = self.space.leaves(best)
+        return self._of_all(table, first.branch[first.likeliest()], value)
+
+    def _of_all(self, table: Table, branches: Array, value: float) -> _Rows:
+        """The guesses of all candidates of some *branches* of *table*."""
+        every = self.space.leaves(take(table, branches))
+        owner = np.repeat(branches, table["leaves"][branches])
         return self._guessed(self._tight(every, owner, self._over(every)), value)
 
     def _full(self, table: Table, rest: Array) -> Array:
