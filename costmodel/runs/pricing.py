@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Any, Final
 
-from costmodel.layout import Layout, Uniform, interleaves, spell_out
+from costmodel.layout import Layout, Ranges, Uniform, interleaves, spell_out
 from costmodel.machine import Calibration, Framework, Machine, machine
 from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
@@ -77,7 +77,8 @@ class Questions:
         cells.choice("task", TASKS)
         framework, warnings = framework_of(cells)
         choice, idle = _busy(cells, _degrees(cells))
-        where = self._machine(cells, choice.gpus, framework)
+        gpus = choice.gpus + wider_stages(cells, choice) * choice.gpus // choice.pp
+        where = self._machine(cells, gpus, framework)
         choice = _layout(cells, choice, where)
         job, choice = self._job(cells, choice, framework)
         choice, remark = _spread(cells, choice, job)
@@ -140,6 +141,42 @@ class Questions:
         return self._jobs.setdefault(job, job), replace(choice, micro_batch=micro_batch)
 
 
+ALPA: Final = "alpa"  # whose stages may be of unlike meshes
+
+
+def wider_stages(cells: Cells, choice: Uniform) -> int:
+    """How many stages, the last ones, have twice the replicas of the others, so that
+    all GPUs of the row are some stage's."""
+    gpus = cells.whole("gpus", most=MOST_GPUS) or choice.gpus
+    return max(gpus - choice.gpus, 0) * choice.pp // choice.gpus
+
+
+def widened(layout: Layout, wider: int) -> Layout:
+    """*layout* with twice as many replicas in its last *wider* stages."""
+    first, stages = 0, []
+    for number, stage in enumerate(layout.stages):
+        double = number >= len(layout.stages) - wider
+        size = stage.mesh.size * (2 if double else 1)
+        mesh = replace(
+            stage.mesh,
+            ranks=Ranges(((first, first + size - 1),)),
+            dp_replicate=stage.mesh.dp_replicate * (2 if double else 1),
+        )
+        stages.append(replace(stage, mesh=mesh))
+        first += size
+    return replace(layout, stages=tuple(stages))
+
+
+def _unlike_stages(cells: Cells, gpus: int, inner: int) -> int:
+    """Replicas of the narrower stages where GPUs fall into stages of d and of 2·d
+    replicas, d a power of two, as Alpa's meshes within a node are (Zheng et al., OSDI
+    2022, section 5.2); 0 where they do not."""
+    fewest = 1 << max((gpus // inner).bit_length() - 1, 0)
+    left = gpus - inner * fewest
+    fits = gpus > inner and left % (inner * fewest // cells.needed("pp")) == 0
+    return fewest if fits else 0
+
+
 def _degrees(cells: Cells) -> Uniform:
     tp, pp, cp = (
         cells.given(name, cells.whole(name, most=MOST_GPUS), 1)
@@ -151,11 +188,17 @@ def _degrees(cells: Cells) -> Uniform:
         raise cells.missing("gpus", "fill in gpus, or dp")
     if dp is None:
         assert gpus is not None
-        if gpus % inner:
+        if gpus % inner and pp > 1 and ALPA in (cells.word("framework") or "").lower():
+            dp = _unlike_stages(cells, gpus, inner)
+        elif gpus % inner:
+            dp = 0
+        else:
+            dp = gpus // inner
+        if not dp:
             raise Contradiction(
                 f"tp {tp} × pp {pp} × cp {cp} = {inner} does not divide gpus={gpus}"
             )
-        dp = cells.given("dp", None, gpus // inner)
+        dp = cells.given("dp", None, dp)
     elif gpus not in (None, inner * dp):
         raise Contradiction(
             f"tp {tp} × pp {pp} × dp {dp} × cp {cp} = {inner * dp}, not gpus={gpus}"
@@ -270,8 +313,10 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, framework: Framework) -> 
     schedule = cells.given("schedule", named, "interleaved" if virtual > 1 else "1f1b")
     if schedule in NEAREST:
         schedule = cells.assumed["schedule"] = NEAREST[schedule]
-    stages = choice.pp * virtual
+    stages, wider = choice.pp * virtual, wider_stages(cells, choice)
     spec, cut = job.spec, None
+    if wider:
+        return _in_proportion(choice, job, wider)
     if framework.recipe.cuts_by_cost and stages > 1 and isinstance(spec, DecoderSpec):
         cut = layers_by_cost(spec, stages)
     return replace(
@@ -281,6 +326,15 @@ def _schedule(cells: Cells, choice: Uniform, job: Job, framework: Framework) -> 
         layers_per_stage=cut,
         recompute_layers=layers_again_of(cells, job.graph.body // stages),
     )
+
+
+def _in_proportion(choice: Uniform, job: Job, wider: int) -> Uniform:
+    """Layers by the GPUs of a stage, and a sequence for each replica of the widest."""
+    shares = [1] * (choice.pp - wider) + [2] * wider
+    ends = [job.graph.body * done // sum(shares) for done in accumulate(shares)]
+    cut = tuple(end - start for start, end in pairwise([0, *ends]))
+    size = choice.micro_batch + choice.micro_batch % 2
+    return replace(choice, layers_per_stage=cut, micro_batch=size)
 
 
 def _chunks_of(most: int, layers: int, pp: int) -> int:
@@ -398,6 +452,8 @@ class Asking:
         try:
             question = self._questions.question(Cells(text=run.asked))
             layout = self._layout(question.job, question.choice)
+            wider = wider_stages(Cells(text=run.asked), question.choice)
+            layout = widened(layout, wider) if wider else layout
         except MeshwrightError as error:
             return Asked(run=run, error=str(error))
         return Asked(run=run, question=question, layout=layout)

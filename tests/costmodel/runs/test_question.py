@@ -8,7 +8,8 @@ import pytest
 
 from costmodel.layout.offload import Offload
 from costmodel.runs.cells import Cells
-from costmodel.runs.pricing import Questions
+from costmodel.runs.pricing import Questions, ask_runs, price_runs
+from costmodel.runs.table import Run
 from costmodel.simulation.question import Question
 from profiles.errors import MeshwrightError
 from profiles.models.catalog import model
@@ -288,6 +289,26 @@ def test_replicas_without_a_sequence_are_more_context_parallelism() -> None:
     assert (question.choice.cp, question.choice.dp) == (8, 2)
     assert "cp 2 leaves 8 replicas 2 sequences: cp 8" in question.warnings
     assert question.assumed["cp"] == 8
+
+
+def test_alpas_stages_may_be_of_unlike_meshes() -> None:
+    """Three stages on eight GPUs: 2, 2 and 4, with layers in proportion; other
+    frameworks have none such."""
+    bare = dict.fromkeys(("dp", "zero_group", "sequence_parallel", "micro_batch"))
+    row = {**bare, "gpus": "8", "tp": "1", "pp": "3", "zero": "0", "layers": "24"}
+    text = {**FULL, **row, "framework": "Alpa"}
+    cells = {k: v for k, v in text.items() if v}
+    run = Run(row=0, asked=cells, measured={}, kept={})
+    (one,) = ask_runs([run])
+    assert one.error is None
+    assert one.layout is not None
+    ranks = [list(stage.mesh.ranks) for stage in one.layout.stages]
+    assert ranks == [[0, 1], [2, 3], [4, 5, 6, 7]]
+    layers = [sum(map(str.isdigit, stage.layers)) for stage in one.layout.stages]
+    assert layers == [6, 6, 12]
+    (priced,) = price_runs([run])
+    assert priced.price is not None
+    assert "does not divide gpus=8" in refused(**row)
 
 
 def test_fine_tuning_trains_what_the_recipe_of_its_framework_does() -> None:
