@@ -32,6 +32,7 @@ from costmodel.machine.framework import (
     shares_cores,
 )
 from costmodel.machine.measured import Come, Measured
+from costmodel.machine.pace import slower_framework, slower_links, slower_rates
 from costmodel.machine.provenance import Sourced
 from costmodel.machine.rates import Rates, rates_of
 from profiles.arrays import Array
@@ -47,7 +48,8 @@ class Machine:
     unlike islands has no one island: `islands` says which ranks run on which machine
     and keeps them in `among`; rates and links here are those of the first.
     `imbalance` is how many times the mean the busiest expert's tokens are, `apart_s`
-    what is computed between two messages; None: long enough not to matter.
+    what is computed between two messages; None: long enough not to matter. `pace` is
+    how many times as long everything takes as rates, links and samples say alone.
     """
 
     cluster: Cluster
@@ -56,6 +58,7 @@ class Machine:
     framework: Framework
     measured: Measured | None = None
     imbalance: float = 1.0
+    pace: float = 1.0
     plain: Framework | None = None  # the software before coefficients
     fitted: Coefficients = field(default_factory=load_coefficients, repr=False)
     apart_s: Array | None = field(default=None, compare=False, repr=False)
@@ -66,11 +69,26 @@ class Machine:
     def of(self, cluster: Cluster) -> Machine:
         """Another cluster under the same software."""
         device = cluster.device
+        rates = rates_in_training(rates_of(device), device, self.fitted)
+        links = links_in_training(link_rates(cluster.island), device, self.fitted)
         return replace(
             self,
             cluster=cluster,
-            rates=rates_in_training(rates_of(device), device, self.fitted),
-            links=links_in_training(link_rates(cluster.island), device, self.fitted),
+            rates=slower_rates(rates, self.pace),
+            links=slower_links(links, self.pace),
+        )
+
+    def paced(self, times: float) -> Machine:
+        """The same machine, everything on it taking so many *times* as long."""
+        if times == 1.0:
+            return self
+        return replace(
+            self,
+            rates=slower_rates(self.rates, times),
+            links=slower_links(self.links, times),
+            framework=slower_framework(self.framework, times),
+            measured=self.measured and self.measured.paced(times),
+            pace=self.pace * times,
         )
 
     @property

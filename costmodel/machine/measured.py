@@ -67,13 +67,15 @@ class Measured:
     """The samples of *device* while *ranks* ranks of a node are at work.
 
     A GPU has its cores for itself; CPU ranks share caches and memory, so that samples
-    are those of as many ranks at once.
+    are those of as many ranks at once. Everything takes *pace* times as long as when
+    it was measured, and *samples* say so already.
     """
 
     samples: Samples
     device: str
     ranks: int = 1
     shares_cores: bool = False
+    pace: float = 1.0
     _crowds: dict[int, Measured] = field(default_factory=dict)
 
     def crowded(self, ranks: int) -> Measured:
@@ -83,6 +85,15 @@ class Measured:
         if ranks not in self._crowds:
             self._crowds[ranks] = replace(self, ranks=ranks)
         return self._crowds[ranks]
+
+    def paced(self, times: float) -> Measured:
+        """The same samples, each so many *times* as long."""
+        return replace(
+            self,
+            samples=slower(self.samples, times),
+            pace=self.pace * times,
+            _crowds={},
+        )
 
     def operator(
         self, kind: str, direction: str, dims: Sequence[Any], number: str
@@ -161,7 +172,8 @@ class Measured:
     @cached_property
     def gaps_s(self) -> tuple[float, float] | None:
         """What was computed between messages, soon after another and long after."""
-        return self.samples.gaps_s
+        gaps = self.samples.gaps_s
+        return gaps and (gaps[0] * self.pace, gaps[1] * self.pace)
 
     @cached_property
     def crowd(self) -> int:
@@ -223,6 +235,21 @@ class Measured:
             key=lambda item: (abs(log(item[0] / wanted)), item[0]),
             default=(0, None),
         )[1]
+
+
+def slower(samples: Samples, times: float) -> Samples:
+    """*samples* whose seconds are so many *times* as many."""
+
+    def each(table: Mapping[Any, Sample]) -> dict[Any, Sample]:
+        return {
+            key: replace(one, seconds=one.seconds * times) for key, one in table.items()
+        }
+
+    return replace(
+        samples,
+        operators=each(samples.operators),
+        collectives=each(samples.collectives),
+    )
 
 
 def _ranks(count: int) -> str:

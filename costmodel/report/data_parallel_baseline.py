@@ -183,10 +183,9 @@ class _Sent:
         modules = sum(len(block.operators) * count for block, count in job.graph.blocks)
         ids = job.tokens / layout.micro_batches * ID_BYTES
         away = 1 - 1 / gpus  # what of all is not GPU 0's own
+        copied_s = modules * gpus * REPLICATE_S * on.pace
         return cls(
-            broadcast_s=max(
-                _through_all_s(weights, gpus, on), modules * gpus * REPLICATE_S
-            ),
+            broadcast_s=max(_through_all_s(weights, gpus, on), copied_s),
             scatter_s=_one_by_one_s(ids * away, gpus, on),
             gather_s=_one_by_one_s(loss.logits_bytes * away, gpus, on),
             reduce_s=_through_all_s(gradients, gpus, on),

@@ -148,7 +148,8 @@ def host_step(
         update_s = found.seconds
     else:  # bytes at what the ranks of a node share of its memory
         moved = optimizer_bytes(parameters, parallel, precision, moments)
-        update_s = moved / (HOST_UPDATE_BYTES_PER_S / on_node(parallel, machine))
+        node = HOST_UPDATE_BYTES_PER_S / machine.pace
+        update_s = moved / (node / on_node(parallel, machine))
     norm_s: Array = np.zeros(())
     if offload.tier == "nvme":
         states = shard * state_bytes(precision, moments)
@@ -237,7 +238,7 @@ def host_link(machine: Machine) -> float:
     """Bytes a second between a device and its host, one way; no limit on a CPU."""
     if shares_cores(machine.device):
         return inf
-    return machine.device.host_link.si * HOST_LINK_FRACTION
+    return machine.device.host_link.si * HOST_LINK_FRACTION / machine.pace
 
 
 def tier_rates(parallel: DataParallel, offload: Offload, machine: Machine) -> TierRates:
@@ -245,9 +246,10 @@ def tier_rates(parallel: DataParallel, offload: Offload, machine: Machine) -> Ti
     link = np.asarray(host_link(machine))
     if offload.tier != "nvme":
         return TierRates(read=link, write=link)
-    ranks, island = on_node(parallel, machine), machine.cluster.islands[0]
+    each, island = on_node(parallel, machine), machine.cluster.islands[0]
+    each = each * machine.pace
     read, write = (
-        np.minimum(link, (known.si if known else NVME_BYTES_PER_S) / ranks)
+        np.minimum(link, (known.si if known else NVME_BYTES_PER_S) / each)
         for known in (island.drive_read, island.drive_write)
     )
     return TierRates(read=read, write=write)
