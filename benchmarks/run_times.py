@@ -117,33 +117,12 @@ def _makespan_s(pricer: LayoutPricer) -> float:
         return math.nan
 
 
-class Watched(Coefficients):
-    """Coefficients that note which names are asked."""
-
-    asked: set[str]
-
-    def __init__(self, entries: Coefficients) -> None:
-        object.__setattr__(self, "entries", entries.entries)
-        object.__setattr__(self, "asked", set())
-
-    def of(self, quantity: str, *owners: str) -> float:
-        names = [f"{quantity}/{owner}" for owner in owners] + [quantity]
-        values = self.values
-        for name in names:
-            if name in values:
-                self.asked.add(name)
-                break
-        return Coefficients.of(self, quantity, *owners)
-
-
 def asked_by(runs: Sequence[Timed], fitted: Coefficients) -> list[frozenset[str]]:
     """Which coefficients each run's machine is made of."""
     known: dict[int, frozenset[str]] = {}
     for item in runs:
         if id(item.machine) not in known:
-            watched = Watched(fitted)
-            item.machine.fitted_as(watched)
-            known[id(item.machine)] = frozenset(watched.asked)
+            known[id(item.machine)] = item.machine.fitted_as(fitted).names
     return [known[id(item.machine)] for item in runs]
 
 

@@ -6,10 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from costmodel.runs import calibrate
     from costmodel.simulation import estimate, simulate
 
-__all__ = ["estimate", "simulate"]
-_HOMES = {"estimate": "costmodel.simulation", "simulate": "costmodel.simulation"}
+__all__ = ["calibrate", "estimate", "simulate"]
+_HOMES = {
+    "calibrate": "costmodel.runs",
+    "estimate": "costmodel.simulation",
+    "simulate": "costmodel.simulation",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,10 +12,12 @@ import click
 from costmodel.options import InferenceOptions, Pins, inference_options, layout_options
 from profiles.commandline import (
     LARGEST_SAMPLES,
+    CalibrationOptions,
     FilePath,
     FloatRange,
     IntRange,
     JobOptions,
+    calibration_options,
     collected,
     command,
     console,
@@ -30,6 +32,7 @@ from profiles.errors import Contradiction
 from profiles.files import require_apart
 
 if TYPE_CHECKING:
+    from costmodel.machine import Calibration
     from costmodel.simulation import Estimate
 
 
@@ -109,15 +112,20 @@ class Wish:
         }
         return [name for name, value in options.items() if value is not None]
 
-    def require_consistent(self, job: JobOptions) -> None:
+    def require_consistent(self, job: JobOptions, learning: CalibrationOptions) -> None:
         """Raise Contradiction for what cannot be asked for together."""
         if self.report is not None and self.runs is None:
             raise Contradiction(
                 "--report is the page of a table of runs; give --runs too"
             )
         require_apart(
-            {"--out": self.out, "--trace": self.trace, "--report": self.report},
-            (self.file, self.runs, *job.files),
+            {
+                "--out": self.out,
+                "--trace": self.trace,
+                "--report": self.report,
+                "--save-calibration": learning.save_calibration,
+            },
+            (self.file, self.runs, *job.files, *learning.files),
         )
         if self.runs is not None:
             swept = {"--sweep": self.sweep or None}
@@ -137,35 +145,62 @@ class Wish:
 @job_options
 @layout_options
 @inference_options
+@calibration_options
 @collected("Answers", Wish, "wish")
 def simulate(
-    job: JobOptions, pins: Pins, inference: InferenceOptions, wish: Wish
+    job: JobOptions,
+    pins: Pins,
+    inference: InferenceOptions,
+    learning: CalibrationOptions,
+    wish: Wish,
 ) -> None:
     """What would this layout cost: seconds, bytes, utilisation?
 
     Give a layout file, or a model with layout options; or a table of runs.
     """
-    inference.require_alone(job, pins, wish.of_training)
+    inference.require_alone(job, pins, [*wish.of_training, *_flags(learning)])
     if inference.inference:
         from costmodel.inference import answer
 
         answer(job, pins, inference, wish.sweep, as_json=wish.as_json)
         return
-    wish.require_consistent(job)
+    wish.require_consistent(job, learning)
+    calibration = _calibration(learning, job)
     if wish.runs is not None:
-        _runs(wish.runs, wish.file, job, pins, wish.report, as_json=wish.as_json)
+        if wish.file is not None or given(job) or given(pins):
+            raise Contradiction(
+                "--runs prices each row by its own cells; leave the layout file and "
+                "the model and layout options out"
+            )
+        _runs(wish.runs, wish.report, calibration, as_json=wish.as_json)
     elif wish.sweep:
-        _sweep(job, pins, wish.sweep, as_json=wish.as_json)
+        _sweep(job, pins, wish.sweep, calibration, as_json=wish.as_json)
     else:
-        _one(job, pins, wish)
+        _one(job, pins, wish, calibration)
 
 
-def _one(job: JobOptions, pins: Pins, wish: Wish) -> None:
+def _flags(learning: CalibrationOptions) -> list[str]:
+    return [f"--{name.replace('_', '-')}" for name in given(learning)]
+
+
+def _calibration(learning: CalibrationOptions, job: JobOptions) -> Calibration | None:
+    """What the user's own runs say, where some are given."""
+    if not given(learning):
+        return None
+    from costmodel.runs import calibration_of
+
+    return calibration_of(learning, job)
+
+
+def _one(
+    job: JobOptions, pins: Pins, wish: Wish, calibration: Calibration | None
+) -> None:
     """The estimate of one layout, and the files it is written to."""
     from costmodel.report import extras
     from costmodel.simulation import from_file, from_options
 
-    priced = from_file(wish.file, job, pins) if wish.file else from_options(job, pins)
+    asked = (job, pins, calibration)
+    priced = from_file(wish.file, *asked) if wish.file else from_options(*asked)
     found = _counted(priced.estimate, wish.convention)
     more = list(
         extras(
@@ -180,7 +215,7 @@ def _one(job: JobOptions, pins: Pins, wish: Wish) -> None:
         _write_trace(wish.trace, found)
     if wish.out is not None:
         priced.write(wish.out)
-    _show(found, more, as_json=wish.as_json)
+    _show(found, more, calibration, as_json=wish.as_json)
 
 
 def _require_of_one(several: str, options: Mapping[str, object]) -> None:
@@ -214,10 +249,15 @@ def _write_trace(trace: Path, found: Estimate) -> None:
 
 
 def _show(
-    found: Estimate, more: Sequence[tuple[str, Any, Any]], *, as_json: bool
+    found: Estimate,
+    more: Sequence[tuple[str, Any, Any]],
+    calibration: Calibration | None,
+    *,
+    as_json: bool,
 ) -> None:
     if as_json:
-        emit_json({**found.document(), **{name: member for name, member, _ in more}})
+        members = {name: member for name, member, _ in more}
+        emit_json({**found.document(), **members, **_member(calibration)})
         return
     from costmodel.report import estimate_view, pairs_table
 
@@ -228,10 +268,30 @@ def _show(
     for _, _, rows in more:
         screen.print()
         screen.print(pairs_table(rows))
+    _show_calibration(calibration)
+
+
+def _member(calibration: Calibration | None) -> dict[str, Any]:
+    return {} if calibration is None else {"calibration": calibration.document()}
+
+
+def _show_calibration(calibration: Calibration | None) -> None:
+    if calibration is None:
+        return
+    from costmodel.report import calibration_view
+
+    screen = console()
+    screen.print()
+    screen.print(calibration_view(calibration))
 
 
 def _sweep(
-    job: JobOptions, pins: Pins, axes: tuple[str, ...], *, as_json: bool
+    job: JobOptions,
+    pins: Pins,
+    axes: tuple[str, ...],
+    calibration: Calibration | None,
+    *,
+    as_json: bool,
 ) -> None:
     from costmodel.machine import cluster_called, cluster_name, read_profile
     from costmodel.report import SWEEP_COLUMNS, show_sweep, sweep
@@ -245,28 +305,24 @@ def _sweep(
     known = model(job.model or "")
 
     def price(job: JobOptions, pins: Pins) -> Estimate:
-        return priced(resolve(known, where, job, pins, profile))
+        return priced(resolve(known, where, job, pins, profile, calibration))
 
-    show_sweep(list(sweep(axes, (job, pins), price)), SWEEP_COLUMNS, as_json=as_json)
+    rows = list(sweep(axes, (job, pins), price))
+    show_sweep(rows, SWEEP_COLUMNS, more=_member(calibration), as_json=as_json)
+    if not as_json:
+        _show_calibration(calibration)
 
 
 def _runs(
     runs: Path,
-    file: Path | None,
-    job: JobOptions,
-    pins: Pins,
     report: Path | None,
+    calibration: Calibration | None,
     *,
     as_json: bool,
 ) -> None:
     from costmodel.runs import compare, document, read_runs, whole_summary
 
-    if file is not None or given(job) or given(pins):
-        raise Contradiction(
-            "--runs prices each row by its own cells; leave the layout file and the "
-            "model and layout options out"
-        )
-    compared = list(compare(read_runs(runs)))
+    compared = list(compare(read_runs(runs), calibration))
     summary = whole_summary(compared)
     if report is not None:
         from costmodel.machine import load_coefficients
@@ -277,8 +333,9 @@ def _runs(
         fitted = load_coefficients().entries
         write_text(report, runs_page(title, compared, summary, fitted))
     if as_json:
-        emit_json(document(compared, summary))
+        emit_json({**document(compared, summary), **_member(calibration)})
         return
     from costmodel.runs import summary_view
 
     console().print(summary_view(summary))
+    _show_calibration(calibration)

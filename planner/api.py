@@ -11,7 +11,7 @@ from math import inf
 from typing import Final, TypedDict, Unpack
 
 from costmodel.layout import AUTO, NOTHING, parse_offload
-from costmodel.machine import Machine, machine
+from costmodel.machine import Calibration, Machine, machine
 from costmodel.options import Pins, pins_cut
 from costmodel.simulation import default_precision, flash_default
 from costmodel.support import is_local
@@ -75,15 +75,17 @@ class PlanKeywords(TypedDict, total=False):
 class PlanOptions:
     """What `plan` may be told beside the job, the cluster and the number of GPUs.
 
-    *on* is a machine prepared from the cluster (another framework, say); what *pins*
-    fix is not searched; what is found fits with at least *probability* (default: 0.95,
-    of the least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
+    *on* is a machine prepared from the cluster (another framework, say), *calibration*
+    what `costmodel.calibrate` made of runs of your own. What *pins* fix is not
+    searched; what is found fits with at least *probability* (default: 0.95, of the
+    least memory 0.5), or in *memory_limit_bytes* of estimated peak. What
     `execute` does not carry out is left out if *executable* (default: on this machine,
     the cluster `local`). With *any_stage* stages may differ in mesh.
     """
 
     pins: Pins | None = None
     on: Machine | None = None
+    calibration: Calibration | None = None
     objective: str = "throughput"  # or cost, memory, time-to-train
     search: str | AbstractSearch = DEFAULT
     precision: str | None = None  # None: the cluster's
@@ -100,10 +102,10 @@ def plan(
 ) -> Plan:
     """The best layout of *job* on *gpus* devices of *cluster*, with its certificate.
 
-    The other keywords are the fields of `PlanOptions`: pins, on, objective, search,
-    precision, memory_limit_bytes, probability, runners_up, time_limit_s, executable and
-    any_stage. If nothing fits, the plan's status says so and `diagnosis.diagnose` says
-    why.
+    The other keywords are the fields of `PlanOptions`: pins, on, calibration,
+    objective, search, precision, memory_limit_bytes, probability, runners_up,
+    time_limit_s, executable and any_stage. If nothing fits, the plan's status says so
+    and `diagnosis.diagnose` says why.
 
     Raises UnknownName, Unsupported, and OutOfTime if nothing was found in time.
     """
@@ -142,6 +144,8 @@ def improved(
 def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Problem:
     """The question, its defaults resolved."""
     where = options.on or machine(cluster)
+    chosen = options.precision or default_precision(cluster)
+    where = where.calibrated(options.calibration, job, chosen)
     goal = Objective(options.objective)
     probability, limit = options.probability, options.memory_limit_bytes
     odds = usual_probability(goal) if probability is None else probability
@@ -155,7 +159,7 @@ def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Pro
         machine=where,
         gpus=gpus,
         pins=fixed,
-        precision=options.precision or default_precision(cluster),
+        precision=chosen,
         gradient_format=where.framework.gradients.format,
         flash_attention=flash_default(cluster) if flash is None else flash,
         memory_limit_bytes=where.device.capacity_bytes if limit is None else limit,

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from costmodel.options import Pins, layout_options
 from planner.options import Around, Wish, around_options, search_options, several_gpus
 from profiles.commandline import (
+    CalibrationOptions,
     JobOptions,
+    calibration_options,
     command,
     console,
     emit_json,
+    given,
     job_options,
     premise,
     warn,
@@ -31,9 +34,10 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
 @several_gpus
 @job_options
 @layout_options
+@calibration_options
 @around_options
 @search_options
-def plan(job: JobOptions, pins: Pins, wish: Wish) -> None:
+def plan(job: JobOptions, pins: Pins, learning: CalibrationOptions, wish: Wish) -> None:
     """Which layout should I use? Layout options given here are fixed, the rest is
     searched.
 
@@ -54,16 +58,26 @@ def plan(job: JobOptions, pins: Pins, wish: Wish) -> None:
     around = wish.around
     search_called(wish.search)
     require_apart(
-        {"--out": wish.out, **probe_outputs(around, wish.out)},
-        (*job.files, *(around.diff or ())),
+        {
+            "--out": wish.out,
+            "--save-calibration": learning.save_calibration,
+            **probe_outputs(around, wish.out),
+        },
+        (*job.files, *learning.files, *(around.diff or ())),
     )
     if around.diff is not None:
         refuse_beside_diff(wish)
+        _refuse_beside_diff(learning)
         compare(around.diff, job, pins, as_json=wish.as_json)
         return
-    asked = _asked(job, without_auto(pins), wish)
+    asked = _asked(job, without_auto(pins), learning, wish)
     planning = Planning(asked=asked, pins=pins, wish=wish)
     if wish.sizes:
+        if asked.calibration is not None:
+            from costmodel.report import calibration_lines
+
+            for line in calibration_lines(asked.calibration):
+                warn(line)
         refuse_beside("several numbers of --gpus", wish)
         answer_each(
             wish.sizes,
@@ -83,7 +97,7 @@ def _one_plan(planning: Planning) -> None:
     from dataclasses import replace
 
     from planner.queries import others, probe, write
-    from planner.report import beside, require_answerable
+    from planner.report import beside, calibrated, require_answerable
 
     asked, wish, around = planning.asked, planning.wish, planning.wish.around
     largest = _largest(asked, around, planning.limits())
@@ -102,11 +116,25 @@ def _one_plan(planning: Planning) -> None:
     found += probe(problem, solution, around, wish.out, asked)
     found += others(problem, solution, around, asked, planning.solved)
     solution = replace(solution, runners_up=solution.runners_up[: wish.top])
+    found += calibrated(asked.calibration)
     _show(posed, solution, compared, asked.where, found, as_json=wish.as_json)
 
 
-def _asked(job: JobOptions, pins: Pins, wish: Wish) -> Asked:
+def _refuse_beside_diff(learning: CalibrationOptions) -> None:
+    from profiles.errors import Contradiction
+
+    if given(learning):
+        raise Contradiction(
+            "--diff prices two layout files as they are; leave --calibrate and its "
+            "like out"
+        )
+
+
+def _asked(
+    job: JobOptions, pins: Pins, learning: CalibrationOptions, wish: Wish
+) -> Asked:
     from costmodel.machine import cluster_called, cluster_name, read_profile
+    from costmodel.runs import calibration_of
     from planner.problem import Asked, Goal, Objective
     from profiles.models import model
 
@@ -126,6 +154,7 @@ def _asked(job: JobOptions, pins: Pins, wish: Wish) -> Asked:
             any_stage=wish.any_stage,
         ),
         profile=profile,
+        calibration=calibration_of(learning, job) if given(learning) else None,
     )
 
 

@@ -37,7 +37,7 @@ MAY_IMPORT = {
 }
 PUBLIC = {
     "profiles": {"load_cluster", "load_model"},
-    "costmodel": {"estimate", "simulate"},
+    "costmodel": {"calibrate", "estimate", "simulate"},
     "planner": {"Plan", "plan"},
     "runtime": {"parallelize"},
 }

@@ -6,6 +6,17 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.machine.assembly import Machine, machine
+    from costmodel.machine.calibration import (
+        BESIDE,
+        KEPT,
+        PACE,
+        Calibration,
+        LeftOutRun,
+        Parameter,
+        SeenRun,
+        degrees_of_summary,
+        step_names,
+    )
     from costmodel.machine.coefficients import (
         Coefficient,
         Coefficients,

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from costmodel.machine.calibration import Calibrated, Calibration, step_names
 from costmodel.machine.coefficients import (
     Coefficients,
+    Watched,
     blocked,
     framework_in_training,
     links_in_training,
@@ -37,6 +39,7 @@ from costmodel.machine.provenance import Sourced
 from costmodel.machine.rates import Rates, rates_of
 from profiles.arrays import Array
 from profiles.hardware import Cluster, Device, Format, Island
+from profiles.models import Job
 from profiles.samples import Samples
 
 
@@ -49,7 +52,8 @@ class Machine:
     and keeps them in `among`; rates and links here are those of the first.
     `imbalance` is how many times the mean the busiest expert's tokens are, `apart_s`
     what is computed between two messages; None: long enough not to matter. `pace` is
-    how many times as long everything takes as rates, links and samples say alone.
+    how many times as long everything takes as rates, links and samples say alone,
+    `known` what runs of the user's own told, if any did.
     """
 
     cluster: Cluster
@@ -59,6 +63,7 @@ class Machine:
     measured: Measured | None = None
     imbalance: float = 1.0
     pace: float = 1.0
+    known: Calibrated | None = field(default=None, compare=False, repr=False)
     plain: Framework | None = None  # the software before coefficients
     fitted: Coefficients = field(default_factory=load_coefficients, repr=False)
     apart_s: Array | None = field(default=None, compare=False, repr=False)
@@ -146,8 +151,39 @@ class Machine:
         return np.zeros(()) if self.shares_cores else seconds
 
     def fitted_as(self, fitted: Coefficients) -> Machine:
-        """The same machine under other coefficients; without samples."""
-        return machine(self.cluster, self.plain, fitted=fitted)
+        """The same machine under other coefficients."""
+        fresh = machine(self.cluster, self.plain, fitted=fitted).paced(self.pace)
+        return replace(
+            self,
+            rates=fresh.rates,
+            links=fresh.links,
+            framework=fresh.framework,
+            fitted=fitted,
+        )
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The coefficients that its prices are made of."""
+        watched = Watched(self.fitted)
+        machine(self.cluster, self.plain, fitted=watched)
+        return frozenset(watched.asked)
+
+    def calibrated(self, by: Calibration | None, job: Job, precision: str) -> Machine:
+        """The same machine as a user's own runs have it, training *job*."""
+        if by is None:
+            return self
+        framework, device = self.framework.name, self.device.name
+        sampled = self.measured is not None
+        paces = step_names(framework, device, precision, job, sampled=sampled)
+        known = Calibrated(
+            calibration=by,
+            names=self.names | frozenset(paces),
+            framework=framework,
+            device=device,
+        )
+        on = replace(self, plain=known.remembering(self.plain or self.framework))
+        on = on.fitted_as(by.coefficients_in(self.fitted))
+        return replace(on.paced(by.pace(known.names)), known=known)
 
     def running(self, gpus: int) -> Machine:
         """The same machine while *gpus* of its devices are at work."""

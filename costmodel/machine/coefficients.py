@@ -28,6 +28,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -90,6 +91,12 @@ class Coefficients:
     def values(self) -> Mapping[str, float]:
         return {item.name: item.value for item in self.entries}
 
+    @property
+    def digest(self) -> str:
+        """A hash of all names and values: other coefficients have another."""
+        words = repr([(item.name, item.value) for item in self.entries])
+        return sha256(words.encode()).hexdigest()[:16]
+
     def changed(self, values: Mapping[str, float]) -> Coefficients:
         """The same coefficients with other *values*; raises UnknownName."""
         known = {item.name for item in self.entries}
@@ -102,6 +109,23 @@ class Coefficients:
                 for item in self.entries
             )
         )
+
+
+class Watched(Coefficients):
+    """Coefficients that note which of them are asked for."""
+
+    asked: set[str]
+
+    def __init__(self, known: Coefficients) -> None:
+        object.__setattr__(self, "entries", known.entries)
+        object.__setattr__(self, "asked", set())
+
+    def of(self, quantity: str, *owners: str) -> float:
+        """As `Coefficients.of`."""
+        values = self.values
+        names = (*(f"{quantity}/{owner}" for owner in owners), quantity)
+        self.asked.update([name for name in names if name in values][:1])
+        return Coefficients.of(self, quantity, *owners)
 
 
 @lru_cache(maxsize=1)

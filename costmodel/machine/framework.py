@@ -82,6 +82,10 @@ class Footprint:
     # free where a layout is to fit with more than even odds.
     memory_spread: float = 1.0
     deviations: float = 0.0
+    # What a user's own runs say: how many times what is counted of activations and of
+    # what comes and goes is there, and what more there is beside tensors.
+    kept: float = 1.0
+    beside_bytes: float = 0.0
     source: str = ""
 
     def gradient_bytes(self, precision: Precision) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from math import prod
+from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeVar
 
 from costmodel.simulation import Estimate
@@ -126,9 +127,10 @@ def show_sweep(
     columns: Mapping[str, Callable[[Found], str]],
     *,
     as_json: bool,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Print one line a point of a sweep: *columns* of its estimate, or why it has none;
-    or all of them as one JSON document."""
+    or all of them as one JSON document, with *more* members."""
     if as_json:
         points = [
             {"point": point, "estimate": None, "error": found}
@@ -136,7 +138,7 @@ def show_sweep(
             else {"point": point, "estimate": found.document(), "error": None}
             for point, found in rows
         ]
-        emit_json({"sweep": points})
+        emit_json({"sweep": points, **more})
         return
     from rich.table import Table
 

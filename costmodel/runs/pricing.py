@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final
 
 from costmodel.layout import Layout, Uniform, interleaves, spell_out
-from costmodel.machine import Framework, Machine, machine
+from costmodel.machine import Calibration, Framework, Machine, machine
 from costmodel.runs.cells import Cells
 from costmodel.runs.cluster import cluster_of
 from costmodel.runs.settings import (
@@ -60,7 +60,9 @@ MOST_PASSES: Final = 2_000_000  # micro-batches × virtual stages that are simul
 class Questions:
     """Turns rows into questions; equal machines and jobs are made once."""
 
+    calibration: Calibration | None = None
     _machines: dict[object, Machine] = field(default_factory=dict)
+    _calibrated: dict[object, Machine] = field(default_factory=dict)
     _clusters: dict[object, tuple[Cluster, dict[str, Any]]] = field(
         default_factory=dict
     )
@@ -82,6 +84,7 @@ class Questions:
         choice = _schedule(cells, choice, job, framework)
         _require_finite(choice, job)
         _require_legal(cells, choice, job, where)
+        where = self._told(where, job, choice.precision)
         return Question(
             job=job,
             choice=choice,
@@ -96,6 +99,16 @@ class Questions:
         if key not in self._machines:
             self._machines[key] = machine(where, framework)
         return self._machines[key]
+
+    def _told(self, where: Machine, job: Job, precision: str) -> Machine:
+        """*where* as runs of the user's own have it."""
+        if self.calibration is None:
+            return where
+        key = (id(where), job.spec, precision)
+        if key not in self._calibrated:
+            found = where.calibrated(self.calibration, job, precision)
+            self._calibrated[key] = found
+        return self._calibrated[key]
 
     def _cluster(self, cells: Cells, gpus: int) -> Cluster:
         """The row's cluster; what was taken for granted of it is noted each time."""
@@ -379,17 +392,21 @@ class Asking:
         return self._layouts[key]
 
 
-def ask_runs(runs: Iterable[Run]) -> list[Asked]:
+def ask_runs(
+    runs: Iterable[Run], calibration: Calibration | None = None
+) -> list[Asked]:
     """What each run asks: all of a price that hangs on no rate."""
-    asking = Asking()
+    asking = Asking(_questions=Questions(calibration=calibration))
     return [asking.ask(run) for run in runs]
 
 
-def price_runs(runs: Iterable[Run]) -> Iterator[Priced]:
+def price_runs(
+    runs: Iterable[Run], calibration: Calibration | None = None
+) -> Iterator[Priced]:
     """Price each run in turn; an error of one stops no other."""
     left = iter(runs)
     while some := list(islice(left, TOGETHER)):
-        yield from price_asked(ask_runs(some))
+        yield from price_asked(ask_runs(some, calibration))
 
 
 def price_asked(

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from costmodel.machine import Calibration
 from costmodel.runs.comparison import Compared, compared_with, errors_of
 from costmodel.runs.pricing import price_runs
 from costmodel.runs.summary import reason
@@ -128,9 +129,11 @@ def compare_file(path: Path) -> dict[str, Any]:
     return document(compared, whole_summary(compared))
 
 
-def compare(runs: Iterable[Run]) -> Iterable[Compared]:
+def compare(
+    runs: Iterable[Run], calibration: Calibration | None = None
+) -> Iterable[Compared]:
     """Price each run, and only then look at its measurements."""
-    return (compared_with(item) for item in price_runs(runs))
+    return (compared_with(item) for item in price_runs(runs, calibration))
 
 
 def document(compared: Sequence[Compared], found: Mapping[str, Any]) -> dict[str, Any]:

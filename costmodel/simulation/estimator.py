@@ -407,7 +407,10 @@ def _answered(
         "away": away_of(ran.peak, layout, where.cluster),
         "peak_flops_per_s": devices.peak_flops_per_s,
         "spread": spread_of(
-            where, exchanged=exchanged_share(ran.breakdown_s), sources=sources
+            where,
+            exchanged=exchanged_share(ran.breakdown_s),
+            sources=sources,
+            layout=layout,
         ),
         "device": devices.name,
         "device_cost": devices.cost,

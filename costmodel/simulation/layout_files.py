@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from costmodel.layout import Layout
-from costmodel.machine import Machine, Profile, cluster_called, machine, read_profile
+from costmodel.machine import (
+    Calibration,
+    Machine,
+    Profile,
+    cluster_called,
+    machine,
+    read_profile,
+)
 from costmodel.options import Pins, cuts_products
 from costmodel.simulation.question import NO_CUT, framework_of, unbalanced
 from costmodel.simulation.result import Answer
@@ -46,6 +53,7 @@ def machine_of(
     pins: Pins,
     samples: Samples | None,
     assumed: dict[str, Any],
+    calibration: Calibration | None = None,
 ) -> Machine:
     """The machine that a layout file was priced on, or what is asked of what it leaves
     open.
@@ -59,8 +67,10 @@ def machine_of(
     if wish.cluster is not None:
         where = cluster_called(wish.cluster, samples)
     asked = framework_of(wish, pins, where.islands[0].device, assumed)
+    job = job_of(file)
     on = machine(where, asked, samples=samples)
-    return unbalanced(on, job_of(file), pins.imbalance, assumed)
+    on = unbalanced(on, job, pins.imbalance, assumed)
+    return on.calibrated(calibration, job, file.layout.precision_name)
 
 
 def profile_of(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.machine import (
+    Calibration,
     Machine,
     Profile,
     cluster_called,
@@ -61,13 +62,16 @@ class Pricing:
         )
 
 
-def from_options(job: JobOptions, pins: Pins) -> Pricing:
+def from_options(
+    job: JobOptions, pins: Pins, calibration: Calibration | None = None
+) -> Pricing:
     """The price of the layout that the options say; raises as `question.resolve`."""
     job.require("model")
     profile = read_profile(job.profile)
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
-    return _priced(load_model(job.model or ""), where, named, job, pins, profile)
+    asked = (job, pins, profile, calibration)
+    return _priced(load_model(job.model or ""), where, named, *asked)
 
 
 def simulate(
@@ -75,6 +79,7 @@ def simulate(
     *,
     gpus: int | None = None,
     cluster: str | Path | Cluster | None = None,
+    calibration: Calibration | None = None,
     **options: Any,
 ) -> Estimate:
     """What a layout of *model* costs on *gpus* devices of *cluster*.
@@ -84,6 +89,7 @@ def simulate(
     command `simulate` about the question and the layout, by the same names (`tp`,
     `pp`, `zero`, `recompute`, `seq_len`, `framework`, `profile` …) and with the same
     values and defaults; what they leave out stands in the estimate's `assumed`.
+    *calibration* is what `costmodel.calibrate` made of runs of your own.
 
     Raises UnknownName, InvalidSpec for a value that cannot be, Contradiction for a
     layout that cannot run so, Unsupported, InvalidFile and StaleProfile.
@@ -103,7 +109,7 @@ def simulate(
     if not isinstance(on, Cluster):
         on = cluster_called(where, profile.samples if profile else None)
     spec = model if isinstance(model, Model) else load_model(job.model)
-    return _priced(spec, on, where, job, pins, profile).estimate
+    return _priced(spec, on, where, job, pins, profile, calibration).estimate
 
 
 def _priced(
@@ -113,9 +119,10 @@ def _priced(
     job: JobOptions,
     pins: Pins,
     profile: Profile | None,
+    calibration: Calibration | None,
 ) -> Pricing:
     """The price on the cluster *where*, which was *named* so."""
-    question = resolve(spec, where, job, pins, profile)
+    question = resolve(spec, where, job, pins, profile, calibration)
     if job.cluster is None:
         question = replace(question, assumed={"cluster": named, **question.assumed})
     found = priced(question)
@@ -142,7 +149,9 @@ def priced(question: Question) -> Estimate:
     )
 
 
-def from_file(file: Path, job: JobOptions, pins: Pins) -> Pricing:
+def from_file(
+    file: Path, job: JobOptions, pins: Pins, calibration: Calibration | None = None
+) -> Pricing:
     """The price of a layout file, by the software and samples that it was priced with
     where the options name no others.
 
@@ -155,7 +164,8 @@ def from_file(file: Path, job: JobOptions, pins: Pins) -> Pricing:
         raise Unsupported(f"{said[0]}: they are of the machine that is local")
     assumed: dict[str, Any] = {}
     samples = profile.samples if profile else None
-    trained, on = job_of(stored), machine_of(stored, job, pins, samples, assumed)
+    trained = job_of(stored)
+    on = machine_of(stored, job, pins, samples, assumed, calibration)
     if profile is not None:
         assumed["profile"] = profile.words
     asked = stored.origin.options.under(job, pins)

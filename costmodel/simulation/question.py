@@ -15,6 +15,7 @@ from typing import Any, Final
 from costmodel.layout import Offload, Uniform, ZeroPlus, asked_layers, parse_offload
 from costmodel.machine import (
     DEFAULT,
+    Calibration,
     Framework,
     Machine,
     Profile,
@@ -168,8 +169,10 @@ def resolve(
     wish: JobOptions,
     pins: Pins,
     profile: Profile | None = None,
+    calibration: Calibration | None = None,
 ) -> Question:
-    """Complete a question about one layout; a *profile*'s samples are prices.
+    """Complete a question about one layout; a *profile*'s samples are prices, as a
+    *calibration* changes them.
 
     Raises Contradiction (with every violation), UnknownName, InvalidSpec, Unsupported,
     and StaleProfile for samples of another device.
@@ -185,6 +188,7 @@ def resolve(
     where = unbalanced(where, job, pins.imbalance, assumed)
     _require_cut(choice, pins)
     require_legal(choice, job, cluster)
+    where = where.calibrated(calibration, job, choice.precision)
     if len(cluster.islands) > 1:
         assumed["placement"] = placed(cluster, choice.gpus)
     warnings += local_warnings(choice, job, cluster)

@@ -25,8 +25,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from costmodel.layout import Stage
-from costmodel.machine import GENERIC, Framework, Machine, Sourced
+from costmodel.layout import Layout, Stage
+from costmodel.machine import (
+    GENERIC,
+    Framework,
+    Machine,
+    Sourced,
+    degrees_of_summary,
+)
 from costmodel.stages import (
     LayoutPricer,
     StagePrice,
@@ -237,11 +243,17 @@ def calibration() -> Calibration:
 
 
 def spread_of(
-    on: Machine, *, exchanged: float = 0.0, sources: PriceSources | None = None
+    on: Machine,
+    *,
+    exchanged: float = 0.0,
+    sources: PriceSources | None = None,
+    layout: Layout | None = None,
 ) -> Spread:
     """The spread of prices on a machine; of samples, where there are some.
 
-    *exchanged* is the share of the step that waits for data (`exchanged_share`).
+    *exchanged* is the share of the step that waits for data (`exchanged_share`). Where
+    runs of the user's own calibrate the machine it is less, the nearer they are to
+    *layout*.
 
     A busy machine or a wrong clock shifts all samples alike, so their deviations add
     up as they are, and so does that of the share without samples. Samples that repeat
@@ -255,4 +267,6 @@ def spread_of(
         sampled = 1.0 - sources.roofline
         sigma = max(sources.sigma, on.measured.noise if on.measured else 0.0)
         step = max(sampled * sigma + sources.roofline * step, STEP_NOISE)
+    if on.known is not None and layout is not None:
+        step *= on.known.narrower(degrees_of_summary(layout.summary))
     return Spread(step_sigma=step)

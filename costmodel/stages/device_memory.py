@@ -202,11 +202,11 @@ def memory(
     parallel = replace(parallel, zero=second)
     kept = _on_device(contents, parallel, policy, process)
     transient = _transient_bytes(contents, parallel, policy.precision, footprint)
-    passing = SPREAD[0] * contents.activation_bytes + SPREAD[1] * transient
+    saved = contents.activation_bytes * footprint.kept
+    passing = SPREAD[0] * saved + SPREAD[1] * transient
     flat = (parallel.zero < 3) & (not process.fully_shard)
-    activations, transient, left = _step_or_passes(
-        contents.activation_bytes, transient, kept.copies, flat=flat
-    )
+    passes = _step_or_passes(saved, transient, kept.copies, flat=flat)
+    activations, transient, left = passes
     held = kept.weight + kept.gradient + kept.optimizer + activations + transient
     shape = np.broadcast(held, np.asarray(process.ranks)).shape
     communicators = process.communicator_bytes(parallel)
@@ -216,7 +216,8 @@ def memory(
     absent = np.where(later, np.minimum(kept.gradient, freed), 0.0)
     # A tensor that is there from the first step to the last breaks no block.
     loose = held - (kept.weight + kept.optimizer) * footprint.flat_states
-    pinned, context = PINNED * loose, process.context_bytes
+    context = process.context_bytes
+    pinned = np.maximum(PINNED * loose + footprint.beside_bytes, 0.0)
     # Blocks that nothing uses are given back before the allocator fails.
     room = capacity_bytes - (held - absent + pinned + communicators + context)
     room = np.maximum(room, 0.0)
@@ -254,14 +255,15 @@ def _transient_bytes(
     buckets = np.minimum(footprint.bucket_elements, trained) * (
         min(every, Format.FP32.bytes) + precision.parameter.bytes
     )
-    return np.asarray(transient + np.where(parallel.dp > 1, buckets, 0.0))
+    transient = transient + np.where(parallel.dp > 1, buckets, 0.0)
+    return np.asarray(transient * footprint.kept)
 
 
 def secured_of_kept(footprint: Footprint) -> float:
     """What of `Memory.secured` a byte of activations is."""
     spread = SPREAD[0] + SPREAD[2] * PINNED
     free = footprint.deviations * footprint.memory_spread * spread
-    return 1 + PINNED + free
+    return (1 + PINNED + free) * footprint.kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from costmodel.layout import NOTHING
-from costmodel.machine import DEFAULT, Machine, Profile, load_framework
+from costmodel.machine import (
+    DEFAULT,
+    Calibration,
+    Machine,
+    Profile,
+    load_framework,
+)
 from costmodel.options import Pins
 from costmodel.simulation import (
     default_precision,
@@ -69,8 +75,10 @@ def pose(
     pins: Pins,
     goal: Goal = ANY_FASTEST,
     profile: Profile | None = None,
+    calibration: Calibration | None = None,
 ) -> Posed:
-    """Complete a question about the best layout; a *profile*'s samples are prices.
+    """Complete a question about the best layout; a *profile*'s samples are prices, as a
+    *calibration* changes them.
 
     Raises Contradiction for pins that exclude each other, the GPUs, the model or the
     batch; UnknownName, InvalidSpec, Unsupported, and StaleProfile for samples of
@@ -81,6 +89,8 @@ def pose(
     where = resolve_machine(cluster, wish, pins, profile, assumed)
     job, _ = resolve_job(model, wish, gpus, pins.dp or 1, pins, {})
     where = unbalanced(where, job, pins.imbalance, assumed)
+    precision = wish.precision or default_precision(where.cluster)
+    where = where.calibrated(calibration, job, precision)
     objective, probability = goal.objective, goal.probability
     problem = _problem(job, where, gpus, wish, pins, assumed, objective)
     if probability is None:
@@ -202,6 +212,7 @@ class Asked:
     pins: Pins
     goal: Goal = ANY_FASTEST
     profile: Profile | None = None
+    calibration: Calibration | None = None
 
     def pose(
         self,
@@ -229,6 +240,7 @@ class Asked:
             self.pins,
             self.goal,
             self.profile,
+            self.calibration,
         )
         if self.job.cluster is None:
             assumed = {"cluster": self.where, **posed.assumed}

@@ -12,7 +12,13 @@ if TYPE_CHECKING:
         premise_document,
         search_document,
     )
-    from planner.report.extras import Beside, beside, probes_beside, require_answerable
+    from planner.report.extras import (
+        Beside,
+        beside,
+        calibrated,
+        probes_beside,
+        require_answerable,
+    )
     from planner.report.frameworks import in_others
     from planner.report.progress import metered
     from planner.report.scaling import sizes_document, sizes_table, sizes_words

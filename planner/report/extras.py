@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import Uniform
-from costmodel.report import training, training_rows
+from costmodel.machine import Calibration
+from costmodel.report import calibration_view, training, training_rows
 from planner.analysis import doubt, worse
 from planner.options import Around
 from planner.problem import Candidate, Problem, Solution, short_candidate_words
@@ -38,6 +39,16 @@ class Beside:
             members={**self.members, **other.members},
             tables=self.tables + other.tables,
         )
+
+
+def calibrated(by: Calibration | None) -> Beside:
+    """What runs of the user's own changed of the prices."""
+    if by is None:
+        return Beside()
+    return Beside(
+        members={"calibration": by.document()},
+        tables=(lambda: calibration_view(by),),
+    )
 
 
 def require_answerable(problem: Problem, around: Around, *, any_stage: bool) -> None:

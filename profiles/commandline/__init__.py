@@ -5,6 +5,10 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
+    from profiles.commandline.calibration import (
+        CalibrationOptions,
+        calibration_options,
+    )
     from profiles.commandline.commands import (
         command,
         enter,

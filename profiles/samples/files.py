@@ -46,6 +46,7 @@ class _File:
     operators: tuple[_Row, ...]
     collectives: tuple[_Row, ...]
     cluster: dict[str, Any] | None = None
+    runs: tuple[dict[str, Any], ...] = ()
 
 
 def content_hash(samples: Samples) -> str:
@@ -109,6 +110,7 @@ def read_samples(path: Path | str) -> Samples:
             collectives=collectives,
             machine=file.machine,
             cluster=_cluster(file, shown(path)),
+            runs=file.runs,
         )
     except InvalidSpec as error:
         raise InvalidFile(f"{_WHAT} {shown(path)}: {error}") from error
@@ -152,6 +154,8 @@ def _members(samples: Samples) -> dict[str, Any]:
     if samples.cluster is not None:  # numbers as they will be read back: 0 is 0.0
         known = parse_cluster(asdict(samples.cluster), what="the cluster local")
         members["cluster"] = asdict(known)
+    if samples.runs:
+        members["runs"] = list(samples.runs)
     return members
 
 

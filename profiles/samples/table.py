@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import isfinite
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -19,6 +19,8 @@ from profiles.errors import InvalidQuestion, InvalidSpec, StaleProfile
 from profiles.hardware import Cluster
 from profiles.limits import require
 from profiles.samples.operator_keys import GAPS
+
+MOST_RUNS: Final = 100  # that a profile keeps of those that were observed
 
 Floats = NDArray[np.float64]
 
@@ -228,12 +230,14 @@ class Samples:
     """A table of measurements. `machine` says on what: driver, clocks, date …
 
     `cluster` is that machine as one to plan for, called ``local``; None if unknown.
+    `runs` are documents of training runs on it, the last ones last.
     """
 
     operators: Mapping[OperatorKey, Sample] = field(default_factory=dict)
     collectives: Mapping[CollectiveKey, Sample] = field(default_factory=dict)
     machine: Mapping[str, str] = field(default_factory=dict)
     cluster: Cluster | None = None
+    runs: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if GAPS in self.machine:
@@ -262,6 +266,7 @@ class Samples:
             collectives={**self.collectives, **other.collectives},
             machine={**self.machine, **other.machine},
             cluster=other.cluster or self.cluster,
+            runs=(*self.runs, *other.runs)[-MOST_RUNS:],
         )
 
     def __len__(self) -> int:

@@ -29,8 +29,7 @@ QUESTIONS = (
     "model=gpt-1.3b gpus=16 cluster=dgx-h100 cp=8 cp_kind=ulysses seq_len=32768",
     "model=gpt-13b gpus=8 cluster=dgx-a100-40gb offload=optimizer zero=2",
     "model=gpt-13b gpus=8 cluster=dgx-a100-40gb zero=3 offload=optimizer,parameters",
-    "model=gpt-13b gpus=8 cluster=dgx-a100-40gb zero=3 offload=optimizer "
-    "offload_to=nvme",
+    "model=gpt-6.7b gpus=8 cluster=dgx-a100-40gb offload=optimizer offload_to=nvme",
     "model=gpt-1.3b gpus=8 pp=4 schedule=zb-v recompute=selective",
     "model=gpt-1.3b gpus=8 pp=2 offload=activations=0.5 recompute=selective",
     "model=mixtral-8x7b gpus=64 cluster=dgx-h100 ep=8 pp=4 imbalance=1.3",
