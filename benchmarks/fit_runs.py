@@ -1,5 +1,8 @@
 """Fit `data/coefficients.json` to published step times, and leave families out.
 
+`--write` also writes their covariance (`data/covariance.json`), from which
+`simulate --calibrate` starts.
+
     MESHWRIGHT_DATA=<folder> python -m benchmarks.fit_runs [--write] [--rounds 4]
 
 Robust Gauss-Newton on log(predicted / measured) with log-normal priors: what few runs
@@ -33,6 +36,7 @@ from costmodel.machine.coefficients import (
     load_coefficients,
 )
 from costmodel.runs.comparison import PATH as LEFT_OUT
+from costmodel.runs.prior import COVARIANCE, Covariance
 
 Floats = NDArray[np.float64]
 SHARED = 0.3  # a run weighs n^-0.3 among the n of its source
@@ -76,6 +80,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--no-left-out", action="store_true")
     parser.add_argument("--most-of-a-family", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="of benchmarks.learning_curves")
     wish = parser.parse_args(arguments)
     folder = os.environ.get("MESHWRIGHT_DATA")
     if not folder:
@@ -91,6 +96,8 @@ def main(arguments: Sequence[str]) -> int:
         print_errors("fit", runs, fit.misses)
         result = with_errors(fit, runs)
         print_parameters(result)
+        if wish.keep:
+            keep(fit, runs, wish.keep)
         if not wish.no_left_out:
             left = {
                 name: left_out(fit, runs, name, pool) for name in ("family", "source")
@@ -102,7 +109,37 @@ def main(arguments: Sequence[str]) -> int:
     if wish.write:
         lines = (msgspec.json.encode(item).decode() for item in result.entries)
         PATH.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+        known = Covariance.of(result, fit.solved()[1])
+        COVARIANCE.write_bytes(msgspec.json.encode(known) + b"\n")
     return 0
+
+
+def keep(fit: Fit, runs: Sequence[Timed], path: Path) -> None:
+    """The fit of each run by its key, for experiments that leave runs out."""
+    np.savez(
+        path,
+        keys=[item.run.key for item in runs],
+        names=[item.name for item in fit.fitted.entries],
+        values=[item.value for item in fit.fitted.entries],
+        misses=fit.misses,
+        jacobian=fit.jacobian,
+        weights=fit.weights,
+    )
+
+
+def kept(path: Path, runs: Sequence[Timed]) -> Fit:
+    """What `keep` wrote, of the same *runs* in their order."""
+    with np.load(path) as file:
+        table = dict(file)
+    place = {key: row for row, key in enumerate(table["keys"].tolist())}
+    rows = [place[item.run.key] for item in runs]
+    values = dict(zip(table["names"].tolist(), table["values"].tolist(), strict=True))
+    return Fit(
+        fitted=load_coefficients().changed(values),
+        misses=table["misses"][rows],
+        jacobian=table["jacobian"][rows],
+        weights=table["weights"][rows],
+    )
 
 
 def fitted(

@@ -37,7 +37,7 @@ def updated(
 ) -> Posterior:
     """The posterior of x of prior *covariance*, where rows of *slopes* miss by *misses*
     and scatter by about *noise*."""
-    inverse = np.linalg.inv(covariance)
+    inverse: Floats = np.linalg.inv(covariance)
     used = np.ones(len(misses), dtype=bool)
     strange = _deviations(covariance, slopes, misses, noise) > ABSURD
     while True:
@@ -66,7 +66,7 @@ def _solved(
 ) -> Posterior:
     weights, scale = used.astype(float), noise
     mean = np.zeros(len(inverse))
-    covariance = np.linalg.inv(inverse)
+    covariance: Floats = np.linalg.inv(inverse)
     for _ in range(ROUNDS):
         scaled = slopes.T * (weights / scale**2)
         covariance = np.linalg.inv(inverse + scaled @ slopes)

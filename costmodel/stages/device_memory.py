@@ -205,8 +205,8 @@ def memory(
     saved = contents.activation_bytes * footprint.kept
     passing = SPREAD[0] * saved + SPREAD[1] * transient
     flat = (parallel.zero < 3) & (not process.fully_shard)
-    passes = _step_or_passes(saved, transient, kept.copies, flat=flat)
-    activations, transient, left = passes
+    found = _step_or_passes(saved, transient, kept.copies, flat=flat)
+    activations, transient, left = found
     held = kept.weight + kept.gradient + kept.optimizer + activations + transient
     shape = np.broadcast(held, np.asarray(process.ranks)).shape
     communicators = process.communicator_bytes(parallel)
@@ -224,7 +224,6 @@ def memory(
     late = np.minimum(absent, room)  # blocks of gradients to come: they are not cached
     cached = np.minimum(left + (FRAGMENTATION - PINNED) * loose, room - late)
     spread = passing + SPREAD[2] * (pinned + communicators + context)
-    spread = footprint.memory_spread * spread
     pieces = {
         "parameters": kept.weight,
         "gradients": kept.gradient - absent,
@@ -235,8 +234,8 @@ def memory(
         "reserve": pinned + late + cached,
         "context": np.asarray(context),
         "cached": cached,
-        "spread": spread,
-        "margin": footprint.deviations * spread,
+        "spread": footprint.memory_spread * spread,
+        "margin": footprint.deviations * footprint.memory_spread * spread,
     }
     return Memory(**{name: np.broadcast_to(one, shape) for name, one in pieces.items()})
 
