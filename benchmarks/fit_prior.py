@@ -6,7 +6,8 @@
 A few runs of each published family are given and the rest foretold, by fits that saw
 neither the family nor, the second time, its source. What is least is the mean over
 families of their mean error, over what it is where none is given (so that no family is
-helped at the cost of another), and how far the share inside p10 to p90 is from 80 %.
+helped at the cost of another), how much that is above one on average over those that
+are worse, and how far the share inside p10 to p90 is from 80 %.
 Each number is tried up and down by a third, in turn.
 """
 
@@ -15,9 +16,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -50,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     best, least = load_prior(), loss(load_prior(), tables)
     for number in range(ROUNDS):
         before = least
-        for trial in neighbours(lambda: best):
+        for change in CHANGES:
+            trial = change(best)
             found = loss(trial, tables)
             if found < least:
                 best, least = trial, found
@@ -63,15 +67,31 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def neighbours(best: Callable[[], Prior]) -> Iterator[Prior]:
-    """The best so far with one number larger or smaller."""
-    for factor in (FACTOR, 1 / FACTOR):
-        yield replace(best(), drift=round(best().drift * factor, 3))
-        yield replace(best(), noise=round(best().noise * factor, 4))
-        for name in ("framework", "device", "precision", "model"):
-            known = best().paces
-            size = max(round(known[name] * factor, 4), LEAST)
-            yield replace(best(), paces={**known, name: size})
+def drifting(best: Prior, factor: float) -> Prior:
+    return replace(best, drift=round(best.drift * factor, 3))
+
+
+def scattering(best: Prior, factor: float) -> Prior:
+    return replace(best, noise=round(best.noise * factor, 4))
+
+
+def pacing(best: Prior, factor: float, name: str) -> Prior:
+    size = max(round(best.paces[name] * factor, 4), LEAST)
+    return replace(best, paces={**best.paces, name: size})
+
+
+CHANGES: Final[Sequence[Callable[[Prior], Prior]]] = [
+    partial(change, factor=factor)
+    for factor in (FACTOR, 1 / FACTOR)
+    for change in (
+        drifting,
+        scattering,
+        *(
+            partial(pacing, name=name)
+            for name in ("framework", "device", "precision", "model")
+        ),
+    )
+]
 
 
 def loss(prior: Prior, tables: Sequence[HeldOut]) -> float:
@@ -85,7 +105,8 @@ def loss(prior: Prior, tables: Sequence[HeldOut]) -> float:
                 continue
             ratios.append(error / none)
             inside.append(float(one.inside.mean()))
-    return float(np.mean(ratios)) + abs(float(np.mean(inside)) - LEVEL)
+    worse = float(np.mean(np.maximum(np.array(ratios) - 1, 0)))
+    return float(np.mean(ratios)) + worse + abs(float(np.mean(inside)) - LEVEL)
 
 
 def words(prior: Prior) -> str:

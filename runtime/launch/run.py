@@ -171,9 +171,10 @@ class Run:
                     checkpoint.forget_partial(self.options.checkpoint_dir)
             seen = read_json(result, what="the run's result") if result.exists() else {}
         assert isinstance(seen, dict)
-        document = {**seen, **self.prediction.against(seen)}
+        asked = {"layout_file": file_document(self.file)} if seen else {}
+        document = {**seen, **self.prediction.against(seen), **asked}
         if self.options.observe is not None:
-            document["observed"] = sampling.add(self.options.observe, seen)
+            document["observed"] = sampling.add(self.options.observe, document)
         return document
 
     def _request(self, result: Path) -> Request:

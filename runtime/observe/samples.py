@@ -28,19 +28,23 @@ from runtime.observe.rank_reports import Exchanged
 
 PROVENANCE: Final = "observed in training"
 FEWEST: Final = 3  # calls, for a middle and a spread
+OF_RUN: Final = ("layout_file", "step_time_s", "peak_allocated_bytes")  # what is kept
 
 
 def observed(
     exchanged: Sequence[Mapping[str, Any]],
     operated: Sequence[Mapping[str, Any]],
     known: Samples,
+    run: tuple[Mapping[str, Any], ...] = (),
 ) -> Samples:
-    """The samples in a run's document, by the names of *known*'s machine."""
+    """The samples in a run's document, by the names of *known*'s machine; and the *run*
+    as a whole, by which prices are calibrated."""
     level = known.cluster.islands[0].levels if known.cluster else ()
     return Samples(
         collectives=dict(_collectives(exchanged, [one.kind for one in level])),
         operators=dict(_operators(operated, known)),
         machine={"observed": machine.now()},
+        runs=run,
     )
 
 
@@ -50,8 +54,9 @@ def add(path: Path, seen: Mapping[str, Any]) -> int:
     Raises as `read_samples`; the file is written whole or not at all.
     """
     known = read_samples(path)
-    found = observed(seen.get("exchanges", ()), seen.get("operators", ()), known)
-    if len(found):
+    run = ({name: seen[name] for name in OF_RUN},) if "layout_file" in seen else ()
+    found = observed(seen.get("exchanges", ()), seen.get("operators", ()), known, run)
+    if len(found) or run:
         write_samples(known.merged(found), path)
     return len(found)
 
