@@ -61,7 +61,7 @@ def calibrate(
     Raises InvalidFile for other files, and where no row tells anything.
     """
     paths = [runs] if isinstance(runs, Path | str) else runs
-    return calibrated_by(read_seen(map(Path, paths), profile))
+    return calibrated_by(read_seen([Path(path) for path in paths], profile))
 
 
 def calibrated_by(seen: SeenRuns) -> Calibration:

@@ -3,7 +3,7 @@ that `--observe` added to; each as a question with what was measured."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -54,7 +54,7 @@ class SeenRuns:
         self.left_out.append(LeftOutRun(row=row, why=why))
 
 
-def read_seen(paths: Iterable[Path], profile: Profile | None = None) -> SeenRuns:
+def read_seen(paths: Sequence[Path], profile: Profile | None = None) -> SeenRuns:
     """The runs of all files; those of the cluster `local` are priced by *profile*.
 
     Raises InvalidFile for a file of another kind, and where no row tells anything.
@@ -66,10 +66,12 @@ def read_seen(paths: Iterable[Path], profile: Profile | None = None) -> SeenRuns
         else:
             _of_table(path, found)
     if not found.runs:
-        why = f": {found.left_out[0].row}: {found.left_out[0].why}"
+        why = "there are no rows"
+        if found.left_out:
+            why = f"{found.left_out[0].row}: {found.left_out[0].why}"
         raise InvalidFile(
-            f"--calibrate {', '.join(shown(path) for path in paths)}: no row tells "
-            f"anything{why if found.left_out else '; it has no rows'}"
+            f"--calibrate {', '.join(shown(path) for path in paths)}: no row can be "
+            f"used: {why}"
         )
     return found
 
