@@ -110,7 +110,7 @@ class Calibration:
     @cached_property
     def reduction(self) -> Floats:
         """The covariance before less that after."""
-        return np.array(self.before) - np.array(self.after)
+        return np.asarray(np.subtract(self.before, self.after), dtype=np.float64)
 
     def coefficients_in(self, known: Coefficients) -> Coefficients:
         """*known* as calibrated."""

@@ -42,7 +42,7 @@ def updated(
 ) -> Posterior:
     """The posterior of x of prior *covariance*, where rows of *slopes* miss by *misses*
     and scatter by about *noise*."""
-    inverse: Floats = np.linalg.inv(covariance)
+    inverse = _inverse(covariance)
     used = np.ones(len(misses), dtype=bool)
     strange = _deviations(covariance, slopes, misses, noise) > ABSURD
     while True:
@@ -51,6 +51,10 @@ def updated(
         if not wrong.any():
             return _solved(inverse, slopes, misses, noise, used)
         used[np.argmax(np.where(wrong, apart, 0.0))] = False
+
+
+def _inverse(matrix: Floats) -> Floats:
+    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
 
 
 def _deviations(
@@ -70,7 +74,7 @@ def _left_out(
 ) -> Floats:
     """How many standard deviations off each row is from what the others say."""
     scaled = slopes.T * (used / noise**2)
-    covariance = np.linalg.inv(inverse + scaled @ slopes)
+    covariance = _inverse(inverse + scaled @ slopes)
     own = np.einsum("ij,jk,ik->i", slopes, covariance, slopes)
     rest = 1 - np.minimum(used * own / noise**2, 1 - 1e-9)
     left = np.abs(misses - slopes @ (covariance @ (scaled @ misses))) / rest
@@ -88,10 +92,10 @@ def _solved(
     together = 1 + FEW / max(used.sum(), 1)
     weights = used.astype(float)
     mean = np.zeros(len(inverse))
-    covariance: Floats = np.linalg.inv(inverse)
+    covariance = _inverse(inverse)
     for _ in range(ROUNDS):
         scaled = slopes.T * (weights / (together * scale**2 * NORMAL**2))
-        covariance = np.linalg.inv(inverse + scaled @ slopes)
+        covariance = _inverse(inverse + scaled @ slopes)
         mean = covariance @ (scaled @ misses)
         left = misses - slopes @ mean
         fitted = float(np.trace(covariance @ scaled @ slopes))  # parameters, in effect

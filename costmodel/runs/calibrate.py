@@ -145,11 +145,12 @@ class _Step:
         prior = load_prior()
         ends = self.estimated + self.slopes @ self.posterior.mean
         runs = tuple(
-            self._seen(row, float(np.exp(ends[row]))) for row in np.flatnonzero(used)
+            self._seen(row, float(np.exp(ends[row])))
+            for row in np.flatnonzero(used).tolist()
         )
         unlikely = tuple(
             LeftOutRun(row=self.runs[row].row, why=self._why(row))
-            for row in np.flatnonzero(~used)
+            for row in np.flatnonzero(~used).tolist()
         )
         return replace(
             calibration,
@@ -355,11 +356,11 @@ def _peaks(
             why=f"its peak is {1 + misses[row]:.2f} times the estimate, and no other "
             "row is like it",
         )
-        for row in np.flatnonzero(~used)
+        for row in np.flatnonzero(~used).tolist()
     )
     ratio = _narrower(before, posterior, slopes, prior.noise)
     narrower: dict[str, list[float]] = {}
-    for row in np.flatnonzero(used):
+    for row in np.flatnonzero(used).tolist():
         on = pairs[row][0].machine
         key = f"{on.framework.name}/{on.device.name}"
         narrower.setdefault(key, []).append(float(ratio[row]))

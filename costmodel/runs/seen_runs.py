@@ -172,7 +172,7 @@ def _executed(row: str, run: Any, profile: Profile | None) -> Seen:
 
 
 def _number(table: Any, name: str) -> float | None:
-    value = table.get(name) if isinstance(table, Mapping) else None
+    value: Any = table.get(name) if isinstance(table, Mapping) else None
     return float(value) if _is_size(value) else None
 
 

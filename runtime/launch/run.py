@@ -171,8 +171,9 @@ class Run:
                     checkpoint.forget_partial(self.options.checkpoint_dir)
             seen = read_json(result, what="the run's result") if result.exists() else {}
         assert isinstance(seen, dict)
-        asked = {"layout_file": file_document(self.file)} if seen else {}
-        document = {**seen, **self.prediction.against(seen), **asked}
+        document = {**seen, **self.prediction.against(seen)}
+        if seen:
+            document["layout_file"] = file_document(self.file)
         if self.options.observe is not None:
             document["observed"] = sampling.add(self.options.observe, document)
         return document

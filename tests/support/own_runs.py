@@ -6,6 +6,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from costmodel.machine.assembly import Machine
 from costmodel.runs.pricing import ask_runs, price_asked
 from costmodel.runs.table import read_runs
 from tests.support.full_row import FULL
@@ -54,7 +55,7 @@ def measured(
     written(path, table)
     asked = ask_runs(read_runs(path))
 
-    def there(on):  # type: ignore[no-untyped-def]
+    def there(on: Machine) -> Machine:
         values = on.fitted.values
         changed = {name: values[name] * by for name, by in (truth or {}).items()}
         return on.fitted_as(on.fitted.changed(changed)).paced(pace)

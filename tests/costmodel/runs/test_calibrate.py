@@ -26,6 +26,11 @@ def known(names: dict[str, float]) -> dict[str, float]:
     return {k: v for k, v in names.items() if k in load_coefficients().values}
 
 
+def told(path: Path) -> list[Row]:
+    """The rows of a table, as it has them."""
+    return [{**row.asked, **row.measured} for row in read_runs(path)]
+
+
 def errors(path: Path, seen: Path | None = None) -> np.ndarray:
     calibration = None if seen is None else calibrate(seen)
     return np.array(
@@ -89,7 +94,7 @@ def test_an_estimate_reads_no_name_and_no_measurement_of_its_own(
 
 def test_an_absurd_row_is_named_and_left_out(tmp_path: Path) -> None:
     seen = measured(tmp_path / "seen.csv", rows(5), pace=1.03)
-    table = [dict(row.asked | row.measured) for row in read_runs(seen)]
+    table = told(seen)
     table[2]["step_time_s"] = str(1000 * float(table[2]["step_time_s"]))
     found = calibrate(written(tmp_path / "wrong.csv", table))
     assert [one.row for one in found.left_out] == ["wrong.csv, row 3"]
@@ -102,7 +107,7 @@ def test_an_absurd_row_is_named_and_left_out(tmp_path: Path) -> None:
 
 def test_rows_that_contradict_each_other_widen(tmp_path: Path) -> None:
     seen = measured(tmp_path / "seen.csv", rows(1))
-    row = dict(*(one.asked | one.measured for one in read_runs(seen)))
+    (row,) = told(seen)
     once = float(row["step_time_s"])
     apart = [{**row, "step_time_s": str(once * by)} for by in (0.8, 1.25)]
     agreed = [{**row, "step_time_s": str(once)} for _ in range(2)]
@@ -113,7 +118,7 @@ def test_rows_that_contradict_each_other_widen(tmp_path: Path) -> None:
 
 def test_a_row_that_no_layout_explains_is_left_out(tmp_path: Path) -> None:
     seen = measured(tmp_path / "seen.csv", rows(2))
-    table = [dict(row.asked | row.measured) for row in read_runs(seen)]
+    table = told(seen)
     table[1]["tp"] = "3"
     found = calibrate(written(tmp_path / "some.csv", table))
     assert len(found.runs) == 1
