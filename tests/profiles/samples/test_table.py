@@ -17,6 +17,7 @@ from profiles.errors import InvalidFile, InvalidSpec, StaleProfile
 from profiles.hardware.catalog import cluster
 from profiles.samples.files import content_hash, read_samples, write_samples
 from profiles.samples.table import (
+    MOST_RUNS,
     CollectiveKey,
     Curve,
     OperatorKey,
@@ -254,3 +255,16 @@ def test_damaged_files_are_refused(file: Path, tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InvalidFile, match="not a file of samples"):
         read_samples(tmp_path / "list.json")
+
+
+def test_runs_are_kept_with_the_samples_the_newest_last(tmp_path: Path) -> None:
+    path = tmp_path / "samples.json"
+    once = Samples(operators={MATMUL: SAMPLE})
+    plain = write_samples(once, path)
+    run = {"step_time_s": {"median": 1.0}, "layout_file": {"gpus": 2}}
+    again = once.merged(Samples(runs=(run,)))
+    assert write_samples(again, path) != plain
+    assert read_samples(path).runs == (run,)
+    many = again.merged(Samples(runs=tuple({"n": n} for n in range(MOST_RUNS))))
+    assert len(many.runs) == MOST_RUNS
+    assert many.runs[-1] == {"n": MOST_RUNS - 1}

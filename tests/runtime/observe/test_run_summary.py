@@ -90,6 +90,17 @@ def _fabric(samples: Samples) -> str:
     return samples.cluster.islands[0].levels[0].kind
 
 
+def test_the_run_itself_is_kept_for_calibration(profile: Path) -> None:
+    run = {
+        "layout_file": {"gpus": 2},
+        "step_time_s": {"median": 1.5},
+        "peak_allocated_bytes": [7, 8],
+    }
+    assert sampling.add(profile, {**SEEN, **run, "losses": [1.0]}) == 2
+    assert sampling.add(profile, run) == 0  # nothing was heard, and yet it ran
+    assert read_samples(profile).runs == (run, run)
+
+
 def test_few_calls_are_no_sample(profile: Path) -> None:
     few = {name: [{**SEEN[name][0], "repeats": 2}] for name in SEEN}
     before = profile.read_bytes()
