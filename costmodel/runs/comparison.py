@@ -222,7 +222,11 @@ class Compared:
 
     @cached_property
     def left_out(self) -> LeftOut | None:
-        """What coefficients fitted without it say, if it counts and they are known."""
+        """What coefficients fitted without it say, if it counts and they are known; of
+        a calibrated machine nothing is."""
+        asked = self.priced.question
+        if asked is not None and asked.machine.known is not None:
+            return None
         known = left_out().get(self.run.key)
         if known is None or not self.times:
             return None
