@@ -45,6 +45,7 @@ STEP: Final = 0.03  # of a logarithm, for differences
 TELLS: Final = 0.005  # a slope below it does not count as hanging on a parameter
 FARTHEST: Final = 1.0  # no logarithm moves by more
 ROUNDS: Final = 2
+MOST_PRICED: Final = 100  # runs whose slopes are their own
 SAMPLED: Final = 24  # runs that show which coefficients matter at all
 MATTERS: Final = 0.002  # of a step, by a standard deviation of the prior
 
@@ -181,7 +182,7 @@ class _Step:
             row=run.row,
             framework=run.machine.framework.name,
             device=run.machine.device.name,
-            degrees=degrees_of_summary(run.layout.summary),
+            degrees=_degrees(run),
             slopes={
                 name: float(f"{slope:.4g}")
                 for name, slope in zip(self.names, self.slopes[row], strict=True)
@@ -261,11 +262,41 @@ def _slopes(runs: Sequence[Seen], logs: Floats) -> tuple[tuple[str, ...], Floats
     if len(runs) > 2 * SAMPLED:
         some = np.linspace(0, len(runs) - 1, SAMPLED).astype(int).tolist()
         rows = _that_matter(runs, logs, rows, some)
-    columns = _columns(runs, logs, rows)
+    alike = _alike(runs)
+    own = sorted(set(alike))
+    place = {row: number for number, row in enumerate(own)}
+    some = {
+        name: [place[row] for row in where if row in place]
+        for name, where in rows.items()
+    }
+    found = _columns([runs[row] for row in own], logs[own], some)
+    back = [place[row] for row in alike]
+    columns = {name: column[back] for name, column in found.items()}
     for row, run in enumerate(runs):
         for name in _paces(run):
             columns.setdefault(name, np.zeros(len(runs)))[row] = 1.0
     return tuple(columns), np.stack(list(columns.values()), axis=1)
+
+
+def _alike(runs: Sequence[Seen]) -> list[int]:
+    """For each run the one whose slopes stand for its own: itself, or in a long table
+    the one of its machine and model, taken evenly, whose degrees are nearest."""
+    groups: dict[object, list[int]] = {}
+    for row, run in enumerate(runs):
+        groups.setdefault((id(run.machine), run.job.spec), []).append(row)
+    found = list(range(len(runs)))
+    every = -(-len(runs) // MOST_PRICED)
+    for rows in groups.values():
+        taken = rows[::every]
+        degrees = np.array([_degrees(runs[row]) for row in taken])
+        for row in rows:
+            gap = degrees - np.array(_degrees(runs[row]))
+            found[row] = taken[int(np.argmin((gap**2).sum(axis=1)))]
+    return found
+
+
+def _degrees(run: Seen) -> tuple[float, ...]:
+    return degrees_of_summary(run.layout.summary)
 
 
 def _that_matter(

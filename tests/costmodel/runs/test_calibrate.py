@@ -208,3 +208,16 @@ def test_a_covariance_is_of_its_coefficients_or_not_used() -> None:
     assert np.allclose(Covariance.of(fitted, matrix).matrix(), matrix)
     changed = fitted.changed({names[0]: 2.0})
     assert changed.digest != fitted.digest == replace(fitted).digest
+
+
+def test_in_a_long_table_some_slopes_stand_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = measured(tmp_path / "seen.csv", rows(9), known(SLOWER), pace=1.05)
+    whole = calibrate(seen)
+    monkeypatch.setattr("costmodel.runs.calibrate.MOST_PRICED", 4)
+    some = calibrate(seen)
+    assert len(some.runs) == len(whole.runs) == 9
+    for one, other in zip(some.step, whole.step, strict=True):
+        assert one.name == other.name
+        assert abs(one.change - other.change) < 0.5 * one.spread
