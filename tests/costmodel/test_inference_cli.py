@@ -132,6 +132,9 @@ OF_TRAINING: tuple[tuple[str, ...], ...] = (
     ("--report", "page.html"),
     ("--flops-convention", "palm"),
     ("--compare-data-parallel",),
+    ("--calibrate", "runs.csv"),
+    ("--calibration", "kept.json"),
+    ("--save-calibration", "kept.json"),
 )
 
 
