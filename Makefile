@@ -1,5 +1,6 @@
 # make plan     answer one question, from a bare clone
 # make test     everything that must hold
+# make test-all the same with every case of every grid, and 300 examples of a law
 # make loop     profile this machine, plan, train, and compare with the prediction
 # make networks the same on slower and slower networks (network namespaces)
 # make lint     ruff: style and format
@@ -17,7 +18,7 @@ INPUTS := setup.cfg pyproject.toml constraints.txt
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help plan test loop networks lint types clean distclean
+.PHONY: help plan test test-all loop networks lint types clean distclean
 
 help:
 	@sed -n 's/^# make/make/p' Makefile
@@ -26,7 +27,11 @@ plan: $(VENV)/.installed
 	$(BIN)/plan --model gpt-13b --gpus 64
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+test-all: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "" \
+		--hypothesis-profile thorough
 
 loop: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks.closed_loop --model gpt-mini --ranks 2 --layouts 6 \

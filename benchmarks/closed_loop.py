@@ -36,7 +36,7 @@ from costmodel.simulation.layout_files import write_layout
 from planner.api import plan
 from profiles.files import read_json
 from profiles.measure.machine import CALIBRATION
-from profiles.measure.options import Wish
+from profiles.measure.options import MeasureOptions
 from profiles.measure.session import Question, measure, resolved
 from profiles.models.catalog import model
 from profiles.models.job import Job, Model
@@ -123,7 +123,7 @@ def _profiled(
     name = f"samples-{ranks}.json"
     if wish.samples is not None:
         return read_samples(wish.samples / name)
-    basis = resolved(Wish(device=wish.device, ranks=ranks))
+    basis = resolved(MeasureOptions(device=wish.device, ranks=ranks))
     question = Question(
         device=basis.device,
         ranks=ranks,

@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Any, Final
 
 from benchmarks.intervals import ratio_interval
-from costmodel.report.svg import Dot, scatter, standalone
+from costmodel.report.svg import STYLE, Dot, scatter
 from costmodel.runs.validate import kendall_tau
 from profiles.units import MB
 
@@ -165,3 +165,11 @@ def drawing(tables: Sequence[Table]) -> str:
         for row in table.rows
     ]
     return standalone(scatter(dots, [table.title for table in tables]))
+
+
+def standalone(drawn: str) -> str:
+    """A drawing as a file of its own: with its namespace, colours and ground."""
+    opened, rest = drawn.split(">", 1)
+    head = opened.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
+    ground = '<rect width="100%" height="100%" fill="#fff"/>'
+    return f"{head}><style>{STYLE}</style>{ground}{rest}\n"

@@ -38,7 +38,12 @@ from profiles.measure.machine import Calibration
 from runtime.data.sources import source
 from runtime.launch.processes import process_group
 from runtime.models.decoder import decoder_of
-from runtime.observe.run_summary import WARM_UP_STEPS, Watch, everyone, told
+from runtime.observe.run_summary import (
+    WARM_UP_STEPS,
+    StepProfiler,
+    everyone,
+    measured_parts,
+)
 from runtime.optim.optimizer import Settings
 from runtime.trace.peak_memory import alive_bytes
 from runtime.train.build import Setup
@@ -150,7 +155,7 @@ def visit(
             "steps_s": steps_s,
             "losses": [one.loss for one in results],
             "peaks": _gathered(watch.peak.allocated - before),
-            "seen": told(
+            "seen": measured_parts(
                 everyone(watch.report()), job, median(steps_s), device=request.device
             ),
             "disturbed": patience.lost(time.monotonic() - began_s),
@@ -158,7 +163,7 @@ def visit(
         }
 
 
-def _built(layout: Mapping[str, Any], device: torch.device) -> Watch:
+def _built(layout: Mapping[str, Any], device: torch.device) -> StepProfiler:
     file = parse_file(layout)
     job = job_of(file)
     data = source(
@@ -171,7 +176,7 @@ def _built(layout: Mapping[str, Any], device: torch.device) -> Watch:
         settings=Settings(name=job.optimizer),
         setup=Setup(seed=SEED, device=device),
     )
-    return Watch(trainer, record=False, untimed=WARM_UP_STEPS, trace=None)
+    return StepProfiler(trainer, record=False, untimed=WARM_UP_STEPS, trace=None)
 
 
 def _alive_bytes(device: torch.device) -> int:
@@ -183,9 +188,9 @@ def _alive_bytes(device: torch.device) -> int:
 
 def _gathered(own: Any) -> list[Any]:
     """*own* of every rank, by rank."""
-    told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, own)
-    return told
+    measured_parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(measured_parts, own)
+    return measured_parts
 
 
 class Patience:
@@ -215,9 +220,9 @@ class Patience:
         patience left: as the first of them sees it."""
         self.seen_s = calibration_s(self.request.device)
         pace = self.seen_s / self.request.calm_s
-        told = _gathered((pace, self.left_s > 0))
-        unlike = max(max(pace, 1 / pace) for pace, _ in told) > ALIKE
-        return unlike and bool(told[0][1])
+        measured_parts = _gathered((pace, self.left_s > 0))
+        unlike = max(max(pace, 1 / pace) for pace, _ in measured_parts) > ALIKE
+        return unlike and bool(measured_parts[0][1])
 
 
 def run(request: Request, rank: int) -> dict[str, Any]:

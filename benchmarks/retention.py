@@ -17,7 +17,7 @@ from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import Machine, machine
 from costmodel.simulation.estimator import Estimate, estimate
 from costmodel.simulation.remat_auto import fitted
-from planner.search.offload import with_offload
+from planner.search.offload import with_ratio
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.models.job import Job
@@ -65,7 +65,8 @@ def _table(name: str, choice: Uniform, job: Job, on: Machine) -> None:
         fits = [(e.step_time_s, c) for c, e in tried if e.peak_needed_bytes <= limit]
         seconds, best = min(fits, key=lambda one: one[0])
         auto = fitted(replace(choice, recompute=AUTO), job, on, limit, executable=False)
-        away = with_offload(choice, job, on, limit)
+        ratio = with_ratio(choice, job, on, limit)
+        away = None if ratio is None else priced(ratio, job, on)
         both = fitted(
             replace(choice, recompute=AUTO),
             job,

@@ -35,8 +35,8 @@ from profiles.measure.machine import CALIBRATION
 from profiles.measure.processes import run
 from profiles.measure.session import (
     MOST_FLOPS,
+    MeasureOptions,
     Question,
-    Wish,
     described,
     measure,
     rank_memory_bytes,
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--page", type=Path)
     wish = parser.parse_args(arguments)
-    question = resolved(Wish(device=wish.device, ranks=1))
+    question = resolved(MeasureOptions(device=wish.device, ranks=1))
     found = measure(
         question, say, budget_s=wish.profile_seconds or PROFILE_S[question.device]
     )

@@ -235,14 +235,19 @@ def _sweep(
 ) -> None:
     from costmodel.machine import cluster_called, cluster_name, read_profile
     from costmodel.report import SWEEP_COLUMNS, show_sweep, sweep
+    from costmodel.simulation import priced, resolve
     from profiles.models import model
 
     job.require("model")
     profile = read_profile(job.profile)
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
-    rows = list(sweep(model(job.model or ""), where, job, pins, axes, profile))
-    show_sweep(rows, SWEEP_COLUMNS, as_json=as_json)
+    known = model(job.model or "")
+
+    def price(job: JobOptions, pins: Pins) -> Estimate:
+        return priced(resolve(known, where, job, pins, profile))
+
+    show_sweep(list(sweep(axes, (job, pins), price)), SWEEP_COLUMNS, as_json=as_json)
 
 
 def _runs(

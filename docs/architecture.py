@@ -46,15 +46,24 @@ def part(name: str) -> str:
     return name if parent in PACKAGES else parent
 
 
+@cache
+def import_statements(module: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Those of *module*, inside functions too."""
+    nodes = ast.walk(parsed(module))
+    return tuple(
+        node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+
+
 def imports(name: str) -> Iterator[tuple[str, ast.AST]]:
     """The modules that *name* imports anywhere, each with the statement."""
     known = modules()
-    for node in ast.walk(parsed(known[name])):
+    for node in import_statements(known[name]):
         if isinstance(node, ast.Import):
             yield from (
                 (alias.name, node) for alias in node.names if alias.name in known
             )
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
                 if inner in known or node.module in known:
@@ -80,15 +89,15 @@ def charter(name: str) -> str:
     return " ".join(text.partition("\n\n")[0].split())
 
 
-def sub_packages() -> list[str]:
+@cache
+def sub_packages() -> tuple[str, ...]:
     """Folders of modules, packages left out, in the order in which they build on each
     other."""
     order = list(nx.topological_sort(arrows().reverse()))
     folders = {name for name, file in modules().items() if file.name == "__init__.py"}
     first = {name: PACKAGES.index(name.partition(".")[0]) for name in order}
-    return sorted(
-        folders & set(order), key=lambda name: (first[name], order.index(name))
-    )
+    inside = folders & set(order)
+    return tuple(sorted(inside, key=lambda one: (first[one], order.index(one))))
 
 
 def size(name: str) -> tuple[int, int]:

@@ -19,8 +19,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from costmodel.report.support import frameworks_table, support_table
 from docs.architecture import drawing, table
+from docs.support_tables import frameworks_table, support_table
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```console\n\$ (?P<command>[^\n]+)\n.*?^```$", re.M | re.S)

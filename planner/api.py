@@ -33,7 +33,6 @@ from planner.problem import (
     too_deep,
     usual_probability,
 )
-from planner.remat import first_fit
 from planner.result import Plan
 from planner.search import (
     BASELINES,
@@ -42,6 +41,7 @@ from planner.search import (
     Clock,
     Limits,
     check,
+    first_fit,
     over_offloads,
     polished,
     search_called,
@@ -113,11 +113,8 @@ def plan(
     chosen = search_called(search) if isinstance(search, str) else search
     limits = Limits(time_limit_s=options.time_limit_s, runners_up=wanted).begun()
     first = solve(problem, chosen, limits)
-    found = refined(problem, first, options.pins or Pins(), limits)
-    if options.any_stage:
-        found = widen(problem, found, limits)
-    found = sharded(problem, recommended(problem, found, options.runners_up), limits)
-    found = with_faster(problem, found, first.too_big, limits)
+    pins = options.pins or Pins()
+    found = improved(problem, first, pins, limits, options.runners_up)
     left_out = {
         "precision": options.precision,
         "flash_attention": problem.pins.flash_attention,
@@ -128,6 +125,18 @@ def plan(
         name: getattr(problem, name) for name, said in left_out.items() if said is None
     }
     return Plan.of(problem, found, assumed)
+
+
+def improved(
+    problem: Problem, first: Solution, asked: Pins, limits: Limits, runners_up: int
+) -> Solution:
+    """What is better than the *first* solution and no search looks at; with so many
+    *runners_up*."""
+    found = refined(problem, first, asked, limits)
+    if problem.any_stage:
+        found = widen(problem, found, limits)
+    found = sharded(problem, recommended(problem, found, runners_up), limits)
+    return with_faster(problem, found, first.too_big, limits)
 
 
 def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Problem:
@@ -184,13 +193,8 @@ def with_faster(
     return replace(solution, by_estimate=other)
 
 
-def sharded(
-    problem: Problem, solution: Solution, limits: Limits, *, on_disk: bool = False
-) -> Solution:
-    """*solution* of the default search, its operators sharded as is best; checked.
-
-    Solved programs are kept *on_disk* for the next time, or in memory alone.
-    """
+def sharded(problem: Problem, solution: Solution, limits: Limits) -> Solution:
+    """*solution* of the default search, its operators sharded as is best; checked."""
     best, clock = solution.best, Clock(limits=limits)
     if clock.over:
         return solution
@@ -202,10 +206,9 @@ def sharded(
         return solution
     if not problem.offers("operators", "by modules"):
         return solution
-    from planner.sharding import cache_folder, with_own_shardings
+    from planner.sharding import with_own_shardings
 
-    cache = cache_folder() if on_disk else None
-    found = with_own_shardings(problem, solution, cache, clock)
+    found = with_own_shardings(problem, solution, clock)
     if found.best is not best:
         check(problem, found)
     return found

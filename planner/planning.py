@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from costmodel.options import Pins
-from planner.analysis import looked_for, recommended
-from planner.api import refined, sharded, solve, widen, with_faster
+from planner.analysis import looked_for
+from planner.api import improved, solve
 from planner.options import Wish
 from planner.problem import (
     MOST_LAYERS,
@@ -59,12 +59,10 @@ class Planning:
 
     def improved(self, problem: Problem, found: Solution, limits: Limits) -> Solution:
         """*found*, or what is better and no search looks at."""
-        better = refined(problem, found, self.pins, limits)
         if self.wish.any_stage:
-            better = _widened(problem, better, limits)
-        better = recommended(problem, better, wanted_runners_up(self.wish))
-        better = sharded(problem, better, limits, on_disk=True)
-        return with_faster(problem, better, found.too_big, limits)
+            _warn_of_alike(problem)
+        wanted = wanted_runners_up(self.wish)
+        return improved(problem, found, self.pins, limits, wanted)
 
     def solved(self, problem: Problem, limits: Limits | None = None) -> Solution:
         """The improved answer to one of several problems."""
@@ -86,8 +84,8 @@ def searched(problem: Problem, search: str, limits: Limits) -> Solution:
         return solve(problem, search_called(search), replace(limits, watch=meter))
 
 
-def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
-    """*solution*, or what stages of unlike meshes can do better."""
+def _warn_of_alike(problem: Problem) -> None:
+    """Say where stages do not differ though they may."""
     from planner.heterogeneous import alike_alone
 
     if too_deep(problem) and not only_unlike(problem):
@@ -100,4 +98,3 @@ def _widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
             f"--any-stage beside {', '.join(pinned)}: heterogeneous stages run 1F1B "
             "of any layers; stages are uniform"
         )
-    return widen(problem, solution, limits)

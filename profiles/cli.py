@@ -25,7 +25,7 @@ from profiles.samples import content_hash, read_samples, require_writable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from profiles.measure import Wish
+    from profiles.measure import MeasureOptions
     from profiles.samples import Samples
 
 
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     "--show", type=FilePath(), metavar="FILE", help="Show what a file of samples holds."
 )
 @measure_options
-def profile(wish: Wish, *, out: Path | None, show: Path | None, as_json: bool) -> None:
+def profile(
+    options: MeasureOptions, *, out: Path | None, show: Path | None, as_json: bool
+) -> None:
     """What can this machine do? Measures its operators and links.
 
     The file of samples is for `plan` and `simulate` (--profile samples.json, and
@@ -56,7 +58,7 @@ def profile(wish: Wish, *, out: Path | None, show: Path | None, as_json: bool) -
     from profiles.measure import measure, resolved
     from profiles.samples import write_samples
 
-    question = resolved(wish)
+    question = resolved(options)
     with _meter() as advance:
         measured = measure(question, advance)
     write_samples(measured.samples, out)

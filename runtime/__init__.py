@@ -1,4 +1,4 @@
-"""Deeds: a layout carried out by PyTorch on real devices. Command: `execute`."""
+"""Deeds: a layout executed by PyTorch on real devices. Command: `execute`."""
 
 from __future__ import annotations
 

@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("steady", derandomize=True, deadline=None, max_examples=50)
-settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.register_profile("steady", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("steady")  # --hypothesis-profile=thorough looks further
+
+# Each worker has a core of its own: threads of more would wait for each other's cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch are loaded
 
 # A shell's background jobs ignore Ctrl-C, as would the commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -6,7 +6,7 @@ import ast
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from docs.architecture import (
     charter,
     dotted,
     drawing,
+    import_statements,
     imports,
     modules,
     parsed,
@@ -91,26 +92,28 @@ def at_import_time(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 MODULES = [module for package in MAY_IMPORT for module in modules_of(package)]
-each_module = pytest.mark.parametrize("module", MODULES, ids=dotted)
 each_package = pytest.mark.parametrize("package", MAY_IMPORT)
-each_part = pytest.mark.parametrize("name", sub_packages())
 
 
-@each_module
-def test_arrows_point_up_the_map(module: Path) -> None:
-    package = dotted(module).partition(".")[0]
-    names = {
-        name.partition(".")[0]
-        for node in ast.walk(parsed(module))
-        for name in imported(node)
-    }
-    assert names & MAY_IMPORT.keys() <= MAY_IMPORT[package]
+def loaded_by(nodes: Iterable[ast.AST]) -> set[str]:
+    """The packages that the imports among *nodes* load."""
+    return {name.partition(".")[0] for node in nodes for name in imported(node)}
+
+
+def test_arrows_point_up_the_map() -> None:
+    for module in MODULES:
+        names = loaded_by(import_statements(module)) & MAY_IMPORT.keys()
+        assert names <= MAY_IMPORT[dotted(module).partition(".")[0]], module
+
+
+def test_rooms_are_imported_by_their_full_name() -> None:
     relative = [
-        node
-        for node in ast.walk(parsed(module))
+        module
+        for module in MODULES
+        for node in import_statements(module)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
-    assert not relative, "rooms are imported by their full name"
+    assert relative == []
 
 
 def test_no_module_is_called_after_a_participle_or_an_adverb() -> None:
@@ -135,11 +138,10 @@ def test_modules_do_not_import_each_other_in_a_circle(package: str) -> None:
     assert list(nx.simple_cycles(graph)) == []
 
 
-@each_module
-def test_other_sub_packages_are_imported_by_their_face(module: Path) -> None:
-    name = dotted(module)
+def test_other_sub_packages_are_imported_by_their_face() -> None:
     inner = {
-        other
+        (name, other)
+        for name in modules()
         for other, node in imports(name)
         if part(other) not in (other, part(name), getattr(node, "module", None))
         and not part(name).startswith(f"{part(other)}.")
@@ -148,28 +150,28 @@ def test_other_sub_packages_are_imported_by_their_face(module: Path) -> None:
     assert inner == set(), "import what the sub-package's __init__ names"
 
 
-@each_part
-def test_a_face_names_what_others_import(name: str) -> None:
+def test_a_face_names_what_others_import() -> None:
     """Modules apart, which are imported by their own names."""
-    face = import_module(name)
     wanted = {
-        alias.name
+        (node.module, alias.name)
         for module in MODULES
-        for node in ast.walk(parsed(module))
-        if isinstance(node, ast.ImportFrom) and node.module == name
+        for node in import_statements(module)
+        if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if f"{name}.{alias.name}" not in modules()
+        if f"{node.module}.{alias.name}" not in modules()
     }
-    public = set(getattr(face, "__all__", ()))
-    assert wanted <= public
-    assert all(hasattr(face, one) for one in public)
-    assert not hasattr(face, "what_is_not_there")
+    for name in sub_packages():
+        face = import_module(name)
+        public = set(getattr(face, "__all__", ()))
+        assert {one for where, one in wanted if where == name} <= public, name
+        assert [one for one in public if not hasattr(face, one)] == [], name
+        assert not hasattr(face, "what_is_not_there"), name
 
 
-@each_part
-def test_a_sub_package_has_a_charter_and_few_modules(name: str) -> None:
-    assert charter(name).endswith("."), "what is it for, in a sentence?"
-    assert size(name)[0] <= MOST_MODULES
+def test_a_sub_package_has_a_charter_and_few_modules() -> None:
+    for name in sub_packages():
+        assert charter(name).endswith("."), f"what is {name} for, in a sentence?"
+        assert size(name)[0] <= MOST_MODULES, name
 
 
 def test_design_shows_the_arrows_as_they_are() -> None:
@@ -177,9 +179,9 @@ def test_design_shows_the_arrows_as_they_are() -> None:
     assert drawing() in page, "run python -m docs.regenerate"
 
 
-@each_module
-def test_a_module_says_what_it_is(module: Path) -> None:
-    assert ast.get_docstring(parsed(module)), "what does this module hold?"
+def test_a_module_says_what_it_is() -> None:
+    silent = [one for one in MODULES if not ast.get_docstring(parsed(one))]
+    assert silent == [], "what do these modules hold?"
 
 
 def large(module: Path) -> Iterator[str]:
@@ -201,15 +203,17 @@ def test_functions_and_classes_are_small() -> None:
     assert {name for module in MODULES for name in large(module)} == STILL_LARGE
 
 
-@each_module
-def test_planning_does_not_need_torch(module: Path) -> None:
-    package = dotted(module).partition(".")[0]
-    if package == "runtime":
-        return
-    inside = module.relative_to(ROOT).as_posix().startswith(MEASURES_OR_TRACES)
-    nodes = at_import_time(parsed(module)) if inside else ast.walk(parsed(module))
-    loaded = {name.partition(".")[0] for node in nodes for name in imported(node)}
-    assert "torch" not in loaded
+def test_planning_does_not_need_torch() -> None:
+    """Nor where it measures or traces, before it does."""
+    needs = []
+    for module in MODULES:
+        where = module.relative_to(ROOT).as_posix()
+        nodes: Iterable[ast.AST] = import_statements(module)
+        if where.startswith(MEASURES_OR_TRACES):
+            nodes = at_import_time(parsed(module))
+        if not where.startswith("runtime/") and "torch" in loaded_by(nodes):
+            needs.append(where)
+    assert needs == []
 
 
 def test_importing_every_room_of_planning_leaves_torch_out(run: Run) -> None:

@@ -136,7 +136,10 @@ class Runs:
         """The sum of *values* of the stages before *stage*."""
         runs = zip(values, self.starts, self.counts, strict=True)
         return np.asarray(
-            sum(one * np.clip(stage - start, 0, count) for one, start, count in runs)
+            sum(
+                one * np.minimum(np.maximum(stage - start, 0), count)
+                for one, start, count in runs
+            )
         )
 
     def between(self, values: Values, first: Array, end: Array) -> Array:

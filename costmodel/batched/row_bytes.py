@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
+from functools import partial, reduce
 
 import numpy as np
 
@@ -64,35 +64,54 @@ def _by_rank(rows: Rows, footprint: Footprint | None) -> list[Array]:
     there: the first, the first of each run of middle ones, and the last; of presets
     also those that hold pairs of stages, or put a part of backwards off."""
     habits = rows.on.framework.footprint if footprint is None else footprint
-    first, *middle, last = rows.held
-    before, *counts, at_end = rows.counts
+    first, counts, at_end = rows.held[0], rows.counts[1:-1], rows.counts[-1]
     pp, several = rows.columns.pp, rows.columns.virtual_stages > 1
-    alone = ~rows.columns.in_pairs
+    alone, copies = ~rows.columns.in_pairs, rows.columns.copies
     zero = np.zeros_like(pp)
-    ranks = [(first, zero, before > 0)]
+    found = [zero + rank_bytes(rows, first, zero, habits, is_last=False)]
     start = zero + 1
-    for stage, count in zip(middle, counts, strict=True):
-        ranks.append((stage, start, (count > 0) & ~several & alone))
+    for place, count in enumerate(counts, 1):
+        there = (count > 0) & ~several & alone
+        found.append(_where(rows, there, partial(_middle_bytes, place), start, habits))
         start = start + count
-    ranks.append((rows.lightest, zero + 1, several & (pp > 2) & alone))
-    ranks.append((last, pp - 1, (at_end > 0) & alone))
-    found = [np.zeros(len(rows.columns))]
-    for stage, rank, present in ranks:
-        here = np.zeros(len(rows.columns))
-        if present.any():
-            every = rank_bytes(rows, stage, rank, habits, is_last=stage is last)
-            here = np.where(present, every, 0)
-        found.append(here)
-    if rows.columns.in_pairs.any():
-        for rank in (
-            np.minimum(1, pp - 1),
-            np.maximum(pp // rows.columns.copies - 1, 0),
-        ):
-            here = np.where(rows.columns.in_pairs, _pair_bytes(rows, rank, habits), 0)
-            found.append(here)
+    there = several & (pp > 2) & alone
+    found.append(_where(rows, there, _lightest_bytes, zero + 1, habits))
+    found.append(_where(rows, (at_end > 0) & alone, _last_bytes, pp - 1, habits))
+    pairs = rows.columns.in_pairs
+    if pairs.any():
+        for rank in (np.minimum(1, pp - 1), np.maximum(pp // copies - 1, 0)):
+            found.append(_where(rows, pairs, _pair_bytes, rank, habits))
     if rows.columns.puts_off.any() and rows.segments is None:
-        found.append(_put_off_bytes(rows, habits))
+        fills = _fills(rows)
+        found.append(_where(rows, fills, _put_off_bytes, zero, habits))
     return found
+
+
+def _where(
+    rows: Rows,
+    there: Array,
+    of: Callable[[Rows, Array, Footprint], Array],
+    rank: Array,
+    habits: Footprint,
+) -> Array:
+    """What a *rank* needs *of* the rows where it is *there*, 0 elsewhere."""
+    found = np.zeros(len(there))
+    some = np.flatnonzero(there)
+    if len(some):
+        found[some] = of(rows.only(some), rank[some], habits)
+    return found
+
+
+def _middle_bytes(place: int, rows: Rows, rank: Array, footprint: Footprint) -> Array:
+    return rank_bytes(rows, rows.held[place], rank, footprint, is_last=False)
+
+
+def _lightest_bytes(rows: Rows, rank: Array, footprint: Footprint) -> Array:
+    return rank_bytes(rows, rows.lightest, rank, footprint, is_last=False)
+
+
+def _last_bytes(rows: Rows, rank: Array, footprint: Footprint) -> Array:
+    return rank_bytes(rows, rows.held[-1], rank, footprint, is_last=True)
 
 
 def rank_bytes(
@@ -154,15 +173,21 @@ def _pair_bytes(rows: Rows, rank: Array, footprint: Footprint) -> Array:
     )
 
 
-def _put_off_bytes(rows: Rows, footprint: Footprint) -> Array:
-    """The last rank when most W are put off and another I runs; 0 where no backward is
-    split, or a step does not fill the pipeline.
-
-        zb-h1, zb-interleaved   pp − 1 W, and the forwards that are ahead
-        zb-v                    pp − 1 W of either chunk
-        dualpipe-v              pp − 1 W of both chunks in turn
-    """
+def _fills(rows: Rows) -> Array:
+    """Where backwards are split, and a step fills the pipeline."""
     columns, m, pp = rows.columns, rows.micro_batches, rows.columns.pp
+    fills = (pp > 1) & (m >= np.where(columns.in_v, 2 * pp - 1, pp))
+    return np.asarray(columns.puts_off & fills)
+
+
+def _put_off_bytes(rows: Rows, _: Array, footprint: Footprint) -> Array:
+    """The last rank when most W are put off and another I runs, where `_fills`.
+
+    zb-h1, zb-interleaved   pp − 1 W, and the forwards that are ahead
+    zb-v                    pp − 1 W of either chunk
+    dualpipe-v              pp − 1 W of both chunks in turn
+    """
+    columns, pp = rows.columns, rows.columns.pp
     in_v, several = columns.in_v, columns.virtual_stages > 1
     stages = pp * columns.virtual_stages
     near = np.where(in_v, pp - 1, stages - 1)
@@ -181,7 +206,7 @@ def _put_off_bytes(rows: Rows, footprint: Footprint) -> Array:
     woven = (pp - 1) * least + np.maximum(fewest, least) + (stages - pp) * fewest
     lightest = np.where(several, light.backward_working_bytes, working[0])
     names = ("parameters", "frozen_parameters", "expert_parameters")
-    found = _bytes(
+    return _bytes(
         rows,
         {
             name: np.where(
@@ -196,8 +221,6 @@ def _put_off_bytes(rows: Rows, footprint: Footprint) -> Array:
         np.zeros_like(pp),
         footprint,
     )
-    fills = (pp > 1) & (m >= np.where(in_v, 2 * pp - 1, pp))
-    return np.where(columns.puts_off & fills, found, 0)
 
 
 def _bytes(

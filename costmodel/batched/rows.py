@@ -16,10 +16,10 @@ gathered and summed once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -141,6 +141,24 @@ class _Cut:
         )
 
 
+class _Spread:
+    """What *own* kinds of rows hold, of each row: gathered as it is asked for, since
+    bytes ask for few of some forty arrays."""
+
+    def __init__(self, own: Contents | Atom, of_row: Array) -> None:
+        self._own, self._of_row = own, of_row
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._own, name)
+        found = (
+            _Spread(value, self._of_row)
+            if isinstance(value, Atom)
+            else value[self._of_row]
+        )
+        setattr(self, name, found)
+        return found
+
+
 Segments = tuple[int, int]  # the fewest and the most layers of the longest segment
 _ALIKE = (*SITE, "recompute", "pp", "virtual_stages")
 
@@ -242,6 +260,14 @@ class Rows:
         alone = getattr(end, name) + chunks * getattr(self.lightest, name)
         return self._in_pairs(self.held, name, alone)
 
+    def only(self, rows: Array) -> Rows:
+        """Those of *rows*, with what is known of their bytes."""
+        found = replace(self, columns=self.columns.take(rows))
+        vars(found)["_alike"] = (self._alike[0], self._alike[1][rows])
+        vars(found)["counts"] = tuple(one[rows] for one in self.counts)
+        vars(found)["held"] = tuple(one[rows] for one in self.held)
+        return found
+
     def held_at(self, name: str, stage: Array) -> Array:
         """Of virtual *stage*."""
         values = [getattr(one, name) for one in self.held]
@@ -322,7 +348,7 @@ class Rows:
             *(self._stage(run, nothing, nothing) for run in middle),
             self._stage(last, nothing, nothing + 1),
         )
-        return tuple(one[of_row] for one in found)
+        return tuple(cast(Contents, _Spread(one, of_row)) for one in found)
 
     def _stage(self, run: Run, first: Array, last: Array) -> Contents:
         """A stage of *run*, which may be the *first* and the *last* of its pipeline."""

@@ -5,15 +5,13 @@
 Stages work one after another on a micro-batch; where several are on their way, each
 waits for the slowest stage: a step takes the longer of all stages with their sends, and
 micro-batches × slowest stage.
-
-Inference at each combination of the values of some options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,16 +25,11 @@ from costmodel.inference.memory import (
     stages_of,
 )
 from costmodel.inference.passes import HEAD, Pass, PassPrice, block_pass, served
-from costmodel.inference.question import Question, resolve
+from costmodel.inference.question import Question
 from costmodel.machine import shares
-from costmodel.options import InferenceOptions, Pins
-from costmodel.report import points
 from costmodel.simulation import CONVENTIONS, operator_flops
 from profiles.arrays import Array
-from profiles.commandline import JobOptions
-from profiles.errors import Contradiction, InvalidSpec
-from profiles.hardware import Cluster
-from profiles.models import Job, Model
+from profiles.models import Job
 
 BOUNDS: Final = ("memory_bandwidth", "compute", "links", "host")
 BREAKDOWN: Final = (
@@ -229,12 +222,12 @@ class InferenceEstimate:
         tp, latent = asked.choice.tp, getattr(asked.job.spec, "mla", None) is not None
         if latent and tp > 1:
             said.append(
-                f"every one of the tp {tp} ranks keeps all latents: they have no heads "
-                "to be cut by"
+                f"each of the {tp} tp ranks keeps all latents: they have no heads to "
+                "split"
             )
         elif heads and max(heads) < tp:
             said.append(
-                f"tp {tp} is more than the {max(heads)} key-value heads: each is kept "
+                f"tp {tp} exceeds the {max(heads)} key-value heads: each is replicated "
                 f"on {tp // max(heads)} ranks"
             )
         return (*said, *asked.machine.remarks())
@@ -339,37 +332,3 @@ def prefill_flops(job: Job, prompt_len: int) -> float:
 def token_bytes(asked: Question) -> float:
     """Bytes of the cache for each token of a sequence, in all layers of the model."""
     return token_elements(asked.job.graph.layers) * asked.cache.bytes
-
-
-AXES: Final = (
-    *("gpus", "seq-len", "prompt-len", "new-tokens", "global-batch"),
-    *("tp", "pp", "dp", "ep", "micro-batch", "micro-batches"),
-    *("precision", "kv-cache-dtype", "quantization", "group-size"),
-)
-_T = TypeVar("_T", JobOptions, Pins, InferenceOptions)
-
-
-def sweep(
-    model: Model,
-    cluster: Cluster,
-    job: JobOptions,
-    pins: Pins,
-    options: InferenceOptions,
-    axes: Sequence[str],
-) -> Iterator[tuple[dict[str, Any], InferenceEstimate | str]]:
-    """Each combination of the axes' values, with its estimate or why it cannot be.
-
-    Raises InvalidSpec and UnknownName for what is no axis, or too many combinations.
-    """
-    for point in points(axes, AXES):
-        asked = _at(job, point), _at(pins, point), _at(options, point)
-        try:
-            yield point, estimate(resolve(model, cluster, *asked))
-        except (Contradiction, InvalidSpec) as error:
-            yield point, str(error)
-
-
-def _at(options: _T, point: dict[str, Any]) -> _T:
-    """*options* with those of their fields that a point of the sweep gives."""
-    names = {field.name for field in fields(options)}
-    return replace(options, **{key: point[key] for key in names & point.keys()})

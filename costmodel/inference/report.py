@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from costmodel.inference.estimate import (
     InferenceEstimate,
     Passed,
     estimate,
-    sweep,
     token_bytes,
 )
-from costmodel.inference.memory import Held, prompts_together
+from costmodel.inference.memory import prompts_together
 from costmodel.inference.question import resolve
 from costmodel.options import InferenceOptions, Pins
-from costmodel.report import assumed_words, breakdown_words, pairs_table, show_sweep
+from costmodel.report import (
+    assumed_words,
+    breakdown_words,
+    bytes_table,
+    pairs_table,
+    show_sweep,
+    sweep,
+)
 from profiles.commandline import JobOptions, console, emit_json, warn
-from profiles.hardware import DEFAULT_CLUSTER, cluster
-from profiles.models import model
-from profiles.units import GiB, MiB, format_bytes, format_seconds
+from profiles.errors import Contradiction, InvalidSpec
+from profiles.hardware import DEFAULT_CLUSTER, Cluster, cluster
+from profiles.models import Model, model
+from profiles.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
 
 
 _BOUNDS: Final = {
@@ -72,7 +79,12 @@ def inference_view(found: InferenceEstimate) -> Group:
     ]
     if asked.assumed:
         rows.append(("assumed", assumed_words(asked.assumed)))
-    return Group(title, pairs_table(rows), Text(), _memory_table(found.held))
+    return Group(
+        title,
+        pairs_table(rows),
+        Text(),
+        bytes_table([one.document() for one in found.held], _COLUMNS),
+    )
 
 
 def _parts(passed: Passed) -> dict[str, float]:
@@ -137,29 +149,15 @@ def _memory_words(found: InferenceEstimate) -> str:
     room = format_bytes(asked.machine.device.capacity_bytes)
     verdict = "fits in" if found.fits else "DOES NOT FIT in"
     most = found.largest_global_batch
-    batch = f"largest global batch {most:,}" if most else "nor does any batch"
+    batch = f"largest global batch {most:,}" if most else "no batch fits"
     return f"{used}, {verdict} {room}; {batch}"
 
 
-def _memory_table(held: tuple[Held, ...]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    large = max(one.total for one in held) >= GiB
-    unit, scale = ("GiB", GiB) if large else ("MiB", MiB)
-    table.add_column(f"{unit}  stage")
-    for name in _COLUMNS.values():
-        table.add_column(name, justify="right")
-    before = None
-    for stage, one in enumerate(held):
-        if one == before and stage < len(held) - 1:
-            continue
-        before, sizes = one, one.document()
-        cells = [f"{sizes[name] / scale:.1f}" for name in _COLUMNS]
-        table.add_row(str(stage), *cells)
-    return table
-
-
+AXES: Final = (
+    *("gpus", "seq-len", "prompt-len", "new-tokens", "global-batch"),
+    *("tp", "pp", "dp", "ep", "micro-batch", "micro-batches"),
+    *("precision", "kv-cache-dtype", "quantization", "group-size"),
+)
 SWEEP_COLUMNS: Final[Mapping[str, Callable[[InferenceEstimate], str]]] = {
     "first token": lambda found: format_seconds(float(found.prefill.latency_s)),
     "step": lambda found: format_seconds(found.step_s),
@@ -185,14 +183,20 @@ def answer(
     job.require("model")
     named = model(job.model or "")
     where = cluster(job.cluster or DEFAULT_CLUSTER)
+    price = partial(_priced, named, where)
     if axes:
-        rows = list(sweep(named, where, job, pins, options, axes))
+        wrong = (Contradiction, InvalidSpec)
+        rows = list(sweep(axes, (job, pins, options), price, AXES, wrong))
         show_sweep(rows, SWEEP_COLUMNS, as_json=as_json)
         return
-    found = estimate(resolve(named, where, job, pins, options))
+    found = price(job, pins, options)
     if as_json:
         emit_json(found.document())
         return
     for line in found.warnings:
         warn(line)
     console().print(inference_view(found))
+
+
+def _priced(model: Model, cluster: Cluster, *asked: Any) -> InferenceEstimate:
+    return estimate(resolve(model, cluster, *asked))

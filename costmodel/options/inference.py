@@ -87,8 +87,8 @@ class InferenceOptions:
         if wrong:
             mine = [*(_flag(name) for name in (*TAKEN, *OWN)), "--sweep"]
             raise Contradiction(
-                f"{', '.join(wrong)} {_be(wrong)} not of inference, which takes "
-                f"{', '.join(mine)}; leave the rest out"
+                f"--inference does not take {', '.join(wrong)}; it takes "
+                f"{', '.join(mine)}"
             )
 
 

@@ -6,10 +6,11 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.report.html_page import runs_page
-    from costmodel.report.sweeps import SWEEP_COLUMNS, points, show_sweep, sweep
+    from costmodel.report.sweeps import SWEEP_COLUMNS, show_sweep, sweep
     from costmodel.report.tables import (
         assumed_words,
         breakdown_words,
+        bytes_table,
         cut_words,
         estimate_view,
         extras,

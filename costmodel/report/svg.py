@@ -100,14 +100,6 @@ def scatter(dots: Sequence[Dot], colours: Sequence[str] = ()) -> str:
     return _svg(right + _EDGE, bottom + _FOOT, parts)
 
 
-def standalone(drawn: str) -> str:
-    """A drawing as a file of its own: with its namespace, colours and ground."""
-    opened, rest = drawn.split(">", 1)
-    head = opened.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
-    ground = '<rect width="100%" height="100%" fill="#fff"/>'
-    return f"{head}><style>{STYLE}</style>{ground}{rest}\n"
-
-
 def strips(groups: Mapping[str, Sequence[Dot]]) -> str:
     """The errors of each group on a line of its own, with its median.
 

@@ -8,13 +8,9 @@ from itertools import product
 from math import prod
 from typing import Any, Final, Protocol, TypeVar
 
-from costmodel.machine import Profile
-from costmodel.options import Pins
-from costmodel.simulation import Estimate, priced, resolve
-from profiles.commandline import JobOptions, console, emit_json, warn
+from costmodel.simulation import Estimate
+from profiles.commandline import console, emit_json, warn
 from profiles.errors import Contradiction, InvalidSpec, UnknownName
-from profiles.hardware import Cluster
-from profiles.models import Model
 from profiles.units import format_bytes, format_seconds
 
 MOST_POINTS = 10_000
@@ -82,28 +78,6 @@ def points(
         yield dict(zip(named, values, strict=True))
 
 
-def sweep(
-    model: Model,
-    cluster: Cluster,
-    job: JobOptions,
-    pins: Pins,
-    axes: Sequence[str],
-    profile: Profile | None = None,
-) -> Iterator[tuple[dict[str, Any], Estimate | str]]:
-    """Each combination of the axes' values, with its estimate or why it is illegal.
-
-    Raises InvalidSpec for more than 10,000 combinations.
-    """
-    pin_names = {item.name for item in fields(Pins)}
-    for point in points(axes):
-        asked = replace(job, **{k: v for k, v in point.items() if k not in pin_names})
-        fixed = replace(pins, **{k: v for k, v in point.items() if k in pin_names})
-        try:
-            yield point, priced(resolve(model, cluster, asked, fixed, profile))
-        except Contradiction as error:
-            yield point, str(error)
-
-
 class Shown(Protocol):
     """What a sweep has at a point: an estimate, of training or inference."""
 
@@ -114,6 +88,30 @@ class Shown(Protocol):
 
 
 Found = TypeVar("Found", bound=Shown)
+
+
+def sweep(
+    axes: Sequence[str],
+    options: Sequence[Any],
+    price: Callable[..., Found],
+    known: Sequence[str] = AXES,
+    refused: tuple[type[Exception], ...] = (Contradiction,),
+) -> Iterator[tuple[dict[str, Any], Found | str]]:
+    """Each combination of the axes' values, with the *price* of *options* there, or
+    why it is *refused*. Raises as `points`."""
+    for point in points(axes, known):
+        try:
+            yield point, price(*(_at(one, point) for one in options))
+        except refused as error:
+            yield point, str(error)
+
+
+def _at(options: Any, point: Mapping[str, Any]) -> Any:
+    """*options* with those of their fields that a point of the sweep gives."""
+    names = {field.name for field in fields(options)}
+    return replace(options, **{key: point[key] for key in names & point.keys()})
+
+
 SWEEP_COLUMNS: Final[Mapping[str, Callable[[Estimate], str]]] = {
     "step time": lambda found: format_seconds(found.step_time_s),
     "tokens/s/GPU": lambda found: f"{found.tokens_per_s_per_gpu:,.0f}",

@@ -25,7 +25,7 @@ from costmodel.report.data_parallel_baseline import (
 )
 from costmodel.report.training_run import BatchRamp, ramped, training
 from costmodel.simulation import Estimate
-from costmodel.stages import KINDS, Away, Memory
+from costmodel.stages import Away, Memory
 from profiles.units import TFLOPS, GiB, MiB, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ _SHORT = {
     "communication": "comm",
     "reserve": "reserve",
     "context": "context",
+    "total": "total",
 }
 _WORDS = {
     "tensor_comm": "tensor parallel",
@@ -87,7 +88,7 @@ def layout_words(layout: Layout) -> str:
     if plan.sharding == "megatron-sp":
         parts.append("sequence parallel")
     if any(plan.modules for stage in layout.stages for plan in stage.plans):
-        parts.append("operators by shardings of their own")
+        parts.append("per-operator shardings")
     parts += _again(layout)
     away = _away(layout)
     if away.anything:
@@ -231,50 +232,47 @@ def breakdown_words(breakdown_s: Mapping[str, float]) -> str:
     )
 
 
-def memory_table(memory: Sequence[Memory], most_rows: int = 8) -> Table:
+def memory_table(memory: Sequence[Memory]) -> Table:
     """Bytes by kind, one row for each run of equal pipeline ranks."""
+    return bytes_table([one.document() for one in memory], _SHORT)
+
+
+def bytes_table(
+    ranks: Sequence[Mapping[str, float]], columns: Mapping[str, str], most_rows: int = 8
+) -> Table:
+    """Bytes of each pipeline rank by kind; *columns* names them, `total` among them.
+    One row for each run of equal ranks, of many the ends and the fullest."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    most = max(float(entry.total) for entry in memory)
+    most = max(one["total"] for one in ranks)
     unit, scale = ("GiB", GiB) if most >= GiB else ("MiB", MiB)
     table.add_column(f"{unit}  stage")
-    for name in KINDS:
-        table.add_column(_SHORT[name], justify="right")
-    table.add_column("total", justify="right", style="bold")
-    groups = _groups(memory)
-    shown = groups if len(groups) <= most_rows else _ends_and_fullest(groups, most_rows)
+    for name, short in columns.items():
+        style = "bold" if name == "total" else None
+        table.add_column(short, justify="right", style=style)
     before = -1
-    for index, (first, last, entry) in shown:
-        if index != before + 1:
+    for first, last in _shown_runs(ranks, most_rows):
+        if first != before + 1:
             table.add_row("…")
-        before = index
-        ranks = f"{first}" if first == last else f"{first}–{last}"
-        values = [float(getattr(entry, name)) for name in KINDS]
-        cells = [f"{value / scale:.1f}" for value in (*values, sum(values))]
-        table.add_row(ranks, *cells)
+        before = last
+        cells = [f"{ranks[first][name] / scale:.1f}" for name in columns]
+        table.add_row(f"{first}" if first == last else f"{first}–{last}", *cells)
     return table
 
 
-_Row = tuple[int, tuple[int, int, Memory]]
-
-
-def _groups(memory: Sequence[Memory]) -> Any:
-    """(first rank, last rank, memory) of equal neighbours, numbered."""
-    groups: list[tuple[int, int, Memory]] = []
-    for rank, entry in enumerate(memory):
-        same = groups and groups[-1][2].document() == entry.document()
-        if same:
-            groups[-1] = (groups[-1][0], rank, entry)
-        else:
-            groups.append((rank, rank, entry))
-    return list(enumerate(groups))
-
-
-def _ends_and_fullest(groups: list[_Row], most: int) -> list[_Row]:
-    fullest = sorted(groups, key=lambda row: -float(row[1][2].total))[: most - 2]
-    kept = {0, len(groups) - 1, *(index for index, _ in fullest)}
-    return [row for row in groups if row[0] in kept]
+def _shown_runs(
+    ranks: Sequence[Mapping[str, float]], most: int
+) -> list[tuple[int, int]]:
+    """First and last of equal neighbours; of too many runs the ends and the fullest."""
+    runs: list[tuple[int, int]] = []
+    for _, some in groupby(range(len(ranks)), lambda rank: ranks[rank]):
+        numbers = list(some)
+        runs.append((numbers[0], numbers[-1]))
+    if len(runs) <= most:
+        return runs
+    fullest = sorted(runs, key=lambda run: -ranks[run[0]]["total"])[: most - 2]
+    return sorted({runs[0], runs[-1], *fullest})
 
 
 def estimate_view(estimate: Estimate) -> Group:

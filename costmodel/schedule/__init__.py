@@ -12,7 +12,7 @@ if TYPE_CHECKING:
         crosses,
         with_transfers,
     )
-    from costmodel.schedule.program import Program, only_whole, program_of, unit_times
+    from costmodel.schedule.program import Program, program_of
     from costmodel.schedule.schedules import (
         SCHEDULES,
         copies_held,

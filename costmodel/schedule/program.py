@@ -27,7 +27,7 @@ class Program:
     What follows `order` runs in it, an order that respects streams and transfers: for
     each action its rank, the link it sends on (`no_link` if it does not), and the
     number of the action it awaits a transfer from, counted from 1 (0 if it awaits
-    none), as lists to loop over and as arrays.
+    none).
     """
 
     schedule: str
@@ -37,8 +37,6 @@ class Program:
     source_rows: IntArray  # of the sender that an action awaits; -1 if none
     order: IntArray  # places
     ordered_rows: IntArray
-    awaited_rows: IntArray  # of the sender that each awaits; -1 if none
-    awaited: IntArray
     ranks: list[int]
     awaits: list[int]
     links: IntArray
@@ -68,7 +66,6 @@ def program_of(
     links = np.full(coded.size, pp * pp)
     awaiting = np.flatnonzero(flat >= 0)
     links[flat[awaiting]] = rank[flat[awaiting]] * pp + rank[awaiting]
-    awaited = number[flat[order]]
     source_rows = np.where(sources >= 0, rows.ravel()[sources], -1)
     last, finishing = _ends(coded, shape)
     return Program(
@@ -79,10 +76,8 @@ def program_of(
         source_rows=source_rows,
         order=order,
         ordered_rows=ordered_rows,
-        awaited_rows=source_rows.ravel()[order],
-        awaited=awaited,
         ranks=rank[order].tolist(),
-        awaits=awaited.tolist(),
+        awaits=number[flat[order]].tolist(),
         links=links[order],
         no_link=pp * pp,
         last_backward=last,
@@ -110,21 +105,21 @@ def _sources(rows: IntArray, micro_batch: IntArray, shape: Shape) -> IntArray:
 
 def _order(rows: IntArray, sources: IntArray, shape: Shape) -> IntArray:
     """An order that respects streams and transfers."""
-    if not only_whole(rows, shape):
+    if not _only_whole(rows, shape):
         return _swept(sources.ravel(), len(rows))
-    times, flat = unit_times(rows), sources.ravel()
+    times, flat = _unit_times(rows), sources.ravel()
     awaiting = np.flatnonzero(flat >= 0)
     if np.all(times[flat[awaiting]] < times[awaiting]):
         return np.argsort(times, kind="stable")
     return _swept(flat, len(rows))
 
 
-def only_whole(rows: IntArray, shape: Shape) -> bool:
+def _only_whole(rows: IntArray, shape: Shape) -> bool:
     """Whether all that ranks do is F and B, each as often as the others."""
     return bool(rows.min() >= 0 and rows.max() < 2 * shape.slots)
 
 
-def unit_times(rows: IntArray) -> IntArray:
+def _unit_times(rows: IntArray) -> IntArray:
     """When actions would start if each took 1, as 1F1B fills, alternates and drains.
 
     Rising along each stream, whatever the schedule.

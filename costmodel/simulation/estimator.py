@@ -16,7 +16,7 @@ import numpy as np
 
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine, hides_gradients, machine
-from costmodel.schedule import copies_held, program_of, require_schedule
+from costmodel.schedule import copies_held, require_schedule
 from costmodel.simulation.result import Answer, recomputed_flops
 from costmodel.simulation.uncertainty import (
     Setting,
@@ -50,7 +50,6 @@ from costmodel.timeline import (
     StageCosts,
     Timeline,
     simulate,
-    simulate_together,
     transient_of,
 )
 from profiles.arrays import Array
@@ -298,19 +297,18 @@ def answers(
 ) -> Iterator[Answer | MeshwrightError]:
     """`estimate` of each layout on its machine, or why it has none; without timelines.
 
-    What they share is priced once, and their schedules are run side by side.
+    What they share is priced once.
     """
     placed = list(_tried(lambda question: _placed(*question), asked))
     price_together(
         pricer for item in placed if isinstance(item, Placed) for pricer in item.pricers
     )
     ready = list(_tried(_ready, placed))
-    going = [item for item in ready if isinstance(item, _Ready)]
-    ran: dict[int, _Run] = {}
-    asking = ((program_of(*_shape(one.layout)), one.costs) for one in going)
-    for number, timeline in simulate_together(asking):
-        ran[number] = going[number].ran(timeline)
-    runs = [ran[number] for number in range(len(going))]
+    runs = [
+        item.ran(simulate(*_shape(item.layout), item.costs))
+        for item in ready
+        if isinstance(item, _Ready)
+    ]
     ended = zip(runs, memories([one.peak for one in runs]), strict=True)
     for item in ready:
         if isinstance(item, MeshwrightError):

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from costmodel.timeline.batched import simulate_together
     from costmodel.timeline.costs import StageCosts, transient_of
     from costmodel.timeline.processor_sharing import shared_bound_s
     from costmodel.timeline.span import Span, spans

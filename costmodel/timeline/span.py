@@ -70,6 +70,7 @@ def _reduced(timeline: Timeline, rank: int) -> Iterator[Span]:
     then the gathering of parameters."""
     program, costs = timeline.program, timeline.costs
     resource, free_s = f"rank {rank} data parallel", 0.0
+    last_s = float(timeline.reduce_end_s[rank])  # sums of buckets may round above it
     buckets = np.broadcast_to(costs.buckets, costs.reduce_s.shape)
     for slot in program.finishing[rank].tolist():
         stage, place = slot % program.shape.stages, program.last_backward[slot]
@@ -80,7 +81,7 @@ def _reduced(timeline: Timeline, rank: int) -> Iterator[Span]:
         for number in range(1, count + 1):
             ready_s = start_s + number * (end_s - start_s) / count
             begin_s = max(float(ready_s), free_s)
-            free_s = begin_s + float(costs.reduce_s[stage]) / count
+            free_s = min(begin_s + float(costs.reduce_s[stage]) / count, last_s)
             label = str(Action(kind=Kind.REDUCE_GRAD, stage=stage))
             yield Span(resource=resource, label=label, start_s=begin_s, end_s=free_s)
     end_s = float(timeline.rank_end_s[rank])

@@ -190,13 +190,7 @@ def simulate(
     Raises as `schedule.require_schedule`.
     """
     program = program_of(schedule, pp, virtual_stages, micro_batches)
-    return ended(program, costs, *run(program, costs, durations_of(program, costs)))
-
-
-def ended(
-    program: Program, costs: StageCosts, start: FloatArray, end: FloatArray
-) -> Timeline:
-    """The timeline of actions that start and end so."""
+    start, end = _run(program, costs, durations_of(program, costs))
     reduce_end = _reduce_ends(program, costs, start, end)
     step_start = np.full(len(reduce_end), reduce_end.max())
     rank_end = step_start + costs.step_s + costs.gather_s
@@ -221,24 +215,19 @@ def durations_of(program: Program, costs: StageCosts) -> FloatArray:
     return np.asarray(seconds_of(costs, program.shape.copies)[program.rows])
 
 
-def run(
+def _run(
     program: Program, costs: StageCosts, durations: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Start and end of each action. One rank never waits: a running sum."""
     if program.shape.pp == 1:
         end = durations.cumsum(axis=1)
-        return before(end), end
+        start = np.zeros_like(end)
+        start[:, 1:] = end[:, :-1]
+        return start, end
     sends = sends_of(costs, program.shape.copies)
     if costs.turns > 1:
         return run_in_turns(program, sends, durations, costs.turns, costs.messages)
     return _queued(program, sends, durations)
-
-
-def before(end: FloatArray) -> FloatArray:
-    """When the action before each one ends on its rank."""
-    found = np.zeros_like(end)
-    found[:, 1:] = end[:, :-1]
-    return found
 
 
 def _queued(

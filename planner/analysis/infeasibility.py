@@ -51,8 +51,14 @@ from planner.problem import (
     too_large,
     widest_bytes,
 )
-from planner.remat import first_fit, leanest
-from planner.search import BranchAndBound, Clock, Limits, everything_away
+from planner.search import (
+    BranchAndBound,
+    Clock,
+    Limits,
+    everything_away,
+    first_fit,
+    leanest,
+)
 from profiles.errors import Infeasible, InvalidQuestion, MeshwrightError, OutOfTime
 from profiles.units import format_bytes, format_seconds
 

@@ -18,8 +18,7 @@ from typing import Final
 
 from planner.heterogeneous import any_fits
 from planner.problem import Asked, Objective, Posed, Problem, only_unlike
-from planner.remat import free
-from planner.search import Clock, Frontier, Limits, everything_away
+from planner.search import Clock, Frontier, Limits, everything_away, free
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.models import DecoderSpec
 

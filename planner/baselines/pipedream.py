@@ -41,7 +41,7 @@ from costmodel.operators import Degrees, entry_bytes
 from costmodel.stages import Atom, atom, block_prices
 from planner.baselines.recipes import Rung, follow, keeping, ordered, recomputes
 from planner.problem import Problem, Solution, divisors
-from planner.search import AbstractSearch, Limits, leaf_bounds
+from planner.search import AbstractSearch, Limits, leaf_bytes
 from profiles.arrays import Array
 from profiles.errors import InvalidSpec
 from profiles.hardware import Precision, precision
@@ -348,7 +348,7 @@ def _rungs(problem: Problem) -> Iterator[Rung]:
         found = keeping(problem, **rule, recompute=recompute)
         if found is None:
             continue
-        found = found.take(leaf_bounds(problem, found).needed_bytes <= limit)
+        found = found.take(leaf_bytes(problem, found) <= limit)
         for micro_batch in np.unique(found.micro_batch)[::-1]:
             here = found.take(found.micro_batch == micro_batch)
             depth = _depth(problem, int(micro_batch), recompute)

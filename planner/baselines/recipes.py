@@ -47,7 +47,14 @@ import numpy as np
 
 from costmodel.layout import Columns, Uniform
 from planner.problem import Counters, Problem, Solution, Space, Status, length
-from planner.search import AbstractSearch, Clock, Limits, Shortlist, leaf_bounds
+from planner.search import (
+    AbstractSearch,
+    Clock,
+    Limits,
+    Shortlist,
+    leaf_bytes,
+    leaf_s,
+)
 from profiles.arrays import Array
 from profiles.units import GB
 
@@ -79,7 +86,7 @@ def follow(
             break
         if not len(rung.columns):
             continue
-        peaks = leaf_bounds(problem, rung.columns).needed_bytes
+        peaks = leaf_bytes(problem, rung.columns)
         fits = peaks <= problem.memory_limit_bytes
         considered += len(rung.columns)
         by_memory += int((~fits).sum())
@@ -301,8 +308,7 @@ def _megatron_rungs(problem: Problem) -> Iterator[Rung]:
         for found in several:
             here = found.take((found.pp == pp) & (found.tp == tp))
             if len(here):
-                seconds = leaf_bounds(problem, here).step_time_s
-                yield Rung(columns=ordered(here, seconds))
+                yield Rung(columns=ordered(here, leaf_s(problem, here)))
 
 
 def _shapes(problem: Problem, found: Columns) -> set[tuple[int, int]]:

@@ -23,7 +23,7 @@ is split over every axis, and what is made small is what a rank sends.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import prod
@@ -36,7 +36,7 @@ from costmodel.machine import mesh_axes
 from costmodel.operators import ROWS, weight_of
 from planner.baselines.recipes import Rung, follow, keeping, ordered, recomputes
 from planner.problem import Problem, Solution
-from planner.search import AbstractSearch, Limits, leaf_bounds
+from planner.search import AbstractSearch, Clock, Limits, leaf_bytes
 from planner.sharding import (
     ENTRY,
     ROUTED,
@@ -71,8 +71,11 @@ def levelled(problem: BlockProblem, ways: int) -> BlockProblem:
     return replace(problem, axes=axes, even=True, memory_bytes=None)
 
 
-def recursive(problem: BlockProblem, ways: int) -> BlockSharding:
+def recursive(
+    problem: BlockProblem, ways: int, between: Callable[[], None] = lambda: None
+) -> BlockSharding:
     """The recursive partition over *ways* ranks; `value` is bytes that a rank sends.
+    *between* is called before each level: it may raise.
 
     It is feasible, and optimal level by level; nothing is proven of the whole. Raises
     InvalidSpec for less than two ranks.
@@ -80,6 +83,7 @@ def recursive(problem: BlockProblem, ways: int) -> BlockSharding:
     asked = levelled(problem, ways)
     decided: Mapping[str, tuple[Placed, Placed]] = {}
     for level in range(1, len(asked.axes) + 1):
+        between()
         step = replace(asked, axes=asked.axes[:level], decided=decided)
         posed = pose(step, SentBytes())
         found = eliminate(posed.graph)
@@ -130,10 +134,15 @@ class Tofu(AbstractSearch):
     name: ClassVar[str] = "recursive"
 
     def solve(self, problem: Problem, limits: Limits) -> Solution:
-        return follow(self.name, problem, limits, _rungs(problem))
+        return follow(self.name, problem, limits, _rungs(problem, Clock(limits=limits)))
 
 
-def partition(problem: Problem, micro_batches: int, ways: int) -> Degrees:
+def partition(
+    problem: Problem,
+    micro_batches: int,
+    ways: int,
+    between: Callable[[], None] = lambda: None,
+) -> Degrees:
     """dp, cp and tp of the recursion over *ways* ranks, a step being so many passes."""
     if ways == 1:
         return {"dp": 1, "cp": 1, "tp": 1}
@@ -148,7 +157,7 @@ def partition(problem: Problem, micro_batches: int, ways: int) -> Degrees:
         flash_attention=problem.flash_attention,
     )
     sizes = [axis.size for axis in levelled(asked, ways).axes]
-    words = _of_most_weight(asked, recursive(asked, ways).loops)
+    words = _of_most_weight(asked, recursive(asked, ways, between).loops)
     return {
         degree: prod(
             size
@@ -180,7 +189,7 @@ def _dense(block: Block) -> Block:
     return replace(block, operators=tuple(before))
 
 
-def _rungs(problem: Problem) -> Iterator[Rung]:
+def _rungs(problem: Problem, clock: Clock) -> Iterator[Rung]:
     known: dict[int, Degrees] = {}  # a recursion knows nothing of recomputation
     left = []
     for recompute in recomputes(problem):
@@ -188,11 +197,12 @@ def _rungs(problem: Problem) -> Iterator[Rung]:
         if found is None:
             continue
         ways = problem.gpus // int(found.pp.min())
-        peaks = leaf_bounds(problem, found).needed_bytes
+        clock.require()
+        peaks = leaf_bytes(problem, found)
         passes = problem.job.global_batch // (found.micro_batch * found.dp)
         for count in np.unique(passes[peaks <= problem.memory_limit_bytes]).tolist():
             if count not in known:
-                known[count] = partition(problem, count, ways)
+                known[count] = partition(problem, count, ways, clock.require)
             here = found.take(passes == count)
             near = ordered(here, _apart(here, known[count]), -here.zero_group, -here.ep)
             yield Rung(columns=near.take(np.array([0])))

@@ -20,6 +20,7 @@ needs more memory, but where transfers are slow it takes less time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -173,10 +174,18 @@ class Space:
         From one level to the next some states shrink, and layers that are gathered or
         scattered come in.
         """
+        return self._by_level(branches, max)
 
-        def options(*where: int) -> list[tuple[int, int]]:
+    def fullest(self, branches: Table) -> tuple[Columns, Array]:
+        """The same of the most memory."""
+        return self._by_level(branches, min)
+
+    def _by_level(
+        self, branches: Table, chosen: Callable[[Iterable[Option]], Option]
+    ) -> tuple[Columns, Array]:
+        def options(*where: int) -> list[Option]:
             by_level = groupby(self.axes.zeros(*where), key=lambda one: one[0])
-            return [max(group) for _, group in by_level]
+            return [chosen(group) for _, group in by_level]
 
         rows = {**branches, "branch": np.arange(length(branches))}
         table = widen(rows, ZERO, self.sharded_by, options)

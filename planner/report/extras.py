@@ -100,14 +100,13 @@ def _sensitivities(
 
 def _sharded(problem: Problem, choice: Uniform, clock: Clock) -> Beside:
     from planner.sharding import (
-        cache_folder,
         layout_shardings,
         shardings_document,
         shardings_view,
     )
 
     try:
-        found = layout_shardings(problem, choice, cache_folder(), clock)
+        found = layout_shardings(problem, choice, clock)
     except (OutOfTime, Infeasible):
         if not clock.over:
             raise

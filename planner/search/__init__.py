@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from planner.search.bounds import ENDS, Floor, leaf_bounds, rough_s
+    from planner.search.bounds import ENDS, Floor, leaf_bytes, leaf_s, rough_s
     from planner.search.branch_and_bound import BranchAndBound
     from planner.search.branch_queue import BranchQueue
     from planner.search.frontier import Frontier
+    from planner.search.least_peak import first_fit, free, leanest
     from planner.search.offload import everything_away, over_offloads
     from planner.search.registry import BASELINES, SEARCHES, search_called
     from planner.search.remat_per_stage import polished, without_auto

@@ -26,6 +26,7 @@ from profiles.errors import OutOfTime
 SPLIT = ("tp", "pp", "ep", "etp")  # of the model over ranks
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
 AHEAD = 1.005  # what is as near as that is opened together: batches of a few cost more
+LEVELS = range(4)  # of ZeRO
 FIRST_LOST = 256  # of what does not fit, priced at a time
 
 
@@ -210,14 +211,18 @@ class Frontier:
         if self.clock.over:
             self._dropped = min(self._dropped, floors.min(initial=inf))
             return
-        too_big = floor_bytes(peaks, branch) > self.problem.memory_limit_bytes
-        self.dropped_for_memory += int(batch["leaves"][too_big].sum())
-        floors_s = self._seconds_of(floors)
-        self._lose(columns, peaks, floors_s[branch], too_big[branch])
-        if not too_big.all():
-            fitting = take(batch, ~too_big)
-            owner = np.repeat(floors_s[~too_big], fitting["leaves"])
-            self._add(self.space.leaves(fitting), owner)
+        floors_s, fits = self._seconds_of(floors), self._fit(peaks)
+        self._lose(columns, peaks, floors_s[branch], ~fits)
+        levels = np.zeros((len(floors), len(LEVELS)), dtype=bool)
+        levels[branch, columns.zero] = fits
+        fitting: Array = np.asarray(levels.any(axis=1))
+        self.dropped_for_memory += int(batch["leaves"][~fitting].sum())
+        if fitting.any():
+            some = take(batch, fitting)
+            self._add(self.space.leaves(some), some, floors_s[fitting], levels[fitting])
+
+    def _fit(self, peaks: Array) -> Array:
+        return np.asarray(peaks <= self.problem.memory_limit_bytes)
 
     def _seconds_of(self, floors: Array) -> Array:
         """Of floors of the value those of the step; nothing is known of memory's."""
@@ -234,12 +239,19 @@ class Frontier:
             )
         )
 
-    def _add(self, columns: Columns, floors_s: Array) -> None:
-        """Keep those leaves that may fit, with their prices."""
+    def _add(
+        self, columns: Columns, branches: Table, floors_s: Array, levels: Array
+    ) -> None:
+        """Keep those leaves of *branches* that may fit, with their prices: of each the
+        *levels* of ZeRO whose leanest does."""
+        owner = np.repeat(np.arange(len(floors_s)), branches["leaves"])
+        rows = np.flatnonzero(levels[owner, columns.zero])
+        self.dropped_for_memory += len(columns) - len(rows)
+        columns, owner = columns.take(rows), owner[rows]
         peaks = leaf_bytes(self.problem, columns)
-        fits = peaks <= self.problem.memory_limit_bytes
+        fits = self._fit(peaks)
         self.dropped_for_memory += int((~fits).sum())
-        self._lose(columns, peaks, floors_s, ~fits)
+        self._lose(columns, peaks, floors_s[owner], ~fits)
         if not fits.any():
             return
         found = self._priced(columns.take(fits), peaks[fits])

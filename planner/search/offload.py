@@ -72,18 +72,6 @@ def smallest_ratio(
     return min(1.0, ceil(exact * STEPS - 1e-9) / STEPS)
 
 
-def with_offload(
-    choice: Uniform, job: Job, on: Machine, limit_bytes: float
-) -> Estimate | None:
-    """*choice* with the smallest ratio of offloaded activations that fits in
-    *limit_bytes*, as simulated; None if none does."""
-    found = with_ratio(choice, job, on, limit_bytes)
-    if found is None:
-        return None
-    best = _priced(found, job, on, found.offload.activations)
-    return best if best.peak_secured_bytes <= limit_bytes else None
-
-
 def with_ratio(
     choice: Uniform, job: Job, on: Machine, limit_bytes: float
 ) -> Uniform | None:

@@ -13,8 +13,9 @@ that: keeping everything is never slower than not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -35,6 +36,7 @@ from planner.problem import (
     Space,
     Table,
     length,
+    take,
 )
 from planner.search.bounds import floor_s, leaf_bytes, leaf_s, rough_s
 from planner.search.branch_queue import BranchQueue
@@ -43,10 +45,9 @@ from planner.search.search import Clock, Limits
 from profiles.arrays import Array
 from profiles.errors import Contradiction, OutOfTime
 
-MOST: Final = 8  # candidates that are fitted
-MISSES: Final = 4  # of them in a row that bring nothing: the next will not either
-UNTRIED: Final = 0.96  # of the first guess of a schedule: at most that far too high
-LISTED: Final = 64  # candidates that are looked at, the most promising ones
+MOST: Final = 8  # candidates of a schedule that are fitted
+MISSES: Final = 3  # of them in a row that bring nothing: the next will not either
+TOO_HIGH: Final = 0.96  # of a guess: at most that far is it above what comes out
 # What is made again for the first bytes costs next to nothing (norms, activations), for
 # the last ones whole products: seconds grow as this power of the share of bytes.
 # [fitted by hand] the first fitted is the best of all in four searches of five (gpt-13b
@@ -54,6 +55,7 @@ LISTED: Final = 64  # candidates that are looked at, the most promising ones
 CONVEX: Final = 4
 WHOLE: Final = 1  # where layers are made again whole
 MOST_BRANCHES: Final = 8192  # that are priced
+MOST_FULL: Final = 512  # of those of whose leanest candidates none is promising
 _NONE, _FULL = RECOMPUTES.index("none"), RECOMPUTES.index("full")
 
 
@@ -88,30 +90,91 @@ def polished(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         return solution
     clock = Clock(limits=limits)
     try:
-        fields = [
+        parts = [
             _Field(one, solution.value, clock, tight=solution.added is not None)
             for one in _free(problem)
         ]
     except OutOfTime:
         return solution
-    left = [one for field in fields for one in field.promising()]
-    best, simulated, misses, known = solution.best, 0, 0, Known()
-    off: dict[str, float] = {}  # by schedule, how far its last guess was
+    trials = _Trials(solution.best, solution.value)
+    for one in trials.of([one for part in parts for one in part.promising()]):
+        if clock.over:
+            break
+        trials.judge(one)
+    return _with(problem, solution, trials.best, parts, trials.simulated, limits)
 
-    def likely(one: _Promise) -> float:
-        return one.guess * off.get(one.choice.schedule, UNTRIED)
 
-    while left and not clock.over and simulated < MOST and misses < MISSES:
-        one = min(left, key=likely)
-        left.remove(one)
-        if one.least >= problem.value(best) * (1 - EXACT):
-            continue
-        found = one.problem.simulate(one.choice, known)
-        simulated, misses = simulated + 1, misses + 1
-        off[one.choice.schedule] = problem.value(found) / one.guess
-        if one.problem.fits(found) and problem.value(found) < problem.value(best):
-            best, misses = found, 0
-    return _with(problem, solution, best, fields, simulated, limits)
+@dataclass
+class _Record:
+    """What came of the trials of a schedule."""
+
+    value: float = inf  # the best that fits
+    tried: int = 0
+    missed: int = 0  # in a row
+    added: float = 0.0  # to the values of candidates that keep everything, in all
+    guessed: float = 0.0  # the same, as it was guessed
+    least: float = 0.0  # those values, in all
+
+    def likely(self, least: float, guess: float) -> float:
+        """What a *guess* may come to: off by as much as those before were in what is
+        made again, or in all."""
+        if not self.guessed:
+            return guess
+        again = max(self.added / self.guessed, 1.0) * (guess - least)
+        whole = (self.least + self.added) / (self.least + self.guessed)
+        return min(least + again, max(whole, 1.0) * guess)
+
+
+@dataclass
+class _Trials:
+    """The most promising candidates, fitted one after another.
+
+    What is tried of a schedule hangs on that schedule alone, but for what cannot be
+    better: so pinning one finds nothing that was not found without.
+    """
+
+    best: Candidate
+    value: float
+    known: Known = field(default_factory=Known)
+    of_schedule: dict[str, _Record] = field(default_factory=dict)
+
+    @property
+    def simulated(self) -> int:
+        return sum(one.tried for one in self.of_schedule.values())
+
+    def of(self, left: list[_Promise]) -> Iterator[_Promise]:
+        """Those of *left* that may be better, the most likely ones first."""
+        while left := [one for one in left if self._may_be_better(one)]:
+            one = min(left, key=self._likely)
+            left.remove(one)
+            yield one
+
+    def judge(self, one: _Promise) -> None:
+        found = one.problem.simulate(one.choice, self.known)
+        value, fits = one.problem.value(found), one.problem.fits(found)
+        record = self._record(one)
+        record.tried += 1
+        record.missed += 1
+        record.least += one.least
+        record.added += value - one.least
+        record.guessed += one.guess - one.least
+        if fits and value < record.value:
+            record.value, record.missed = value, 0
+        if fits and value < self.value:
+            self.best, self.value = found, value
+
+    def _record(self, one: _Promise) -> _Record:
+        return self.of_schedule.setdefault(one.choice.schedule, _Record())
+
+    def _likely(self, one: _Promise) -> float:
+        """What it may come to at the least."""
+        return TOO_HIGH * self._record(one).likely(one.least, one.guess)
+
+    def _may_be_better(self, one: _Promise) -> bool:
+        record = self._record(one)
+        if record.missed == MISSES or record.tried == MOST:
+            return False
+        return max(one.least, self._likely(one)) < self.value * (1 - EXACT)
 
 
 def _free(problem: Problem) -> list[Problem]:
@@ -126,7 +189,7 @@ def _with(
     problem: Problem,
     solution: Solution,
     best: Candidate,
-    fields: Sequence[_Field],
+    parts: Sequence[_Field],
     simulated: int,
     limits: Limits,
 ) -> Solution:
@@ -134,9 +197,9 @@ def _with(
     assert solution.best is not None, "there is something to polish"
     before = solution.added  # where no preset fits
     added = Added(
-        considered=sum(field.considered for field in fields),
+        considered=sum(part.considered for part in parts),
         simulated=simulated,
-        lower=min(solution.lower, value, *(field.lower for field in fields)),
+        lower=min(solution.lower, value, *(part.lower for part in parts)),
         uniform_value=solution.value,
         uniform_lower=solution.lower,
     )
@@ -160,12 +223,45 @@ def _with(
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Candidates that keep everything: their bounds, and what they may come to."""
+class _Tight:
+    """Candidates that fit if they make everything again, and not if they keep it: the
+    branch of each, bytes beyond the limit, and bytes where all is made again."""
 
     columns: Columns
+    branch: Array
+    over: Array
+    made: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Candidates that keep everything, and the branch of each: their bounds, and what
+    they may come to."""
+
+    columns: Columns
+    branch: Array
     bounds: Array
     guesses: Array
+
+    def beside(self, others: _Rows) -> _Rows:
+        return _Rows(
+            Columns.concatenate([self.columns, others.columns]),
+            np.concatenate([self.branch, others.branch]),
+            np.concatenate([self.bounds, others.bounds]),
+            np.concatenate([self.guesses, others.guesses]),
+        )
+
+    def likeliest(self) -> list[int]:
+        """The best guess of each branch, the best first; of each schedule `MOST`."""
+        found, seen, of = list[int](), set[int](), Counter[int]()
+        for row in np.argsort(self.guesses, kind="stable").tolist():
+            branch = int(self.branch[row])
+            schedule = int(self.columns.schedule[row])
+            if branch not in seen and of[schedule] < MOST:
+                seen.add(branch)
+                of[schedule] += 1
+                found.append(row)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +292,10 @@ class _Field:
         self._rows = self._found(value)
 
     def promising(self) -> Iterator[_Promise]:
-        """Up to `LISTED` choices, best first."""
-        if self._rows is None:
+        """Of each schedule up to `MOST` choices, best first."""
+        if (rows := self._rows) is None:
             return
-        rows = self._rows
-        for row in np.argsort(rows.guesses, kind="stable")[:LISTED].tolist():
+        for row in rows.likeliest():
             choice = self.space.choice(rows.columns, row)
             yield _Promise(
                 problem=self.problem,
@@ -210,37 +305,74 @@ class _Field:
             )
 
     def _found(self, value: float) -> _Rows | None:
-        problem, trunks = self.problem, self.space.trunks
-        if not length(trunks):
+        """Branches by their leanest candidates, then all candidates of the best."""
+        if not length(self.space.trunks):
             return None
-        table = self._may_beat(value, trunks)
+        table, floors = self._may_beat(value)
         if not length(table):
             return None
-        columns = self.space.leaves(table)
+        lean, branch = self.space.leanest(table)
+        over = self._over(lean)
+        tight = self._tight(lean, branch, over)
+        all_fit = np.bincount(branch, weights=over > 0) == 0
+        binds = self._full(table, np.flatnonzero(all_fit))
+        binds[tight.branch] = True
+        first = self._guessed(tight, value)
+        others = binds.copy()
+        others[first.branch] = False
+        some = np.flatnonzero(others)[:MOST_FULL]
+        first = first.beside(self._of_all(table, some, value))
+        self.considered = int(table["leaves"][np.unique(first.branch)].sum())
+        self.lower = min(self.lower, floors[binds].min(initial=inf))
+        return self._of_all(table, first.branch[first.likeliest()], value)
+
+    def _of_all(self, table: Table, branches: Array, value: float) -> _Rows:
+        """The guesses of all candidates of some *branches* of *table*."""
+        every = self.space.leaves(take(table, branches))
+        owner = np.repeat(branches, table["leaves"][branches])
+        return self._guessed(self._tight(every, owner, self._over(every)), value)
+
+    def _full(self, table: Table, rest: Array) -> Array:
+        """Of the branches whose leanest fit, the *rest*, those that have candidates
+        that do not."""
+        found = np.zeros(length(table), dtype=bool)
+        if len(rest):
+            columns, branch = self.space.fullest(take(table, rest))
+            found[rest[branch[self._over(columns) > 0]]] = True
+        return found
+
+    def _over(self, columns: Columns) -> Array:
+        """Bytes beyond the limit of *columns*, which keep everything."""
         self.clock.require()
-        limit = problem.memory_limit_bytes
-        over = leaf_bytes(self.space.problem, columns)
+        needed = leaf_bytes(self.space.problem, columns)
+        return needed - self.problem.memory_limit_bytes
+
+    def _tight(self, columns: Columns, branch: Array, over: Array) -> _Tight:
+        """Of *columns* those that are *over* the limit, and may fit making everything
+        again."""
+        limit = self.problem.memory_limit_bytes
+        rows = np.flatnonzero(over > 0)
+        columns, branch, over = columns.take(rows), branch[rows], over[rows]
         self.clock.require()
-        columns, over = columns.take(over > limit), over[over > limit]
-        bounds = self._values(columns, over)
+        made = self._made(*self._leanest(columns))
+        rows = np.flatnonzero(made <= limit)
+        return _Tight(columns.take(rows), branch[rows], over[rows], made[rows])
+
+    def _guessed(self, tight: _Tight, value: float) -> _Rows:
+        """Of those that are *tight* what may be better than *value*."""
+        limit = self.problem.memory_limit_bytes
+        self.clock.require()
+        bounds = self._values(tight.columns, limit + tight.over)
         rows = np.flatnonzero(bounds < value)
-        if not len(rows):
-            return None
-        columns, bounds, over = columns.take(rows), bounds[rows], over[rows]
-        leanest, again = self._leanest(columns)
-        made = self._made(leanest, again)
+        bounds, over, made = bounds[rows], tight.over[rows], tight.made[rows]
+        columns = tight.columns.take(rows)
+        share = over / np.maximum(limit + over - made, 1.0)
         self.clock.require()
-        fits = made <= limit
-        if not fits.any():
-            return None
-        bounds, over, made = bounds[fits], over[fits], made[fits]
-        share = (over - limit) / np.maximum(over - made, 1.0)
-        full = self._values(again.take(fits), made, leanest)
-        power = CONVEX if problem.offers("recompute", BY_NAME) else WHOLE
+        leanest, again = self._leanest(columns)
+        full = self._values(again, made, leanest)
+        power = CONVEX if self.problem.offers("recompute", BY_NAME) else WHOLE
         guesses = bounds + np.clip(share, 0, 1) ** power * (full - bounds)
-        self.considered = len(bounds)
-        self.lower = min(self.lower, float(bounds.min()))
-        return _Rows(columns.take(fits), bounds, guesses)
+        return _Rows(columns, tight.branch[rows], bounds, guesses)
 
     def _leanest(self, columns: Columns) -> tuple[Problem, Columns]:
         """*columns* that make everything again, and have away all that may leave; with
@@ -265,10 +397,9 @@ class _Field:
             found[over] = np.minimum(found[over], leaf_bytes(problem, some))
         return found
 
-    def _may_beat(self, value: float, trunks: Table) -> Table:
-        """Of the branches of *trunks* those whose floors are below *value*, as many as
-        are priced."""
-        problem = self.space.problem
+    def _may_beat(self, value: float) -> tuple[Table, Array]:
+        """The branches whose floors are below *value*, as many as are priced."""
+        problem, trunks = self.space.problem, self.space.trunks
 
         def floors(some: Table) -> Array:
             return np.asarray(problem.value_of(floor_s(problem, some), 0.0))
@@ -278,11 +409,11 @@ class _Field:
         queue = BranchQueue(
             trunks, rough, floors, lambda: self.clock.over, self.space.opened
         )
-        table, _ = queue.take(MOST_BRANCHES, below=value)
+        table, least = queue.take(MOST_BRANCHES, below=value)
         self.clock.require()
         if length(table) == MOST_BRANCHES:
             self.lower = min(self.lower, queue.least)
-        return table
+        return table, least
 
     def _values(
         self, columns: Columns, peak_bytes: Array, problem: Problem | None = None

@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from planner.sharding.choice_cache import cache_folder
     from planner.sharding.choice_graph import Choice, Chosen, Status
     from planner.sharding.costs import SentBytes
     from planner.sharding.elimination import eliminate
     from planner.sharding.intra_op import BlockSharding, Posed, described, pose
-    from planner.sharding.milp import Milp, MilpSolution
     from planner.sharding.problem import ENTRY, ROUTED, BlockProblem, entry_choices
     from planner.sharding.refine import with_own_shardings
     from planner.sharding.report import (

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,22 +129,6 @@ class ChoiceGraph:
         for one in self.follows:
             full[one.node] = one.options[full[one.leader]]
         return {name: full[name] for name in self.nodes}
-
-    @cached_property
-    def digest(self) -> str:
-        """A key that equal problems share and unlike ones do not."""
-        text = sha256()
-        for name, costs in self.nodes.items():
-            text.update(name.encode() + b"\0" + costs.tobytes())
-        for edge in self.edges:
-            text.update(f"{edge.source}\0{edge.target}\0{edge.costs.shape}".encode())
-            text.update(np.ascontiguousarray(edge.costs).tobytes())
-        for limit in self.limits:
-            text.update(f"{limit.name}\0{limit.capacity!r}".encode())
-            for name, uses in limit.uses.items():
-                text.update(name.encode() + b"\0" + uses.tobytes())
-        text.update(repr((self.apart, self.follows)).encode())
-        return text.hexdigest()
 
 
 def _without(graph: ChoiceGraph, follow: Follow) -> ChoiceGraph:

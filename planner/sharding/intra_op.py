@@ -5,7 +5,7 @@
     options of every operator
       │  local work, collectives            sharding_prices, resharding
     ChoiceGraph
-      │  Alpa's integer program, cached     choice_ilp, choice_cache
+      │  Alpa's integer program             choice_ilp
     ModuleShardings, with a proof
 
 Only the operator graph goes in: that a product's columns are split and the next one's
@@ -16,11 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from costmodel.layout import ModuleSharding, Placed
 from costmodel.operators import module_sharding
-from planner.sharding.choice_cache import cached
 from planner.sharding.choice_graph import Choice, ChoiceGraph, Chosen, Status
 from planner.sharding.costs import (
     Measure,
@@ -35,8 +33,7 @@ from planner.sharding.costs import (
     own_traffic,
     readings,
 )
-from planner.sharding.ilp import solve_choice
-from planner.sharding.milp import TIME_LIMIT_S
+from planner.sharding.ilp import TIME_LIMIT_S, solve_choice
 from planner.sharding.problem import ENTRY, BlockProblem, entry_choices
 from profiles.errors import Infeasible
 from profiles.models import Operator
@@ -88,18 +85,14 @@ def solve(
     problem: BlockProblem,
     *,
     time_limit_s: float = TIME_LIMIT_S,
-    cache: Path | None = None,
 ) -> BlockSharding:
     """The fastest sharding of every operator, or the best that the time allows.
 
-    *cache* is a folder of solved problems (`choice_cache.cache_folder`; None: memory
-    only). Raises Infeasible where no sharding fits in the memory, or the solver found
+    Raises Infeasible where no sharding fits in the memory, or the solver found
     none in time.
     """
     posed = pose(problem)
-    found = cached(
-        posed.graph, lambda graph: solve_choice(graph, time_limit_s=time_limit_s), cache
-    )
+    found = solve_choice(posed.graph, time_limit_s=time_limit_s)
     if not found.choice:
         raise _no_sharding(problem, found)
     return described(posed, found)

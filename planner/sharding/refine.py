@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -46,7 +45,6 @@ from planner.problem import (
 )
 from planner.problem import Status as SolutionStatus
 from planner.search import Clock, Limits
-from planner.sharding.choice_cache import cached
 from planner.sharding.choice_graph import Choice, Chosen, Status
 from planner.sharding.costs import moments
 from planner.sharding.elimination import eliminate
@@ -67,7 +65,6 @@ LEANER: Final = 3  # of those
 def with_own_shardings(
     problem: Problem,
     solution: Solution,
-    cache: Path | None = None,
     clock: Clock | None = None,
 ) -> Solution:
     """*solution* with the proof of its operators' shardings, or with better ones, as
@@ -75,14 +72,13 @@ def with_own_shardings(
 
     Where only memory is in the way of much faster ones, smaller micro-batches are tried
     too. Blocks of routed experts, context parallelism, gathers of 8 bits and stages on
-    unlike devices keep their preset, and have no proof. *cache* is a folder of solved
-    programs (None: memory only).
+    unlike devices keep their preset, and have no proof.
     """
     best = solution.best
     if best is None or problem.objective is Objective.MEMORY:
         return solution
     clock = clock or Clock(limits=Limits())
-    looked = _looked(problem, best, cache, clock)
+    looked = _looked(problem, best, clock)
     if not looked.proofs:
         return solution
     operators = Operators(proofs=looked.proofs)
@@ -92,7 +88,7 @@ def with_own_shardings(
             break
         candidate = problem.simulate(choice)
         if problem.fits(candidate):
-            looked = _looked(problem, candidate, cache, clock)
+            looked = _looked(problem, candidate, clock)
             found = _replaced(problem, found, candidate, looked)
     return found
 
@@ -107,9 +103,7 @@ class _Looked:
     free: float
 
 
-def _looked(
-    problem: Problem, candidate: Candidate, cache: Path | None, clock: Clock
-) -> _Looked:
+def _looked(problem: Problem, candidate: Candidate, clock: Clock) -> _Looked:
     layout = candidate.estimate.layout
     room = _room_bytes(problem, candidate)
     known: dict[object, _Answer | None] = {}
@@ -124,7 +118,7 @@ def _looked(
             if clock.over:
                 break
             posed = _posed(problem.job, on, layout, block, stage, plan)
-            known[key] = _answer(posed, room, cache, clock)
+            known[key] = _answer(posed, room, clock)
         answer = known[key]
         if answer is not None:
             proof = answer.proof
@@ -209,9 +203,7 @@ def _posed(
     return pose(asked)
 
 
-def _answer(
-    posed: Posed | None, room: float, cache: Path | None, clock: Clock
-) -> _Answer | None:
+def _answer(posed: Posed | None, room: float, clock: Clock) -> _Answer | None:
     """The best sharding in the preset's memory and *room*, as far as there is time;
     None where the preset is not among the choices."""
     if posed is None:
@@ -227,7 +219,7 @@ def _answer(
     if found.value < own_s * (1 - EXACT) and peak_bytes(posed, found.choice) > most:
         left_s = min(clock.left_s, TIME_LIMIT_S)
         late = replace(found, status=Status.FEASIBLE, choice=own, value=own_s)
-        found = late if clock.over else _by_program(posed, most, cache, left_s)
+        found = late if clock.over else _by_program(posed, most, left_s)
     if found.status is Status.INFEASIBLE or found.value >= own_s * (1 - EXACT):
         none_fits = found.status in (Status.INFEASIBLE, Status.OPTIMAL)
         found = Chosen(
@@ -270,12 +262,10 @@ def _gathered_bytes(posed: Posed, own: Choice, *, split: bool) -> float:
     return asked.in_flight * max(said - kept, 0.0)
 
 
-def _by_program(
-    posed: Posed, most_bytes: float, cache: Path | None, left_s: float
-) -> Chosen:
+def _by_program(posed: Posed, most_bytes: float, left_s: float) -> Chosen:
     limited = replace(posed.problem, memory_bytes=most_bytes)
     graph = replace(posed.graph, limits=moments(limited, posed.options))
-    return cached(graph, lambda one: solve_choice(one, time_limit_s=left_s), cache)
+    return solve_choice(graph, time_limit_s=left_s)
 
 
 def _room_bytes(problem: Problem, candidate: Candidate) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from costmodel.layout import PARTIAL, WHOLE, Placed, Uniform, sharding_documents
@@ -20,8 +19,8 @@ from costmodel.operators import ON_TP, Step, dimension, made, splittable
 from planner.problem import Problem
 from planner.search import Clock, Limits
 from planner.sharding.choice_graph import Status
+from planner.sharding.ilp import TIME_LIMIT_S
 from planner.sharding.intra_op import BlockSharding, Posed, peak_bytes, pose, solve
-from planner.sharding.milp import TIME_LIMIT_S
 from planner.sharding.problem import ENTRY, BlockProblem, entry_choices
 from profiles.hardware import Precision, precision
 from profiles.models import Operator
@@ -48,7 +47,6 @@ class LayoutShardings:
 def layout_shardings(
     problem: Problem,
     choice: Uniform,
-    cache: Path | None = None,
     clock: Clock | None = None,
 ) -> LayoutShardings:
     """Shard the first numbered layer of the job for the layout *choice*, in the time
@@ -67,7 +65,7 @@ def layout_shardings(
     if own is None or choice.cp > 1:
         return LayoutShardings(
             problem=asked,
-            best=solve(asked, time_limit_s=left_s, cache=cache),
+            best=solve(asked, time_limit_s=left_s),
             own_s=None,
             own_bytes=None,
         )
@@ -75,7 +73,7 @@ def layout_shardings(
     limited = replace(asked, memory_bytes=held)
     return LayoutShardings(
         problem=limited,
-        best=solve(limited, time_limit_s=left_s, cache=cache),
+        best=solve(limited, time_limit_s=left_s),
         own_s=posed.graph.value(own),
         own_bytes=held,
     )

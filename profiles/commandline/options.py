@@ -63,7 +63,8 @@ def collected(group: str, into: type, keyword: str) -> Callable[[Function], Func
     def add(function: Function) -> Function:
         @wraps(function)
         def call(**values: Any) -> Any:
-            gathered = into(**{one.name: values.pop(one.name) for one in fields(into)})
+            names = [one.name for one in fields(into) if one.name in values]
+            gathered = into(**{name: values.pop(name) for name in names})
             return function(**{keyword: gathered}, **values)
 
         for each in reversed(options):

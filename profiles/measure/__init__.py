@@ -6,7 +6,7 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from profiles.measure.machine import device_name, multiplies, spread
-    from profiles.measure.options import Wish, measure_options
+    from profiles.measure.options import MeasureOptions, measure_options
     from profiles.measure.session import measure, resolved
     from profiles.measure.tables import BACKEND, trimmed_mean
 

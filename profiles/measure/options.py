@@ -1,4 +1,4 @@
-"""`Wish`: what `profile` is asked to measure; imports nothing heavy."""
+"""`MeasureOptions`: what `profile` is asked to measure; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class MeasureOptions:
     """As the command line says it; None (or empty) where it does not."""
 
     device: str | None = option(
@@ -73,4 +73,4 @@ class Wish:
     )
 
 
-measure_options = collected("Measurement", Wish, "wish")
+measure_options = collected("Measurement", MeasureOptions, "options")

@@ -26,7 +26,7 @@ from profiles.measure.machine import (
     device_name,
     noise,
 )
-from profiles.measure.options import Wish
+from profiles.measure.options import MeasureOptions
 from profiles.measure.plan import (
     MOST_TOKENS,
     amid_products,
@@ -93,25 +93,25 @@ class Question:
     offload_dir: Path = field(default_factory=default_folder)
 
 
-def resolved(wish: Wish) -> Question:
-    """The question of *wish*.
+def resolved(options: MeasureOptions) -> Question:
+    """The question of *options*.
 
     Raises InvalidQuestion where this machine has no such device, number format or
     room for so many ranks, and UnknownName, InvalidSpec or Unsupported for the model.
     """
-    jobs = _jobs(wish)
-    if wish.offload_dir is not None:
-        require_room(wish.offload_dir, drives.SIZE_BYTES, "measuring the drive")
-    endpoint = meeting_point(wish.nodes, wish.rdzv_endpoint)
-    gpus = machine.gpus() if wish.device != "cpu" else ()
-    device = wish.device or ("cuda" if gpus else "cpu")
+    jobs = _jobs(options)
+    if options.offload_dir is not None:
+        require_room(options.offload_dir, drives.SIZE_BYTES, "measuring the drive")
+    endpoint = meeting_point(options.nodes, options.rdzv_endpoint)
+    gpus = machine.gpus() if options.device != "cpu" else ()
+    device = options.device or ("cuda" if gpus else "cpu")
     if device == "cuda" and not gpus:
         raise InvalidQuestion(
             "--device cuda: PyTorch sees no GPU on this machine; use --device cpu"
         )
-    ranks = wish.ranks or len(gpus) or min(machine.cores(), MOST_RANKS)
+    ranks = options.ranks or len(gpus) or min(machine.cores(), MOST_RANKS)
     _require_ranks(device, ranks, len(gpus))
-    precisions = tuple(dict.fromkeys(wish.precisions)) or PRECISIONS[device]
+    precisions = tuple(dict.fromkeys(options.precisions)) or PRECISIONS[device]
     formats = [name for name in FORMATS[device] if machine.multiplies(name, device)]
     for precision in precisions:
         if precision not in formats:
@@ -124,22 +124,22 @@ def resolved(wish: Wish) -> Question:
         ranks=ranks,
         precisions=precisions,
         jobs=jobs or default_jobs(device),
-        quick=wish.quick,
-        nodes=wish.nodes,
+        quick=options.quick,
+        nodes=options.nodes,
         endpoint=endpoint,
-        offload_dir=wish.offload_dir or default_folder(),
+        offload_dir=options.offload_dir or default_folder(),
     )
 
 
-def _jobs(wish: Wish) -> tuple[Job, ...]:
-    if wish.model is None:
+def _jobs(options: MeasureOptions) -> tuple[Job, ...]:
+    if options.model is None:
         for name in ("seq_len", "global_batch"):
-            if getattr(wish, name) is not None:
+            if getattr(options, name) is not None:
                 flag = name.replace("_", "-")
-                raise Contradiction(f"--{flag} is of a model; give --model too")
+                raise Contradiction(f"--{flag} needs a model; give --model too")
         return ()
-    job = known_model(wish.model).job(
-        seq_len=wish.seq_len, global_batch=wish.global_batch
+    job = known_model(options.model).job(
+        seq_len=options.seq_len, global_batch=options.global_batch
     )
     for block in job.graph.distinct():
         for operator in block.operators:
@@ -224,8 +224,8 @@ def require_alike(nodes: Sequence[Node]) -> None:
                 )
         if node.device != first.device:
             raise Unsupported(
-                f"node 0 is {first.device} and node {number} {node.device}: "
-                "machines of unlike devices are measured in profiles of their own"
+                f"node 0 is {first.device} and node {number} {node.device}: measure "
+                "machines of different devices in separate profiles"
             )
 
 

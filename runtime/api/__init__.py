@@ -1,4 +1,4 @@
-"""`parallelize`: a layout applied to a module of the user's own."""
+"""`parallelize`: a layout applied to a user's own module."""
 
 from typing import TYPE_CHECKING
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from costmodel.layout import Layout
 from profiles.errors import Unsupported
-from runtime.api.supported import sharded_as, states_away
+from runtime.api.supported import fsdp_level, state_offload
 from runtime.models import Policy
 
 
@@ -49,7 +49,7 @@ def replicated(
     rules: Policy,
 ) -> nn.Module:
     """*module* over the dp axis of *whole*, which ZeRO cuts as *shards*."""
-    mesh, zero = whole["dp"], sharded_as(layout)
+    mesh, zero = whole["dp"], fsdp_level(layout)
     if zero == 0 and mesh.size() == 1:
         return module
     if zero == 0 and whole["tp"].size() == 1:
@@ -57,7 +57,7 @@ def replicated(
     elif zero == 0:  # PyTorch's DDP does not hold DTensors
         replicate(module, mesh=mesh)
     else:
-        away = states_away(layout).policy(next(module.parameters()).device)
+        away = state_offload(layout).policy(next(module.parameters()).device)
         for unit in (*members, module):
             fully_shard(
                 unit,
@@ -67,11 +67,11 @@ def replicated(
                 offload_policy=away,
             )
         assert isinstance(module, FSDPModule)
-    called_whole(module)
+    require_whole_calls(module)
     return module
 
 
-def called_whole(model: nn.Module) -> None:
+def require_whole_calls(model: nn.Module) -> None:
     """Raise Unsupported, up to the second forward that trains, for a part of *model*
     that is called outside its forward."""
     watch = _Watch(model)

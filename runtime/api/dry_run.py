@@ -128,8 +128,8 @@ class DryRun:
             made = copy.deepcopy(module, memo)
         except (TypeError, RuntimeError) as error:
             raise Unsupported(
-                f"a {type(module).__name__} cannot be copied, to be tried before it is "
-                f"cut: {str(error).splitlines()[0]}"
+                f"a {type(module).__name__} cannot be copied, which comparing its "
+                f"units with its forward needs: {str(error).splitlines()[0]}"
             ) from error
         for one in made.modules():
             if any(isinstance(own, Drawn) for own in one._parameters.values()):

@@ -32,13 +32,13 @@ from profiles.files import read_json
 from runtime.api.data_parallel import replicated
 from runtime.api.dry_run import DryRun
 from runtime.api.module_chain import chain_of
-from runtime.api.optimizers import DriveUpdate, HostUpdate, Update, device_of
+from runtime.api.optimizers import Update, device_of
 from runtime.api.pipelined import Loss, Pipelined
 from runtime.api.supported import (
-    made_again,
-    require_carried_out,
-    sharded_as,
-    states_away,
+    fsdp_level,
+    recomputed_layers,
+    require_executable,
+    state_offload,
 )
 from runtime.api.tensor_parallel_plan import Styles, place
 from runtime.models import Policy, policy
@@ -83,10 +83,10 @@ def parallelize(
 
     Raises Unsupported for layouts or modules that are not carried out.
     """
-    require_carried_out(layout)
+    require_executable(layout)
     require_ranks(layout)
     device = next(module.parameters()).device
-    begin_alike(module)
+    broadcast_from_first(module)
     whole = device_mesh(layout, device.type)
     chain = chain_of(module, units) if layout.pp > 1 else []
     members = chain or _members(module, units)
@@ -94,7 +94,7 @@ def parallelize(
     require_layers(module, members, layout)
     trial = DryRun(module, chain) if chain else None  # of them as they are
     place(module, whole["tp"], styles or {})
-    for unit in _redone(members, made_again(layout)):
+    for unit in _redone(members, recomputed_layers(layout)):
         _redo(unit)
     rules = policy(layout.precision_name)
     rules.multiply()
@@ -133,14 +133,14 @@ def require_trained(module: nn.Module, layout: Layout) -> None:
             f"no parameter of {type(module).__name__} is trained: all have "
             "requires_grad=False"
         )
-    together = layout.pp > 1 or sharded_as(layout) > 0  # with those that are frozen
+    together = layout.pp > 1 or fsdp_level(layout) > 0  # with those that are frozen
     for name, one in named.items():
         narrow = one.is_floating_point() and one.dtype is not torch.float32
         if narrow and (one.requires_grad or together):
             raise Contradiction(
-                f"{name} is {str(one.dtype).removeprefix('torch.')}: a layout of "
-                f"precision {layout.precision_name} is begun with weights of 32 bits, "
-                "and makes others itself; call module.float() before parallelize"
+                f"{name} is {str(one.dtype).removeprefix('torch.')}: precision "
+                f"{layout.precision_name} starts from 32-bit weights and casts them "
+                "itself; call module.float() before parallelize"
             )
 
 
@@ -149,7 +149,7 @@ def require_layers(
 ) -> None:
     """Raise Contradiction where *members* are not the layers of *layout*, with up to
     three beside (embedding, norm, head)."""
-    layers = len(made_again(layout))
+    layers = len(recomputed_layers(layout))
     if members and not 0 <= len(members) - layers <= 3:
         raise Contradiction(
             f"the layout is of {layers} layers and {type(module).__name__} has "
@@ -166,7 +166,7 @@ def data_rank(layout: Layout) -> int:
 
 
 @torch.no_grad()
-def begin_alike(module: nn.Module) -> None:
+def broadcast_from_first(module: nn.Module) -> None:
     """Give every rank rank 0's parameters and buffers, as `DistributedDataParallel`
     does: modules made from unlike seeds would never agree."""
     for one in (*module.parameters(), *module.buffers()):
@@ -184,16 +184,14 @@ def optimizer(
     """*make*'s optimizer of the parameters of *model*, updating where *layout* says.
 
     On the device, or where an offloaded optimizer's shards are in the host's memory,
-    that is `make(list(model.parameters()))`; else a `HostUpdate`, of copies there. With
-    states on a drive a `DriveUpdate`, in a file of *folder* (or that of temporary
+    that is `make(list(model.parameters()))`; else an `Update`, of copies there. With
+    states on a drive they are in a file of *folder* (None: of the folder of temporary
     files), of AdamW, Adam or SGD.
     """
-    away = states_away(layout)
-    if away.on_drive:
-        return DriveUpdate(model, layout, make, folder)
-    if not away.masters:
-        return made_of(make, list(model.parameters()))
-    return HostUpdate(model, make, scattered=sharded_as(layout) >= 2)
+    away = state_offload(layout)
+    if away.on_drive or away.masters:
+        return Update(model, layout, make, folder)
+    return made_of(make, list(model.parameters()))
 
 
 def clip_gradients(
@@ -243,9 +241,9 @@ def _redone(members: list[nn.Module], again: list[bool]) -> Iterator[nn.Module]:
         yield from members
     else:
         raise Contradiction(
-            f"the layout makes {sum(again)} of {len(again)} layers again, and the "
-            f"module has {len(members)} units; give units, one a layer, or recompute "
-            "full in all"
+            f"the layout recomputes {sum(again)} of {len(again)} layers, and the "
+            f"module has {len(members)} units; give units=, one per layer, or use "
+            "recompute full in all layers"
         )
 
 

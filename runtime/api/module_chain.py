@@ -277,11 +277,11 @@ def _require_all(module: nn.Module, units: Sequence[nn.Module]) -> None:
     names = [name for name, one in module.named_parameters() if id(one) not in held]
     if names:
         raise Contradiction(
-            f"no unit holds {', '.join(names[:4])}; the units are all of the module"
+            f"no unit holds {', '.join(names[:4])}; give units that cover the module"
         )
     if len(held) != len(set(held)):
         raise Unsupported(
             "two units share a parameter (tied embeddings): a pipeline would train "
-            "its copies apart; untie them (of Hugging Face's models by "
+            "the copies separately; untie them (of Hugging Face's models by "
             "tie_word_embeddings=False), or plan with --pp 1"
         )

@@ -1,15 +1,12 @@
-"""Optimizers of a loop of one's own, for states that are not on the device.
+"""`Update`: the optimizer of a user's own loop, for states that are not on the device.
 
     update = runtime.api.optimizer(model, layout, partial(AdamW, lr=1e-3))
     update.step(); update.zero_grad()
 
-`HostUpdate` has the parameters of the model as fp32 copies in the host's memory, and
-whatever states torch's optimizer keeps for them lie beside. Gradients go down when they
-are final: as they are scattered (ZeRO-3), or at the step.
-
-`DriveUpdate` has torch's states in a file of a drive. They are laid there before the
-first step, so that they have to be of a kind that is known: AdamW's, Adam's or SGD's.
-Each step takes them bucket by bucket (`runtime.offload.disk_optimizer`).
+In the host's memory are fp32 copies of the parameters, and beside them whatever states
+torch's optimizer keeps (`runtime.offload.HostOptimizer`). On a drive states are laid
+out in a file before the first step, so they have to be of a known kind: AdamW's, Adam's
+or SGD's (`runtime.offload.DiskOptimizer`).
 """
 
 from __future__ import annotations
@@ -24,33 +21,43 @@ from torch.distributed.fsdp import FSDPModule
 
 from costmodel.layout import Layout
 from profiles.errors import Unsupported
-from profiles.system import default_folder
-from runtime.api.supported import states_away
-from runtime.offload import DiskOptimizer, Host, HostGradients, HostOptimizer
+from runtime.api.supported import fsdp_level, state_offload
+from runtime.offload import DiskOptimizer, Host, HostGradients
 from runtime.optim import Make, Settings, local
 
 
 class Update:
-    """The step of *driver*, from gradients of *model* that go *down* where that is
-    given: *early*, as they are made, or when they are asked for.
+    """The update of *model*'s parameters by *make*'s optimizer, its states where
+    *layout* says: on a drive in a file of *folder*.
 
-    `inner` is torch's optimizer: learning rate schedulers are given that one.
+    Gradients go to the host (or the file) as they are scattered, or, where they are
+    not, when they are asked for. `inner` is torch's optimizer: learning rate schedulers
+    are given that one.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        driver: HostOptimizer | DiskOptimizer,
-        down: HostGradients | None,
-        *,
-        early: bool,
+        self, model: nn.Module, layout: Layout, make: Make, folder: Path | None = None
     ) -> None:
-        self._trained, self._driver, self._down = trained(model), driver, down
-        self.gradients_on = torch.device("cpu") if down else device_of(model)
+        away, device = state_offload(layout), device_of(model)
+        settings = Settings(name=kind_of(make)) if away.on_drive else Settings()
+        self._trained = trained(model)
+        self._driver = away.optimizer(
+            self._trained.items(), settings, device, folder=folder, make=make
+        )
+        self._down: HostGradients | None = None
+        early = fsdp_level(layout) >= 2
+        if isinstance(self._driver, DiskOptimizer):
+            early = away.gradients
+            self._down = self._driver.take_scattered() if early else None
+            for root in _roots(model) if away.shards else ():
+                self._driver.read_for(root, passes=away.passes)
+        elif away.masters:
+            self._down = HostGradients(Host(device))
+        self.gradients_on = torch.device("cpu") if self._down else device
         self.factor = 1.0  # what the update multiplies gradients by
-        if early and down is not None:
+        if early and self._down is not None:
             for name, one in self._trained.items():
-                down.follow(name, one)
+                self._down.follow(name, one)
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -106,38 +113,6 @@ class Update:
         return self._down.sums()
 
 
-class HostUpdate(Update):
-    """*make* of copies of the parameters; gradients leave early where *scattered*."""
-
-    def __init__(self, model: nn.Module, make: Make, *, scattered: bool) -> None:
-        device = device_of(model)
-        driver = HostOptimizer(trained(model).items(), Settings(), device, make)
-        super().__init__(model, driver, HostGradients(Host(device)), early=scattered)
-
-
-class DriveUpdate(Update):
-    """*make* of the parameters of *model*, their states in a file of *folder* as
-    *layout* says."""
-
-    def __init__(
-        self, model: nn.Module, layout: Layout, make: Make, folder: Path | None
-    ) -> None:
-        away = states_away(layout)
-        driver = DiskOptimizer(
-            trained(model).items(),
-            Settings(name=kind_of(make)),
-            device_of(model),
-            folder or default_folder(),
-            shards=away.shards,
-            gradients=away.gradients,
-            make=make,
-        )
-        down = driver.take_scattered() if away.gradients else None
-        super().__init__(model, driver, down, early=True)
-        for root in _roots(model) if away.shards else ():
-            driver.read_for(root, passes=away.passes)
-
-
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of *model* that are not frozen, by name."""
     return {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -163,9 +138,9 @@ def kind_of(make: Make) -> str:
     if type(made) is torch.optim.SGD and not group["dampening"]:
         return "sgd-momentum" if group["momentum"] else "sgd"
     raise Unsupported(
-        f"states of {type(made).__name__}, as it is made, are not known before its "
-        "first step, so that none can be laid in a file: choose AdamW or Adam without "
-        "amsgrad, SGD without dampening, or --offload-to cpu"
+        f"the states of {type(made).__name__} are not known before its first step, so "
+        "they cannot be put in a file: choose AdamW or Adam without amsgrad, SGD "
+        "without dampening, or --offload-to cpu"
     )
 
 

@@ -23,9 +23,9 @@ from costmodel.schedule import Kind
 from profiles.errors import Contradiction, Unsupported
 from runtime.api.dry_run import DryRun, agreed_shapes
 from runtime.api.module_chain import cut
-from runtime.api.supported import sharded_as, states_away
+from runtime.api.supported import fsdp_level, state_offload
 from runtime.models import Policy
-from runtime.offload import StatesAway
+from runtime.offload import StateOffload
 from runtime.optim import local
 from runtime.parallel import Sharded, Sharding, shard_mesh, sum_together
 from runtime.pipeline import Executor, Links, PipelineStage
@@ -157,17 +157,17 @@ class Pipelined(nn.Module):
         raise Unsupported("a pipelined module is trained by step(inputs, targets)")
 
     def _replicas(self, part: Part) -> Sharded | Replicated:
-        across, zero = self._mesh["dp"], sharded_as(self.layout)
+        across, zero = self._mesh["dp"], fsdp_level(self.layout)
         first = next(part.parameters(), None)
         if not zero or first is None:  # a stage may have nothing to train
             return Replicated(part, across)
-        device, away = first.device, states_away(self.layout)
+        device, away = first.device, state_offload(self.layout)
         how = Sharding(
             zero=zero,
             policy=self._rules,
             device=device,
             # Masters are the loop's optimizer's.
-            away=StatesAway(shards=away.shards, on_drive=away.on_drive),
+            away=StateOffload(shards=away.shards, on_drive=away.on_drive),
         )
         return Sharded(part, list(part.chain), self._shards, how)
 

@@ -1,7 +1,7 @@
-"""What of a layout a module of one's own is trained by, and what needs `execute`.
+"""Which layouts `parallelize` supports for a user's own module; others need `execute`.
 
-Everything that a layout says is carried out or refused, in words, before anything
-trains: a plan whose half was left out would not be what was priced.
+Everything that a layout says is either done or refused with its reason, before anything
+trains: a plan that is followed by half is not the one that was priced.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from costmodel.support import Combination
 from profiles.errors import Unsupported
 from profiles.hardware import Format, precision
 from runtime.models import policy
-from runtime.offload import StatesAway, level
+from runtime.offload import StateOffload, level
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
-def require_carried_out(layout: Layout) -> None:
+def require_executable(layout: Layout) -> None:
     """Raise Unsupported, with every reason, for what no module of one's own does."""
     found = list(_reasons(layout, Combination.of_layout(layout)))
     if found:
         raise Unsupported("; ".join(found))
 
 
-def sharded_as(layout: Layout) -> int:
+def fsdp_level(layout: Layout) -> int:
     """The ZeRO level that `fully_shard` is given; 0 where it is not used.
 
     Weights of 16 bits have their masters in its shards, also where ZeRO asks for none.
@@ -36,12 +36,12 @@ def sharded_as(layout: Layout) -> int:
     return found or (2 if policy(layout.precision_name).master else 0)
 
 
-def states_away(layout: Layout) -> StatesAway:
+def state_offload(layout: Layout) -> StateOffload:
     """Which of its states are in the host's memory, or on its drive."""
-    return StatesAway.of(layout.offload, sharded_as(layout))
+    return StateOffload.of(layout.offload, fsdp_level(layout))
 
 
-def made_again(layout: Layout) -> list[bool]:
+def recomputed_layers(layout: Layout) -> list[bool]:
     """For each numbered layer, in order, whether backward runs it again."""
     return [
         EVERYTHING in plan.retention.recomputed
@@ -62,9 +62,8 @@ def _of_modules(used: Combination) -> Iterator[str]:
     """What changes what a module computes."""
     if used.by_modules:
         yield (
-            "a layout whose operators have shardings of their own is of the "
-            "catalogue's layers: train it with `execute`, or leave the modules of its "
-            "plans out and give styles"
+            "per-operator shardings are for the catalogue's layers: train with "
+            "`execute`, or leave the modules of the plans out and give styles"
         )
     cut = {"cp": used.cp, "ep": used.ep, "etp": used.etp}
     found = [f"{name} {degree}" for name, degree in cut.items() if degree > 1]
@@ -76,8 +75,8 @@ def _of_modules(used: Combination) -> Iterator[str]:
         )
     if policy(used.precision).eight_bits:
         yield (
-            f"precision {used.precision} is of the products of the catalogue's layers: "
-            "train it with `execute`, or plan with --precision bf16"
+            f"precision {used.precision} is implemented for the catalogue's layers "
+            "only: train with `execute`, or plan with --precision bf16"
         )
     if used.pp > 1 and policy(used.precision).scaled:
         yield (
@@ -101,20 +100,21 @@ def _of_ranks(layout: Layout, used: Combination) -> Iterator[str]:
         )
     if used.pp > 1 and used.schedule not in SCHEDULES:
         yield (
-            f"schedule {used.schedule} is not supported for modules of one's own; "
+            f"schedule {used.schedule} is not supported for your own modules; "
             f"choose {', '.join(SCHEDULES)}"
         )
     if used.dp * used.cp > 1 and len(used.zero) > 1:
-        yield "layers have unlike ZeRO levels: give them one"
+        yield "layers have different ZeRO levels: give all of them the same"
 
 
 def _of_retention(used: Combination) -> Iterator[str]:
     other = sorted((used.retentions | used.of_ends) - {"none", "full"})
     if other or used.of_ends - {"none"}:
         yield (
-            f"layers that are treated otherwise ({', '.join(other) or 'of the ends'}): "
-            "a unit is kept or made again whole; train it with `execute`, or choose "
-            "recompute none or full, without --offload activations"
+            "recompute or offload inside a layer "
+            f"({', '.join(other) or 'of embedding or head'}): a unit is kept or "
+            "recomputed as a whole; train with `execute`, or choose recompute none or "
+            "full, without --offload activations"
         )
 
 
@@ -128,8 +128,7 @@ def _of_states(layout: Layout, used: Combination) -> Iterator[str]:
     offload = layout.offload
     if offload.parameters and not offload.optimizer:
         yield (
-            "parameters that are on the host are updated there: add optimizer to "
-            "--offload"
+            "offloaded parameters are updated on the host: add optimizer to --offload"
         )
     if offload.parameters and used.dp > 1 and used.zero != {3}:
-        yield "it is ZeRO-3's shards that are on the host: choose zero 3"
+        yield "only ZeRO-3's shards can be offloaded: choose --zero 3"

@@ -74,8 +74,8 @@ def require_resumable(folder: Path, meta: Mapping[str, Any]) -> int:
     path = latest(folder)
     if path is None:
         raise InvalidFile(
-            f"{shown(folder)} holds no checkpoint to resume from; leave out --resume "
-            "to begin at step 0, or name the folder of the run"
+            f"{shown(folder)} holds no checkpoint to resume from; leave --resume out "
+            "to start at step 0, or name the folder of the run"
         )
     stored = read_meta(path)
     require_same_job(path, stored, meta)
@@ -92,7 +92,7 @@ def require_fresh(folder: Path) -> None:
     found = latest(folder)
     if found is not None:
         raise Contradiction(
-            f"{shown(folder)} holds {found.name} of a run; go on from it with "
+            f"{shown(folder)} holds {found.name} of another run; continue it with "
             "--resume, or name another folder"
         )
     require_folder(folder, "--checkpoint-dir")

@@ -9,7 +9,7 @@ as they are stored, and crops of them are as random, and as repeatable, as of a 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError
 from profiles.files import require_package
 from runtime.data.names import HUGGING_FACE
-from runtime.data.token_files import BYTES, Crops
+from runtime.data.token_files import Crops, require_bytes, require_known
 
 COLUMNS: Final = ("input_ids", "tokens", "text")  # the first of them that is there
 SPLIT: Final = "train"  # where none is named
-_CHUNK: Final = 2**22
 
 
 class Joined:
@@ -47,12 +46,6 @@ class Joined:
             first, place = self._ends[place], place + 1
         return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
 
-    def chunks(self) -> Iterator[NDArray[Any]]:
-        """All of it, a few million tokens at a time."""
-        for part in self._parts:
-            for first in range(0, len(part), _CHUNK):
-                yield part[first : first + _CHUNK]
-
 
 def hugging_face(
     name: str, *, vocab: int, seq_len: int, seed: int, checked: bool = False
@@ -68,7 +61,9 @@ def hugging_face(
     column = column or _column(name, table)
     tokens, kind = _tokens(name, table, column)
     if not checked:
-        _require_known(name, tokens, vocab, kind)
+        if kind == "bytes":
+            require_bytes(vocab, f"data {name}")
+        require_known(tokens, vocab, f"data {name}")
     about = f"{name}, {len(tokens):,} {kind} of column {column}"
     return Crops(tokens, about=about, seq_len=seq_len, seed=seed)
 
@@ -152,17 +147,3 @@ def _bytes(chunk: Any) -> NDArray[np.uint8]:
     ends = np.frombuffer(offsets, dtype=wide)
     first, last = ends[chunk.offset], ends[chunk.offset + len(chunk)]
     return np.frombuffer(values, dtype=np.uint8)[first:last]
-
-
-def _require_known(name: str, tokens: Joined, vocab: int, kind: str) -> None:
-    if kind == "bytes" and vocab < BYTES:
-        raise Contradiction(
-            f"--data {name} is text, whose bytes need a vocabulary of {BYTES}; the "
-            f"model has {vocab}: name a column of tokens"
-        )
-    for chunk in tokens.chunks():
-        if int(chunk.max()) >= vocab or int(chunk.min()) < 0:
-            raise Contradiction(
-                f"--data {name} has tokens from {int(chunk.min()):,} to "
-                f"{int(chunk.max()):,}; the model's vocabulary is 0 to {vocab - 1:,}"
-            )

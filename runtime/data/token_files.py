@@ -1,13 +1,9 @@
-"""Random crops of one long row of tokens on disk.
+"""`Crops`: random crops of one long row of tokens; text and token files as such rows.
 
-What stands for data beside a file's path.
-
-A text file as tokens: its bytes, 0 to 255, in whatever encoding it is.
-
-Tokenised files: .npy (one dimension, any integers) and .bin (raw).
-
-A .bin file holds little-endian uint16, as most tokenising scripts write it, or uint32
-where the vocabulary is larger than that holds.
+text    the bytes of a file, 0 to 255, in whatever encoding it is
+.npy    one dimension of any integers
+.bin    little-endian uint16, as most tokenising scripts write it, or uint32 where
+        the vocabulary is larger than that holds
 """
 
 from __future__ import annotations
@@ -97,14 +93,19 @@ def text(path: Path, *, vocab: int, seq_len: int, seed: int) -> Crops:
     """Random crops of a file's bytes; raises InvalidFile or Contradiction."""
     name = named(path)
     size = size_of_file(path, name)
-    if vocab < BYTES:
-        raise Contradiction(
-            f"{name} is text, whose bytes need a vocabulary of {BYTES}; the model has "
-            f"{vocab}: choose another model, or tokenise the text to .npy or .bin"
-        )
+    require_bytes(vocab, name)
     tokens = mapped(path, np.dtype(np.uint8), name)
     about = f"{name}, {size:,} bytes as tokens"
     return Crops(tokens, about=about, seq_len=seq_len, seed=seed)
+
+
+def require_bytes(vocab: int, name: str) -> None:
+    """Raise Contradiction where *vocab* has not a token for each byte of a text."""
+    if vocab < BYTES:
+        raise Contradiction(
+            f"{name} is text, whose bytes need a vocabulary of {BYTES}; the model has "
+            f"{vocab}: choose another model, or give tokens"
+        )
 
 
 NUMPY, BINARY = ".npy", ".bin"
@@ -126,7 +127,7 @@ def tokenised(
     crops = Crops(tokens, about=about, seq_len=seq_len, seed=seed)
     if not checked:
         _require_narrow(tokens, numpy_file, name)
-        _require_known(tokens, vocab, name)
+        require_known(tokens, vocab, name)
     return crops
 
 
@@ -156,17 +157,17 @@ def _binary(path: Path, vocab: int, name: str) -> NDArray[Any]:
     return mapped(path, dtype, name)
 
 
-def _require_known(tokens: NDArray[Any], vocab: int, name: str) -> None:
+def require_known(tokens: Tokens, vocab: int, name: str) -> None:
     """Raise Contradiction for a token outside the vocabulary; reads the whole file."""
     for first in range(0, len(tokens), _CHUNK):
         chunk = tokens[first : first + _CHUNK]
         if int(chunk.max()) < vocab and int(chunk.min()) >= 0:
             continue
-        place = first + int(np.flatnonzero((chunk >= vocab) | (chunk < 0))[0])
+        place = int(np.flatnonzero((chunk >= vocab) | (chunk < 0))[0])
         raise Contradiction(
-            f"{name} has token {int(tokens[place]):,} at position {place:,}; the "
-            f"model's vocabulary is 0 to {vocab - 1:,}: use the model's own tokeniser, "
-            "or a model with this vocabulary"
+            f"{name} has token {int(chunk[place]):,} at position {first + place:,}; "
+            f"the model's vocabulary is 0 to {vocab - 1:,}: use the model's own "
+            "tokeniser, or a model with this vocabulary"
         )
 
 

@@ -7,6 +7,6 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from runtime.launch.probe import Probed, probed, words
     from runtime.launch.report import diverged, opening, run_view
-    from runtime.launch.run import Run, Wish, prepare
+    from runtime.launch.run import Run, prepare
 
 __all__, __getattr__ = public(__name__, __file__)

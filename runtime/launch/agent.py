@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from profiles.errors import RunFailed
-from runtime.launch.failures import FOLDER, LAUNCHER, told, words_in
+from runtime.launch.failures import FOLDER, LAUNCHER, failure_report, words_in
 
 _PERIOD_S = 0.05
 
@@ -159,7 +159,7 @@ def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
         except ChildFailedError as error:
             now = time.time_ns()
             ends = {who: (one.exitcode, now) for who, one in error.failures.items()}
-            end = RunFailed(told(ends, logs.folders))
+            end = RunFailed(failure_report(ends, logs.folders))
         except RendezvousError as error:
             end = RunFailed(
                 f"the {config.max_nodes} machines did not meet at "

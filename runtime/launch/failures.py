@@ -1,10 +1,10 @@
-"""What a worker process leaves for the launcher, and the story of a failed run from it.
+"""What a worker process leaves behind, and the report on a failed run made from it.
 
-It leaves `words`, overwritten all the time, so that a killed worker is known by the
-action it was in, and `failure`, the error that it gave up with. When one worker dies
-the others lose it, and are then ended by the agent. Of all that died the cause is
-reported: a worker killed from outside before one that failed by itself, before one that
-lost its peers, before one that the agent ended.
+A worker keeps the action it is in in the file `words`, which survives a SIGKILL, and
+writes the error that it ended with to `failure`. When one worker dies, the others lose
+their peer and are then ended by the agent. The report names the likely cause first: a
+worker killed from outside, then one that failed by itself, then one that lost its
+peers, then one that the agent ended.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _SOURCE_LINE = re.compile(r"\[\S+\.(cc|cpp|h|hpp):\d+\] ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casualty:
+class FailedWorker:
     """A worker that ended badly."""
 
     rank: int
@@ -114,16 +114,18 @@ class Casualty:
         return f"rank {self.rank} {ending(self.exit_code)} in {self.doing}{error}"
 
 
-def told(ends: Mapping[int, tuple[int, int]], folders: Mapping[int, Path]) -> str:
+def failure_report(
+    ends: Mapping[int, tuple[int, int]], folders: Mapping[int, Path]
+) -> str:
     """One line on the workers that failed.
 
     *ends* has the exit code and the time (ns) by rank, *folders* what they left.
     """
-    casualties = sorted(
-        (_casualty(rank, *end, folders[rank]) for rank, end in ends.items()),
+    failed = sorted(
+        (_failed_worker(rank, *end, folders[rank]) for rank, end in ends.items()),
         key=lambda one: (one.remove, one.time_ns),
     )
-    first, others = casualties[0], casualties[1:]
+    first, others = failed[0], failed[1:]
     line = str(first)
     if first.remove >= 2 and others:  # it missed the others: where were they?
         line += "".join(f"; rank {one.rank} was in {one.doing}" for one in others[:3])
@@ -144,11 +146,13 @@ def ending(exit_code: int) -> str:
     return f"was killed by {name}{memory if -exit_code == SIGKILL else ''}"
 
 
-def _casualty(rank: int, exit_code: int, time_ns: int, folder: Path) -> Casualty:
+def _failed_worker(
+    rank: int, exit_code: int, time_ns: int, folder: Path
+) -> FailedWorker:
     log = folder / STDERR
     left = failure_in(folder)
     when, error = left or (time_ns, _last_line(log))
-    return Casualty(
+    return FailedWorker(
         rank=rank,
         exit_code=exit_code,
         doing=_clean(words_in(folder)),

@@ -1,4 +1,4 @@
-"""`launch`: a run's worker processes, and what became of them.
+"""`launch`: starts a run's worker processes and reports how they ended.
 
 One elastic agent a machine starts its workers, restarts all of them when one dies, and
 ends them when the command ends. Each worker writes to its own log files; what rank 0

@@ -18,9 +18,9 @@ from typing import Any, Final
 from costmodel.simulation import LayoutFile, fingerprint, job_of, parse_file
 from profiles.errors import Contradiction, InvalidFile
 from profiles.files import read_json, shown
-from runtime.launch.run import Wish, prepare
+from runtime.launch.run import prepare
 from runtime.observe import WARM_UP_STEPS
-from runtime.train import Training
+from runtime.train import RunOptions, Training
 
 TIMED_STEPS: Final = 5
 ROUNDS: Final = 2
@@ -57,23 +57,23 @@ class Probed:
         }
 
 
-def probed(wish: Wish, say: Say) -> list[Probed]:
-    """Measure every probe beside *wish*'s layout, the fastest first.
+def probed(options: RunOptions, say: Say) -> list[Probed]:
+    """Measure every probe beside *options*'s layout, the fastest first.
 
     Raises InvalidFile where there is none, Contradiction for one of another job, and
     what `prepare` raises for one that cannot be carried out, before any is run.
     """
-    if wish.nnodes > 1:
+    if options.nnodes > 1:
         raise Contradiction(
             "--probe measures layouts one after another on one machine; leave "
             "--nnodes out"
         )
-    files = probe_files(wish.layout)
-    runs = {file: prepare(_short(wish, file)) for file in files}
+    files = probe_files(options.layout)
+    runs = {file: prepare(_short(options, file)) for file in files}
     rounds: dict[Path, list[float]] = {file: [] for file in files}
     for number in range(ROUNDS):
         for file in files if number % 2 == 0 else reversed(files):
-            seen = runs[file].carried_out()
+            seen = runs[file].execute()
             rounds[file].append(seen["step_time_s"]["median"])
             say(f"probe: {shown(file)} takes {rounds[file][-1]:.4f} s a step")
     found = [
@@ -111,18 +111,18 @@ def words(found: Sequence[Probed]) -> str:
         for one in found[1:]
         if not one.document(best)["distinguishable"]
     ]
-    doubt = f"; as fast, within what its rounds differ by: {', '.join(alike)}"
+    doubt = f"; not distinguishable from it: {', '.join(alike)}"
     return f"picked {shown(best.file)}{doubt if alike else ''}"
 
 
-def _short(wish: Wish, file: Path) -> Wish:
+def _short(options: RunOptions, file: Path) -> RunOptions:
     """Just the steps that are timed; nothing is saved, observed or printed."""
     return replace(
-        wish,
+        options,
         layout=file,
         steps=WARM_UP_STEPS + TIMED_STEPS,
         checkpoint_dir=None,
-        checkpoint_every=0,
+        checkpoint_every=None,
         resume=False,
         record=False,
         observe=None,

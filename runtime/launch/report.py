@@ -27,10 +27,10 @@ def opening(run: Run) -> RenderableType:
         f"{run.layout.schedule} · {run.layout.precision_name}"
     )
     lines = [what, run.data.about]
-    if run.wish.nnodes > 1:
+    if run.options.nnodes > 1:
         lines.append(
-            f"waits for all of {run.wish.nnodes} machines at {run.wish.rdzv_endpoint}; "
-            "the same command runs on each"
+            f"waits for all of {run.options.nnodes} machines at "
+            f"{run.options.rdzv_endpoint}; the same command runs on each"
         )
     found = run.prediction.held_against
     if found is not None:

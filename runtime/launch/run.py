@@ -8,7 +8,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +32,7 @@ from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
 from runtime.offload import require_drive
-from runtime.optim import Settings
-from runtime.train import Training, learning_rate, require_compilable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the command line asks for and the workers are told."""
-
-    steps: int
-    data: str
-    seed: int
-    settings: Settings = field(default_factory=Settings)
-    training: Training = field(default_factory=Training)
-    checkpoint_every: int = 0
-    resume: bool = False
-    record: bool = False  # the actions of the first step, with their collectives
-    compiled: bool = False  # torch.compile of each layer
-    progress: bool = True
+from runtime.train import Options, RunOptions, require_compilable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +41,7 @@ class Request(Options):
     is a layout file's document; paths are absolute."""
 
     layout: dict[str, Any]
+    optimizer: str = "adamw"
     device: str  # cpu or cuda
     threads: int
     result: str
@@ -80,6 +64,7 @@ def question(request: Request, data: str) -> dict[str, Any]:
     """What must be the same on every machine, by what a user calls it; *data* is the
     fingerprint of what it reads."""
     training, folder = request.training, request.checkpoint_dir
+    settings = asdict(request.settings(request.optimizer))
     newest = None if folder is None else latest(Path(folder))
     whole = ("job", "gpus", "layout")
     return {
@@ -88,7 +73,7 @@ def question(request: Request, data: str) -> dict[str, Any]:
         "--seed": request.seed,
         "what --data begins with": data,
         "--steps": request.steps,
-        **{f"the optimizer's {k}": v for k, v in asdict(request.settings).items()},
+        **{f"the optimizer's {k}": v for k, v in settings.items()},
         "--lr-schedule": training.lr_schedule,
         "--warmup-steps": training.warmup_steps,
         "--decay-steps": training.decay_steps,
@@ -138,25 +123,10 @@ def _digest(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish(Options):
-    """What the command line asks for."""
-
-    layout: Path
-    device: str | None
-    profiles: tuple[Path, ...]
-    checkpoint_dir: Path | None
-    max_restarts: int
-    nnodes: int
-    rdzv_endpoint: str | None
-    observe: Path | None = None
-    offload_dir: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run that may start: everything that can be checked without it is checked."""
 
-    wish: Wish
+    options: RunOptions
     file: LayoutFile
     job: Job
     device: str
@@ -171,13 +141,13 @@ class Run:
 
     @property
     def local_ranks(self) -> int:
-        return self.layout.gpus // self.wish.nnodes
+        return self.layout.gpus // self.options.nnodes
 
     @property
     def warnings(self) -> tuple[str, ...]:
         return (*self.remarks, *self.limits, *self.prediction.warnings)
 
-    def carried_out(self) -> dict[str, Any]:
+    def execute(self) -> dict[str, Any]:
         """Launch it, wait for it; what `execute --json` prints.
 
         Raises RunFailed where a worker died.
@@ -190,74 +160,77 @@ class Run:
                 launch(
                     Program(arguments=[str(asked)]),
                     nproc=self.local_ranks,
-                    nnodes=self.wish.nnodes,
-                    rdzv_endpoint=self.wish.rdzv_endpoint,
-                    max_restarts=self.wish.max_restarts,
+                    nnodes=self.options.nnodes,
+                    rdzv_endpoint=self.options.rdzv_endpoint,
+                    max_restarts=self.options.max_restarts,
                     device=self.device,
-                    output=sys.stdout if self.wish.progress else sys.stderr,
+                    output=sys.stdout if self.options.progress else sys.stderr,
                 )
             finally:  # no worker is left that could be writing one
-                if self.wish.checkpoint_dir is not None:
-                    checkpoint.forget_partial(self.wish.checkpoint_dir)
+                if self.options.checkpoint_dir is not None:
+                    checkpoint.forget_partial(self.options.checkpoint_dir)
             seen = read_json(result, what="the run's result") if result.exists() else {}
         assert isinstance(seen, dict)
         document = {**seen, **self.prediction.against(seen)}
-        if self.wish.observe is not None:
-            document["observed"] = sampling.add(self.wish.observe, seen)
+        if self.options.observe is not None:
+            document["observed"] = sampling.add(self.options.observe, seen)
         return document
 
     def _request(self, result: Path) -> Request:
-        wish = self.wish
-        folder, drive = wish.checkpoint_dir, wish.offload_dir
-        same = {one.name: getattr(wish, one.name) for one in fields(Options)}
-        same["data"], same["training"] = absolute(wish.data), wish.training.resolved()
-        same["settings"] = replace(wish.settings, name=self.job.optimizer)
+        options = self.options
+        folder, drive = options.checkpoint_dir, options.offload_dir
+        same = {one.name: getattr(options, one.name) for one in fields(Options)}
+        same |= {
+            "data": absolute(options.data),
+            "training": options.training.resolved(),
+        }
         return Request(
             layout=file_document(self.file),
+            optimizer=self.job.optimizer,
             device=self.device,
             threads=threads(self.local_ranks),
             result=str(result),
             checkpoint_dir=None if folder is None else str(folder.absolute()),
-            observe=wish.observe is not None,
+            observe=options.observe is not None,
             offload_dir=None if drive is None else str(drive.absolute()),
             **same,
         )
 
 
-def prepare(wish: Wish) -> Run:
+def prepare(options: RunOptions) -> Run:
     """Check everything; raises the errors of the tree that say what is wrong."""
-    file = read_layout_file(wish.layout)
+    file = read_layout_file(options.layout)
     job, layout = job_of(file), file.layout
     require_supported(layout, job)
-    device = _device(wish.device, layout)
-    if layout.gpus % wish.nnodes:
+    device = _device(options.device, layout)
+    if layout.gpus % options.nnodes:
         raise Contradiction(
             f"the layout's {layout.gpus} ranks do not spread over --nnodes "
-            f"{wish.nnodes}; choose a divisor"
+            f"{options.nnodes}; choose a divisor"
         )
-    require_startable(layout.gpus // wish.nnodes, device=device)
-    endpoint = meeting_point(wish.nnodes, wish.rdzv_endpoint)
+    require_startable(layout.gpus // options.nnodes, device=device)
+    endpoint = meeting_point(options.nnodes, options.rdzv_endpoint)
     if endpoint is not None:
         route_to(endpoint)
-    done = _require_checkpoints(wish, job)
-    ranks = layout.gpus // wish.nnodes
-    remarks = require_drive(job, layout, wish.offload_dir, local_ranks=ranks)
-    _require_observable(wish, device, layout)
-    _require_watched(wish, done)
-    _require_training(wish, job, done)
-    if wish.compiled:
+    done = _require_checkpoints(options, job)
+    ranks = layout.gpus // options.nnodes
+    remarks = require_drive(job, layout, options.offload_dir, local_ranks=ranks)
+    _require_observable(options, device, layout)
+    _require_watched(options, done)
+    _require_training(options, job, done)
+    if options.compiled:
         require_compilable(layout, job, device)
-    prediction = predict(file, job, wish.profiles)
-    data = _source(wish, job, wish.data)
+    prediction = predict(file, job, options.profiles)
+    data = _source(options, job, options.data)
     return Run(
-        wish=wish,
+        options=options,
         file=file,
         job=job,
         device=device,
         data=data,
         prediction=prediction,
-        remarks=(*remarks, *_unlike(wish, data)),
-        limits=tuple(_limits(wish, job, prediction, device, done)),
+        remarks=(*remarks, *_unlike(options, data)),
+        limits=tuple(_limits(options, job, prediction, device, done)),
     )
 
 
@@ -280,48 +253,49 @@ def _device(asked: str | None, layout: Layout) -> str:
     return device
 
 
-def _require_training(wish: Wish, job: Job, done: int) -> None:
+def _require_training(options: RunOptions, job: Job, done: int) -> None:
     """Raise what is wrong with the learning rate, the held-out data or the logs."""
-    wish.training.require()
-    require_journals(wish.training, done)
-    learning_rate(wish.settings, wish.training, wish.steps)
-    if wish.training.eval_data is not None:
-        _source(wish, job, wish.training.eval_data)
+    options.training.require()
+    require_journals(options.training, done)
+    options.learning_rate()
+    if options.training.eval_data is not None:
+        _source(options, job, options.training.eval_data)
 
 
-def _source(wish: Wish, job: Job, data: str) -> Source:
+def _source(options: RunOptions, job: Job, data: str) -> Source:
     vocab = decoder_of(job).vocab
-    return source(data, vocab=vocab, seq_len=job.seq_len, seed=wish.seed)
+    return source(data, vocab=vocab, seq_len=job.seq_len, seed=options.seed)
 
 
-def _require_observable(wish: Wish, device: str, layout: Layout) -> None:
-    if wish.observe is None:
+def _require_observable(options: RunOptions, device: str, layout: Layout) -> None:
+    if options.observe is None:
         return
-    ranks = threads(layout.gpus // wish.nnodes)
-    sampling.require_of_here(wish.observe, device, ranks)
-    require_writable(wish.observe)
+    ranks = threads(layout.gpus // options.nnodes)
+    sampling.require_of_here(options.observe, device, ranks)
+    require_writable(options.observe)
 
 
-def _require_watched(wish: Wish, done: int) -> None:
+def _require_watched(options: RunOptions, done: int) -> None:
     """Raise Contradiction where a run ends before the steps that it is to watch."""
-    observe, trace = wish.observe is not None, wish.training.trace is not None
+    observe, trace = options.observe is not None, options.training.trace is not None
     untimed = untimed_steps(observe=observe, trace=trace)
     for asked, what, fewest in (
-        (trace, "--trace traces a step after those that warm up", untimed),
+        (trace, "--trace traces the step after the warm-up", untimed),
         (
             observe,
-            "--observe listens to steps before the first that is timed",
+            "--observe instruments steps before the timed ones",
             untimed + 1,
         ),
     ):
-        if asked and wish.steps - done < fewest:
+        if asked and options.steps - done < fewest:
             raise Contradiction(
-                f"{what}: --steps {wish.steps} is too few, {done + fewest} is the least"
+                f"{what}: --steps {options.steps} is too few; give {done + fewest} or "
+                "more"
             )
 
 
 def _limits(
-    wish: Wish, job: Job, prediction: Prediction, device: str, done: int
+    options: RunOptions, job: Job, prediction: Prediction, device: str, done: int
 ) -> Iterator[str]:
     """What the comparison at the end of a run cannot say, and why."""
     if prediction.on is None:
@@ -330,56 +304,56 @@ def _limits(
     if shares_cores(priced) != (device == "cpu"):
         yield (
             f"the layout is priced for {priced.name} and trained on this machine's "
-            f"{device}: seconds and bytes of either say nothing of the other"
+            f"{device}: times and memory of the two are not comparable"
         )
     if device == "cpu" and decoder_of(job).numerics.attention_dropout:
         yield (
             "attention with dropout stores its scores on a CPU, which is not priced: "
             "expect more seconds and bytes than predicted, or set it to 0"
         )
-    least = untimed_steps(observe=wish.observe is not None) + 1
-    if wish.steps - done < least:
+    least = untimed_steps(observe=options.observe is not None) + 1
+    if options.steps - done < least:
         yield (
-            "no step is timed: the first ones are watched, which takes longer; with "
-            f"--steps {done + least} or more the step time can be compared"
+            "no step is timed: the first ones are instrumented, which is slower; give "
+            f"--steps {done + least} or more to compare the step time"
         )
 
 
-def _unlike(wish: Wish, data: Source) -> Iterator[str]:
+def _unlike(options: RunOptions, data: Source) -> Iterator[str]:
     """What a resumed run reads otherwise than the one that it goes on from did."""
-    if not wish.resume or wish.checkpoint_dir is None:
+    if not options.resume or options.checkpoint_dir is None:
         return
-    stored = checkpoint.meta(wish.checkpoint_dir)
-    seed = stored.get("seed", wish.seed)
-    if seed != wish.seed:
+    stored = checkpoint.meta(options.checkpoint_dir)
+    seed = stored.get("seed", options.seed)
+    if seed != options.seed:
         yield (
             f"the checkpoint is of a run with --seed {seed}, this one has --seed "
-            f"{wish.seed}: from here on it reads other sequences than the run that "
-            "was not stopped would"
+            f"{options.seed}: it will not read the sequences that an uninterrupted run "
+            "would"
         )
     elif stored.get("data") not in (None, fingerprint(data)):
         yield (
-            f"--data {shown(wish.data)} is not what the checkpoint's run read, or was "
-            "changed since: it goes on with other sequences"
+            f"--data {shown(options.data)} is not what the checkpoint's run read, or "
+            "has changed since: it goes on with other sequences"
         )
 
 
-def _require_checkpoints(wish: Wish, job: Job) -> int:
+def _require_checkpoints(options: RunOptions, job: Job) -> int:
     """How many steps the checkpoint that the run goes on from has behind it."""
-    folder = wish.checkpoint_dir
+    folder = options.checkpoint_dir
     if folder is None:
-        if wish.resume or wish.checkpoint_every:
+        if options.resume or options.checkpoint_every:
             raise Contradiction(
                 "--resume and --checkpoint-every need --checkpoint-dir DIR"
             )
         return 0
-    if not wish.resume:
+    if not options.resume:
         checkpoint.require_fresh(folder)
         return 0
     done = checkpoint.require_resumable(folder, {"job": job_fingerprint(job)})
-    if done >= wish.steps:
+    if done >= options.steps:
         raise Contradiction(
             f"the newest checkpoint in {shown(folder)} is of step {done} and --steps "
-            f"is {wish.steps}; --steps counts from the beginning: raise it to go on"
+            f"is {options.steps}; --steps counts from the beginning: raise it to go on"
         )
     return done

@@ -27,14 +27,14 @@ from runtime.models import decoder_of
 from runtime.observe import (
     Journal,
     Observed,
-    Watch,
+    StepProfiler,
     everyone,
     journals,
-    told,
+    measured_parts,
     untimed_steps,
 )
 from runtime.trace import resident_bytes
-from runtime.train import Setup, StepResult, Trainer, learning_rate
+from runtime.train import Setup, StepResult, Trainer
 
 
 class Run:
@@ -54,18 +54,18 @@ class Run:
             self.job,
             self.layout,
             data,
-            settings=request.settings,
+            settings=request.settings(request.optimizer),
             setup=Setup(
                 seed=request.seed,
                 device=self.device,
                 compiled=request.compiled,
                 offload_dir=Path(request.offload_dir) if request.offload_dir else None,
             ),
-            rate=learning_rate(request.settings, request.training, request.steps),
+            rate=request.learning_rate(),
         )
         asked = request.training
         untimed = untimed_steps(observe=request.observe, trace=asked.trace is not None)
-        self.watch = Watch(
+        self.watch = StepProfiler(
             self.trainer, record=request.record, untimed=untimed, trace=asked.trace
         )
         self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
@@ -90,7 +90,7 @@ class Run:
             document = self.observed.document(peaks, wall_s, first)
             median_s = document["step_time_s"]["median"]
             kind = self.device.type
-            document |= told(reports, self.job, median_s, device=kind)
+            document |= measured_parts(reports, self.job, median_s, device=kind)
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
             write_text(Path(self.request.result), json.dumps(document))

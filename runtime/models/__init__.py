@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from runtime.models.precision import Policy, autocast, policy, require_multiplied
     from runtime.models.split_backward import (
         AS_GIVEN,
-        Later,
+        Deferral,
+        Deferred,
         Product,
-        PutOff,
         Work,
+        defer_weight_grads,
         linear,
         multiplied_by,
-        put_off,
         stacked,
     )
 

@@ -10,6 +10,8 @@ Rotary positions: pairs of a head's dimensions turned by the token's place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from math import pi
 
 import torch
@@ -161,17 +163,36 @@ class Attention(nn.Module):
 class AttentionCore(nn.Module):
     """softmax(q kᵀ / √d) v under a causal mask; a module so that it can be redone.
 
-    Of the softmax it drops *share* while training.
+    Of the softmax it drops *share* while training. Where tensor-parallel ranks draw all
+    else alike, `part` is this rank among them: its heads have masks of their own.
     """
 
     def __init__(self, share: float = 0.0) -> None:
         super().__init__()
         self.share = share
+        self.part: int | None = None
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         grouped = query.shape[1] != key.shape[1]
         dropped = self.share if self.training else 0.0
-        mixed: Tensor = F.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=grouped, dropout_p=dropped
-        )
+        apart = dropped > 0 and self.part is not None
+        with random_numbers_of(self.part or 0, query) if apart else nullcontext():
+            mixed: Tensor = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=grouped, dropout_p=dropped
+            )
         return mixed
+
+
+@contextmanager
+def random_numbers_of(part: int, tensor: Tensor) -> Iterator[None]:
+    """Inside, random numbers on the device of *tensor* are those of *part* alone.
+
+    Their seed is drawn from the generator that the ranks share, which goes on as if
+    nothing else had been drawn: a recomputation that restores it gets the same masks
+    (the states of Megatron-LM's `CudaRNGStatesTracker`, without a table of them).
+    """
+    seed = int(torch.randint(2**62, ()))
+    devices = [tensor.device] if tensor.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(hash((seed, part)) % 2**63)
+        yield

@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 from profiles.measure.timing import choose, chosen_often, combined, copied, sorting
 from profiles.models import DecoderSpec, MoeSpec
 from runtime.models.mlp import Mlp, activation_of
-from runtime.models.split_backward import AS_GIVEN, Later, Product, linear, stacked
+from runtime.models.split_backward import AS_GIVEN, Deferred, Product, linear, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Router(nn.Module):
         self.chosen = moe.experts_per_token
         self.groups, self.allowed = moe.router_groups, moe.groups_per_token
         self.routing, self.norm = spec.numerics.routing, spec.numerics.routing_norm
-        self.later: Later | None = None
+        self.later: Deferred | None = None
 
     def forward(self, stream: Tensor) -> Routed:
         return self.choose(self.scores(stream))
@@ -195,7 +195,7 @@ class Stack(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outward, inward))
         self.bias = nn.Parameter(torch.empty(experts, outward)) if bias else None
-        self.later: Later | None = None
+        self.later: Deferred | None = None
         self.product: Product = AS_GIVEN
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:

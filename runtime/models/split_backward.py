@@ -57,8 +57,8 @@ AS_GIVEN: Final = Product()
 Work = Callable[[], None]
 
 
-class Later:
-    """What the I of one stage puts off; its products look here whether to."""
+class Deferred:
+    """Weight gradients that the I of one stage defers to W; `on` during such passes."""
 
     def __init__(self) -> None:
         self.on = False
@@ -86,10 +86,10 @@ class Later:
         self._put_off.append(work)
 
 
-class PutOff:
-    """Where gradients of *weights* go, later. Take their values from `values`."""
+class Deferral:
+    """Hands gradients of *weights* to autograd in W; products use `values` instead."""
 
-    def __init__(self, later: Later, weights: Sequence[Tensor | None]) -> None:
+    def __init__(self, later: Deferred, weights: Sequence[Tensor | None]) -> None:
         self._later = later
         self._edges = [_edge(weight) for weight in weights]
         self.values = [None if one is None else one.detach() for one in weights]
@@ -115,12 +115,12 @@ class PutOff:
         self._later.add(work)
 
 
-def put_off(module: nn.Module) -> Later:
-    """Let the products of *module* put their weights' gradients off, where `on`.
+def defer_weight_grads(module: nn.Module) -> Deferred:
+    """Let the products of *module* defer their weights' gradients, where `on`.
 
     Those are plain linear layers and whatever has an attribute `later` for it.
     """
-    later = Later()
+    later = Deferred()
     for part in module.modules():
         if type(part) is nn.Linear:
             product = getattr(part, "product", AS_GIVEN)
@@ -144,14 +144,14 @@ def linear(
     stream: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    later: Later | None,
+    later: Deferred | None,
     product: Product = AS_GIVEN,
 ) -> Tensor:
     """*product*, whose gradient of weight and bias *later* may put off."""
     if later is None or not later.on:
         return product(stream, weight, bias)
     stream, weight, bias = autocast(stream, weight, bias)
-    given = PutOff(later, (weight, bias))
+    given = Deferral(later, (weight, bias))
     # An input that is trained: the function is part of the graph though its other ones
     # may need no gradient.
     anchor = torch.empty(0, requires_grad=True)
@@ -162,7 +162,7 @@ def stacked(
     rows: Sequence[Tensor],
     weight: Tensor,
     bias: Tensor | None,
-    later: Later | None,
+    later: Deferred | None,
     product: Product = AS_GIVEN,
 ) -> list[Tensor]:
     """*product* of `rows[e]` with `weight[e]` (experts, out, in), for each expert;
@@ -172,13 +172,13 @@ def stacked(
         biases = [None] * len(rows) if bias is None else bias.unbind(0)
         return [product(*given) for given in zip(rows, weights, biases, strict=True)]
     weight, bias, *rows = autocast(weight, bias, *rows)
-    given = PutOff(later, (weight, bias))
+    given = Deferral(later, (weight, bias))
     anchor = torch.empty(0, requires_grad=True)  # as in `linear`
     return list(_Stacked.apply(anchor, given, product, *rows))  # type: ignore[no-untyped-call]
 
 
 def _forward(
-    module: nn.Linear, later: Later | None, product: Product, stream: Tensor
+    module: nn.Linear, later: Deferred | None, product: Product, stream: Tensor
 ) -> Tensor:
     return linear(stream, module.weight, module.bias, later, product)
 
@@ -192,7 +192,7 @@ def _edge(weight: Tensor | None) -> GradientEdge | None:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, stream: Tensor, given: PutOff, product: Product
+        ctx: Any, anchor: Tensor, stream: Tensor, given: Deferral, product: Product
     ) -> Tensor:
         weight, bias = given.values
         assert weight is not None
@@ -218,7 +218,7 @@ class _Linear(torch.autograd.Function):
 class _Stacked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, given: PutOff, product: Product, *rows: Tensor
+        ctx: Any, anchor: Tensor, given: Deferral, product: Product, *rows: Tensor
     ) -> tuple[Tensor, ...]:
         weight, bias = given.values
         assert weight is not None

@@ -1,4 +1,4 @@
-"""What a run was seen to do, held against its prediction."""
+"""What a run measured, compared with its prediction."""
 
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from runtime.observe.run_summary import (
         WARM_UP_STEPS,
         Observed,
-        Watch,
+        StepProfiler,
         everyone,
-        told,
+        measured_parts,
         untimed_steps,
     )
 

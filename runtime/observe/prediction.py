@@ -1,4 +1,4 @@
-"""What the cost model says of a run before its first step, held against the run."""
+"""The cost model's prediction of a run before its first step, and its error."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ NAMES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missed:
-    """Seconds of a step's part; the collectives are in the parts that they serve."""
+    """A part of a step: measured and predicted seconds. Collectives are also counted
+    in the part that they belong to."""
 
     part: str
     measured_s: float
@@ -49,16 +50,15 @@ def missed(found: Estimate, on: Machine, seen: Mapping[str, Any]) -> list[Missed
 
 
 def largest(rows: Sequence[Mapping[str, Any]], step_s: float) -> str:
-    """The part that the step was missed by most, of a document's `missed`."""
+    """The part with the largest error, of a document's `missed`."""
     errors = {
         row["part"]: row["predicted_s"] - row["measured_s"]
         for row in rows
         if not row["collective"]
     }
     part = max(errors, key=lambda name: abs(errors[name]))
-    sign = "too long" if errors[part] > 0 else "too short"
-    share = abs(errors[part]) / step_s
-    return f"the largest miss: {part}, predicted {share:.0%} of the step {sign}"
+    share = errors[part] / step_s
+    return f"largest error: {part}, predicted {share:+.0%} of the measured step"
 
 
 def _parts(found: Estimate, measured: Mapping[str, float]) -> Iterator[Missed]:

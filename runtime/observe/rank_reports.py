@@ -178,9 +178,7 @@ def levels(ranks: Sequence[int], local_ranks: int) -> tuple[int, ...]:
     return (len(ranks),) if nodes == 1 else (len(ranks) // nodes, nodes)
 
 
-def _by_group(
-    reports: Sequence[Report],
-) -> dict[tuple[int, ...], list[list[Call]]]:
+def _by_group(reports: Sequence[Report]) -> dict[tuple[int, ...], list[list[Call]]]:
     """The calls of each member of each group, in the order in which all made them."""
     found: dict[tuple[int, ...], list[list[Call]]] = defaultdict(list)
     for report in reports:
@@ -266,7 +264,7 @@ OPTIMIZERS: Final = {
 }
 NORMS: Final = ("_foreach_norm", "_foreach_mul_")
 PRODUCTS: Final = ("addmm", "mm")
-HEARD: Final = {
+MEASURED_OPERATORS: Final = {
     *PRODUCTS,
     *NORMS,
     *OPTIMIZERS.values(),
@@ -277,7 +275,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Measured:
     """The operator part of a sample key."""
 
     kind: str
@@ -286,12 +284,12 @@ class Heard:
     precision: str
 
 
-Found = Mapping[Heard, Sequence[float]]
+Found = Mapping[Measured, Sequence[float]]
 
 
 def operators(report: Report, optimizer: str) -> Found:
     """Seconds of each operator that one rank was heard to do, call by call."""
-    found: dict[Heard, list[float]] = defaultdict(list)
+    found: dict[Measured, list[float]] = defaultdict(list)
     for heard, seconds in (
         *_attention(report.operations),
         *_products(report.operations),
@@ -301,7 +299,7 @@ def operators(report: Report, optimizer: str) -> Found:
     return found
 
 
-def _attention(operations: Sequence[Operation]) -> Iterator[tuple[Heard, float]]:
+def _attention(operations: Sequence[Operation]) -> Iterator[tuple[Measured, float]]:
     for one in operations:
         if not one.name.startswith(ATTENTION) or one.dtype not in PRECISIONS:
             continue
@@ -309,7 +307,7 @@ def _attention(operations: Sequence[Operation]) -> Iterator[tuple[Heard, float]]
         query, key = one.shapes[1:3] if backward else one.shapes[:2]
         batch, heads, length, width = query
         yield (
-            Heard(
+            Measured(
                 "attention",
                 BACKWARD if backward else FORWARD,
                 (batch, heads, key[1], length, width),
@@ -319,7 +317,7 @@ def _attention(operations: Sequence[Operation]) -> Iterator[tuple[Heard, float]]
         )
 
 
-def _products(operations: Sequence[Operation]) -> Iterator[tuple[Heard, float]]:
+def _products(operations: Sequence[Operation]) -> Iterator[tuple[Measured, float]]:
     """Products forwards; and backwards, the two halves of each in turn."""
     products = [
         (one, _product(one.shapes))
@@ -329,7 +327,7 @@ def _products(operations: Sequence[Operation]) -> Iterator[tuple[Heard, float]]:
     onward = [(one, shape) for one, shape in products if one.action == Kind.F]
     back = [(one, shape) for one, shape in products if one.action == Kind.B]
     for one, shape in onward:
-        yield Heard("matmul", FORWARD, shape, PRECISIONS[one.dtype]), one.seconds
+        yield (Measured("matmul", FORWARD, shape, PRECISIONS[one.dtype]), one.seconds)
     if len(back) != 2 * len(onward):
         return
     halves: dict[tuple[Shape, str], list[float]] = defaultdict(list)
@@ -347,12 +345,14 @@ def _products(operations: Sequence[Operation]) -> Iterator[tuple[Heard, float]]:
             ),
             [],
         )
-        key = Heard("matmul", BACKWARD, (rows, columns, contracted), PRECISIONS[dtype])
+        key = Measured(
+            "matmul", BACKWARD, (rows, columns, contracted), PRECISIONS[dtype]
+        )
         for input_s, weight_s in zip(of_input, of_weight, strict=False):
             yield key, input_s + weight_s
 
 
-def _steps(report: Report, optimizer: str) -> Iterator[tuple[Heard, float]]:
+def _steps(report: Report, optimizer: str) -> Iterator[tuple[Measured, float]]:
     """What a step does once, over all parameters of the rank: each step's sum."""
     shape = (report.parameters,)
     steps = len(report.listened)
@@ -367,7 +367,10 @@ def _steps(report: Report, optimizer: str) -> Iterator[tuple[Heard, float]]:
             continue  # not in every step, as when nothing was clipped
         for step in range(steps):
             own = calls[step * each : (step + 1) * each]
-            yield Heard(kind, FORWARD, shape, "fp32"), sum(one.seconds for one in own)
+            yield (
+                Measured(kind, FORWARD, shape, "fp32"),
+                sum(one.seconds for one in own),
+            )
 
 
 def _product(shapes: Sequence[Shape]) -> Shape:

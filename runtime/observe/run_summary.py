@@ -1,8 +1,8 @@
-"""What a run was seen to do, as `execute --json` prints, and which step shows what.
+"""What a run measured, as `execute --json` prints it, and which step measures what.
 
 first             its actions and their traffic are recorded, if asked
 second            the peak of its memory
-then 1, or 3      listened to (`Listener`): collectives and products by themselves
+then 1, or 3      instrumented (`Listener`): collectives and products one by one
 then 1, if asked  traced by torch's profiler
 the others        timed, action by action
 """
@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from profiles.models import Job
 from runtime.observe.rank_reports import (
-    HEARD,
+    MEASURED_OPERATORS,
     Report,
     Spans,
     exchanges,
@@ -36,7 +36,7 @@ from runtime.trace import ActionClock, Listener, Peak, traced, watched
 from runtime.train import StepResult, Trainer
 
 
-def told(
+def measured_parts(
     reports: Sequence[Report] | None, job: Job, step_s: float, *, device: str
 ) -> dict[str, Any]:
     """`parts_s`, `exchanges` and `operators`; nothing of a run too short to tell."""
@@ -147,8 +147,8 @@ OBSERVED_STEPS: Final = 3  # that are listened to where samples are asked for
 MOST_TIMED: Final = 8  # steps whose actions are kept
 
 
-class Watch:
-    """Carries the steps of a run out; `peak` and `report` say what was seen."""
+class StepProfiler:
+    """Runs the steps, each measured in its own way; `peak` and `report` are results."""
 
     def __init__(
         self, trainer: Trainer, *, record: bool, untimed: int, trace: str | None
@@ -194,7 +194,9 @@ class Watch:
             listened=tuple(self._listened),
             calls=tuple(self._listener.calls),
             operations=tuple(
-                one for one in self._listener.operations if one.name in HEARD
+                one
+                for one in self._listener.operations
+                if one.name in MEASURED_OPERATORS
             ),
         )
 

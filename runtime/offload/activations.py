@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from profiles.system import BUCKET_BYTES, DriveFile, Part, default_folder, whole_pages
-from runtime.offload.host import BUFFERS, Away, Host
+from runtime.offload.host import BUFFERS, Host, OnHost
 
 ON_THEIR_WAY: Final = 32  # tensors: about two layers'
 
@@ -186,11 +186,11 @@ class Tiers:
         self.host = Host(device)
         self.scratch = Scratch(folder or default_folder(), self.host)
 
-    def away(self, flat: Tensor, tier: str | None) -> Away | OnDrive:
+    def away(self, flat: Tensor, tier: str | None) -> OnHost | OnDrive:
         """*flat*, 1-D, on its way to *tier*."""
         if tier == "nvme":
             return self.scratch.put(flat)
-        return Away(flat, self.host)
+        return OnHost(flat, self.host)
 
     def sent(self) -> None:
         """A layer has begun all its copies out."""

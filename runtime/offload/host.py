@@ -1,9 +1,9 @@
-"""Tensors on their way to the host's memory and back, beside what the device computes.
+"""Copies to the host's memory and back, overlapped with what the device computes.
 
-Copies have a stream of their own and pinned memory. Of activations (`Away`), out: of a
-layer's copies and the next one's both may be on their way; a third layer waits for the
-first (two buffers). Back: `start` fetches ahead, and `back` waits for what it fetched.
-On a CPU, whose memory is the host's, copies are plain ones.
+They use a stream of their own and pinned memory. Activations (`OnHost`) go out with two
+buffers: the copies of two layers may be under way, a third layer waits for the first.
+`start` begins to bring one back, and `back` waits for it. On a CPU, whose memory is the
+host's, copies are plain ones.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Host:
             torch.cuda.current_stream(self.device).wait_event(self._out.popleft())
 
 
-class Away:
+class OnHost:
     """A 1-D tensor that is in the host's memory."""
 
     def __init__(self, flat: Tensor, host: Host) -> None:

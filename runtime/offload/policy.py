@@ -1,4 +1,4 @@
-"""`StatesAway`: what of a stage's states is away from the device, and who copies it.
+"""`StateOffload`: what of a stage's states is away from the device, and who copies it.
 
 optimizer, ZeRO-0      masters, moments and update (`HostOptimizer`); gradients go
                        down at the update
@@ -15,11 +15,13 @@ where they are scattered, from ZeRO-1 on.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from costmodel.layout import NOTHING, Layout, Offload
@@ -27,10 +29,13 @@ from profiles.files import shown
 from profiles.hardware import Cluster, catalog
 from profiles.models import Job
 from profiles.system import BUCKET_BYTES, default_folder, in_memory, require_room
+from runtime.offload.disk_optimizer import DiskOptimizer
+from runtime.offload.host import HostOptimizer
+from runtime.optim import Make, Optimizer, Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatesAway:
+class StateOffload:
     """`shards` with all that is made of them, or `masters` of the optimizer's own;
     in a file where `on_drive`, with `gradients` once they are scattered. `passes` fetch
     shards each time, not once a step."""
@@ -42,7 +47,7 @@ class StatesAway:
     passes: bool = False
 
     @classmethod
-    def of(cls, offload: Offload, zero: int) -> StatesAway:
+    def of(cls, offload: Offload, zero: int) -> StateOffload:
         """What *offload* means where parameters are sharded as *zero* says."""
         shards = offload.parameters or (offload.optimizer and zero in (1, 2))
         masters = offload.optimizer and not shards
@@ -55,6 +60,31 @@ class StatesAway:
             passes=offload.parameters,
         )
 
+    def optimizer(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        settings: Settings,
+        device: torch.device,
+        *,
+        folder: Path | None = None,
+        make: Make | None = None,
+    ) -> Optimizer:
+        """The optimizer of *parameters*, its states where this says: on a drive in a
+        file of *folder* (None: that of temporary files)."""
+        if self.on_drive:
+            return DiskOptimizer(
+                parameters,
+                settings,
+                device,
+                folder or default_folder(),
+                shards=self.shards,
+                gradients=self.gradients,
+                make=make,
+            )
+        if self.masters:
+            return HostOptimizer(parameters, settings, device, make)
+        return Optimizer(parameters, settings, make)
+
     def policy(self, device: torch.device) -> OffloadPolicy:
         """The same for `fully_shard`."""
         if not self.shards:
@@ -63,7 +93,7 @@ class StatesAway:
         return CPUOffloadPolicy(pin_memory=pinned)
 
 
-HERE: Final = StatesAway()  # all on the device
+HERE: Final = StateOffload()  # all on the device
 
 
 def level(zero: int, offload: Offload, *, ranks: int) -> int:
@@ -117,7 +147,7 @@ def require_drive(
     if not in_memory(where):
         return ()
     why = (
-        f"{shown(where)} is in the host's memory: what is there takes no less of it; "
-        "name a folder of a drive with --offload-dir DIR"
+        f"{shown(where)} is in the host's memory, so offloading to it saves none; name "
+        "a folder of a drive with --offload-dir DIR"
     )
     return (why,)

@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor, Shard
 from costmodel.schedule import Kind
 from profiles.units import MB
 from runtime.models import Experts, Policy
-from runtime.offload import HERE, Host, HostGradients, StatesAway
+from runtime.offload import HERE, Host, HostGradients, StateOffload
 from runtime.optim import local
 from runtime.parallel.collectives import Group, Pending, start_all_reduce, sum_together
 from runtime.parallel.expert_parallel import of_experts
@@ -229,7 +229,7 @@ class Sharding:
     zero: int
     policy: Policy
     device: torch.device
-    away: StatesAway = HERE
+    away: StateOffload = HERE
     alike: Replicas | None = None
     mean_over: int = 1
 

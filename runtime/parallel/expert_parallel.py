@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from profiles.measure.timing import copied, sorting
-from runtime.models import ExpertMlp, Held, Later, Product, Stack, here, stacked
+from runtime.models import Deferred, ExpertMlp, Held, Product, Stack, here, stacked
 from runtime.parallel.collectives import (
     Group,
     all_reduce,
@@ -103,7 +103,7 @@ class SummandStack(nn.Module):
         super().__init__()
         self.weight, self.bias = stack.weight, stack.bias
         self.group = group
-        self.later: Later | None = None
+        self.later: Deferred | None = None
         self.product: Product = stack.product
 
     def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:

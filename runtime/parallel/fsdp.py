@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.schedule import Kind
-from runtime.models import Embedding, Later
+from runtime.models import Deferred, Embedding
 from runtime.parallel.collectives import exchanged
 from runtime.parallel.data_parallel import Sharded, Sharding, Unit
 
@@ -69,7 +69,7 @@ class AfterEachW(Sharded):
         how: Sharding,
         experts: DeviceMesh | None = None,
         *,
-        later: Later,
+        later: Deferred,
     ) -> None:
         super().__init__(stage, units, mesh, how, experts)
         self._later = later

@@ -31,12 +31,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from runtime.models import (
     AS_GIVEN,
+    Deferral,
+    Deferred,
     ExpertMlp,
-    Later,
     Layer,
     Mlp,
     Product,
-    PutOff,
     Stage,
     autocast,
     linear,
@@ -107,6 +107,8 @@ def _split_layer(layer: Layer, mesh: DeviceMesh, sp: bool) -> None:
     attention, mlp = layer.attention, layer.mlp
     attention.qkv = ColumnLinear(attention.qkv, mesh, sp)  # type: ignore[assignment]
     attention.projection = RowLinear(attention.projection, mesh, sp)  # type: ignore[assignment]
+    if not sp:  # the stream is whole on each rank, and dropped alike
+        attention.core.part = mesh.get_local_rank()
     if isinstance(mlp, Mlp):
         layer.mlp = SplitMlp(mlp, mesh, sp)
     elif isinstance(mlp, ExpertMlp) and isinstance(mlp.shared, Mlp):
@@ -178,7 +180,7 @@ class ColumnLinear(nn.Module):
         given: Tensor | None = linear.bias
         self.bias = None if given is None else placed(given, mesh, 0)
         self.group, self.scattered = mesh.get_group(), scattered
-        self.later: Later | None = None
+        self.later: Deferred | None = None
         self.product: Product = AS_GIVEN
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -194,7 +196,7 @@ def columns(stream: Tensor, *linears: ColumnLinear) -> tuple[Tensor, ...]:
     stream, *rest = autocast(stream, *weights, *biases)
     later, given = first.later, None
     if later is not None and later.on:
-        given = PutOff(later, rest)
+        given = Deferral(later, rest)
         rest = given.values
     how = (first.group, first.scattered, given, first.product, len(linears))
     made = _Columns.apply(stream, *how, *rest)  # type: ignore[no-untyped-call]
@@ -214,7 +216,7 @@ class RowLinear(nn.Module):
         self.weight = placed(linear.weight, mesh, 1)
         self.bias: nn.Parameter | None = linear.bias
         self.group, self.scattered = mesh.get_group(), scattered
-        self.later: Later | None = None
+        self.later: Deferred | None = None
         self.product: Product = AS_GIVEN
 
     def forward(self, stream: Tensor) -> Tensor:
@@ -282,7 +284,7 @@ class _Columns(torch.autograd.Function):
         stream: Tensor,
         group: Group,
         scattered: bool,
-        given: PutOff | None,
+        given: Deferral | None,
         product: Product,
         count: int,
         *rest: Any,

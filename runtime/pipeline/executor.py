@@ -24,9 +24,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from costmodel.schedule import RECEIVED, Action, Kind, Stream, apart
 from profiles.errors import ActionFailed
-from runtime.models import Later, Work
+from runtime.models import Deferred, Work
 from runtime.pipeline.p2p import Arrival, Links
-from runtime.trace import ActionWatch
+from runtime.trace import ActionObserver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class PipelineStage:
 
     `first` takes tokens; `last` takes targets too and returns the mean loss.
     `boundary` and `dtype` are of the hidden states between stages. `copy` is which copy
-    of the model it is of; `later` is there (`split_backward.put_off`) where its stream
-    splits backwards.
+    of the model it is of; `later` defers weight gradients where the schedule splits
+    backwards.
     """
 
     index: int
@@ -47,7 +47,7 @@ class PipelineStage:
     dtype: torch.dtype
     device: torch.device
     copy: int = 0
-    later: Later | None = None
+    later: Deferred | None = None
 
 
 class Hooks(Protocol):
@@ -99,7 +99,7 @@ class Executor:
         hooks: Hooks,
     ) -> None:
         self.stream = stream
-        self.recorder: ActionWatch | None = None
+        self.recorder: ActionObserver | None = None
         self.watch: Callable[[Action], None] | None = None
         self._stages, self._links, self._hooks = stages, links, hooks
         self.loss_scale = 1 / micro_batches
@@ -135,7 +135,7 @@ class Executor:
         """
         self._begin(tokens, targets)
         if self.recorder is not None:
-            self.recorder.know("pp", self._links.groups)
+            self.recorder.register_groups("pp", self._links.groups)
             self.recorder.begin()
         self._links.expect(self._arrivals())
         for action in self.stream:
@@ -157,7 +157,7 @@ class Executor:
     def _carry_out(self, action: Action) -> None:
         if self.watch is not None:
             self.watch(action)
-        recording = self.recorder.during(action) if self.recorder else nullcontext()
+        recording = self.recorder.observing(action) if self.recorder else nullcontext()
         try:
             with recording:
                 self._deeds[action.kind](action)

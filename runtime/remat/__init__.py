@@ -1,1 +1,1 @@
-"""What backward needs: kept, recomputed, compressed or offloaded."""
+"""What is saved for backward: kept, recomputed, compressed or offloaded."""

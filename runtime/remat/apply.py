@@ -68,7 +68,7 @@ def apply(
     Raises Unsupported for what is only priced.
     """
     for retention in plans:
-        require_carried_out(retention)
+        require_executable(retention)
     layers = list(stage.layers.values())
     passes = Passes(Tiers(device, folder))
     parts = [
@@ -78,7 +78,7 @@ def apply(
     stage.body = [passes.begin, *parts]
 
 
-def require_carried_out(retention: Retention) -> None:
+def require_executable(retention: Retention) -> None:
     """Raise Unsupported for a treatment that no layer is given."""
     for name, treatment in retention.tensors.items():
         if treatment.action is Action.RECOMPUTE and treatment.ratio < 1:
@@ -94,7 +94,7 @@ def require_carried_out(retention: Retention) -> None:
 
 
 def _runs(plans: Sequence[Retention]) -> Iterator[tuple[int, int]]:
-    """Layers from the first to before the last that are made again together."""
+    """Layers from the first to before the last that are recomputed together."""
     begins = [
         number
         for number, retention in enumerate(plans)

@@ -1,12 +1,8 @@
-"""A layer as the operators that the cost model names, one after another.
+"""A layer, or its mixture of experts, as the operators that the cost model names.
 
-The same modules as `Layer.forward` calls, with the names that `profiles.models.decoder`
-gives to what they make.
-
-A mixture of experts as the operators that the cost model names, one after another.
-
-The same modules as `ExpertMlp.forward` calls. What is routed and sent is not made
-again: scores once chosen, and rows once they have come, are kept, moved or packed.
+The same modules as `Layer.forward` and `ExpertMlp.forward` call, one after another,
+with the names that `profiles.models.decoder` gives to what they make. Routing and
+dispatch are not recomputed: scores and received rows are kept, offloaded or compressed.
 """
 
 from __future__ import annotations
@@ -20,11 +16,11 @@ from costmodel.layout import CORE, Action
 from profiles.measure.timing import weighed
 from runtime.models import ExpertMlp, Experts, Layer, Mlp, autocast
 from runtime.parallel import SplitMlp
-from runtime.remat.saved_tensors import Kept, Pass
+from runtime.remat.saved_tensors import Pass, Saved
 
 
-def mixture(mlp: ExpertMlp, normed: Kept, taken: Pass) -> Kept:
-    """*mlp* of the normalised stream, every operator told to *taken*."""
+def mixture(mlp: ExpertMlp, normed: Saved, taken: Pass) -> Saved:
+    """*mlp* of the normalised stream, every operator recorded by *taken*."""
     scores = taken.do("router_out", mlp.router.scores, normed)
     routed = mlp.router.choose(scores.values[0])
     taken.enter("top_k_out", routed.probabilities)
@@ -36,7 +32,7 @@ def mixture(mlp: ExpertMlp, normed: Kept, taken: Pass) -> Kept:
     )
     beside = None if mlp.shared is None else _shared(mlp, balanced, taken)
     sent = mlp.sent(balanced.values[0], routed)
-    experts = _Told(mlp.experts, taken)
+    experts = _RecordedExperts(mlp.experts, taken)
     made = mlp.exchange(sent.rows, sent.counts, experts)
     back = made.index_select(0, sent.places)
     taken.enter("combine_rows", back)
@@ -45,7 +41,7 @@ def mixture(mlp: ExpertMlp, normed: Kept, taken: Pass) -> Kept:
     return taken.enter("combine_out", whole)
 
 
-def _shared(mlp: ExpertMlp, stream: Kept, taken: Pass) -> Tensor:
+def _shared(mlp: ExpertMlp, stream: Saved, taken: Pass) -> Tensor:
     shared = mlp.shared
     assert isinstance(shared, Mlp | SplitMlp), "shared experts are one MLP"
     up = taken.do("shared_up_out", shared.inner, stream)
@@ -54,8 +50,8 @@ def _shared(mlp: ExpertMlp, stream: Kept, taken: Pass) -> Tensor:
     return mlp.gated(made, stream.values[0])
 
 
-class _Told:
-    """Experts whose operators are told to *taken*."""
+class _RecordedExperts:
+    """Experts whose operators are recorded by *taken*."""
 
     def __init__(self, experts: Experts, taken: Pass) -> None:
         self.held = experts.held
@@ -79,7 +75,7 @@ FEW_BITS = 4
 
 
 def run(layer: Layer, stream: Tensor, taken: Pass) -> Tensor:
-    """*layer* of *stream*, every operator told to *taken*."""
+    """*layer* of *stream*, every operator recorded by *taken*."""
     entry = taken.enter(ENTRY, stream)
     projected = _attention(layer, entry, taken)
     middle = _residual(layer, "attention_residual_out", entry, projected, taken)
@@ -92,14 +88,14 @@ def run(layer: Layer, stream: Tensor, taken: Pass) -> Tensor:
     return made
 
 
-def _mlp(mlp: nn.Module, normed: Kept, taken: Pass) -> Kept:
+def _mlp(mlp: nn.Module, normed: Saved, taken: Pass) -> Saved:
     assert isinstance(mlp, Mlp | SplitMlp), "a layer has an MLP or experts"
     up = taken.do("mlp_up_out", mlp.inner, normed)
     active = taken.do("activation_out", mlp.activation, up)
     return taken.do("mlp_down_out", mlp.down, active)
 
 
-def _attention(layer: Layer, entry: Kept, taken: Pass) -> Kept:
+def _attention(layer: Layer, entry: Saved, taken: Pass) -> Saved:
     attention = layer.attention
     normed = taken.do("input_norm_out", _cast(layer.input_norm), entry)
     packed = taken.do("qkv_out", attention.qkv, normed)
@@ -124,9 +120,9 @@ def _name_of_heads(layer: Layer) -> str:
     return "qk_norm_out" if layer.attention.query_norm is not None else "qkv_out"
 
 
-def _core(layer: Layer, heads: Kept, taken: Pass) -> Kept:
-    """Attention itself. What it keeps inside is made again by itself, unless its output
-    is made again too, in one go."""
+def _core(layer: Layer, heads: Saved, taken: Pass) -> Saved:
+    """Attention itself. What it saves inside is recomputed by itself, unless its output
+    is recomputed too, in one go."""
     core, name = layer.attention.core, "attention_out"
     draws = layer.attention.numerics.attention_dropout > 0
     again = _recomputes(taken, CORE) and not _recomputes(taken, name)
@@ -155,7 +151,9 @@ def _blurs(taken: Pass, name: str) -> bool:
     return found is not None and found.bits is not None and found.bits <= FEW_BITS
 
 
-def _residual(layer: Layer, name: str, skip: Kept, branch: Kept, taken: Pass) -> Kept:
+def _residual(
+    layer: Layer, name: str, skip: Saved, branch: Saved, taken: Pass
+) -> Saved:
     return taken.do(
         name,
         lambda skip, branch: skip + layer.dropout(branch),

@@ -1,12 +1,12 @@
-"""What one micro-batch's pass through a layer keeps for backward, tensor by tensor.
+"""What one micro-batch's pass through a layer saves for backward, tensor by tensor.
 
-While the layer runs, its operators say what they make (`Pass.do`), and a hook of
-autograd's sees what is saved. When it has run, each named tensor is settled: kept, let
-go to be made again by its operator from what that was given, moved to the host, or
-packed. A saved tensor is known by its storage, all named ones being alive until then.
+While the layer runs, its operators name what they make (`Pass.do`), and autograd's hook
+sees what is saved. Afterwards each named tensor is kept, freed to be recomputed by its
+operator, offloaded, or compressed. A saved tensor is identified by its storage, as all
+named ones are alive until then.
 
-What backward does not need itself is let go too: where it is wanted to make another
-tensor again, it is made again first.
+Tensors that backward does not read are freed as well; if one is needed to recompute
+another, it is recomputed first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from costmodel.layout import EVERYTHING, Action, Retention, Treatment
-from runtime.offload import Away, OnDrive, Tiers
+from runtime.offload import OnDrive, OnHost, Tiers
 from runtime.remat.quantized_activations import Packed, packed
 
 Values = tuple[Tensor, ...]
@@ -41,10 +41,12 @@ class Geometry:
         return flat.as_strided(self.size, self.stride, self.offset)
 
 
-class Kept:
+class Saved:
     """What one operator made in one pass: a tensor, or a few."""
 
-    def __init__(self, values: Values, make: Make | None, part_of: Kept | None) -> None:
+    def __init__(
+        self, values: Values, make: Make | None, part_of: Saved | None
+    ) -> None:
         self.values = values  # while the layer runs
         self.part_of = part_of  # whose storage this is
         self.needed = False  # by a backward
@@ -54,7 +56,7 @@ class Kept:
         self._stored: list[Stored] = []
 
     def settle(self, treatment: Treatment | None, tiers: Tiers) -> None:
-        """Do with the values what is to be done, and let go of them."""
+        """Apply the *treatment* to the values, and free them."""
         values, self.values = self.values, ()
         how = treatment.action if treatment else Action.KEEP
         if self._make is not None and (how is Action.RECOMPUTE or not self.needed):
@@ -68,12 +70,12 @@ class Kept:
         self._make = None
 
     def start(self) -> None:
-        """Begin to bring back what is away."""
+        """Begin to bring back what is offloaded."""
         for one in self._stored:
             one.start()
 
     def flat(self) -> list[Tensor]:
-        """The storages, as 1-D tensors; made again if they have to be."""
+        """The storages, as 1-D tensors; recomputed if necessary."""
         if self._flat is None and self._stored:
             self._flat = [one.back() for one in self._stored]
         elif self._flat is None:
@@ -98,7 +100,7 @@ class Box:
         self.tensor: Tensor | None = tensor
         self._of = of
 
-    def refer(self, kept: Kept, number: int) -> None:
+    def refer(self, kept: Saved, number: int) -> None:
         """From now on it is value *number* of *kept*."""
         assert self.tensor is not None
         self._geometry = Geometry(self.tensor)
@@ -121,9 +123,9 @@ class Pass:
 
     def __init__(self, retention: Retention, tiers: Tiers, before: Pass | None) -> None:
         self._retention, self._tiers, self._before = retention, tiers, before
-        self._named: dict[str, Kept] = {}
+        self._named: dict[str, Saved] = {}
         self._boxes: list[Box] = []
-        self._away: list[ReferenceType[Kept]] = []
+        self._away: list[ReferenceType[Saved]] = []
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -132,27 +134,27 @@ class Pass:
             yield
         self._settle()
 
-    def enter(self, name: str, value: Tensor) -> Kept:
+    def enter(self, name: str, value: Tensor) -> Saved:
         """What the layer is given."""
-        return self._add(name, Kept((value,), None, None))
+        return self._add(name, Saved((value,), None, None))
 
     def do(
         self,
         name: str,
         function: Callable[..., Tensor | Values],
-        *given: Kept,
-        part_of: Kept | None = None,
+        *given: Saved,
+        part_of: Saved | None = None,
         draws: bool = False,
-    ) -> Kept:
+    ) -> Saved:
         """Carry an operator out; what it makes is called *name*.
 
         *draws*: it takes random numbers, the same ones when it runs again.
         """
         again = _again(function, given, draws)
         made = function(*(value for one in given for value in one.values))
-        return self._add(name, Kept(_tuple(made), again, part_of))
+        return self._add(name, Saved(_tuple(made), again, part_of))
 
-    def source(self, kept: Kept) -> Make:
+    def source(self, kept: Saved) -> Make:
         """What gives *kept*'s values to something that runs now and again in backward,
         then as inputs that need as many gradients."""
         kept.needed = True
@@ -174,14 +176,14 @@ class Pass:
             self._before = None
 
     def fetch(self) -> None:
-        """Begin to bring back what is away."""
+        """Begin to bring back what is offloaded."""
         away, self._away = self._away, []
         for one in away:
             kept = one()
             if kept is not None:
                 kept.start()
 
-    def _add(self, name: str, kept: Kept) -> Kept:
+    def _add(self, name: str, kept: Saved) -> Saved:
         self._named[name] = kept
         return kept
 
@@ -193,7 +195,7 @@ class Pass:
     def _settle(self) -> None:
         boxes, self._boxes = self._boxes, []
         named, self._named = self._named, {}
-        places: dict[int, tuple[Kept, int]] = {}
+        places: dict[int, tuple[Saved, int]] = {}
         for kept in named.values():
             for number, value in enumerate(kept.values):
                 places.setdefault(_pointer(value), (kept, number))
@@ -222,13 +224,13 @@ class Stored:
     all of them where it has no elements, as of an expert that has no rows."""
 
     def __init__(
-        self, moved: Away | OnDrive | Packed | None, rest: Tensor | None
+        self, moved: OnHost | OnDrive | Packed | None, rest: Tensor | None
     ) -> None:
         self._moved, self._rest = moved, rest
 
     def start(self) -> None:
         """Begin to bring it back."""
-        if isinstance(self._moved, Away | OnDrive):
+        if isinstance(self._moved, OnHost | OnDrive):
             self._moved.start()
 
     def back(self) -> Tensor:
@@ -243,7 +245,7 @@ def _stored(flat: Tensor, treatment: Treatment, tiers: Tiers) -> Stored:
         return Stored(None, flat)
     count = round(treatment.ratio * flat.numel())
     some = flat[:count]
-    moved: Away | OnDrive | Packed
+    moved: OnHost | OnDrive | Packed
     if treatment.action is Action.OFFLOAD:
         moved = tiers.away(some, treatment.tier)
     else:
@@ -253,7 +255,7 @@ def _stored(flat: Tensor, treatment: Treatment, tiers: Tiers) -> Stored:
 
 
 def _again(
-    function: Callable[..., Tensor | Values], given: Sequence[Kept], draws: bool
+    function: Callable[..., Tensor | Values], given: Sequence[Saved], draws: bool
 ) -> Make:
     """Runs *function* once more, in the precision and with the draws of now."""
     computing, drawing = _computing(given), _drawing(given) if draws else None
@@ -269,14 +271,14 @@ def _again(
     return make
 
 
-def _computing(given: Sequence[Kept]) -> Callable[[], AbstractContextManager[Any]]:
+def _computing(given: Sequence[Saved]) -> Callable[[], AbstractContextManager[Any]]:
     kind = given[0].values[0].device.type
     enabled = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind)
     return lambda: torch.autocast(kind, dtype=dtype, enabled=enabled)
 
 
-def _drawing(given: Sequence[Kept]) -> Callable[[], AbstractContextManager[None]]:
+def _drawing(given: Sequence[Saved]) -> Callable[[], AbstractContextManager[None]]:
     device = given[0].values[0].device
     own = torch.cuda if device.type == "cuda" else torch.random
     state = own.get_rng_state()

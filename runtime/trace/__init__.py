@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from runtime.trace.recorder import (
         SEND,
         ActionClock,
-        ActionWatch,
+        ActionObserver,
         Call,
         Listener,
         Operation,

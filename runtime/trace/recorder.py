@@ -51,7 +51,7 @@ class Span:
         return self.ended_s - self.began_s
 
 
-class ActionWatch:
+class ActionObserver:
     """What an executor tells of a step: the groups it sends in, and each action.
 
     `axes` are the axes that process groups, by their names, speak over.
@@ -60,19 +60,19 @@ class ActionWatch:
     def __init__(self, axes: Mapping[str, str] | None = None) -> None:
         self.axes: dict[str, str] = dict(axes or {})
 
-    def know(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
+    def register_groups(self, axis: str, groups: Iterable[dist.ProcessGroup]) -> None:
         """*groups* speak over *axis*."""
         self.axes |= {group.group_name: axis for group in groups}
 
     def begin(self) -> None:
         """A step begins: forget the one before."""
 
-    def during(self, action: Action) -> AbstractContextManager[None]:
+    def observing(self, action: Action) -> AbstractContextManager[None]:
         """Around *action*."""
         raise NotImplementedError
 
 
-class ActionClock(ActionWatch):
+class ActionClock(ActionObserver):
     """The times of a step's actions."""
 
     def __init__(
@@ -86,7 +86,7 @@ class ActionClock(ActionWatch):
         self._marks = []
 
     @contextmanager
-    def during(self, action: Action) -> Iterator[None]:
+    def observing(self, action: Action) -> Iterator[None]:
         began, busy_s = self._now(), time.thread_time()
         yield
         busy_s = time.thread_time() - busy_s
@@ -153,7 +153,7 @@ _FUNCTIONAL: Final = {
 _SILENT: Final = ("recv", "irecv", "barrier", "monitored", "wait", "_wrap", "check")
 
 
-class Recorder(ActionWatch):
+class Recorder(ActionObserver):
     """Records the last step that an executor carried out with it.
 
     *groups* are this rank's process groups by mesh axis. Bytes are those of the full
@@ -171,7 +171,7 @@ class Recorder(ActionWatch):
         self._records = []
 
     @contextmanager
-    def during(self, action: Action) -> Iterator[None]:
+    def observing(self, action: Action) -> Iterator[None]:
         traffic: dict[str, list[int]] = {}
         self._records.append((action, traffic))
 
@@ -306,7 +306,7 @@ class Listener(ActionClock):
         self._device = device
 
     @contextmanager
-    def during(self, action: Action) -> Iterator[None]:
+    def observing(self, action: Action) -> Iterator[None]:
         kind = str(action.kind)
 
         def heard(func: Any, args: Any, call: Callable[[], Any]) -> Any:
@@ -317,7 +317,7 @@ class Listener(ActionClock):
                 return self._operated(kind, func, call, args)
             return call()
 
-        with super().during(action), _Watching(heard):
+        with super().observing(action), _Watching(heard):
             yield
 
     def _exchanged(self, action: str, call: Callable[[], Any], found: Exchange) -> Any:

@@ -7,7 +7,13 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from runtime.train.build import Setup
     from runtime.train.compile import require_compilable
-    from runtime.train.options import Training, learning_rate, training_options
+    from runtime.train.options import (
+        Options,
+        RunOptions,
+        Training,
+        run_options,
+        training_options,
+    )
     from runtime.train.trainer import StepResult, Trainer, rank_stream
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -22,16 +22,16 @@ from costmodel.layout import Stage as StagePlan
 from costmodel.schedule import schedule_called
 from profiles.models import Job
 from runtime.models import (
+    Deferred,
     ExpertMlp,
-    Later,
     Layer,
     Stage,
     decoder_of,
+    defer_weight_grads,
     initialise,
     policy,
-    put_off,
 )
-from runtime.offload import StatesAway, level
+from runtime.offload import StateOffload, level
 from runtime.parallel import (
     AfterEachW,
     AfterW,
@@ -57,14 +57,14 @@ from runtime.train.compile import compile_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldStage(PipelineStage):
+class LocalStage(PipelineStage):
     """A virtual stage on this rank, one of *copies*, and its data parallelism."""
 
     parallel: DataParallel
     sequence_parallel: bool
     replicas: Replicas
     copies: int
-    away: StatesAway
+    away: StateOffload
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         return self.module.named_parameters()
@@ -94,7 +94,7 @@ class Builder:
     context: Context
     setup: Setup
 
-    def stages(self) -> list[HeldStage]:
+    def stages(self) -> list[LocalStage]:
         """All of them, ready to train, in model order."""
         rank = self.meshes.weights["pp"].get_local_rank()
         groups = replicas(self.layout, self.meshes, zero=self._zero)
@@ -109,17 +109,21 @@ class Builder:
         plan, ranks = self.layout.stages[0].plans[0], self.meshes.weights["dp"].size()
         return level(plan.zero, self.layout.offload, ranks=ranks)
 
-    def _stage(self, index: int, rank: int, alike: Replicas) -> HeldStage:
+    def _stage(self, index: int, rank: int, alike: Replicas) -> LocalStage:
         layout, plan = self.layout, self.layout.stages[index]
         spec, rules = decoder_of(self.job), policy(layout.precision_name)
         split = plan.plans[0].sharding == "megatron-sp" and plan.mesh.tp > 1
-        away = StatesAway.of(layout.offload, self._zero)
+        away = StateOffload.of(layout.offload, self._zero)
         stage = self._filled(plan, away)
         context_parallel.split(stage, self.context)
         self._split(stage, plan, split)
         for layer in stage.layers.values() if rules.eight_bits else ():
             multiply_in_eight_bits(layer)
-        later = put_off(stage) if schedule_called(layout.schedule).splits else None
+        later = (
+            defer_weight_grads(stage)
+            if schedule_called(layout.schedule).splits
+            else None
+        )
         for layer in stage.layers.values() if self.setup.compiled else ():
             compile_layer(layer)
         named = zip(plan.layers, plan.plans, strict=True)
@@ -131,7 +135,7 @@ class Builder:
             folder=self.setup.offload_dir,
         )
         ranks = self.context.ranks * (plan.mesh.tp if split else 1)
-        return HeldStage(
+        return LocalStage(
             index=index,
             module=stage,
             first=index == 0,
@@ -148,7 +152,7 @@ class Builder:
             away=away,
         )
 
-    def _filled(self, plan: StagePlan, away: StatesAway) -> Stage:
+    def _filled(self, plan: StagePlan, away: StateOffload) -> Stage:
         """The plain modules of a stage, with their first values."""
         spec, setup = decoder_of(self.job), self.setup
         with torch.device("meta"):
@@ -193,9 +197,9 @@ class Builder:
     def _parallel(
         self,
         stage: Stage,
-        away: StatesAway,
+        away: StateOffload,
         alike: Replicas,
-        later: Later | None,
+        later: Deferred | None,
         copies: int,
     ) -> DataParallel:
         rules, meshes = policy(self.layout.precision_name), self.meshes

@@ -106,15 +106,12 @@ def _either(plain: Forward) -> Forward:
 def _reasons(layout: Layout, job: Job) -> Iterator[str]:
     used, spec = Combination.of_layout(layout), decoder_of(job)
     if used.by_modules:
-        yield (
-            "layers whose operators have shardings of their own: leave the modules of "
-            "their plans out"
-        )
+        yield ("per-operator shardings: leave the modules of the plans out")
     other = sorted(used.retentions - {"none", "full", "segments"})
     if other:
         yield (
-            f"layers that are treated inside ({', '.join(other)}): choose recompute "
-            "none, full or sqrt, without --offload activations"
+            f"recompute or offload inside a layer ({', '.join(other)}): choose "
+            "recompute none, full or sqrt, without --offload activations"
         )
     if spec.most_dropped:
         yield f"dropout {spec.most_dropped:g}: set it to 0 in the model file"

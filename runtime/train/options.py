@@ -1,16 +1,14 @@
-"""`Training`: what a run does beside its steps, as a command line asks for it.
-
-The options of `execute` about what a run does beside its steps.
-"""
+"""The options of `execute`: `RunOptions`, and in them `Training`, beside the steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from profiles.commandline import (
     Choice,
+    FilePath,
     FloatRange,
     IntRange,
     collected,
@@ -24,6 +22,9 @@ from runtime.optim import KINDS, LearningRate
 
 if TYPE_CHECKING:
     from runtime.optim import Settings
+
+DEVICES: Final = ("cpu", "cuda")
+MOST_STEPS: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,19 +91,113 @@ class Training:
             require_package("tensorboard", "--tensorboard", extra="tensorboard")
 
 
-def learning_rate(settings: Settings, training: Training, steps: int) -> LearningRate:
-    """The rate of every step; raises Contradiction for one that cannot be."""
-    return LearningRate(
-        lr=settings.lr,
-        steps=training.decay_steps or steps,
-        kind=training.lr_schedule,
-        warmup_steps=training.warmup_steps,
-        least=training.min_lr,
-    )
-
-
 def _absolute(given: str | None) -> str | None:
     return given and str(Path(given).absolute())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line asks for and the worker processes are told."""
+
+    steps: int = option(default=20, type=IntRange(1, MOST_STEPS))
+    data: str = option(
+        default="synthetic",
+        type=text,
+        metavar="FILE|synthetic",
+        help="A text file (bytes are tokens), tokens in .npy or .bin, or a learnable "
+        "synthetic stream.",
+    )
+    seed: int = option(default=0, type=IntRange(0), metavar="S")
+    lr: float = option(default=3e-4, type=FloatRange(0, 10, strictly=True), metavar="X")
+    weight_decay: float = option(default=0.1, type=FloatRange(0, 1), metavar="X")
+    clip: float = option(
+        default=1.0,
+        type=FloatRange(0, 1e9),
+        help="Largest norm of the gradient; 0: do not clip.",
+    )
+    checkpoint_every: int | None = option(
+        type=IntRange(1), help="Steps from one to the next.  [default: at the end]"
+    )
+    resume: bool = option(
+        default=False, is_flag=True, help="Go on from the newest checkpoint."
+    )
+    record: bool = option(
+        default=False, is_flag=True, help="Report the first step's actions."
+    )
+    compiled: bool = option(
+        default=False,
+        flag="--compile",
+        is_flag=True,
+        help="torch.compile of each layer; minutes before the first step.",
+    )
+    training: Training = field(default_factory=Training)
+    progress: bool = True
+
+    def settings(self, optimizer: str = "adamw") -> Settings:
+        """The hyper-parameters of *optimizer*."""
+        from runtime.optim import Settings
+
+        return Settings(
+            name=optimizer,
+            lr=self.lr,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+        )
+
+    def learning_rate(self) -> LearningRate:
+        """The rate of every step; raises Contradiction for one that cannot be."""
+        training = self.training
+        return LearningRate(
+            lr=self.lr,
+            steps=training.decay_steps or self.steps,
+            kind=training.lr_schedule,
+            warmup_steps=training.warmup_steps,
+            least=training.min_lr,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions(Options):
+    """What the command line asks for; *layout* is the file that it names."""
+
+    layout: Path
+    device: str | None = option(
+        type=Choice(DEVICES), help="[default: cuda where present]"
+    )
+    profiles: tuple[Path, ...] = option(
+        default=(),
+        flag="--profile",
+        type=FilePath(),
+        multiple=True,
+        metavar="FILE",
+        help="Measured samples to predict from; may be given several times.  [default: "
+        "those that the layout was priced with]",
+    )
+    checkpoint_dir: Path | None = option(
+        type=FilePath(), metavar="DIR", help="Save states there."
+    )
+    max_restarts: int = option(
+        default=0,
+        type=IntRange(0, 1000),
+        help="Restart from the newest checkpoint when a worker dies.",
+    )
+    nnodes: int = option(default=1, type=IntRange(1), help="Machines of the job.")
+    rdzv_endpoint: str | None = option(
+        type=text, metavar="HOST:PORT", help="Where the nodes of a job meet."
+    )
+    observe: Path | None = option(
+        type=FilePath(),
+        metavar="FILE",
+        help="Add what the run sees (collectives, products, optimizer) to these "
+        "samples.",
+    )
+    offload_dir: Path | None = option(
+        type=FilePath(),
+        metavar="DIR",
+        help="Folder of a drive for the states of a layout with --offload-to nvme.  "
+        "[default: that of temporary files]",
+    )
+
+
 training_options = collected("Training", Training, "training")
+run_options = collected("Run", RunOptions, "options")

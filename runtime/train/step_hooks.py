@@ -32,7 +32,7 @@ from runtime.parallel import (
     partial_parameters,
     sum_together,
 )
-from runtime.train.build import HeldStage
+from runtime.train.build import LocalStage
 
 TABLE = "embedding.table.weight"
 HEAD = "head.weight"
@@ -89,7 +89,7 @@ class Step:
 
     def __init__(
         self,
-        stages: Sequence[HeldStage],
+        stages: Sequence[LocalStage],
         optimizer: Optimizer,
         tied: TiedTable,
         mesh: DeviceMesh,
@@ -175,7 +175,7 @@ class Step:
         for name, gradient in some.items():
             yield Piece(gradient, self._copies[name])
 
-    def _copies_of(self, name: str, parameter: Tensor, held: HeldStage) -> int:
+    def _copies_of(self, name: str, parameter: Tensor, held: LocalStage) -> int:
         """Ranks of the job that hold the same part of a parameter."""
         copies = self._ranks // parts(parameter) * held.copies
         return copies * self.tied.copies if name in (TABLE, HEAD) else copies
@@ -187,7 +187,7 @@ class Step:
                 changed.enter_context(self.stages[stage].parallel.changing(names))
             self.tied.sum(self._gradients.values())
 
-    def _partial_of(self, held: HeldStage) -> list[str]:
+    def _partial_of(self, held: LocalStage) -> list[str]:
         if self.mesh["tp"].size() == 1:
             return []
         return [

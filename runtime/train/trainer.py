@@ -18,15 +18,14 @@ from torch import Tensor
 from costmodel.layout import Layout
 from costmodel.schedule import Action, Kind, Stream, apart, streams, with_transfers
 from profiles.models import Job
-from profiles.system import default_folder
 from runtime.data import Source
 from runtime.models import decoder_of, policy
-from runtime.offload import DiskOptimizer, HostOptimizer
+from runtime.offload import DiskOptimizer
 from runtime.optim import LearningRate, LossScale, Optimizer, Settings
 from runtime.parallel import Context, Meshes, Sharded, context_group
 from runtime.pipeline import Executor, Links
-from runtime.trace import ActionWatch, Recorder
-from runtime.train.build import Builder, HeldStage, Setup
+from runtime.trace import ActionObserver, Recorder
+from runtime.train.build import Builder, LocalStage, Setup
 from runtime.train.step_hooks import Step, TiedTable
 
 BEYOND: Final = 2**40  # sequences of a source: no training reads so many
@@ -74,13 +73,13 @@ class Trainer:
         tied = TiedTable(job, layout, self.mesh)
         self.recorder = Recorder(meshes.groups())
         if tied.group is not None:
-            self.recorder.know("tied", [tied.group])
+            self.recorder.register_groups("tied", [tied.group])
         if self.context.group is not None:
-            self.recorder.know("cp", [self.context.group])
+            self.recorder.register_groups("cp", [self.context.group])
         for held in self.stages:
             if held.copies > 1:
                 for axis, group in held.replicas.named():
-                    self.recorder.know(axis, [group])
+                    self.recorder.register_groups(axis, [group])
         self._micro_batch = layout.micro_batch(layout.stages[0])
         self._places = self.context.places()
         self._step = Step(
@@ -106,7 +105,7 @@ class Trainer:
         )
 
     def step(
-        self, number: int, *, record: bool = False, watch: ActionWatch | None = None
+        self, number: int, *, record: bool = False, watch: ActionObserver | None = None
     ) -> StepResult:
         """Carry out step *number* (from 0), for *watch* to see, or on record.
 
@@ -183,8 +182,12 @@ class Trainer:
         return list(tokens), list(targets)
 
     def _seeded(self, number: int) -> None:
-        """Dropout's random numbers: of the seed, the step and the rank alone."""
-        torch.manual_seed(hash((self.seed, number, dist.get_rank())) % 2**63)
+        """Dropout's random numbers: of the seed, the step and the rank alone; of the
+        first tensor-parallel rank where all of them hold the whole stream."""
+        rank = dist.get_rank()
+        if not any(held.sequence_parallel for held in self.stages):
+            rank = dist.get_global_rank(self.mesh["tp"].get_group(), 0)
+        torch.manual_seed(hash((self.seed, number, rank)) % 2**63)
 
     def _mean(self, losses: Iterable[Tensor]) -> float:
         own = [loss.float() for loss in losses]
@@ -203,7 +206,7 @@ class Trainer:
 
 
 def optimizer(
-    stages: Sequence[HeldStage],
+    stages: Sequence[LocalStage],
     settings: Settings,
     device: torch.device,
     folder: Path | None = None,
@@ -212,26 +215,15 @@ def optimizer(
     of *folder* (or of the default one)."""
     named = [pair for stage in stages for pair in stage.named_parameters()]
     away = stages[0].away
-    if away.on_drive:
-        where = folder or default_folder()
-        found = DiskOptimizer(
-            named,
-            settings,
-            device,
-            where,
-            shards=away.shards,
-            gradients=away.gradients,
-        )
+    found = away.optimizer(named, settings, device, folder=folder)
+    if isinstance(found, DiskOptimizer):
         for stage in stages:
             if away.shards:
-                found.read_for(stage.module, passes=stage.away.passes)
+                found.read_for(stage.module, passes=away.passes)
             if away.gradients:
                 assert isinstance(stage.parallel, Sharded)
                 stage.parallel.send_to(found.take_scattered())
-        return found
-    if away.masters:
-        return HostOptimizer(named, settings, device)
-    return Optimizer(named, settings)
+    return found
 
 
 def rank_stream(layout: Layout, rank: int) -> Stream:

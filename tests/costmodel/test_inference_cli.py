@@ -88,15 +88,15 @@ def test_a_person_is_told_the_same(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in said
     assert "bottleneck: memory bandwidth" in " ".join(said.split())
     assert simulate("--inference", "--model", "llama3-405b") == 0
-    assert "nor does any batch" in capsys.readouterr().out
+    assert "no batch fits" in capsys.readouterr().out
 
 
 def test_many_stages_are_a_short_table(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--inference", "--model", "gpt-175b", "--gpus", "96", "--pp", "96")
     assert simulate(*asked) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    shown = [int(row[0]) for row in rows if row and row[0].isdigit()]
-    assert shown == [0, 1, 95]
+    shown = [row[0] for row in rows[rows.index([]) + 2 :] if row]
+    assert shown == ["0", "1–94", "95"]
 
 
 OF_TRAINING: tuple[tuple[str, ...], ...] = (
@@ -143,7 +143,7 @@ def test_what_is_of_training_is_refused(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.count("\n") == 1
-    assert f"{options[0]} is not of inference" in said.err
+    assert f"--inference does not take {options[0]}" in said.err
     assert "--sweep" in said.err  # which inference takes
 
 
@@ -162,7 +162,7 @@ def test_a_layout_file_is_of_training(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert simulate("--inference", str(tmp_path / "layout.json")) == 2
-    assert "a layout file is not of inference" in capsys.readouterr().err
+    assert "--inference does not take a layout file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,10 @@ from tests.support.sampled import job, local, on, samples
 ASKED = ("--model", "gpt-tiny", "--gpus", "2", "--cluster", "local")
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
-@pytest.mark.parametrize(("ranks", "cores"), [(2, 4), (4, 4), (4, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("ranks", "cores", "share"),
+    [(2, 4, 1.0), (4, 4, 0.5), (4, 2, 0.5), (4, 2, 1.0), (4, 1, 1.0)],
+)
 def test_the_search_agrees_with_the_oracle(
     ranks: int, cores: int, share: float
 ) -> None:

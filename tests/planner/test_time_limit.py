@@ -16,6 +16,7 @@ from planner.analysis.largest import Largest, maximize
 from planner.analysis.remedies import Change
 from planner.analysis.scaling import plans
 from planner.api import plan, refined, sharded, solve
+from planner.baselines import tofu
 from planner.options import Around
 from planner.problem import question
 from planner.problem.problem import Candidate, Objective, Problem
@@ -116,15 +117,31 @@ def test_bounds_hold_whenever_time_ends(hand: Hand, objective: Objective) -> Non
     assert answers
 
 
-@pytest.mark.parametrize("limit_s", [0, 5, 10, 30, 100, 300])
-def test_bounds_over_islands_hold_whenever_time_ends(hand: Hand, limit_s: int) -> None:
+def test_bounds_over_islands_hold_whenever_time_ends(hand: Hand) -> None:
     posed = islands.asked(islands.joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-125m")
     whole = solve(posed, BranchAndBound(), Limits())
     hand.each_s = 1.0
-    found = solve(posed, BranchAndBound(), Limits(time_limit_s=limit_s))
-    assert found.best is not None
-    assert found.lower <= whole.value * (1 + EXACT)
-    assert whole.value <= found.value * (1 + EXACT)
+    for limit_s in (0, 5, 10, 30, 100, 300):
+        found = solve(posed, BranchAndBound(), Limits(time_limit_s=limit_s))
+        assert found.best is not None
+        assert found.lower <= whole.value * (1 + EXACT)
+        assert whole.value <= found.value * (1 + EXACT)
+
+
+def test_a_recursive_partition_ends_between_levels(
+    monkeypatch: pytest.MonkeyPatch, hand: Hand
+) -> None:
+    posed, levels, pose = problem("gpt-mini", 64, global_batch=64), [], tofu.pose
+
+    def slowly(*arguments: Any) -> Posed:
+        hand.now_s += 1.0
+        levels.append(arguments)
+        return pose(*arguments)
+
+    monkeypatch.setattr(tofu, "pose", slowly)
+    with pytest.raises(OutOfTime):
+        tofu.Tofu().solve(posed, Limits(time_limit_s=2.5))
+    assert len(levels) == 3, "of six levels, those that began in time"
 
 
 def test_limits_count_from_when_they_began(hand: Hand) -> None:

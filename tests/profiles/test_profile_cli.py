@@ -12,7 +12,7 @@ from profiles.cli import profile
 from profiles.errors import InvalidFile, InvalidQuestion
 from profiles.hardware import catalog
 from profiles.measure import machine
-from profiles.measure.options import Wish
+from profiles.measure.options import MeasureOptions
 from profiles.measure.session import resolved
 from profiles.samples.files import content_hash, read_samples, write_samples
 from profiles.samples.table import (
@@ -105,7 +105,7 @@ def test_wrong_questions_are_one_line(
 
 def test_defaults_are_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "cores", lambda: 16)
-    question = resolved(Wish(model="gpt-tiny"))
+    question = resolved(MeasureOptions(model="gpt-tiny"))
     assert (question.device, question.ranks, question.precisions) == (
         "cpu",
         4,
@@ -115,7 +115,7 @@ def test_defaults_are_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (job.model, job.seq_len, job.global_batch) == ("gpt-tiny", 256, 8)
     norms = {
         operator.function
-        for job in resolved(Wish()).jobs
+        for job in resolved(MeasureOptions()).jobs
         for block in job.graph.distinct()
         for operator in block.operators
     }
@@ -127,15 +127,15 @@ def test_gpus_are_the_default_where_there_are_some(
 ) -> None:
     monkeypatch.setattr(machine, "gpus", lambda: ("NVIDIA H100 80GB HBM3",) * 2)
     monkeypatch.setattr(machine, "multiplies", lambda number, device: True)
-    question = resolved(Wish())
+    question = resolved(MeasureOptions())
     assert (question.device, question.ranks) == ("cuda", 2)
     assert question.precisions == ("bf16", "fp32")
     with pytest.raises(InvalidQuestion, match="this machine has 2 GPUs"):
-        resolved(Wish(ranks=4))
+        resolved(MeasureOptions(ranks=4))
     volta = ("fp32", "fp16")
     monkeypatch.setattr(machine, "multiplies", lambda number, device: number in volta)
     with pytest.raises(InvalidQuestion, match=r"it has fp32, fp16$"):
-        resolved(Wish(precisions=("bf16",)))
+        resolved(MeasureOptions(precisions=("bf16",)))
 
 
 def test_a_file_is_shown(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from costmodel.schedule.action import Action, Kind, Stream
 from costmodel.schedule.schedules import SCHEDULES
-from runtime.models.split_backward import put_off
+from runtime.models.split_backward import defer_weight_grads
 from runtime.pipeline.executor import Executor, PipelineStage
 from runtime.pipeline.p2p import Links
 from runtime.trace.recorder import Recorder
@@ -90,7 +90,7 @@ def executor(
             dtype=torch.float32,
             device=CPU,
             copy=own.get(index, 0),
-            later=put_off(module) if splits else None,
+            later=defer_weight_grads(module) if splits else None,
         )
         for index, module in modules.items()
     }

@@ -62,9 +62,9 @@ def passes(recorder: Recorder, module: nn.Module, rows: int = BATCH) -> Document
     inputs = torch.randn(rows, WIDTH, requires_grad=True)
     module(inputs).sum().backward()
     recorder.begin()
-    with recorder.during(Action.parse("0F0")):
+    with recorder.observing(Action.parse("0F0")):
         made = module(inputs)
-    with recorder.during(Action.parse("0B0")):
+    with recorder.observing(Action.parse("0B0")):
         made.sum().backward()
     return recorder.document()
 
@@ -88,7 +88,7 @@ def plain(rank: int, recorder: Recorder) -> Document:
     alone = [dist.new_group([one]) for one in (0, 1)][rank]
     recorder.begin()
     mine, whole = torch.ones(2, 3), torch.ones(4, 3, dtype=torch.bfloat16)
-    with recorder.during(Action.parse("0STEP")):
+    with recorder.observing(Action.parse("0STEP")):
         all_reduce(mine, group)
         all_reduce(mine, group)
         all_reduce(mine, other)

@@ -19,7 +19,7 @@ from runtime.launch import run
 from runtime.offload import policy as drive_room
 from runtime.offload.policy import needed_bytes, require_drive
 from tests.runtime.ranks import on_ranks
-from tests.runtime.wishes import wish
+from tests.runtime.run_options import run_options
 from tests.support.training import SEED, trainer_of
 from tests.support.training_cases import BATCH, choice_of, job
 
@@ -70,10 +70,10 @@ def test_room_is_asked_for_before_a_process_starts(
     file = tmp_path / "layout.json"
     write_layout(file, job("gpt"), "local", layout_of("zero2-drive"))
     monkeypatch.setattr(run, "launch", never)
-    assert not run.prepare(wish(file)).remarks
+    assert not run.prepare(run_options(file)).remarks
     monkeypatch.setattr(drive_room, "needed_bytes", lambda *_: 1e6 * TB)
     with pytest.raises(Unsupported, match=r"optimizer to nvme needs 909,495 TiB in"):
-        run.prepare(wish(file))
+        run.prepare(run_options(file))
 
 
 def test_other_layouts_need_no_drive(tmp_path: Path) -> None:

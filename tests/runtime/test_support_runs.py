@@ -20,7 +20,7 @@ from profiles.models.job import Job
 from runtime.launch import run
 from runtime.optim.optimizer import Settings
 from tests.runtime.ranks import on_ranks
-from tests.runtime.wishes import wish
+from tests.runtime.run_options import run_options
 from tests.support.fact_settings import GLOBAL_BATCH
 from tests.support.supported import ROWS, Example, examples
 
@@ -81,7 +81,7 @@ def test_every_no_is_refused_before_a_process_starts(
     file = tmp_path / "layout.json"
     write_layout(file, case.job, "local", case.layout)
     with pytest.raises(Unsupported) as raised:
-        run.prepare(wish(file))
+        run.prepare(run_options(file))
     assert raised.value.exit_code == 2
     assert case.row.reason in str(raised.value)
     assert REMEDY.search(case.row.reason)

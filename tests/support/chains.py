@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
-from planner.remat.rotor import Chain, Execution, Pass
+from tests.support.rotor import Chain, Execution, Pass
 
 
 @st.composite

@@ -106,7 +106,7 @@ def same(asked: Pricing, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "examples", [20, pytest.param(3000, marks=pytest.mark.slow)], ids=str
+    "examples", [50, pytest.param(3000, marks=pytest.mark.matrix)], ids=str
 )
 def test_a_layout_file_is_priced_as_its_question(examples: int) -> None:
     """The whole estimate: seconds, bytes piece by piece, breakdown and interval."""

@@ -9,7 +9,6 @@ import pytest
 from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.framework import DEFAULT, frameworks
-from costmodel.report.support import frameworks_table
 from costmodel.support.features import facts
 from costmodel.support.framework_features import (
     BASE,
@@ -20,6 +19,7 @@ from costmodel.support.framework_features import (
     is_described,
     known_of,
 )
+from docs.support_tables import frameworks_table
 from profiles.models.catalog import model
 from profiles.models.job import Job
 

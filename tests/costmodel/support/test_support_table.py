@@ -14,7 +14,6 @@ from costmodel.layout.offload import Offload
 from costmodel.layout.retention import PRESETS
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.options.pins import Pins
-from costmodel.report.support import support_table
 from costmodel.schedule.schedules import SCHEDULES
 from costmodel.simulation.question import default_precision, resolve
 from costmodel.support.features import Combination, facts
@@ -28,6 +27,7 @@ from costmodel.support.support_table import (
     require_supported,
     support,
 )
+from docs.support_tables import support_table
 from profiles.commandline.options import JobOptions
 from profiles.errors import MeshwrightError, Unsupported
 from profiles.hardware.catalog import cluster
@@ -35,7 +35,7 @@ from profiles.hardware.clusters import Cluster
 from profiles.hardware.precisions import GRADIENT_FORMATS, PRECISIONS
 from profiles.models.catalog import model, names
 from profiles.models.job import OPTIMIZERS, Job
-from profiles.models.spec import FAMILIES
+from profiles.models.spec import FAMILIES, Numerics
 from tests.support.fact_settings import SPEC
 from tests.support.supported import ROWS, Example, examples
 
@@ -142,13 +142,13 @@ def test_mechanisms_that_are_not_used_have_no_verdict() -> None:
 
 
 def test_every_reason_is_given_with_the_numbers_asked_about() -> None:
-    away = Offload(parameters=True)
+    away, dropped = Offload(parameters=True), Numerics(attention_dropout=0.1)
     bad = Uniform(
         tp=4, dp=4, cp=3, zero=2, zero_group=2, recompute="mlp_up=0.5", offload=away
     )
-    found = refusals(bad, job(kv_heads=2, dropout=0.1))
+    found = refusals(bad, job(kv_heads=2, numerics=dropped))
     assert [one.split(":")[0] for one in found] == [
-        "dropout (0.1, tp 4)",
+        "attention dropout (0.1, cp 3)",
         "tensor parallelism (tp 4, kv_heads 2)",
         "context parallelism (cp 3, cp kind ring, chunks 16)",
         "recompute (in part)",

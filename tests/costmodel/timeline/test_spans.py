@@ -70,8 +70,9 @@ def test_resources_serve_one_thing_at_a_time(
     data: st.DataObject, pipeline: Pipeline
 ) -> None:
     every = spans(simulate(*pipeline, data.draw(costs_of(pipeline))))
+    rounding_s = 1e-9 * max(span.end_s for span in every) + 1e-12  # of shares in thirds
     for served in by_resource(every).values():
-        assert all(a.end_s <= b.start_s for a, b in pairwise(served))
+        assert all(a.end_s <= b.start_s + rounding_s for a, b in pairwise(served))
     held_by = holders(*pipeline[:3])  # a second copy mirrors it
     boundaries = sum(crosses(held_by, stage) for stage in range(len(held_by)))
     sends = [span for span in every if "SEND" in span.label]

@@ -20,9 +20,9 @@ from planner.problem.question import dp_to_split
 from planner.problem.solution import EXACT, Status
 from planner.problem.space import Space
 from planner.problem.table import length
-from planner.remat.least_peak import leanest
 from planner.search.bounds import leaf_bounds
 from planner.search.branch_and_bound import BranchAndBound
+from planner.search.least_peak import leanest
 from planner.search.registry import SEARCHES
 from planner.search.search import Clock, Limits
 from profiles.models.spec import DecoderSpec

@@ -33,9 +33,9 @@ from planner.heterogeneous.homogenized import (
     over_islands,
 )
 from planner.heterogeneous.search import any_fits
-from planner.problem.problem import Staged
+from planner.problem.problem import Problem, Staged
 from planner.problem.regions import orders
-from planner.problem.solution import EXACT
+from planner.problem.solution import EXACT, Solution
 from planner.report.tables import places_table
 from planner.search.branch_and_bound import BranchAndBound
 from planner.search.search import Limits
@@ -260,12 +260,18 @@ def test_many_micro_batches_are_nearly_proven() -> None:
     assert found.gap < 0.1
 
 
-def test_alike_stages_are_tried_too() -> None:
+@pytest.fixture(scope="module")
+def woven() -> tuple[Problem, Solution]:
+    """Two like islands, and the best over them by any schedule."""
+    two = asked(joined("dgx-a100-80gb", "dgx-a100-80gb"), "gpt-1.3b", 16)
+    return two, solve(two, BranchAndBound(), LIMITS)
+
+
+def test_alike_stages_are_tried_too(woven: tuple[Problem, Solution]) -> None:
     """Over two like islands a woven pipeline may be faster than any that runs 1F1B; of
     those what is chosen is near the best alone, as few of them are simulated."""
-    two = asked(joined("dgx-a100-80gb", "dgx-a100-80gb"), "gpt-1.3b", 16)
+    two, found = woven
     alike = over_islands(two, BranchAndBound(), LIMITS)
-    found = solve(two, BranchAndBound(), LIMITS)
     check(two, found)
     assert alike.best is not None
     assert found.value <= alike.value * (1 + 1e-4)
@@ -274,14 +280,14 @@ def test_alike_stages_are_tried_too() -> None:
     assert slow.machine.device.name == "A100-SXM-80GB"
 
 
-def test_a_v_with_split_backwards_is_tried_too() -> None:
+def test_a_v_with_split_backwards_is_tried_too(
+    woven: tuple[Problem, Solution],
+) -> None:
     """It fills with W what it waits for over a slow link, and its ends are together."""
-    two = asked(joined("dgx-a100-80gb", "dgx-a100-80gb"), "gpt-1.3b", 16)
+    two, found = woven
     tried = by_other_schedules(two, BranchAndBound(), LIMITS)
     assert {one.estimate.layout.schedule for one in tried} == {"zb-v"}
     assert {one.estimate.layout.pp for one in tried} == {2, 4}
-    found = solve(two, BranchAndBound(), LIMITS)
-    check(two, found)
     assert found.value <= min(map(two.value, tried))
     near = as_if_near(two)
     assert near.machine.links == machine(cluster("dgx-a100-80gb")).links

@@ -53,10 +53,14 @@ def posed(
 
 
 def dropping() -> Model:
-    """Dropout is not carried out with tp."""
+    """Dropout of attention is not executed with cp."""
     known = model("gpt-tiny")
     assert isinstance(known.spec, DecoderSpec)
-    return replace(known, spec=replace(known.spec, dropout=0.1))
+    return replace(known, spec=noisy(known.spec))
+
+
+def noisy(spec: DecoderSpec) -> DecoderSpec:
+    return replace(spec, numerics=replace(spec.numerics, attention_dropout=0.1))
 
 
 def solved(asked: Problem) -> Any:
@@ -181,22 +185,20 @@ def test_a_model_that_is_not_trained_is_refused() -> None:
 
 
 def test_pins_that_leave_nothing_are_said_to() -> None:
-    """Dropout forbids tp, so that two of four GPUs are left with nothing to do."""
-    tiny = model("gpt-tiny")
-    noisy = replace(tiny, spec=replace(tiny.spec, dropout=0.1))  # type: ignore[arg-type]
+    """It forbids cp, so that two of four GPUs are left with nothing to do."""
     with pytest.raises(Contradiction, match=CARRIED):
-        posed(asked=noisy, dp=2, pp=1, cp=1)
-    with pytest.raises(Unsupported, match=r"dropout \(0\.1, tp 2\)"):
-        posed(asked=noisy, tp=2)
+        posed(asked=dropping(), dp=2, pp=1, tp=1)
+    with pytest.raises(Unsupported, match=r"attention dropout \(0\.1, cp 2\)"):
+        posed(asked=dropping(), cp=2)
 
 
 def test_a_space_that_only_support_empties_is_diagnosed_as_such() -> None:
-    """Six GPUs, two layers and a batch of four: dp and pp alone do not fill them."""
+    """Six GPUs, two layers, four heads, a batch of four: only cp has a factor of 3."""
     free = problem(gpus=6, global_batch=4, where=local())
     assert isinstance(free.job.spec, DecoderSpec)
-    small = replace(free.job.spec, layers=2, heads=6, kv_heads=6, ffn_hidden=768)
-    spec = replace(small, dropout=0.1)
-    asked = replace(free, job=replace(free.job, spec=spec), executable=True)
+    spec = noisy(replace(free.job.spec, layers=2, heads=4, kv_heads=4))
+    job = replace(free.job, spec=spec, seq_len=192)
+    asked = replace(free, job=job, executable=True)
     assert solved(replace(asked, executable=False)).best is not None
     assert solved(asked).best is None
     why = diagnose(asked)

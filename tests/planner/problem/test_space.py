@@ -29,7 +29,7 @@ from planner.problem.space import Space
 from planner.problem.table import divisors, length, take
 from planner.search.bounds import floor_bytes, leaf_bounds
 from profiles.errors import InvalidSpec
-from profiles.models.spec import DecoderSpec
+from profiles.models.spec import DecoderSpec, Numerics
 from tests.support.problems import all_pins, local, on, problem
 
 
@@ -214,9 +214,10 @@ def test_the_leanest_leaves_hold_the_least_of_each_branch() -> None:
 def test_an_executable_space_is_every_legal_layout_that_is_carried_out(
     gpus: int, batch: int
 ) -> None:
-    """Dropout forbids tp; without it everything is carried out that is searched."""
+    """Dropout of attention forbids cp; without it everything searched is executed."""
     plain = problem(gpus=gpus, global_batch=batch, where=local())
-    job = replace(plain.job, spec=decoder(plain, dropout=0.1))
+    dropped = Numerics(attention_dropout=0.1)
+    job = replace(plain.job, spec=decoder(plain, numerics=dropped))
     free = replace(plain, job=job)
     found = candidates(replace(free, executable=True))
     assert found
@@ -228,7 +229,7 @@ def test_an_executable_space_is_every_legal_layout_that_is_carried_out(
 
 
 def test_an_executable_space_obeys_the_model_too() -> None:
-    """Dropout forbids tp; 2 key-value heads forbid tp 4; an odd vocabulary any."""
+    """2 key-value heads forbid tp 4; an odd vocabulary any."""
     posed = problem(gpus=4, where=local(), executable=True)
 
     def widths(**changes: Any) -> set[int]:
@@ -236,7 +237,7 @@ def test_an_executable_space_obeys_the_model_too() -> None:
         return {choice.tp for choice in candidates(replace(posed, job=job))}
 
     assert widths() == {1, 2, 4}
-    assert widths(dropout=0.1) == {1}
+    assert widths(dropout=0.1) == {1, 2, 4}
     assert widths(kv_heads=2) == {1, 2}
     assert widths(vocab=511) == {1}
     assert widths(position="alibi") == set()

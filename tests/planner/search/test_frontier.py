@@ -29,7 +29,7 @@ def taken(frontier: Frontier) -> Iterator[Uniform]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_all_that_fit_come_out_in_order(objective: Objective) -> None:
-    posed = problem("gpt-mini", 8, objective=objective)
+    posed = problem("gpt-mini", 4, objective=objective)
     space = Space(problem=posed)
     leaves = space.leaves(space.branches)
     bounds = leaf_bounds(posed, leaves)
@@ -65,7 +65,7 @@ def test_few_branches_are_opened_for_the_best() -> None:
 
 def test_splits_that_are_closed_do_not_come_out() -> None:
     """Of leaves at hand the nearest of each family is told, with its bound."""
-    frontier = Frontier(problem("gpt-mini", 8))
+    frontier = Frontier(problem("gpt-mini", 4))
     first = frontier.take()
     assert first is not None
     others = frontier.close(first, ("zero",))

@@ -16,10 +16,10 @@ from planner.api import refined, solve
 from planner.problem.problem import Problem
 from planner.problem.solution import Status
 from planner.problem.space import Space
-from planner.remat.least_peak import leanest
 from planner.report.document import added_document
 from planner.search.bounds import leaf_bytes
 from planner.search.branch_and_bound import BranchAndBound
+from planner.search.least_peak import leanest
 from planner.search.search import Clock, Limits
 from profiles.models.spec import DecoderSpec
 from tests.support.problems import all_pins, on, problem

@@ -34,7 +34,7 @@ def free(posed: Problem) -> Problem:
     return replace(posed, offloads_to="cpu")
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     gpus=st.sampled_from([1, 2]),
     where=st.sampled_from(["dgx-a100-80gb", "p3.16xlarge"]),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from costmodel.machine.topology import MeshAxis, mesh_axes
-from planner.sharding.choice_cache import forget
 from planner.sharding.choice_graph import Status
 from planner.sharding.costs import SentBytes
 from planner.sharding.elimination import eliminate
@@ -180,14 +178,6 @@ def test_a_shared_weight_lies_in_one_way() -> None:
 def test_latent_attention_is_sharded() -> None:
     found = solve(block_problem(block_of("deepseek-v2"), TP))
     assert found.loops["attention"] == ("heads",)
-
-
-def test_a_solved_block_is_read_from_its_folder(tmp_path: Path) -> None:
-    problem = block_problem(mlp(), TP)
-    forget()
-    first = solve(problem, cache=tmp_path)
-    forget()
-    assert solve(problem, cache=tmp_path, time_limit_s=0.0) == first
 
 
 def test_one_device_sends_nothing() -> None:

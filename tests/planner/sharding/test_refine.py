@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,6 @@ from planner.problem.problem import Staged
 from planner.problem.solution import Operators, Solution
 from planner.search.registry import SEARCHES
 from planner.search.search import Limits
-from planner.sharding.choice_cache import forget
 from planner.sharding.refine import with_own_shardings
 from profiles.errors import Contradiction, InvalidSpec
 from profiles.hardware.catalog import cluster
@@ -125,22 +123,6 @@ def test_nothing_is_said_where_no_preset_splits(
     if search:
         pins = Pins()
     assert planned(name, pins, search=search).operators is None
-
-
-def test_what_the_program_solved_is_read_again(tmp_path: Path) -> None:
-    """In a memory where only the integer program knows what fits."""
-    asked = replace(problem("gpt-1.3b", 4, global_batch=16), memory_limit_bytes=2.68e10)
-    asked = asked.repinned(Pins(tp=4))
-    found = plan(asked.job, A100, gpus=4, pins=Pins(tp=4), memory_limit_bytes=2.68e10)
-    plain = replace(found, operators=None)
-    if isinstance(found.best, Staged):
-        pytest.fail("the preset was to be confirmed")
-    forget()
-    first = with_own_shardings(asked, plain, tmp_path)
-    stored = list(tmp_path.iterdir())
-    assert stored
-    forget()
-    assert with_own_shardings(asked, plain, tmp_path).operators == first.operators
 
 
 def test_nothing_is_proven_where_the_presets_gathers_travel_in_8_bits() -> None:

@@ -12,20 +12,26 @@ import pytest
 import torch
 from torch import nn
 
+from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import spell_out
 from profiles.errors import Unsupported
-from runtime.api.optimizers import DriveUpdate, HostUpdate
+from runtime.api.optimizers import Update
 from tests.support.small_layouts import FP32, ON_DRIVE
 from tests.support.training_cases import BATCH, job
 
-ASKED = spell_out(replace(FP32, offload=ON_DRIVE), job("gpt").graph, BATCH)
+GRAPH = job("gpt").graph
+ASKED = spell_out(replace(FP32, offload=ON_DRIVE), GRAPH, BATCH)
+ON_HOST = Offload(optimizer=True)
 
 
 def test_states_of_a_loops_own_update_go_on_after_a_load() -> None:
     first, second = (nn.Linear(3, 2) for _ in range(2))
     made = [
-        HostUpdate(one, partial(torch.optim.AdamW, lr=0.1), scattered=early)
-        for one, early in ((first, False), (second, True))
+        Update(one, spell_out(asked, GRAPH, BATCH), partial(torch.optim.AdamW, lr=0.1))
+        for one, asked in (
+            (first, replace(FP32, offload=ON_HOST)),
+            (second, replace(FP32, offload=ON_HOST, dp=2, zero=3)),
+        )
     ]
     stepped(first, made[0], 1)
     second.load_state_dict(first.state_dict())
@@ -45,11 +51,11 @@ def test_states_of_a_loops_own_update_on_a_drive_go_on_after_a_load(
     first, second, plain_ = models
     plain_.load_state_dict(first.state_dict())
     how = partial(make, lr=0.1)
-    before, alone = DriveUpdate(first, ASKED, how, tmp_path), how(plain_.parameters())
+    before, alone = Update(first, ASKED, how, tmp_path), how(plain_.parameters())
     stepped(first, before, 1)
     stepped(plain_, alone, 1)
     second.load_state_dict(first.state_dict())
-    after = DriveUpdate(second, ASKED, how, tmp_path)
+    after = Update(second, ASKED, how, tmp_path)
     after.load_state_dict(deepcopy(before.state_dict()))
     alone.zero_grad()
     for model, update in zip(models, (before, after, alone), strict=True):
@@ -69,12 +75,12 @@ def test_states_of_a_loops_own_update_on_a_drive_go_on_after_a_load(
 )
 def test_states_that_are_not_known_before_a_step_go_to_no_drive(make: Any) -> None:
     with pytest.raises(Unsupported, match="choose AdamW or Adam"):
-        DriveUpdate(nn.Linear(3, 2), ASKED, make, None)
+        Update(nn.Linear(3, 2), ASKED, make, None)
 
 
 def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match=r"takes no file .*: no such file"):
-        DriveUpdate(nn.Linear(3, 2), ASKED, torch.optim.Adam, tmp_path / "none")
+        Update(nn.Linear(3, 2), ASKED, torch.optim.Adam, tmp_path / "none")
 
 
 def stepped(model: nn.Module, update: Any, seed: int) -> None:

@@ -10,7 +10,7 @@ from costmodel.layout.layout import Layout
 from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import Uniform, spell_out
 from profiles.errors import Unsupported
-from runtime.api.supported import require_carried_out
+from runtime.api.supported import require_executable
 from tests.support.small_layouts import FP32, STATES
 from tests.support.training_cases import BATCH, job
 
@@ -29,15 +29,15 @@ def layout(choice: Uniform) -> Layout:
         (replace(FP32, precision="fp8"), "plan with --precision bf16"),
         (replace(PP2, precision="amp-fp16"), "scales the loss.*plan with a bf16"),
         (replace(PP2, schedule="zb-h1"), "choose gpipe, 1f1b, interleaved"),
-        (replace(FP32, recompute="selective"), r"otherwise \(selective\)"),
-        (replace(FP32, recompute="cheap-ops"), r"otherwise \(by name\)"),
+        (replace(FP32, recompute="selective"), r"inside a layer \(selective\)"),
+        (replace(FP32, recompute="cheap-ops"), r"inside a layer \(by name\)"),
         (replace(FP32, recompute="sqrt"), "choose recompute none or full"),
         (
             replace(FP32, offload=Offload(activations=0.5)),
-            r"otherwise \(offloaded\).*without --offload activations",
+            r"inside a layer \(offloaded\).*without --offload activations",
         ),
         (replace(FP32, zero=3, offload=Offload(parameters=True)), "add optimizer to"),
-        (replace(FP32, dp=2, zero=0, offload=STATES), "choose zero 3"),
+        (replace(FP32, dp=2, zero=0, offload=STATES), "choose --zero 3"),
         (
             replace(FP32, precision="bf16", gradient_format="bf16"),
             "gradients in bf16: .* leave --grad-dtype out",
@@ -46,11 +46,11 @@ def layout(choice: Uniform) -> Layout:
 )
 def test_what_needs_execute_is_refused(choice: Uniform, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason) as raised:
-        require_carried_out(layout(choice))
+        require_executable(layout(choice))
     assert raised.value.exit_code == 2
 
 
 def test_every_reason_is_said_at_once() -> None:
     asked = replace(FP32, cp=2, recompute="selective")
-    with pytest.raises(Unsupported, match=r"cp 2 .*; layers that are treated"):
-        require_carried_out(layout(asked))
+    with pytest.raises(Unsupported, match=r"cp 2 .*; recompute or offload inside"):
+        require_executable(layout(asked))

@@ -65,7 +65,7 @@ def test_ranks_of_one_machine_are_not_asked() -> None:
         replace(REQUEST, resume=True),
         replace(REQUEST, training=Training(warmup_steps=1)),
         replace(REQUEST, training=Training(eval_data="synthetic")),
-        replace(REQUEST, settings=replace(REQUEST.settings, lr=1.0)),
+        replace(REQUEST, lr=1.0),
     ],
 )
 def test_what_all_must_have_is_in_the_question(other: Request) -> None:

@@ -24,7 +24,7 @@ from profiles.models.spec import USUAL, DecoderSpec
 from runtime.launch.run import prepare
 from runtime.models.decoder import Stage, decoder_of
 from tests.runtime.ranks import on_ranks
-from tests.runtime.wishes import wish
+from tests.runtime.run_options import run_options
 from tests.support.blocks import along_sequences
 from tests.support.foreign_models import (
     BATCH,
@@ -194,7 +194,7 @@ def test_what_attention_dropout_costs_a_cpu_is_said(
     job = replace(known, spec=replace(known.spec, numerics=numerics))
     file = tmp_path / "layout.json"
     write_layout(file, job, "cpu", spell_out(ALONE, job.graph, BATCH))
-    said = " ".join(prepare(wish(file)).limits)
+    said = " ".join(prepare(run_options(file)).limits)
     assert ("stores its scores on a CPU" in said) is bool(share)
 
 

@@ -17,7 +17,7 @@ from runtime.launch import run
 from runtime.models.precision import require_multiplied
 from runtime.optim.optimizer import FIRST, INTERVAL, LossScale, loss_scale
 from tests.runtime.ranks import on_ranks
-from tests.runtime.wishes import wish
+from tests.runtime.run_options import run_options
 from tests.support.apart import apart
 from tests.support.small_layouts import FP32, ZERO1
 from tests.support.training import trained, whole
@@ -122,7 +122,7 @@ def test_a_layout_in_tf32_starts_nothing_on_a_cpu(tmp_path: Path) -> None:
     layout = spell_out(replace(FP32, precision="tf32"), asked.graph, BATCH)
     write_layout(file, asked, "local", layout)
     with pytest.raises(Unsupported, match="a CPU does not multiply in tf32"):
-        run.prepare(wish(file))
+        run.prepare(run_options(file))
 
 
 def test_a_scale_grows_after_good_steps_and_halves_after_a_bad_one() -> None:

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from runtime.models.split_backward import Later, linear, put_off, stacked
+from runtime.models.split_backward import (
+    Deferred,
+    defer_weight_grads,
+    linear,
+    stacked,
+)
 
 WIDTH = 8
 
@@ -53,10 +58,12 @@ def whole(make: Callable[[], nn.Module]) -> tuple[nn.Module, Tensor]:
     return module, stream.grad
 
 
-def split(make: Callable[[], nn.Module]) -> Iterator[tuple[nn.Module, Tensor, Later]]:
+def split(
+    make: Callable[[], nn.Module],
+) -> Iterator[tuple[nn.Module, Tensor, Deferred]]:
     """The same, paused after I and after W."""
     module, stream = make(), rows()
-    later = put_off(module)
+    later = defer_weight_grads(module)
     with later.splitting():
         loss = module(stream).square().sum()
     with later.splitting():
@@ -87,7 +94,7 @@ def test_w_completes_what_i_leaves(make: Callable[[], nn.Module]) -> None:
 def test_each_parameter_is_told_of_its_gradient_once() -> None:
     told: list[nn.Parameter] = []
     module = model()
-    later = put_off(module)
+    later = defer_weight_grads(module)
     for parameter in module.parameters():
         parameter.register_post_accumulate_grad_hook(told.append)
     for _ in range(2):
@@ -103,7 +110,7 @@ def test_each_parameter_is_told_of_its_gradient_once() -> None:
 def test_what_i_has_no_more_use_for_is_gone() -> None:
     module, kept = model(), []
     module[1].register_forward_hook(lambda *given: kept.append(ref(given[2])))
-    later = put_off(module)
+    later = defer_weight_grads(module)
     with later.splitting():
         loss = module(rows()).sum()
     assert kept[0]() is not None, "GELU's backward needs it"
@@ -115,7 +122,7 @@ def test_what_i_has_no_more_use_for_is_gone() -> None:
 def test_a_whole_backward_puts_nothing_off() -> None:
     module, _ = whole(model)
     other, stream = model(), rows()
-    later = put_off(other)
+    later = defer_weight_grads(other)
     other(stream).square().sum().backward()
     assert later.taken() == []
     for one, two in zip(gradients(other), gradients(module), strict=True):
@@ -124,7 +131,7 @@ def test_a_whole_backward_puts_nothing_off() -> None:
 
 def test_an_input_that_is_not_trained_gets_no_gradient() -> None:
     module = nn.Linear(WIDTH, 1)
-    later = put_off(module)
+    later = defer_weight_grads(module)
     stream = rows().detach()
     with later.splitting():
         module(stream).sum().backward()
@@ -135,7 +142,7 @@ def test_an_input_that_is_not_trained_gets_no_gradient() -> None:
 
 
 def test_a_frozen_weight_gets_none() -> None:
-    module, stream, later = nn.Linear(WIDTH, 2), rows(), Later()
+    module, stream, later = nn.Linear(WIDTH, 2), rows(), Deferred()
     module.weight.requires_grad_(False)
     with later.splitting():
         linear(stream, module.weight, module.bias, later).sum().backward()
@@ -153,7 +160,7 @@ def test_a_stack_of_experts_puts_all_of_its_gradients_off() -> None:
         weight = torch.randn(3, 4, WIDTH, requires_grad=True)
         bias = torch.randn(3, 4, requires_grad=True)
         every = torch.randn(5, WIDTH, requires_grad=True)
-        later = Later()
+        later = Deferred()
         with later.splitting(splitting):
             outputs = stacked(every.split([2, 0, 3]), weight, bias, later)
             torch.cat(outputs).square().sum().backward()
@@ -172,7 +179,7 @@ def test_a_stack_of_experts_puts_all_of_its_gradients_off() -> None:
 def test_autocasts_products_and_their_gradients_are_those_of_a_whole_backward() -> None:
     def cast(make: Callable[[], nn.Module], *, splitting: bool) -> list[Tensor | None]:
         module, stream = make(), rows()
-        later = put_off(module)
+        later = defer_weight_grads(module)
         with later.splitting(splitting):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 made = module(stream)

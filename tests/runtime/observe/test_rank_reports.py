@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.schedule.action import Action
 from runtime.observe.rank_reports import (
-    Heard,
+    Measured,
     Report,
     exchanges,
     levels,
@@ -163,8 +163,8 @@ def test_a_products_backward_is_that_of_input_and_weight() -> None:
     )
     seen = replace(PIPELINE[0], operations=passes)
     assert operators(seen, "adamw") == {
-        Heard("matmul", "forward", (32, 16, 8), "fp32"): [0.5],
-        Heard("matmul", "backward", (32, 16, 8), "fp32"): [1.0],
+        Measured("matmul", "forward", (32, 16, 8), "fp32"): [0.5],
+        Measured("matmul", "backward", (32, 16, 8), "fp32"): [1.0],
     }
     again = replace(PIPELINE[0], operations=(*passes, product("B", (32, 8), (8, 16))))
     assert [one.direction for one in operators(again, "adamw")] == ["forward"]
@@ -179,4 +179,4 @@ def test_what_a_step_does_once_is_of_all_parameters() -> None:
     ]
     found = operators(replace(PIPELINE[0], operations=tuple(told)), "adamw")
     # Nothing was clipped: a norm alone is not what the profile times.
-    assert found == {Heard("adamw", "forward", (100,), "fp32"): [0.5]}
+    assert found == {Measured("adamw", "forward", (100,), "fp32"): [0.5]}

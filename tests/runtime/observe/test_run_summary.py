@@ -13,10 +13,10 @@ from profiles.samples.files import read_samples, write_samples
 from profiles.samples.table import CollectiveKey, OperatorKey, Sample, Samples
 from runtime.launch import probe as probing
 from runtime.launch.probe import Probed, probe_files, words
-from runtime.launch.run import Wish
 from runtime.observe import samples as sampling
 from runtime.observe.prediction import Missed, Prediction, largest
-from tests.runtime.wishes import wish
+from runtime.train.options import RunOptions
+from tests.runtime.run_options import run_options
 
 KEY = OperatorKey(
     device="cpu-x",
@@ -120,7 +120,7 @@ def test_the_part_that_was_missed_most_is_named() -> None:
         for row in rows
     ]
     told = largest(documents, 2.0)
-    assert told == "the largest miss: bubble, predicted 15% of the step too short"
+    assert told == "largest error: bubble, predicted -15% of the measured step"
 
 
 def test_a_pick_says_what_it_cannot_be_told_from() -> None:
@@ -132,7 +132,7 @@ def test_a_pick_says_what_it_cannot_be_told_from() -> None:
             ("c.json", (2.0, 2.1)),
         )
     )
-    assert words([best, near, far]).endswith("differ by: b.json")
+    assert words([best, near, far]).endswith("distinguishable from it: b.json")
     assert words([best, far]) == "picked a.json"
     assert far.document(best)["distinguishable"]
 
@@ -160,17 +160,17 @@ def test_probes_run_there_and_back_and_the_fastest_is_first(
     order: list[str] = []
 
     class Measured:
-        def __init__(self, wish: Wish) -> None:
-            assert wish.checkpoint_dir is None
-            self.name = wish.layout.name
+        def __init__(self, options: RunOptions) -> None:
+            assert options.checkpoint_dir is None
+            self.name = options.layout.name
             self.prediction = Prediction(estimate=None)
 
-        def carried_out(self) -> dict[str, Any]:
+        def execute(self) -> dict[str, Any]:
             order.append(self.name)
             return {"step_time_s": {"median": next(times[self.name])}}
 
     monkeypatch.setattr(probing, "prepare", Measured)
-    kept = replace(wish(asked), checkpoint_dir=Path("state"))
+    kept = replace(run_options(asked), checkpoint_dir=Path("state"))
     first, second = probing.probed(kept, order.append)
     assert [name for name in order if name in times] == [
         *times,

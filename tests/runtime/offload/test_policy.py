@@ -11,7 +11,7 @@ from torch import nn
 
 from costmodel.layout.offload import Offload
 from runtime.offload.host import ON_THEIR_WAY, Host, HostGradients, HostOptimizer
-from runtime.offload.policy import StatesAway, level
+from runtime.offload.policy import StateOffload, level
 from runtime.optim.optimizer import Optimizer, Settings
 from tests.runtime.checkpoint_cases import Part, built, restored, same, stored
 
@@ -106,16 +106,16 @@ def test_a_device_gets_its_weights_back(dtype: torch.dtype) -> None:
 
 def test_who_keeps_what_where() -> None:
     optimizer, both = Offload(optimizer=True), Offload(optimizer=True, parameters=True)
-    kept = {zero: StatesAway.of(optimizer, zero) for zero in range(4)}
+    kept = {zero: StateOffload.of(optimizer, zero) for zero in range(4)}
     assert [one.masters for one in kept.values()] == [True, False, False, True]
     assert [one.shards for one in kept.values()] == [False, True, True, False]
-    assert StatesAway.of(both, 3) == StatesAway(shards=True, passes=True)
+    assert StateOffload.of(both, 3) == StateOffload(shards=True, passes=True)
     on_drive = Offload(optimizer=True, tier="nvme")
-    in_file = StatesAway(on_drive=True, gradients=True)
-    assert StatesAway.of(on_drive, 0) == StatesAway(masters=True, on_drive=True)
-    assert StatesAway.of(on_drive, 1) == replace(in_file, shards=True)
-    assert StatesAway.of(on_drive, 3) == replace(in_file, masters=True)
-    assert StatesAway.of(Offload(), 3) == StatesAway()
+    in_file = StateOffload(on_drive=True, gradients=True)
+    assert StateOffload.of(on_drive, 0) == StateOffload(masters=True, on_drive=True)
+    assert StateOffload.of(on_drive, 1) == replace(in_file, shards=True)
+    assert StateOffload.of(on_drive, 3) == replace(in_file, masters=True)
+    assert StateOffload.of(Offload(), 3) == StateOffload()
     levels = [level(zero, Offload(), ranks=1) for zero in range(4)]
     assert levels == [0, 0, 0, 0]
     assert level(3, both, ranks=1) == 3

@@ -76,7 +76,8 @@ def test_every_other_one_does_too() -> None:
 
 
 def _require_alike(*names: str) -> None:
-    ranks = on_ranks(2, partial(_trained, names=names))
+    layouts = {name: layout_of(name) for name in names}
+    ranks = on_ranks(2, partial(_trained, layouts=layouts))
     for name in names:
         family, _, _ = CASES[name]
         seen, wanted = ranks[0][name], reference(family)
@@ -86,11 +87,11 @@ def _require_alike(*names: str) -> None:
         for part in ("gradients", "parameters"):
             assert apart(seen[part], wanted[part]) < TENSORS, (name, part)
         for rank in ranks:
-            _require_priced(name, rank[name]["recorded"])
+            _require_priced(name, layouts[name], rank[name]["recorded"])
 
 
-def _require_priced(name: str, recorded: list[Any]) -> None:
-    asked, layout = posed(name)
+def _require_priced(name: str, layout: Layout, recorded: list[Any]) -> None:
+    asked = job(CASES[name][0])
     stream = rank_stream(layout, 0)
     for one, exchanged in zip(
         recorded, stream_traffic(asked, layout, stream), strict=True
@@ -107,13 +108,12 @@ def _require_priced(name: str, recorded: list[Any]) -> None:
         assert dict(one["collectives"]) == priced, (name, one["action"])
 
 
-def posed(name: str) -> tuple[Job, Layout]:
-    """The job and the layout of a case."""
+def layout_of(name: str) -> Layout:
     family, choice, decided = CASES[name]
     asked = job(family)
     modules = sharded(asked, choice, decided)
     plain = spell_out(choice, asked.graph, BATCH)
-    return asked, plain.sharded(dict.fromkeys("0123", modules))
+    return plain.sharded(dict.fromkeys("0123", modules))
 
 
 def sharded(
@@ -140,6 +140,9 @@ def sharded(
     return solve(problem).shardings
 
 
-def _trained(rank: int, names: tuple[str, ...]) -> dict[str, Any]:
+def _trained(rank: int, layouts: Mapping[str, Layout]) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
-    return {name: trained_as(*posed(name)) for name in names}
+    return {
+        name: trained_as(job(CASES[name][0]), layout)
+        for name, layout in layouts.items()
+    }

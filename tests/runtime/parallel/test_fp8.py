@@ -27,7 +27,7 @@ from runtime.parallel.fp8 import (
 )
 from runtime.train.step_hooks import HEAD, TABLE
 from tests.runtime.ranks import on_ranks
-from tests.runtime.wishes import wish
+from tests.runtime.run_options import run_options
 from tests.support import sampled
 from tests.support.apart import apart
 from tests.support.small_layouts import (
@@ -243,7 +243,7 @@ def test_execute_holds_what_is_priced(tmp_path: Path, number: str) -> None:
     choice = replace(DP2, precision=number)
     layout = spell_out(choice, asked.graph, asked.global_batch)
     write_layout(file, asked, "local", layout)
-    seen = run.prepare(replace(wish(file), steps=4)).carried_out()
+    seen = run.prepare(replace(run_options(file), steps=4)).execute()
     assert seen["losses"][0] > 6
     assert all(map(isfinite, seen["losses"]))
     (island,) = sampled.local(2).islands

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -30,18 +31,32 @@ IN_PARTS = {  # 4 micro-batches
     for name, choice in (("zero 2", ZERO2), ("zero 3", FSDP))
     for recompute in ("none", "full")
 }
+USUAL = {  # every level of ZeRO, and every kind of recomputation
+    *("zero 1 none", "zero 1 sqrt", "zero 2 full", "zero 3 none", "zero 3 full"),
+    *("zero 2 none, in parts", "zero 3 full, in parts"),
+}
 
 
 @pytest.mark.slow
 def test_peaks_of_one_micro_batch_are_priced() -> None:
     """Gradients come as weights go; 5.2 % were seen at the most."""
-    hold_to_price(WHOLE, batch=4)
+    hold_to_price(only(WHOLE, USUAL), batch=4)
 
 
 @pytest.mark.slow
 def test_peaks_of_several_micro_batches_are_priced() -> None:
     """Gradients stay beside all else, and no buffer until the next backward."""
-    hold_to_price(IN_PARTS, batch=8)
+    hold_to_price(only(IN_PARTS, USUAL), batch=8)
+
+
+@pytest.mark.matrix
+def test_peaks_of_the_others_are_priced() -> None:
+    hold_to_price(only(WHOLE, WHOLE.keys() - USUAL), batch=4)
+    hold_to_price(only(IN_PARTS, IN_PARTS.keys() - USUAL), batch=8)
+
+
+def only(choices: dict[str, Uniform], names: Collection[str]) -> dict[str, Uniform]:
+    return {name: one for name, one in choices.items() if name in names}
 
 
 def test_a_block_that_gloo_freed_unseen_went_with_its_collective() -> None:

@@ -98,12 +98,12 @@ def test_layouts_that_compile(choice: Uniform) -> None:
 @pytest.mark.parametrize(
     ("choice", "spec", "reason"),
     [
-        (replace(FP32, recompute="selective"), {}, r"inside \(selective\)"),
-        (replace(FP32, recompute="cheap-ops"), {}, r"inside \(by name\)"),
+        (replace(FP32, recompute="selective"), {}, r"inside a layer \(selective\)"),
+        (replace(FP32, recompute="cheap-ops"), {}, r"inside a layer \(by name\)"),
         (
             replace(FP32, offload=Offload(activations=0.5)),
             {},
-            r"inside \(offloaded\): choose recompute none",
+            r"inside a layer \(offloaded\): choose recompute none",
         ),
         (FP32, {"dropout": 0.1}, "dropout 0.1: set it to 0"),
     ],
@@ -121,7 +121,7 @@ def test_operators_with_shardings_of_their_own_are_refused() -> None:
     layout, trained_on = asked(replace(FP32, tp=2))
     modules = along_sequences(trained_on.graph.block("layer"))
     layout = layout.sharded({"0": modules})
-    with pytest.raises(Unsupported, match="leave the modules of their plans out"):
+    with pytest.raises(Unsupported, match="leave the modules of the plans out"):
         require_compilable(layout, trained_on, "cpu")
 
 

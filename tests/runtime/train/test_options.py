@@ -30,13 +30,14 @@ from profiles.errors import (
 from runtime.checkpoint.directory import begin
 from runtime.data.hugging_face import Joined
 from runtime.data.sources import source
+from runtime.data.token_files import require_known
 from runtime.launch import run
 from runtime.launch.report import run_view
 from runtime.launch.run import prepare
 from runtime.optim.lr_schedule import KINDS, LearningRate
 from runtime.train.options import Training
 from tests.runtime.ranks import on_ranks
-from tests.runtime.wishes import wish
+from tests.runtime.run_options import run_options
 from tests.support.training import DATA_SEED, SEED
 from tests.support.training_cases import BATCH, CASES, job
 
@@ -75,7 +76,7 @@ def test_a_rate_that_cannot_be_is_refused() -> None:
         ({"checkpoint_dir": "file"}, "--checkpoint-dir"),
         ({"training": Training(log="file/run.jsonl")}, "--log"),
         ({"training": Training(trace="file/traces"), "steps": 9}, "--trace"),
-        ({"training": Training(trace="traces"), "steps": 3}, "4 is the least"),
+        ({"training": Training(trace="traces"), "steps": 3}, "give 4 or more"),
         ({"data": "missing.txt", "checkpoint_dir": "new"}, "missing.txt"),
         ({"nnodes": 2, "checkpoint_dir": "new"}, "meet at HOST:PORT"),
         ({"rdzv_endpoint": "node0"}, "meet at HOST:PORT"),
@@ -98,7 +99,7 @@ def test_what_cannot_be_is_said_first_and_nothing_is_made(
     folder = asked.get("checkpoint_dir")
     more = {**asked, "checkpoint_dir": folder and Path(folder)}
     with pytest.raises(MeshwrightError, match=said) as raised:
-        prepare(replace(wish(Path("layout.json")), **more))
+        prepare(replace(run_options(Path("layout.json")), **more))
     assert raised.value.exit_code == 2
     assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "layout.json"]
 
@@ -117,7 +118,7 @@ def test_what_a_comparison_cannot_say_is_said(
     file = tmp_path / "layout.json"
     layout = spell_out(CASES["dp2"], job("gpt").graph, BATCH)
     write_layout(file, job("gpt"), cluster, layout)
-    warnings = prepare(replace(wish(file), steps=steps)).warnings
+    warnings = prepare(replace(run_options(file), steps=steps)).warnings
     assert len(warnings) == len(said)
     for warning, words in zip(warnings, said, strict=True):
         assert words in warning
@@ -138,7 +139,7 @@ def test_a_schedule_that_cannot_run_is_refused_without_a_profile_too(
     layout = spell_out(CASES[case], job("gpt").graph, BATCH)
     write_layout(file, job("gpt"), "local", replace(layout, **change))
     with pytest.raises(MeshwrightError, match=said) as raised:
-        prepare(wish(file))
+        prepare(run_options(file))
     assert raised.value.exit_code == 2
 
 
@@ -189,8 +190,13 @@ def test_joined_arrays_are_sliced_like_one(
     assert (
         joined[first : first + count].tolist() == whole[first : first + count].tolist()
     )
-    chunks = [one for chunk in joined.chunks() for one in chunk.tolist()]
-    assert chunks == whole.tolist()
+
+
+def test_a_token_of_joined_arrays_that_the_model_lacks_is_named() -> None:
+    joined = Joined([np.arange(5), np.arange(9, 12)])
+    require_known(joined, 12, "data hf:x")
+    with pytest.raises(Contradiction, match="data hf:x has token 10 at position 6"):
+        require_known(joined, 10, "data hf:x")
 
 
 def test_datasets_are_read_where_they_lie(tmp_path: Path) -> None:
@@ -349,7 +355,7 @@ def test_a_run_that_is_ended_leaves_no_half_of_a_checkpoint(
 
     monkeypatch.setattr(run, "launch", ended)
     with pytest.raises(end):
-        prepare(replace(wish(file), checkpoint_dir=state)).carried_out()
+        prepare(replace(run_options(file), checkpoint_dir=state)).execute()
     assert list(state.iterdir()) == []
 
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.remat.pofo import Offloaded, pofo
-from planner.remat.rotor import Chain, Execution, Pass, peak_bytes, rotor
 from tests.support.chains import chains, schedules, seconds
+from tests.support.pofo import Offloaded, pofo
+from tests.support.rotor import Chain, Execution, Pass, peak_bytes, rotor
 
 RATES = st.sampled_from([0.0, 0.25, 0.5, 1.0, 3.0])
 

@@ -28,8 +28,8 @@ from costmodel.layout import Action, Retention, Treatment
 from costmodel.machine import ASSUMED, LaunchFloor
 from costmodel.operators import OperatorPrice, Packer, packable
 from costmodel.simulation import remade
-from planner.sharding import Milp, MilpSolution
 from profiles.models import Block
+from tests.support.milp import Milp, MilpSolution
 
 NOTHING_OF: Final = 1e-6  # a share below this is none
 

@@ -26,7 +26,8 @@ from planner.problem import (
     Status,
     length,
 )
-from planner.search import Clock, Frontier
+from planner.search.frontier import Frontier
+from planner.search.search import Clock
 from profiles.errors import OutOfTime
 
 NEAR_LEAST: Final = 16  # layouts simulated to find the one with the smallest peak

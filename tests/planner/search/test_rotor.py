@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from costmodel.layout.retention import KEEP_ALL
 from costmodel.simulation.remat_options import Option
-from planner.remat.rotor import Chain, Pass, Rotor, chain_of_layers, peak_bytes, rotor
 from profiles.errors import InvalidSpec
 from tests.support.chains import chains, schedules, seconds
+from tests.support.rotor import Chain, Pass, Rotor, chain_of_layers, peak_bytes, rotor
 
 SIZES = st.integers(1, 4)
 

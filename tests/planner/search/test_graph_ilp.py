@@ -16,7 +16,11 @@ from costmodel.operators.activation_compression import Packer
 from costmodel.operators.degrees import Degrees
 from costmodel.simulation.remat_options import remade
 from costmodel.stages.block_cost import block_prices
-from planner.remat.block_ilp import (
+from profiles.hardware.catalog import cluster
+from profiles.hardware.precisions import precision
+from profiles.models.catalog import model
+from profiles.models.job import Job
+from tests.support.block_ilp import (
     Answer,
     Question,
     best_retention,
@@ -24,10 +28,6 @@ from planner.remat.block_ilp import (
     packings,
     saved_sizes,
 )
-from profiles.hardware.catalog import cluster
-from profiles.hardware.precisions import precision
-from profiles.models.catalog import model
-from profiles.models.job import Job
 
 SHARES = (0.9, 0.7, 0.5, 0.3)
 

@@ -32,8 +32,8 @@ from typing import Final
 
 import numpy as np
 
-from planner.remat.rotor import Chain, Execution, Pass, Rotor, later
 from profiles.arrays import Array
+from tests.support.rotor import Chain, Execution, Pass, Rotor, later
 
 SLOTS: Final = 200
 

@@ -1,0 +1,118 @@
+"""The tables of docs/support.md and docs/frameworks.md, as Markdown.
+
+Both are read off the data that `plan` and `execute` answer by, and group what is said
+alike: reasons and sources that take more room than they help are left to the data.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+
+from costmodel.support import BASE, Capabilities, Row, mechanisms, own_capabilities
+
+YES = "yes"
+When = Mapping[str, tuple[str, ...]]  # the values of each fact of a combination
+
+
+def support_table() -> str:
+    """What is executed, mechanism by mechanism in the order that they are asked."""
+    return table(
+        ("mechanism", "combination", "executed", "why not"),
+        (
+            ("" if number else f"**{one.name}**", *cells)
+            for one in mechanisms()
+            for number, cells in enumerate(_support_lines(one.rows))
+        ),
+    )
+
+
+def frameworks_table() -> str:
+    """What each framework has, bases before those that have them."""
+    return table(
+        ("framework", "has", "not together"),
+        (
+            (f"**{'all' if one.name == BASE else one.name}**", _has(one), _never(one))
+            for one in own_capabilities()
+        ),
+    )
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    every = (head, ("---",) * len(head), *rows)
+    cells = ((cell.replace("|", "\\|") for cell in row) for row in every)
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+def either(values: tuple[str, ...]) -> str:
+    """Alternatives: `0, 1 or 2`."""
+    *most, last = values
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def together(when: When) -> str:
+    """Facts that hold at once: `zero 1, 2 or 3 with zero group part`."""
+    return " with ".join(f"{name} {either(values)}" for name, values in when.items())
+
+
+def _support_lines(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
+    """Neighbours that are executed in one line, each other with its reason."""
+    for answer, some in groupby(rows, lambda row: row.answer):
+        if answer == YES:
+            found = _summarised([row.when for row in some])
+            yield "; ".join(map(together, found)), answer, ""
+        else:
+            yield from ((together(row.when), answer, row.reason) for row in some)
+
+
+def _summarised(several: Iterable[When]) -> list[When]:
+    """The same combinations in fewer: of two that differ in one fact's values both in
+    one, and none that another one covers."""
+    found: list[When] = []
+    for when in several:
+        for number, one in enumerate(found):
+            both = _merged(one, when)
+            if both is not None:
+                found[number] = both
+                break
+        else:
+            found.append(when)
+    kept = [
+        one
+        for one in found
+        if not any(one is not other and _covers(other, one) for other in found)
+    ]
+    return kept if len(kept) == len(found) else _summarised(kept)
+
+
+def _covers(wide: When, narrow: When) -> bool:
+    return wide.keys() <= narrow.keys() and all(
+        {*narrow[fact]} <= {*wide[fact]} for fact in wide
+    )
+
+
+def _merged(one: When, other: When) -> When | None:
+    """Both in one, where a single fact tells them apart at most."""
+    if one.keys() != other.keys():
+        return None
+    apart = [fact for fact in one if one[fact] != other[fact]]
+    if len(apart) > 1:
+        return None
+    both = {fact: (*one[fact], *other[fact]) for fact in apart}
+    return {**one, **{fact: tuple(dict.fromkeys(v)) for fact, v in both.items()}}
+
+
+def _has(one: Capabilities) -> str:
+    """Its facts by value, and whose it has besides."""
+    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for fact, has in one.has.items():
+        alike[has.values].append(fact)
+    facts = (f"{', '.join(names)}: {either(v)}" for v, names in alike.items())
+    base = [f"what {one.base} has"] if one.base not in (None, BASE) else []
+    return "; ".join((*base, *facts)) or f"what {one.base} has"
+
+
+def _never(one: Capabilities) -> str:
+    return "; ".join(together(rule.when) for rule in one.never)
