@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +19,9 @@ from costmodel.machine.assembly import Machine
 from costmodel.machine.coefficients import Coefficients
 from costmodel.runs.pricing import ask_runs
 from costmodel.runs.table import Run, read_runs
-from costmodel.schedule import Program, program_of
 from costmodel.simulation.estimator import Accounts
 from costmodel.stages.layout_cost import LayoutPricer, price_together
-from costmodel.timeline import StageCosts, simulate_together
+from costmodel.timeline import simulate
 from profiles.errors import MeshwrightError
 from profiles.models.job import Job
 from profiles.samples import SIXTEEN_BITS
@@ -100,29 +98,19 @@ def seconds(runs: Sequence[Timed], fitted: Sequence[Coefficients]) -> Floats:
                 job=item.job, layout=item.layout, machine=on
             )
     price_together(pricers.values())
-    known = dict(zip(pricers, _makespans_s([*pricers.values()]), strict=True))
+    known = {key: _makespan_s(pricer) for key, pricer in pricers.items()}
     return np.array([known[key] for key in keys])
 
 
-def _makespans_s(pricers: Sequence[LayoutPricer]) -> Floats:
-    """As `answers` has them, without bytes: schedules run side by side."""
-    found = np.full(len(pricers), math.nan)
-    places: list[int] = []
-    asked: list[tuple[Program, StageCosts]] = []
-    for place, pricer in enumerate(pricers):
-        with suppress(MeshwrightError):
-            asked.append(_asked(pricer))
-            places.append(place)
-    for number, timeline in simulate_together(asked):
-        found[places[number]] = timeline.makespan_s
-    return found
-
-
-def _asked(pricer: LayoutPricer) -> tuple[Program, StageCosts]:
+def _makespan_s(pricer: LayoutPricer) -> float:
+    """As `estimate` has it, without its bytes."""
     job, layout, on = pricer.job, pricer.layout, pricer.machine
-    accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=on)
     shape = layout.schedule, layout.pp, layout.virtual_stages, layout.micro_batches
-    return program_of(*shape), accounts.costs()
+    try:
+        accounts = Accounts(job=job, layout=layout, stages=pricer.columns(), on=on)
+        return simulate(*shape, accounts.costs()).makespan_s
+    except MeshwrightError:
+        return math.nan
 
 
 class Watched(Coefficients):
