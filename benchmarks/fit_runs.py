@@ -67,8 +67,9 @@ class Fit:
         away = np.array([np.log(item.value / item.prior) for item in entries])
         normal = (self.jacobian.T * weight) @ self.jacobian + np.diag(pull)
         right = -(self.jacobian.T * weight) @ self.misses - pull * away
-        covariance = np.linalg.inv(normal)
-        return np.clip(covariance @ right, -FARTHEST, FARTHEST), covariance
+        covariance: Floats = np.linalg.inv(normal)
+        step: Floats = np.clip(covariance @ right, -FARTHEST, FARTHEST)
+        return step, covariance
 
     def without(self, rows: Sequence[int]) -> Coefficients:
         """The coefficients that are fitted when *rows* are not there."""
@@ -213,7 +214,8 @@ def timed(
     wanted = np.arange(len(_runs)) if rows is None else np.array(rows)
     halves = np.array_split(wanted, 2)
     jobs = [pool.submit(_seconds, values, part.tolist()) for part in halves]
-    return np.log(np.concatenate([job.result() for job in jobs]))
+    logs: Floats = np.log(np.concatenate([job.result() for job in jobs]))
+    return logs
 
 
 def _seconds(values: Coefficients, rows: list[int]) -> Floats:

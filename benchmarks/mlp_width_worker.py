@@ -87,8 +87,9 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.split:
             return F.gelu(self.down(F.gelu(self.up(x))))
-        inner = F.gelu(Columns.apply(x, self.up.weight, self.up.bias))
-        whole = Summed.apply(F.linear(inner, self.down.weight))
+        up, down = self.up, self.down
+        inner = F.gelu(Columns.apply(x, up.weight, up.bias))  # type: ignore[no-untyped-call]
+        whole = Summed.apply(F.linear(inner, down.weight))  # type: ignore[no-untyped-call]
         return F.gelu(whole + self.down.bias)
 
 
