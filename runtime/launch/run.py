@@ -330,8 +330,8 @@ def _unlike(options: RunOptions, data: Source) -> Iterator[str]:
     if seed != options.seed:
         yield (
             f"the checkpoint is of a run with --seed {seed}, this one has --seed "
-            f"{options.seed}: it will not read the sequences that an uninterrupted run "
-            "would"
+            f"{options.seed}: it goes on with other sequences than an uninterrupted "
+            "run would"
         )
     elif stored.get("data") not in (None, fingerprint(data)):
         yield (

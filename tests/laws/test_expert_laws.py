@@ -148,7 +148,8 @@ def test_the_busiest_rank_has_between_the_mean_and_the_busiest_expert(
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
 def test_one_expert_of_the_same_width_is_nearly_an_mlp(tp: int) -> None:
-    """The router, the permutation and its launches are what it costs more."""
+    """The router, the permutation and its launches are what it costs more: the smaller
+    a rank's products, the larger a share."""
     dense = model("llama3-8b").spec
     assert isinstance(dense, DecoderSpec)
     moe = MoeSpec(experts=1, experts_per_token=1, expert_ffn_hidden=dense.ffn_hidden)
@@ -163,7 +164,8 @@ def test_one_expert_of_the_same_width_is_nearly_an_mlp(tp: int) -> None:
         seconds.append(found.breakdown_s["compute"] + found.breakdown_s["tensor_comm"])
         seconds[-1] += found.breakdown_s["expert_comm"]
         gibibytes.append(float(found.memory[0].optimizer))
-    assert 1.0 < seconds[1] / seconds[0] < 1.16
+    most = {1: 1.16, 2: 1.16, 4: 1.25, 8: 1.4}
+    assert 1.0 < seconds[1] / seconds[0] < most[tp]
     assert gibibytes[1] == pytest.approx(gibibytes[0], rel=1e-3)
 
 

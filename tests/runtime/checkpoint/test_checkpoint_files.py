@@ -85,7 +85,7 @@ def test_a_run_that_begins_does_not_write_over_another(tmp_path: Path) -> None:
         require_fresh(tmp_path / name)
     assert [one.name for one in tmp_path.rglob("*")] == ["empty"], "nothing is made yet"
     stored(tmp_path)
-    with pytest.raises(Contradiction, match="holds step-000001 of a run"):
+    with pytest.raises(Contradiction, match="holds step-000001 of another run"):
         require_fresh(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidFile, match="cannot be made"):
