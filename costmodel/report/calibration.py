@@ -24,10 +24,12 @@ def calibration_view(calibration: Calibration) -> Group:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("calibrated", "before", "after", "±", "runs"):
         table.add_column(name, justify="left" if name == "calibrated" else "right")
-    for one in moved(calibration):
+    changed = moved(calibration)
+    for one in changed:
         table.add_row(*_cells(one))
+    told = table if changed else Text(f"nothing moved by more than {WORTH_TELLING:.1%}")
     lines = [Text(line) for line in calibration_lines(calibration)]
-    return Group(lines[0], table, *lines[1:])
+    return Group(lines[0], told, *lines[1:])
 
 
 def calibration_lines(calibration: Calibration) -> Iterator[str]:
@@ -36,7 +38,7 @@ def calibration_lines(calibration: Calibration) -> Iterator[str]:
     before, after = calibration.noise
     words = f"calibrated by {used} step time{'s' * (used != 1)}"
     if used:
-        words += f"; a run scatters by {after:.1%} (before: {before:.1%})"
+        words += f"; runs scatter by {after:.1%} (assumed before: {before:.1%})"
     if calibration.memory:
         words += "; and by peaks of memory"
     yield words

@@ -128,7 +128,7 @@ def _take(row: str, item: Asked, found: SeenRuns) -> None:
 
 
 def _of_document(path: Path, profile: Profile | None, found: SeenRuns) -> None:
-    document = read_json(path, what="the runs")
+    document = read_json(path, what="the file of runs")
     top = document if isinstance(document, dict) else {}
     if top.get("format") == "meshwright/samples":
         samples = read_samples(path)

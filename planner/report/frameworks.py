@@ -47,7 +47,7 @@ def software_words(problem: Problem, layout: Layout) -> str:
     name, missing = problem.machine.framework.name, lacking(problem, layout)
     who = "meshwright's `execute`" if name == DEFAULT else name
     if not missing:
-        return f"{who}; --compare-frameworks plans for others"
+        return f"{who} (other frameworks: --framework, or --compare-frameworks)"
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     return f"{who}, which does not run it: {missing[0]}{more}"
 

@@ -216,14 +216,26 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
         return []
     gain = 1 - solution.even_value / added.uniform_value
     found = f"{gain:.2%} faster than" if gain else "no faster than"
-    tried = f"{added.simulated:,} of {added.considered:,} tried"
-    left = max(0.0, 1 - added.lower / solution.value)
+    tried = f"{added.simulated:,} of {added.considered:,} layouts simulated"
+    rest = _rest_words(1 - added.lower / solution.value, 2)
     by_stage = problem.offers("recompute in", BY_STAGE)
-    words = f"per stage {found} uniform" if by_stage else f"first layers {found} all"
+    words = (
+        f"chosen per stage, {found} one choice for all stages"
+        if by_stage
+        else f"of the first layers alone, {found} of all layers"
+    )
     if added.uniform_value == inf:
-        words = "only per-stage recompute fits"
-    words = f"{words} ({tried}; at most {left:.2%})"
-    return [("recompute", words)]
+        words = (
+            "only a choice per stage fits" if by_stage else "only of first layers fits"
+        )
+    return [("recompute", f"{words} ({tried}; {rest})")]
+
+
+def _rest_words(left: float, digits: int) -> str:
+    """By how much what was not simulated might beat the plan, by its bound."""
+    if round(left, digits + 2) <= 0:
+        return "none of the rest can be faster than this plan"
+    return f"the rest at most {left:.{digits}%} faster than this plan"
 
 
 def _cuts(solution: Solution) -> list[tuple[str, str]]:
@@ -241,11 +253,9 @@ def _cuts(solution: Solution) -> list[tuple[str, str]]:
     words = (
         f"unequal layers {found} equal ones" if even < inf else "equal ones do not fit"
     )
-    left = max(0.0, 1 - cuts.fitted_lower / solution.value)
+    rest = _rest_words(1 - cuts.fitted_lower / solution.value, 1)
     tried = f"{cuts.simulated + cuts.fitted} cuts of {cuts.considered:,} layouts tried"
-    return [
-        ("stages", f"{words} ({tried}; with per-stage recompute at most {left:.1%})")
-    ]
+    return [("stages", f"{words} ({tried}; with recompute chosen per stage, {rest})")]
 
 
 def _retentions(solution: Solution) -> list[tuple[str, str]]:

@@ -192,7 +192,9 @@ def _every(config: Config, what: str, period: int, offset: int) -> tuple[int, in
     """(period, offset) of the layers that have *what*."""
     every = config.count(f"{what}_layer_period", period)
     first = config.count(f"{what}_layer_offset", offset)
-    if every < 1 or not 0 <= first < every:
+    if every < 1:
+        raise InvalidSpec(f"{what}_layer_period={every} must be at least 1")
+    if not 0 <= first < every:
         raise InvalidSpec(
             f"{what}_layer_offset={first} must be in 0 to {what}_layer_period - 1 = "
             f"{every - 1}"

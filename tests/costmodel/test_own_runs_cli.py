@@ -82,6 +82,17 @@ def test_what_moved_is_shown(capsys: pytest.CaptureFixture[str], seen: Path) -> 
     assert "step/framework:megatron-lm" in said
 
 
+def test_where_nothing_moved_it_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    as_estimated = measured(tmp_path / "seen.csv", rows(1))
+    assert simulate(*ASKED, "--calibrate", str(as_estimated)) == 0
+    said = capsys.readouterr().out
+    assert "calibrated by 1 step time; runs scatter by" in said
+    assert "nothing moved by more than 0.5%" in said
+    assert "before      after" not in said
+
+
 def test_what_execute_printed_calibrates(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
