@@ -33,3 +33,12 @@ def test_what_was_looked_at_beside_the_space(
     said = " ".join(capsys.readouterr().out.split())
     assert re.search(rf"recompute {recompute} \([\d,]+ of [\d,]+ layouts", said), said
     assert "(other frameworks: --framework, or --compare-frameworks)" in said
+
+
+def test_a_hybrid_whose_tensor_parallelism_leaves_no_row_of_stages(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A set of layouts without one of several stages: priced like any other."""
+    pins = ("--gpus", "64", "--tp", "16", "--top", "0", "--micro-batch", "1")
+    assert plan(["--model", "nemotron-h-8b", *pins], "plan") == 0
+    assert "tp 16" in capsys.readouterr().out
