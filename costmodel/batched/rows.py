@@ -116,7 +116,7 @@ class _Cut:
         elif self.leading:
             yield from self._across(start, length, count)
         elif not self.turn or np.any(length % self.turn):
-            for number in range(max(int(np.max(count, initial=0)), 1)):
+            for number in range(int(np.max(count, initial=1))):
                 there = number < count
                 first = np.where(there, start + number * length, 0)
                 layers = self.between(first, np.where(there, length, 0))

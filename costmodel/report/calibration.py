@@ -36,7 +36,7 @@ def calibration_lines(calibration: Calibration) -> Iterator[str]:
     """How many runs were used, and why others were not."""
     used = len(calibration.runs)
     before, after = calibration.noise
-    words = f"calibrated by {used} step time{'s' * (used != 1)}"
+    words = f"calibrated by {used or 'no'} step time{'s' * (used != 1)}"
     if used:
         words += f"; runs scatter by {after:.1%} (assumed before: {before:.1%})"
     if calibration.memory:

@@ -233,9 +233,10 @@ def _beside(problem: Problem, solution: Solution) -> list[tuple[str, str]]:
 
 def _rest_words(left: float, digits: int) -> str:
     """By how much what was not simulated might beat the plan, by its bound."""
-    if round(left, digits + 2) <= 0:
+    if left <= 1e-9:  # rounding
         return "none of the rest can be faster than this plan"
-    return f"the rest at most {left:.{digits}%} faster than this plan"
+    shown = max(left, 10.0 ** -(digits + 2))
+    return f"the rest at most {shown:.{digits}%} faster than this plan"
 
 
 def _cuts(solution: Solution) -> list[tuple[str, str]]:
