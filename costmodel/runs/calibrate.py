@@ -70,7 +70,9 @@ def calibrated_by(seen: SeenRuns) -> Calibration:
     found, left_out = _priced(seen.runs)
     left_out = [*seen.left_out, *left_out]
     step = _step([one for one in found if one[0].step_time_s is not None])
-    peaks, narrower, unlikely = _peaks([one for one in found if one[0].peak_bytes])
+    absurd = {one.row for one in step.unlikely} if step is not None else set()
+    likely = [one for one in found if one[0].row not in absurd]
+    peaks, narrower, unlikely = _peaks([one for one in likely if one[0].peak_bytes])
     calibration = Calibration(
         coefficients=load_coefficients().digest,
         memory=peaks,
@@ -149,10 +151,6 @@ class _Step:
             self._seen(row, float(np.exp(ends[row])))
             for row in np.flatnonzero(used).tolist()
         )
-        unlikely = tuple(
-            LeftOutRun(row=self.runs[row].row, why=self._why(row))
-            for row in np.flatnonzero(~used).tolist()
-        )
         return replace(
             calibration,
             step=tuple(map(self._parameter, range(len(self.names)))) if runs else (),
@@ -160,7 +158,15 @@ class _Step:
             after=_rows(self.posterior.covariance),
             noise=(prior.noise, self.posterior.noise),
             runs=runs,
-            left_out=(*calibration.left_out, *unlikely),
+            left_out=(*calibration.left_out, *self.unlikely),
+        )
+
+    @property
+    def unlikely(self) -> tuple[LeftOutRun, ...]:
+        """Runs that neither the prior nor the others allow: nothing of them is used."""
+        return tuple(
+            LeftOutRun(row=self.runs[row].row, why=self._why(row))
+            for row in np.flatnonzero(self.posterior.weights <= 0).tolist()
         )
 
     def _parameter(self, place: int) -> Parameter:

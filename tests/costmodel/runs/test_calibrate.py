@@ -105,6 +105,15 @@ def test_an_absurd_row_is_named_and_left_out(tmp_path: Path) -> None:
     )
 
 
+def test_the_peak_of_an_absurd_row_is_not_used_either(tmp_path: Path) -> None:
+    """A run on other devices than its layout says, say."""
+    (row,) = told(measured(tmp_path / "seen.csv", rows(1)))
+    row["step_time_s"] = str(1000 * float(row["step_time_s"]))
+    row["peak_memory_gib"] = "20"
+    with pytest.raises(InvalidFile, match="times the estimate"):
+        calibrate(written(tmp_path / "wrong.csv", [row]))
+
+
 def test_rows_that_contradict_each_other_widen(tmp_path: Path) -> None:
     seen = measured(tmp_path / "seen.csv", rows(1))
     (row,) = told(seen)
