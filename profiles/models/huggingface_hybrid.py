@@ -183,8 +183,11 @@ def _qwen3_next(config: Config) -> Read:
 def _layers_and_interval(config: Config) -> tuple[int, int]:
     layers = config.count("num_hidden_layers")
     every = config.count("full_attention_interval", 4)
-    if every < 1:
-        raise InvalidSpec(f"full_attention_interval={every} must be at least 1")
+    if not 1 <= every <= layers:
+        raise InvalidSpec(
+            f"full_attention_interval={every} must be in 1 to num_hidden_layers = "
+            f"{layers}"
+        )
     return layers, every
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from profiles.errors import Contradiction
+from profiles.errors import Contradiction, InvalidFile
 from profiles.measure import BACKEND, device_name, machine, spread, trimmed_mean
 from profiles.samples import (
     ALONE,
@@ -68,6 +68,11 @@ def require_of_here(path: Path, device: str, threads: int) -> None:
     """
     import torch
 
+    if not path.exists():
+        raise InvalidFile(
+            f"--observe {path}: there is no such profile; `profile --out {path}` makes "
+            "one of this machine"
+        )
     known = read_samples(path)
     here = machine.slug(machine.cpu_name()) if device == "cpu" else _gpu()
     release = f"torch-{torch.__version__}"

@@ -174,6 +174,7 @@ def test_the_same_layers_in_other_words() -> None:
         ({**QWEN3_NEXT, "layer_types": ["full_attention"]}, "names 1 layers"),
         ({**QWEN3_NEXT, "mlp_only_layers": [0]}, "mlp_only_layers"),
         ({**QWEN3_NEXT, "full_attention_interval": 0}, "full_attention_interval=0"),
+        ({**QWEN3_NEXT, "full_attention_interval": 99}, "full_attention_interval=99"),
         ({**JAMBA, "attn_layer_offset": 8}, "attn_layer_offset=8"),
         ({**JAMBA, "attn_layer_period": 0}, "attn_layer_period=0 must be at least 1"),
         ({**JAMBA, "mamba_proj_bias": True}, "mamba_proj_bias"),

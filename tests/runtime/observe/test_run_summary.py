@@ -111,7 +111,7 @@ def test_few_calls_are_no_sample(profile: Path) -> None:
 def test_another_machines_profile_is_refused(profile: Path) -> None:
     with pytest.raises(Contradiction, match="taken here"):
         sampling.require_of_here(profile, "cpu", 1)
-    with pytest.raises(InvalidFile):
+    with pytest.raises(InvalidFile, match="there is no such profile"):
         sampling.require_of_here(profile.with_name("none.json"), "cpu", 1)
 
 
