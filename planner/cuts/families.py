@@ -59,6 +59,7 @@ class Families:
     tries: int = TRIED
     moves: int = MOVES
     best: Candidate | None = None
+    best_family: Family | None = None
     considered: int = 0
     by_memory: int = 0
     simulated: int = 0
@@ -69,7 +70,6 @@ class Families:
     _numbered: int = 0
     _priced: int = 0
     _opened: int = 0
-    _best_family: Family | None = None
 
     def run(self, branches: Table) -> None:
         """Look for the best cut of *branches*, as far as there is time."""
@@ -116,7 +116,7 @@ class Families:
 
     def climb(self) -> None:
         """Move the cuts of the best candidate a unit at a time, while that helps."""
-        family = self._best_family
+        family = self.best_family
         if pins_cut(self.problem.pins):
             return
         if family is None or family.bound >= self._enough:
@@ -295,7 +295,7 @@ class Families:
         value = self.problem.value(found)
         if value >= self.value or not self.problem.fits(found):
             return False
-        self.best, self.value, self._best_family = found, value, family
+        self.best, self.value, self.best_family = found, value, family
         return True
 
 

@@ -33,12 +33,19 @@ HOPELESS: Final = 1.03  # times the best: what is guessed to take longer is not 
 class FittedFamilies(Families):
     """The same with retention chosen stage by stage: a stage makes again what its
     memory asks for. No cut takes less than one that keeps everything and needs what
-    one needs that makes everything again; which are promising is guessed."""
+    one needs that makes everything again; which are promising is guessed, but the
+    *first*, the best with one preset for all stages, is always tried."""
 
+    first: Family | None = None
     guessed: list[tuple[float, Family]] = field(default_factory=list)
 
     def prove(self) -> None:
         """Simulate the most promising; what is left stays open."""
+        if self.first is not None and not self.clock.over:
+            kept = making_again(self.first.columns, NONE)
+            self._price(replace(self.first, columns=kept, bound=0.0, table=None))
+            while self.guessed:
+                self._try(self.guessed.pop()[1])
         while not self.clock.over and self._priced < MOST_GUESSED:
             family = self._next()
             if family is None:
