@@ -35,6 +35,7 @@ from costmodel.machine.coefficients import (
     Coefficients,
     load_coefficients,
 )
+from costmodel.runs.calibrate import disjoint
 from costmodel.runs.comparison import PATH as LEFT_OUT
 from costmodel.runs.prior import COVARIANCE, Covariance
 
@@ -239,7 +240,7 @@ def jacobian(
         for column, name in enumerate(names)
     }
     found = np.zeros(moves.shape)
-    for group in _disjoint(rows):
+    for group in disjoint(rows):
         step = np.array([STEP if name in group else 0.0 for name in names])
         concerned = sorted({row for name in group for row in rows[name]})
         there = timed(moved(values, step), pool, concerned)
@@ -249,21 +250,6 @@ def jacobian(
             for row in rows[name]:
                 found[row, column] = change[row] / STEP
     return np.nan_to_num(found)
-
-
-def _disjoint(rows: dict[str, list[int]]) -> list[list[str]]:
-    """Groups of names whose rows do not meet, greedily, the widest first."""
-    groups: list[tuple[set[int], list[str]]] = []
-    for name in sorted(rows, key=lambda one: -len(rows[one])):
-        own = set(rows[name])
-        for taken, names in groups:
-            if not taken & own:
-                taken |= own
-                names.append(name)
-                break
-        else:
-            groups.append((own, [name]))
-    return [names for _, names in groups]
 
 
 def moved(values: Coefficients, step: Floats) -> Coefficients:
