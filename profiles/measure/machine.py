@@ -37,7 +37,9 @@ ASSUMED_CACHE = 32 * MiB  # where the kernel does not say
 _MEMORY = re.compile(r"\d+gb")
 _BOARD = re.compile(r"(sxm|pcie)\d*")
 CALIBRATION = "calibration seconds"
-ROWS, COLUMNS, CONTRACTED = 512, 1024, 1024  # 2·m·n·k: about a GFLOP
+# Rows, columns and contracted: a GFLOP on a CPU; on a GPU some 70, a millisecond or
+# two, since what takes microseconds there tells of launches.
+SIZES = {"cpu": (512, 1024, 1024), "cuda": (2048, 4096, 4096)}
 STAT = Path("/proc/stat")
 # An idle machine repeats a training step within 1-4 %, one with a second load within
 # 11-33 % (both measured on two cores); between them lies what is worth a warning.
@@ -229,8 +231,9 @@ class Calibration:
         import torch
 
         self.device = device
-        self.left = torch.full((ROWS, CONTRACTED), 0.5, device=device)
-        self.right = torch.full((CONTRACTED, COLUMNS), 0.5, device=device)
+        rows, columns, contracted = SIZES[device.partition(":")[0]]
+        self.left = torch.full((rows, contracted), 0.5, device=device)
+        self.right = torch.full((contracted, columns), 0.5, device=device)
 
     def run(self) -> Tensor:
         return self.left @ self.right

@@ -70,6 +70,9 @@ Progress = Callable[[float, float], None]
 QUICK_S, FULL_S = 45.0, 240.0
 # Seconds on one core, or on a GPU: larger products are read off the curve of others.
 MOST_FLOPS = {"cpu": 400 * GFLOPS, "cuda": PFLOPS}
+# Of a rank's memory, for one arena: on a GPU each number format has two, which stay
+# beside what an operator makes.
+ARENA = {"cpu": 1 / 8, "cuda": 1 / 32}
 QUICK_BYTES, FULL_BYTES = 64 * MiB, 256 * MiB  # the largest message
 START_S = 120.0  # to start processes that import torch on a busy machine
 MOST_REPEATS = 30
@@ -359,7 +362,10 @@ def request_of(
         operations=fitting,
         exchanges=messages,
         arena_bytes=arena_bytes(
-            fitting, messages, cache_bytes=cache, memory_bytes=room
+            fitting,
+            messages,
+            cache_bytes=cache,
+            most_bytes=room * ARENA[question.device],
         ),
         cache_bytes=cache,
         rendezvous=rendezvous,

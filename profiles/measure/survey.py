@@ -120,6 +120,7 @@ class Operated(Subject):
         super().__init__()
         self.operations, self.kernels = operations, kernels
         self.saved: float | None = None
+        self.too_large = False
         self._kernel: Kernel | None = None
 
     def once(self, clock: Clock, calls: int) -> Seconds:
@@ -133,6 +134,18 @@ class Operated(Subject):
         return self._kernel is not None and super().wants(most_repeats)
 
     def visit(self, clock: Clock) -> None:
+        """What a GPU has no room for is left out, as it would be in training."""
+        import torch
+
+        try:
+            self._visit(clock)
+        except torch.OutOfMemoryError:
+            self.too_large, self._kernel = True, None
+            self.seen.clear()
+        if self.too_large:
+            torch.cuda.empty_cache()
+
+    def _visit(self, clock: Clock) -> None:
         super().visit(clock)
         if self._kernel is not None and self._kernel.lasting:
             for _ in range(IN_A_ROW - 1):
@@ -144,7 +157,7 @@ class Operated(Subject):
         return min(int(room), MOST_CALLS)
 
     def timings(self) -> Iterator[tuple[Task, Timing]]:
-        for operation in self.operations:
+        for operation in () if self.too_large else self.operations:
             yield (
                 operation,
                 Timing(
@@ -222,7 +235,7 @@ class Exchanged(Subject):
 class Result:
     """What one rank saw, in the order of the request."""
 
-    operations: tuple[Timing, ...]
+    operations: tuple[Timing | None, ...]  # None: no room for it
     exchanges: tuple[Timing | None, ...]  # None: no part in it, or too long
     calibrations: tuple[tuple[float, float], ...]  # own seconds, and the wall's
     copy_bytes_per_s: float
@@ -262,7 +275,7 @@ def survey(request: Request, group: Group, say: Say) -> Result:
     calibrations.append(_calibration(clock, product))
     timings = {key: one for subject in subjects for key, one in subject.timings()}
     return Result(
-        operations=tuple(timings[one] for one in request.operations),
+        operations=tuple(timings.get(one) for one in request.operations),
         exchanges=tuple(timings.get(one) for one in request.exchanges),
         calibrations=tuple(calibrations),
         copy_bytes_per_s=_copy_bytes_per_s(clock, kernels),

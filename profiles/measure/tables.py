@@ -24,11 +24,16 @@ _NOTHING = Figure(value=0.0, unit="GiB", source="a process on a CPU has no conte
 def operator_samples(
     request: Request, results: Sequence[Result], *, device: str, software: str
 ) -> dict[OperatorKey, Sample]:
-    """A sample of every operation: the median over the ranks of each one's median."""
+    """A sample of every operation that all ranks had room for: the median over the
+    ranks of each one's median."""
     together = request.local_ranks > 1 and request.device == "cpu"
     crowd = f"ranks={request.local_ranks}" if together else ALONE
-    return {
-        OperatorKey(
+    found = {}
+    for place, operation in enumerate(request.operations):
+        timings = [timing for one in results if (timing := one.operations[place])]
+        if len(timings) < len(results):
+            continue
+        key = OperatorKey(
             device=device,
             software=software,
             kind=operation.kind,
@@ -37,11 +42,9 @@ def operator_samples(
             precision=operation.precision,
             backend=BACKEND,
             co_running=crowd,
-        ): _sample(
-            [result.operations[place] for result in results], _provenance(operation)
         )
-        for place, operation in enumerate(request.operations)
-    }
+        found[key] = _sample(timings, _provenance(operation))
+    return found
 
 
 def collective_samples(

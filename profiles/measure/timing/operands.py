@@ -33,7 +33,7 @@ class Arena:
         some = torch.randn(min(size, MiB), generator=seed).to(dtype)
         if blank:
             some.zero_()
-        self.block = some.repeat(-(-size // len(some)))[:size].to(device)
+        self.block = some.to(device).repeat(-(-size // len(some)))[:size]
         self.used = 0
 
     @property
@@ -41,10 +41,12 @@ class Arena:
         return self.block.numel() * self.block.element_size()
 
     def deal(self, *shape: int) -> Tensor:
-        """The next piece, as a contiguous tensor of *shape*; larger ones are made."""
+        """The next piece, as a contiguous tensor of *shape*; larger ones are made of
+        whole blocks: products of zeros take a GPU less time."""
         size = prod(shape)
         if size > len(self.block):
-            return self.block.new_zeros(shape)
+            blocks = -(-size // len(self.block))
+            return self.block.repeat(blocks)[:size].view(shape)
         if self.used + size > len(self.block):
             self.used = 0
         piece = self.block[self.used : self.used + size].view(shape)
@@ -86,7 +88,6 @@ def touch_heap(size_bytes: float) -> None:
 
 
 ROOM = 3.0  # how many of the largest operators, or caches, an arena has room for
-LARGEST_PART = 1 / 8  # of a rank's memory, for one arena
 
 
 def arena_bytes(
@@ -94,13 +95,14 @@ def arena_bytes(
     exchanges: Sequence[Exchange],
     *,
     cache_bytes: float,
-    memory_bytes: float,
+    most_bytes: float,
 ) -> float:
-    """Room for the largest operands without dealing any of them twice, if it fits."""
+    """Room for the largest operands without dealing any of them twice, if it fits in
+    *most_bytes*; a cache's at least."""
     largest = [4 * work(one) for one in operations if len(one.shape) > 1]
     moved = [2.0 * one.size_bytes for one in exchanges]
     wanted = max([ROOM * max([*largest, cache_bytes]), *moved])
-    return min(wanted, max(memory_bytes * LARGEST_PART, cache_bytes))
+    return min(wanted, max(most_bytes, cache_bytes))
 
 
 def flops(operation: Operation) -> float:

@@ -187,8 +187,8 @@ def test_what_is_held_is_more_than_the_operands() -> None:
 
 def test_an_arena_outgrows_the_cache_but_not_the_memory() -> None:
     plan = planned(job())
-    roomy = arena_bytes(plan, (), cache_bytes=32 * MiB, memory_bytes=2.0**40)
-    tight = arena_bytes(plan, (), cache_bytes=32 * MiB, memory_bytes=2.0**29)
+    roomy = arena_bytes(plan, (), cache_bytes=32 * MiB, most_bytes=2.0**40)
+    tight = arena_bytes(plan, (), cache_bytes=32 * MiB, most_bytes=2.0**26)
     assert roomy >= 64 * MiB
     assert 32 * MiB <= tight <= 2.0**29 / 8
 
