@@ -1,7 +1,7 @@
 """The tables of docs/support.md and docs/frameworks.md, as Markdown.
 
 Both are read off the data that `plan` and `execute` answer by, and group what is said
-alike: reasons and sources that take more room than they help are left to the data.
+alike: sources, and what a refusal advises, are left to the data.
 """
 
 from __future__ import annotations
@@ -13,6 +13,11 @@ from itertools import groupby
 from costmodel.support import BASE, Capabilities, Row, mechanisms, own_capabilities
 
 YES = "yes"
+EVERY = (
+    *(("1", ">1"), ("0", "1", "2", "3"), ("no", "yes"), ("none", "some")),
+    *(("all", "part"), ("device", "host", "drive")),
+    ("equal", "equal but at the ends", "unequal"),
+)
 When = Mapping[str, tuple[str, ...]]  # the values of each fact of a combination
 
 
@@ -33,8 +38,8 @@ def frameworks_table() -> str:
     return table(
         ("framework", "has", "not together"),
         (
-            (f"**{'all' if one.name == BASE else one.name}**", _has(one), _never(one))
-            for one in own_capabilities()
+            (f"**{', '.join(names)}**", has, never)
+            for (has, never), names in _alike(own_capabilities()).items()
         ),
     )
 
@@ -64,7 +69,10 @@ def _support_lines(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
             found = _summarised([row.when for row in some])
             yield "; ".join(map(together, found)), answer, ""
         else:
-            yield from ((together(row.when), answer, row.reason) for row in some)
+            yield from (
+                (together(row.when), answer, row.reason.partition(": ")[0])
+                for row in some
+            )
 
 
 def _summarised(several: Iterable[When]) -> list[When]:
@@ -104,12 +112,20 @@ def _merged(one: When, other: When) -> When | None:
     return {**one, **{fact: tuple(dict.fromkeys(v)) for fact, v in both.items()}}
 
 
+def _alike(several: Iterable[Capabilities]) -> dict[tuple[str, str], list[str]]:
+    """Frameworks by what they have, and have not together."""
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in several:
+        alike[_has(one), _never(one)].append("all" if one.name == BASE else one.name)
+    return alike
+
+
 def _has(one: Capabilities) -> str:
     """Its facts by value, and whose it has besides."""
-    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    alike: dict[str, list[str]] = defaultdict(list)
     for fact, has in one.has.items():
-        alike[has.values].append(fact)
-    facts = (f"{', '.join(names)}: {either(v)}" for v, names in alike.items())
+        alike["any" if has.values in EVERY else either(has.values)].append(fact)
+    facts = (f"{', '.join(names)}: {values}" for values, names in alike.items())
     base = [f"what {one.base} has"] if one.base not in (None, BASE) else []
     return "; ".join((*base, *facts)) or f"what {one.base} has"
 
