@@ -1,4 +1,4 @@
-"""The tables of docs/support.md and docs/frameworks.md, as Markdown.
+"""The lists of docs/support.md and docs/frameworks.md, as Markdown.
 
 Both are read off the data that `plan` and `execute` answer by, and group what is said
 alike: sources, and what a refusal advises, are left to the data.
@@ -23,32 +23,20 @@ When = Mapping[str, tuple[str, ...]]  # the values of each fact of a combination
 
 def support_table() -> str:
     """What is executed, mechanism by mechanism in the order that they are asked."""
-    return table(
-        ("mechanism", "combination", "executed", "why not"),
-        (
-            ("" if number else f"**{one.name}**", *cells)
-            for one in mechanisms()
-            for number, cells in enumerate(_support_lines(one.rows))
-        ),
+    return "\n".join(
+        line
+        for one in mechanisms()
+        for line in (f"- **{one.name}**", *map("  - {}".format, _answers(one.rows)))
     )
 
 
 def frameworks_table() -> str:
     """What each framework has, bases before those that have them."""
-    return table(
-        ("framework", "has", "not together"),
-        (
-            (f"**{', '.join(names)}**", has, never)
-            for (has, never), names in _alike(own_capabilities()).items()
-        ),
+    return "\n".join(
+        f"- **{', '.join(names)}**: {has}."
+        + (f" *Not together*: {never}." * bool(never))
+        for (has, never), names in _alike(own_capabilities()).items()
     )
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    every = (head, ("---",) * len(head), *rows)
-    cells = ((cell.replace("|", "\\|") for cell in row) for row in every)
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def either(values: tuple[str, ...]) -> str:
@@ -59,18 +47,24 @@ def either(values: tuple[str, ...]) -> str:
 
 def together(when: When) -> str:
     """Facts that hold at once: `zero 1, 2 or 3 with zero group part`."""
-    return " with ".join(f"{name} {either(values)}" for name, values in when.items())
+    return " with ".join(_said(*fact) for fact in when.items())
 
 
-def _support_lines(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
+def _said(name: str, values: tuple[str, ...]) -> str:
+    if values in (("yes",), ("no",)):
+        return name if values == ("yes",) else f"no {name}"
+    return f"{name} {either(values)}"
+
+
+def _answers(rows: Iterable[Row]) -> Iterator[str]:
     """Neighbours that are executed in one line, each other with its reason."""
     for answer, some in groupby(rows, lambda row: row.answer):
         if answer == YES:
             found = _summarised([row.when for row in some])
-            yield "; ".join(map(together, found)), answer, ""
+            yield f"{answer}: {'; '.join(map(together, found))}"
         else:
             yield from (
-                (together(row.when), answer, row.reason.partition(": ")[0])
+                f"{answer}: {together(row.when)} ({row.reason.partition(': ')[0]})"
                 for row in some
             )
 
