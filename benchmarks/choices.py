@@ -45,7 +45,7 @@ from planner.problem.problem import PROBABILITY
 REPEATS = 0.003  # how far apart measurements of one layout are, at the quietest source
 WITHIN = 0.02
 TOP = 3
-MOST_SHOWN = 2
+MOST_SHOWN = 1
 WIDTH = 96
 
 
