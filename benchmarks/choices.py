@@ -21,7 +21,7 @@ to lose everything. Runs of one layout are one, of their median.
 from __future__ import annotations
 
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
@@ -45,7 +45,6 @@ from planner.problem.problem import PROBABILITY
 REPEATS = 0.003  # how far apart measurements of one layout are, at the quietest source
 WITHIN = 0.02
 TOP = 3
-MOST_SHOWN = 2
 WIDTH = 96
 
 
@@ -197,13 +196,10 @@ def _line(name: str, found: Sequence[Choice]) -> str:
 def losers(found: Sequence[Choice]) -> list[str]:
     """Of each source the groups whose choice loses most, where that is over 2 %."""
     lost = sorted((one for one in found if not one.is_near), key=lambda one: -one.loss)
-    shown: Counter[str] = Counter()
-    lines = []
+    worst: dict[str, Choice] = {}
     for one in lost:
-        shown[one.source] += 1
-        if shown[one.source] <= MOST_SHOWN:
-            lines.append(_lost(one))
-    return lines
+        worst.setdefault(one.source, one)
+    return [_lost(one) for one in worst.values()]
 
 
 def _lost(one: Choice) -> str:
@@ -219,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     found = choices(compare(read_runs(path)))
     print("\n".join(table(found)))
-    print(f"\nloses more than 2 %, the {MOST_SHOWN} worst of each source:")
+    print("\nloses more than 2 %, the worst of each source:")
     print("\n".join(losers(found)))
     return 0
 

@@ -6,7 +6,7 @@
 The machine is profiled once for each number of ranks. Every prediction is made before
 its run, from the profile and the catalogue alone; nothing is tuned to the runs.
 
-    --page docs/loop.md    put the tables between the page's markers
+    --page docs/loop.md    put their summaries between the page's markers
     --keep FOLDER          write what was seen there: JSON, tables, a drawing
     --samples FOLDER       profiles of before, as --keep left them, instead of new ones
 """
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loop_layouts import RANKS, named_layouts
-from benchmarks.loop_report import Table, drawing, row_of
+from benchmarks.loop_report import Table, drawing, row_of, words
 from benchmarks.loop_worker import Request
 from benchmarks.pages import put
 from costmodel.layout.layout import Layout
@@ -278,7 +278,8 @@ def _speed(seen: Mapping[str, Any]) -> str:
     )
 
 
-def _text(tables: list[Table], seen: list[dict[str, Any]]) -> str:
+def _text(tables: list[Table], seen: list[dict[str, Any]], *, rows: bool = True) -> str:
+    """The tables, or only their summaries."""
     about = seen[0]["machine"]
     parts = [
         (
@@ -287,7 +288,10 @@ def _text(tables: list[Table], seen: list[dict[str, Any]]) -> str:
         )
     ]
     for table, document in zip(tables, seen, strict=True):
-        parts += [table.markdown(), _speed(document)]
+        if rows:
+            parts += [table.markdown(), _speed(document)]
+        else:
+            parts.append(f"**{table.title}**: {words(table.summary())}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -301,7 +305,7 @@ def _write(
         (wish.keep / "loop.md").write_text(text)
         (wish.keep / "loop.svg").write_text(drawing(tables))
     if wish.page is not None:
-        put(wish.page, "loop", text)
+        put(wish.page, "loop", _text(tables, seen, rows=False))
 
 
 def _say(text: str) -> None:

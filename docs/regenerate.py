@@ -34,7 +34,7 @@ TABLES = {
     "frameworks": frameworks_table,
     "architecture": lambda: f"{drawing()}\n\n{table()}",
 }
-FROM_DATA = ("python benchmarks/choices.py", "python -m benchmarks.odds")
+FROM_DATA = ("python benchmarks/choices.py",)
 PROGRAMS = ("plan", "simulate", "profile", "execute", "meshwright", "python")
 
 

@@ -1,7 +1,7 @@
-"""The tables of docs/support.md and docs/frameworks.md, as Markdown.
+"""The lists of docs/support.md and docs/frameworks.md, as Markdown.
 
 Both are read off the data that `plan` and `execute` answer by, and group what is said
-alike: reasons and sources that take more room than they help are left to the data.
+alike: sources, and what a refusal advises, are left to the data.
 """
 
 from __future__ import annotations
@@ -13,37 +13,30 @@ from itertools import groupby
 from costmodel.support import BASE, Capabilities, Row, mechanisms, own_capabilities
 
 YES = "yes"
+EVERY = (
+    *(("1", ">1"), ("0", "1", "2", "3"), ("no", "yes"), ("none", "some")),
+    *(("all", "part"), ("device", "host", "drive")),
+    ("equal", "equal but at the ends", "unequal"),
+)
 When = Mapping[str, tuple[str, ...]]  # the values of each fact of a combination
 
 
 def support_table() -> str:
     """What is executed, mechanism by mechanism in the order that they are asked."""
-    return table(
-        ("mechanism", "combination", "executed", "why not"),
-        (
-            ("" if number else f"**{one.name}**", *cells)
-            for one in mechanisms()
-            for number, cells in enumerate(_support_lines(one.rows))
-        ),
+    return "\n".join(
+        line
+        for one in mechanisms()
+        for line in (f"- **{one.name}**", *map("  - {}".format, _answers(one.rows)))
     )
 
 
 def frameworks_table() -> str:
     """What each framework has, bases before those that have them."""
-    return table(
-        ("framework", "has", "not together"),
-        (
-            (f"**{'all' if one.name == BASE else one.name}**", _has(one), _never(one))
-            for one in own_capabilities()
-        ),
+    return "\n".join(
+        f"- **{', '.join(names)}**: {has}."
+        + (f" *Not together*: {never}." * bool(never))
+        for (has, never), names in _alike(own_capabilities()).items()
     )
-
-
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    """A Markdown table."""
-    every = (head, ("---",) * len(head), *rows)
-    cells = ((cell.replace("|", "\\|") for cell in row) for row in every)
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def either(values: tuple[str, ...]) -> str:
@@ -54,17 +47,26 @@ def either(values: tuple[str, ...]) -> str:
 
 def together(when: When) -> str:
     """Facts that hold at once: `zero 1, 2 or 3 with zero group part`."""
-    return " with ".join(f"{name} {either(values)}" for name, values in when.items())
+    return " with ".join(_said(*fact) for fact in when.items())
 
 
-def _support_lines(rows: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
+def _said(name: str, values: tuple[str, ...]) -> str:
+    if values in (("yes",), ("no",)):
+        return name if values == ("yes",) else f"no {name}"
+    return f"{name} {either(values)}"
+
+
+def _answers(rows: Iterable[Row]) -> Iterator[str]:
     """Neighbours that are executed in one line, each other with its reason."""
     for answer, some in groupby(rows, lambda row: row.answer):
         if answer == YES:
             found = _summarised([row.when for row in some])
-            yield "; ".join(map(together, found)), answer, ""
+            yield f"{answer}: {'; '.join(map(together, found))}"
         else:
-            yield from ((together(row.when), answer, row.reason) for row in some)
+            yield from (
+                f"{answer}: {together(row.when)} ({row.reason.partition(': ')[0]})"
+                for row in some
+            )
 
 
 def _summarised(several: Iterable[When]) -> list[When]:
@@ -104,12 +106,20 @@ def _merged(one: When, other: When) -> When | None:
     return {**one, **{fact: tuple(dict.fromkeys(v)) for fact, v in both.items()}}
 
 
+def _alike(several: Iterable[Capabilities]) -> dict[tuple[str, str], list[str]]:
+    """Frameworks by what they have, and have not together."""
+    alike: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in several:
+        alike[_has(one), _never(one)].append("all" if one.name == BASE else one.name)
+    return alike
+
+
 def _has(one: Capabilities) -> str:
     """Its facts by value, and whose it has besides."""
-    alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    alike: dict[str, list[str]] = defaultdict(list)
     for fact, has in one.has.items():
-        alike[has.values].append(fact)
-    facts = (f"{', '.join(names)}: {either(v)}" for v, names in alike.items())
+        alike["any" if has.values in EVERY else either(has.values)].append(fact)
+    facts = (f"{', '.join(names)}: {values}" for values, names in alike.items())
     base = [f"what {one.base} has"] if one.base not in (None, BASE) else []
     return "; ".join((*base, *facts)) or f"what {one.base} has"
 

@@ -171,7 +171,7 @@ def test_a_face_names_what_others_import() -> None:
 def test_a_sub_package_has_a_charter_and_few_modules() -> None:
     for name in sub_packages():
         assert charter(name).endswith("."), f"what is {name} for, in a sentence?"
-        assert size(name)[0] <= MOST_MODULES, name
+        assert size(name) <= MOST_MODULES, name
 
 
 def test_design_shows_the_arrows_as_they_are() -> None:

@@ -55,20 +55,21 @@ class Row(NamedTuple):
     shown_by: str
 
 
-def table(first_header: str) -> list[list[str]]:
-    """The cells of the table that starts with the column *first_header*."""
-    lines = PAGE.read_text(encoding="utf-8").splitlines()
-    start = lines.index(next(x for x in lines if x.startswith(f"| {first_header} |")))
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append([cell.strip() for cell in line.strip().strip("|").split("|")])
-    return rows
-
-
 def systems() -> list[Row]:
-    return [Row(*cells) for cells in table("id")]
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    _, _, *rows = (line for line in lines if line.startswith("|"))
+    return [Row(*(x.strip() for x in row.strip("|").split("|"))) for row in rows]
+
+
+def leaves() -> list[tuple[str, str, str]]:
+    """Each leaf: its survey, its name, and its rows or why it has none."""
+    text = PAGE.read_text(encoding="utf-8").partition("## The surveys' leaves")[2]
+    surveys = re.findall(r"^- \*\*(B\d)\*\*, [^:]*: (.*?)\.$", text, re.M | re.S)
+    return [
+        (survey, " ".join(leaf.split()), " ".join(where.split()))
+        for survey, listed in surveys
+        for leaf, where in re.findall(r"([^;]+?) \(([^()]*)\)", listed)
+    ]
 
 
 @cache
@@ -121,9 +122,9 @@ def test_every_leaf_of_the_surveys_has_a_place() -> None:
         for survey, leaves in LEAVES.items()
         for leaf in leaves.split(";")
     ]
-    places = {(survey, leaf): where for leaf, survey, where in table("leaf")}
+    places = {(survey, leaf): where for survey, leaf, where in leaves()}
     assert sorted(places) == sorted(wanted)
-    assert len(table("leaf")) == len(wanted)
+    assert len(leaves()) == len(wanted)
     for leaf, where in places.items():
         rows, _, reason = where.partition(": ")
         if rows == "out of scope":
