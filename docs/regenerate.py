@@ -19,6 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import gpu_steps
 from docs.architecture import drawing, table
 from docs.support_tables import frameworks_table, support_table
 
@@ -32,6 +33,7 @@ TABLE = re.compile(
 TABLES = {
     "support": support_table,
     "frameworks": frameworks_table,
+    "gpu": lambda: "\n".join(gpu_steps.table(list(gpu_steps.steps()))),
     "architecture": lambda: f"{drawing()}\n\n{table()}",
 }
 FROM_DATA = ("python benchmarks/choices.py",)

@@ -43,6 +43,7 @@ from profiles.samples import BESIDE, GAPS, SOON
 from profiles.units import MS
 
 MOST_CALLS = 64
+MOST_QUEUED = 16  # calls that a host issues while a GPU waits (`Clock`)
 MESSAGES_IN_A_ROW = 8  # that each come after some milliseconds of products
 ROW_S = 60 * MS  # a row takes no longer than this, beside what lies between
 IN_A_ROW = 5  # repeats of a visit, where that is of use
@@ -154,7 +155,7 @@ class Operated(Subject):
 
     def most_calls(self, clock: Clock) -> int:
         room = self.kernels.arena_bytes / (4 * work(self.operations[0])) / 2
-        return min(int(room), MOST_CALLS)
+        return min(int(room), MOST_CALLS if clock.wakes else MOST_QUEUED)
 
     def timings(self) -> Iterator[tuple[Task, Timing]]:
         for operation in () if self.too_large else self.operations:
@@ -208,7 +209,7 @@ class Exchanged(Subject):
         return {FORWARD: seconds / ways(self.exchange.collective)}
 
     def most_calls(self, clock: Clock) -> int:
-        return MESSAGES_IN_A_ROW if clock.wakes else MOST_CALLS
+        return MESSAGES_IN_A_ROW if clock.wakes else MOST_QUEUED
 
     def lasts_s(self, clock: Clock) -> float:
         return ROW_S if clock.wakes else super().lasts_s(clock)

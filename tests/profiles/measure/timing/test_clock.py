@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+import torch
 
 import profiles.measure.timing.clock
 from profiles.measure.timing.clock import Clock
@@ -120,3 +121,32 @@ def test_what_is_computed_beside_a_message_is_not_its_own(
 
 def test_a_gpus_ranks_do_not_take_turns() -> None:
     assert in_turns("cuda").turns == 1.0
+
+
+class Event:
+    """A CUDA event as a clock sees it; *order* says what came when."""
+
+    order: list[str] = []  # noqa: RUF012
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.order.append("event")
+
+    def synchronize(self) -> None:
+        self.order.append("synchronize")
+
+    def elapsed_time(self, other: Event) -> float:
+        return 3.0 if other is not self else 0.0
+
+
+def test_a_gpu_waits_until_its_work_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(Event, "order", order)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append("sleep"))
+    clock = Clock(Alone(), "cuda", own=False, budget_s=10.0)
+    assert clock.timed(lambda: order.append("work")) == pytest.approx(3e-3)
+    assert order == ["synchronize", "sleep", "event", "work", "event", "synchronize"]
