@@ -55,7 +55,7 @@ class Wish:
         type=text,
         multiple=True,
         metavar="AXIS=V1,V2,…",
-        help="Price each value of a layout option; several sweep their product.",
+        help="Price each value of a layout option; several: all combinations.",
     )
     tokens: float | None = option(
         type=FloatRange(1, 1e18),
@@ -67,8 +67,8 @@ class Wish:
         flag="--rampup-batch-size",
         type=(IntRange(), IntRange(), IntRange(1, LARGEST_SAMPLES)),
         metavar="START INCREMENT SAMPLES",
-        help="Of --tokens: the batch grows from START sequences to the global batch by "
-        "INCREMENT, over the first SAMPLES sequences.",
+        help="With --tokens: the batch grows from START sequences to the global batch "
+        "by INCREMENT, over the first SAMPLES sequences.",
     )
     compares: bool = option(
         default=False,

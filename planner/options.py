@@ -77,8 +77,7 @@ class Around:
     compare_frameworks: bool = option(
         default=False,
         is_flag=True,
-        help="Also: the best layout of each of the main frameworks, of what that can "
-        "run, and which is faster.",
+        help="Also: the best layout for each main framework, and which is fastest.",
     )
 
 
@@ -116,19 +115,20 @@ class Wish:
     )
     executable: bool | None = option(
         flag="--executable/--any-mechanism",
-        help="Only layouts that `execute` supports, or all that are priced, also of "
-        "what --framework lacks.  [default: executable on the cluster local]",
+        help="Only layouts that `execute` supports, or all layouts that can be priced, "
+        "even those --framework cannot run.  [default: executable on the cluster "
+        "local]",
     )
     probability: float | None = option(
         type=FloatRange(0.5, 0.9999),
         metavar="P",
-        help="With which the layout is to fit.  [default: 0.95; of the least memory "
-        "0.5]",
+        help="Probability with which the layout must fit.  [default: 0.95; 0.5 for "
+        "--objective memory]",
     )
     any_stage: bool = option(
         default=False,
         is_flag=True,
-        help="Stages may differ in mesh, and in their layers.",
+        help="Stages may differ in layers and mesh.",
     )
     as_json: bool
 
@@ -155,7 +155,7 @@ def several_gpus(function: Function) -> Function:
         if parameter.name == "gpus":
             parameter.type = click.types.convert_type(gpu_counts)
             parameter.metavar = "N|A..B|N,N,…"
-            parameter.help = "Devices to train on; of several, a plan for each."
+            parameter.help = "Number of GPUs; with several, one plan each."
     return call
 
 

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 
 @command("profile", example="profile --out samples.json --quick --model gpt-mini")
-@click.option("--out", type=FilePath(), metavar="FILE", help="Write the samples there.")
 @click.option(
-    "--show", type=FilePath(), metavar="FILE", help="Show what a file of samples holds."
+    "--out", type=FilePath(), metavar="FILE", help="Write samples to this file."
+)
+@click.option(
+    "--show", type=FilePath(), metavar="FILE", help="Print a file of samples."
 )
 @measure_options
 def profile(

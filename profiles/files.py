@@ -81,7 +81,7 @@ def read_json(path: Path | str, *, what: str, most_bytes: int = MOST_BYTES) -> o
             f"{name} is not UTF-8 text (byte {error.start}); save it as UTF-8"
         ) from error
     except RecursionError as error:
-        raise InvalidFile(f"{name} is nested too deep to be one of ours") from error
+        raise InvalidFile(f"{name} is nested too deeply") from error
     except msgspec.MsgspecError as error:
         raise InvalidFile(f"{name} is truncated or invalid JSON: {error}") from error
 
@@ -177,7 +177,7 @@ def write_text(path: Path | str, text: str) -> None:
 
     What was there stays if anything fails. A symbolic link is followed.
     Raises InvalidFile if the folder is missing or closed, the disk is full, or *path*
-    is there and is not a regular file.
+    exists but is not a regular file.
     """
     name = shown(path)
     try:
@@ -222,7 +222,7 @@ def _mode_of(target: Path, name: str) -> int:
     if stat.S_ISDIR(mode):
         raise InvalidFile(f"{name} is a folder; name a file in it")
     if not stat.S_ISREG(mode):
-        raise InvalidFile(f"{name} is there and is not a regular file")
+        raise InvalidFile(f"{name} exists but is not a regular file")
     return stat.S_IMODE(mode)
 
 

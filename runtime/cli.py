@@ -29,7 +29,7 @@ def execute(options: RunOptions, *, probe: bool, as_json: bool) -> None:
     """Train with a layout and report how far off the prediction was.
 
     The layout file comes from `plan --out` or `simulate --out`. Everything that can be
-    wrong with it, the data or the checkpoint is said before any process trains.
+    wrong with it, the data or the checkpoint is reported before any process trains.
     """
     require_package("torch", "training", extra="runtime")
     # torch takes seconds to load: a wrong file is refused before.

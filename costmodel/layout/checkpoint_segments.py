@@ -93,7 +93,7 @@ def _require_made(stage: Stage, place: int) -> None:
     name = stage.layers[place]
     if EVERYTHING not in stage.plans[place].retention.recomputed:
         raise InvalidSpec(
-            f"layer {name} makes its input again but not all of itself: recompute "
+            f"layer {name} recomputes its input but not all of itself: recompute "
             f"{EVERYTHING!r} too, or keep its input"
         )
     before = place - 1

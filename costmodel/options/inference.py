@@ -41,19 +41,19 @@ class InferenceOptions:
     )
     prompt_len: int | None = option(
         type=IntRange(1, LARGEST_SEQUENCE),
-        help="Tokens of each prompt.  [default: the context less the new tokens]",
+        help="Tokens of each prompt.  [default: the context minus the new tokens]",
     )
     new_tokens: int | None = option(
         type=IntRange(1, LARGEST_SEQUENCE),
-        help="Tokens made of each prompt.  [default: 128, at most half the context]",
+        help="Tokens generated per prompt.  [default: 128, at most half the context]",
     )
     kv_cache_dtype: str | None = option(
         type=Choice(CACHE_FORMATS),
-        help="Of cached keys and values.  [default: the activations']",
+        help="Precision of the KV cache.  [default: the activations']",
     )
     quantization: str | None = option(
         type=Choice(QUANTIZATIONS),
-        help="Weights of the layers stored in so few bits, multiplied in 16.",
+        help="Weight-only quantization; products run in 16 bits.",
     )
     group_size: int | None = option(
         type=IntRange(),
@@ -61,7 +61,7 @@ class InferenceOptions:
         help="Quantized weights that share a scale and a zero.  [default: 128]",
     )
     cuda_graphs: bool | None = switch(
-        help="Decode without a host that issues each kernel.  [default: on]"
+        help="Decode with CUDA graphs, without host launch overhead.  [default: on]"
     )
 
     def require_alone(self, job: JobOptions, pins: Pins, others: Iterable[str]) -> None:

@@ -42,14 +42,16 @@ class Pins:
 
     tp: int | None = _degree(help="Tensor-parallel degree.")
     pp: int | None = _degree(help="Pipeline ranks.")
-    dp: int | None = _degree(help="Data-parallel degree.  [default: fills up]")
+    dp: int | None = _degree(
+        help="Data-parallel degree.  [default: the remaining GPUs]"
+    )
     cp: int | None = _degree(help="Context-parallel degree.")
     ep: int | None = _degree(help="Expert-parallel degree.")
     etp: int | None = _degree(help="Tensor-parallel degree of the experts.")
     micro_batch: int | None = _degree(
-        help="Sequences a data-parallel rank has at once."
+        help="Sequences per micro-batch on a data-parallel rank."
     )
-    micro_batches: int | None = _degree(metavar="M", help="How many of them in a step.")
+    micro_batches: int | None = _degree(metavar="M", help="Micro-batches per step.")
     schedule: str | None = option(type=text, metavar="NAME", help=", ".join(SCHEDULES))
     virtual_stages: int | None = _degree(
         metavar="V", help="Stages on each pipeline rank."
@@ -57,15 +59,16 @@ class Pins:
     stage_layers: str | None = option(
         type=counts,
         metavar="N,N,…",
-        help="Layers of each stage in model order: 8,9,9,6; 8,2x9,6 is the same.  "
-        "[default: as even as can be; in plan, searched]",
+        help="Layers of each stage in model order, such as 8,9,9,6 or 8,2x9,6.  "
+        "[default: as equal as possible; in plan, searched]",
     )
     first_stage_layers: int | None = option(
         type=IntRange(0),
-        help="Layers of the first stage; the others have the rest, as even as can be.",
+        help="Layers of the first stage; the others share the rest equally.",
     )
     last_stage_layers: int | None = option(
-        type=IntRange(0), help="The same of the last stage."
+        type=IntRange(0),
+        help="Layers of the last stage; the others share the rest equally.",
     )
     zero: int | None = option(
         type=IntRange(0, 3),
@@ -74,17 +77,17 @@ class Pins:
         "too, parameters too.  [default in simulate: 1]",
     )
     zero_group: int | None = _degree(
-        help="Data-parallel ranks that a shard spans, each with those of "
-        "its cp.  [default: all of dp]"
+        help="Data-parallel ranks over which a shard is split, with their cp ranks.  "
+        "[default: all of dp]"
     )
     zero_quantized_weights: bool | None = switch(
         help="ZeRO++ (qwZ), simulated only: forward gathers weights in blocks of "
         "INT8.  [default: off]"
     )
     zero_hpz_partition_size: int | None = _degree(
-        help="ZeRO++ (hpZ), simulated only: ranks, best those of a node, that hold a "
-        "second copy of the weights, from which backward gathers.  [default: 1, no "
-        "copy]"
+        help="ZeRO++ (hpZ), simulated only: ranks, preferably one node's, that "
+        "hold a second copy of the weights, from which backward gathers.  [default: 1, "
+        "no copy]"
     )
     zero_quantized_gradients: bool | None = switch(
         help="ZeRO++ (qgZ), simulated only: gradients are reduced between nodes in "
@@ -96,13 +99,14 @@ class Pins:
     )
     cp_kind: str | None = option(
         type=Choice(CP_KINDS),
-        help="rsa is without flash attention, and simulated only.",
+        help="How attention is split over cp; rsa: without flash attention, simulated "
+        "only.",
     )
     recompute: str | None = option(
         type=text,
         metavar="NAME|OP,OP,…",
-        help="none, selective, cheap-ops, full, sqrt (√n layers together), auto (what "
-        "each stage's memory asks for) or operators by name.  "
+        help="none, selective, cheap-ops, full, sqrt (segments of √n layers), auto "
+        "(chosen per stage to fit in memory) or operators by name.  "
         "[default in simulate: none]",
     )
     recompute_layers: int | None = option(
@@ -114,8 +118,8 @@ class Pins:
     offload: str | None = option(
         type=offload,
         metavar="WHAT,…",
-        help="optimizer, parameters, activations=RATIO (any of them), none, or, in "
-        "plan, auto: searched.",
+        help="optimizer, parameters, activations=RATIO (any combination), none; in "
+        "plan also auto (searched).",
     )
     offload_to: str | None = option(
         type=Choice(TIERS), help="Where offloaded tensors go."
@@ -128,13 +132,13 @@ class Pins:
     )
     imbalance: float | None = option(
         type=FloatRange(1, _MOST_IMBALANCE),
-        help="Tokens of the busiest expert over the mean.",
+        help="Tokens of the busiest expert relative to the mean.",
     )
     bucket_mb: float | None = option(
         type=FloatRange(0, _MOST_BUCKET_MB, strictly=True),
         metavar="MB",
-        help="Gradients reduced together, in fp32; `fully_shard` reduces layer by "
-        "layer, whatever is said.  [default: the framework's]",
+        help="Bucket size of gradient reduction, in fp32; `fully_shard` ignores it and "
+        "reduces per layer.  [default: the framework's]",
     )
 
     @property

@@ -27,7 +27,8 @@ def calibration_view(calibration: Calibration) -> Group:
     changed = moved(calibration)
     for one in changed:
         table.add_row(*_cells(one))
-    told = table if changed else Text(f"nothing moved by more than {WORTH_TELLING:.1%}")
+    none = f"no coefficient changed by more than {WORTH_TELLING:.1%}"
+    told = table if changed else Text(none)
     lines = [Text(line) for line in calibration_lines(calibration)]
     return Group(lines[0], told, *lines[1:])
 

@@ -203,7 +203,7 @@ class _Step:
         seconds, measured = np.exp(self.estimated[row]), self.runs[row].step_time_s
         return (
             f"{measured:.4g} s a step is {measured / seconds:.3g} times the estimate "
-            f"of {seconds:.4g} s, and no other row is like it: check its numbers, or "
+            f"of {seconds:.4g} s, and no other row agrees: check its numbers, or "
             "give one more that says the same"
         )
 

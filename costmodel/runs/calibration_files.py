@@ -35,7 +35,7 @@ def calibration_of(
     """
     if options.calibrate and options.calibration is not None:
         raise Contradiction(
-            "--calibration holds what --calibrate would make; leave one of the two out"
+            "--calibration is a finished calibration; leave one of the two out"
         )
     if options.calibration is not None:
         if options.save_calibration is not None:

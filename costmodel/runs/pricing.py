@@ -375,7 +375,7 @@ def _require_finite(choice: Uniform, job: Job) -> None:
 def _remarks(cells: Cells) -> tuple[str, ...]:
     named = cells.word("schedule")
     if named in NEAREST:
-        return (f"schedule={named} is priced as {NEAREST[named]}: no nearer one is",)
+        return (f"schedule={named} is priced as {NEAREST[named]}: the nearest that is",)
     if cells.word("task") == "sft":
         return ("task=sft is priced as pretraining: no token is padding",)
     return ()

@@ -112,7 +112,8 @@ def _take(row: str, item: Asked, found: SeenRuns) -> None:
         seconds = None
     if seconds is None and peak is None:
         told = [name for name in MEASURED if name in item.run.measured]
-        found.leave_out(row, f"it measures nothing that is used ({told or 'no cell'})")
+        has = told or "no cell"
+        found.leave_out(row, f"it has no measured value that calibration uses ({has})")
         return
     found.runs.append(
         Seen(

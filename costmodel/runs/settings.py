@@ -38,7 +38,7 @@ def offload_of(cells: Cells) -> Offload:
     if "activations" in parts:
         told = _RATIO.search(cells.word("recompute_detail") or "")
         if told is None:
-            raise cells.wrong("offload", "told with its share: activations=RATIO")
+            raise cells.wrong("offload", "written with its ratio: activations=RATIO")
         parts[parts.index("activations")] = f"activations={told[1]}"
     found = parse_offload(",".join(parts))
     if found.anything:

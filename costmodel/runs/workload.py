@@ -207,7 +207,7 @@ def _hybrid(cells: Cells) -> DecoderSpec:
     spec = found.spec if found is not None else kin_of(cells)
     if spec is None or not spec.pattern:
         raise Unsupported(
-            f"kind=hybrid: no column tells which layers have attention, and the "
+            f"kind=hybrid: no column says which layers have attention, and the "
             f"catalogue has no hybrid model {cells.word('model') or ''!r}; name one "
             "that it has, such as nemotron-h-8b"
         )

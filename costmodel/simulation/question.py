@@ -130,7 +130,7 @@ def offload_of(pins: Pins, assumed: dict[str, Any]) -> Offload:
         assumed["offload_to"] = found.tier
     if pins.offload_to is not None and not found.anything:
         raise Contradiction(
-            f"--offload-to {pins.offload_to} says where, and nothing is offloaded; add "
+            f"--offload-to {pins.offload_to} has no effect without --offload; add "
             "--offload optimizer, parameters or activations=RATIO"
         )
     return found

@@ -340,7 +340,7 @@ def _alone(problem: Problem) -> str:
         return f"; its largest weight alone is {format_bytes(widest)} a device"
     return (
         f"; parameters, gradients and optimizer states alone are "
-        f"{format_bytes(alone)} a device, however they are sharded"
+        f"{format_bytes(alone)} per device with any sharding"
     )
 
 
@@ -351,7 +351,7 @@ def _margin(problem: Problem, found: Candidate) -> str:
     if not free > 0:
         return ""
     return (
-        f", of which {format_bytes(free)} are to be left free for it to fit with "
+        f", of which {format_bytes(free)} must stay free for it to fit with "
         f"probability {problem.probability:g}"
     )
 

@@ -375,8 +375,8 @@ def require_possible(problem: Problem) -> None:
     if problem.machine.turns > 1:
         raise Unsupported(
             f"{what} on more ranks than the profiled machine has cores: the price of a "
-            "stage hangs on who else computes; ask for as many as it has, or leave "
-            "--any-stage out"
+            "stage depends on which other ranks compute; ask for at most as many as it "
+            "has, or leave --any-stage out"
         )
     wrong = alike_alone(problem)
     if wrong and only_unlike(problem):

@@ -58,9 +58,7 @@ def require_consistent(problem: Problem) -> None:
         raise Unsupported(f"{refused(found)}, --any-mechanism plans it")
     missing = _not_had(problem)
     if missing:
-        raise Unsupported(
-            f"{'; '.join(missing)}; --any-mechanism plans it all the same"
-        )
+        raise Unsupported(f"{'; '.join(missing)}; --any-mechanism plans it anyway")
 
 
 def require_possible(problem: Problem) -> None:

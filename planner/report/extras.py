@@ -121,7 +121,7 @@ def _sharded(problem: Problem, choice: Uniform, clock: Clock) -> Beside:
     except (OutOfTime, Infeasible):
         if not clock.over:
             raise
-        late = "none: time was over before one was found (--time-limit)"
+        late = "none: the time limit was reached before one was found (--time-limit)"
         return Beside(lines=(("shardings", late),), members={"shardings": None})
     return Beside(
         members={"shardings": shardings_document(found)},

@@ -49,7 +49,7 @@ def software_words(problem: Problem, layout: Layout) -> str:
     if not missing:
         return f"{who} (other frameworks: --framework, or --compare-frameworks)"
     more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-    return f"{who}, which does not run it: {missing[0]}{more}"
+    return f"{who}, which cannot run it: {missing[0]}{more}"
 
 
 def lacking(problem: Problem, layout: Layout) -> list[str]:

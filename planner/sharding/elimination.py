@@ -71,7 +71,7 @@ def _joined(name: str, tables: list[Table], sizes: dict[str, int]) -> Table:
     if prod(shape) > MOST_ENTRIES:
         raise Unsupported(
             f"{name!r} has {prod(shape):,} joint options with its neighbours, more "
-            f"than {MOST_ENTRIES:,}; the integer program takes tangled graphs"
+            f"than {MOST_ENTRIES:,}; the integer program handles tangled graphs"
         )
     total = np.zeros(shape)
     for axes, costs in tables:

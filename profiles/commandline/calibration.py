@@ -24,10 +24,10 @@ class CalibrationOptions:
     calibration: Path | None = option(
         type=FilePath(),
         metavar="FILE",
-        help="What --save-calibration kept, instead of the runs.",
+        help="A file that --save-calibration wrote, instead of runs.",
     )
     save_calibration: Path | None = option(
-        type=FilePath(), metavar="FILE", help="Keep what the runs say."
+        type=FilePath(), metavar="FILE", help="Write the calibration to a file."
     )
 
     @property

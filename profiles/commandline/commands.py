@@ -150,7 +150,7 @@ def _our_mistake(prog: str, error: Exception) -> int:
     what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     complain(
         prog,
-        f"internal error: {what}; this is a mistake in meshwright, not in the "
+        f"internal error: {what}; this is a bug in meshwright, not in the "
         "question: set MESHWRIGHT_DEBUG=1 to see where, and report it",
     )
     return INTERNAL

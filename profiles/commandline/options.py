@@ -157,11 +157,11 @@ class JobOptions:
     gpus: int | None = option(type=IntRange(), help="Devices to train on.")
     seq_len: int | None = option(
         type=IntRange(1, LARGEST_SEQUENCE),
-        help="Tokens a sequence.  [default: the model's]",
+        help="Tokens per sequence.  [default: the model's]",
     )
     global_batch: int | None = option(
         type=IntRange(1, LARGEST_SEQUENCE),
-        help="Sequences a step.  [default: the model's, of as many tokens]",
+        help="Sequences per step.  [default: the model's tokens per step]",
     )
     optimizer: str | None = option(
         type=text,
@@ -170,17 +170,18 @@ class JobOptions:
         "adamw]",
     )
     precision: str | None = option(
-        type=Choice(PRECISIONS), help="[default: bf16 where the device has it]"
+        type=Choice(PRECISIONS),
+        help="Number format of training.  [default: bf16 where the device has it]",
     )
     grad_dtype: str | None = option(
         type=Choice(GRADIENT_FORMATS),
-        help="Gradients of 16-bit training.  [default: the framework's]",
+        help="Format of gradients in 16-bit training.  [default: the framework's]",
     )
     framework: str | None = option(
         type=text,
         metavar="NAME",
-        help="Whose software the price is for, and in plan the layouts: megatron-core, "
-        "megatron-deepspeed, fsdp2 …  [default: ours]",
+        help="Framework whose costs are priced and, in plan, whose features limit the "
+        "search: megatron-core, fsdp2 …  [default: meshwright]",
     )
     profile: tuple[Path, ...] = option(
         default=(),

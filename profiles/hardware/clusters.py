@@ -56,7 +56,7 @@ class Figure:
             )
         self.require_sane(what)
         if not self.value and dimension.endswith("a second"):
-            raise InvalidSpec(f"{what} is 0; give what it does, above 0")
+            raise InvalidSpec(f"{what} is 0; give a value above 0")
 
     def require_sane(self, what: str) -> None:
         """Raise InvalidSpec, naming *what* it is, for more or less than there may be of
@@ -227,7 +227,7 @@ class Island:
         for size, other in combinations(sorted(whole), 2):
             if other % size:
                 raise InvalidSpec(
-                    f"domains of {size} and {other} devices cut each other (levels "
+                    f"domains of {size} and {other} devices overlap (levels "
                     f"{sizes or 'without a size'}, devices_per_node "
                     f"{self.devices_per_node}); each has to divide the larger one"
                 )

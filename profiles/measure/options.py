@@ -30,7 +30,7 @@ class MeasureOptions:
     ranks: int | None = option(
         flag="--nproc",
         type=IntRange(1, MOST_RANKS),
-        help="Ranks of a machine.  [default: the GPUs, or the cores up to 4]",
+        help="Ranks per machine.  [default: one per GPU, or per core up to 4]",
     )
     quick: bool = option(
         default=False,
@@ -40,16 +40,16 @@ class MeasureOptions:
     model: str | None = option(
         type=text,
         metavar="NAME|FILE",
-        help="Measure just what planning this model needs.  [default: a spread of "
+        help="Measure only what planning this model needs.  [default: a spread of "
         "shapes]",
     )
     seq_len: int | None = option(
         type=IntRange(1, LARGEST_SEQUENCE),
-        help="Tokens a sequence.  [default: the model's]",
+        help="Tokens per sequence.  [default: the model's]",
     )
     global_batch: int | None = option(
         type=IntRange(1, LARGEST_SEQUENCE),
-        help="Sequences a step.  [default: the model's]",
+        help="Sequences per step.  [default: the model's]",
     )
     precisions: tuple[str, ...] = option(
         default=(),
@@ -59,17 +59,17 @@ class MeasureOptions:
         help="May be given several times.  [default: fp32 on a CPU, bf16 and fp32 on a "
         "GPU]",
     )
-    nodes: int = option(default=1, flag="--nnodes", type=IntRange(1))
+    nodes: int = option(default=1, flag="--nnodes", type=IntRange(1), help="Machines.")
     rdzv_endpoint: str | None = option(
         type=text,
         metavar="HOST:PORT",
-        help="Where the machines of a cluster meet; give the same command on each.",
+        help="Where the machines meet; run the same command on each.",
     )
     offload_dir: Path | None = option(
         type=FilePath(),
         metavar="DIR",
-        help="Folder of the drive that execute would keep states on.  [default: that "
-        "of temporary files]",
+        help="Folder on the drive to measure, for offloading.  [default: that of "
+        "temporary files]",
     )
 
 

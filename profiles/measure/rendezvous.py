@@ -128,7 +128,9 @@ def _reached(endpoint: Endpoint) -> Any:
     try:
         return TCPStore(endpoint.host, endpoint.port, is_master=False, timeout=wait)
     except RuntimeError as error:
-        raise RunFailed(f"what answers at {endpoint} is no store of ours") from error
+        raise RunFailed(
+            f"what answers at {endpoint} is not a rendezvous of meshwright"
+        ) from error
 
 
 def _until(done: Callable[[], bool], wait_s: float, what: Callable[[], str]) -> None:

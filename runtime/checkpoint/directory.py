@@ -147,7 +147,7 @@ def remedy(path: Path) -> str:
     older = [one for one in _whole(path.parent) if step_of(one) < step_of(path)]
     if older:
         return f"delete it to go on from {max(older, key=step_of).name}"
-    return "bring it back from a copy, or begin again in another folder"
+    return "restore it from a copy, or begin again in another folder"
 
 
 def _require_there(path: Path, stored: Mapping[str, Any]) -> None:
@@ -181,7 +181,9 @@ def read_meta(path: Path) -> dict[str, Any]:
     what = f"checkpoint {shown(path)}"
     meta = read_json(path / META, what="the description of a checkpoint,")
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
-        raise InvalidFile(f"{what} is not one of ours: its {META} says no {FORMAT}")
+        raise InvalidFile(
+            f"{what} is not a checkpoint of meshwright: its {META} says no {FORMAT}"
+        )
     if meta.get("version") != VERSION:
         raise InvalidFile(
             f"{what} has version {meta.get('version')!r}; this program reads {VERSION}"

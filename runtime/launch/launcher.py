@@ -45,8 +45,9 @@ def require_launcher(endpoint: Endpoint, within_s: float = ANSWER_S) -> None:
     Thread(target=_ask, args=arguments, daemon=True).start()
     if not answered.wait(within_s):
         raise RunFailed(
-            f"another program has {endpoint}: it takes connections and does not answer "
-            "as a launcher would; end it there, or give every machine another port"
+            f"another program uses {endpoint}: it takes connections and does not "
+            "answer as a launcher would; end it there, or give every machine another "
+            "port"
         )
 
 

@@ -112,7 +112,7 @@ def require_agreed(own: Mapping[str, Any]) -> None:
         if unlike:
             name = unlike[0]
             raise RunFailed(
-                f"rank {rank}'s machine was asked for other things than rank 0's: "
+                f"rank {rank}'s machine got different options from rank 0's: "
                 f"{name} is {shown(other.get(name))} there and {shown(first[name])} "
                 "here; give every machine the same command and the same files"
             )
@@ -330,13 +330,13 @@ def _unlike(options: RunOptions, data: Source) -> Iterator[str]:
     if seed != options.seed:
         yield (
             f"the checkpoint is of a run with --seed {seed}, this one has --seed "
-            f"{options.seed}: it goes on with other sequences than an uninterrupted "
+            f"{options.seed}: it continues with other data than an uninterrupted "
             "run would"
         )
     elif stored.get("data") not in (None, fingerprint(data)):
         yield (
             f"--data {shown(options.data)} is not what the checkpoint's run read, or "
-            "has changed since: it goes on with other sequences"
+            "has changed since: it continues with other data"
         )
 
 

@@ -97,7 +97,7 @@ def _step(line: str) -> int | None:
 
 
 def _no_log(path: Path) -> str:
-    return f"--log {shown(path)} is there and is no log of a run; name another file"
+    return f"--log {shown(path)} exists and is not a log of a run; name another file"
 
 
 def require_journals(training: Training, done: int) -> None:

@@ -35,25 +35,29 @@ class Training:
         default="constant", type=Choice(KINDS), help="The learning rate over the steps."
     )
     warmup_steps: int = option(
-        default=0, type=IntRange(0), help="Steps in which the rate rises to --lr."
+        default=0, type=IntRange(0), help="Steps of linear warm-up to --lr."
     )
     decay_steps: int | None = option(
-        type=IntRange(1), help="Steps that the schedule is over, if not --steps."
+        type=IntRange(1), help="Steps of the schedule.  [default: --steps]"
     )
     min_lr: float = option(
-        default=0.0, type=FloatRange(0, 10), help="Where a schedule ends."
+        default=0.0,
+        type=FloatRange(0, 10),
+        help="Learning rate at the end of the schedule.",
     )
     eval_data: str | None = option(
         type=text, metavar="FILE|synthetic", help="Held-out data to evaluate on."
     )
     eval_every: int | None = option(
         type=IntRange(1),
-        help="Steps from one evaluation to the next.  [default: at the end]",
+        help="Steps between evaluations.  [default: at the end]",
     )
     eval_batches: int = option(
-        default=1, type=IntRange(1, 10**6), help="Global batches in an evaluation."
+        default=1, type=IntRange(1, 10**6), help="Global batches per evaluation."
     )
-    log: str | None = option(type=text, metavar="FILE", help="One line of JSON a step.")
+    log: str | None = option(
+        type=text, metavar="FILE", help="Write one line of JSON per step."
+    )
     tensorboard: str | None = option(
         type=text, metavar="DIR", help="The same for TensorBoard (package tensorboard)."
     )
@@ -116,10 +120,10 @@ class Options:
         help="Largest norm of the gradient; 0: do not clip.",
     )
     checkpoint_every: int | None = option(
-        type=IntRange(1), help="Steps from one to the next.  [default: at the end]"
+        type=IntRange(1), help="Steps between checkpoints.  [default: at the end]"
     )
     resume: bool = option(
-        default=False, is_flag=True, help="Go on from the newest checkpoint."
+        default=False, is_flag=True, help="Resume from the newest checkpoint."
     )
     record: bool = option(
         default=False, is_flag=True, help="Report the first step's actions."
@@ -128,7 +132,7 @@ class Options:
         default=False,
         flag="--compile",
         is_flag=True,
-        help="torch.compile of each layer; minutes before the first step.",
+        help="torch.compile of each layer; takes minutes before the first step.",
     )
     training: Training = field(default_factory=Training)
     progress: bool = True
@@ -188,8 +192,8 @@ class RunOptions(Options):
     observe: Path | None = option(
         type=FilePath(),
         metavar="FILE",
-        help="Add what the run sees (collectives, products, optimizer) to these "
-        "samples.",
+        help="Add what the run measures (collectives, products, optimizer) to this "
+        "profile.",
     )
     offload_dir: Path | None = option(
         type=FilePath(),

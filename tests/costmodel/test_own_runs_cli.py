@@ -89,7 +89,7 @@ def test_where_nothing_moved_it_says_so(
     assert simulate(*ASKED, "--calibrate", str(as_estimated)) == 0
     said = capsys.readouterr().out
     assert "calibrated by 1 step time; runs scatter by" in said
-    assert "nothing moved by more than 0.5%" in said
+    assert "no coefficient changed by more than 0.5%" in said
     assert "before      after" not in said
 
 

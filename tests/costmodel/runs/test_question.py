@@ -245,7 +245,7 @@ def test_a_cell_that_cannot_be_is_named(changes: dict[str, str], words: str) -> 
     [
         ({"experts": "8"}, "expert_ffn_hidden is missing"),
         ({"kind": "moe"}, "experts is missing"),
-        ({"kind": "hybrid"}, "kind=hybrid: no column tells which layers"),
+        ({"kind": "hybrid"}, "kind=hybrid: no column says which layers"),
         ({"kind": "hybrid", "model": "llama3-8b"}, "no hybrid model 'llama3-8b'"),
         ({"offload": "weights"}, "offload 'weights' is not one of"),
         ({"offload": "activations"}, "activations=RATIO"),

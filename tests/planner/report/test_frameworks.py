@@ -187,7 +187,7 @@ def test_the_first_screen_says_for_which_software(ask: Ask) -> None:
         *SMALL,
         *("--framework", "deepspeed", "--schedule", "interleaved", "--any-mechanism"),
     )
-    assert "deepspeed, which does not run it: deepspeed has no interleaved" in out
+    assert "deepspeed, which cannot run it: deepspeed has no interleaved" in out
 
 
 @pytest.mark.slow

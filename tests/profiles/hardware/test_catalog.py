@@ -293,7 +293,7 @@ def test_a_users_file_names_its_device_or_spells_it_out(tmp_path: Path) -> None:
         (
             with_device(peak={"bf16": figure_in("TFLOP/s", 0)}),
             InvalidSpec,
-            "peak.bf16 is 0; give what it does, above 0",
+            "peak.bf16 is 0; give a value above 0",
         ),
         (written(devices_per_node=1.5), InvalidFile, "expected int"),
         ({**written(), "name": "two\nlines"}, InvalidSpec, "printable"),

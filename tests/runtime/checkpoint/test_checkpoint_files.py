@@ -224,7 +224,7 @@ def test_half_a_checkpoint_is_told_before_it_is_read_and_what_to_do(
     path = stored(tmp_path, built("plain"), step=2)
     damage(path)
     here = read_meta(path)
-    with pytest.raises(InvalidFile, match=f"{said}; bring it back from a copy"):
+    with pytest.raises(InvalidFile, match=f"{said}; restore it from a copy"):
         require_resumable(tmp_path, here)
     older = shutil.copytree(path, tmp_path / "step-000001")
     with pytest.raises(

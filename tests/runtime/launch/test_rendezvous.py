@@ -49,7 +49,7 @@ def listening(answer: Answer) -> Iterator[Endpoint]:
 def test_a_foreign_program_is_told(answer: Answer) -> None:
     with listening(answer) as endpoint:
         began = monotonic()
-        with pytest.raises(RunFailed, match=f"another program has {endpoint}.*port"):
+        with pytest.raises(RunFailed, match=f"another program uses {endpoint}.*port"):
             require_launcher(endpoint, within_s=1.0)
         assert monotonic() - began < 5
 
