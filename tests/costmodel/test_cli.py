@@ -337,7 +337,7 @@ def test_a_trace_holds_every_pass(
             "leave --recompute",
         ),
         ((*ASKED, "--offload", "parameters"), "--zero 3"),
-        ((*ASKED, "--offload-to", "nvme"), "nothing is offloaded"),
+        ((*ASKED, "--offload-to", "nvme"), "has no effect without --offload"),
         ((*ASKED, "--ep", "2"), "no experts to spread"),
         ((*ASKED, "--imbalance", "2"), "is about experts"),
         ((*ASKED, "--zero", "0", "--zero-group", "2"), "--zero-group"),

@@ -183,7 +183,7 @@ def test_the_largest_so_far(
     assert len(tried) == tries
     assert (so_far.value, so_far.too_large) == (max(tried), None)
     assert not so_far.document()["complete"]
-    assert "time was over" in so_far.words
+    assert "time limit was reached" in so_far.words
 
 
 @pytest.mark.parametrize("tries", [0, 1, 2])
@@ -282,7 +282,7 @@ def test_a_plan_is_given_without_the_shardings_that_took_too_long(hand: Hand) ->
 
     said = beside(posed, found, Around(shardings=True), None, anew, limits)
     assert said.members == {"shardings": None}
-    assert "time was over" in dict(said.lines)["shardings"]
+    assert "time limit was reached" in dict(said.lines)["shardings"]
 
 
 def test_own_shardings_are_not_solved_for_once_it_is_late(

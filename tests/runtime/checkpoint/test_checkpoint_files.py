@@ -189,7 +189,7 @@ def damages() -> Iterator[tuple[str, Damage, str]]:
     yield "cut description", cut(".metadata", 0.7), "not as it was written"
     yield "no description", lambda path: (path / ".metadata").unlink(), "is not in it"
     yield "cut meta", cut("meta.json", 0.5), "truncated or invalid JSON"
-    yield "foreign meta", meta(format="other"), "not one of ours"
+    yield "foreign meta", meta(format="other"), "not a checkpoint of meshwright"
     yield "later version", meta(version=2), "version 2"
     yield "odd list of files", meta(files=["a"]), r"damaged: files in its .* is \['a'\]"
     yield "odd rate", meta(lr="fast"), "damaged: lr in its meta.json is fast"
