@@ -65,7 +65,7 @@ from profiles.units import format_bytes, format_seconds
 CHEAP: Final = BranchAndBound(patience=10, tolerance=0.05)
 _NOTHING: Final = "no similar layout fits"
 _NO_ROOM: Final = "memory: no layout fits whose stages have the layers that are given"
-_LATE: Final = "time was over before every change was tried (--time-limit)"
+_LATE: Final = "the time limit was reached before every change was tried (--time-limit)"
 MOST_TRIED: Final = 10  # changes of a kind
 
 

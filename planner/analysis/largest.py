@@ -61,7 +61,7 @@ class Largest:
             )
         more = f"; {self.too_large:,} does not" if self.too_large is not None else ""
         if self.late:
-            more = "; more may: time was over before it was tried"
+            more = "; more may: the time limit was reached before it was tried"
         return f"{name} {self.value:,} fits{more} (in steps of {self.unit:,})"
 
 

@@ -208,7 +208,7 @@ def test_a_diagnosis_is_cut_short_and_says_so(
     said = diagnosis.diagnose(posed, limits)
     assert len(seen) == tries
     assert not said.complete
-    assert "time was over before every change was tried" in str(said)
+    assert "the time limit was reached before every change was tried" in str(said)
     assert said.constraint.startswith("memory: ")
     assert list(said.changes) == list(whole.changes)[: len(said.changes)]
 

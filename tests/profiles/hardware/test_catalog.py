@@ -280,7 +280,11 @@ def test_a_users_file_names_its_device_or_spells_it_out(tmp_path: Path) -> None:
             InvalidSpec,
             "devices_per_node of an island must be between 1",
         ),
-        (written(devices_per_node=6), InvalidSpec, "domains of 4 and 6 devices overlap"),
+        (
+            written(devices_per_node=6),
+            InvalidSpec,
+            "domains of 4 and 6 devices overlap",
+        ),
         (written(nodes=0), InvalidSpec, "nodes of an island must be between 1 and"),
         (written(nodes=-3), InvalidSpec, "nodes of an island must be between 1 and"),
         (written(host_memory=figure_in("us")), InvalidSpec, "measured in bytes"),
