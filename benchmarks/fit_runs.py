@@ -72,7 +72,7 @@ class Fit:
         away = np.array([np.log(item.value / item.prior) for item in entries])
         normal = (self.jacobian.T * weight) @ self.jacobian + np.diag(pull)
         right = -(self.jacobian.T * weight) @ self.misses - pull * away
-        covariance: Floats = np.linalg.inv(normal)
+        covariance = np.asarray(np.linalg.inv(normal), dtype=np.float64)
         step: Floats = np.clip(covariance @ right, -FARTHEST, FARTHEST)
         return step, covariance
 
