@@ -22,9 +22,11 @@ FABRIC_TRAINING = 0.55 / 0.95
 FABRIC_TRAINING_SOURCE = (
     "real fabrics reach 50-60 % of line rate inside training (fitted, public runs)"
 )
-# What NCCL's tuner takes for a step of a ring over a network (src/graph/tuning.cc,
-# hwLatencies, simple protocol; from memory).
+# What NCCL's tuner takes for a step of a ring over a network, NVLink and PCIe
+# (src/graph/tuning.cc, hwLatencies, simple protocol; from memory).
 RING_HOP_S = 1.4e-5
+NVLINK_RING_HOP_S = 3.4e-6
+PCIE_RING_HOP_S = 5.7e-6
 
 _KINDS = {
     "nvlink/volta": "nvlink2",
@@ -58,6 +60,7 @@ _LINK = LinkRate(
     half_bytes=2e6,
     launch_s=1.5e-5,
     hop_s=3e-6,
+    ring_hop_s=NVLINK_RING_HOP_S,
     training=1.0,
     source="start of the fit",
     training_source="",
@@ -100,6 +103,7 @@ def all_links(folder: Path) -> LinkFile:
         "pcie": replace(
             nvlink3,
             name="pcie",
+            ring_hop_s=PCIE_RING_HOP_S,
             fraction=0.38,
             send_fraction=0.38,
             exchange_fraction=0.3,
@@ -122,6 +126,7 @@ def _torus(switched: LinkRate) -> LinkRate:
     return replace(
         switched,
         name="ici",
+        ring_hop_s=0.0,
         fraction=0.8,
         send_fraction=round(0.8 / 6, 4),
         exchange_fraction=0.4,

@@ -7,8 +7,9 @@
 
 Robust Gauss-Newton on log(predicted / measured) with log-normal priors: what few runs
 tell stays near its prior. A source of n runs weighs as n^0.7 (its runs share what they
-miss). Leaving a family (or a source) out is one more Gauss-Newton step from the fit,
-without its rows; those rows are then priced by what came out.
+miss), and less if the model explains it badly: what moves such runs is something else
+than coefficients. Leaving a family (or a source) out is one more Gauss-Newton step from
+the fit, without its rows; those rows are then priced by what came out.
 """
 
 from __future__ import annotations
@@ -44,8 +45,11 @@ Bools = NDArray[np.bool_]
 SHARED = 0.3  # a run weighs n^-0.3 among the n of its source
 ROUNDED = 0.6  # weight of a time that was inverted from a rounded TFLOP/s figure
 STEP = 0.03  # of a logarithm, for differences
-NOISE = 0.05  # what runs of one family scatter, by which residuals are weighed
+NOISE = 0.02  # beyond which a run's miss counts as much as it is far, not its square
+SCATTER = 0.05  # a source whose runs miss by more than this weighs less
+FEW = 4  # runs of just that scatter that each source is taken to have beside its own
 SMALL = 0.08  # a step after which slopes are as they were
+DEVIATION = 1.25  # a normal distribution's standard deviation over its mean miss
 FARTHEST = 0.5  # a round changes no coefficient by more, in its logarithm
 _runs: Sequence[Timed] = ()
 
@@ -68,7 +72,7 @@ class Fit:
         away = np.array([np.log(item.value / item.prior) for item in entries])
         normal = (self.jacobian.T * weight) @ self.jacobian + np.diag(pull)
         right = -(self.jacobian.T * weight) @ self.misses - pull * away
-        covariance: Floats = np.linalg.inv(normal)
+        covariance = np.asarray(np.linalg.inv(normal), dtype=np.float64)
         step: Floats = np.clip(covariance @ right, -FARTHEST, FARTHEST)
         return step, covariance
 
@@ -151,15 +155,17 @@ def fitted(
 ) -> Fit:
     """Gauss-Newton from *start*; a last Jacobian stands at the answer, or near it."""
     measured = np.log([item.measured_s for item in runs])
-    weights = row_weights(runs)
 
     def at(values: Coefficients, slopes: Floats) -> Fit:
         misses = np.nan_to_num(timed(values, pool) - measured)
         return Fit(fitted=values, misses=misses, jacobian=slopes, weights=weights)
 
+    weights = np.empty(0)
     fit = at(start, np.empty((0, 0)))
     for number in range(rounds + 1):
         began = time.perf_counter()
+        weights = row_weights(runs, fit.misses)
+        fit = replace(fit, weights=weights)
         moves = fit.jacobian != 0 if number else asked(runs, fit.fitted)
         slopes = jacobian(moves, fit.fitted, fit.misses + measured, pool)
         fit = replace(fit, jacobian=slopes)
@@ -200,11 +206,14 @@ def loss(fit: Fit) -> float:
     return float(data + prior)
 
 
-def row_weights(runs: Sequence[Timed]) -> Floats:
-    """A source of n runs weighs n^0.7: they share what they miss; less if rounded."""
+def row_weights(runs: Sequence[Timed], misses: Floats) -> Floats:
+    """A source of n runs weighs n^0.7: they share what they miss; less if rounded, and
+    by the inverse variance of its *misses* if they scatter more than most."""
     found = np.zeros(len(runs))
     for rows in by(runs, "source").values():
-        found[rows] = len(rows) ** -SHARED
+        own = (DEVIATION * np.abs(misses[rows]).mean()) ** 2
+        variance = (len(rows) * own + FEW * SCATTER**2) / (len(rows) + FEW)
+        found[rows] = len(rows) ** -SHARED * min(SCATTER**2 / variance, 1.0)
     return found * np.where([item.rounded for item in runs], ROUNDED, 1.0)
 
 

@@ -135,7 +135,7 @@ def _can_use(name: str, item: Timed) -> bool:
     quantity, _, _ = name.partition("/")
     layout, number = item.layout, item.layout.precision.matmul
     meshes = [stage.mesh for stage in layout.stages]
-    if quantity in ("host_wait", "together", "exposed_tensor"):
+    if quantity in ("together", "exposed_tensor"):
         return any(mesh.tp > 1 for mesh in meshes)
     if quantity == "reduction":
         return any(mesh.dp * mesh.cp > 1 for mesh in meshes)

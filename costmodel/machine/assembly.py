@@ -384,7 +384,7 @@ def machine(
         rates=rates_in_training(rates_of(device), device, known),
         links=links_in_training(link_rates(cluster.islands[0]), device, known),
         framework=framework_at(
-            cluster, framework_in_training(base, known), blocked(cluster, known)
+            cluster, framework_in_training(base, device, known), blocked(cluster, known)
         ),
         plain=base,
         fitted=known,

@@ -16,9 +16,10 @@ residuals.
 product      seconds of matrix products over those alone             per device
 product-fp8  the same of 8- and 4-bit ones over 16-bit ones          per device
 fill, wave   what small and partly filled products lose over alone   per device, all
-attention    the same of flash kernels                               kernel, device
+attention    the same of flash kernels                               device, kernel
 scores       bytes a score over those counted, of other kernels      kernel
 link         seconds of a link's transfers over those inside training  per link
+processor    host seconds on hosts of newer cards over an A100's     all
 blocked      host seconds of an operator whose kernels are waited for    all
 host, elementwise, contention, exposed_tensor …                      per framework
 """
@@ -45,18 +46,20 @@ from profiles.samples import SIXTEEN_BITS
 PATH: Final = Path(__file__).parents[1] / "data" / "coefficients.json"
 # Which quantity multiplies a framework's number, by its group and field.
 FITTED: Final = {
-    "host": {"forward_us": "host", "backward_us": "host", "wait": "host_wait"},
+    "host": {"forward_us": "host", "backward_us": "host"},
     "overlap": {"contention": "contention", "exposed_tensor": "exposed_tensor"},
     "gradients": {"reduction": "reduction"},
     "kernels": {"elementwise": "elementwise"},
     "moe": {
         "exposed": "exposed_expert",
-        "launch": "expert_launch",
-        "quantise_launch": "expert_quantise",
         "issue": "expert_host",
     },
     "fp8": {"quantise_bytes": "quantise"},
 }
+
+
+# Of cards that came with hosts like those that issue times are of, or older.
+OLDER_HOSTS: Final = ("pascal", "volta", "turing", "ampere")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +175,10 @@ def links_in_training(
     return replace(links, inner=slowed(links.inner), outer=slowed(links.outer))
 
 
-def framework_in_training(framework: Framework, fitted: Coefficients) -> Framework:
-    """*framework* with its own numbers as fitted."""
+def framework_in_training(
+    framework: Framework, device: Device, fitted: Coefficients
+) -> Framework:
+    """*framework* with its own numbers as fitted, on hosts that *device* comes with."""
     owners = (framework.name, framework.generation)
     changes: dict[str, dict[str, Any]] = {
         group: {
@@ -188,6 +193,9 @@ def framework_in_training(framework: Framework, fitted: Coefficients) -> Framewo
         alone=floor.alone * fitted.of("sharpness", *owners),
         together=floor.together * fitted.of("together", *owners),
     )
+    if not device.architecture.lower().startswith(OLDER_HOSTS):
+        for field in ("forward_us", "backward_us"):
+            changes["host"][field] *= fitted.of("processor")
     return framework.variant(**changes)
 
 
@@ -245,7 +253,7 @@ def _attention(
             forward_cast_bytes=rate.forward_cast_bytes * more,
             backward_cast_bytes=rate.backward_cast_bytes * more,
         )
-    names = (*(f"{kernel}/{owner}" for owner in owners), kernel)
+    names = (*(f"{kernel}/{owner}" for owner in owners), *owners, kernel)
     slower = fitted.of("attention", *names)
     return replace(rate, forward=rate.forward / slower, backward=rate.backward / slower)
 

@@ -65,7 +65,8 @@ class LinkRate:
     half_bytes: float
     launch_s: float  # once a collective
     hop_s: float  # each further rank (inside a domain) or tree level (across)
-    ring_hop_s: float = 0.0  # each further domain of a ring
+    # A step of a ring over domains: into another one, or inside of one.
+    ring_hop_s: float = 0.0
     training: float
     direct: float = 0.0
     node_bytes_per_s: float | None = None  # what a node's flows reach together, if less
@@ -277,7 +278,7 @@ def _ring_s(k: Floats, r: Floats, rates: LinkRates) -> Floats:
     steps, and has trees for all-reduces."""
     nodes = np.maximum(k / np.maximum(r, 1.0), 1.0)
     outside = (nodes - 1.0) * rates.outer.ring_hop_s
-    inside = (nodes - 1.0) * (r - 1.0) * rates.inner.hop_s
+    inside = (nodes - 1.0) * (r - 1.0) * rates.inner.ring_hop_s
     return outside + inside
 
 

@@ -256,6 +256,8 @@ class Kernels:
     flash: str = "flash-2"  # attention with flash attention,
     unfused: str = "fused-softmax"  # and without
     fused_norm: bool = True
+    # Gated activations and rotary turns are one PyTorch kernel for each step of theirs.
+    eager: bool = False
     # Multiplies the bytes of norms, activations and residuals over those of fused
     # kernels.
     elementwise: float = 1.0

@@ -75,6 +75,14 @@ TURNED_TF32 = 1 / 0.629
 # Elements that a norm in plain PyTorch moves: cast to fp32, square, mean, scale, cast
 # back, weight; backward twice that. It keeps the fp32 input and the scaled output.
 UNFUSED_NORM = (17.0, 34.0)  # [derived] in 16-bit elements
+# Elements that PyTorch's single kernels move, forward and backward. Of a gated MLP's
+# activation [counted]: the function 2 and 3, the product 3 and twice 3.
+GATED = frozenset({"swiglu", "geglu", "reglu"})
+EAGER_GATE = (5.0, 9.0)
+# Of turned queries and keys, x cos + (-x'', x') sin [counted]: a product 2, the halves
+# negated and joined 3, a product 2, the sum 3; backward two products 4, a half negated
+# 1, both halves put back among zeros 4, two sums of gradients 3.
+EAGER_TURN = (10.0, 12.0)
 # What frameworks hide of the tensor-parallel communication that they could: pieces cost
 # copies, launches and multiprocessors. [fitted] 1 − exposed_tensor/megatron-core, whose
 # recipes overlap it (0.60 ± 14 %, 159 runs); torchtitan's two pairs of runs with and
@@ -316,6 +324,8 @@ def _traffic(at: OnRank) -> tuple[Work, Work]:
     passes = (operator.forward_elements, operator.backward_elements)
     if operator.is_norm and not machine.framework.kernels.fused_norm:
         passes = UNFUSED_NORM
+    if machine.framework.kernels.eager:
+        passes = _eager(operator, block) or passes
     if operator.kind is Kind.CROSS_ENTROPY:
         passes = machine.framework.kernels.loss_elements or passes
         moved = moved / max(precision.activation.bytes / SIXTEEN_BITS, 1.0)
@@ -342,6 +352,19 @@ def _traffic(at: OnRank) -> tuple[Work, Work]:
             Sourced(seconds=_ZERO), expert_comm=balance_sent(block, degrees, machine)
         )
     return forward, backward if operator.has_backward else Work()
+
+
+def _eager(operator: Operator, block: Block) -> tuple[float, float] | None:
+    """Elements that single kernels move for each of the output, either way; None: as
+    many as a fused one. Values are not turned."""
+    if operator.function in GATED:
+        return EAGER_GATE
+    if operator.function != "rotary":
+        return None
+    query, both = block.extents["query"], block.extents["key_value"]
+    share = (query + both / 2) / (query + both)
+    forward, backward = EAGER_TURN
+    return forward * share, backward * share
 
 
 _PRICES: Final = {

@@ -19,6 +19,7 @@ from costmodel.runs.table import read_runs
 from costmodel.runs.validate import compare
 from costmodel.stages import pipeline_p2p as tied
 from costmodel.stages import pipeline_p2p as transfers
+from profiles.hardware import Device
 from profiles.hardware.clusters import Island
 
 DATA = os.environ.get("MESHWRIGHT_DATA", "")
@@ -94,8 +95,8 @@ def test_what_is_hidden_takes_from_compute(monkeypatch: pytest.MonkeyPatch) -> N
     steps of FSDP, all of whose communication is hidden, are foretold worse."""
     with_contention = error_of("MosaicML")
 
-    def alone(framework: Framework, fitted: Coefficients) -> Framework:
-        return framework_in_training(framework, fitted).variant(
+    def alone(framework: Framework, device: Device, fitted: Coefficients) -> Framework:
+        return framework_in_training(framework, device, fitted).variant(
             overlap={"contention": 0.0}
         )
 

@@ -159,6 +159,7 @@ def frictionless(
         half_bytes=0.0,
         launch_s=0.0,
         hop_s=0.0,
+        ring_hop_s=0.0,
         training=1.0,
     )
     links = replace(

@@ -164,7 +164,7 @@ def test_one_expert_of_the_same_width_is_nearly_an_mlp(tp: int) -> None:
         seconds.append(found.breakdown_s["compute"] + found.breakdown_s["tensor_comm"])
         seconds[-1] += found.breakdown_s["expert_comm"]
         gibibytes.append(float(found.memory[0].optimizer))
-    most = {1: 1.16, 2: 1.16, 4: 1.25, 8: 1.5}
+    most = {1: 1.16, 2: 1.16, 4: 1.2, 8: 1.35}
     assert 1.0 < seconds[1] / seconds[0] < most[tp]
     assert gibibytes[1] == pytest.approx(gibibytes[0], rel=1e-3)
 

@@ -119,6 +119,32 @@ def test_a_partly_filled_wave_costs_between_its_share_and_a_whole_one(
     assert seconds[0] < seconds[1] < seconds[2]
 
 
+def test_hosts_of_newer_cards_issue_faster() -> None:
+    """What frameworks take to issue an operator was measured on an A100's hosts."""
+    quick = Coefficients(entries=(one("processor", 0.5),))
+    for name, share in (("dgx-a100-80gb", 1.0), ("dgx-h100", 0.5), ("dgx-b200", 0.5)):
+        where = cluster(name)
+        found, plain = (
+            machine(where, fitted=fitted).framework.host
+            for fitted in (quick, Coefficients(entries=()))
+        )
+        assert found.forward_us == pytest.approx(share * plain.forward_us)
+        assert found.backward_us == pytest.approx(share * plain.backward_us)
+
+
+def test_kernels_of_attention_share_a_card_unless_one_has_its_own() -> None:
+    where = cluster("dgx-h100")
+    slow = Coefficients(
+        entries=(one("attention/hopper", 1.4), one("attention/flash-1/hopper", 2.0))
+    )
+    found, plain = (
+        machine(where, fitted=fitted).rates.attention
+        for fitted in (slow, Coefficients(entries=()))
+    )
+    for kernel, times in (("flash-1", 2.0), ("flash-2", 1.4), ("flash-3", 1.4)):
+        assert found[kernel].forward == pytest.approx(plain[kernel].forward / times)
+
+
 def test_a_machine_can_be_fitted_anew() -> None:
     first = machine(cluster("dgx-a100-80gb"))
     doubled = load_coefficients().changed(

@@ -107,9 +107,9 @@ def test_latency_is_hops_inside_and_a_tree_across() -> None:
 
 def test_what_gathers_goes_round_a_ring() -> None:
     """Seven further domains, in each of which seven links are passed."""
-    inner = replace(IDEAL, hop_s=1.0)
+    inner = replace(IDEAL, hop_s=1.0, ring_hop_s=3.0)
     late = replace(RATES, inner=inner, outer=replace(IDEAL, ring_hop_s=20.0))
-    ring = 7 * (20 + 7)
+    ring = 7 * (20 + 7 * 3)
     for kind in ("all_gather", "reduce_scatter"):
         assert alone(kind, 0, 64, 8, late) == pytest.approx(7 + ring)
     assert alone("all_reduce", 0, 64, 8, late) == pytest.approx(2 * 7)

@@ -274,7 +274,7 @@ def test_alike_stages_are_tried_too(woven: tuple[Problem, Solution]) -> None:
     alike = over_islands(two, BranchAndBound(), LIMITS)
     check(two, found)
     assert alike.best is not None
-    assert found.value <= alike.value * (1 + 1e-3)
+    assert found.value <= alike.value * (1 + 2e-4)
     unlike = asked(joined("dgx-a100-80gb", "dgx-h100"))
     slow = as_if_alike(unlike)
     assert slow.machine.device.name == "A100-SXM-80GB"
