@@ -15,11 +15,16 @@ if TYPE_CHECKING:
     from runtime.models.mlp import Mlp
     from runtime.models.moe import ExpertMlp, Experts, Held, Router, Stack, here
     from runtime.models.precision import Policy, autocast, policy, require_multiplied
-    from runtime.models.split_backward import (
+    from runtime.models.products import (
         AS_GIVEN,
+        Counts,
+        Gradients,
+        Product,
+        Wanted,
+    )
+    from runtime.models.split_backward import (
         Deferral,
         Deferred,
-        Product,
         Work,
         defer_weight_grads,
         linear,

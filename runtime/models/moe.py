@@ -28,7 +28,7 @@ is not reported: it is a gradient that joins the stream's on its way back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,10 +36,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from profiles.measure.timing import choose, chosen_often, combined, copied, sorting
+from profiles.measure.timing import choose, chosen_often, copied, sorting, weighed
 from profiles.models import DecoderSpec, MoeSpec
 from runtime.models.mlp import Mlp, activation_of
-from runtime.models.split_backward import AS_GIVEN, Deferred, Product, linear, stacked
+from runtime.models.products import AS_GIVEN, Counts, Product
+from runtime.models.split_backward import Deferred, linear, stacked
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +55,20 @@ class Routed:
 @dataclass(frozen=True, slots=True)
 class Sent:
     """*rows* sorted by expert, `counts[e]` for expert e (None: as many for each); the
-    j-th expert of token t makes row `places[k·t + j]`, which has `weights[t, j]`."""
+    j-th expert of token t makes row `places[k·t + j]`, which has `weights[t, j]`. Where
+    every row has one place, row i is in place `order[i]` of those."""
 
     rows: Tensor
     counts: Tensor | None
     places: Tensor
     weights: Tensor
+    order: Tensor | None = None
+
+    def by_token(self, made: Tensor) -> Tensor:
+        """Of what experts *made* of the rows, each token's, one after another."""
+        if self.order is None:
+            return made.index_select(0, self.places)
+        return copied(made, self.places, self.order)  # whose gradient adds nothing up
 
 
 def every_row(stream: Tensor, routed: Routed, *, weighted: bool = False) -> Sent:
@@ -72,11 +81,14 @@ def every_row(stream: Tensor, routed: Routed, *, weighted: bool = False) -> Sent
     if weighted:
         rows = rows * weights.flatten()[order].unsqueeze(-1).to(rows.dtype)
         weights = torch.ones_like(weights)
+    # `bincount` would wait for the device.
+    counts = chosen.new_zeros(routed.probabilities.shape[-1])
     return Sent(
         rows=rows,
-        counts=chosen.bincount(minlength=routed.probabilities.shape[-1]),
+        counts=counts.scatter_add_(0, chosen, torch.ones_like(chosen)),
         places=places,
         weights=weights,
+        order=order,
     )
 
 
@@ -198,10 +210,10 @@ class Stack(nn.Module):
         self.later: Deferred | None = None
         self.product: Product = AS_GIVEN
 
-    def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """Expert i's product with `rows[i]`; those without rows have gradients too."""
+    def forward(self, rows: Tensor, counts: Counts) -> Tensor:
+        """Each expert's product with its rows; those without have gradients too."""
         bias = None if self.bias is None else here(self.bias)
-        return stacked(rows, here(self.weight), bias, self.later, self.product)
+        return stacked(rows, counts, here(self.weight), bias, self.later, self.product)
 
 
 class Experts(nn.Module):
@@ -227,32 +239,20 @@ class Experts(nn.Module):
     def forward(
         self,
         rows: Tensor,
-        counts: Sequence[int],
+        counts: Counts,
         by: Callable[..., Tensor] | None = None,
     ) -> Tensor:
-        """Rows sorted by expert, `counts[i]` for the i-th → what they make of them;
-        *by* carries the products out, of rows and counts, where they are named."""
+        """Rows sorted by expert, so many for each → what they make of them; *by*
+        carries the products out, of rows and counts, where they are named."""
         if by is not None:
             return by(rows, counts)
-        return self.outer(*self.between(*self.inner(rows, counts)))
+        return self.down(self.activation(*self.inner(rows, counts)), counts)
 
-    def inner(self, rows: Tensor, counts: Sequence[int]) -> tuple[Tensor, ...]:
-        """The first products: of each expert, and before them those of the gate."""
-        parts = rows.split(list(counts))
-        gate = [] if self.gate is None else self.gate(parts)
-        return *gate, *self.up(parts)
-
-    def between(self, *inner: Tensor) -> tuple[Tensor, ...]:
-        """What the function between the products makes of each expert's."""
+    def inner(self, rows: Tensor, counts: Counts) -> tuple[Tensor, ...]:
+        """What the function between the products takes: gate, if it has one, and up."""
         if self.gate is None:
-            return tuple(self.activation(one) for one in inner)
-        gate, up = inner[: self.held], inner[self.held :]
-        pairs = zip(gate, up, strict=True)
-        return tuple(self.activation(*pair) for pair in pairs)
-
-    def outer(self, *active: Tensor) -> Tensor:
-        """The last products, rows sorted by expert."""
-        return torch.cat(self.down(active))
+            return (self.up(rows, counts),)
+        return self.gate(rows, counts), self.up(rows, counts)
 
 
 class Held(Protocol):
@@ -260,7 +260,7 @@ class Held(Protocol):
 
     held: int
 
-    def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor: ...
+    def __call__(self, rows: Tensor, counts: Counts) -> Tensor: ...
 
 
 # Carries sorted rows to the experts and back: `counts[e]` of them are for expert e, as
@@ -270,11 +270,10 @@ Exchange = Callable[[Tensor, Tensor | None, Held], Tensor]
 
 def all_here(rows: Tensor, counts: Tensor | None, experts: Held) -> Tensor:
     """The exchange where this rank holds all experts."""
-    each = len(rows) // experts.held
-    made: Tensor = experts(
-        rows, [each] * experts.held if counts is None else counts.tolist()
-    )
-    return made
+    if counts is None:
+        each = len(rows) // experts.held
+        return experts(rows, Counts.evenly(each, experts.held, rows.device))
+    return experts(rows, Counts(counts))
 
 
 class ExpertMlp(nn.Module):
@@ -302,7 +301,7 @@ class ExpertMlp(nn.Module):
             beside = self.gated(self.shared(stream), stream)
         sent = self.sent(stream, routed)
         made = self.exchange(sent.rows, sent.counts, self.experts)
-        mixed: Tensor = combined(made, sent.places, sent.weights).view(stream.shape)
+        mixed = weighed(sent.by_token(made), sent.weights).view(stream.shape)
         return mixed if beside is None else mixed + beside
 
     def gated(self, made: Tensor, stream: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
-"""A linear layer's three products, whose backward may be taken in two parts.
+"""Products whose backward may be taken in two parts.
 
-    output            y = x wᵀ + b
     input's gradient  g w              I
     weight's gradient gᵀ x             W
 
@@ -20,38 +19,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from runtime.models.precision import autocast
-
-
-class Product:
-    """How a linear layer's products are multiplied: in the numbers that they are given
-    in; `runtime.parallel.fp8` has those of quantised operands."""
-
-    def __call__(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output, as autograd sees it."""
-        return F.linear(stream, weight, bias)
-
-    def output(self, stream: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output, of (…, in) and (out, in), without a graph."""
-        return F.linear(stream, weight, bias)
-
-    def to_input(self, made: Tensor, weight: Tensor) -> Tensor:
-        """The input's gradient from the output's (…, out)."""
-        return made @ weight
-
-    def to_weight(self, made: Tensor, stream: Tensor) -> Tensor:
-        """The weight's gradient from the output's (…, out) and the input (…, in)."""
-        return made.flatten(0, -2).t() @ stream.flatten(0, -2)
-
-
-AS_GIVEN: Final = Product()
+from runtime.models.products import (
+    AS_GIVEN,
+    Counts,
+    Product,
+    stack_gradients,
+    stack_of_bias,
+    stack_output,
+)
 
 
 Work = Callable[[], None]
@@ -159,22 +141,23 @@ def linear(
 
 
 def stacked(
-    rows: Sequence[Tensor],
+    rows: Tensor,
+    counts: Counts,
     weight: Tensor,
     bias: Tensor | None,
     later: Deferred | None,
     product: Product = AS_GIVEN,
-) -> list[Tensor]:
-    """*product* of `rows[e]` with `weight[e]` (experts, out, in), for each expert;
+) -> Tensor:
+    """*product* of each expert's rows (rows, in) with its weight (experts, out, in);
     *later* may put the gradients of the whole stack off."""
+    rows, weight, bias = autocast(rows, weight, bias)
     if later is None or not later.on:
-        weights = weight.unbind(0)
-        biases = [None] * len(rows) if bias is None else bias.unbind(0)
-        return [product(*given) for given in zip(rows, weights, biases, strict=True)]
-    weight, bias, *rows = autocast(weight, bias, *rows)
+        made: Tensor = _Stacked.apply(None, rows, weight, bias, counts, None, product)  # type: ignore[no-untyped-call]
+        return made
     given = Deferral(later, (weight, bias))
     anchor = torch.empty(0, requires_grad=True)  # as in `linear`
-    return list(_Stacked.apply(anchor, given, product, *rows))  # type: ignore[no-untyped-call]
+    made = _Stacked.apply(anchor, rows, *given.values, counts, given, product)  # type: ignore[no-untyped-call]
+    return made
 
 
 def _forward(
@@ -218,25 +201,41 @@ class _Linear(torch.autograd.Function):
 class _Stacked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, given: Deferral, product: Product, *rows: Tensor
-    ) -> tuple[Tensor, ...]:
-        weight, bias = given.values
-        assert weight is not None
-        ctx.save_for_backward(weight, *rows)
-        ctx.given, ctx.product, ctx.biased = given, product, bias is not None
-        return tuple(stacked(rows, weight, bias, None, product))
+        ctx: Any,
+        anchor: Tensor | None,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        counts: Counts,
+        given: Deferral | None,
+        product: Product,
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        ctx.counts, ctx.given, ctx.product = counts, given, product
+        ctx.biased = bias is not None
+        return stack_output(product, rows, counts, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        weight, *rows = ctx.saved_tensors
-        product, biased = ctx.product, ctx.biased
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (made,) = gradients
+        rows, weight = ctx.saved_tensors
+        counts, product = ctx.counts, ctx.product
+        given, biased = ctx.given, ctx.biased
+        _, of_rows, of_weight, of_bias, *_ = ctx.needs_input_grad
+
+        def both(*wanted: bool) -> tuple[Tensor | None, Tensor | None]:
+            return stack_gradients(product, made, rows, counts, weight, wanted)
+
+        def bias_gradient() -> Tensor:
+            return stack_of_bias(product, made, rows, counts, weight)
+
+        if given is None:
+            found = both(of_rows, of_weight)
+            of_biases = bias_gradient() if of_bias else None
+            return None, *found, of_biases, None, None, None
 
         def make() -> Sequence[Tensor | None]:
-            pairs = zip(made, rows, strict=True)
-            of_weight = torch.stack([product.to_weight(*pair) for pair in pairs])
-            of_bias = torch.stack([one.sum(0) for one in made]) if biased else None
-            return of_weight, of_bias
+            return both(False, True)[1], bias_gradient() if biased else None
 
-        ctx.given.until_w(make)
-        parts = zip(made, weight.unbind(0), strict=True)
-        return None, None, None, *(product.to_input(*pair) for pair in parts)
+        given.until_w(make)
+        return None, both(of_rows, False)[0], None, None, None, None, None

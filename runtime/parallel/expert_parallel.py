@@ -16,7 +16,7 @@ says, which no backend has for unlike ranks: all-to-all exchanges carry them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -24,7 +24,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from profiles.measure.timing import copied, sorting
-from runtime.models import Deferred, ExpertMlp, Held, Product, Stack, here, stacked
+from runtime.models import (
+    Counts,
+    Deferred,
+    ExpertMlp,
+    Held,
+    Product,
+    Stack,
+    here,
+    stacked,
+)
 from runtime.parallel.collectives import (
     Group,
     all_reduce,
@@ -106,7 +115,7 @@ class SummandStack(nn.Module):
         self.later: Deferred | None = None
         self.product: Product = stack.product
 
-    def forward(self, rows: Sequence[Tensor]) -> list[Tensor]:
+    def forward(self, rows: Tensor, counts: Counts) -> Tensor:
         """As `Stack`."""
         bias: Tensor | None = self.bias
         if bias is not None:
@@ -116,7 +125,7 @@ class SummandStack(nn.Module):
                 lambda one: one.view_as(one) if adds else torch.zeros_like(one),
                 lambda made: made,
             )
-        return stacked(rows, here(self.weight), bias, self.later, self.product)
+        return stacked(rows, counts, here(self.weight), bias, self.later, self.product)
 
 
 class Dispatcher:
@@ -139,8 +148,8 @@ class Dispatcher:
         arrived = _shown(_carried(rows, came, sent, self.group), shared, self.sharers)
         held = torch.arange(every.shape[1], device=rows.device).repeat(len(every))
         order, places = sorting(held.repeat_interleave(every.flatten()))
-        made = experts(copied(arrived, order, places), every.sum(0).tolist())
-        by_source = _summed(made.index_select(0, places), shared, self.sharers)
+        made = experts(copied(arrived, order, places), Counts(every.sum(0)))
+        by_source = _summed(copied(made, places, order), shared, self.sharers)
         return _carried(by_source, sent, came, self.group)
 
     def _evenly(self, rows: Tensor, experts: Held) -> Tensor:
@@ -149,7 +158,8 @@ class Dispatcher:
         sizes, shared = [len(rows) // ranks] * ranks, [len(rows)] * sharers
         arrived = _shown(_carried(rows, sizes, sizes, self.group), shared, self.sharers)
         by_expert = arrived.unflatten(0, (sources, held, -1)).transpose(0, 1)
-        made = experts(by_expert.flatten(0, 2), [len(arrived) // held] * held)
+        each = Counts.evenly(len(arrived) // held, held, rows.device)
+        made = experts(by_expert.flatten(0, 2), each)
         by_source = made.unflatten(0, (held, sources, -1)).transpose(0, 1)
         own = _summed(by_source.flatten(0, 2), shared, self.sharers)
         return _carried(own, sizes, sizes, self.group)

@@ -7,14 +7,14 @@ dispatch are not recomputed: scores and received rows are kept, offloaded or com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from costmodel.layout import CORE, Action
 from profiles.measure.timing import weighed
-from runtime.models import ExpertMlp, Experts, Layer, Mlp, autocast
+from runtime.models import Counts, ExpertMlp, Experts, Layer, Mlp, autocast
 from runtime.parallel import SplitMlp
 from runtime.remat.saved_tensors import Pass, Saved
 
@@ -34,7 +34,7 @@ def mixture(mlp: ExpertMlp, normed: Saved, taken: Pass) -> Saved:
     sent = mlp.sent(balanced.values[0], routed)
     experts = _RecordedExperts(mlp.experts, taken)
     made = mlp.exchange(sent.rows, sent.counts, experts)
-    back = made.index_select(0, sent.places)
+    back = sent.by_token(made)
     taken.enter("combine_rows", back)
     mixed = weighed(back, sent.weights).view(normed.values[0].shape)
     whole = mixed if beside is None else mixed + beside
@@ -57,16 +57,17 @@ class _RecordedExperts:
         self.held = experts.held
         self._experts, self._taken = experts, taken
 
-    def __call__(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    def __call__(self, rows: Tensor, counts: Counts) -> Tensor:
         made: Tensor = self._experts(rows, counts, self._in_turn)
         return made
 
-    def _in_turn(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    def _in_turn(self, rows: Tensor, counts: Counts) -> Tensor:
         experts, taken = self._experts, self._taken
         given = taken.enter("dispatch_out", rows)
         up = taken.do("mlp_up_out", lambda came: experts.inner(came, counts), given)
-        active = taken.do("activation_out", experts.between, up)
-        (made,) = taken.do("mlp_down_out", experts.outer, active).values
+        active = taken.do("activation_out", experts.activation, up)
+        down = taken.do("mlp_down_out", lambda one: experts.down(one, counts), active)
+        (made,) = down.values
         return made
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from runtime.models.products import Counts
 from runtime.models.split_backward import (
     Deferred,
     defer_weight_grads,
@@ -162,8 +163,8 @@ def test_a_stack_of_experts_puts_all_of_its_gradients_off() -> None:
         every = torch.randn(5, WIDTH, requires_grad=True)
         later = Deferred()
         with later.splitting(splitting):
-            outputs = stacked(every.split([2, 0, 3]), weight, bias, later)
-            torch.cat(outputs).square().sum().backward()
+            counts = Counts(torch.tensor([2, 0, 3]))
+            stacked(every, counts, weight, bias, later).square().sum().backward()
         yield [every.grad, weight.grad, bias.grad]
         for work in later.taken():
             work()
