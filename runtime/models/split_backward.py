@@ -35,7 +35,6 @@ from runtime.models.products import (
     stack_output,
 )
 
-
 Work = Callable[[], None]
 
 

@@ -24,8 +24,10 @@ from runtime.parallel.fp8 import (
     OPERAND,
     multiply_in_eight_bits,
     quantised,
+    transposed,
 )
 from runtime.train.step_hooks import HEAD, TABLE
+from tests.runtime.dispatches import Dispatches
 from tests.runtime.ranks import on_ranks
 from tests.runtime.run_options import run_options
 from tests.support import sampled
@@ -87,6 +89,49 @@ def test_zeros_stay_zeros_and_what_is_no_number_is_seen() -> None:
         for number in (OPERAND, GRADIENT):
             made = quantised(values, number)
             assert not torch.isfinite(made.values.float() * made.back).any()
+
+
+@pytest.mark.parametrize("number", [OPERAND, GRADIENT])
+def test_scales_are_those_of_a_division_for_every_bfloat16(number: torch.dtype) -> None:
+    """The largest power of two that takes a magnitude to no more than the format's."""
+    bits = torch.arange(127 - 76 << 7, 127 + 126 << 7, dtype=torch.int32)
+    most = torch.finfo(number).max
+    for largest in bits.to(torch.int16).view(torch.bfloat16).split(97):
+        for one in largest[:2]:
+            mantissa, exponent = torch.frexp(most / one.double())
+            assert quantised(one.view(1, 1), number).back == 2.0 ** (1 - exponent)
+            assert mantissa >= 0.5
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (48, 32), (0, 16)])
+def test_words_and_then_their_bytes_are_transposed(shape: tuple[int, int]) -> None:
+    values = torch.arange(shape[0] * shape[1], dtype=torch.int16).to(torch.uint8)
+    values = values.view(shape)
+    for kind in (OPERAND, GRADIENT):
+        seen = transposed(values.view(kind))
+        assert torch.equal(seen.view(torch.uint8), values.t())
+        assert seen.is_contiguous()
+
+
+def test_a_known_scale_quantises_alike() -> None:
+    values = normal(32, 48)
+    made = quantised(values, OPERAND)
+    again = quantised(values, OPERAND, made.back)
+    assert torch.equal(made.values.view(torch.uint8), again.values.view(torch.uint8))
+
+
+def test_a_product_takes_few_operators() -> None:
+    """Each is a kernel. Five quantise a matrix, two where the scale is known, two
+    transpose it: x and w; then g, and g, x and w transposed."""
+    stream, weight = normal(32, 64).requires_grad_(), normal(48, 64).requires_grad_()
+    bias = normal(48).requires_grad_()
+    with Dispatches() as onward:
+        made = EIGHT_BITS(stream, weight, bias)
+    upward = normal(32, 48)
+    with Dispatches() as back:
+        torch.autograd.grad(made, (stream, weight, bias), upward)
+    assert onward.total == 2 * 5 + 1
+    assert back.total == 5 + 2 * 2 + 3 * 2 + 2 + 1
 
 
 @pytest.mark.parametrize("shape", [(32, 48, 64), (7, 5, 9)])  # the second is padded
