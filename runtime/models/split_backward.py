@@ -151,12 +151,10 @@ def stacked(
     *later* may put the gradients of the whole stack off."""
     rows, weight, bias = autocast(rows, weight, bias)
     if later is None or not later.on:
-        made: Tensor = _Stacked.apply(None, rows, weight, bias, counts, None, product)  # type: ignore[no-untyped-call]
-        return made
+        return _Stacked.apply(None, rows, weight, bias, counts, None, product)  # type: ignore[no-any-return, no-untyped-call]
     given = Deferral(later, (weight, bias))
     anchor = torch.empty(0, requires_grad=True)  # as in `linear`
-    made = _Stacked.apply(anchor, rows, *given.values, counts, given, product)  # type: ignore[no-untyped-call]
-    return made
+    return _Stacked.apply(anchor, rows, *given.values, counts, given, product)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _forward(

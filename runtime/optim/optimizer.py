@@ -235,8 +235,16 @@ class Optimizer:
         return Leaf(name, parameter, value, master)
 
     def _publish(self) -> None:
+        """Write updated masters back to the working weights, those of a type at once:
+        a device casts many tensors in one kernel."""
+        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         for leaf in self.leaves:
-            leaf.publish()
+            if leaf.master:
+                part = local(leaf.parameter)
+                by_type[part.dtype].append((part, leaf.value.detach()))
+        for pairs in by_type.values():
+            parts, masters = zip(*pairs, strict=True)
+            torch._foreach_copy_(parts, masters)
 
 
 def made_of(make: Make, values: list[nn.Parameter]) -> torch.optim.Optimizer:

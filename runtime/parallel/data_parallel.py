@@ -24,7 +24,7 @@ Where backward is split, `runtime.parallel.fsdp` says when gradients are whole.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -99,6 +99,43 @@ def _laid_out(
     return buckets, places
 
 
+class _Vectors:
+    """Gradients of biases and norms that wait for their places: those of a backward
+    together, since each by itself is a kernel of a microsecond."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        self._first: list[tuple[Tensor, Tensor]] = []
+        self._further: list[tuple[Tensor, Tensor]] = []
+
+    def put(self, place: Tensor, made: Tensor, *, first: bool) -> None:
+        """*made* will be in *place*, or added to it; once in a backward."""
+        (self._first if first else self._further).append((place, made))
+
+    def settle(self) -> None:
+        """Write and add all that waits."""
+        first, further = self._first, self._further
+        self.forget()
+        if first:
+            torch._foreach_copy_(*_lists(first))
+        if not further:
+            return
+        places, made = _lists(further)
+        if any(place.dtype is not one.dtype for place, one in further):
+            # Lists of unlike types are added one by one, but copied together.
+            sizes = [place.numel() for place in places]
+            wide = places[0].new_empty(sum(sizes)).split(sizes)
+            torch._foreach_copy_(wide, made)
+            made = list(wide)
+        torch._foreach_add_(places, made)
+
+
+def _lists(pairs: list[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
 Unit = nn.Module | list[nn.Module]  # what `fully_shard` gathers and scatters at once
 
 
@@ -146,6 +183,7 @@ class Buffered:
     ) -> None:
         self._micro_batches, self._mean_over = micro_batches, mean_over
         self._sending = False
+        self._vectors = _Vectors()
         self._buckets: list[_Bucket] = []
         self._places: dict[str, _Place] = {}
         named = dict(stage.named_parameters())
@@ -164,17 +202,20 @@ class Buffered:
 
     def begin(self) -> None:
         self._sending = False
+        self._vectors.forget()
         for place in self._places.values():
             place.added = 0
         for bucket in self._buckets:
             bucket.missing, bucket.pending = bucket.members, None
 
-    def backward(self, kind: Kind, *, last: bool) -> AbstractContextManager[object]:
+    @contextmanager
+    def backward(self, kind: Kind, *, last: bool) -> Iterator[None]:
         if last:  # from now on a bucket travels when it is whole
             self._sending = True
             for bucket in self._buckets:
                 self._send_if_whole(bucket)
-        return nullcontext()
+        yield
+        self._vectors.settle()
 
     def finish(self) -> None:
         for name, place in self._places.items():
@@ -203,7 +244,9 @@ class Buffered:
         parameter.grad = None
         if isinstance(made, DTensor):
             made = made.to_local()
-        if place.added:
+        if made.dim() < 2:
+            self._vectors.put(place.view, made, first=not place.added)
+        elif place.added:
             place.view.add_(made)
         else:
             place.view.copy_(made)
@@ -215,6 +258,7 @@ class Buffered:
 
     def _send_if_whole(self, bucket: _Bucket) -> None:
         if self._sending and bucket.group is not None and not bucket.missing:
+            self._vectors.settle()
             bucket.pending = start_all_reduce(bucket.values, bucket.group)
 
 

@@ -33,8 +33,8 @@ from runtime.models import Gradients, Product, Router, Wanted, multiplied_by
 
 OPERAND, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 SMALLEST = 2.0**-100  # of a largest magnitude: scales and their inverses are finite
-# Both formats go up to 1.75 · 2ⁿ. What has a larger mantissa than that, in the 8 bits of
-# bfloat16, comes to the next power of two by this factor; what has none does not.
+# Both formats go up to 1.75 · 2ⁿ. By this factor what has a larger mantissa than that,
+# in the 8 bits of bfloat16, comes to the next power of two, and nothing else does.
 ROUND_UP: Final = 8 / 7 * (1 - 2.0**-10)
 EXPONENT: Final = 0x7F800000  # bits of an fp32
 WORD: Final = 4  # bytes
@@ -91,7 +91,7 @@ def _back(matrix: Tensor, number: torch.dtype) -> Tensor:
     largest = torch.linalg.vector_norm(
         matrix, inf, dim=(0, 1), keepdim=True, dtype=torch.float32
     )
-    # SMALLEST + ROUND_UP · largest in one operator; of a float its power of two is left.
+    # SMALLEST + ROUND_UP · largest in one operator; its exponent is what is left.
     most = torch.rsub(largest, SMALLEST * unit, alpha=-ROUND_UP * unit)
     return most.view(torch.int32).bitwise_and_(EXPONENT).view(torch.float32).view(())
 
