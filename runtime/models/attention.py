@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from math import pi
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -69,9 +70,32 @@ def turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     >>> bool((turned(x, cosine, sine).norm() - x.norm()).abs() < 1e-6)
     True
     """
-    first, second = heads.chunk(2, dim=-1)
-    quarter = torch.cat((-second, first), dim=-1)
-    return heads * cosine.to(heads.dtype) + quarter * sine.to(heads.dtype)
+    cosine, sine = cosine.to(heads.dtype), sine.to(heads.dtype)
+    made: Tensor = _Turned.apply(heads, cosine, sine)  # type: ignore[no-untyped-call]
+    return made
+
+
+class _Turned(torch.autograd.Function):
+    """(a, b) → (a cos − b sin, b cos + a sin); back by the same angle."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return _turn(heads, cosine, sine, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+        return _turn(made[0], *ctx.saved_tensors, -1), None, None
+
+
+def _turn(heads: Tensor, cosine: Tensor, sine: Tensor, sign: int) -> Tensor:
+    """In three passes, of which two are over a half; *sign* of the angle."""
+    made = heads * cosine
+    half = heads.shape[-1] // 2
+    (first, second), sine = heads.split(half, dim=-1), sine[..., :half]
+    made[..., :half].addcmul_(second, sine, value=-sign)
+    made[..., half:].addcmul_(first, sine, value=sign)
+    return made
 
 
 class Attention(nn.Module):
@@ -152,10 +176,17 @@ class Attention(nn.Module):
     def _turns(self, packed: Tensor) -> tuple[Tensor, Tensor]:
         length = packed.shape[1]
         known = self._angles
-        if known is None or len(known[0]) < length or known[0].device != packed.device:
+        fits = known is not None and (
+            len(known[0]) >= length
+            and known[0].device == packed.device
+            and (self.query_norm is not None or known[0].dtype is packed.dtype)
+        )
+        if known is None or not fits:
             places = torch.arange(length) if self.places is None else self.places
             where = packed.device
             known = angles(places, self.head_dim, where, self.numerics)
+            if self.query_norm is None:  # whose output may have more bits
+                known = known[0].to(packed.dtype), known[1].to(packed.dtype)
             self._angles = known
         return known[0][:length], known[1][:length]
 
