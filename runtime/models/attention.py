@@ -85,7 +85,8 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        return _turn(made[0], *ctx.saved_tensors, -1), None, None
+        cosine, sine = ctx.saved_tensors
+        return _turn(made[0], cosine, sine, -1), None, None
 
 
 def _turn(heads: Tensor, cosine: Tensor, sine: Tensor, sign: int) -> Tensor:

@@ -68,7 +68,8 @@ class Sent:
         """Of what experts *made* of the rows, each token's, one after another."""
         if self.order is None:
             return made.index_select(0, self.places)
-        return copied(made, self.places, self.order)  # whose gradient adds nothing up
+        rows: Tensor = copied(made, self.places, self.order)  # whose gradient is theirs
+        return rows
 
 
 def every_row(stream: Tensor, routed: Routed, *, weighted: bool = False) -> Sent:
@@ -246,7 +247,9 @@ class Experts(nn.Module):
         carries the products out, of rows and counts, where they are named."""
         if by is not None:
             return by(rows, counts)
-        return self.down(self.activation(*self.inner(rows, counts)), counts)
+        active = self.activation(*self.inner(rows, counts))
+        made: Tensor = self.down(active, counts)
+        return made
 
     def inner(self, rows: Tensor, counts: Counts) -> tuple[Tensor, ...]:
         """What the function between the products takes: gate, if it has one, and up."""
@@ -301,7 +304,7 @@ class ExpertMlp(nn.Module):
             beside = self.gated(self.shared(stream), stream)
         sent = self.sent(stream, routed)
         made = self.exchange(sent.rows, sent.counts, self.experts)
-        mixed = weighed(sent.by_token(made), sent.weights).view(stream.shape)
+        mixed: Tensor = weighed(sent.by_token(made), sent.weights).view(stream.shape)
         return mixed if beside is None else mixed + beside
 
     def gated(self, made: Tensor, stream: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ def _sums(left: Tensor, right: Tensor, counts: Counts) -> Tensor:
 
 
 def _apart(rows: Tensor, counts: Counts) -> Sequence[Tensor]:
-    return rows.split(counts.listed)
+    return rows.split(counts.listed)  # type: ignore[no-any-return]
 
 
 def _fits(product: Product, rows: Tensor, weight: Tensor) -> bool:

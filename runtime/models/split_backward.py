@@ -29,6 +29,7 @@ from runtime.models.precision import autocast
 from runtime.models.products import (
     AS_GIVEN,
     Counts,
+    Gradients,
     Product,
     stack_gradients,
     stack_of_bias,
@@ -220,8 +221,11 @@ class _Stacked(torch.autograd.Function):
         given, biased = ctx.given, ctx.biased
         _, of_rows, of_weight, of_bias, *_ = ctx.needs_input_grad
 
-        def both(*wanted: bool) -> tuple[Tensor | None, Tensor | None]:
-            return stack_gradients(product, made, rows, counts, weight, wanted)
+        def both(*wanted: bool) -> Gradients:
+            of_input, of_stack = wanted
+            return stack_gradients(
+                product, made, rows, counts, weight, (of_input, of_stack)
+            )
 
         def bias_gradient() -> Tensor:
             return stack_of_bias(product, made, rows, counts, weight)

@@ -140,14 +140,16 @@ class Dispatcher:
             return self._evenly(rows, experts)
         outward = counts.view(_size(self.group), -1)  # by rank, and expert of that rank
         inward = outward if self.group is None else all_to_all(outward, self.group)
-        sent, came = outward.sum(1).tolist(), inward.sum(1).tolist()
-        every = inward
+        # The host waits for the device here, once, and for what sharers have.
+        sent, came = torch.stack((outward.sum(1), inward.sum(1))).tolist()
+        every, shared = inward, [sum(came)]
         if self.sharers is not None:
             every = start_all_gather(inward, self.sharers, dim=0).wait()
-        shared = every.view(_size(self.sharers), -1).sum(1).tolist()
+            shared = every.view(_size(self.sharers), -1).sum(1).tolist()
         arrived = _shown(_carried(rows, came, sent, self.group), shared, self.sharers)
         held = torch.arange(every.shape[1], device=rows.device).repeat(len(every))
-        order, places = sorting(held.repeat_interleave(every.flatten()))
+        owners = held.repeat_interleave(every.flatten(), output_size=len(arrived))
+        order, places = sorting(owners)
         made = experts(copied(arrived, order, places), Counts(every.sum(0)))
         by_source = _summed(copied(made, places, order), shared, self.sharers)
         return _carried(by_source, sent, came, self.group)

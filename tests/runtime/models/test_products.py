@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from runtime.models.products import Counts, Product
 from runtime.models.split_backward import stacked
+from runtime.parallel.expert_parallel import Dispatcher
 from tests.runtime.dispatches import Dispatches
 from tests.runtime.models.test_experts import BIASED, GATED, mixture
 
@@ -102,3 +105,25 @@ def test_a_mixture_whose_experts_are_all_here_asks_the_device_nothing(
     assert not waits & set(dispatched.seen)
     assert not dispatched.seen["index_add"] + dispatched.seen["index_add_"]
     assert not dispatched.seen["stack"]
+
+
+def test_rows_that_travel_make_the_host_wait_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For how many to send and to receive; experts read their counts on the device."""
+    mlp = mixture(GATED)
+    stream = torch.randn(2, 6, GATED.hidden)
+    wanted = mlp(stream)
+    mlp.exchange = Dispatcher(None, None)
+    waited, tolist = [], Tensor.tolist
+
+    def counted(one: Tensor) -> Any:
+        waited.append(one.shape)
+        return tolist(one)
+
+    monkeypatch.setattr(Tensor, "tolist", counted)
+    with Dispatches() as dispatched:
+        made = mlp(stream)
+    assert torch.equal(made, wanted)
+    assert len(waited) == 1
+    assert not {"bincount", "_local_scalar_dense"} & set(dispatched.seen)

@@ -11,9 +11,10 @@ from tests.runtime.dispatches import Dispatches
 
 def test_masters_are_written_back_together_to_where_weights_are_now() -> None:
     torch.manual_seed(0)
-    module = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).bfloat16()
+    layers = [nn.Linear(8, 8) for _ in range(6)]
+    module = nn.Sequential(*layers).bfloat16()
     optimizer = Optimizer(module.named_parameters(), Settings(lr=0.1))
-    moved = module[0].weight
+    moved = layers[0].weight
     moved.data = moved.data.clone()
     gradients = {
         name: torch.randn(one.shape) for name, one in module.named_parameters()
