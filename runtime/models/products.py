@@ -120,7 +120,7 @@ def stack_gradients(
 ) -> Gradients:
     """Of the rows and of the whole stack, those that are *wanted*."""
     if _fits(product, rows, weight):
-        made = made.contiguous()
+        made = _aligned(made)
         return (
             F.grouped_mm(made, weight, offs=counts.ends) if wanted[0] else None,
             _sums(made, rows, counts) if wanted[1] else None,
@@ -148,7 +148,7 @@ def stack_of_bias(
     """The biases' gradient (experts, out): each expert's rows of *made*, summed."""
     if _fits(product, rows, weight):
         ones = made.new_ones(len(made), ALIGNMENT // made.itemsize)
-        return _sums(ones, made.contiguous(), counts)[:, 0].contiguous()
+        return _sums(ones, _aligned(made), counts)[:, 0].contiguous()
     return torch.stack([part.sum(0) for part in _apart(made, counts)])
 
 
@@ -161,14 +161,20 @@ def _sums(left: Tensor, right: Tensor, counts: Counts) -> Tensor:
     return made
 
 
+def _aligned(made: Tensor) -> Tensor:
+    """*made*, whose rows begin where `grouped_mm` takes them."""
+    made = made.contiguous()
+    return made.clone() if made.storage_offset() * made.itemsize % ALIGNMENT else made
+
+
 def _apart(rows: Tensor, counts: Counts) -> Sequence[Tensor]:
     return rows.split(counts.listed)  # type: ignore[no-any-return]
 
 
 def _fits(product: Product, rows: Tensor, weight: Tensor) -> bool:
     """Whether `grouped_mm` takes these operands, and needs no counts on the host."""
-    if not product.grouped or not len(rows) or len(weight) > MOST_GROUPS:
-        return False
+    if not product.grouped or len(rows) < 2 or len(weight) > MOST_GROUPS:
+        return False  # a single row has any stride
     if rows.is_cuda and (
         rows.dtype is not torch.bfloat16
         or _capability(rows.device) not in (HOPPER, BLACKWELL)

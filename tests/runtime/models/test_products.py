@@ -88,6 +88,40 @@ def test_what_does_not_fit_is_multiplied_one_by_one(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_few_rows_have_gradients_too(number: int) -> None:
+    rows = torch.randn(number, INWARD, requires_grad=True)
+    weight = torch.randn(EXPERTS, OUTWARD, INWARD, requires_grad=True)
+    counts = Counts(torch.tensor([0, number, 0, 0]))
+    made = stacked(rows, counts, weight, None, None)
+    of_rows, of_weight = torch.autograd.grad(made.sum(), (rows, weight))
+    assert made.shape == (number, OUTWARD)
+    torch.testing.assert_close(of_rows, weight[1].sum(0).expand_as(rows))
+    torch.testing.assert_close(of_weight[1], rows.sum(0).expand_as(weight[1]))
+    assert not of_weight[[0, 2, 3]].any()
+
+
+@pytest.mark.parametrize("of_upward", ["expanded", "turned", "unaligned"])
+def test_gradients_may_lie_anywhere(of_upward: str) -> None:
+    given = operands(torch.float32)
+    shape = sum(COUNTS), OUTWARD
+    upward = {
+        "expanded": torch.ones(()).expand(shape),
+        "turned": torch.randn(shape[::-1]).t(),
+        "unaligned": torch.randn(shape[0] * shape[1] + 1)[1:].view(shape),
+    }[of_upward]
+    made = [
+        torch.autograd.grad(
+            stacked(given[0], Counts(torch.tensor(COUNTS)), *given[1:], None, product),
+            given,
+            upward,
+        )
+        for product in (Product(), OneByOne())
+    ]
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("of", ["gated", "biased"])
 def test_a_mixture_whose_experts_are_all_here_asks_the_device_nothing(
     of: str, monkeypatch: pytest.MonkeyPatch
