@@ -103,8 +103,8 @@ def test_few_rows_have_gradients_too(number: int) -> None:
 
 @pytest.mark.parametrize("of_upward", ["expanded", "turned", "unaligned"])
 def test_gradients_may_lie_anywhere(of_upward: str) -> None:
-    given = operands(torch.float32)
-    shape = sum(COUNTS), OUTWARD
+    rows, weight, bias = given = operands(torch.float32)
+    shape, counts = (sum(COUNTS), OUTWARD), Counts(torch.tensor(COUNTS))
     upward = {
         "expanded": torch.ones(()).expand(shape),
         "turned": torch.randn(shape[::-1]).t(),
@@ -112,7 +112,7 @@ def test_gradients_may_lie_anywhere(of_upward: str) -> None:
     }[of_upward]
     made = [
         torch.autograd.grad(
-            stacked(given[0], Counts(torch.tensor(COUNTS)), *given[1:], None, product),
+            stacked(rows, counts, weight, bias, None, product),
             given,
             upward,
         )
