@@ -289,8 +289,9 @@ class Experts:
     # Where scales are of blocks one kernel quantises all experts' rows.
     quantises_together: bool = False
     # Whether the host waits for the counts of rows before it sends them, as it has to
-    # without a fixed capacity.
+    # without a fixed capacity; and whether it also waits where it sends none (ep 1).
     waits: bool = False
+    waits_alone: bool = True
     # Multiplies what it needs to choose experts, sort rows and exchange them.
     issue: float = 1.0
 
@@ -307,6 +308,8 @@ class LowPrecision:
     quantises_again: bool = False
     gathers: bool = False  # what is gathered along the sequence travels quantised
     casts_weights_once: bool = False  # a step, not for each micro-batch (`step_work`)
+    # What the host needs to quantise a product's operands, each way, over an operator.
+    launch: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from costmodel.operators.work import OnRank, OperatorPrice
 from profiles.arrays import Array
 from profiles.hardware import Precision
 from profiles.models import MIXERS, Block, Kind
+from profiles.samples import SIXTEEN_BITS, number_of
 
 
 def apart_s(
@@ -55,11 +56,14 @@ def apart_s(
     return np.where(count > 0, computed / several, np.inf)
 
 
-def host_waits(at: OnRank) -> bool:
-    """Whether the host waits before *at*: for counts of rows that go to experts."""
+def host_waits(at: OnRank) -> Any:
+    """Where the host waits before *at*, for counts of rows that go to experts: an array
+    of the shape of ep, or False."""
     by, on = at.machine.framework.moe, at.machine
     open_ended = at.operator.kind is Kind.DISPATCH and at.block.capacity is None
-    return open_ended and by.waits and on.has_host_floor
+    if not (open_ended and by.waits and on.has_host_floor):
+        return False
+    return by.waits_alone or np.asarray(at.degrees.ep) > 1
 
 
 def waited_s(prices: Sequence[OperatorPrice]) -> Array:
@@ -70,20 +74,21 @@ def waited_s(prices: Sequence[OperatorPrice]) -> Array:
     and the device starts each when it is issued and the one before it is done. Without
     waits the slower of both never stops.
     """
-    places = [place for place, price in enumerate(prices) if price.waits]
+    places = [place for place, price in enumerate(prices) if np.any(price.waits)]
     if not places:
         return np.zeros(())
     issued: Array = np.zeros(())
     done: Array = np.zeros(())
     for price in (*prices[places[0] :], *prices[: places[0]]):
-        if price.waits:
+        if np.any(price.waits):
             issued = done = np.maximum(issued, done)
         issued = issued + price.forward.host_s
         done = np.maximum(done, issued) + price.forward.device_s
     works = [price.forward for price in prices]
     busy = sum((work.device_s for work in works), start=np.zeros(()))
     issuing = sum((np.asarray(work.host_s) for work in works), start=np.zeros(()))
-    return np.asarray(np.maximum(issued, done) - np.maximum(busy, issuing))
+    found = np.maximum(issued, done) - np.maximum(busy, issuing)
+    return np.where(prices[places[0]].waits, found, 0.0)
 
 
 # What a softmax of single kernels adds: casts, scale, mask, softmax, dropout, each way
@@ -113,10 +118,12 @@ def host_launches(
         factor = 1.0 + SINGLE_KERNELS * single
     if operator.kind is Kind.GROUPED_MATMUL:
         factor = grouped_launches(at)
+    elif number_of(operator, precision).bytes < SIXTEEN_BITS:
+        more = framework.fp8.launch
     elif operator.kind in EXCHANGES or operator.function == "top-k":
         factor = framework.moe.issue
     if framework.kernels.loss_elements is not None:
-        more = VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
+        more = more + VOCAB_PARALLEL.get(operator.kind, 0.0) * (degrees.tp > 1)
     forward = operator.launches * waits * factor + more
     backward = operator.backward_launches * waits * factor + more
     return forward, np.asarray(backward)

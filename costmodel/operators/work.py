@@ -132,7 +132,7 @@ class OperatorPrice:
     expert_parameters: Array  # that are trained
     frozen_parameters: Array
     summands: Array  # of those that are trained, of whose gradient tp ranks have parts
-    waits: bool  # whether the host waits for the device before its forward
+    waits: Any  # where the host waits for the device before its forward
     dummy_bytes: Array  # kept for gradients that are added up already
     saved: dict[str, Array]
     internal: dict[str, Array]  # dropped together with the operator's own working

@@ -211,7 +211,7 @@ def _waiting(
     """*seconds*, with what the device waits for its host forward, and again where the
     host does."""
     more = {"forward_s": found.waited_s}
-    if any(prices[name].waits for name in again):
+    if any(np.any(prices[name].waits) for name in again):
         more["recompute_s"] = found.waited_s
     return {**seconds, **{name: seconds[name] + more[name] for name in more}}
 

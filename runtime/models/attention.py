@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from math import pi
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from profiles.measure.timing import turned
 from profiles.models import DecoderSpec, Numerics, RopeScaling
 
 
@@ -60,43 +60,6 @@ def angles(
     place = places.to(device=device, dtype=torch.float32)
     angle = torch.outer(place, turns).repeat(1, 2)
     return angle.cos(), angle.sin()
-
-
-def turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """*heads* (batch, heads, seq_len, head_dim), turned by their places.
-
-    >>> cosine, sine = angles(torch.arange(2), 4, torch.device("cpu"), Numerics())
-    >>> x = torch.ones(1, 1, 2, 4)
-    >>> bool((turned(x, cosine, sine).norm() - x.norm()).abs() < 1e-6)
-    True
-    """
-    cosine, sine = cosine.to(heads.dtype), sine.to(heads.dtype)
-    made: Tensor = _Turned.apply(heads, cosine, sine)  # type: ignore[no-untyped-call]
-    return made
-
-
-class _Turned(torch.autograd.Function):
-    """(a, b) → (a cos − b sin, b cos + a sin); back by the same angle."""
-
-    @staticmethod
-    def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(cosine, sine)
-        return _turn(heads, cosine, sine, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
-        cosine, sine = ctx.saved_tensors
-        return _turn(made[0], cosine, sine, -1), None, None
-
-
-def _turn(heads: Tensor, cosine: Tensor, sine: Tensor, sign: int) -> Tensor:
-    """In three passes, of which two are over a half; *sign* of the angle."""
-    made = heads * cosine
-    half = heads.shape[-1] // 2
-    (first, second), sine = heads.split(half, dim=-1), sine[..., :half]
-    made[..., :half].addcmul_(second, sine, value=-sign)
-    made[..., half:].addcmul_(first, sine, value=sign)
-    return made
 
 
 class Attention(nn.Module):

@@ -12,16 +12,14 @@ waits for nothing. Elsewhere experts have a product each.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ALIGNMENT: Final = 16  # bytes: of grouped operands' rows and of where they begin
-MOST_GROUPS: Final = 1023
-HOPPER, BLACKWELL = 9, 10  # compute capabilities whose kernel needs no counts here
+from profiles.measure.timing import ALIGNMENT, HOPPER, capability, grouped_fits
+
 Wanted = tuple[bool, bool]
 Gradients = tuple[Tensor | None, Tensor | None]
 
@@ -155,7 +153,7 @@ def stack_of_bias(
 def _sums(left: Tensor, right: Tensor, counts: Counts) -> Tensor:
     """Of each expert its rows of *left*, transposed, times those of *right*."""
     made: Tensor = F.grouped_mm(left.t(), right, offs=counts.ends)
-    if made.is_cuda and _capability(made.device) != HOPPER:
+    if made.is_cuda and capability(made.device) != HOPPER:
         # What an expert without rows gets there is not written (PyTorch issue 172439).
         made.masked_fill_((counts.on_device == 0).view(-1, 1, 1), 0.0)
     return made
@@ -172,21 +170,4 @@ def _apart(rows: Tensor, counts: Counts) -> Sequence[Tensor]:
 
 
 def _fits(product: Product, rows: Tensor, weight: Tensor) -> bool:
-    """Whether `grouped_mm` takes these operands, and needs no counts on the host."""
-    if not product.grouped or len(rows) < 2 or len(weight) > MOST_GROUPS:
-        return False  # a single row has any stride
-    if rows.is_cuda and (
-        rows.dtype is not torch.bfloat16
-        or _capability(rows.device) not in (HOPPER, BLACKWELL)
-    ):
-        return False
-    size = rows.itemsize
-    sides = (*weight.shape[1:], rows.storage_offset(), weight.storage_offset())
-    whole = not any(side * size % ALIGNMENT for side in sides)
-    alike = rows.dtype is weight.dtype and rows.dtype is not torch.float64
-    return whole and alike and rows.is_contiguous() and weight.is_contiguous()
-
-
-@cache
-def _capability(device: torch.device) -> int:
-    return torch.cuda.get_device_capability(device)[0]
+    return product.grouped and grouped_fits(rows, weight)

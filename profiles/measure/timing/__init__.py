@@ -7,6 +7,14 @@ from profiles.lazy import public
 if TYPE_CHECKING:
     from profiles.measure.timing.clock import LONG, SHORT, Clock, Ranks, between
     from profiles.measure.timing.collectives import Groups, Works, ways
+    from profiles.measure.timing.expert_products import (
+        ALIGNMENT,
+        BLACKWELL,
+        HOPPER,
+        MOST_GROUPS,
+        capability,
+        grouped_fits,
+    )
     from profiles.measure.timing.kernel import (
         WHOLE,
         Kernel,
@@ -25,10 +33,10 @@ if TYPE_CHECKING:
         KINDS,
         choose,
         chosen_often,
-        combined,
         copied,
         functions,
         sorting,
+        turned,
         weighed,
     )
     from profiles.measure.timing.registry import Kernels

@@ -197,6 +197,11 @@ def _rotary(operation: Operation, arena: Arena) -> Make:
     return lambda: (arena.leaf(batch, seq_len, width), queries, head_dim, angle, angle)
 
 
+def _both_ways(places: Tensor) -> tuple[Tensor, Tensor]:
+    """A permutation and its inverse."""
+    return places, places.argsort()
+
+
 # Operands from the sizes of a shape, and the pieces behind them.
 _BY_SIZES: dict[str, Callable[..., Operands]] = {
     "lookup": lambda arena, rows, table, width: (
@@ -219,7 +224,7 @@ _BY_SIZES: dict[str, Callable[..., Operands]] = {
     ),
     "combine": lambda arena, rows, chosen, width: (
         arena.leaf(rows, width),
-        arena.numbers(rows, rows).argsort(),
+        *_both_ways(arena.numbers(rows, rows).argsort()),
         arena.leaf(rows // chosen, chosen),
     ),
     "permute": lambda arena, rows, width, experts: (

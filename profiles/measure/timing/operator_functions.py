@@ -3,7 +3,8 @@
     choose    scores of all experts → the k best of each token, and their weights
     sorting   rows sorted by expert, and the way back
     copied    each token's row to its places; their gradients summed to the token's
-    combined  rows back to their tokens, weighted and summed
+    weighed   rows back at their tokens, weighted and summed
+    turned    heads by their places
 
 Each takes tensors and gives one. `torch` is loaded when a function is asked for.
 """
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+from profiles.measure.timing.expert_products import grouped_fits
 from profiles.measure.timing.tasks import Tensor
 
 EPSILON = 1e-5
@@ -94,14 +96,8 @@ def copied(
     return made
 
 
-def combined(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
-    """Σ_j weights[t, j] · rows[places[k·t + j]] for each token t, of *weights* (tokens,
-    k)."""
-    return weighed(rows.index_select(0, places), weights)
-
-
 def weighed(rows: Tensor, weights: Tensor) -> Tensor:
-    """The same of *rows* that lie token by token."""
+    """Σ_j weights[t, j] · rows[k·t + j] for each token t, of *weights* (tokens, k)."""
     of_token = rows.unflatten(0, weights.shape)
     mixed: Tensor = (of_token * weights.unsqueeze(-1).to(rows.dtype)).sum(1)
     return mixed
@@ -153,8 +149,12 @@ def _of_experts() -> dict[str, Any]:
     def dispatch(tokens: Tensor, chosen: Tensor, experts: int) -> Tensor:
         copies = len(chosen) // len(tokens)
         order, places = sorting(chosen)
-        chosen.bincount(minlength=experts).tolist()
+        counts = chosen.new_zeros(experts)
+        counts.scatter_add_(0, chosen, torch.ones_like(chosen)).cumsum(0)
         return copied(tokens, order // copies, places, copies)
+
+    def combine(rows: Tensor, places: Tensor, order: Tensor, weights: Tensor) -> Tensor:
+        return weighed(copied(rows, places, order), weights)
 
     def permute(rows: Tensor, groups: Tensor) -> Tensor:
         return copied(rows, *sorting(groups))
@@ -165,6 +165,12 @@ def _of_experts() -> dict[str, Any]:
     def grouped(rows: Tensor, weights: Tensor, *biases: Tensor) -> Tensor:
         """Each expert with as many rows, the first with one more where they are odd."""
         parts = rows.tensor_split(len(weights))
+        if not biases and grouped_fits(rows, weights):
+            counts = [len(one) for one in parts]
+            ends = torch.tensor(counts, device=rows.device).cumsum(0)
+            of_all = weights.transpose(1, 2)
+            made: Tensor = F.grouped_mm(rows, of_all, offs=ends.int())
+            return made
         each = zip(
             parts, weights.unbind(0), *(b.unbind(0) for b in biases), strict=True
         )
@@ -173,7 +179,7 @@ def _of_experts() -> dict[str, Any]:
     return {
         "top-k": top_k,
         "dispatch": dispatch,
-        "combine": combined,
+        "combine": combine,
         "permute": permute,
         "unpermute": unpermute,
         "grouped-matmul": grouped,
@@ -202,7 +208,7 @@ def functions() -> dict[str, Callable[..., Any]]:
         **_activations(),
         "residual": torch.add,
         "dropout-residual": dropped,
-        "rotary": _rotary(),
+        "rotary": _rotary,
         "lookup": F.embedding,
         "positions": positions,
         "cross-entropy": cross_entropy,
@@ -275,10 +281,9 @@ def _activations() -> dict[str, Callable[..., Any]]:
         @staticmethod
         def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
             gate, up = ctx.saved_tensors
-            share = gate.sigmoid()
-            swish = gate * share
-            slope = share + swish * (1 - share)
-            return slope.mul_(gradients[0]).mul_(up), swish.mul_(gradients[0])
+            (made,) = gradients
+            of_gate = torch.ops.aten.silu_backward(made * up, gate)
+            return of_gate, F.silu(gate).mul_(made)
 
     return {
         "gelu": gelu,
@@ -290,19 +295,47 @@ def _activations() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _rotary() -> Callable[..., Any]:
+def turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """*heads* (batch, heads, seq_len, head_dim), turned by the angles of their places,
+    (seq_len, head_dim) each."""
+    cosine, sine = cosine.to(heads.dtype), sine.to(heads.dtype)
+    made: Tensor = _turned().apply(heads, cosine, sine)
+    return made
+
+
+@lru_cache(maxsize=1)
+def _turned() -> Any:
     import torch
 
-    def turned(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        first, second = heads.chunk(2, dim=-1)
-        quarter = torch.cat((-second, first), dim=-1)
-        return heads * cosine.to(heads.dtype) + quarter * sine.to(heads.dtype)
+    class Turned(torch.autograd.Function):
+        """(a, b) → (a cos − b sin, b cos + a sin); back by the same angle."""
 
-    def rotary(
-        packed: Tensor, queries: int, head_dim: int, cosine: Tensor, sine: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Queries and keys turned, values copied out of the packed product."""
-        query, key, value = _unpacked(packed, queries, head_dim)
-        return turned(query, cosine, sine), turned(key, cosine, sine), value.clone()
+        @staticmethod
+        def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+            ctx.save_for_backward(cosine, sine)
+            return _turn(heads, cosine, sine, 1)
 
-    return rotary
+        @staticmethod
+        def backward(ctx: Any, *made: Tensor) -> tuple[Tensor | None, ...]:
+            cosine, sine = ctx.saved_tensors
+            return _turn(made[0], cosine, sine, -1), None, None
+
+    return Turned
+
+
+def _turn(heads: Tensor, cosine: Tensor, sine: Tensor, sign: int) -> Tensor:
+    """In three passes, of which two are over a half; *sign* of the angle."""
+    made = heads * cosine
+    half = heads.shape[-1] // 2
+    (first, second), sine = heads.split(half, dim=-1), sine[..., :half]
+    made[..., :half].addcmul_(second, sine, value=-sign)
+    made[..., half:].addcmul_(first, sine, value=sign)
+    return made
+
+
+def _rotary(
+    packed: Tensor, queries: int, head_dim: int, cosine: Tensor, sine: Tensor
+) -> tuple[Tensor, ...]:
+    """Queries and keys turned, values copied out of the packed product."""
+    query, key, value = _unpacked(packed, queries, head_dim)
+    return turned(query, cosine, sine), turned(key, cosine, sine), value.clone()
