@@ -6,6 +6,7 @@ import numpy as np
 
 from benchmarks.fit.layer_price import layer_price
 from costmodel.machine.assembly import Machine, machine
+from costmodel.machine.framework import load_framework
 from costmodel.operators.degrees import Degrees
 from costmodel.stages.block_cost import Whole, block_prices
 from profiles.hardware.catalog import cluster
@@ -14,12 +15,13 @@ from profiles.models.catalog import model
 
 
 def on(framework: str) -> Machine:
-    return machine(cluster("dgx-h100"), framework)
+    return machine(cluster("dgx-h100"), load_framework(framework))
 
 
 def waited_s(framework: str) -> list[float]:
     """Of Mixtral's layer without and with expert parallelism."""
-    block = model("mixtral-8x7b").job(seq_len=4096, global_batch=1).graph.block("layer")
+    graph = model("mixtral-8x7b").job(seq_len=4096, global_batch=1).graph
+    block = graph.block("expert-layer")
     degrees = Degrees(
         tp=np.asarray(1),
         cp=np.asarray(1),
