@@ -65,7 +65,7 @@ def test_every_yes_trains_like_one_process(world: int) -> None:
     for ranks in on_ranks(world, trained_all, names):
         for name, seen in ranks.items():
             values = cheapest()[name].values
-            if ">0" in (values.get("dropout"), values.get("attention-dropout")):
+            if ">0" in (values.get("dropout"), values.get("attention dropout")):
                 assert all(0 < value < 10 for value in seen), name
             else:
                 near = tolerance(name)
