@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.loop_layouts import RANKS, named_layouts
 from benchmarks.loop_report import Table, drawing, row_of, words
 from benchmarks.loop_worker import Request
-from benchmarks.pages import put
+from benchmarks.pages import measuring, put
 from costmodel.layout.layout import Layout
 from costmodel.machine.assembly import Machine, machine
 from costmodel.simulation.estimator import Estimate, estimate
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def _wish() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = measuring(__doc__)
     both = [str(MODELS / "gpt.json"), str(MODELS / "llama.json")]
     parser.add_argument("--model", nargs="+", default=both, help="names or files")
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4], choices=RANKS)
@@ -103,8 +103,6 @@ def _wish() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--samples", type=Path)
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("--page", type=Path)
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.pages import put
+from benchmarks.pages import measuring, put
 from profiles.measure.machine import cores, cpu_name, now
 from tests.support.foreign_models import CONFIGS, LAYOUTS, Apart, first_steps
 
@@ -61,11 +61,9 @@ def _cell(apart: Apart) -> str:
 
 
 def _wish() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = measuring(__doc__)
     known = list(CONFIGS)
     parser.add_argument("--models", nargs="+", choices=known, default=known)
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("--page", type=Path)
     return parser.parse_args()
 
 

@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.namespaces import GBIT, MBIT, Network, NotAllowed, network  # noqa: E402
-from benchmarks.pages import put  # noqa: E402
+from benchmarks.pages import measuring, put  # noqa: E402
 
 PACKAGES = {
     "profile": "profiles",
@@ -344,7 +344,7 @@ def measured(wish: argparse.Namespace, folder: Path) -> list[Outcome]:
 
 
 def asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = measuring(__doc__)
     parser.add_argument("--machines", type=int, default=2)
     parser.add_argument(
         "--networks", type=rates, default=rates("10gbit,1gbit,100mbit"), metavar="RATES"
@@ -352,8 +352,6 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--model", default="gpt-tiny")
     parser.add_argument("--global-batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=1, help="through all layouts")
-    parser.add_argument("--page", type=Path)
-    parser.add_argument("--keep", type=Path)
     return parser.parse_args()
 
 

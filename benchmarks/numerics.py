@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.numerics_report import Row, rows_of, summary, whole_table
-from benchmarks.pages import put
+from benchmarks.pages import measuring, put
 from profiles.measure.machine import cores, cpu_name, now
 from tests.support.matrix import seen_by_all
 from tests.support.training import ADAMW, SGD, STEPS
@@ -50,12 +50,10 @@ def main() -> None:
 
 
 def _wish() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = measuring(__doc__)
     parser.add_argument(
         "--ranks", nargs="*", type=int, default=list(WORLDS), choices=WORLDS
     )
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("--page", type=Path)
     return parser.parse_args()
 
 

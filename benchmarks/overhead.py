@@ -26,7 +26,7 @@ import torch
 from benchmarks.closed_loop import MODELS
 from benchmarks.intervals import median_interval
 from benchmarks.overhead_worker import RANKS, Request
-from benchmarks.pages import put
+from benchmarks.pages import measuring, put
 from profiles.files import read_json
 from profiles.measure.machine import cpu_name
 from runtime.launch.launcher import Program, launch
@@ -86,12 +86,10 @@ def _words(ratios: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = measuring(__doc__)
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--model", default=str(MODELS / "gpt.json"))
-    parser.add_argument("--keep", type=Path)
-    parser.add_argument("--page", type=Path)
     wish = parser.parse_args()
     found = measured(wish)
     about = {

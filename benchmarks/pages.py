@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from pathlib import Path
+
+
+def measuring(about: str | None) -> argparse.ArgumentParser:
+    """A benchmark's parser, with the first line of what it is *about*, and where what
+    it measures goes."""
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--page", type=Path)
+    return parser
 
 
 def put(page: Path, name: str, text: str) -> None:

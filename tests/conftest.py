@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -24,6 +25,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 Completed = subprocess.CompletedProcess[str]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: no collection of garbage looks through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

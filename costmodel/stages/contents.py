@@ -57,6 +57,7 @@ def contents_of(
     segments: Sequence[Sequence[Part]] = (),
 ) -> Contents:
     """The sum of *parts*; of them *segments* are made again together."""
+    parts = [one for one in parts if np.any(one[0])] or parts[:1]
     most = partial(_most, parts)
 
     def weights(price: Atom) -> Array:

@@ -10,47 +10,77 @@ from typing import Any
 
 import pytest
 
+from runtime.cli import execute
+from tests.support.forked_workers import forked
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
+Document = Callable[..., dict[str, Any]]
 SMALL = "--model gpt-tiny --seq-len 64 --global-batch 4"
 LOCAL = "--gpus 2 --cluster local --profile samples.json"
+# `profile --quick` in fewer seconds and with smaller messages than a user's.
+PROFILE = """
+import sys
+from profiles.__main__ import main
+from profiles.measure import session
+session.QUICK_S, session.QUICK_BYTES = 4.0, 2**23
+sys.exit(main())
+"""
 
 
-def document(run: Run, folder: Path, command: str) -> dict[str, Any]:
-    done = run(*command.split(), "--json", cwd=folder)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+@pytest.fixture
+def document(
+    run: Run,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Document:
+    """What a command says, run as a process, or here with workers that are forked."""
+    monkeypatch.chdir(tmp_path)
+
+    def asked(*argv: str, fork: bool = False) -> dict[str, Any]:
+        if fork:
+            with forked():
+                code = execute.run([*argv[1:], "--json"])
+            out, err = capsys.readouterr()
+        else:
+            done = run(*argv, "--json", cwd=tmp_path)
+            code, out, err = done.returncode, done.stdout, done.stderr
+        assert code == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    return asked
 
 
 @pytest.mark.slow
-def test_the_loop_closes(run: Run, tmp_path: Path) -> None:
-    taken = f"profile --out samples.json --quick --device cpu --nproc 2 {SMALL}"
-    assert document(run, tmp_path, taken)["operators"] > 0
+def test_the_loop_closes(document: Document, tmp_path: Path) -> None:
+    taken = f"--out samples.json --quick --device cpu --nproc 2 {SMALL}"
+    assert document("python", "-c", PROFILE, *taken.split())["operators"] > 0
     planned = document(
-        run, tmp_path, f"plan {SMALL} {LOCAL} --zero 0 --probe 1 --out plan.json"
+        *f"plan {SMALL} {LOCAL} --zero 0 --probe 1 --out plan.json".split()
     )
     assert planned["bound"]["gap"] == 0
     assert planned["estimate"]["price_sources"]["roofline"] < 0.1
     tp = f"simulate {SMALL} {LOCAL} --tp 2 --micro-batch 2 --out tp.json"
     pp = f"simulate {SMALL} {LOCAL} --pp 2 --micro-batch 1 --out pp.json"
     for command in (tp, pp):
-        document(run, tmp_path, command)
-    probed = executed(run, tmp_path, "plan.json --steps 5 --probe")
+        document(*command.split())
+    probed = executed(document, "plan.json --steps 5 --probe", fork=True)
     (only,) = probed["probe"]
     assert probed["picked"] == only["file"]
     assert len(only["rounds_s"]) == 2
-    executed(run, tmp_path, "pp.json --steps 5")
-    seen = executed(run, tmp_path, "tp.json --steps 7 --observe samples.json")
+    executed(document, "pp.json --steps 5", fork=True)
+    seen = executed(document, "tp.json --steps 7 --observe samples.json")
     _observed(seen, tmp_path)
-    again = document(run, tmp_path, "simulate tp.json --profile samples.json")
+    again = document("simulate", "tp.json", "--profile", "samples.json")
     assert again["step_time_s"] != seen["predicted"]["step_time_s"]
 
 
-def executed(run: Run, folder: Path, asked: str) -> dict[str, Any]:
+def executed(document: Document, asked: str, *, fork: bool = False) -> dict[str, Any]:
     """What `execute` of a layout says, and holds the prediction against."""
     file, _, steps, *_ = asked.split()
     more = "--device cpu --profile samples.json --record"
-    seen = document(run, folder, f"execute {asked} {more}")
+    seen = document("execute", *asked.split(), *more.split(), fork=fork)
     assert len(seen["losses"]) == seen["steps"] == int(steps)
     assert seen["losses"][-1] < seen["losses"][0]
     # Messages of other sizes than were measured are fitted: between two that were.

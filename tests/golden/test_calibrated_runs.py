@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-import pytest
-
-from costmodel.machine.calibration import Calibration
 from costmodel.runs.calibrate import calibrated_by
+from costmodel.runs.comparison import Compared
 from costmodel.runs.pricing import ask_runs
 from costmodel.runs.seen_runs import Seen, SeenRuns
-from costmodel.runs.table import Run, read_runs
+from costmodel.runs.table import Run
 from costmodel.runs.validate import compare
+from tests.support.published_runs import compared_runs, needs_data
 
-DATA = os.environ.get("MESHWRIGHT_DATA", "")
 FEWEST, GIVEN, FORETOLD = 8, 3, 12
 
 
-def families(runs: Sequence[Run]) -> list[list[Run]]:
+def families() -> list[list[Compared]]:
     """Families of many runs whose times are measured, some of each."""
-    found: dict[str, list[Run]] = defaultdict(list)
-    for item in compare(runs):
+    found: dict[str, list[Compared]] = defaultdict(list)
+    for item in compared_runs():
         if item.times:
-            found[item.run.cell("family")].append(item.run)
+            found[item.run.cell("family")].append(item)
     large = [own for own in found.values() if len(own) >= FEWEST]
     return [own[:: max(len(own) // (GIVEN + FORETOLD), 1)] for own in large]
 
@@ -48,21 +44,23 @@ def seen(runs: Sequence[Run]) -> SeenRuns:
     )
 
 
-def missed(runs: Sequence[Run], by: Calibration | None) -> list[float]:
-    pairs = [item.times for item in compare(runs, by) if item.times]
+def missed(runs: Iterable[Compared]) -> list[float]:
+    pairs = [item.times for item in runs if item.times]
     return [abs(estimated / measured - 1) for estimated, measured in pairs]
 
 
-@pytest.mark.skipif(not DATA, reason="needs MESHWRIGHT_DATA, the published runs")
+@needs_data
 def test_three_runs_of_a_family_help_its_others() -> None:
     """The coefficients know these families, so that there is less to learn than of an
     unknown one (`benchmarks.learning_curves` leaves them out)."""
     before, after = [], []
-    for own in families(read_runs(Path(DATA) / "runs.csv")):
+    for own in families():
         given = own[:: len(own) // GIVEN][:GIVEN]
-        rest = [run for run in own if run not in given]
-        before.append(fmean(missed(rest, None)))
-        after.append(fmean(missed(rest, calibrated_by(seen(given)))))
+        rest = [item for item in own if item not in given]
+        calibration = calibrated_by(seen([item.run for item in given]))
+        before.append(fmean(missed(rest)))
+        foretold = compare([item.run for item in rest], calibration)
+        after.append(fmean(missed(foretold)))
     assert len(before) > 10
     assert fmean(after) < fmean(before)
     much_worse = [a > b + 0.05 for a, b in zip(after, before, strict=True)]

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from math import inf
-from pathlib import Path
 
 import pytest
 
 from benchmarks.choices import Choice, Swept, by_estimate, choices, losers, share, table
-from costmodel.runs.table import Run, read_runs
+from costmodel.runs.table import Run
 from costmodel.runs.validate import compare
 from planner.analysis.robust_choice import LARGEST_GAP
+from tests.support.published_runs import needs_data, runs_of
 
-DATA = os.environ.get("MESHWRIGHT_DATA", "")
 # Li et al. (AMP, NeurIPS 2022), real trials of a GPT of 24 layers on twelve V100 and
 # four T4: tp, pp, dp, micro-batch, measured seconds of a step. The fastest six, and
 # others.
@@ -114,13 +112,11 @@ def test_where_nothing_is_said_to_fit_the_fastest_is_taken() -> None:
     assert found.is_best
 
 
-@pytest.mark.skipif(not DATA, reason="needs MESHWRIGHT_DATA, the published runs")
+@needs_data
 def test_choices_are_in_the_measured_top_three() -> None:
     """What is asked of sweeps: among the best three in four of five groups."""
-    runs = read_runs(Path(DATA) / "runs.csv")
     swept_by = ("AMP", "BigScience BLOOM", "Hagemann", "InternEvo", "OneFlow", "vTrain")
-    asked = [run for run in runs if run.cell("source").startswith(swept_by)]
-    found = choices(compare(asked))
+    found = choices(runs_of(*swept_by))
     assert len({one.source for one in found}) == len(swept_by)
     assert share(found, "is_high") >= 0.8
     mixed = [one for one in found if "mixed" in one.named]

@@ -3,10 +3,8 @@ where the price leaves out what runs do to each other."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -15,28 +13,24 @@ from costmodel.machine import assembly as machines
 from costmodel.machine.coefficients import Coefficients, framework_in_training
 from costmodel.machine.framework import Framework
 from costmodel.runs.comparison import Compared
-from costmodel.runs.table import read_runs
 from costmodel.runs.validate import compare
 from costmodel.stages import pipeline_p2p as tied
 from costmodel.stages import pipeline_p2p as transfers
 from profiles.hardware import Device
 from profiles.hardware.clusters import Island
+from tests.support.published_runs import needs_data, runs_of
 
-DATA = os.environ.get("MESHWRIGHT_DATA", "")
-pytestmark = pytest.mark.skipif(
-    not DATA, reason="needs MESHWRIGHT_DATA, the published runs"
-)
+pytestmark = needs_data
 
 
-def runs_of(source: str) -> Iterable[Compared]:
-    table = read_runs(Path(DATA) / "runs.csv")
-    return compare([run for run in table if run.cell("source").startswith(source)])
-
-
-def error_of(source: str) -> float:
-    """Mean |estimate / measured - 1| of a source's steps."""
-    pairs = [run.times for run in runs_of(source) if run.times]
+def error_of(runs: Iterable[Compared]) -> float:
+    """Mean |estimate / measured - 1| of their steps."""
+    pairs = [run.times for run in runs if run.times]
     return fmean(abs(estimated / measured - 1) for estimated, measured in pairs)
+
+
+def priced_again(source: str) -> Iterable[Compared]:
+    return compare([one.run for one in runs_of(source)])
 
 
 def test_vtrain_on_many_nodes() -> None:
@@ -93,7 +87,7 @@ def measured_s(one: Compared) -> float:
 def test_what_is_hidden_takes_from_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Duan et al. (TPDS 2024), section 6: without the slow-down of overlapped compute
     steps of FSDP, all of whose communication is hidden, are foretold worse."""
-    with_contention = error_of("MosaicML")
+    with_contention = error_of(runs_of("MosaicML"))
 
     def alone(framework: Framework, device: Device, fitted: Coefficients) -> Framework:
         return framework_in_training(framework, device, fitted).variant(
@@ -101,17 +95,17 @@ def test_what_is_hidden_takes_from_compute(monkeypatch: pytest.MonkeyPatch) -> N
         )
 
     monkeypatch.setattr(machines, "framework_in_training", alone)
-    assert error_of("MosaicML") > with_contention + 0.01
+    assert error_of(priced_again("MosaicML")) > with_contention + 0.01
 
 
 def test_pairs_that_send_at_once_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same, section 6: a link's bandwidth over those that use it. AMP's pipelines
     leave their nodes through one port."""
-    shared = error_of("AMP")
+    shared = error_of(runs_of("AMP"))
 
     def whole(stride: object, island: Island) -> float:
         return float(island.domain)  # a pair has all of a node's network to itself
 
     for room in (tied, transfers):
         monkeypatch.setattr(room, "shares", whole)
-    assert error_of("AMP") > shared + 0.005
+    assert error_of(priced_again("AMP")) > shared + 0.005

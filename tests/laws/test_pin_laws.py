@@ -60,7 +60,7 @@ def asked(*argv: str) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(QUESTIONS), st.data())
 def test_what_is_pinned_as_it_is_stays(question: str, data: st.DataObject) -> None:
     words = question.split()

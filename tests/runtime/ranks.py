@@ -6,6 +6,7 @@ nothing. Of one test they share device meshes.
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,6 +49,7 @@ def on_ranks(count: int, program: Callable[..., Any], *given: Any) -> list[Any]:
 
 def _run(rank: int, folder: str, count: int, program: Any, given: Any) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # what was imported stays: no collection looks through it
     dist.init_process_group(
         "gloo",
         store=FileStore(f"{folder}/store", count),

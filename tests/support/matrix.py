@@ -59,14 +59,15 @@ def seen_by_all(
     world: int,
     cases: Sequence[tuple[str, str]],
     settings: Settings = ADAMW,
+    steps: int | None = None,
 ) -> dict[tuple[str, str], Seen]:
     """What the ranks saw of each case, held against one process."""
     wanted = {_wanted(case) for case in cases}
     with tempfile.TemporaryDirectory() as folder:
         known = Path(folder, "known.pt")
-        alone = {key: reference(key[0], settings, key[1]) for key in wanted}
+        alone = {key: reference(key[0], settings, key[1], steps) for key in wanted}
         torch.save(alone, known)
-        ranks = on_ranks(world, _every_case, list(cases), settings, str(known))
+        ranks = on_ranks(world, _every_case, list(cases), settings, steps, str(known))
     return {case: _together([rank["/".join(case)] for rank in ranks]) for case in cases}
 
 
@@ -99,12 +100,13 @@ def _every_case(
     rank: int,
     cases: list[tuple[str, str]],
     settings: Settings,
+    steps: int | None,
     known: str,
 ) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
     references, found = torch.load(known), {}
     for family, name in cases:
-        seen = trained(family, choice_of(family, name), settings)
+        seen = trained(family, choice_of(family, name), settings, steps=steps)
         found[f"{family}/{name}"] = _compared(seen, references[_wanted((family, name))])
     return found
 

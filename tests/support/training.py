@@ -25,6 +25,7 @@ ADAMW = Settings(lr=1e-3, clip=0.5)
 # wrong size; SGD shows it in each tensor, from the first step on.
 SGD = Settings(name="sgd", lr=0.5, clip=0.0)
 STEPS = {ADAMW.name: 10, SGD.name: 4}
+FEW_STEPS = 3  # what every run of the tests trains
 
 
 def trainer_of(layout: Layout, seed: int = SEED, drive: Path | None = None) -> Trainer:
@@ -50,7 +51,10 @@ def trainer_of_case(name: str) -> Trainer:
 
 @cache
 def reference(
-    family: str, settings: Settings = ADAMW, parts: Parts = WHOLE
+    family: str,
+    settings: Settings = ADAMW,
+    parts: Parts = WHOLE,
+    steps: int | None = None,
 ) -> dict[str, Any]:
     """The same training in plain PyTorch: one process, no layout, no trainer.
 
@@ -74,7 +78,7 @@ def reference(
     optimizer = _plain_optimizer(list(named.values()), settings)
     data = source("synthetic", vocab=512, seq_len=asked.seq_len, seed=DATA_SEED)
     losses, gradients, norms = [], {}, []
-    for step in range(STEPS[settings.name]):
+    for step in range(steps or STEPS[settings.name]):
         batch = data.sequences(step * BATCH, BATCH)
         loss = model_(batch[:, :-1], batch[:, 1:])
         optimizer.zero_grad()
@@ -154,15 +158,21 @@ def trained(
     settings: Settings = ADAMW,
     *,
     compiled: bool = False,
+    steps: int | None = None,
 ) -> dict[str, Any]:
     """What this rank saw of *choice*, as `trained_as`."""
     asked = job(family)
     layout = spell_out(choice, asked.graph, BATCH)
-    return trained_as(asked, layout, settings, compiled=compiled)
+    return trained_as(asked, layout, settings, compiled=compiled, steps=steps)
 
 
 def trained_as(
-    asked: Job, layout: Layout, settings: Settings = ADAMW, *, compiled: bool = False
+    asked: Job,
+    layout: Layout,
+    settings: Settings = ADAMW,
+    *,
+    compiled: bool = False,
+    steps: int | None = None,
 ) -> dict[str, Any]:
     """What this rank saw: losses, first gradients and final parameters, whole."""
     from runtime.data.sources import source
@@ -178,7 +188,7 @@ def trained_as(
     )
     first = trainer.step(0, record=True)
     gradients = whole(trainer, trainer.gradients())
-    others = range(1, STEPS[settings.name])
+    others = range(1, steps or STEPS[settings.name])
     losses = [first.loss, *(trainer.step(number).loss for number in others)]
     own = {
         name: parameter

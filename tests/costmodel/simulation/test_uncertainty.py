@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from math import exp, log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,6 @@ from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.machine.assembly import machine
 from costmodel.machine.framework import load_framework
 from costmodel.runs.comparison import left_out
-from costmodel.runs.table import read_runs
-from costmodel.runs.validate import compare
 from costmodel.simulation.estimator import estimate
 from costmodel.simulation.uncertainty import (
     Calibration,
@@ -32,6 +28,7 @@ from costmodel.simulation.uncertainty import (
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
 from profiles.models.job import Job
+from tests.support.published_runs import compared_runs, needs_data
 
 JOB = Job(model="gpt-1.3b", spec=model("gpt-1.3b").spec, seq_len=2048, global_batch=8)
 CHOICE = Uniform(micro_batch=1, zero=0)
@@ -144,15 +141,12 @@ def test_known_hardware_is_surer_than_unknown() -> None:
     )
 
 
+@needs_data
 def test_runs_of_a_source_left_out_lie_inside_as_often_as_they_should() -> None:
     """75 to 85 % in p10-p90 that knows of no run of the source: neither in the
     coefficients nor in what was seen. The median half-width is no more than 1.8 times
     the median error."""
-    folder = os.environ.get("MESHWRIGHT_DATA")
-    if not folder:
-        pytest.skip("MESHWRIGHT_DATA does not name the folder of measurements")
-    table = compare(read_runs(Path(folder) / "runs.csv"))
-    runs = [item for item in table if item.left_out]
+    runs = [item for item in compared_runs() if item.left_out]
     assert len(runs) > 0.9 * len(left_out())
     found, left = calibration(), Residuals.of(runs, "source")
     values = np.array([log(found.step), *found.far, found.exchange])

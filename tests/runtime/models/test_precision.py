@@ -20,7 +20,7 @@ from tests.runtime.ranks import on_ranks
 from tests.runtime.run_options import run_options
 from tests.support.apart import apart
 from tests.support.small_layouts import FP32, ZERO1
-from tests.support.training import trained, whole
+from tests.support.training import FEW_STEPS, trained, whole
 from tests.support.training_cases import BATCH, job
 
 NARROW = ("bf16", "amp-bf16", "fp16", "amp-fp16")
@@ -32,10 +32,10 @@ CASES = [(precision, choice) for choice in (TP2, ZERO1) for precision in NARROW]
 
 def seen(rank: int) -> dict[str, Any]:
     runs = [
-        trained("gpt", replace(choice, precision=precision))
+        trained("gpt", replace(choice, precision=precision), steps=FEW_STEPS)
         for precision, choice in CASES
     ]
-    plain = trained("gpt", TP2)
+    plain = trained("gpt", TP2, steps=FEW_STEPS)
     return {"plain": plain, "runs": runs, "overflow": _overflow()}
 
 

@@ -25,7 +25,7 @@ from tests.oracles.action_traffic import stream_traffic
 from tests.runtime.ranks import on_ranks
 from tests.support.apart import apart
 from tests.support.small_layouts import FP32, SP
-from tests.support.training import reference, trained_as
+from tests.support.training import FEW_STEPS, reference, trained_as
 from tests.support.training_cases import BATCH, job
 
 LOSS, TENSORS = 1e-5, 1e-4
@@ -80,7 +80,7 @@ def _require_alike(*names: str) -> None:
     ranks = on_ranks(2, partial(_trained, layouts=layouts))
     for name in names:
         family, _, _ = CASES[name]
-        seen, wanted = ranks[0][name], reference(family)
+        seen, wanted = ranks[0][name], reference(family, steps=FEW_STEPS)
         pairs = zip(seen["losses"], wanted["losses"], strict=True)
         assert max(abs(one - two) for one, two in pairs) < LOSS, name
         assert seen["norm"] == pytest.approx(wanted["norm"], rel=LOSS), name
@@ -143,6 +143,6 @@ def sharded(
 def _trained(rank: int, layouts: Mapping[str, Layout]) -> dict[str, Any]:
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel("ERROR")
     return {
-        name: trained_as(job(CASES[name][0]), layout)
+        name: trained_as(job(CASES[name][0]), layout, steps=FEW_STEPS)
         for name, layout in layouts.items()
     }

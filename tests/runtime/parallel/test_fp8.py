@@ -32,6 +32,7 @@ from tests.runtime.ranks import on_ranks
 from tests.runtime.run_options import run_options
 from tests.support import sampled
 from tests.support.apart import apart
+from tests.support.forked_workers import forked
 from tests.support.small_layouts import (
     DP2,
     FP32,
@@ -288,7 +289,8 @@ def test_execute_holds_what_is_priced(tmp_path: Path, number: str) -> None:
     choice = replace(DP2, precision=number)
     layout = spell_out(choice, asked.graph, asked.global_batch)
     write_layout(file, asked, "local", layout)
-    seen = run.prepare(replace(run_options(file), steps=4)).execute()
+    with forked():
+        seen = run.prepare(replace(run_options(file), steps=4)).execute()
     assert seen["losses"][0] > 6
     assert all(map(isfinite, seen["losses"]))
     (island,) = sampled.local(2).islands

@@ -53,7 +53,7 @@ def test_compiled_layers_train_like_plain_ones(
 
 
 def runs(rank: int, family: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """Ten steps each, the first of them recorded and so not compiled."""
+    """Some steps each, the first of them recorded and so not compiled."""
     import torch._dynamo
     from torch._dynamo.utils import counters
 
