@@ -294,7 +294,7 @@ def test_other_searches_plan_for_the_slowest_island(ask: Ask, tmp_path: Path) ->
         ((*TINY, "--top", "-1"), "--top"),
         ((*TINY, "--probability", "0.4"), "--probability"),
         ((*TINY, "--probability", "1"), "--probability"),
-        ((*TINY, "--offload-to", "nvme"), "nothing is offloaded"),
+        ((*TINY, "--offload-to", "nvme"), "has no effect without --offload"),
         ((*TINY, "--offload", "parameters", "--zero", "1"), "--zero 3"),
         ((*TINY, "--out", "no/such/folder/layout.json"), "no/such/folder"),
     ],

@@ -28,6 +28,7 @@ def waited_s(framework: str) -> list[float]:
         micro_batch=np.asarray(1),
         seq_len=4096,
         ep=np.asarray([1, 2]),
+        sequence_parallel=False,
     )
     prices = block_prices(block, degrees, precision("bf16"), on(framework))
     return list(np.broadcast_to(Whole.of(prices).waited_s, 2))

@@ -22,7 +22,7 @@ TWO = "dgx-a100-80gb", "p3.16xlarge"
 def posed() -> list[Problem]:
     return [
         asked(joined(*TWO), "gpt-1.3b", 32),
-        asked(joined(*TWO[::-1]), "gpt-tiny", 8),
+        asked(joined(*TWO[::-1]), "gpt-2.7b", 64),
         problem("gpt-125m", 8, where=on("dgx-h100"), global_batch=64),
         replace(
             problem("deepseek-v2-lite", 8, where=on("dgx-h100"), global_batch=16),

@@ -132,7 +132,7 @@ def test_contradictions_say_why(said: dict[str, object], reason: str) -> None:
         ({"recompute": "sqrt", "recompute_layers": 2}, Unsupported, "not searched"),
         ({"zero": 3, "zero_quantized_weights": True}, Unsupported, "by simulate"),
         ({"zero_hpz_partition_size": 8}, Unsupported, "hpZ 8.* not searched"),
-        ({"offload_to": "nvme"}, Contradiction, "nothing is offloaded"),
+        ({"offload_to": "nvme"}, Contradiction, "has no effect without --offload"),
         ({"framework": "torch-titan"}, UnknownName, "framework"),
     ],
 )

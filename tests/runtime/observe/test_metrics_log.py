@@ -50,7 +50,7 @@ def test_a_file_that_is_no_log_is_not_gone_on_with(
     path = tmp_path / "mine.txt"
     path.write_text('{"step": 1}\n' + content, encoding="latin-1")
     for done in (5, 0):  # nor is it written over by a run that begins
-        with pytest.raises(InvalidFile, match=r"--log .*mine.txt is there and is no"):
+        with pytest.raises(InvalidFile, match=r"--log .*mine.txt exists and is not"):
             require_journals(Training(log=str(path)), done)
 
 

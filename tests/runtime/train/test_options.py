@@ -335,7 +335,7 @@ def test_a_resumed_run_has_its_own_rate_and_says_what_else_is_unlike(
     ):
         code, _, err = executing("a.json", *f"{options} --resume {asked}".split())
         assert code == 0, err
-        warned = [line for line in err.splitlines() if "other sequences" in line]
+        warned = [line for line in err.splitlines() if "other data" in line]
         assert [str(said) in line for line in warned] == [True] * bool(said)
     rates = [row["learning_rate"] for row in _numbers(tmp_path / "run.jsonl")]
     assert rates == [1e-2, 1e-3, 1e-3, 1e-3]
