@@ -41,6 +41,7 @@ from planner.search import (
     Clock,
     Limits,
     check,
+    fast_fit,
     first_fit,
     over_offloads,
     polished,
@@ -316,12 +317,25 @@ def _solve(problem: Problem, limits: Limits, *, search: AbstractSearch) -> Solut
     if pins_cut(problem.pins):
         found = of_cuts(problem, search, limits)
     else:
-        found = search.solve(problem, limits)
+        found = _in_time(problem, limits, search)
     if search.name != DEFAULT or found.best is not None:
         return found
     if not pins_cut(problem.pins):
         found = first_fit(problem, found, Clock(limits=limits))
     return with_cuts(problem, found, limits) if found.best is None else found
+
+
+def _in_time(problem: Problem, limits: Limits, search: AbstractSearch) -> Solution:
+    """What *search* finds; where time is over before the default one has any layout,
+    some that fits."""
+    try:
+        return search.solve(problem, limits)
+    except OutOfTime:
+        late = search.name == DEFAULT and Clock(limits=limits).over
+        found = fast_fit(problem, search.name) if late else None
+        if found is None:
+            raise
+        return found
 
 
 def refined(

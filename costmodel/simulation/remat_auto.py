@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 from typing import Final, Protocol
@@ -94,7 +94,7 @@ class Stages:
     on: Machine
     offload: Offload
     words: Set[str] | None
-    _menus: dict[object, tuple[Option, ...]] = field(default_factory=dict)
+    known: Known
 
     @property
     def _layout(self) -> Layout:
@@ -217,12 +217,12 @@ class Stages:
             if self.job.graph.layer_blocks[name] is block
         )
         layout, where = self._layout, self.on.running(self._layout.gpus)
-        key = (block.name, plan.sharding, plan.modules, plan.zero, neighbours)
-        if key not in self._menus:
-            degrees = self._degrees(stage, plan)
+        degrees, gathers = self._degrees(stage, plan), plan.zero == 3
+
+        def made() -> tuple[Option, ...]:
             prices = block_prices(block, degrees, layout.precision, where)
             weights = _weight_bytes(prices, layout.precision)
-            self._menus[key] = menu(
+            return menu(
                 block,
                 prices,
                 entry_bytes(block, degrees, layout.precision),
@@ -230,9 +230,14 @@ class Stages:
                 offload=self.offload,
                 words=self.words,
                 neighbours=neighbours,
-                gathered_bytes=weights if plan.zero == 3 else 0.0,
+                gathered_bytes=weights if gathers else 0.0,
             )
-        return self._menus[key]
+
+        place = place_of(stage.mesh, layout.micro_batch(stage))
+        what = block.name, place, layout.cp_kind, layout.flash_attention, neighbours
+        how = plan.sharding, plan.modules, gathers, self.offload, layout.precision
+        words = None if self.words is None else frozenset(self.words)
+        return self.known.once(("menu", *what, *how, words), made)
 
     def _degrees(self, stage: Stage, plan: LayerPlan) -> Degrees:
         layout, mesh = self._layout, stage.mesh
@@ -361,7 +366,9 @@ def fitted(
     words = executed(plain, job) if executable else None
     if allowed is not None:
         words = allowed if words is None else words & allowed
-    stages = Stages(kept=found, job=job, on=on, offload=choice.offload, words=words)
+    stages = Stages(
+        kept=found, job=job, on=on, offload=choice.offload, words=words, known=known
+    )
     ways: list[Way] = [stages.made_again]
     if leaves_to is not None and (words is None or AWAY[leaves_to] in words):
         ways.append(partial(stages.made_again_or_away, tier=leaves_to))

@@ -88,11 +88,12 @@ def fit(
     if len(groups) == 1:
         return [_alone(groups[0], room_bytes, floor_bytes)]
     stack = _Stack.of(groups)
-    caps = sorted({one.working_bytes for menu in stack.menus for one in menu})
-    tried = (_together(stack, room_bytes, cap, floor_bytes) for cap in caps)
-    found = [one for one in tried if one is not None]
+    tried = (
+        _together(stack, hulls, room_bytes, cap, floor_bytes)
+        for hulls, cap in _capped(stack.menus)
+    )
     best = cheapest(
-        found,
+        list(tried),
         room_bytes,
         seconds=lambda one: one.seconds,
         needed=lambda one: one.needed_bytes,
@@ -221,7 +222,7 @@ class _Mix:
     group `last` that take the next."""
 
     stack: _Stack
-    hulls: tuple[tuple[Option, ...], ...]
+    hulls: Hulls
     level: Array
     last: int
     moved: int
@@ -239,14 +240,25 @@ class _Mix:
         return found
 
 
+Hulls = tuple[tuple[Option, ...], ...]
+
+
+@lru_cache(maxsize=256)
+def _capped(menus: tuple[tuple[Option, ...], ...]) -> tuple[tuple[Hulls, float], ...]:
+    """The hulls of *menus* with no working set above a cap, each with the least cap
+    that has it; none where some layer's smallest one is above."""
+    found: dict[Hulls, float] = {}
+    for cap in sorted({one.working_bytes for menu in menus for one in menu}):
+        hulls = tuple(_hull(menu, _own_cap(menu, cap)) for menu in menus)
+        if all(hulls):
+            found.setdefault(hulls, cap)
+    return tuple(found.items())
+
+
 def _together(
-    stack: _Stack, room_bytes: float, cap: float, floor_bytes: float
-) -> _Mix | None:
-    """By the best ratio, with no working set above *cap*; None where some layer's
-    smallest one is."""
-    hulls = tuple(_hull(menu, _own_cap(menu, cap)) for menu in stack.menus)
-    if not all(hulls):
-        return None
+    stack: _Stack, hulls: Hulls, room_bytes: float, cap: float, floor_bytes: float
+) -> _Mix:
+    """By the best ratio along *hulls*, which have no working set above *cap*."""
     seconds, held, working = _padded(hulls)
     menu, count, weight = stack.menu, stack.count, stack.weight
     deepest = np.array([len(hull) - 1 for hull in hulls])[menu]
@@ -287,7 +299,7 @@ def _together(
 
 
 @lru_cache(maxsize=256)
-def _padded(hulls: tuple[tuple[Option, ...], ...]) -> tuple[Array, Array, Array]:
+def _padded(hulls: Hulls) -> tuple[Array, Array, Array]:
     """Seconds, bytes kept and working sets, a hull a row."""
     table = np.zeros((3, len(hulls), max(map(len, hulls))))
     for row, hull in enumerate(hulls):

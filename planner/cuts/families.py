@@ -9,9 +9,9 @@ bounds it again, and some of its cuts simulated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import combinations, islice, pairwise
 from math import comb, inf
 from typing import Final
@@ -35,7 +35,8 @@ TRIED: Final = 4  # cuts of a family that are simulated
 FEW: Final = 24  # cuts that a family has at most where all of them are simulated
 MOVES: Final = 24  # of a cut, before it is left as it is
 MOST: Final = 40  # families that are tried
-MOST_PRICED: Final = 400  # families whose stages are priced one by one
+MOST_PRICED: Final = 4000  # families whose stages are priced one by one
+TOGETHER: Final = 4096  # stages that are priced together at the least, if there are
 
 
 @dataclass(order=True, slots=True)
@@ -101,14 +102,19 @@ class Families:
         return min(self._settled, left, waiting, self.value)
 
     def prove(self) -> None:
-        """Simulate until no family that is left can be better, or enough were."""
+        """Simulate until no family that is left can be better, or enough were. Of what
+        was priced together the best is tried at once: the better the value, the fewer
+        are left to price."""
         tried = 0
         while not self.clock.over and tried < MOST and self._priced < MOST_PRICED:
-            family = self._next()
-            if family is None:
+            some = self._some()
+            if not some:
                 return
-            if family.table is None:
-                self._price(family)
+            family: Family | None = some[0]
+            if some[0].table is None:
+                self._price(some)
+                family = self._best_priced()
+            if family is None:
                 continue
             tried += 1
             if not self._try(family):
@@ -162,6 +168,32 @@ class Families:
         if not self._open or self._open[0].bound >= self._enough:
             return None
         return heappop(self._open)
+
+    def _some(self) -> list[Family]:
+        """The next families: one that is priced, or as many that are not as are priced
+        together."""
+        found: list[Family] = []
+        stages = 0
+        while stages < TOGETHER and (family := self._next()) is not None:
+            if family.table is not None and found:
+                heappush(self._open, family)
+                break
+            found.append(family)
+            if family.table is not None:
+                break
+            most = self._most(family) * (self.units.leading + 1)
+            stages += int(family.columns.pp[0]) * most
+        return found
+
+    def _best_priced(self) -> Family | None:
+        """Of those that wait, if it may be better than the best."""
+        priced = [one for one in self._open if one.table is not None]
+        found = min(priced, default=None)
+        if found is None or found.bound >= self._enough:
+            return None
+        self._open.remove(found)
+        heapify(self._open)
+        return found
 
     def _spread(self, branches: Table) -> None:
         """Spell out those *branches* that fit as families."""
@@ -230,17 +262,24 @@ class Families:
             bounds[rows] = self.unit * floor.seconds(most=most, below_s=below_s)
         return bounds, at_most
 
-    def _price(self, family: Family) -> None:
-        """Price the family's stages, and bound it by them."""
-        self._priced += 1
-        most = min(family.most_units + self.units.leading, self.units.count)
-        family.table = CutTable.of(self.problem, self.units, family.columns, most)
-        bound = family.table.bound_s(self.value / self.unit) * self.unit
-        family.bound = max(family.bound, bound)
-        if (cut := self._pinned(family.table)) is not None:
-            family.bound = max(family.bound, family.table.bound_of(cut) * self.unit)
-        if family.bound < inf:
-            heappush(self._open, family)
+    def _price(self, families: Sequence[Family]) -> None:
+        """Price the stages of *families*, and bound them by these."""
+        self._priced += len(families)
+        columns = Columns.concatenate([one.columns for one in families])
+        most = [self._most(one) for one in families]
+        tables = CutTable.each(self.problem, self.units, columns, most)
+        for family, table in zip(families, tables, strict=True):
+            family.table = table
+            bound = table.bound_s(self.value / self.unit) * self.unit
+            family.bound = max(family.bound, bound)
+            if (cut := self._pinned(table)) is not None:
+                family.bound = max(family.bound, table.bound_of(cut) * self.unit)
+            if family.bound < inf:
+                heappush(self._open, family)
+
+    def _most(self, family: Family) -> int:
+        """Units of a stage, leading ones among them."""
+        return min(family.most_units + self.units.leading, self.units.count)
 
     def _leanest(self, recompute: Array) -> Array:
         """What is made again where least is needed."""

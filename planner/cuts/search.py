@@ -91,7 +91,6 @@ def with_cuts(problem: Problem, solution: Solution, limits: Limits) -> Solution:
         known=hunt.known,
         tries=FITTED,
         moves=MOVES_FITTED,
-        first=hunt.best_family,
     )
     if problem.pins.recompute is None and problem.recomputes_in_part:
         fitting.run(take(branches, branches["recompute"] == NONE))

@@ -23,6 +23,7 @@ from costmodel.layout import Columns
 from costmodel.timeline import shared_bound_s
 from planner.cuts.units import Units
 from planner.problem import Problem
+from planner.search import least_mixture
 from profiles.arrays import Array
 
 _ROUNDING = 1e-12
@@ -47,77 +48,48 @@ class CutTable:
 
     @classmethod
     def of(
-        cls,
-        problem: Problem,
-        units: Units,
-        columns: Columns,
-        at_most: int,
-        leanest: Columns | None = None,
+        cls, problem: Problem, units: Units, columns: Columns, at_most: int
     ) -> CutTable:
-        """Of the one row of *columns*, with stages of up to *at_most* units; of those
-        that fit as the row of *leanest*, where that is given."""
-        stages = _Stages(problem, units, columns, at_most)
-        lean = stages if leanest is None else replace(stages, columns=leanest)
-        there = stages.there & (lean.needed_bytes <= problem.memory_limit_bytes)
-        return cls._priced(stages, there, *stages.passes_s)
+        """Of the one row of *columns*, with stages of up to *at_most* units."""
+        return next(cls.each(problem, units, columns, [at_most]))
 
     @classmethod
-    def mixed(
+    def each(
+        cls, problem: Problem, units: Units, columns: Columns, at_most: Sequence[int]
+    ) -> Iterator[CutTable]:
+        """Of every row of *columns*, priced together."""
+        stages = _Stages(problem, units, columns, tuple(at_most))
+        fits = stages.needed_bytes <= problem.memory_limit_bytes
+        return stages.tables(fits, *stages.passes_s)
+
+    @classmethod
+    def fitted(
         cls,
         problem: Problem,
         units: Units,
-        presets: Sequence[Columns],
-        at_most: int,
-    ) -> CutTable:
-        """What retention by stage may come to: each stage with as many layers of one
-        preset of *presets*, the first of which keeps all, and as many of another as
-        its memory asks for."""
+        ways: Sequence[Columns],
+        at_most: Sequence[int],
+    ) -> Iterator[tuple[CutTable, CutTable]]:
+        """What retention by stage may come to of candidates, a row each of every one of
+        *ways*, the first of which keeps all and the last all but nothing: what no cut
+        is faster than, and stages with as many layers of one preset and as many of
+        another as their memory asks for. All together, as most of the time is beside
+        the numbers."""
         limit = problem.memory_limit_bytes
-        ways = [_Stages(problem, units, one, at_most) for one in presets]
-        passes = [way.passes_s for way in ways]
-        needed = [way.needed_bytes for way in ways]
-        forward_s, backward_s = (np.full(needed[0].shape, inf) for _ in range(2))
-
-        def better(share: Array, one: int, other: int, can: Array) -> None:
-            nonlocal forward_s, backward_s
-            forward, backward = (
-                (1 - share) * passes[one][side] + share * passes[other][side]
-                for side in (0, 1)
-            )
-            wins = can & (forward + backward < forward_s + backward_s)
-            forward_s = np.where(wins, forward, forward_s)
-            backward_s = np.where(wins, backward, backward_s)
-
-        for one, more in enumerate(needed):
-            better(np.zeros(()), one, one, more <= limit)
-            for other, less in enumerate(needed):
-                can = (more > limit) & (less <= limit)
-                share = (more - limit) / np.where(can, more - less, 1.0)
-                better(np.clip(share, 0, 1), one, other, can)
-        there = ways[0].there & (forward_s < inf)
-        return cls._priced(ways[0], there, forward_s, backward_s)
-
-    @classmethod
-    def _priced(
-        cls, stages: _Stages, there: Array, forward_s: Array, backward_s: Array
-    ) -> CutTable:
-        rows, problem = stages.rows, stages.problem
-
-        def known(values: Array) -> Array:
-            return np.where(there, values, inf).reshape(stages.shape)
-
-        return cls(
-            units=stages.units,
-            pp=stages.shape[0],
-            micro_batches=int(rows.micro_batches[0]),
-            forward_s=known(forward_s),
-            both_s=known(forward_s + backward_s),
-            tail_s=known(rows.tail_s),
-            update_s=known(rows.update_s),
-            beside_s=float(np.ravel(rows.beside_s)[0]),
-            other_s=float(np.ravel(rows.tied_s)[0]) + problem.machine.step_s,
-            turns=problem.machine.turns,
+        stages = _Stages(problem, units, ways[0], tuple(at_most))
+        every = replace(
+            stages,
+            columns=Columns.concatenate(ways),
+            at_most=tuple(at_most) * len(ways),
         )
+        needed = every.needed_bytes.reshape(len(ways), -1)
+        forward_s, backward_s = (one.reshape(len(ways), -1) for one in every.passes_s)
+        mixture = least_mixture(forward_s + backward_s, needed, limit)
+        mixed = stages.tables(
+            mixture.fits, mixture.of(forward_s), mixture.of(backward_s)
+        )
+        kept = stages.tables(needed[-1] <= limit, forward_s[0], backward_s[0])
+        yield from zip(kept, mixed, strict=True)
 
     def within(self, slowest_s: float) -> Cut | None:
         """The cut without a longer pass whose first stages are as long as may be."""
@@ -284,32 +256,66 @@ class CutTable:
 
 @dataclass(frozen=True)
 class _Stages:
-    """All stages of up to *at_most* units of the one row of *columns*."""
+    """All stages of up to *at_most* units of each row of *columns*, one after the
+    other."""
 
     problem: Problem
     units: Units
     columns: Columns
-    at_most: int
+    at_most: tuple[int, ...]
+
+    def tables(
+        self, fits: Array, forward_s: Array, backward_s: Array
+    ) -> Iterator[CutTable]:
+        """One a row, of the stages that *fits* says do, with the seconds given."""
+        rows, problem = self.rows, self.problem
+        ends = np.cumsum([np.prod(shape) for shape in self._shapes]).tolist()
+        there = fits & self._there
+        passes = forward_s, forward_s + backward_s, rows.tail_s, rows.update_s
+        size = len(there)
+        known = [np.where(there, np.broadcast_to(one, size), inf) for one in passes]
+        beside_s, tied_s = (
+            np.broadcast_to(one, size) for one in (rows.beside_s, rows.tied_s)
+        )
+        for start, end, shape in zip([0, *ends], ends, self._shapes, strict=False):
+            forward, both, tail, update = (
+                one[start:end].reshape(shape) for one in known
+            )
+            yield CutTable(
+                units=self.units,
+                pp=shape[0],
+                micro_batches=int(rows.micro_batches[start]),
+                forward_s=forward,
+                both_s=both,
+                tail_s=tail,
+                update_s=update,
+                beside_s=float(beside_s[start]),
+                other_s=float(tied_s[start]) + problem.machine.step_s,
+                turns=problem.machine.turns,
+            )
+
+    @cached_property
+    def _shapes(self) -> list[tuple[int, int, int]]:
+        """Stages, units, those of them that are leading, of each row."""
+        leading = self.units.leading
+        return [
+            (int(pp), most + 1, min(leading, most) + 1)
+            for pp, most in zip(self.columns.pp, self.at_most, strict=True)
+        ]
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Stages, units, those of them that are leading."""
-        most = self.at_most
-        return int(self.columns.pp[0]), most + 1, min(self.units.leading, most) + 1
-
-    @property
-    def there(self) -> Array:
+    def _there(self) -> Array:
         """Which there may be: a stage in the middle is not empty."""
-        rank, count, leading = self._places
-        middle = (rank > 0) & (rank < self.shape[0] - 1)
+        row, rank, count, leading = self._places
+        middle = (rank > 0) & (rank < self.columns.pp[row] - 1)
         return (leading <= count) & ((count > 0) | ~middle)
 
     @cached_property
     def rows(self) -> StageRows:
-        rank, count, leading = self._places
+        row, rank, count, leading = self._places
         return StageRows.of(
             Rows(columns=self.columns, book=self.problem.book),
-            np.zeros_like(rank),
+            row,
             self.units.numbered(count, np.minimum(leading, count)),
             rank,
         )
@@ -322,6 +328,10 @@ class _Stages:
     def needed_bytes(self) -> Array:
         return np.asarray(self.rows.needed_bytes)
 
-    @property
+    @cached_property
     def _places(self) -> tuple[Array, ...]:
-        return tuple(one.ravel() for one in np.indices(self.shape))
+        """The row, stage, units and leading units of each."""
+        found = [np.indices(shape).reshape(3, -1) for shape in self._shapes]
+        row = np.repeat(np.arange(len(found)), [one.shape[1] for one in found])
+        rank, count, leading = np.concatenate(found, axis=1)
+        return row, rank, count, leading

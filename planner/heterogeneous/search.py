@@ -22,9 +22,12 @@ from math import inf
 from operator import itemgetter
 from typing import Final
 
+import numpy as np
+
 from costmodel.layout import Layout, Uniform
 from planner.heterogeneous.bound import root_bound_s
 from planner.heterogeneous.candidate_set import Menu, group_size, lean_menus, menus
+from planner.heterogeneous.candidates import Option
 from planner.heterogeneous.homogenized import by_other_schedules, over_islands
 from planner.heterogeneous.min_memory import fitting, leanest
 from planner.heterogeneous.partition import Partition
@@ -136,15 +139,21 @@ class _Hunt:
         """Judge the best partitions of *menu*; what none of it is worth less than."""
         lower_s, limit_s = menu.lower_s, self.value / self.unit
         if limit_s == inf:
-            self.judge(menu, menu.best(tolerance=TOLERANCE))
+            self.judge_best(menu, menu.best(tolerance=TOLERANCE))
             limit_s = self.value / self.unit
         if limit_s < inf:
             lower_s, likely = menu.bound_s(limit_s, lambda: self.late)
             if lower_s < limit_s and not self.late:
-                self.judge(menu, likely)
+                self.judge_best(menu, likely)
                 below_s = limit_s * (1 + HIDDEN)
-                self.judge(menu, menu.best(tolerance=TOLERANCE, below_s=below_s))
+                self.judge_best(menu, menu.best(tolerance=TOLERANCE, below_s=below_s))
         return lower_s * self.unit
+
+    def judge_best(self, menu: Menu, some: Sequence[Partition]) -> None:
+        """Those of *some* that take least; and cuts of them which the programme, that
+        counts a step's slowest stage alone, does not tell apart."""
+        for one in sorted(some, key=lambda one: one.seconds)[:JUDGED]:
+            self.judge(menu, list({one: 0, **dict.fromkeys(packed(one, menu.options))}))
 
     def lean(self, menu: Menu) -> float:
         """Judge the leanest partition of *menu*; the bytes that none of it goes below,
@@ -164,11 +173,10 @@ class _Hunt:
         return found.peak_bytes
 
     def judge(self, menu: Menu, some: Sequence[Partition]) -> float:
-        """The least value of the first of *some*, those that take least; infinite where
-        none fits."""
+        """The least value of *some*; infinite where none fits."""
         self.tried += len(some)
         least = inf
-        for partition in sorted(some, key=lambda one: one.seconds)[:JUDGED]:
+        for partition in some:
             if self.late:
                 break
             layout = menu.layout(partition)
@@ -231,6 +239,36 @@ def moved(partition: Partition) -> Iterator[Partition]:
             for part, (first, end) in zip(parts, cuts, strict=True)
         )
         yield replace(partition, parts=tuple(found))
+
+
+def packed(partition: Partition, options: Sequence[Option]) -> Iterator[Partition]:
+    """*partition* with its first stages as long as its slowest one allows, and with its
+    last ones; where no stage goes empty by that."""
+    parts = partition.parts
+    own_s = [options[part.option].seconds for part in parts]
+    spans = [(part.first, part.last + 1) for part in parts]
+    slowest_s = max(
+        float(each[first:end].sum())
+        for each, (first, end) in zip(own_s, spans, strict=True)
+    )
+    most_s, layers = slowest_s * (1 + EXACT), parts[-1].last + 1
+    for backward in (False, True):
+        turned = [each[::-1] for each in reversed(own_s)] if backward else own_s
+        ends = [0]
+        for left, each in zip(range(len(parts) - 1, -1, -1), turned, strict=True):
+            some = np.cumsum(each[ends[-1] : layers - left]) <= most_s
+            ends.append(ends[-1] + int(some.sum()))
+        if ends[-1] != layers or len(set(ends)) != len(ends):
+            continue
+        if backward:
+            ends = [layers - end for end in reversed(ends)]
+        yield replace(
+            partition,
+            parts=tuple(
+                replace(part, first=first, last=end - 1)
+                for part, (first, end) in zip(parts, pairwise(ends), strict=True)
+            ),
+        )
 
 
 SHARE: Final = 0.3  # of the time, for alike stages over islands

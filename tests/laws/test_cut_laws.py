@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from costmodel.layout.strategy import Columns, Uniform, spell_out
+from costmodel.layout.strategy import RECOMPUTES, Columns, Uniform, spell_out
 from costmodel.options.pins import Pins
 from costmodel.support.legality import violations
 from costmodel.support.support_table import refusals
@@ -26,6 +26,7 @@ from planner.problem.solution import EXACT
 from planner.problem.space import Space
 from planner.problem.table import length
 from planner.search.branch_and_bound import BranchAndBound
+from planner.search.remat_per_stage import making_again
 from planner.search.search import Limits
 from profiles.hardware.catalog import cluster
 from profiles.models.catalog import model
@@ -127,6 +128,31 @@ def test_bounds_are_below_every_cut(posed: Problem) -> None:
         if key not in tables:
             tables[key] = CutTable.of(posed, units, columns, units.count).bound_s()
         assert tables[key] <= seconds * (1 + EXACT)
+
+
+def test_tables_of_many_are_those_of_each() -> None:
+    """Stages of many candidates are priced together, of all presets at once."""
+    posed = problem("gpt-mini", 8)
+    units = Units.of(posed.job.graph)
+    assert units is not None
+    columns = Space.of(posed).leaves(families(posed))
+    keeps = making_again(columns, RECOMPUTES.index("none"))
+    full = making_again(columns, RECOMPUTES.index("full"))
+    rows = np.random.default_rng(0).permutation(len(columns))[:12]
+    most = [units.count - row % 2 for row in range(len(rows))]
+    ways = [keeps.take(rows), full.take(rows)]
+    fitted = CutTable.fitted(posed, units, ways, most)
+    for row, at_most, (kept, mixed) in zip(rows, most, fitted, strict=True):
+        alone = CutTable.of(posed, units, keeps.take(np.array([row])), at_most)
+        again = CutTable.of(posed, units, full.take(np.array([row])), at_most)
+        there = np.isfinite(alone.both_s)
+        np.testing.assert_allclose(kept.both_s[there], alone.both_s[there])
+        np.testing.assert_array_equal(
+            np.isfinite(kept.both_s), np.isfinite(again.both_s)
+        )
+        both = np.isfinite(mixed.both_s)
+        assert (mixed.both_s[both] >= kept.both_s[both] * (1 - EXACT)).all()
+        assert (mixed.both_s[both] <= again.both_s[both] * (1 + EXACT)).all()
 
 
 def test_unequal_layers_are_found_where_equal_ones_wait() -> None:

@@ -97,6 +97,14 @@ def test_the_best_cut_gets_retention_by_stage_whatever_else_is_in_the_space() ->
     assert free["estimate"]["step_time_s"] <= pinned["estimate"]["step_time_s"]
 
 
+def test_a_cut_with_retention_is_found_whatever_else_is_in_the_space() -> None:
+    """Two other cuts were fitted in vain, and the best was given up."""
+    model = ("--model", "llama3-8b", "--gpus", "16", "--cluster", "a100-pcie")
+    words = (*model, "--global-batch", "128")
+    free, pinned = asked(*words), asked(*words, "--micro-batches", "16")
+    assert free["layout"] == pinned["layout"]
+
+
 def test_the_number_of_stages_is_pinned_beside_unlike_meshes() -> None:
     """Equal stages of eight do not fit, which is no reason to look at no others."""
     model = ("--model", "llama3-8b", "--gpus", "8", "--cluster", "l40s-8x")

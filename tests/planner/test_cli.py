@@ -204,9 +204,17 @@ def test_nothing_divides_is_exit_1(ask: Ask) -> None:
 
 
 def test_no_time_is_exit_1(ask: Ask) -> None:
-    code, out, err = ask(*TINY, "--time-limit", "0.000001", "--json")
+    short = ("--search", "exhaustive", "--time-limit", "0.000001")
+    code, out, err = ask(*TINY, *short, "--json")
     assert (code, json.loads(out)["layout"]) == (1, None)
     assert "--time-limit" in err
+
+
+def test_no_time_gives_some_layout_of_the_default_search(ask: Ask) -> None:
+    found = answer(ask, *TINY, "--time-limit", "0.000001")
+    bound = found["bound"]
+    assert (bound["complete"], bound["lower"], bound["gap"]) == (False, 0.0, 1.0)
+    assert found["search"]["status"] == "feasible"
 
 
 def test_a_time_limit_gives_the_best_so_far_with_its_gap(ask: Ask) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.heterogeneous.partition import Part, Partition
-from planner.heterogeneous.search import climbed, moved
+from planner.heterogeneous.search import climbed, moved, packed
 
 
 def partition(sizes: tuple[int, ...]) -> Partition:
@@ -66,6 +69,37 @@ def test_a_climb_ends_where_no_neighbour_is_better(
     values = [apart(one) for one in (start, *steps)]
     assert all(after < before for before, after in pairwise(values))
     assert values[-1] == 0
+
+
+@given(sizes=sizes, seconds=st.data())
+def test_packed_stages_are_no_slower(
+    sizes: tuple[int, ...], seconds: st.DataObject
+) -> None:
+    """As many layers at one end as the slowest stage has time for, and no fewer
+    stages."""
+    layers, start = sum(sizes), partition(sizes)
+    each = st.lists(st.integers(1, 9), min_size=layers, max_size=layers)
+    own_s = [np.array(seconds.draw(each), dtype=float) for _ in sizes]
+    options: Any = [SimpleNamespace(seconds=one) for one in own_s]
+
+    def taken_s(one: Partition) -> list[float]:
+        return [
+            float(own_s[place][part.first : part.last + 1].sum())
+            for place, part in enumerate(one.parts)
+        ]
+
+    found = list(packed(start, options))
+    for one in found:
+        assert min(sizes_of(one)) >= 1
+        assert sum(sizes_of(one)) == layers
+        assert [part.option for part in one.parts] == list(range(len(sizes)))
+        assert max(taken_s(one)) <= max(taken_s(start))
+
+
+def test_packed_stages_are_at_an_end() -> None:
+    alike: Any = [SimpleNamespace(seconds=np.ones(8))] * 4
+    found = [sizes_of(one) for one in packed(partition((2, 3, 1, 2)), alike)]
+    assert found == [(3, 3, 1, 1), (1, 1, 3, 3)]
 
 
 def test_what_is_not_to_be_had_is_not_taken() -> None:

@@ -21,10 +21,10 @@ from planner.problem.problem import Objective, Problem
 from planner.problem.solution import Solution
 from planner.report.document import bound_document
 from planner.search.branch_and_bound import BranchAndBound
-from planner.search.remat_per_stage import polished, without_auto
-from planner.search.search import Limits
+from planner.search.remat_per_stage import _Field, polished, without_auto
+from planner.search.search import Clock, Limits
 from profiles.errors import Contradiction
-from tests.support.problems import local, problem
+from tests.support.problems import local, on, problem
 
 LIMITS = Limits(runners_up=2)
 
@@ -168,3 +168,23 @@ def test_auto_frees_the_search_of_presets() -> None:
     assert without_auto(Pins(recompute="full")) == Pins(recompute="full")
     with pytest.raises(Contradiction, match="--recompute-layers 2 out"):
         without_auto(Pins(recompute=AUTO, recompute_layers=2))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch", "where"),
+    [("llama3-8b", 8, 64, "l40s-8x"), ("gpt-2.7b", 8, 16, "p3.16xlarge")],
+)
+def test_nothing_comes_to_less_than_is_likely(
+    model: str, gpus: int, batch: int, where: str
+) -> None:
+    """Candidates are left because of what they are likely to come to at the least."""
+    posed = problem(model, gpus, where=on(where), global_batch=batch)
+    found = solve(posed, BranchAndBound(), LIMITS)
+    field, tried = _Field(posed, Clock(limits=LIMITS), tight=False), 0
+    while field.least < found.value:
+        for one in sorted(field.spread(found.value), key=lambda one: one.likely)[:12]:
+            came_to = posed.simulate(one.choice)
+            if posed.fits(came_to):
+                tried += 1
+                assert one.least <= one.likely <= posed.value(came_to)
+    assert tried
