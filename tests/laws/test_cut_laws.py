@@ -24,7 +24,7 @@ from planner.cuts.units import Units
 from planner.problem.problem import Problem
 from planner.problem.solution import EXACT
 from planner.problem.space import Space
-from planner.problem.table import length
+from planner.problem.table import Table, length
 from planner.search.branch_and_bound import BranchAndBound
 from planner.search.remat_per_stage import making_again
 from planner.search.search import Limits
@@ -94,10 +94,15 @@ def simulated(posed: Problem) -> list[tuple[Columns, float, float]]:
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(shallow())
-def test_no_cut_is_better_than_the_best_by_more_than_the_gap(posed: Problem) -> None:
-    assume(len(families(posed)["pp"]) <= 12)
+def test_bounds_are_below_every_cut_and_the_best_is_within_the_gap(
+    posed: Problem,
+) -> None:
+    branches = families(posed)
+    assume(len(branches["pp"]) <= 12)
+    every = simulated(posed)
+    _require_bounds(posed, branches, every)
     limit = posed.memory_limit_bytes
-    every = [one for one in simulated(posed) if one[2] <= limit]
+    every = [one for one in every if one[2] <= limit]
     least = min((seconds for _, seconds, _ in every), default=inf)
     even = BranchAndBound().solve(posed, Limits())
     found = with_cuts(posed, even, Limits())
@@ -110,16 +115,14 @@ def test_no_cut_is_better_than_the_best_by_more_than_the_gap(posed: Problem) -> 
     assert found.value * (1 - found.gap) <= least * (1 + EXACT)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(shallow())
-def test_bounds_are_below_every_cut(posed: Problem) -> None:
+def _require_bounds(
+    posed: Problem, branches: Table, every: list[tuple[Columns, float, float]]
+) -> None:
     units = Units.of(posed.job.graph)
     assert units is not None
-    branches = families(posed)
-    assume(len(branches["pp"]) <= 12)
     floor_s = CutFloor.of(posed, units, branches).seconds().min()
     tables: dict[tuple[int, ...], float] = {}
-    for columns, seconds, peak in simulated(posed):
+    for columns, seconds, peak in every:
         assert floor_s <= seconds * (1 + EXACT)
         if peak > posed.memory_limit_bytes:
             continue

@@ -271,7 +271,7 @@ def test_alike_stages_are_tried_too(woven: tuple[Problem, Solution]) -> None:
     """Over two like islands a woven pipeline may be faster than any that runs 1F1B; of
     those what is chosen is near the best alone, as few of them are simulated."""
     two, found = woven
-    pins = Pins(pp=2, micro_batch=1)  # the best has them, and others take long
+    pins = Pins(pp=2, cp=1, micro_batch=1)  # the best has them, and others take long
     alike = over_islands(replace(two, pins=pins), BranchAndBound(), LIMITS)
     check(two, found)
     assert alike.best is not None
