@@ -115,7 +115,7 @@ class Attention(nn.Module):
         return packed if most is None else packed.clamp(-most, most)
 
     def _turned(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        made = turned(heads, cosine, sine)
+        made: Tensor = turned(heads, cosine, sine)
         if not self.numerics.head_rms_norm:
             return made
         epsilon = self.numerics.norm_epsilon
