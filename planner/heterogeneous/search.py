@@ -288,6 +288,7 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     if solution.best is None or solution.only_unlike:
         return solution
     found = stages_of_any(problem, solution.best.choice, solution.value, clock)
+    found = _of_its_parts(problem, found, solution.best.choice, solution.value, clock)
     best, value = solution.best, solution.value
     if found.candidates and problem.value(found.candidates[0]) < value:
         best = found.candidates[0]
@@ -312,6 +313,33 @@ def widened(problem: Problem, solution: Solution, limits: Limits) -> Solution:
     )
 
 
+def _of_its_parts(
+    problem: Problem, found: Found, beside: Uniform, value: float, clock: Clock
+) -> Found:
+    """*found*, or what is found with the micro-batches and dp of its best: among fewer
+    meshes the programme's likely ones are others, and pins would bring them to
+    light."""
+    value_of, pins = problem.value, problem.pins
+    first = found.candidates[0] if found.candidates else None
+    if first is None or value_of(first) >= value:
+        return found
+    layout = first.estimate.layout
+    widths = {stage.mesh.dp for stage in layout.stages}
+    dp = widths.pop() if len(widths) == 1 else pins.dp
+    parts = replace(pins, micro_batches=layout.micro_batches, dp=dp)
+    if parts == pins or problem.objective is Objective.MEMORY or clock.over:
+        return found
+    own = problem.repinned(parts)
+    more = stages_of_any(own, beside, value, clock)
+    return replace(
+        found,
+        candidates=tuple(sorted((*found.candidates, *more.candidates), key=value_of)),
+        partitions=found.partitions + more.partitions,
+        simulated=found.simulated + more.simulated,
+        lower=min(found.lower, *map(value_of, more.candidates[:1])),
+    )
+
+
 def stages_alone(problem: Problem, limits: Limits) -> Solution:
     """The best layout of stages of any mesh, each of them inside one island, where
     there are no alike ones to begin with; or of alike ones over all islands where
@@ -333,6 +361,8 @@ def stages_alone(problem: Problem, limits: Limits) -> Solution:
     found = stages_of_any(problem, alone, value, clock, alone=best is None)
     if best is None and not found.candidates and not found.complete:
         raise clock.out_of_time(found.partitions)
+    if not is_unlike(problem):
+        found = _of_its_parts(problem, found, alone, value, clock)
     proven = False
     if found.candidates and problem.value(found.candidates[0]) < value:
         best = found.candidates[0]
