@@ -5,10 +5,11 @@ problem → search → solution, checked here whichever search it was
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
-from typing import Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, Unpack
 
 from costmodel.layout import AUTO, NOTHING, parse_offload
 from costmodel.machine import Calibration, Machine, machine
@@ -24,6 +25,7 @@ from planner.problem import (
     Problem,
     Solution,
     Space,
+    Staged,
     asked_of,
     hopeless,
     hopeless_by_states,
@@ -53,6 +55,7 @@ from profiles.hardware import Cluster
 from profiles.models import Job
 
 DEFAULT: Final = "branch-and-bound"
+DEGREES: Final = ("tp", "pp", "dp", "cp", "ep")  # in which near-ties differ
 __all__ = ["check", "plan", "solve"]
 
 
@@ -138,8 +141,42 @@ def improved(
     found = refined(problem, first, asked, limits)
     if problem.any_stage:
         found = widen(problem, found, limits)
-    found = sharded(problem, recommended(problem, found, runners_up), limits)
+    found = settled(problem, recommended(problem, found, runners_up), asked, limits)
+    found = sharded(problem, found, limits)
     return with_faster(problem, found, first.too_big, limits)
+
+
+def settled(
+    problem: Problem, solution: Solution, asked: Pins, limits: Limits
+) -> Solution:
+    """*solution* whose best was taken for its bad case, with retention and cuts chosen
+    for that one too: the answer where its degrees are pinned; checked. What is known of
+    the whole space stays."""
+    best, other = solution.best, solution.instead_of
+    if best is None or other is None or solution.search != DEFAULT:
+        return solution
+    if Clock(limits=limits).over or isinstance(best, Staged):
+        return solution
+    degrees: Mapping[str, Any] = best.estimate.layout.summary
+    own = problem.repinned(
+        replace(problem.pins, **{name: degrees[name] for name in DEGREES})
+    )
+    alone = replace(limits, runners_up=0, watch=None)
+    try:
+        found = refined(own, solve(own, BranchAndBound(), alone), asked, alone)
+    except OutOfTime:
+        return solution
+    if found.best is None or found.value >= solution.value:
+        return solution
+    better = replace(
+        solution,
+        best=found.best,
+        value=found.value,
+        lower=min(solution.lower, found.value),
+        instead_of=other if problem.value(other) < found.value else None,
+    )
+    check(problem, better)
+    return better
 
 
 def _problem(job: Job, cluster: Cluster, gpus: int, options: PlanOptions) -> Problem:

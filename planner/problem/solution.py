@@ -177,6 +177,16 @@ class Solution:
         return before if before is not None and known else self.preset_value
 
     @property
+    def cut_gain(self) -> float | None:
+        """How much better unequal layers are than equal ones: 0 too where the best was
+        taken for its bad case and equal ones are faster by estimate; None where there
+        are none to compare with."""
+        even = self.cuts.even_value if self.cuts else None
+        if even is None or even == inf:
+            return None
+        return max(0.0, 1 - self.preset_value / even)
+
+    @property
     def gap(self) -> float:
         """1 − lower / value: 0 is proven best, 1 is nothing known."""
         if self.value == inf:

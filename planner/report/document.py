@@ -134,7 +134,7 @@ def _cuts(solution: Solution) -> dict[str, Any] | None:
         "cuts_simulated": cuts.simulated + cuts.fitted,
         "lower": cuts.lower,
         "even": even,
-        "gain": 1 - solution.preset_value / even if even else None,
+        "gain": solution.cut_gain,
         "retention_by_stage": {"cuts_fitted": cuts.fitted, "lower": cuts.fitted_lower},
     }
 

@@ -244,15 +244,16 @@ def _cuts(solution: Solution) -> list[tuple[str, str]]:
     cuts, best = solution.cuts, solution.best
     if cuts is None or best is None:
         return []
-    even = cuts.even_value
-    if even is None:
+    if cuts.even_value is None:
         return []
-    gain = 1 - solution.preset_value / even
-    if not gain and not cuts.fitted:
+    gain = solution.cut_gain
+    if gain == 0 and not cuts.fitted:
         return []
     found = f"{gain:.1%} better than" if gain else "no better than"
     words = (
-        f"unequal layers {found} equal ones" if even < inf else "equal ones do not fit"
+        "equal ones do not fit"
+        if gain is None
+        else f"unequal layers {found} equal ones"
     )
     rest = _rest_words(1 - cuts.fitted_lower / solution.value, 1)
     tried = f"{cuts.simulated + cuts.fitted} cuts of {cuts.considered:,} layouts tried"
