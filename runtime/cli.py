@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 import click
 
 from costmodel.simulation import parse_file
-from profiles.commandline import FilePath, command, console, emit_json, warn
+from profiles.commandline import (
+    FilePath,
+    command,
+    console,
+    emit_json,
+    premise,
+    warn,
+)
+from profiles.errors import RunFailed
 from profiles.files import read_json, require_package
 from runtime.train import RunOptions, run_options, training_options
 
@@ -46,16 +54,18 @@ def execute(options: RunOptions, *, probe: bool, as_json: bool) -> None:
     if not as_json:
         console().print(opening(run))
     document = run.execute()
-    lost = diverged(document)
-    if lost is not None:
-        warn(lost)
     if probes:
         document["probe"] = [one.document(probes[0]) for one in probes]
         document["picked"] = str(probes[0].file)
-    if as_json:
+    lost = diverged(document)
+    if lost is not None:
+        premise(document)
+    elif as_json:
         emit_json(document)
-    else:
+    if not as_json:
         console().print(run_view(document))
+    if lost is not None:
+        raise RunFailed(lost)
 
 
 def _probes(options: RunOptions) -> list[Probed]:

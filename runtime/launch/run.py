@@ -27,7 +27,9 @@ from profiles.samples import require_writable
 from profiles.system import meeting_point, route_to
 from runtime.checkpoint import checkpoint, latest
 from runtime.data import Source, absolute, fingerprint, source
-from runtime.launch.launcher import Program, launch, require_startable
+from runtime.launch.attempts import Attempts
+from runtime.launch.launcher import Machines, Program, launch, require_startable
+from runtime.launch.replan import Layouts
 from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
@@ -46,7 +48,8 @@ class Request(Options):
     threads: int
     result: str
     checkpoint_dir: str | None = None
-    timeout_s: float = 600.0  # of a collective that somebody does not join
+    elastic: bool = False  # go on from the newest checkpoint, if there is one
+    history: str | None = None
     observe: bool = False  # listen to more steps, for samples of them
     offload_dir: str | None = None  # of a drive; None: that of temporary files
 
@@ -84,7 +87,10 @@ def question(request: Request, data: str) -> dict[str, Any]:
         "a --trace": training.trace is not None,
         "a --checkpoint-dir": folder is not None,
         "--checkpoint-every": request.checkpoint_every,
+        "--timeout": request.timeout_s,
+        "--on-nan": request.on_nan,
         "--resume": request.resume,
+        "--elastic": request.elastic,
         "the newest checkpoint": None if newest is None else newest.name,
         "--observe": request.observe,
         "--record": request.record,
@@ -134,6 +140,7 @@ class Run:
     prediction: Prediction
     remarks: tuple[str, ...] = ()  # on the drive, and on what it goes on from
     limits: tuple[str, ...] = ()  # of what the comparison says
+    layouts: Layouts  # for other numbers of machines
 
     @property
     def layout(self) -> Layout:
@@ -152,33 +159,44 @@ class Run:
 
         Raises RunFailed where a worker died.
         """
+        options = self.options
+        least, most = options.machines
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
-            result = Path(folder, "result.json")
-            asked = Path(folder, "request.json")
-            self._request(result).write(asked)
+            attempts = Attempts(
+                folder=Path(folder),
+                options=options,
+                planned=self.layouts,
+                ask=self._request,
+            )
             try:
                 launch(
-                    Program(arguments=[str(asked)]),
+                    Program(arguments=[str(attempts.asked)]),
                     nproc=self.local_ranks,
-                    nnodes=self.options.nnodes,
-                    rdzv_endpoint=self.options.rdzv_endpoint,
-                    max_restarts=self.options.max_restarts,
+                    machines=Machines(
+                        least=least, most=most, endpoint=options.rdzv_endpoint
+                    ),
+                    max_restarts=options.restarts,
                     device=self.device,
-                    output=sys.stdout if self.options.progress else sys.stderr,
+                    output=sys.stdout if options.progress else sys.stderr,
+                    prepare=attempts.prepare,
                 )
             finally:  # no worker is left that could be writing one
-                if self.options.checkpoint_dir is not None:
-                    checkpoint.forget_partial(self.options.checkpoint_dir)
-            seen = read_json(result, what="the run's result") if result.exists() else {}
-        assert isinstance(seen, dict)
-        document = {**seen, **self.prediction.against(seen)}
+                if options.checkpoint_dir is not None:
+                    checkpoint.forget_partial(options.checkpoint_dir)
+            seen = attempts.seen()
+        last = attempts.file
+        prediction = self.prediction
+        if seen and last is not self.file:
+            prediction = predict(last, self.job, options.profiles)
+        document = {**seen, **prediction.against(seen)}
         if seen:
-            document["layout_file"] = file_document(self.file)
-        if self.options.observe is not None:
-            document["observed"] = sampling.add(self.options.observe, document)
+            document["layout_file"] = file_document(last)
+        if options.observe is not None:
+            document["observed"] = sampling.add(options.observe, document)
         return document
 
-    def _request(self, result: Path) -> Request:
+    def _request(self, file: LayoutFile, result: Path, history: Path) -> Request:
+        """What workers are asked to do with the layout of *file*."""
         options = self.options
         folder, drive = options.checkpoint_dir, options.offload_dir
         same = {one.name: getattr(options, one.name) for one in fields(Options)}
@@ -187,12 +205,14 @@ class Run:
             "training": options.training.resolved(),
         }
         return Request(
-            layout=file_document(self.file),
+            layout=file_document(file),
             optimizer=self.job.optimizer,
             device=self.device,
             threads=threads(self.local_ranks),
             result=str(result),
             checkpoint_dir=None if folder is None else str(folder.absolute()),
+            elastic=options.elastic is not None,
+            history=str(history),
             observe=options.observe is not None,
             offload_dir=None if drive is None else str(drive.absolute()),
             **same,
@@ -211,7 +231,7 @@ def prepare(options: RunOptions) -> Run:
             f"{options.nnodes}; choose a divisor"
         )
     require_startable(layout.gpus // options.nnodes, device=device)
-    endpoint = meeting_point(options.nnodes, options.rdzv_endpoint)
+    endpoint = meeting_point(options.machines[1], options.rdzv_endpoint)
     if endpoint is not None:
         route_to(endpoint)
     done = _require_checkpoints(options, job)
@@ -233,7 +253,29 @@ def prepare(options: RunOptions) -> Run:
         prediction=prediction,
         remarks=(*remarks, *_unlike(options, data)),
         limits=tuple(_limits(options, job, prediction, device, done)),
+        layouts=_layouts(options, file),
     )
+
+
+def _layouts(options: RunOptions, file: LayoutFile) -> Layouts:
+    """What may be needed of them; raises Contradiction for machines that do not fit
+    the file, RunFailed where none is for the fewest."""
+    found = Layouts(file)
+    if options.elastic is None:
+        return found
+    least, most = options.machines
+    if not least <= options.nnodes <= most:
+        raise Contradiction(
+            f"--elastic {least}:{most} is not about --nnodes {options.nnodes}, the "
+            "machines of the layout file; choose MIN <= --nnodes <= MAX"
+        )
+    if options.checkpoint_dir is None or not options.checkpoint_every:
+        raise Contradiction(
+            "--elastic goes on from checkpoints in a folder that all machines share; "
+            "give --checkpoint-dir DIR and --checkpoint-every N"
+        )
+    found.of(least * (file.gpus // options.nnodes))
+    return found
 
 
 def threads(local_ranks: int) -> int:
@@ -344,12 +386,15 @@ def _require_checkpoints(options: RunOptions, job: Job) -> int:
     """How many steps the checkpoint that the run goes on from has behind it."""
     folder = options.checkpoint_dir
     if folder is None:
-        if options.resume or options.checkpoint_every:
+        rollback = options.on_nan == "rollback"
+        if options.resume or options.checkpoint_every or rollback:
             raise Contradiction(
-                "--resume and --checkpoint-every need --checkpoint-dir DIR"
+                "--resume, --checkpoint-every and --on-nan rollback need "
+                "--checkpoint-dir DIR"
             )
         return 0
-    if not options.resume:
+    fresh = options.elastic is not None and latest(folder) is None
+    if fresh or not (options.resume or options.elastic):
         checkpoint.require_fresh(folder)
         return 0
     done = checkpoint.require_resumable(folder, {"job": job_fingerprint(job)})

@@ -20,7 +20,9 @@ from profiles.files import write_text
 from profiles.units import GB
 from runtime.checkpoint import checkpoint
 from runtime.data import Source, fingerprint, source
+from runtime.launch.divergence import Rollbacks, wrong
 from runtime.launch.failures import status
+from runtime.launch.history import History
 from runtime.launch.processes import Worker, process_group, restarts
 from runtime.launch.run import Request, question, require_agreed
 from runtime.models import decoder_of
@@ -47,6 +49,8 @@ class Run:
         self.rank, self.device = worker.rank, worker.device
         self.journals: list[Journal] = []
         self.held_out: Source | None = None
+        self.rollbacks = Rollbacks()
+        self.history = History(request.history if self.rank == 0 else None)
         data = self._source(request.data, request.seed)
         self.data = fingerprint(data)
         require_agreed(question(request, self.data))
@@ -73,27 +77,77 @@ class Run:
     def run(self) -> None:
         """Train; rank 0 writes the result."""
         first, began = self._first_step(), time.perf_counter()
-        self.journals = journals(self.request.training, first) if self.rank == 0 else []
-        for number in range(first, self.request.steps):
-            self._told(number)
-            result = self.watch.step(number, since=number - first)
-            self.observed.peak = self.watch.peak
-            self.observed.results.append(result)
-            self._say(number, result)
-            self._evaluate(number + 1)
-            self._save(number + 1)
+        self._open_journals(first)
+        self._save_to_go_back(first)
+        self.history.add("ready", step=first)
+        stopped = self._train(first)
         wall_s = time.perf_counter() - began
         for journal in self.journals:
             journal.close()
         peaks, reports = self._peaks(), everyone(self.watch.report())
         if self.rank == 0:
             document = self.observed.document(peaks, wall_s, first)
+            document["stopped"] = stopped
+            document["rollbacks"] = [asdict(one) for one in self.rollbacks.done]
             median_s = document["step_time_s"]["median"]
             kind = self.device.type
             document |= measured_parts(reports, self.job, median_s, device=kind)
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
             write_text(Path(self.request.result), json.dumps(document))
+
+    def _train(self, first: int) -> dict[str, Any] | None:
+        """All steps from *first* on; what was wrong with the last one where it is not
+        that of the request."""
+        number, since = first, 0
+        while number < self.request.steps:
+            self._told(number)
+            result = self.watch.step(number, since=since)
+            since += 1
+            self.observed.peak = self.watch.peak
+            self.observed.results.append(result)
+            self._say(number, result)
+            if not self.trainer.sound(result):
+                back = self._rolled_back(number)
+                if back is None:
+                    return wrong(number, result)
+                number = back
+                self.observed.forget_after(number - first, number)
+                continue
+            self._evaluate(number + 1)
+            self._save(number + 1)
+            number += 1
+        return None
+
+    def _rolled_back(self, number: int) -> int | None:
+        """Where training goes on after step *number* went wrong; None: nowhere."""
+        folder = self.request.checkpoint_dir
+        if self.request.on_nan != "rollback" or folder is None:
+            return None
+        self.trainer.forget()
+        done = self._load(Path(folder))
+        one = self.rollbacks.next(number, done)
+        if one is None:
+            return None
+        self.trainer.skipped = self.rollbacks.skipped
+        for journal in self.journals:
+            journal.close()
+        self._open_journals(done)
+        self.history.add("rolled_back", step=done)
+        if self.rank == 0:
+            print(one, flush=True)
+        return done
+
+    def _save_to_go_back(self, first: int) -> None:
+        """A rollback may be asked for before the first checkpoint would be there."""
+        folder = self.request.checkpoint_dir
+        wanted = self.request.on_nan == "rollback" and folder is not None
+        if wanted and checkpoint.latest(Path(folder or "")) is None:
+            checkpoint.save(Path(folder or ""), step=first, **self._state())
+
+    def _open_journals(self, done: int) -> None:
+        asked = self.request.training
+        self.journals = journals(asked, done) if self.rank == 0 else []
 
     def _source(self, data: str, seed: int) -> Source:
         return source(
@@ -125,15 +179,22 @@ class Run:
 
     def _first_step(self) -> int:
         folder = self.request.checkpoint_dir
-        if folder is None or not (self.request.resume or restarts()):
+        asked = self.request.resume
+        if folder is None or not (asked or self.request.elastic or _restarted()):
             return 0
-        if not self.request.resume and checkpoint.latest(Path(folder)) is None:
+        if not asked and checkpoint.latest(Path(folder)) is None:
             return 0
+        return self._load(Path(folder))
+
+    def _load(self, folder: Path) -> int:
         status(self.rank).say("reading the checkpoint")
-        done = checkpoint.load(Path(folder), **self._state())
-        stored = checkpoint.meta(Path(folder)).get("loss_scale")
-        if stored and self.trainer.scale.dynamic:
-            self.trainer.scale.value, self.trainer.scale.good_steps = stored
+        done = checkpoint.load(folder, **self._state())
+        stored = checkpoint.meta(folder)
+        if stored.get("loss_scale") and self.trainer.scale.dynamic:
+            scale = self.trainer.scale
+            scale.value, scale.good_steps = stored["loss_scale"]
+        self.rollbacks.resumed(stored.get("skipped") or ())
+        self.trainer.skipped = self.rollbacks.skipped
         return done
 
     def _save(self, done: int) -> None:
@@ -142,7 +203,10 @@ class Run:
             return
         if done == self.request.steps or (every and done % every == 0):
             status(self.rank).say(f"saving the checkpoint of step {done}")
+            began = time.perf_counter()
             checkpoint.save(Path(folder), step=done, **self._state())
+            seconds = time.perf_counter() - began
+            self.history.add("saved", step=done, seconds=seconds)
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -155,6 +219,7 @@ class Run:
                 "seed": self.request.seed,
                 "data": self.data,
                 "loss_scale": [scale.value, scale.good_steps],
+                "skipped": list(self.rollbacks.skipped),
             },
         }
 
@@ -177,6 +242,7 @@ class Run:
         rate = self.observed.tokens_per_s_per_gpu(result.seconds)
         entry = {"step": number + 1, **asdict(result), "tokens_per_s_per_gpu": rate}
         self._write(entry)
+        self.history.add("step", step=number + 1, seconds=result.seconds)
         if self.rank or not self.request.progress:
             return
         flops = model_flops(self.job) / result.seconds / self.layout.gpus
@@ -188,6 +254,13 @@ class Run:
             f"{rate:9,.0f} tokens/s/gpu  {flops / 1e9:9,.1f} GFLOP/s{memory}",
             flush=True,
         )
+
+
+def _restarted() -> bool:
+    """Whether any rank was started again: machines do not count alike."""
+    everyone: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(everyone, restarts())
+    return max(everyone) > 0
 
 
 def main(path: str) -> None:

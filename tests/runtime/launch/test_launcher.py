@@ -17,7 +17,7 @@ import pytest
 
 from profiles.errors import Contradiction, RunFailed
 from runtime.launch import launcher
-from runtime.launch.launcher import Program, launch, require_startable
+from runtime.launch.launcher import Machines, Program, launch, require_startable
 
 Start = Callable[..., str]
 
@@ -72,7 +72,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         (tmp_path / "program.py").write_text(program)
         shown = io.StringIO()
         launch(
-            Program(arguments=[*arguments, str(tmp_path)], module="program"),
+            Program(
+                arguments=[*arguments, str(tmp_path)],
+                module="program",
+                imports="colorsys",  # torch would take seconds
+            ),
             nproc=nproc,
             max_restarts=restarts,
             output=shown,
@@ -270,7 +274,7 @@ def test_several_machines_need_a_place_to_meet(
     nnodes: int, endpoint: str | None
 ) -> None:
     with pytest.raises(Contradiction, match="HOST:PORT"):
-        launch(Program(), nproc=1, nnodes=nnodes, rdzv_endpoint=endpoint)
+        launch(Program(), nproc=1, machines=Machines(most=nnodes, endpoint=endpoint))
 
 
 @pytest.mark.slow
@@ -283,9 +287,10 @@ def test_two_machines_meet(start: Start, tmp_path: Path, root: Path) -> None:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     (tmp_path / "program.py").write_text(AGREE)
     script = (
-        "from runtime.launch.launcher import Program, launch\n"
+        "from runtime.launch.launcher import Machines, Program, launch\n"
         f"program = Program(arguments=['0', {str(tmp_path)!r}], module='program')\n"
-        f"launch(program, nproc=1, nnodes=2, rdzv_endpoint={endpoint!r})\n"
+        f"two = Machines(least=2, most=2, endpoint={endpoint!r})\n"
+        "launch(program, nproc=1, machines=two)\n"
     )
     paths = os.pathsep.join([str(root), str(tmp_path)])
     environment = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}

@@ -367,17 +367,20 @@ def test_a_run_that_diverges_ends_and_says_when(
     assert simulate([*small.split(), "--out", "a.json"]) == 0
     wild = "--device cpu --steps 5 --lr 10 --clip 0 --weight-decay 1 --log run.jsonl"
     code, out, err = executing("a.json", *wild.split(), "--json")
-    losses = json.loads(out)["losses"]
-    lost = losses.index(None)
-    assert (code, losses[lost:]) == (0, [None] * (5 - lost))
+    document = json.loads(out)
+    losses, stopped = document["losses"], document["stopped"]
+    assert (code, document["layout"]) == (1, None)
+    assert stopped["step"] == len(losses) < 5
     priced_elsewhere, *said = err.splitlines()
     assert "trained on this machine's cpu" in priced_elsewhere
     assert len(said) == 1
-    assert f"the loss of step {lost + 1} is not finite" in said[0]
+    assert f"the {stopped['not_finite']} of step {len(losses)} is not finite" in said[0]
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     assert not any("NaN" in line or "Infinity" in line for line in lines)
     assert [json.loads(line)["loss"] for line in lines] == losses
-    assert "→ not finite" in executing("a.json", *wild.split())[1]
+    code, out, _ = executing("a.json", *wild.split())
+    assert code == 1
+    assert "steps in" in out
 
 
 def _numbers(path: Path) -> list[dict[str, Any]]:

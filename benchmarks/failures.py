@@ -1,0 +1,362 @@
+"""Runs of `execute` whose workers and machines fail: does training go on as if not?
+
+    python benchmarks/failures.py kills [--count 20]
+    python benchmarks/failures.py elastic [--count 10]
+    python benchmarks/failures.py soak [--steps 5000]
+
+kills    workers are killed (SIGKILL) at random moments, in the middle of checkpoints
+         too; every loss is held against the uninterrupted run's
+elastic  two machines, network namespaces where they can be made, one of which is lost
+         (killed, or its link cut) and comes back; the layouts, and the losses
+soak     thousands of steps with kills: memory and open files of every process
+
+    --seed N         of the moments
+    --cold           without the process that workers are forked from
+    --keep FOLDER    leave the summary and the logs there
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+MODEL = "--model gpt-tiny --seq-len 32 --global-batch 4 --precision fp32"
+LAYOUT = f"{MODEL} --dp 2 --zero 1 --gpus 2"
+LIMIT_S = 300.0
+POLL_S = 0.005
+PER_RUN = 4
+STEPS, EVERY = 60, 5
+PORT = 29610
+
+
+START = ["-m", "runtime"]
+COLD = """
+import os, sys
+del os.pidfd_open
+from runtime.__main__ import main
+sys.exit(main(sys.argv[1:], "execute"))
+"""
+
+
+class Wrong(Exception):
+    """A run did not end as it should."""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Of a run whose temporary files, its history among them, are in *folder*."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder),
+    }
+
+
+def command(package: str, words: str) -> list[str]:
+    return [sys.executable, "-m", package, *words.split()]
+
+
+def layout(folder: Path, words: str = LAYOUT) -> Path:
+    """A layout file for *words* in *folder*."""
+    file = folder / "layout.json"
+    done = subprocess.run(
+        [*command("costmodel", words), "--cluster", "dgx-a100-80gb", "--out", file],
+        env=environment(folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise Wrong(done.stderr)
+    return file
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A command `execute` that goes on, and what can be seen of it."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    history: Path | None = None  # None: that of the temporary files
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What its history says so far."""
+        found = [self.history] if self.history else self.folder.glob("*/history.jsonl")
+        lines: list[dict[str, Any]] = []
+        for file in found:
+            with suppress(OSError):
+                for line in file.read_text().splitlines():
+                    with suppress(ValueError):
+                        lines.append(json.loads(line))
+        return [line for line in lines if line["event"] == name]
+
+    def workers(self) -> list[int]:
+        """Its ranks' processes."""
+        pids = descendants(self.process.pid)
+        servers = [pid for pid in pids if "fork_server serve" in words_of(pid)]
+        forked = [pid for pid in pids if parent_of(pid) in servers]
+        return forked or [pid for pid in pids if "launch.worker" in words_of(pid)]
+
+    def saving(self) -> bool:
+        """Whether a rank is in the middle of a checkpoint."""
+        folders = self.folder.glob("meshwright-run-*/*/attempt_*")
+        newest = max(folders, key=lambda one: one.stat().st_mtime, default=None)
+        if newest is None:
+            return False
+        return any(b"saving" in file.read_bytes() for file in newest.glob("*/words"))
+
+    def until(self, happened: Callable[[], bool], what: str) -> None:
+        """Wait for what *happened*; raises Wrong where it does not."""
+        end = time.monotonic() + LIMIT_S
+        while not happened():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise Wrong(f"no {what}: {self.ended()}")
+            time.sleep(POLL_S)
+
+    def ended(self) -> str:
+        errors = self.folder / "errors"
+        return errors.read_text() if errors.exists() else "it said nothing"
+
+    def document(self) -> dict[str, Any]:
+        """Its answer; raises Wrong unless it ended well and left nobody behind."""
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        if self.process.returncode:
+            raise Wrong(f"exit code {self.process.returncode}: {self.ended()}")
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+
+@contextmanager
+def execute(
+    words: str,
+    folder: Path,
+    *,
+    within: Sequence[str] = (),
+    history: Path | None = None,
+) -> Iterator[Running]:
+    """`execute` with *words*, its files in *folder*; gone when this is left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "errors").open("a") as errors:
+        process = subprocess.Popen(
+            [*within, sys.executable, *START, *words.split(), "--json"],
+            env=environment(folder),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
+    running = Running(process=process, folder=folder, history=history)
+    try:
+        yield running
+    finally:
+        left = descendants(process.pid)
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def parents() -> dict[int, int]:
+    """The parent of every process that has not ended."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                text = (entry / "stat").read_text().rpartition(")")[2].split()
+                if text[0] != "Z":
+                    found[int(entry.name)] = int(text[1])
+    return found
+
+
+def parent_of(pid: int) -> int:
+    return parents().get(pid, 0)
+
+
+def descendants(of: int) -> list[int]:
+    """All that *of* started, and what that started."""
+    known, found, new = parents(), [], [of]
+    while new:
+        new = [pid for pid, parent in known.items() if parent in new]
+        found += new
+    return found
+
+
+def words_of(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def losses(log: Path) -> list[float]:
+    """Those of every step, each once and in order; raises Wrong otherwise."""
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    steps = [row["step"] for row in rows]
+    if steps != list(range(1, len(steps) + 1)):
+        raise Wrong(f"steps are lost or done twice: {steps}")
+    return [row["loss"] for row in rows]
+
+
+def furthest(one: Sequence[float], other: Sequence[float]) -> float:
+    """The largest difference between two runs' losses."""
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def require_sound(states: Path) -> None:
+    """Raise Wrong where something half-written is left, or the newest is damaged."""
+    from runtime.checkpoint import checkpoint
+
+    left = [one.name for one in states.iterdir() if one.name.endswith(".partial")]
+    newest = checkpoint.latest(states)
+    if left or newest is None:
+        raise Wrong(f"{states} holds {left or 'nothing'}")
+    job = checkpoint.meta(states)["job"]
+    checkpoint.require_resumable(states, {"job": job})
+
+
+@dataclass(kw_only=True)
+class Kills:
+    """What came of a run whose workers were killed."""
+
+    difference: float
+    goodput: dict[str, Any]
+    restarts_s: list[float] = field(default_factory=list)  # kill to ready
+    during: list[str] = field(default_factory=list)
+
+
+def killed(
+    file: Path, folder: Path, whole: Sequence[float], draw: Random, *, count: int
+) -> Kills:
+    """A run in which *count* random workers are killed, each at a random moment."""
+    words = (
+        f"{file} --device cpu --steps {STEPS} --checkpoint-every {EVERY} "
+        f"--checkpoint-dir states --log log.jsonl --max-restarts {count}"
+    )
+    times: list[float] = []
+    with execute(words, folder) as running:
+        for number in range(count):
+            running.until(
+                lambda: len(running.events("ready")) > number,  # noqa: B023
+                "first step",
+            )
+            done = len(running.events("step"))
+            aim = draw.randrange(1, STEPS // count)
+            running.until(
+                lambda: len(running.events("step")) >= done + aim,  # noqa: B023
+                "later step",
+            )
+            if number % 2:
+                time.sleep(draw.uniform(0, 0.1))
+            else:
+                running.until(running.saving, "checkpoint")
+                time.sleep(draw.uniform(0, 0.04))
+            at = time.time()
+            os.kill(draw.choice(running.workers()), signal.SIGKILL)
+            running.until(
+                lambda: len(running.events("ready")) > number + 1,  # noqa: B023
+                "new start",
+            )
+            times.append(running.events("ready")[number + 1]["time"] - at)
+        document = running.document()
+        said = running.ended()
+        if descendants(running.process.pid) or strays(folder):
+            raise Wrong("processes are left")
+    require_sound(folder / "states")
+    return Kills(
+        difference=furthest(losses(folder / "log.jsonl"), whole),
+        goodput=document["goodput"],
+        restarts_s=times,
+        during=[line for line in said.splitlines() if "a worker died" in line],
+    )
+
+
+def strays(folder: Path) -> list[int]:
+    """Processes that still work in *folder*."""
+    found = []
+    for pid in parents():
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/cwd").resolve().is_relative_to(folder):
+                found.append(pid)
+    return found
+
+
+def uninterrupted(file: Path, folder: Path, steps: int) -> list[float]:
+    words = f"{file} --device cpu --steps {steps} --log log.jsonl"
+    with execute(words, folder) as running:
+        running.document()
+    return losses(folder / "log.jsonl")
+
+
+def kills(folder: Path, count: int, seed: int) -> dict[str, Any]:
+    """The campaign of killed workers."""
+    file, draw = layout(folder), Random(seed)
+    whole = uninterrupted(file, folder / "whole", STEPS)
+    found = []
+    for number in range(-(-count // PER_RUN)):
+        one = killed(file, folder / f"run-{number}", whole, draw, count=PER_RUN)
+        print(
+            f"run {number}: losses differ by {one.difference:.1e}; restarts "
+            f"{', '.join(f'{s:.2f}' for s in one.restarts_s)} s; goodput "
+            f"{one.goodput['measured']:.1%}, predicted {one.goodput['predicted']:.1%}",
+            flush=True,
+        )
+        found.append(one)
+    times = [seconds for one in found for seconds in one.restarts_s]
+    moments = [line for one in found for line in one.during]
+    return {
+        "kills": len(times),
+        "runs": len(found),
+        "largest difference of a loss": max(one.difference for one in found),
+        "restart_s": {"median": median(times), "most": max(times)},
+        "killed while saving": sum("saving" in line for line in moments),
+        "killed while starting": sum(
+            "joining" in line or "its start" in line for line in moments
+        ),
+        "goodput": [
+            {key: one.goodput[key] for key in ("measured", "predicted")}
+            for one in found
+        ],
+        "left": "no process, no half-written checkpoint",
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["kills"])
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--cold", action="store_true")
+    asked = parser.parse_args()
+    if asked.cold:
+        START[:] = ["-c", COLD]
+    with ExitStack() as stack:
+        made = stack.enter_context(tempfile.TemporaryDirectory(prefix="failures-"))
+        folder = (asked.keep or Path(made)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        summary = kills(folder, asked.count or 20, asked.seed)
+        print(json.dumps(summary, indent=1))
+
+
+if __name__ == "__main__":
+    main()
