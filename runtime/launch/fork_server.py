@@ -142,6 +142,7 @@ class _Forked:
         passed = _all_of(self.client, 1)
         with suppress(ProcessLookupError):
             os.kill(self.pid, passed[0] if passed else signal.SIGKILL)
+            os.kill(self.pid, signal.SIGCONT)  # one that is stopped would not see it
         return bool(passed)
 
     def reaped(self) -> None:

@@ -41,8 +41,10 @@ class History:
         if self._path is None:
             return
         line = json.dumps({"event": event, "time": time.time(), **values}) + "\n"
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        with suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line)
 
     def entries(self) -> list[Entry]:
         """All of them; a line that a dying process left torn is none."""

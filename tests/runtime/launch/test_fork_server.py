@@ -131,16 +131,15 @@ def test_workers_stand_beside_each_other_and_take_their_signals(
         one.communicate()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_worker_ends_with_its_client(
-    server: subprocess.Popen[bytes], stand_in: Stand
+    server: subprocess.Popen[bytes], stand_in: Stand, number: int
 ) -> None:
     one = stand_in("sleep", 60)
     soon(lambda: len(children(server.pid)) == 1)
     os.kill(children(server.pid)[0], signal.SIGSTOP)
-    one.terminate()
-    with pytest.raises(subprocess.TimeoutExpired):
-        one.wait(0.3)
-    one.kill()
+    one.send_signal(number)
+    assert one.wait(20) == -number
     soon(lambda: children(server.pid) == [])
     one.communicate()
 

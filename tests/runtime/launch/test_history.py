@@ -92,4 +92,5 @@ def test_a_torn_line_is_passed_over_and_nowhere_is_written(tmp_path: Path) -> No
     nowhere = History(None)
     nowhere.add("ready", step=1)
     assert nowhere.entries() == []
-    History(tmp_path / "no" / "folder").add("ready", step=1)
+    (tmp_path / "file").touch()
+    History(tmp_path / "file" / "history").add("ready", step=1)  # which cannot be

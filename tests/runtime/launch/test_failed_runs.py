@@ -1,0 +1,34 @@
+"""`execute` as a user runs it, when a rank hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from benchmarks.failures import Wrong, descendants, execute, layout
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_ends_the_run_and_every_rank_is_told_of(tmp_path: Path) -> None:
+    file = layout(tmp_path)
+    words = f"{file} --device cpu --steps 100000 --timeout 3"
+    with execute(words, tmp_path / "run") as running:
+        running.until(lambda: len(running.events("step")) > 3, "steps")
+        stopped = running.workers()[1]
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(Wrong, match="exit code 1"):
+            running.document()
+        assert descendants(running.process.pid) == []
+        lines = running.ended().splitlines()
+    waiting = [line for line in lines if "imed out" in line]
+    hung = [line for line in lines if line.endswith("did not end when asked to")]
+    assert len(hung) == 1
+    assert " was in step " in hung[0]
+    assert len(waiting) == 2  # the rank's own line, and the error
+    assert "ended with exit code 1 in step" in waiting[0]
+    assert any(f", {name}" in waiting[0] for name in ("all_", "reduce_", "barrier"))
+    assert waiting[1].startswith("execute: rank ")
+    assert hung[0] in waiting[1]
