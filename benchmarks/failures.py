@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -36,6 +37,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.namespaces import NotAllowed, network  # noqa: E402
 
 MODEL = "--model gpt-tiny --seq-len 32 --global-batch 4 --precision fp32"
 LAYOUT = f"{MODEL} --dp 2 --zero 1 --gpus 2"
@@ -339,9 +341,124 @@ def kills(folder: Path, count: int, seed: int) -> dict[str, Any]:
     }
 
 
+@dataclass(kw_only=True)
+class Host:
+    """One of two machines, and how it is lost and comes back."""
+
+    within: Sequence[str]
+    cut: Callable[[bool], None] | None = None  # its link: down, or up again
+
+
+@contextmanager
+def hosts() -> Iterator[tuple[str, list[Host]]]:
+    """The address of the first of two, and both: network namespaces, or where none can
+    be made, this machine twice."""
+    with ExitStack() as stack:
+        try:
+            made = stack.enter_context(network(2))
+        except NotAllowed as error:
+            print(f"both machines are this one: {error}", file=sys.stderr)
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+            stack.callback(os.environ.pop, "GLOO_SOCKET_IFNAME")
+            yield "127.0.0.1", [Host(within=()), Host(within=())]
+            return
+
+        def cut(down: bool) -> None:
+            state = "down" if down else "up"
+            words = f"ip -n {made.hub} link set port1 {state}"
+            subprocess.run(words.split(), check=True)
+
+        far = Host(within=made.inside(1, []), cut=cut)
+        yield made.address(0), [Host(within=made.inside(0, [])), far]
+
+
+@dataclass(kw_only=True)
+class Elastic:
+    """A run whose second machine is lost and comes back, again and again."""
+
+    first: Running
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def change(self, what: str, change: Callable[[], Any]) -> Any:
+        """Train a while, let *change* happen, and wait until all train again."""
+        done = len(self.first.events("step"))
+        self.first.until(
+            lambda: len(self.first.events("step")) > done + 3 * EVERY, "steps"
+        )
+        ready, at = len(self.first.events("ready")), time.time()
+        made = change()
+        self.first.until(lambda: len(self.first.events("ready")) > ready, what)
+        now = self.first.events("ready")[-1]
+        self.events.append(
+            {
+                "event": what,
+                "seconds": now["time"] - at,
+                "machines": self.first.events("started")[-1]["machines"],
+                "from step": now["step"],
+            }
+        )
+        print(json.dumps(self.events[-1]), flush=True)
+        return made
+
+
+def end_host(running: Running) -> None:
+    """All of a machine's processes at once."""
+    for pid in (*descendants(running.process.pid), running.process.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    running.process.wait()
+
+
+def elastic(folder: Path, count: int, steps: int) -> dict[str, Any]:
+    """At least *count* changes of the machines of one run: the second is killed, and
+    its command given again; its link is cut, and healed."""
+    file = layout(folder)
+    states, log = folder / "states", folder / "log.jsonl"
+    history = states / "history.jsonl"
+    with hosts() as (address, (near, far)), ExitStack() as stack:
+        words = (
+            f"{file} --device cpu --steps {steps} --timeout 60 "
+            f"--checkpoint-every {EVERY} --checkpoint-dir {states} --log {log} "
+            f"--nnodes 2 --elastic 1 --rdzv-endpoint {address}:{PORT}"
+        )
+
+        def start(host: Host, name: str) -> Running:
+            one = execute(words, folder / name, within=host.within, history=history)
+            return stack.enter_context(one)
+
+        run = Elastic(first=start(near, "first"))
+        second = start(far, "second")
+        while len(run.events) < count:
+            if far.cut is not None and len(run.events) % 4 == 2:
+                run.change("link cut", partial(far.cut, True))
+                run.change("link healed", partial(far.cut, False))
+                continue
+            run.change("killed", partial(end_host, second))
+            name = f"second-{len(run.events)}"
+            second = run.change("came back", partial(start, far, name))
+        document = run.first.document()
+        said = run.first.ended()
+        if second.process.wait(30):
+            raise Wrong(f"the second machine: {second.ended()}")
+        if left := strays(folder):
+            raise Wrong(f"processes are left: {left}")
+    whole = uninterrupted(file, folder / "whole", steps)
+    return {
+        "events": run.events,
+        "said": [line for line in said.splitlines() if "→" in line],
+        "layouts": [
+            {key: one[key] for key in ("step", "gpus", "machines")}
+            for one in document["layouts"]
+        ],
+        "steps, each done once in what was kept": len(losses(log)),
+        "largest difference of a loss": furthest(losses(log), whole),
+        "goodput": document["goodput"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["kills"])
+    parser.add_argument("what", choices=["kills", "elastic"])
     parser.add_argument("--count", type=int)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
@@ -354,7 +471,10 @@ def main() -> None:
         made = stack.enter_context(tempfile.TemporaryDirectory(prefix="failures-"))
         folder = (asked.keep or Path(made)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        summary = kills(folder, asked.count or 20, asked.seed)
+        if asked.what == "kills":
+            summary = kills(folder, asked.count or 20, asked.seed)
+        else:
+            summary = elastic(folder, asked.count or 10, asked.steps)
         print(json.dumps(summary, indent=1))
 
 
