@@ -279,6 +279,10 @@ def _variables(nproc: int, endpoint: Endpoint | None) -> dict[str, str]:
     if spoken is not None:
         ours["GLOO_SOCKET_IFNAME"] = spoken
     kept = {name: os.environ[name] for name in ours if name in os.environ}
-    packages = str(Path(__file__).resolve().parents[2])
-    paths = (packages, os.environ.get("PYTHONPATH", ""))
-    return {**ours, **kept, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**ours, **kept, "PYTHONPATH": packages()}
+
+
+def packages() -> str:
+    """PYTHONPATH of a process that is to find our packages, whatever else is there."""
+    paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", ""))
+    return os.pathsep.join(filter(None, paths))

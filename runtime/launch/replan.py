@@ -8,6 +8,7 @@ answer; workers compare what they got before they train.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from costmodel.simulation import LayoutFile, read_layout_file
 from profiles.commandline import given
 from profiles.errors import RunFailed
 from profiles.files import write_text
+from runtime.launch.launcher import packages
 
 TIME_LIMIT_S: Final = 20  # of the search; it is over long before on most questions
 PATIENCE_S: Final = 3 * TIME_LIMIT_S  # of the process
@@ -52,6 +54,7 @@ def planned(file: LayoutFile, gpus: int) -> LayoutFile:
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-m", "planner", *arguments],
+                env={**os.environ, "PYTHONPATH": packages()},
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE_S,
