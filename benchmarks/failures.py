@@ -46,6 +46,8 @@ POLL_S = 0.005
 PER_RUN = 4
 STEPS, EVERY = 60, 5
 PORT = 29610
+SAMPLE_S = 1.0
+COLOURS = "resident MB: launcher grey, fork server orange, workers blue"
 
 
 START = ["-m", "runtime"]
@@ -456,9 +458,115 @@ def elastic(folder: Path, count: int, steps: int) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A process at one moment."""
+
+    at_s: float
+    who: str  # launcher, server, or worker and its attempt
+    resident_mb: float
+    files: int
+
+
+def sampled(running: Running, began: float) -> Iterator[Sample]:
+    """The processes of a run now."""
+    launcher, workers = running.process.pid, running.workers()
+    attempt = len(running.events("started"))
+    named = {launcher: "launcher"}
+    named |= dict.fromkeys({parent_of(one) for one in workers}, "server")
+    named[launcher] = "launcher"
+    named |= {one: f"attempt {attempt}, worker {one}" for one in workers}
+    for pid, who in named.items():
+        with suppress(OSError, IndexError):
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            yield Sample(
+                at_s=time.monotonic() - began,
+                who=who,
+                resident_mb=pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
+                files=len(list(Path(f"/proc/{pid}/fd").iterdir())),
+            )
+
+
+def soak(folder: Path, count: int, steps: int, seed: int) -> dict[str, Any]:
+    """One run of many steps whose workers are killed *count* times."""
+    file, draw = layout(folder), Random(seed)
+    words = (
+        f"{file} --device cpu --steps {steps} --checkpoint-every 50 "
+        f"--checkpoint-dir states --log log.jsonl --max-restarts {count}"
+    )
+    moments = sorted(draw.sample(range(steps // 50, steps), count))
+    samples: list[Sample] = []
+    began = time.monotonic()
+    with execute(words, folder / "run") as running:
+        while running.process.poll() is None:
+            samples += sampled(running, began)
+            done = max([one["step"] for one in running.events("step")], default=0)
+            if moments and done >= moments[0] and (workers := running.workers()):
+                os.kill(draw.choice(workers), signal.SIGKILL)
+                moments.pop(0)
+            time.sleep(SAMPLE_S)
+        document = running.document()
+    require_sound(folder / "run" / "states")
+    (folder / "soak.svg").write_text(drawn(samples))
+    return {
+        "steps": len(losses(folder / "run" / "log.jsonl")),
+        "kills": count,
+        "seconds": samples[-1].at_s,
+        "processes": list(grown(samples)),
+        "goodput": document["goodput"],
+    }
+
+
+def grown(samples: Sequence[Sample]) -> Iterator[dict[str, Any]]:
+    """Of every process that was there long enough: memory and files when a third of
+    its time was over, and at its end."""
+    for who in dict.fromkeys(one.who for one in samples):
+        own = [one for one in samples if one.who == who]
+        third, last = own[len(own) // 3], own[-2 if len(own) > 1 else -1]
+        if last.at_s - third.at_s >= 5 * SAMPLE_S:
+            yield {
+                "who": who,
+                "seconds": round(last.at_s - own[0].at_s),
+                "resident_mb": [
+                    round(third.resident_mb, 1),
+                    round(last.resident_mb, 1),
+                ],
+                "files": [third.files, last.files],
+            }
+
+
+def drawn(samples: Sequence[Sample]) -> str:
+    """Resident memory over time, a line a process, as SVG."""
+    width, height, left, foot = 900, 360, 60, 30
+    longest = max(one.at_s for one in samples)
+    most = max(one.resident_mb for one in samples) * 1.1
+
+    def place(at_s: float, megabytes: float) -> str:
+        x = left + (width - left - 10) * at_s / longest
+        return f"{x:.1f},{height - foot - (height - foot - 20) * megabytes / most:.1f}"
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}">',
+        "<style>text { font: 12px sans-serif } polyline { fill: none }</style>",
+        f'<rect width="{width}" height="{height}" fill="#fff"/>',
+        f'<text x="{left}" y="14">{COLOURS}</text>',
+    ]
+    for share in (0.25, 0.5, 0.75):
+        _, y = place(0, most * share).split(",")
+        parts.append(f'<text x="4" y="{y}">{most * share:.0f}</text>')
+        line = f'x1="{left}" x2="{width}" y1="{y}" y2="{y}"'
+        parts.append(f'<line {line} stroke="#ddd"/>')
+    parts.append(f'<text x="{width - 60}" y="{height - 8}">{longest:.0f} s</text>')
+    for who in dict.fromkeys(one.who for one in samples):
+        colour = {"launcher": "#888", "server": "#d9761a"}.get(who, "#1f6fb4")
+        own = [place(one.at_s, one.resident_mb) for one in samples if one.who == who]
+        parts.append(f'<polyline stroke="{colour}" points="{" ".join(own)}"/>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["kills", "elastic"])
+    parser.add_argument("what", choices=["kills", "elastic", "soak"])
     parser.add_argument("--count", type=int)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
@@ -473,8 +581,10 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if asked.what == "kills":
             summary = kills(folder, asked.count or 20, asked.seed)
-        else:
+        elif asked.what == "elastic":
             summary = elastic(folder, asked.count or 10, asked.steps)
+        else:
+            summary = soak(folder, asked.count or 8, asked.steps, asked.seed)
         print(json.dumps(summary, indent=1))
 
 
