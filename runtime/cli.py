@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from costmodel.simulation import parse_file
 from profiles.commandline import FilePath, command, console, emit_json, warn
+from profiles.errors import Contradiction
 from profiles.files import read_json, require_package
 from runtime.train import RunOptions, run_options, training_options
 
 if TYPE_CHECKING:
     from runtime.launch import Probed
 
+NO_ANSWER: Final = 1
+
 
 @command("execute", example="execute layout.json --steps 100 --data synthetic")
-@click.argument("layout", type=FilePath(), metavar="LAYOUT.json")
+@click.argument("layout", type=FilePath(), metavar="LAYOUT.json", required=False)
+@click.option(
+    "--verify",
+    type=FilePath(),
+    metavar="DIR",
+    help="Check the hashes of all checkpoints in DIR, and their chain; no layout.",
+)
 @click.option(
     "--probe",
     is_flag=True,
@@ -25,13 +35,23 @@ if TYPE_CHECKING:
 )
 @training_options
 @run_options
-def execute(options: RunOptions, *, probe: bool, as_json: bool) -> None:
+def execute(
+    options: RunOptions, *, probe: bool, verify: Path | None, as_json: bool
+) -> None:
     """Train with a layout and report how far off the prediction was.
 
     The layout file comes from `plan --out` or `simulate --out`. Everything that can be
     wrong with it, the data or the checkpoint is reported before any process trains.
     """
     require_package("torch", "training", extra="runtime")
+    named = _layout_named()
+    if verify is not None:
+        if named:
+            raise Contradiction("--verify DIR takes no layout; leave it out")
+        _verify(verify, as_json=as_json)
+        return
+    if not named:
+        raise click.MissingParameter(param=_argument())
     # torch takes seconds to load: a wrong file is refused before.
     parse_file(read_json(options.layout, what="layout file"))
     from runtime.launch import diverged, opening, prepare, run_view
@@ -56,6 +76,34 @@ def execute(options: RunOptions, *, probe: bool, as_json: bool) -> None:
         emit_json(document)
     else:
         console().print(run_view(document))
+    if document.get("unsaved"):
+        warn(f"the last state is not on disk: {document['unsaved']}")
+        raise click.exceptions.Exit(NO_ANSWER)
+
+
+def _argument() -> click.Parameter:
+    command = click.get_current_context().command
+    return next(one for one in command.params if one.name == "layout")
+
+
+def _layout_named() -> bool:
+    return click.get_current_context().params["layout"] is not None
+
+
+def _verify(folder: Path, *, as_json: bool) -> None:
+    """What every checkpoint in *folder* is worth; exit code 1 where one is damaged."""
+    from runtime.checkpoint import verified, verified_document, verified_view
+
+    verdicts = verified(folder)
+    faults = [fault for one in verdicts for fault in one.faults]
+    if as_json:
+        emit_json(verified_document(folder, verdicts))
+    else:
+        console().print(verified_view(verdicts))
+    for fault in faults:
+        warn(fault)
+    if faults:
+        raise click.exceptions.Exit(NO_ANSWER)
 
 
 def _probes(options: RunOptions) -> list[Probed]:

@@ -94,7 +94,6 @@ class Relay:
 
 
 _SILENT = logging.CRITICAL + 1
-_SHUTDOWN_S = 5  # from asking a worker to end to killing it
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 
 
@@ -145,8 +144,8 @@ def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
     Raises RunFailed for a worker that died, KeyboardInterrupt, and SystemExit when this
     process is told to end; no worker is left then.
     """
-    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # from torch 2.12
-        settings["shutdown_timeout"] = _SHUTDOWN_S
+    if "shutdown_timeout" not in LaunchConfig.__dataclass_fields__:  # from torch 2.12
+        settings.pop("shutdown_timeout", None)
     config = LaunchConfig(
         rdzv_backend="c10d", monitor_interval=0.1, logs_specs=logs, **settings
     )

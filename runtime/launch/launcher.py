@@ -82,6 +82,7 @@ class Program:
 
     arguments: Sequence[str] = ()
     module: str = "runtime.launch.worker"
+    grace_s: int = 5  # from asking a worker to end to killing it
 
     @property
     def command_args(self) -> list[str]:
@@ -128,6 +129,7 @@ def launch(
                     logs,
                     nproc_per_node=nproc,
                     max_restarts=max_restarts,
+                    shutdown_timeout=program.grace_s,
                     **settings,
                 )
     except RunFailed:

@@ -9,19 +9,30 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from costmodel.schedule import Action
 from costmodel.simulation import fingerprint as job_fingerprint
 from costmodel.simulation import job_of, model_flops, parse_file
 from profiles.files import write_text
 from profiles.units import GB
-from runtime.checkpoint import checkpoint
+from runtime.checkpoint import (
+    Retention,
+    Saver,
+    document_hash,
+    first_rank,
+    forget_emergency,
+    latest,
+    restore,
+    salvaged,
+)
 from runtime.data import Source, fingerprint, source
 from runtime.launch.failures import status
 from runtime.launch.processes import Worker, process_group, restarts
+from runtime.launch.rescue import Rescue
 from runtime.launch.run import Request, question, require_agreed
 from runtime.models import decoder_of
 from runtime.observe import (
@@ -36,6 +47,8 @@ from runtime.observe import (
 from runtime.trace import resident_bytes
 from runtime.train import Setup, StepResult, Trainer
 
+ENDING_S: Final = 5.0  # that a checkpoint under way has to end after a failure
+
 
 class Run:
     """Trains from the first step (or the newest checkpoint) to the last."""
@@ -44,9 +57,12 @@ class Run:
         self.request = request
         file = parse_file(request.layout)
         self.job, self.layout = job_of(file), file.layout
+        self.layout_hash = document_hash(request.layout)
         self.rank, self.device = worker.rank, worker.device
         self.journals: list[Journal] = []
         self.held_out: Source | None = None
+        self.rescue: Rescue | None = None
+        self.done = 0  # steps that have ended
         data = self._source(request.data, request.seed)
         self.data = fingerprint(data)
         require_agreed(question(request, self.data))
@@ -69,19 +85,14 @@ class Run:
             self.trainer, record=request.record, untimed=untimed, trace=asked.trace
         )
         self.observed = Observed(job=self.job, gpus=self.layout.gpus, untimed=untimed)
+        self.saver = self._saver()
 
     def run(self) -> None:
         """Train; rank 0 writes the result."""
         first, began = self._first_step(), time.perf_counter()
         self.journals = journals(self.request.training, first) if self.rank == 0 else []
-        for number in range(first, self.request.steps):
-            self._told(number)
-            result = self.watch.step(number, since=number - first)
-            self.observed.peak = self.watch.peak
-            self.observed.results.append(result)
-            self._say(number, result)
-            self._evaluate(number + 1)
-            self._save(number + 1)
+        self.rescue = self._rescue()
+        self._train(first)
         wall_s = time.perf_counter() - began
         for journal in self.journals:
             journal.close()
@@ -93,7 +104,31 @@ class Run:
             document |= measured_parts(reports, self.job, median_s, device=kind)
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
+            document["unsaved"] = None if self.saver is None else self.saver.failure
             write_text(Path(self.request.result), json.dumps(document))
+
+    def _train(self, first: int) -> None:
+        """All steps from *first* on; what was saved is on disk at its end."""
+        self.done = first
+        try:
+            for number in range(first, self.request.steps):
+                self._told(number)
+                result = self.watch.step(number, since=number - first)
+                self.done = number + 1
+                self.observed.peak = self.watch.peak
+                self.observed.results.append(result)
+                self._say(number, result)
+                self._evaluate(number + 1)
+                self._save(number + 1)
+            if self.saver is not None:
+                self.saver.wait()
+        except Exception as error:
+            if self.rescue is not None:
+                status(self.rank).say("saving what it holds for the others")
+                self.rescue.save(error, self.done, lambda: self._state()["meta"])
+            if self.saver is not None:
+                self.saver.wait(ENDING_S)
+            raise
 
     def _source(self, data: str, seed: int) -> Source:
         return source(
@@ -123,26 +158,61 @@ class Run:
         for journal in self.journals:
             journal.write(entry)
 
+    def _saver(self) -> Saver | None:
+        request = self.request
+        if request.checkpoint_dir is None:
+            return None
+        return Saver(
+            folder=Path(request.checkpoint_dir),
+            keep=Retention(newest=request.keep, every=request.keep_every),
+            background=request.async_save,
+            say=self._line,
+        )
+
+    def _rescue(self) -> Rescue | None:
+        if self.request.recovery != "replica" or self.saver is None:
+            return None
+        parts = [held.module for held in self.trainer.stages]
+        return Rescue(self.saver.folder, self.rank, self.trainer, parts)
+
+    def _line(self, text: str) -> None:
+        """Said once, by rank 0; on stderr where stdout is the document's."""
+        if self.rank == 0:
+            print(text, flush=True)
+
     def _first_step(self) -> int:
-        folder = self.request.checkpoint_dir
-        if folder is None or not (self.request.resume or restarts()):
+        saver, anew = self.saver, not (self.request.resume or restarts())
+        if saver is None:
             return 0
-        if not self.request.resume and checkpoint.latest(Path(folder)) is None:
+        meta = self._state()["meta"]
+        recovered = first_rank(
+            lambda: (
+                forget_emergency(saver.folder)
+                if anew
+                else salvaged(saver.folder, meta, saver.keep)
+            )
+        )
+        for line in recovered or ():
+            self._line(line)
+        if anew or (not self.request.resume and latest(saver.folder) is None):
             return 0
         status(self.rank).say("reading the checkpoint")
-        done = checkpoint.load(Path(folder), **self._state())
-        stored = checkpoint.meta(Path(folder)).get("loss_scale")
+        found = restore(saver.folder, **self._state())
+        for line in found.passed_over:
+            self._line(line)
+        saver.follow(found)
+        stored = found.meta.get("loss_scale")
         if stored and self.trainer.scale.dynamic:
             self.trainer.scale.value, self.trainer.scale.good_steps = stored
-        return done
+        return found.step
 
     def _save(self, done: int) -> None:
-        folder, every = self.request.checkpoint_dir, self.request.checkpoint_every
-        if folder is None:
+        saver, every = self.saver, self.request.checkpoint_every
+        if saver is None:
             return
         if done == self.request.steps or (every and done % every == 0):
             status(self.rank).say(f"saving the checkpoint of step {done}")
-            checkpoint.save(Path(folder), step=done, **self._state())
+            saver.save(step=done, **self._state())
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -154,14 +224,21 @@ class Run:
                 "job": job_fingerprint(self.job),
                 "seed": self.request.seed,
                 "data": self.data,
+                "layout": self.layout_hash,
                 "loss_scale": [scale.value, scale.good_steps],
             },
         }
 
     def _told(self, number: int) -> None:
         """From now on a killed worker is known by this step and its action."""
-        words = status(self.rank)
-        self.trainer.watch(lambda action: words.say(f"step {number + 1}, {action}"))
+        words, rescue = status(self.rank), self.rescue
+
+        def told(action: Action) -> None:
+            words.say(f"step {number + 1}, {action}")
+            if rescue is not None:
+                rescue.require_wanted()
+
+        self.trainer.watch(told)
 
     def _peaks(self) -> list[dict[str, int]]:
         """Every rank's peaks, on every rank."""
