@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from runtime.checkpoint.agreement import first_rank
+    from runtime.checkpoint.agreement import everywhere, first_rank, rank_and_world
     from runtime.checkpoint.checkpoint import Snapshot, read_wanted, restore
     from runtime.checkpoint.directory import (
         Found,

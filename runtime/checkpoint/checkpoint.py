@@ -190,7 +190,7 @@ def read_wanted(wanted: Wanted, reader: Any) -> None:
         if targets.setdefault(name, value) is not value
     ]
     try:
-        with _quiet():
+        with quiet(alone=not dist.is_initialized()):
             read_tensors(targets, storage_reader=reader)
     except (Exception, CheckpointException) as error:  # which is no Exception
         raise InvalidFile(f"{wanted.name} is damaged: {_reason(error)}") from error
@@ -200,7 +200,7 @@ def read_wanted(wanted: Wanted, reader: Any) -> None:
 
 def _write(partial: Path, state: dict[str, Any], group: Group) -> None:
     try:
-        with _quiet():
+        with quiet(alone=not dist.is_initialized()):
             write_tensors(
                 state, storage_writer=FileSystemWriter(partial), process_group=group
             )
@@ -244,9 +244,10 @@ def _free(folder: Path) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """One process alone is what is meant, where it is."""
-    if dist.is_initialized():  # filters are of all threads: leave them
+def quiet(*, alone: bool) -> Iterator[None]:
+    """One process alone is what is meant, where it is. Filters are of all threads, so
+    others leave them."""
+    if not alone:
         yield
         return
     with warnings.catch_warnings():

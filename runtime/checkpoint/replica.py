@@ -37,7 +37,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
 from profiles.errors import InvalidFile, MeshwrightError
 from runtime.checkpoint.agreement import everywhere
-from runtime.checkpoint.checkpoint import Snapshot
+from runtime.checkpoint.checkpoint import Snapshot, quiet
 from runtime.checkpoint.description import DESCRIPTION, described, files_of
 from runtime.checkpoint.directory import (
     Retention,
@@ -95,12 +95,13 @@ def write_alone(
     partial = place.with_name(f"{place.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    write_tensors(
-        one.tensors,
-        storage_writer=FileSystemWriter(partial),
-        planner=_Alone(),
-        no_dist=True,
-    )
+    with quiet(alone=True):
+        write_tensors(
+            one.tensors,
+            storage_writer=FileSystemWriter(partial),
+            planner=_Alone(),
+            no_dist=True,
+        )
     files = sorted(file.name for file in partial.iterdir())
     said = {
         "step": one.step,
@@ -227,6 +228,7 @@ def _assemble(
     places: dict[MetadataIndex, Any] = {}
     for name, found in _chunks(pieces).items():
         first = next(iter(found.values()))[1].description.state_dict_metadata[name]
+        assert isinstance(first, TensorStorageMetadata)
         ordered = [found[offsets] for offsets in sorted(found)]
         entries[name] = replace(first, chunks=[chunk for chunk, _ in ordered])
         for number, (chunk, one) in enumerate(ordered):

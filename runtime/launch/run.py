@@ -43,6 +43,7 @@ from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
 from runtime.offload import require_drive
 from runtime.train import Options, RunOptions, require_compilable
+from runtime.weights import exported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +96,8 @@ def question(request: Request, data: str) -> dict[str, Any]:
         "a --checkpoint-dir": folder is not None,
         "--checkpoint-every": request.checkpoint_every,
         "--async-save": request.async_save,
+        "a --weights": request.weights is not None,
+        "a --save-weights": request.save_weights is not None,
         "--resume": request.resume,
         "the newest checkpoint": None if newest is None else newest.name,
         "--observe": request.observe,
@@ -214,6 +217,8 @@ class Run:
         same |= {
             "data": absolute(options.data),
             "training": options.training.resolved(),
+            "weights": options.weights and absolute(options.weights),
+            "save_weights": options.save_weights and absolute(options.save_weights),
         }
         return Request(
             layout=file_document(self.file),
@@ -251,6 +256,7 @@ def prepare(options: RunOptions) -> Run:
     _require_watched(options, done)
     _require_training(options, job, done)
     _require_copied(options, device, layout)
+    exported(options.weights, options.save_weights, job)
     if options.compiled:
         require_compilable(layout, job, device)
     prediction = predict(file, job, options.profiles)
@@ -406,7 +412,7 @@ def _require_checkpoints(options: RunOptions, job: Job) -> Found | None:
         require_fresh(folder)
         return None
     found = resumable(folder, {"job": job_fingerprint(job)})
-    if found.step >= options.steps:
+    if found.step >= options.steps and options.save_weights is None:
         raise Contradiction(
             f"the newest checkpoint in {shown(folder)} is of step {found.step} and "
             f"--steps is {options.steps}; --steps counts from the beginning: raise it "

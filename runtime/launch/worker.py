@@ -17,6 +17,7 @@ import torch.distributed as dist
 from costmodel.schedule import Action
 from costmodel.simulation import fingerprint as job_fingerprint
 from costmodel.simulation import job_of, model_flops, parse_file
+from profiles.errors import InvalidFile
 from profiles.files import write_text
 from profiles.units import GB
 from runtime.checkpoint import (
@@ -46,6 +47,7 @@ from runtime.observe import (
 )
 from runtime.trace import resident_bytes
 from runtime.train import Setup, StepResult, Trainer
+from runtime.weights import WeightsFolder, exported, load_weights, save_weights
 
 ENDING_S: Final = 5.0  # that a checkpoint under way has to end after a failure
 
@@ -94,6 +96,7 @@ class Run:
         self.rescue = self._rescue()
         self._train(first)
         wall_s = time.perf_counter() - began
+        unsaved = self._unsaved()
         for journal in self.journals:
             journal.close()
         peaks, reports = self._peaks(), everyone(self.watch.report())
@@ -104,7 +107,7 @@ class Run:
             document |= measured_parts(reports, self.job, median_s, device=kind)
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
-            document["unsaved"] = None if self.saver is None else self.saver.failure
+            document["unsaved"] = unsaved
             write_text(Path(self.request.result), json.dumps(document))
 
     def _train(self, first: int) -> None:
@@ -183,7 +186,7 @@ class Run:
     def _first_step(self) -> int:
         saver, anew = self.saver, not (self.request.resume or restarts())
         if saver is None:
-            return 0
+            return self._begin()
         meta = self._state()["meta"]
         recovered = first_rank(
             lambda: (
@@ -195,7 +198,7 @@ class Run:
         for line in recovered or ():
             self._line(line)
         if anew or (not self.request.resume and latest(saver.folder) is None):
-            return 0
+            return self._begin()
         status(self.rank).say("reading the checkpoint")
         found = restore(saver.folder, **self._state())
         for line in found.passed_over:
@@ -205,6 +208,34 @@ class Run:
         if stored and self.trainer.scale.dynamic:
             self.trainer.scale.value, self.trainer.scale.good_steps = stored
         return found.step
+
+    def _begin(self) -> int:
+        """The first step of a run that no checkpoint is of."""
+        if self.request.weights is not None:
+            status(self.rank).say("reading the weights")
+            parts = [held.module for held in self.trainer.stages]
+            folder = WeightsFolder.read(Path(self.request.weights))
+            load_weights(folder, parts, self.trainer.optimizer)
+        return 0
+
+    def _unsaved(self) -> str | None:
+        """Why the last state, or the weights at the end, are not on disk."""
+        failure = None if self.saver is None else self.saver.failure
+        request, mesh = self.request, self.trainer.mesh
+        export = exported(request.weights, request.save_weights, self.job)
+        if export is None:
+            return failure
+        status(self.rank).say("writing the weights")
+        try:
+            save_weights(
+                export,
+                decoder_of(self.job),
+                [held.module for held in self.trainer.stages if held.copy == 0],
+                writes=not (mesh["dp"].get_local_rank() or mesh["tp"].get_local_rank()),
+            )
+        except InvalidFile as error:
+            failure = f"{failure}; {error}" if failure else str(error)
+        return failure
 
     def _save(self, done: int) -> None:
         saver, every = self.saver, self.request.checkpoint_every

@@ -145,6 +145,14 @@ class Options:
     resume: bool = option(
         default=False, is_flag=True, help="Resume from the newest checkpoint."
     )
+    weights: str | None = option(
+        type=text,
+        metavar="DIR",
+        help="Start from a Hugging Face folder: config.json and safetensors.",
+    )
+    save_weights: str | None = option(
+        type=text, metavar="DIR", help="Write such a folder at the end."
+    )
     record: bool = option(
         default=False, is_flag=True, help="Report the first step's actions."
     )
