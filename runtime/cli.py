@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from costmodel.simulation import parse_file
+from costmodel.simulation import file_document, parse_file, read_layout_file
 from profiles.commandline import FilePath, command, console, emit_json, warn
-from profiles.errors import Contradiction
 from profiles.files import read_json, require_package
 from runtime.train import RunOptions, run_options, training_options
 
@@ -26,7 +25,8 @@ NO_ANSWER: Final = 1
     "--verify",
     type=FilePath(),
     metavar="DIR",
-    help="Check the hashes of all checkpoints in DIR, and their chain; no layout.",
+    help="Only check the hashes of all checkpoints in DIR, and their chain; with "
+    "LAYOUT.json that the newest was trained with it too.",
 )
 @click.option(
     "--probe",
@@ -44,11 +44,9 @@ def execute(
     wrong with it, the data or the checkpoint is reported before any process trains.
     """
     require_package("torch", "training", extra="runtime")
-    named = _layout_named()
+    named = click.get_current_context().params["layout"] is not None
     if verify is not None:
-        if named:
-            raise Contradiction("--verify DIR takes no layout; leave it out")
-        _verify(verify, as_json=as_json)
+        _verify(verify, options.layout if named else None, as_json=as_json)
         return
     if not named:
         raise click.MissingParameter(param=_argument())
@@ -86,15 +84,20 @@ def _argument() -> click.Parameter:
     return next(one for one in command.params if one.name == "layout")
 
 
-def _layout_named() -> bool:
-    return click.get_current_context().params["layout"] is not None
+def _verify(folder: Path, layout: Path | None, *, as_json: bool) -> None:
+    """What every checkpoint in *folder* is worth; exit code 1 where one is damaged, or
+    the newest was not trained with *layout*."""
+    from runtime.checkpoint import (
+        layout_hash,
+        verified,
+        verified_document,
+        verified_view,
+    )
 
-
-def _verify(folder: Path, *, as_json: bool) -> None:
-    """What every checkpoint in *folder* is worth; exit code 1 where one is damaged."""
-    from runtime.checkpoint import verified, verified_document, verified_view
-
-    verdicts = verified(folder)
+    wanted = None
+    if layout is not None:
+        wanted = layout_hash(file_document(read_layout_file(layout)))
+    verdicts = verified(folder, wanted)
     faults = [fault for one in verdicts for fault in one.faults]
     if as_json:
         emit_json(verified_document(folder, verdicts))

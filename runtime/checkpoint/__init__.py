@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         resumable,
         step_of,
     )
-    from runtime.checkpoint.manifest import document_hash
+    from runtime.checkpoint.manifest import layout_hash
     from runtime.checkpoint.replica import (
         forget_emergency,
         inventory,

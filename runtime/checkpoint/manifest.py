@@ -52,9 +52,12 @@ def write_manifest(path: Path, document: Mapping[str, Any]) -> Parent:
     return {"step": whole["step"], "content": content}
 
 
-def document_hash(document: Any) -> str:
-    """SHA-256 of JSON values, whatever order their keys are in."""
-    return _digest(json.dumps(document, sort_keys=True).encode())
+def layout_hash(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a layout file's *document*, whatever order its keys are in and
+    wherever it lies; hashes of the samples it was priced with are part of it."""
+    whole = ("job", "cluster", "gpus", "profiles", "layout")
+    said = {name: document.get(name) for name in whole}
+    return _digest(json.dumps(said, sort_keys=True).encode())
 
 
 def as_parent(path: Path, meta: Mapping[str, Any]) -> Parent:

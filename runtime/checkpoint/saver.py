@@ -90,6 +90,11 @@ class Saver:
             if not self._thread.is_alive():
                 self._thread = None
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return self._thread is None or not self._thread.is_alive()
+
     def _beside(self, one: Snapshot) -> None:
         with suppress(OSError):
             if sys.platform == "linux":  # where a thread has a priority of its own

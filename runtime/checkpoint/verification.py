@@ -38,8 +38,9 @@ class Verdict:
     faults: tuple[str, ...]
 
 
-def verified(folder: Path) -> list[Verdict]:
-    """On each checkpoint in *folder*, the oldest first.
+def verified(folder: Path, layout: str | None = None) -> list[Verdict]:
+    """On each checkpoint in *folder*, the oldest first; the newest is to be of the
+    *layout* with this hash.
 
     Raises InvalidFile where there is none.
     """
@@ -58,6 +59,12 @@ def verified(folder: Path) -> list[Verdict]:
     named = {path: as_parent(path, meta) for path, meta in manifests.items()}
     for path, meta in manifests.items():
         faults[path] += _of_files(path, meta)
+    trained = manifests.get(paths[-1], {}).get("layout")
+    if layout is not None and trained != layout:
+        faults[paths[-1]].append(
+            f"checkpoint {shown(paths[-1])} was trained with another layout: its "
+            f"{META} says {trained}, the layout file is {layout}"
+        )
     return [
         _verdict(path, manifests.get(path, {}), faults[path], named) for path in paths
     ]

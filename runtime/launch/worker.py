@@ -23,10 +23,10 @@ from profiles.units import GB
 from runtime.checkpoint import (
     Retention,
     Saver,
-    document_hash,
     first_rank,
     forget_emergency,
     latest,
+    layout_hash,
     restore,
     salvaged,
 )
@@ -59,7 +59,7 @@ class Run:
         self.request = request
         file = parse_file(request.layout)
         self.job, self.layout = job_of(file), file.layout
-        self.layout_hash = document_hash(request.layout)
+        self.layout_hash = layout_hash(request.layout)
         self.rank, self.device = worker.rank, worker.device
         self.journals: list[Journal] = []
         self.held_out: Source | None = None

@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.simulation.layout_files import write_layout
 from profiles.errors import InvalidFile
+from runtime.checkpoint.checkpoint import save
 from runtime.checkpoint.directory import Retention
-from runtime.checkpoint.manifest import read_meta
+from runtime.checkpoint.manifest import layout_hash, read_meta
 from runtime.checkpoint.saver import Saver
 from runtime.checkpoint.verification import verified
 from runtime.cli import execute
 from tests.runtime.checkpoint_cases import META, built, stored
+from tests.support.small_jobs import job
 
 STEPS = (1, 2, 3)
 
@@ -117,12 +121,27 @@ def test_a_wrong_question_is_refused(
         verified(tmp_path)
     assert execute.run(["--verify", str(tmp_path / "gone")]) == 2
     assert execute.run(["layout.json", "--verify", str(tmp_path)]) == 2
-    assert "takes no layout" in capsys.readouterr().err
+    assert "layout.json cannot be read" in capsys.readouterr().err
     assert execute.run([]) == 2
     assert "LAYOUT.json is missing" in capsys.readouterr().err
 
 
-def test_the_manifest_names_the_layout(folder: Path) -> None:
-    meta = read_meta(folder / "step-000001")
-    assert meta["version"] == 2
-    assert {len(one) for one in meta["files"].values()} == {64}
+def test_the_layout_is_verified_with_its_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, asked = tmp_path / "layout.json", job()
+    layout = spell_out(Uniform(), asked.graph, asked.global_batch)
+    write_layout(file, asked, "local", layout)
+    part = built("plain")
+    meta = {**META, "layout": layout_hash(json.loads(file.read_text()))}
+    states = tmp_path / "states"
+    save(states, step=1, parts=part.modules, optimizer=None, meta=meta)
+    assert {
+        len(one) for one in read_meta(states / "step-000001")["files"].values()
+    } == {64}
+    assert execute.run([str(file), "--verify", str(states)]) == 0
+    changed = file.read_text().replace('"seq_len": 16', '"seq_len": 17')
+    assert changed != file.read_text()
+    file.write_text(changed)
+    assert execute.run([str(file), "--verify", str(states)]) == 1
+    assert "step-000001 was trained with another layout" in capsys.readouterr().err
