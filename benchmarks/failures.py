@@ -226,15 +226,15 @@ def furthest(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def require_sound(states: Path) -> None:
-    """Raise Wrong where something half-written is left, or the newest is damaged."""
-    from runtime.checkpoint import checkpoint
+    """Raise Wrong where something half-written is left, or a file has not the hash that
+    it had."""
+    from runtime.checkpoint import verified
 
     left = [one.name for one in states.iterdir() if one.name.endswith(".partial")]
-    newest = checkpoint.latest(states)
-    if left or newest is None:
-        raise Wrong(f"{states} holds {left or 'nothing'}")
-    job = checkpoint.meta(states)["job"]
-    checkpoint.require_resumable(states, {"job": job})
+    verdicts = verified(states, None)
+    faults = [fault for one in verdicts for fault in one.faults]
+    if left or faults or not verdicts:
+        raise Wrong(f"{states} holds {left or faults or 'nothing'}")
 
 
 @dataclass(kw_only=True)

@@ -103,7 +103,6 @@ class Relay:
 
 
 _SILENT = logging.CRITICAL + 1
-_SHUTDOWN_S = 5  # from asking a worker to end to killing it
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # of the ranks of each attempt
 
@@ -197,8 +196,8 @@ def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
     Raises RunFailed for a worker that died, KeyboardInterrupt, and SystemExit when this
     process is told to end; no worker is left then.
     """
-    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # from torch 2.12
-        settings["shutdown_timeout"] = _SHUTDOWN_S
+    if "shutdown_timeout" not in LaunchConfig.__dataclass_fields__:  # from torch 2.12
+        settings.pop("shutdown_timeout", None)
     config = LaunchConfig(monitor_interval=0.1, logs_specs=logs, **settings)
     end: BaseException
     with warnings.catch_warnings(), _variables_restored(), _signals_restored():

@@ -118,6 +118,11 @@ _TELLING = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b|what\(\):")
 _SOURCE_LINE = re.compile(r"\[\S+\.(cc|cpp|h|hpp):\d+\] ")
 
 
+def lost_peer(error: object) -> bool:
+    """Whether what a rank ended with says that another was gone before."""
+    return _LOST_PEER.search(str(error)) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedWorker:
     """A worker that ended badly."""
@@ -135,7 +140,7 @@ class FailedWorker:
         """How far from the cause: 0 is killed from outside, 3 is ended by the agent."""
         if self.exit_code < 0:
             return 3 if self.hung or self.exit_code == -SIGTERM else 0
-        return 2 if _LOST_PEER.search(self.error) else 1
+        return 2 if lost_peer(self.error) else 1
 
     @property
     def place(self) -> str:

@@ -93,6 +93,7 @@ class Program:
     arguments: Sequence[str] = ()
     module: str = "runtime.launch.worker"
     imports: str = "runtime.launch.worker"
+    grace_s: int = 5  # from asking a worker to end to killing it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +153,7 @@ def launch(
                         logs,
                         nproc_per_node=nproc,
                         max_restarts=max_restarts,
+                        shutdown_timeout=program.grace_s,
                         **settings,
                     ),
                     REJOIN_S if machines.elastic else 0.0,

@@ -25,6 +25,7 @@ from runtime.optim import KINDS, LearningRate
 if TYPE_CHECKING:
     from runtime.optim import Settings
 
+RECOVERIES: Final = ("checkpoint", "replica")
 DEVICES: Final = ("cpu", "cuda")
 ON_NAN: Final = ("stop", "rollback")
 ELASTIC_RESTARTS: Final = 100
@@ -126,8 +127,35 @@ class Options:
     checkpoint_every: int | None = option(
         type=IntRange(1), help="Steps between checkpoints.  [default: at the end]"
     )
+    async_save: bool = option(
+        default=False,
+        is_flag=True,
+        help="Write checkpoints while training goes on, from copies on the host.",
+    )
+    keep: int = option(
+        default=2, type=IntRange(1, 10**6), help="Newest checkpoints that stay."
+    )
+    keep_every: int | None = option(
+        type=IntRange(1),
+        metavar="STEPS",
+        help="Keep for good the checkpoint of each so manieth step.",
+    )
+    recovery: str = option(
+        default="checkpoint",
+        type=Choice(RECOVERIES),
+        help="When a worker dies go on from the newest checkpoint, or from what the "
+        "others hold, where that is all.",
+    )
     resume: bool = option(
         default=False, is_flag=True, help="Resume from the newest checkpoint."
+    )
+    weights: str | None = option(
+        type=text,
+        metavar="DIR",
+        help="Start from a Hugging Face folder: config.json and safetensors.",
+    )
+    save_weights: str | None = option(
+        type=text, metavar="DIR", help="Write such a folder at the end."
     )
     record: bool = option(
         default=False, is_flag=True, help="Report the first step's actions."
@@ -153,6 +181,19 @@ class Options:
     )
     training: Training = field(default_factory=Training)
     progress: bool = True
+
+    @property
+    def asks_to_save(self) -> list[str]:
+        """The options given that are of checkpoints."""
+        asked = {
+            "--resume": self.resume,
+            "--checkpoint-every": self.checkpoint_every,
+            "--keep-every": self.keep_every,
+            "--async-save": self.async_save,
+            "--recovery replica": self.recovery == "replica",
+            "--on-nan rollback": self.on_nan == "rollback",
+        }
+        return [name for name, given in asked.items() if given]
 
     def settings(self, optimizer: str = "adamw") -> Settings:
         """The hyper-parameters of *optimizer*."""

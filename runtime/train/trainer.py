@@ -124,6 +124,7 @@ class Trainer:
         self._executor.loss_scale = self.scale.value / self.layout.micro_batches
         losses = self._executor.step(tokens, targets)
         loss = self._mean(losses)
+        self._step.done()
         return StepResult(
             loss=loss,
             gradient_norm=self._step.norm,
@@ -165,6 +166,15 @@ class Trainer:
     def forget(self) -> None:
         """Let the last step's gradients go, as the next one would at its start."""
         self._step.begin()
+
+    @property
+    def updated(self) -> bool:
+        """Whether this rank has made all its update of a step that did not end."""
+        return self._step.updated
+
+    def undo(self) -> None:
+        """Take back what this rank has updated in a step that did not end."""
+        self._step.undo()
 
     def watch(self, told: Callable[[Action], None]) -> None:
         """Tell *told* of each action before it begins."""

@@ -145,5 +145,5 @@ def test_a_rollback_needs_somewhere_to_go_back_to(tmp_path: Path) -> None:
     layout = spell_out(Uniform(precision="fp32"), question.graph, 2)
     write_layout(tmp_path / "layout.json", question, "local", layout)
     asked = replace(run_options(tmp_path / "layout.json"), on_nan="rollback")
-    with pytest.raises(Contradiction, match="--on-nan rollback need --checkpoint-dir"):
+    with pytest.raises(Contradiction, match="--on-nan rollback needs --checkpoint-dir"):
         prepare(asked)

@@ -146,6 +146,9 @@ def test_a_program_that_is_not_there_is_told(start: Start, tmp_path: Path) -> No
 
 def test_all_start_again_when_one_dies(start: Start) -> None:
     program = PLAIN + (
+        "began = os.path.join(sys.argv[-1], 'began')\n"
+        "if rank == '0': open(began, 'w').close()\n"
+        "while not os.path.exists(began): time.sleep(0.01)\n"
         "if rank == '1' and attempt == '0': os.kill(os.getpid(), 9)\n"
         "if attempt == '0': time.sleep(60)\n"
         "print('attempt', attempt)"

@@ -14,6 +14,7 @@ from costmodel.__main__ import main as simulate
 from costmodel.simulation.layout_files import job_of, read_layout_file
 from costmodel.simulation.serialization import LayoutFile
 from profiles.errors import Contradiction, RunFailed
+from runtime.checkpoint.directory import Found
 from runtime.launch import attempts as attempts_module
 from runtime.launch import replan, run
 from runtime.launch.agent import Attempt
@@ -160,7 +161,7 @@ def test_a_folder_with_checkpoints_is_gone_on_from(
     assert prepare(options).layouts.of(1) is one
     folder = tmp_path / "states" / "step-000005"
     monkeypatch.setattr(run, "latest", lambda _: folder)
-    monkeypatch.setattr(run.checkpoint, "require_resumable", lambda *_: 5)
+    monkeypatch.setattr(run, "resumable", lambda *_: Found(path=folder, meta={}))
     assert prepare(options).file.gpus == 2
     with pytest.raises(Contradiction, match="--steps is 5"):
         prepare(replace(options, steps=5))
