@@ -21,6 +21,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -113,10 +114,14 @@ class Running:
 
     def workers(self) -> list[int]:
         """Its ranks' processes."""
-        pids = descendants(self.process.pid)
-        servers = [pid for pid in pids if "fork_server serve" in words_of(pid)]
-        forked = [pid for pid in pids if parent_of(pid) in servers]
-        return forked or [pid for pid in pids if "launch.worker" in words_of(pid)]
+        known = parents()
+        words = {pid: words_of(pid) for pid in descendants(self.process.pid)}
+        servers = [pid for pid, said in words.items() if "fork_server serve" in said]
+        forked = [pid for pid in words if known.get(pid) in servers]
+        alone = [
+            pid for pid, said in words.items() if "-m runtime.launch.worker" in said
+        ]
+        return forked or alone
 
     def saving(self) -> bool:
         """Whether a rank is in the middle of a checkpoint."""
@@ -353,8 +358,8 @@ class Host:
 
 @contextmanager
 def hosts() -> Iterator[tuple[str, list[Host]]]:
-    """The address of the first of two, and both: network namespaces, or where none can
-    be made, this machine twice."""
+    """Where two meet, and both: network namespaces, or where none can be made, this
+    machine twice."""
     with ExitStack() as stack:
         try:
             made = stack.enter_context(network(2))
@@ -362,7 +367,10 @@ def hosts() -> Iterator[tuple[str, list[Host]]]:
             print(f"both machines are this one: {error}", file=sys.stderr)
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
             stack.callback(os.environ.pop, "GLOO_SOCKET_IFNAME")
-            yield "127.0.0.1", [Host(within=()), Host(within=())]
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+            yield endpoint, [Host(within=()), Host(within=())]
             return
 
         def cut(down: bool) -> None:
@@ -371,7 +379,7 @@ def hosts() -> Iterator[tuple[str, list[Host]]]:
             subprocess.run(words.split(), check=True)
 
         far = Host(within=made.inside(1, []), cut=cut)
-        yield made.address(0), [Host(within=made.inside(0, [])), far]
+        yield f"{made.address(0)}:{PORT}", [Host(within=made.inside(0, [])), far]
 
 
 @dataclass(kw_only=True)
@@ -417,11 +425,11 @@ def elastic(folder: Path, count: int, steps: int) -> dict[str, Any]:
     file = layout(folder)
     states, log = folder / "states", folder / "log.jsonl"
     history = states / "history.jsonl"
-    with hosts() as (address, (near, far)), ExitStack() as stack:
+    with hosts() as (endpoint, (near, far)), ExitStack() as stack:
         words = (
             f"{file} --device cpu --steps {steps} --timeout 60 "
             f"--checkpoint-every {EVERY} --checkpoint-dir {states} --log {log} "
-            f"--nnodes 2 --elastic 1 --rdzv-endpoint {address}:{PORT}"
+            f"--nnodes 2 --elastic 1 --rdzv-endpoint {endpoint}"
         )
 
         def start(host: Host, name: str) -> Running:

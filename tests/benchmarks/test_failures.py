@@ -7,13 +7,16 @@ from random import Random
 
 import pytest
 
+from benchmarks import failures
 from benchmarks.failures import (
     STEPS,
     Wrong,
+    elastic,
     furthest,
     killed,
     layout,
     losses,
+    soak,
     uninterrupted,
 )
 
@@ -32,6 +35,32 @@ def test_killed_workers_cost_no_loss_and_seconds(tmp_path: Path) -> None:
     assert 0 < goodput["measured"] < 1
     spent = goodput["progress_s"] + sum(goodput["lost_s"].values())
     assert spent == pytest.approx(goodput["wall_s"], rel=0.01)
+
+
+@pytest.mark.matrix
+def test_a_machine_that_is_lost_and_comes_back_costs_no_sample(tmp_path: Path) -> None:
+    found = elastic(tmp_path, 2, 150)
+    assert [one["machines"] for one in found["events"]] == [1, 2]
+    assert [one["machines"] for one in found["layouts"]] == [2, 1, 2]
+    assert found["layouts"][1]["step"] == found["events"][0]["from step"]
+    assert "1 of 2 machines: dp 2 → 1 rank, from step" in found["said"][0]
+    assert found["largest difference of a loss"] <= 1e-5
+    assert found["goodput"]["failures"] == 2
+
+
+@pytest.mark.matrix
+def test_memory_and_files_are_flat_over_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "SAMPLE_S", 0.2)
+    found = soak(tmp_path, count=1, steps=200, seed=0)
+    assert found["steps"] == 200
+    assert {"launcher", "server"} <= {one["who"] for one in found["processes"]}
+    for one in (one for one in found["processes"] if one["seconds"] > 10):
+        begun, ended = one["files"]
+        assert ended <= begun + 6, one  # a checkpoint's, or a start's
+        small, large = one["resident_mb"]
+        assert large <= 1.1 * small, one
 
 
 def test_steps_that_are_lost_or_done_twice_are_found(tmp_path: Path) -> None:
