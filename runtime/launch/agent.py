@@ -213,6 +213,8 @@ def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
             failed = failed_workers(ends, logs.folders)
             logs.tell(failed)
             end = RunFailed(failure_report(failed))
+        except RunFailed as error:  # an attempt cannot be prepared
+            end = RunFailed(*error.args)
         except (RendezvousError, DistError) as error:
             end = NotMet(
                 f"the machines of the run did not meet at {config.rdzv_endpoint}, or "

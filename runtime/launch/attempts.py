@@ -67,12 +67,14 @@ class Attempts:
         )
 
     def seen(self) -> dict[str, Any]:
-        """What the workers found, and what happened to them; nothing where rank 0 is on
-        another machine."""
+        """What the workers found, and what happened to them; next to nothing where rank
+        0 is on another machine."""
         if not self._result.exists():
             return {}
         found = read_json(self._result, what="the run's result")
         assert isinstance(found, dict)
+        if "steps" not in found:  # of another rank: why it stopped
+            return found
         entries = self._history.entries()
         spent = Spent.of(entries, time.time())
         return {

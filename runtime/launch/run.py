@@ -201,8 +201,9 @@ class Run:
         prediction = self.prediction
         if seen and last is not self.file:
             prediction = predict(last, self.job, options.profiles)
-        document = {**seen, **prediction.against(seen)}
-        if seen:
+        whole = "steps" in seen  # of rank 0
+        document = {**seen, **prediction.against(seen if whole else {})}
+        if whole:
             document["layout_file"] = file_document(last)
         if options.observe is not None:
             document["observed"] = sampling.add(options.observe, document)

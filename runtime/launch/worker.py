@@ -117,6 +117,8 @@ class Run:
             document["recorded"] = self.trainer.recorder.document() if record else None
             document["unsaved"] = unsaved
             write_text(Path(self.request.result), json.dumps(document))
+        elif stopped and os.environ.get("LOCAL_RANK") == "0":  # its machine says so too
+            write_text(Path(self.request.result), json.dumps({"stopped": stopped}))
 
     def _train(self, first: int) -> dict[str, Any] | None:
         """All steps from *first* on; what was saved is on disk at its end. Gives what

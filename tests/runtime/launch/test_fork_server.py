@@ -157,6 +157,24 @@ def test_no_worker_outlives_the_server(
     one.communicate()
 
 
+@pytest.mark.slow
+def test_what_is_imported_before_the_fork_has_no_thread_and_no_device(
+    environment: dict[str, str],
+) -> None:
+    script = (
+        "import os, torch, runtime.launch.worker\n"
+        "print(len(os.listdir('/proc/self/task')), torch.cuda.is_initialized())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["1", "False"]
+
+
 def test_without_a_server_the_client_is_the_worker(
     tmp_path: Path, stand_in: Stand
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from profiles.errors import Contradiction, RunFailed
 from runtime.launch import launcher
+from runtime.launch.agent import Attempt
 from runtime.launch.launcher import Machines, Program, launch, require_startable
 
 Start = Callable[..., str]
@@ -161,6 +162,32 @@ def test_all_start_again_when_one_dies(start: Start) -> None:
         "rank 0 of 2: again",
         "attempt 1",
     ]
+
+
+def test_what_prepares_an_attempt_may_end_the_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no layout fits the machines that are left."""
+    (tmp_path / "program.py").write_text(
+        PLAIN + "if attempt == '0': sys.exit(3)\nprint('not reached')"
+    )
+    prepared = []
+
+    def prepare(attempt: Attempt) -> str:
+        prepared.append(attempt)
+        if len(prepared) == 2:
+            raise RunFailed("no layout fits")
+        return "first"
+
+    program = Program(
+        arguments=["x", str(tmp_path)], module="program", imports="colorsys"
+    )
+    shown = io.StringIO()
+    with pytest.raises(RunFailed, match="no layout fits"):
+        launch(program, nproc=2, max_restarts=3, output=shown, prepare=prepare)
+    assert prepared == [Attempt(ranks=2, machines=1, has_rank_0=True)] * 2
+    assert shown.getvalue().startswith("first\n")
+    assert "not reached" not in shown.getvalue()
 
 
 def test_the_packages_are_ours_wherever_the_user_is(
