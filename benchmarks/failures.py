@@ -42,7 +42,7 @@ from benchmarks.namespaces import NotAllowed, network  # noqa: E402
 
 MODEL = "--model gpt-tiny --seq-len 32 --global-batch 4 --precision fp32"
 LAYOUT = f"{MODEL} --dp 2 --zero 1 --gpus 2"
-LIMIT_S = 300.0
+LIMIT_S = 1800.0
 POLL_S = 0.005
 PER_RUN = 4
 STEPS, EVERY = 60, 5
