@@ -8,17 +8,8 @@ from random import Random
 import pytest
 
 from benchmarks import failures
-from benchmarks.failures import (
-    STEPS,
-    Wrong,
-    elastic,
-    furthest,
-    killed,
-    layout,
-    losses,
-    soak,
-    uninterrupted,
-)
+from benchmarks.failures import STEPS, elastic, killed, soak
+from benchmarks.running import Wrong, furthest, layout, losses, uninterrupted
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.failures import Wrong, descendants, execute, layout
+from benchmarks.running import Wrong, descendants, execute, layout
 
 
 @pytest.mark.slow
