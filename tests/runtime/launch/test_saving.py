@@ -8,7 +8,7 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing.forkserver import _forkserver, ensure_running  # type: ignore[attr-defined]
+from multiprocessing.forkserver import _forkserver, ensure_running
 from pathlib import Path
 
 import pytest
