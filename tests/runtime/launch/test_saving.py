@@ -136,3 +136,31 @@ def test_what_cannot_be_saved_so_is_said_first(
     code, _, err = executing("drive.json", *OPTIONS, "--async-save")
     assert code == 2
     assert "keeps on a drive" in err
+
+
+def test_weights_are_written_whole_or_not_at_all(
+    executing: Execute, layout: str
+) -> None:
+    """Also when every step was done before."""
+    pytest.importorskip("safetensors", reason="pip install safetensors writes weights")
+    assert executing(layout, *OPTIONS, "--steps", "2")[0] == 0
+    ended = (*OPTIONS, "--steps", "2", "--resume")
+    code, _, err = executing(layout, *ended)
+    assert (code, "raise it to go on" in err) == (2, True)
+    with no_file_larger_than(20_000):
+        code, out, err = executing(layout, *ended, "--save-weights", "model")
+    assert code == 1, err
+    assert "cannot be written" in json.loads(out)["unsaved"]
+    assert sorted(one.name for one in Path().iterdir()) == ["layout.json", "state"]
+    code, out, err = executing(layout, *ended, "--save-weights", "model")
+    assert (code, json.loads(out)["unsaved"]) == (0, None), err
+    assert sorted(one.name for one in Path("model").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    begun = ("--device", "cpu", "--json", "--steps", "1", "--weights", "model")
+    code, out, err = executing(layout, *begun)
+    assert code == 0, err
+    code, _, err = executing(layout, *begun, "--save-weights", "model")
+    assert code == 2
+    assert "is there already" in err
