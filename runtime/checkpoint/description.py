@@ -78,14 +78,46 @@ def described(path: Path) -> Metadata:
 
 
 def _describes_tensors(found: Any) -> bool:
-    """Whether what a pickle held is a description, as far as it is used here."""
-    inside = vars(found) if type(found) is Metadata else {}
-    places = inside.get("storage_data")
+    """Whether what a pickle held is a description, down to every number in it."""
+    if type(found) is not Metadata:
+        return False
+    inside: Any = found
+    try:
+        entries, places = inside.state_dict_metadata, inside.storage_data
+        return all(
+            isinstance(name, str) and _describes(entry, type(entry))
+            for name, entry in entries.items()
+        ) and all(
+            _leads(index, type(index), place, type(place))
+            for index, place in places.items()
+        )
+    except (AttributeError, TypeError, ValueError):  # what it lacks, or has instead
+        return False
+
+
+def _describes(entry: Any, kind: type) -> bool:
+    """Whether *entry*, of *kind*, has the type, the size and the cuts of a tensor."""
+    return kind is metadata.BytesStorageMetadata or (
+        kind is metadata.TensorStorageMetadata
+        and isinstance(entry.properties.dtype, torch.dtype)
+        and _sized(entry.size)
+        and all(_sized(one.offsets) and _sized(one.sizes) for one in entry.chunks)
+    )
+
+
+def _sized(size: Any) -> bool:
+    return isinstance(size, torch.Size) and all(one >= 0 for one in size)
+
+
+def _leads(index: Any, named: type, place: Any, placed: type) -> bool:
+    """Whether a piece is known by name and offset, and lies in a file."""
     return (
-        isinstance(inside.get("state_dict_metadata"), dict)
-        and isinstance(places, dict)
-        and all(type(place) is filesystem._StorageInfo for place in places.values())
-        and all(isinstance(place.relative_path, str) for place in places.values())
+        named is metadata.MetadataIndex
+        and isinstance(index.fqn, str)
+        and (index.offset is None or _sized(index.offset))
+        and placed is filesystem._StorageInfo
+        and isinstance(place.relative_path, str)
+        and all(type(one) is int and one >= 0 for one in (place.offset, place.length))
     )
 
 

@@ -28,16 +28,18 @@ META: Final = "meta.json"
 _PIECE_BYTES = 4 * MiB
 # What a run takes from a manifest; null or missing where there was none.
 _KINDS: Final[dict[str, Any]] = {
-    "files": dict,
-    "sizes": dict,
-    "tied": dict,
-    "lr": int | float,
-    "loss_scale": list,
-    "skipped": list,
+    "files": dict[str, str],
+    "sizes": dict[str, int],
+    "tied": dict[str, str],
+    "lr": float,
+    "loss_scale": tuple[float, int],
+    "skipped": list[int],
     "seed": int,
     "data": str,
     "layout": str,
-    "parent": dict,
+    "optimizer": str,
+    "parent": dict[str, int | str],
+    "whole": dict[str, list[str]],
     "content": str,
 }
 
@@ -84,13 +86,23 @@ def read_meta(path: Path) -> dict[str, Any]:
             f"{VERSION}"
         )
     for key, kind in _KINDS.items():
-        if not isinstance(meta.get(key), kind | None):
+        if not _is(meta.get(key), kind | None):
             raise InvalidFile(
                 f"{what} is damaged: {key} in its {META} is {shown(meta[key])}"
             )
     if version == VERSION and not _as_written(path, meta):
         raise InvalidFile(f"{what} is damaged: {META} is not as it was written")
     return meta
+
+
+def _is(value: Any, kind: Any) -> bool:
+    import msgspec
+
+    try:
+        msgspec.convert(value, kind)
+    except (msgspec.ValidationError, OverflowError):
+        return False
+    return True
 
 
 def _as_written(path: Path, meta: dict[str, Any]) -> bool:

@@ -110,9 +110,10 @@ class Run:
             document = self.observed.document(peaks, wall_s, first)
             document["stopped"] = stopped
             document["rollbacks"] = [asdict(one) for one in self.rollbacks.done]
-            median_s = document["step_time_s"]["median"]
-            kind = self.device.type
-            document |= measured_parts(reports, self.job, median_s, device=kind)
+            seconds, kind = document["step_time_s"], self.device.type
+            if seconds:
+                median_s = seconds["median"]
+                document |= measured_parts(reports, self.job, median_s, device=kind)
             record = self.request.record
             document["recorded"] = self.trainer.recorder.document() if record else None
             document["unsaved"] = unsaved

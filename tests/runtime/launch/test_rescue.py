@@ -17,6 +17,7 @@ from costmodel.layout.offload import Offload
 from costmodel.layout.strategy import Uniform, spell_out
 from costmodel.simulation.layout_files import write_layout
 from profiles.errors import Contradiction, MeshwrightError
+from runtime.checkpoint.verification import verified
 from runtime.launch.run import prepare
 from runtime.train.options import RunOptions
 from tests.support.small_jobs import job
@@ -48,6 +49,14 @@ elif place == "update":
     killed(Optimizer, "_publish", lambda _: next(calls) == number)
 elif place == "loss":
     killed(Trainer, "_mean", lambda _: next(calls) == number)
+elif place == "saving":
+    from runtime.checkpoint import checkpoint
+    really = checkpoint._extent
+    def instead(partial, rank, one):
+        if not restarts() and rank == 1 and one.step > number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return really(partial, rank, one)
+    checkpoint._extent = instead
 worker.main(request)
 os._exit(0)
 """
@@ -136,6 +145,24 @@ def test_shards_without_a_replica_go_on_from_the_checkpoint(
     assert f"what ranks wrote of step {KILLED_IN} lacks" in said
     assert seen["first_step"] == KILLED_IN - 1
     assert seen["losses"] == pytest.approx(undisturbed[seen["first_step"] :], abs=1e-5)
+
+
+@pytest.mark.slow
+def test_half_a_save_beside_training_is_none(
+    folder: Path, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """A rank is killed when its files are written and not all are hashed."""
+    where = ("--checkpoint-dir", str(tmp_path), "--async-save")
+    every = ("--checkpoint-every", "2", "--max-restarts", "1")
+    seen, said = ran(folder, "zero1", "saving", *where, *every)
+    assert "a worker died" in said
+    assert seen["first_step"] == KILLED_IN - 1
+    assert seen["losses"] == pytest.approx(undisturbed[seen["first_step"] :], abs=1e-5)
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "step-000006",
+        "step-000008",
+    ]
+    assert not any(one.faults for one in verified(tmp_path))
 
 
 def test_what_a_recovery_needs_is_said(folder: Path, tmp_path: Path) -> None:

@@ -122,7 +122,6 @@ def test_only_what_was_updated_is_taken_back() -> None:
     with pytest.raises(RuntimeError, match="closed by peer"):
         optimizer.step(taken)
     optimizer.inner.__class__ = torch.optim.AdamW
-    assert optimizer.interrupted
     halfway = state(optimizer)
     assert not torch.equal(halfway["a.weight"], before["a.weight"])
     assert torch.equal(halfway["b.bias"], before["b.bias"])
