@@ -399,7 +399,7 @@ def _busiest_s(runs: Runs, pp: Array, m: Array) -> Array:
     each = [runs.at(runs.both_s, one) for one in range(int(np.max(stages)))]
     both = np.array(np.broadcast_arrays(*each))
     number = np.arange(len(both)).reshape(-1, *[1] * (both.ndim - 1))
-    here = np.where(number < stages, both, 0.0)
+    work = m * np.where(number < stages, both, 0.0)
     paths = [
         runs.fill_s(np.minimum(rank, stages))
         + m * (here * (number % pp == rank)).sum(0)

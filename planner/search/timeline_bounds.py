@@ -80,9 +80,9 @@ class TimelineBounds:
     def _makespan_s(self, shape: Shape, rows: Rows) -> Array:
         actions_s, known = _actions_s(shape, rows), self._known[shape]
         first = actions_s[..., 0]
-        if len(known) < MOST_KNOWN:
-            if not any(np.array_equal(first, one.actions_s) for one in known):
-                known.append(_Known(first, ROUNDING * _timeline_s(shape, first)))
+        new = not any(np.array_equal(first, one.actions_s) for one in known)
+        if new and len(known) < MOST_KNOWN:
+            known.append(_Known(first, ROUNDING * _timeline_s(shape, first)))
         bounds = [one.seconds * _longer(actions_s, one.actions_s) for one in known]
         return np.asarray(np.maximum.reduce(bounds))
 
