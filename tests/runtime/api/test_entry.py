@@ -39,7 +39,7 @@ from tests.support.small_layouts import (
 )
 from tests.support.training_cases import job
 
-WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 3
+WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 2
 CASES: dict[str, Uniform] = {
     "tp2-pp2": replace(FP32, tp=2, pp=2, micro_batch=2),
     "dp2-pp2": replace(FP32, dp=2, pp=2, zero=0, micro_batch=1),
