@@ -296,7 +296,7 @@ def test_a_search_that_proves_nothing_says_so(ask: Ask) -> None:
 
 def test_other_searches_plan_for_the_slowest_island(ask: Ask, tmp_path: Path) -> None:
     unlike = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
-    argv = ("--model", "gpt-tiny", "--gpus", "16", "--cluster", unlike)
+    argv = ("--model", "gpt-tiny", "--gpus", "16", "--cluster", unlike, "--cp", "1")
     code, out, err = ask(*argv, "--search", "exhaustive")
     assert (code, out) == (2, "")
     assert "the cluster joins 2" in err

@@ -241,7 +241,7 @@ def test_a_rank_that_dies_ends_all_of_them(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
-    request = request_of(QUESTION, str(tmp_path / "meeting"), 5.0)
+    request = request_of(replace(QUESTION, ranks=1), str(tmp_path / "meeting"), 5.0)
     unknown = Operation(kind="conv", direction=FORWARD, shape=(2, 2))
     with pytest.raises(RunFailed, match=r"ended with code 1: .*'conv' are not"):
         run(replace(request, operations=(unknown,)), ignore)
