@@ -401,8 +401,7 @@ def _busiest_s(runs: Runs, pp: Array, m: Array) -> Array:
     number = np.arange(len(both)).reshape(-1, *[1] * (both.ndim - 1))
     work = m * np.where(number < stages, both, 0.0)
     paths = [
-        runs.fill_s(np.minimum(rank, stages))
-        + m * (here * (number % pp == rank)).sum(0)
+        runs.fill_s(np.minimum(rank, stages)) + (work * (number % pp == rank)).sum(0)
         for rank in range(deepest)
     ]
     return np.asarray(np.maximum.reduce(paths))
