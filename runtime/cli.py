@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from costmodel.simulation import file_document, parse_file, read_layout_file
-from profiles.commandline import FilePath, command, console, emit_json, warn
+from profiles.commandline import (
+    FilePath,
+    command,
+    console,
+    emit_json,
+    premise,
+    warn,
+)
+from profiles.errors import RunFailed
 from profiles.files import read_json, require_package
 from runtime.train import RunOptions, run_options, training_options
 
@@ -64,16 +72,18 @@ def execute(
     if not as_json:
         console().print(opening(run))
     document = run.execute()
-    lost = diverged(document)
-    if lost is not None:
-        warn(lost)
     if probes:
         document["probe"] = [one.document(probes[0]) for one in probes]
         document["picked"] = str(probes[0].file)
-    if as_json:
+    lost = diverged(document)
+    if lost is not None:
+        premise(document)
+    elif as_json:
         emit_json(document)
-    else:
+    if not as_json:
         console().print(run_view(document))
+    if lost is not None:
+        raise RunFailed(lost)
     if document.get("unsaved"):
         warn(f"the last state is not on disk: {document['unsaved']}")
         raise click.exceptions.Exit(NO_ANSWER)

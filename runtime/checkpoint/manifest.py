@@ -33,6 +33,7 @@ _KINDS: Final[dict[str, Any]] = {
     "tied": dict[str, str],
     "lr": float,
     "loss_scale": tuple[float, int],
+    "skipped": list[int],
     "seed": int,
     "data": str,
     "layout": str,

@@ -36,7 +36,9 @@ from runtime.checkpoint import (
     salvaged,
 )
 from runtime.data import Source, absolute, fingerprint, source
-from runtime.launch.launcher import Program, launch, require_startable
+from runtime.launch.attempts import Attempts
+from runtime.launch.launcher import Machines, Program, launch, require_startable
+from runtime.launch.replan import Layouts
 from runtime.launch.rescue import GRACE_S
 from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
@@ -57,7 +59,8 @@ class Request(Options):
     threads: int
     result: str
     checkpoint_dir: str | None = None
-    timeout_s: float = 600.0  # of a collective that somebody does not join
+    elastic: bool = False  # go on from the newest checkpoint, if there is one
+    history: str | None = None
     observe: bool = False  # listen to more steps, for samples of them
     offload_dir: str | None = None  # of a drive; None: that of temporary files
 
@@ -95,10 +98,13 @@ def question(request: Request, data: str) -> dict[str, Any]:
         "a --trace": training.trace is not None,
         "a --checkpoint-dir": folder is not None,
         "--checkpoint-every": request.checkpoint_every,
+        "--timeout": request.timeout_s,
+        "--on-nan": request.on_nan,
         "--async-save": request.async_save,
         "a --weights": request.weights is not None,
         "a --save-weights": request.save_weights is not None,
         "--resume": request.resume,
+        "--elastic": request.elastic,
         "the newest checkpoint": None if newest is None else newest.name,
         "--observe": request.observe,
         "--record": request.record,
@@ -148,6 +154,7 @@ class Run:
     prediction: Prediction
     remarks: tuple[str, ...] = ()  # on the drive, and on what it goes on from
     limits: tuple[str, ...] = ()  # of what the comparison says
+    layouts: Layouts  # for other numbers of machines
 
     @property
     def layout(self) -> Layout:
@@ -166,36 +173,47 @@ class Run:
 
         Raises RunFailed where a worker died.
         """
+        options = self.options
+        least, most = options.machines
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
-            result = Path(folder, "result.json")
-            asked = Path(folder, "request.json")
-            self._request(result).write(asked)
+            attempts = Attempts(
+                folder=Path(folder),
+                options=options,
+                planned=self.layouts,
+                ask=self._request,
+            )
             try:
                 launch(
-                    self._program(asked),
+                    self._program(attempts.asked),
                     nproc=self.local_ranks,
-                    nnodes=self.options.nnodes,
-                    rdzv_endpoint=self.options.rdzv_endpoint,
-                    max_restarts=self.options.max_restarts,
+                    machines=Machines(
+                        least=least, most=most, endpoint=options.rdzv_endpoint
+                    ),
+                    max_restarts=options.restarts,
                     device=self.device,
-                    output=sys.stdout if self.options.progress else sys.stderr,
+                    output=sys.stdout if options.progress else sys.stderr,
+                    prepare=attempts.prepare,
                 )
             finally:  # no worker is left that could be writing one
                 self._tidy()
-            seen = read_json(result, what="the run's result") if result.exists() else {}
-        assert isinstance(seen, dict)
-        document = {**seen, **self.prediction.against(seen)}
-        if seen:
-            document["layout_file"] = file_document(self.file)
-        if self.options.observe is not None:
-            document["observed"] = sampling.add(self.options.observe, document)
+            seen = attempts.seen()
+        last = attempts.file
+        prediction = self.prediction
+        if seen and last is not self.file:
+            prediction = predict(last, self.job, options.profiles)
+        whole = "steps" in seen  # of rank 0
+        document = {**seen, **prediction.against(seen if whole else {})}
+        if whole:
+            document["layout_file"] = file_document(last)
+        if options.observe is not None:
+            document["observed"] = sampling.add(options.observe, document)
         return document
 
     def _tidy(self) -> None:
         """Leave whole checkpoints alone."""
         folder = self.options.checkpoint_dir
-        if folder is None:
-            return
+        if folder is None or self.options.elastic is not None:
+            return  # other machines go on writing
         forget_partial(folder)
         if self.options.nnodes > 1:
             return  # another machine's workers may still write
@@ -210,7 +228,8 @@ class Run:
             return Program(arguments=given, grace_s=GRACE_S)
         return Program(arguments=given)
 
-    def _request(self, result: Path) -> Request:
+    def _request(self, file: LayoutFile, result: Path, history: Path) -> Request:
+        """What workers are asked to do with the layout of *file*."""
         options = self.options
         folder, drive = options.checkpoint_dir, options.offload_dir
         same = {one.name: getattr(options, one.name) for one in fields(Options)}
@@ -221,12 +240,14 @@ class Run:
             "save_weights": options.save_weights and absolute(options.save_weights),
         }
         return Request(
-            layout=file_document(self.file),
+            layout=file_document(file),
             optimizer=self.job.optimizer,
             device=self.device,
             threads=threads(self.local_ranks),
             result=str(result),
             checkpoint_dir=None if folder is None else str(folder.absolute()),
+            elastic=options.elastic is not None,
+            history=str(history),
             observe=options.observe is not None,
             offload_dir=None if drive is None else str(drive.absolute()),
             **same,
@@ -245,7 +266,7 @@ def prepare(options: RunOptions) -> Run:
             f"{options.nnodes}; choose a divisor"
         )
     require_startable(layout.gpus // options.nnodes, device=device)
-    endpoint = meeting_point(options.nnodes, options.rdzv_endpoint)
+    endpoint = meeting_point(options.machines[1], options.rdzv_endpoint)
     if endpoint is not None:
         route_to(endpoint)
     found = _require_checkpoints(options, job)
@@ -270,7 +291,29 @@ def prepare(options: RunOptions) -> Run:
         prediction=prediction,
         remarks=(*remarks, *_unlike(options, data, found)),
         limits=tuple(_limits(options, job, prediction, device, done)),
+        layouts=_layouts(options, file),
     )
+
+
+def _layouts(options: RunOptions, file: LayoutFile) -> Layouts:
+    """What may be needed of them; raises Contradiction for machines that do not fit
+    the file, RunFailed where none is for the fewest."""
+    found = Layouts(file)
+    if options.elastic is None:
+        return found
+    least, most = options.machines
+    if not least <= options.nnodes <= most:
+        raise Contradiction(
+            f"--elastic {least}:{most} is not about --nnodes {options.nnodes}, the "
+            "machines of the layout file; choose MIN <= --nnodes <= MAX"
+        )
+    if options.checkpoint_dir is None or not options.checkpoint_every:
+        raise Contradiction(
+            "--elastic goes on from checkpoints in a folder that all machines share; "
+            "give --checkpoint-dir DIR and --checkpoint-every N"
+        )
+    found.of(least * (file.gpus // options.nnodes))
+    return found
 
 
 def threads(local_ranks: int) -> int:
@@ -408,7 +451,8 @@ def _require_checkpoints(options: RunOptions, job: Job) -> Found | None:
                 f"{', '.join(options.asks_to_save)} needs --checkpoint-dir DIR"
             )
         return None
-    if not options.resume:
+    fresh = options.elastic is not None and latest(folder) is None
+    if fresh or not (options.resume or options.elastic):
         require_fresh(folder)
         return None
     found = resumable(folder, {"job": job_fingerprint(job)})

@@ -31,7 +31,9 @@ from runtime.checkpoint import (
     salvaged,
 )
 from runtime.data import Source, fingerprint, source
+from runtime.launch.divergence import Rollbacks, wrong
 from runtime.launch.failures import status
+from runtime.launch.history import History
 from runtime.launch.processes import Worker, process_group, restarts
 from runtime.launch.rescue import Rescue
 from runtime.launch.run import Request, question, require_agreed
@@ -63,6 +65,8 @@ class Run:
         self.rank, self.device = worker.rank, worker.device
         self.journals: list[Journal] = []
         self.held_out: Source | None = None
+        self.rollbacks = Rollbacks()
+        self.history = History(request.history if self.rank == 0 else None)
         self.rescue: Rescue | None = None
         self.done = 0  # steps that have ended
         data = self._source(request.data, request.seed)
@@ -92,16 +96,20 @@ class Run:
     def run(self) -> None:
         """Train; rank 0 writes the result."""
         first, began = self._first_step(), time.perf_counter()
-        self.journals = journals(self.request.training, first) if self.rank == 0 else []
+        self._open_journals(first)
         self.rescue = self._rescue()
-        self._train(first)
+        self._save_to_go_back(first)
+        self.history.add("ready", step=first)
+        stopped = self._train(first)
         wall_s = time.perf_counter() - began
-        unsaved = self._unsaved()
+        unsaved = None if stopped else self._unsaved()
         for journal in self.journals:
             journal.close()
         peaks, reports = self._peaks(), everyone(self.watch.report())
         if self.rank == 0:
             document = self.observed.document(peaks, wall_s, first)
+            document["stopped"] = stopped
+            document["rollbacks"] = [asdict(one) for one in self.rollbacks.done]
             seconds, kind = document["step_time_s"], self.device.type
             if seconds:
                 median_s = seconds["median"]
@@ -110,20 +118,15 @@ class Run:
             document["recorded"] = self.trainer.recorder.document() if record else None
             document["unsaved"] = unsaved
             write_text(Path(self.request.result), json.dumps(document))
+        elif stopped and os.environ.get("LOCAL_RANK") == "0":  # its machine says so too
+            write_text(Path(self.request.result), json.dumps({"stopped": stopped}))
 
-    def _train(self, first: int) -> None:
-        """All steps from *first* on; what was saved is on disk at its end."""
+    def _train(self, first: int) -> dict[str, Any] | None:
+        """All steps from *first* on; what was saved is on disk at its end. Gives what
+        was wrong with the last one, where it is not that of the request."""
         self.done = first
         try:
-            for number in range(first, self.request.steps):
-                self._told(number)
-                result = self.watch.step(number, since=number - first)
-                self.done = number + 1
-                self.observed.peak = self.watch.peak
-                self.observed.results.append(result)
-                self._say(number, result)
-                self._evaluate(number + 1)
-                self._save(number + 1)
+            stopped = self._steps(first)
             if self.saver is not None:
                 self.saver.wait()
         except Exception as error:
@@ -133,6 +136,59 @@ class Run:
             if self.saver is not None:
                 self.saver.wait(ENDING_S)
             raise
+        return stopped
+
+    def _steps(self, first: int) -> dict[str, Any] | None:
+        number, since = first, 0
+        while number < self.request.steps:
+            self._told(number)
+            result = self.watch.step(number, since=since)
+            since += 1
+            self.observed.peak = self.watch.peak
+            self.observed.results.append(result)
+            self._say(number, result)
+            if not self.trainer.sound(result):
+                back = self._rolled_back(number)
+                if back is None:
+                    return wrong(number, result)
+                self.done = number = back
+                self.observed.forget_after(number - first, number)
+                continue
+            self.done = number = number + 1
+            self._evaluate(number)
+            self._save(number)
+        return None
+
+    def _rolled_back(self, number: int) -> int | None:
+        """Where training goes on after step *number* went wrong; None: nowhere."""
+        saver = self.saver
+        if self.request.on_nan != "rollback" or saver is None:
+            return None
+        saver.wait()
+        self.trainer.forget()
+        done = self._restored(saver)
+        one = self.rollbacks.next(number, done)
+        if one is None:
+            return None
+        self.trainer.skipped = self.rollbacks.skipped
+        for journal in self.journals:
+            journal.close()
+        self._open_journals(done)
+        self.history.add("rolled_back", step=done)
+        self._line(str(one))
+        return done
+
+    def _save_to_go_back(self, first: int) -> None:
+        """A rollback may be asked for before the first checkpoint would be there."""
+        saver = self.saver
+        if saver is None or self.request.on_nan != "rollback":
+            return
+        if latest(saver.folder) is None:
+            saver.save(step=first, **self._state())
+
+    def _open_journals(self, done: int) -> None:
+        asked = self.request.training
+        self.journals = journals(asked, done) if self.rank == 0 else []
 
     def _source(self, data: str, seed: int) -> Source:
         return source(
@@ -185,9 +241,10 @@ class Run:
             print(text, flush=True)
 
     def _first_step(self) -> int:
-        saver, anew = self.saver, not (self.request.resume or restarts())
+        saver, asked = self.saver, self.request.resume
         if saver is None:
             return self._begin()
+        anew = not (asked or self.request.elastic or _restarted())
         meta = self._state()["meta"]
         recovered = first_rank(
             lambda: (
@@ -198,8 +255,11 @@ class Run:
         )
         for line in recovered or ():
             self._line(line)
-        if anew or (not self.request.resume and latest(saver.folder) is None):
+        if anew or (not asked and latest(saver.folder) is None):
             return self._begin()
+        return self._restored(saver)
+
+    def _restored(self, saver: Saver) -> int:
         status(self.rank).say("reading the checkpoint")
         found = restore(saver.folder, **self._state())
         for line in found.passed_over:
@@ -208,6 +268,8 @@ class Run:
         stored = found.meta.get("loss_scale")
         if stored and self.trainer.scale.dynamic:
             self.trainer.scale.value, self.trainer.scale.good_steps = stored
+        self.rollbacks.resumed(found.meta.get("skipped") or ())
+        self.trainer.skipped = self.rollbacks.skipped
         return found.step
 
     def _begin(self) -> int:
@@ -244,7 +306,10 @@ class Run:
             return
         if done == self.request.steps or (every and done % every == 0):
             status(self.rank).say(f"saving the checkpoint of step {done}")
+            began = time.perf_counter()
             saver.save(step=done, **self._state())
+            seconds = time.perf_counter() - began
+            self.history.add("saved", step=done, seconds=seconds)
 
     def _state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
@@ -258,6 +323,7 @@ class Run:
                 "data": self.data,
                 "layout": self.layout_hash,
                 "loss_scale": [scale.value, scale.good_steps],
+                "skipped": list(self.rollbacks.skipped),
             },
         }
 
@@ -286,6 +352,7 @@ class Run:
         rate = self.observed.tokens_per_s_per_gpu(result.seconds)
         entry = {"step": number + 1, **asdict(result), "tokens_per_s_per_gpu": rate}
         self._write(entry)
+        self.history.add("step", step=number + 1, seconds=result.seconds)
         if self.rank or not self.request.progress:
             return
         flops = model_flops(self.job) / result.seconds / self.layout.gpus
@@ -297,6 +364,13 @@ class Run:
             f"{rate:9,.0f} tokens/s/gpu  {flops / 1e9:9,.1f} GFLOP/s{memory}",
             flush=True,
         )
+
+
+def _restarted() -> bool:
+    """Whether any rank was started again: machines do not count alike."""
+    everyone: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(everyone, restarts())
+    return max(everyone) > 0
 
 
 def main(path: str) -> None:

@@ -100,6 +100,11 @@ class Observed:
         """The steps that count for times."""
         return self.results[self.untimed :] or self.results[-1:]
 
+    def forget_after(self, results: int, step: int) -> None:
+        """Of what is done again, after so many *results*, that is *step* steps."""
+        del self.results[results:]
+        self.evaluations = [one for one in self.evaluations if one[0] <= step]
+
     def step_time_s(self) -> dict[str, float] | None:
         """Median, p10 and p90 of the timed steps; None of a run that had none to do."""
         if not self.results:
