@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Operator,
         Tensor,
     )
+    from profiles.models.huggingface import parse_config
     from profiles.models.job import OPTIMIZERS, Job, Model, parse_model
     from profiles.models.layers import activation_function
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters

@@ -80,8 +80,8 @@ def _first_and_step(config: Config) -> tuple[int, int]:
 def _qwen3_moe(config: Config) -> Read:
     first, step = _first_and_step(config)
     moe = _moe(
-        config,
-        "num_experts",
+        config,  # transformers 5 writes the other name
+        "num_experts" if config.has("num_experts") else "num_local_experts",
         "moe_intermediate_size",
         first_layer=first,
         every=step,

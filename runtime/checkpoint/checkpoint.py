@@ -9,52 +9,67 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load as read_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as write_tensors
 
-from profiles.errors import Contradiction, InvalidFile, MeshwrightError
+from profiles.errors import Contradiction, InvalidFile
 from profiles.files import shown
 from profiles.units import format_bytes
+from runtime.checkpoint.agreement import Group, everywhere, first_rank, rank_and_world
+from runtime.checkpoint.description import DESCRIPTION, Reader, described
 from runtime.checkpoint.directory import (
-    DESCRIPTION,
-    Reader,
+    Found,
+    Retention,
     begin,
-    checksums,
-    described,
-    files_of,
     finish,
     forget_partial,
-    latest,
-    read_meta,
-    remedy,
-    require_fresh,
-    require_resumable,
-    require_undamaged,
-    sizes,
+    looked_at,
+    newest_sound,
+    whole,
 )
+from runtime.checkpoint.manifest import Parent, digests, require_undamaged, sizes
 from runtime.checkpoint.state import Wanted, held, ties, written
 from runtime.optim import Optimizer
 
-__all__ = [
-    "forget_partial",
-    "latest",
-    "load",
-    "meta",
-    "require_fresh",
-    "require_resumable",
-    "save",
-]
 
-T = TypeVar("T")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What this rank has of the state after *step* steps, and what is said of it."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    tied: dict[str, str]
+    meta: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        parts: Sequence[nn.Module],
+        optimizer: Optimizer | None,
+        meta: Mapping[str, Any],
+    ) -> Snapshot:
+        """As it is now; nothing is copied."""
+        of_optimizer = {
+            "optimizer": None if optimizer is None else type(optimizer.inner).__name__,
+            "lr": None if optimizer is None else optimizer.learning_rate,
+        }
+        return cls(
+            step=step,
+            tensors=written(parts, optimizer),
+            tied=ties(parts),
+            meta={**meta, **of_optimizer},
+        )
 
 
 def save(
@@ -70,20 +85,36 @@ def save(
     *parts* are the modules that this rank holds, under the whole model's names. *meta*
     is kept with it (JSON values); its ``job`` must be the same when it is resumed.
     """
-    partial = _first_rank(lambda: begin(folder, step))
-    _write(partial, dict(written(parts, optimizer)))
-    rank, _ = _rank_and_world()
-    own = [file.name for file in partial.glob(f"__{rank}_*")]
-    if rank == 0:
-        own.append(DESCRIPTION)  # a bit of it is as good as one of the tensors
-    extent = {
-        "optimizer": None if optimizer is None else type(optimizer.inner).__name__,
-        "lr": None if optimizer is None else optimizer.learning_rate,
-        "tied": _gathered(ties(parts)),
-        "files": _gathered(checksums(partial, own)),
-        "sizes": _gathered(sizes(partial, own)),
-    }
-    _first_rank(lambda: finish(partial, {**meta, **extent}))
+    store(folder, Snapshot.of(step, parts, optimizer, meta), Retention())
+
+
+def store(
+    folder: Path,
+    one: Snapshot,
+    keep: Retention,
+    damaged: Collection[str] = (),
+    group: Group = None,
+) -> Parent:
+    """Write *one* into *folder*, and let those go that *keep* does not keep; every rank
+    of *group* calls this at once. Gives what the next one names as its parent.
+
+    It has its name when all ranks' files are there and hashed. Raises InvalidFile, on
+    every rank, where anything cannot be written; what was there before stays.
+    """
+    rank, _ = rank_and_world(group)
+    try:
+        partial = first_rank(lambda: begin(folder, one.step), group)
+        _write(partial, one.tensors, group)
+        hashed = everywhere(lambda: _extent(partial, rank, one), group)
+        meta = {**one.meta, **{key: _joined(hashed, key) for key in hashed[0]}}
+        return first_rank(lambda: finish(partial, meta, keep, damaged), group)
+    except InvalidFile as error:
+        if rank == 0:  # nobody writes there any more
+            forget_partial(folder)
+        raise InvalidFile(
+            f"a checkpoint cannot be written to {shown(folder)}: {error}; its drive "
+            f"has {_free(folder)} free"
+        ) from error
 
 
 def load(
@@ -96,52 +127,62 @@ def load(
     """Put the newest checkpoint in *folder* into *parts* and *optimizer*, in place.
 
     Every rank calls this at once. The optimizer's flags stay (fused, foreach …); its
-    learning rate is the checkpoint's. Returns how many steps are done.
-    Raises InvalidFile if there is none or it is damaged, Contradiction if it is of
-    another model, job or optimizer.
+    learning rate is the checkpoint's. Returns how many steps are done. One that is
+    damaged is passed over.
+    Raises InvalidFile if none is whole, Contradiction if it is of another model, job or
+    optimizer.
     """
-    step = require_resumable(folder, meta)
-    path = latest(folder)
-    assert path is not None
-    stored = read_meta(path)
-    _require_same_optimizer(path, stored, optimizer)
-    try:
-        _read_into(path, stored, parts, optimizer)
-    except InvalidFile as error:
-        raise InvalidFile(f"{error}; {remedy(path)}") from error
+    return restore(folder, parts=parts, optimizer=optimizer, meta=meta).step
+
+
+def restore(
+    folder: Path,
+    *,
+    parts: Sequence[nn.Module],
+    optimizer: Optimizer | None,
+    meta: Mapping[str, Any],
+) -> Found:
+    """As `load`; gives what was read, and what was passed over."""
+    names = first_rank(lambda: [one.name for one in whole(folder)])
+    found = newest_sound(folder, names, meta, _sound)
+    _require_same_optimizer(found.path, found.meta, optimizer)
+    _read_into(found, parts, optimizer)
     for one in held(parts, optimizer):
         one.publish()
-    if optimizer is not None and stored.get("lr"):
-        optimizer.learning_rate = stored["lr"]
-    return step
+    if optimizer is not None and found.meta.get("lr"):
+        optimizer.learning_rate = found.meta["lr"]
+    return found
 
 
-def meta(folder: Path) -> dict[str, Any]:
-    """What the newest checkpoint in *folder* says of itself."""
-    path = latest(folder)
-    return {} if path is None else read_meta(path)
+def _sound(path: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint of which every file has its hash, each looked at by
+    one rank; raises InvalidFile on all of them."""
+    rank, world = rank_and_world()
+
+    def own() -> dict[str, Any]:
+        meta = looked_at(path)
+        files = sorted(meta.get("files") or {})
+        require_undamaged(path, meta, files[rank::world])
+        described(path)
+        return meta
+
+    return everywhere(own)[rank]
 
 
 def _read_into(
-    path: Path,
-    stored: Mapping[str, Any],
-    parts: Sequence[nn.Module],
-    optimizer: Optimizer | None,
+    found: Found, parts: Sequence[nn.Module], optimizer: Optimizer | None
 ) -> None:
-    """All that the checkpoint at *path* has of *parts* and *optimizer*."""
-    found = described(path)
-    rank, world = _rank_and_world()
-    if DESCRIPTION in (stored.get("files") or {}):
-        require_undamaged(path, stored, [DESCRIPTION])
-    require_undamaged(path, stored, files_of(found)[rank::world])
-    wanted = Wanted(path, found, stored.get("tied") or {})
+    """All that a checkpoint has of *parts* and *optimizer*."""
+    name = f"checkpoint {shown(found.path)}"
+    wanted = Wanted(name, described(found.path), found.meta.get("tied") or {})
     wanted.model(parts, optimizer)
     if optimizer is not None:
         wanted.states(held(parts, optimizer), optimizer.inner)
-    _read(path, wanted)
+    read_wanted(wanted, Reader(found.path, wanted.found))
 
 
-def _read(path: Path, wanted: Wanted) -> None:
+def read_wanted(wanted: Wanted, reader: Any) -> None:
+    """Fill what is *wanted* from what *reader* stands for; raises InvalidFile."""
     targets: dict[str, Any] = {}
     again = [
         (name, value)
@@ -149,27 +190,39 @@ def _read(path: Path, wanted: Wanted) -> None:
         if targets.setdefault(name, value) is not value
     ]
     try:
-        with _quiet():
-            read_tensors(targets, storage_reader=Reader(path, wanted.found))
+        with quiet(alone=not dist.is_initialized()):
+            read_tensors(targets, storage_reader=reader)
     except (Exception, CheckpointException) as error:  # which is no Exception
-        raise InvalidFile(
-            f"checkpoint {shown(path)} is damaged: {_reason(error)}"
-        ) from error
+        raise InvalidFile(f"{wanted.name} is damaged: {_reason(error)}") from error
     for name, value in again:  # both copies of a tied table, on one rank
         value.copy_(targets[name])
 
 
-def _write(partial: Path, state: dict[str, Any]) -> None:
+def _write(partial: Path, state: dict[str, Any], group: Group) -> None:
     try:
-        with _quiet():
-            write_tensors(state, storage_writer=FileSystemWriter(partial))
+        with quiet(alone=not dist.is_initialized()):
+            write_tensors(
+                state, storage_writer=FileSystemWriter(partial), process_group=group
+            )
     except (Exception, CheckpointException) as error:
-        free = format_bytes(shutil.disk_usage(partial.parent).free)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise InvalidFile(
-            f"checkpoint {shown(partial)} cannot be written: {_reason(error)}; its "
-            f"drive has {free} free"
-        ) from error
+        raise InvalidFile(_reason(error)) from error
+
+
+def _extent(partial: Path, rank: int, one: Snapshot) -> dict[str, dict[str, Any]]:
+    """What a rank adds to the manifest: the hashes of its own files among them."""
+    own = [file.name for file in partial.glob(f"__{rank}_*")]
+    if rank == 0:
+        own.append(DESCRIPTION)  # a bit of it is as good as one of the tensors
+    return {
+        "tied": one.tied,
+        "files": digests(partial, own),
+        "sizes": sizes(partial, own),
+    }
+
+
+def _joined(everyones: Sequence[dict[str, dict[str, Any]]], key: str) -> dict[str, Any]:
+    found = {name: one for some in everyones for name, one in some[key].items()}
+    return dict(sorted(found.items()))
 
 
 def _require_same_optimizer(
@@ -183,42 +236,20 @@ def _require_same_optimizer(
         )
 
 
-def _first_rank(action: Callable[[], T]) -> T:
-    """What *action* gives on rank 0, on every rank, or its error."""
-    rank, world = _rank_and_world()
-    if world == 1:
-        return action()
-    outcome: list[Any] = [None, None]
-    if rank == 0:
-        try:
-            outcome[0] = action()
-        except (OSError, MeshwrightError) as error:
-            outcome[1] = str(error)
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise InvalidFile(f"the checkpoint cannot be written: {outcome[1]}")
-    return outcome[0]  # type: ignore[no-any-return]
-
-
-def _rank_and_world() -> tuple[int, int]:
-    if not dist.is_initialized():
-        return 0, 1
-    return dist.get_rank(), dist.get_world_size()
-
-
-def _gathered(own: dict[str, T]) -> dict[str, T]:
-    """The entries of all ranks."""
-    _, world = _rank_and_world()
-    if world == 1:
-        return own
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, own)
-    return {name: other for one in everyone for name, other in one.items()}
+def _free(folder: Path) -> str:
+    try:
+        return format_bytes(shutil.disk_usage(folder).free)
+    except OSError:
+        return "unknown bytes"
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """One process alone is what is meant, where it is."""
+def quiet(*, alone: bool) -> Iterator[None]:
+    """One process alone is what is meant, where it is. Filters are of all threads, so
+    others leave them."""
+    if not alone:
+        yield
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

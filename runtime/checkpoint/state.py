@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from profiles.errors import Contradiction, InvalidFile, Unsupported
-from profiles.files import shown
 from runtime.optim import Leaf, Optimizer, local
 
 MODEL, OPTIMIZER = "model.", "optimizer."
@@ -168,10 +166,10 @@ Kinds = dict[str, tuple[torch.Size, torch.dtype]]
 class Wanted:
     """`pairs`: a tensor's name in the checkpoint, and the tensor that it goes into."""
 
-    def __init__(self, path: Path, found: Metadata, tied: Mapping[str, str]) -> None:
+    def __init__(self, name: str, found: Metadata, tied: Mapping[str, str]) -> None:
         self.found = found
         self.pairs: list[tuple[str, Tensor]] = []
-        self._name, self._tied = f"checkpoint {shown(path)}", tied
+        self.name, self._tied = name, tied
         self._entries = {
             name: entry
             for name, entry in found.state_dict_metadata.items()
@@ -186,12 +184,12 @@ class Wanted:
             stored = self._entries.get(f"{MODEL}{self._stored(name)}")
             if stored is None:
                 raise Contradiction(
-                    f"{self._name} has no {name}; it is of another model, or tensors "
+                    f"{self.name} has no {name}; it is of another model, or tensors "
                     "of it are missing"
                 )
             if stored.size != value.shape:
                 raise Contradiction(
-                    f"{self._name} is of another model: {name} has shape "
+                    f"{self.name} is of another model: {name} has shape "
                     f"{tuple(stored.size)} in it and {tuple(value.shape)} here"
                 )
             self.pairs.append((f"{MODEL}{self._stored(name)}", value))
@@ -207,11 +205,11 @@ class Wanted:
                 continue
             if kinds and kinds.keys() != every:
                 missing = sorted(every - kinds.keys())[0]
-                raise InvalidFile(f"{self._name} is damaged: {name} has no {missing}")
+                raise InvalidFile(f"{self.name} is damaged: {name} has no {missing}")
             for kind, (size, _) in kinds.items():
                 if size not in (one.parameter.shape, ()):
                     raise InvalidFile(
-                        f"{self._name} is damaged: {kind} of {name} has shape "
+                        f"{self.name} is damaged: {kind} of {name} has shape "
                         f"{tuple(size)}, the parameter {tuple(one.parameter.shape)}"
                     )
             for kind, value in fresh_state(

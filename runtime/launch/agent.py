@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any, Self, TextIO
 
+from torch.distributed import DistError
 from torch.distributed.elastic.multiprocessing.api import (
     DefaultLogsSpecs,
     LogsDest,
@@ -30,7 +32,14 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from profiles.errors import RunFailed
-from runtime.launch.failures import FOLDER, LAUNCHER, failure_report, words_in
+from runtime.launch.failures import (
+    FOLDER,
+    LAUNCHER,
+    FailedWorker,
+    failed_workers,
+    failure_report,
+    words_in,
+)
 
 _PERIOD_S = 0.05
 
@@ -94,8 +103,30 @@ class Relay:
 
 
 _SILENT = logging.CRITICAL + 1
-_SHUTDOWN_S = 5  # from asking a worker to end to killing it
 _SIGNALS = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # of the ranks of each attempt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """Workers that are about to start: all ranks of all *machines*."""
+
+    ranks: int
+    machines: int
+    has_rank_0: bool  # on this machine
+
+    @classmethod
+    def of(cls, envs: Mapping[int, Mapping[str, str]]) -> Attempt:
+        """As the workers' variables have it."""
+        one = next(iter(envs.values()))
+        return cls(
+            ranks=int(one["WORLD_SIZE"]),
+            machines=int(one["GROUP_WORLD_SIZE"]),
+            has_rank_0=any(some["RANK"] == "0" for some in envs.values()),
+        )
+
+
+Prepare = Callable[[Attempt], str]  # before workers start; what to say of it, or ""
 
 
 class Logs(DefaultLogsSpecs):
@@ -108,35 +139,55 @@ class Logs(DefaultLogsSpecs):
         relay: Relay,
         variables: Mapping[str, str],
         max_restarts: int,
+        prepare: Prepare | None = None,
     ) -> None:
         super().__init__(log_dir=str(root), redirects=Std.ALL)
         self.folders: dict[int, Path] = {}
         self._relay, self._variables = relay, variables
-        self._max_restarts = max_restarts
+        self._max_restarts, self._prepare = max_restarts, prepare
+        self._restarts = 0
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """The agent's question at every attempt; *envs* are the workers' variables."""
+        restarts = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
+        why = self._restarting(restarts)  # before the folders may be made anew
         places = super().reify(envs)
-        before, self.folders = self.folders, {}
+        self.folders = {}
         for local_rank, variables in envs.items():
             folder = Path(places.stdouts[local_rank]).parent
             self.folders[int(variables["RANK"])] = folder
             variables.update(self._variables)
             variables.update({FOLDER: str(folder), LAUNCHER: str(os.getpid())})
-        attempt = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
         followed = [self.folders[0] / "stdout.log"] if 0 in self.folders else []
-        self._relay.turn_to(followed, self._restarting(before, attempt))
+        self._relay.turn_to([], why)
+        prepared = self._prepare(Attempt.of(envs)) if self._prepare else ""
+        self._relay.turn_to(followed, prepared)
         return places
 
-    def _restarting(self, before: Mapping[int, Path], attempt: int) -> str:
-        if not before:
+    def tell(self, failed: Sequence[FailedWorker]) -> None:
+        """A line on each of this machine's ranks, where there are several."""
+        lines = {one.rank: one.place if one.remove == 3 else str(one) for one in failed}
+        for rank, folder in sorted(self.folders.items()):
+            alive = f"rank {rank} was in {words_in(folder)}"
+            if len(self.folders) > 1:
+                self._relay.turn_to([], lines.get(rank, alive))
+
+    def _restarting(self, restarts: int) -> str:
+        if not self.folders:
             return ""
-        some = list(before.items())[:4]
+        some = list(self.folders.items())[:4]
         words = "; ".join(f"rank {rank} in {words_in(at)}" for rank, at in some)
+        if restarts == self._restarts:
+            return f"machines left or joined ({words}); starting all again"
+        self._restarts = restarts
         return (
-            f"a worker died ({words}); starting all again, {attempt} of "
+            f"a worker died ({words}); starting all again, {restarts} of "
             f"{self._max_restarts}"
         )
+
+
+class NotMet(RunFailed):
+    """Machines that do not find each other at the endpoint, or lose it."""
 
 
 def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
@@ -145,13 +196,13 @@ def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
     Raises RunFailed for a worker that died, KeyboardInterrupt, and SystemExit when this
     process is told to end; no worker is left then.
     """
-    if "shutdown_timeout" in LaunchConfig.__dataclass_fields__:  # from torch 2.12
-        settings["shutdown_timeout"] = _SHUTDOWN_S
-    config = LaunchConfig(
-        rdzv_backend="c10d", monitor_interval=0.1, logs_specs=logs, **settings
-    )
+    if "shutdown_timeout" not in LaunchConfig.__dataclass_fields__:  # from torch 2.12
+        settings.pop("shutdown_timeout", None)
+    config = LaunchConfig(monitor_interval=0.1, logs_specs=logs, **settings)
     end: BaseException
-    with warnings.catch_warnings(), _signals_restored():
+    with warnings.catch_warnings(), _variables_restored(), _signals_restored():
+        if config.max_nodes > 1:
+            os.environ[_OWN_STORE] = "1"
         warnings.simplefilter("ignore", ResourceWarning)  # it leaves log files open
         try:
             elastic_launch(config, sys.executable)(*arguments)
@@ -159,11 +210,15 @@ def watch(arguments: Sequence[str], logs: Logs, **settings: Any) -> None:
         except ChildFailedError as error:
             now = time.time_ns()
             ends = {who: (one.exitcode, now) for who, one in error.failures.items()}
-            end = RunFailed(failure_report(ends, logs.folders))
-        except RendezvousError as error:
-            end = RunFailed(
-                f"the {config.max_nodes} machines did not meet at "
-                f"{config.rdzv_endpoint}: {error}"
+            failed = failed_workers(ends, logs.folders)
+            logs.tell(failed)
+            end = RunFailed(failure_report(failed))
+        except RunFailed as error:  # an attempt cannot be prepared
+            end = RunFailed(*error.args)
+        except (RendezvousError, DistError) as error:
+            end = NotMet(
+                f"the machines of the run did not meet at {config.rdzv_endpoint}, or "
+                f"lost it: {error}"
             )
         except SignalException as error:
             interrupted = error.sigval == signal.SIGINT
@@ -191,6 +246,18 @@ def silenced() -> Iterator[None]:
 
 
 @contextmanager
+def _variables_restored() -> Iterator[None]:
+    """Those that the agent reads, and those that it sets."""
+    before = os.environ.get(_OWN_STORE)
+    try:
+        yield
+    finally:
+        os.environ.pop(_SIGNALS, None)
+        if before is None:
+            os.environ.pop(_OWN_STORE, None)
+
+
+@contextmanager
 def _signals_restored() -> Iterator[None]:
     """The agent replaces signal handlers and leaves its own behind."""
     main = threading.current_thread() is threading.main_thread()
@@ -199,6 +266,5 @@ def _signals_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop(_SIGNALS, None)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -13,8 +13,9 @@ import mmap
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from signal import SIGKILL, SIGTERM, Signals
@@ -46,6 +47,9 @@ class Status:
     def fail(self, error: BaseException) -> None:
         """Why this worker gives up, and when: the first of several is the cause."""
         if self._folder is not None:
+            operation = operation_in(error)
+            if operation:
+                self.say(f"{words_in(self._folder)}, {operation}")
             text = str(error) or type(error).__name__
             kind = "" if isinstance(error, MeshwrightError) else type(error).__name__
             left = f"{time.time_ns()}\n{kind}\n{text}\n"
@@ -80,15 +84,43 @@ def failure_in(folder: Path) -> tuple[int, str] | None:
         return None
 
 
+def operation_in(error: BaseException) -> str:
+    """The operation of torch.distributed that raised *error*, or caused it; empty where
+    none did. What waits for one that is on its way says in a note which it is."""
+    found = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        notes = getattr(cause, "__notes__", ())
+        calls = [
+            frame.f_code.co_name
+            for frame, _ in traceback.walk_tb(cause.__traceback__)
+            if _DISTRIBUTED in frame.f_code.co_filename
+        ]
+        named = [name for name in calls if _OPERATION.match(name)]
+        found = (*notes, *named[-1:], found)[0]
+        cause = cause.__cause__
+    return found
+
+
+_DISTRIBUTED = os.path.join("torch", "distributed")
+_OPERATION = re.compile(
+    r"(all_|reduce|broadcast|barrier|i?send|i?recv|scatter|gather|batch_isend)"
+)
 STDERR = "stderr.log"
 _LONGEST = 300
 _LOG_BYTES = 16384  # of the end of a log file
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _LOST_PEER = re.compile(
-    r"connection (closed|reset|refused)|broken pipe|timed? ?out|did not meet",
+    rf"connection (closed|reset|refused)|broken pipe|did not meet|{_TIMED_OUT.pattern}",
     re.IGNORECASE,
 )
 _TELLING = re.compile(r"^(\w+\.)*\w*(Error|Exception)\b|what\(\):")
 _SOURCE_LINE = re.compile(r"\[\S+\.(cc|cpp|h|hpp):\d+\] ")
+
+
+def lost_peer(error: object) -> bool:
+    """Whether what a rank ended with says that another was gone before."""
+    return _LOST_PEER.search(str(error)) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,34 +133,48 @@ class FailedWorker:
     error: str
     time_ns: int
     log: Path
+    hung: bool = False  # others waited for it in vain, and it did not end when asked to
 
     @property
     def remove(self) -> int:
         """How far from the cause: 0 is killed from outside, 3 is ended by the agent."""
         if self.exit_code < 0:
-            return 3 if self.exit_code == -SIGTERM else 0
-        return 2 if _LOST_PEER.search(self.error) else 1
+            return 3 if self.hung or self.exit_code == -SIGTERM else 0
+        return 2 if lost_peer(self.error) else 1
+
+    @property
+    def place(self) -> str:
+        """Where it was when the others failed."""
+        stuck = ", and did not end when asked to" if self.hung else ""
+        return f"rank {self.rank} was in {self.doing}{stuck}"
 
     def __str__(self) -> str:
+        if self.hung:
+            return self.place
         error = f": {self.error}" if self.error else ""
         return f"rank {self.rank} {ending(self.exit_code)} in {self.doing}{error}"
 
 
-def failure_report(
+def failed_workers(
     ends: Mapping[int, tuple[int, int]], folders: Mapping[int, Path]
-) -> str:
-    """One line on the workers that failed.
+) -> list[FailedWorker]:
+    """The workers that ended badly, the likely cause first.
 
     *ends* has the exit code and the time (ns) by rank, *folders* what they left.
     """
-    failed = sorted(
-        (_failed_worker(rank, *end, folders[rank]) for rank, end in ends.items()),
-        key=lambda one: (one.remove, one.time_ns),
-    )
+    failed = [_failed_worker(rank, *end, folders[rank]) for rank, end in ends.items()]
+    if any(_TIMED_OUT.search(one.error) for one in failed):
+        failed = [replace(one, hung=one.exit_code == -SIGKILL) for one in failed]
+    return sorted(failed, key=lambda one: (one.remove, one.time_ns))
+
+
+def failure_report(failed: Sequence[FailedWorker]) -> str:
+    """One line on the workers that failed, which are in the order of their likely
+    causes."""
     first, others = failed[0], failed[1:]
     line = str(first)
     if first.remove >= 2 and others:  # it missed the others: where were they?
-        line += "".join(f"; rank {one.rank} was in {one.doing}" for one in others[:3])
+        line += "".join(f"; {one.place}" for one in others[:3])
     return f"{line}; its output: {first.log}"
 
 

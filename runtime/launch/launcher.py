@@ -11,12 +11,15 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import sys
+import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from threading import Event, Thread
@@ -24,10 +27,16 @@ from typing import Any, Final, TextIO
 
 from profiles.errors import Contradiction, RunFailed
 from profiles.system import Endpoint, interface, meeting_point, route_to
-from runtime.launch.agent import Logs, Relay, silenced, watch
+from runtime.launch.agent import Logs, NotMet, Prepare, Relay, silenced, watch
+from runtime.launch.fork_server import SERVE, client, cold, listening
 
 ANSWER_S: Final = 20.0  # that a launcher on a busy machine may take
 _CONNECT_S: Final = 5.0
+FORK_SERVER: Final = "runtime.launch.fork_server"
+END_S: Final = 5.0  # that the server has to end its workers
+REJOIN_S: Final = 600.0  # that a machine tries to meet the others again
+AGAIN_S: Final = 1.0
+LONG_S: Final = 60.0  # no attempt to meet takes so long
 
 
 def require_launcher(endpoint: Endpoint, within_s: float = ANSWER_S) -> None:
@@ -78,38 +87,50 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """`python -m module arguments…`."""
+    """`python -m module arguments…`; what may start again is forked from a process that
+    has imported *imports*."""
 
     arguments: Sequence[str] = ()
     module: str = "runtime.launch.worker"
+    imports: str = "runtime.launch.worker"
+    grace_s: int = 5  # from asking a worker to end to killing it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """How many a run has, *least* to *most*, and where they meet: HOST:PORT of one of
+    them. Where the numbers differ, they may come and go."""
+
+    least: int = 1
+    most: int = 1
+    endpoint: str | None = None
 
     @property
-    def command_args(self) -> list[str]:
-        """What follows the interpreter; -P: our packages, not what is in the working
-        folder."""
-        return ["-P", "-m", self.module, *self.arguments]
+    def elastic(self) -> bool:
+        return self.least < self.most
 
 
 def launch(
     program: Program,
     *,
     nproc: int,
-    nnodes: int = 1,
-    rdzv_endpoint: str | None = None,
+    machines: Machines | None = None,
     max_restarts: int = 0,
     device: str = "cpu",
     output: TextIO | None = None,
+    prepare: Prepare | None = None,
 ) -> None:
     """Run *program* as *nproc* ranks; returns when all are done.
 
-    With *nnodes* > 1 the same is called on every machine, and they meet at
-    *rdzv_endpoint*, HOST:PORT of one of them. Rank 0's stdout goes to *output* (stderr,
-    if None) line by line. Raises Contradiction before anything starts, RunFailed when a
-    worker died, and KeyboardInterrupt; no worker is left when it returns or raises.
+    With several *machines* the same is called on each. Rank 0's stdout goes to *output*
+    (stderr, if None) line by line; *prepare* is called before workers start, each time.
+    Raises Contradiction before anything starts, RunFailed when a worker died, and
+    KeyboardInterrupt; no worker is left when it returns or raises.
     """
     require_startable(nproc, device=device)
-    endpoint = meeting_point(nnodes, rdzv_endpoint)
-    settings = _meeting(endpoint, nnodes)
+    machines = machines or Machines()
+    endpoint = meeting_point(machines.most, machines.endpoint)
+    settings = _meeting(endpoint, machines)
     variables = _variables(nproc, endpoint)
     if endpoint is not None:
         require_launcher(endpoint)
@@ -121,14 +142,21 @@ def launch(
                 relay=relay,
                 variables=variables,
                 max_restarts=max_restarts,
+                prepare=prepare,
             )
-            with silenced():
-                watch(
-                    program.command_args,
-                    logs,
-                    nproc_per_node=nproc,
-                    max_restarts=max_restarts,
-                    **settings,
+            again = max_restarts > 0
+            with silenced(), _startable(program, folder, variables, again) as command:
+                _met_until_done(
+                    partial(
+                        watch,
+                        command,
+                        logs,
+                        nproc_per_node=nproc,
+                        max_restarts=max_restarts,
+                        shutdown_timeout=program.grace_s,
+                        **settings,
+                    ),
+                    REJOIN_S if machines.elastic else 0.0,
                 )
     except RunFailed:
         raise  # its message names the logs
@@ -136,6 +164,38 @@ def launch(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _startable(
+    program: Program, folder: Path, variables: Mapping[str, str], again: bool
+) -> Iterator[list[str]]:
+    """What follows the interpreter to start *program*; where that may be done *again*,
+    by a server that has imported its packages."""
+    module, arguments = program.module, list(program.arguments)
+    if not (again and hasattr(os, "pidfd_open")):
+        yield cold(module, arguments)
+        return
+    with listening(folder) as door:
+        server = subprocess.Popen(
+            [
+                *(sys.executable, *cold(FORK_SERVER, [SERVE])),
+                *(str(door.fileno()), str(os.getpid()), program.imports),
+            ],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,  # workers have files of their own
+            stderr=subprocess.DEVNULL,
+            pass_fds=[door.fileno()],
+        )
+    try:
+        yield client(folder, module, arguments)
+    finally:
+        server.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(END_S)
+        server.kill()
+        server.wait()
 
 
 def require_startable(nproc: int, *, device: str = "cpu") -> None:
@@ -156,9 +216,37 @@ def require_startable(nproc: int, *, device: str = "cpu") -> None:
         )
 
 
-def _meeting(endpoint: Endpoint | None, nnodes: int) -> dict[str, Any]:
+def _met_until_done(met: Callable[[], None], patience_s: float) -> None:
+    """*met*, again where it loses the others, until it has not met them for so long."""
+    until = time.monotonic() + patience_s
+    while True:
+        began = time.monotonic()
+        try:
+            met()
+            return
+        except NotMet:
+            now = time.monotonic()
+            if now - began > LONG_S:  # they had met
+                until = now + patience_s
+            if now >= until:
+                raise
+            time.sleep(AGAIN_S)
+
+
+def _meeting(endpoint: Endpoint | None, machines: Machines) -> dict[str, Any]:
     """Where the machines of a run meet, as `LaunchConfig` has it."""
-    settings: dict[str, Any] = {"min_nodes": nnodes, "max_nodes": nnodes}
+    settings: dict[str, Any] = {
+        "min_nodes": machines.least,
+        "max_nodes": machines.most,
+        "rdzv_backend": "c10d",
+        "rdzv_configs": {},
+    }
+    if machines.elastic:
+        from runtime.launch import rendezvous
+
+        rendezvous.register()
+        settings["rdzv_backend"] = rendezvous.BACKEND
+        settings["rdzv_configs"] = dict(rendezvous.SETTINGS)
     if endpoint is None:
         settings |= {"rdzv_endpoint": f"{_LOOPBACK}:0", "local_addr": _LOOPBACK}
         return settings | {"run_id": uuid.uuid4().hex[:8]}
@@ -167,7 +255,7 @@ def _meeting(endpoint: Endpoint | None, nnodes: int) -> dict[str, Any]:
     if route is not None:
         settings["local_addr"] = route.address
         if route.here and _free(route.address, endpoint.port):
-            settings["rdzv_configs"] = {"is_host": True}  # torch asks for names only
+            settings["rdzv_configs"]["is_host"] = True  # torch asks for names only
     return settings
 
 
@@ -193,6 +281,10 @@ def _variables(nproc: int, endpoint: Endpoint | None) -> dict[str, str]:
     if spoken is not None:
         ours["GLOO_SOCKET_IFNAME"] = spoken
     kept = {name: os.environ[name] for name in ours if name in os.environ}
-    packages = str(Path(__file__).resolve().parents[2])
-    paths = (packages, os.environ.get("PYTHONPATH", ""))
-    return {**ours, **kept, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    return {**ours, **kept, "PYTHONPATH": packages()}
+
+
+def packages() -> str:
+    """PYTHONPATH of a process that is to find our packages, whatever else is there."""
+    paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", ""))
+    return os.pathsep.join(filter(None, paths))

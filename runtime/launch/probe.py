@@ -63,10 +63,10 @@ def probed(options: RunOptions, say: Say) -> list[Probed]:
     Raises InvalidFile where there is none, Contradiction for one of another job, and
     what `prepare` raises for one that cannot be carried out, before any is run.
     """
-    if options.nnodes > 1:
+    if options.nnodes > 1 or options.elastic is not None:
         raise Contradiction(
             "--probe measures layouts one after another on one machine; leave "
-            "--nnodes out"
+            "--nnodes and --elastic out"
         )
     files = probe_files(options.layout)
     runs = {file: prepare(_short(options, file)) for file in files}

@@ -96,6 +96,8 @@ def _store(worker: Worker, timeout: timedelta) -> Store:
     """Where ranks find each other; an own part of it for every restart.
 
     The launcher's store outlives a restart, and with it the addresses of dead ranks.
+    Of several machines each attempt has a store of its own: restarts that one counts
+    need not be those that another does.
     """
     if "MASTER_ADDR" not in os.environ:
         return HashStore()
@@ -108,7 +110,7 @@ def _store(worker: Worker, timeout: timedelta) -> Store:
         timeout=timeout,
     )
     run = os.environ.get("TORCHELASTIC_RUN_ID", "run")
-    return PrefixStore(f"meshwright/{run}/{restarts()}", shared)
+    return PrefixStore(f"meshwright/{run}/{restarts() if hosted else 0}", shared)
 
 
 def local_device(kind: str) -> torch.device:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from profiles.units import GB
+from runtime.launch.history import words as goodput_words
 from runtime.observe import largest
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ def opening(run: Run) -> RenderableType:
         f"{run.layout.schedule} · {run.layout.precision_name}"
     )
     lines = [what, run.data.about]
-    if run.options.nnodes > 1:
+    least, most = run.options.machines
+    if most > 1:
+        which = f"all of {most}" if least == most else f"{least} to {most}"
         lines.append(
-            f"waits for all of {run.options.nnodes} machines at "
-            f"{run.options.rdzv_endpoint}; the same command runs on each"
+            f"waits for {which} machines at {run.options.rdzv_endpoint}; the same "
+            "command runs on each"
         )
     found = run.prediction.held_against
     if found is not None:
@@ -72,18 +75,20 @@ def run_view(document: Mapping[str, Any]) -> RenderableType:
         f"{_loss(losses[0])} → {_loss(losses[-1])} · "
         f"{document['tokens_per_s_per_gpu']:,.0f} tokens/s/gpu"
     )
-    return Group(table, *_missed(document), words)
+    spent = goodput_words(document["goodput"]) if "goodput" in document else ""
+    return Group(table, *_missed(document), words, *([Text(spent)] if spent else []))
 
 
 def diverged(document: Mapping[str, Any]) -> str | None:
-    """What to say of a run whose loss is not finite; None of one that trained."""
-    lost = [one is None for one in document.get("losses", ())]
-    if True not in lost:
+    """What to say of a run that stopped at numbers that are not finite; None of one
+    that trained."""
+    stopped = document.get("stopped")
+    if stopped is None:
         return None
-    step = document["first_step"] + lost.index(True) + 1
     return (
-        f"the loss of step {step} is not finite: choose a smaller --lr, a --clip, or a "
-        "precision of a wider range, and begin again or --resume from before it"
+        f"the {stopped['not_finite']} of step {stopped['step']} is not finite, and the "
+        "run was stopped: choose a smaller --lr, a --clip, or a precision of a wider "
+        "range, and begin again or --resume from before it"
     )
 
 

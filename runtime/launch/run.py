@@ -8,6 +8,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,31 @@ from costmodel.machine import shares_cores
 from costmodel.simulation import LayoutFile, file_document, job_of, read_layout_file
 from costmodel.simulation import fingerprint as job_fingerprint
 from costmodel.support import require_supported
-from profiles.errors import Contradiction, RunFailed, Unsupported
+from profiles.errors import Contradiction, MeshwrightError, RunFailed, Unsupported
 from profiles.files import decode, read_json, shown, write_text
 from profiles.models import Job
 from profiles.samples import require_writable
 from profiles.system import meeting_point, route_to
-from runtime.checkpoint import checkpoint, latest
+from runtime.checkpoint import (
+    Found,
+    Retention,
+    forget_partial,
+    latest,
+    require_fresh,
+    resumable,
+    salvaged,
+)
 from runtime.data import Source, absolute, fingerprint, source
-from runtime.launch.launcher import Program, launch, require_startable
+from runtime.launch.attempts import Attempts
+from runtime.launch.launcher import Machines, Program, launch, require_startable
+from runtime.launch.replan import Layouts
+from runtime.launch.rescue import GRACE_S
 from runtime.models import decoder_of, require_multiplied
 from runtime.observe import Prediction, predict, require_journals, untimed_steps
 from runtime.observe import samples as sampling
 from runtime.offload import require_drive
 from runtime.train import Options, RunOptions, require_compilable
+from runtime.weights import exported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +59,11 @@ class Request(Options):
     threads: int
     result: str
     checkpoint_dir: str | None = None
-    timeout_s: float = 600.0  # of a collective that somebody does not join
+    elastic: bool = False  # go on from the newest checkpoint, if there is one
+    history: str | None = None
     observe: bool = False  # listen to more steps, for samples of them
     offload_dir: str | None = None  # of a drive; None: that of temporary files
+    damaged: tuple[str, ...] = ()  # checkpoints that it has said are
 
     def write(self, path: Path) -> None:
         """Write it for the workers."""
@@ -84,7 +99,13 @@ def question(request: Request, data: str) -> dict[str, Any]:
         "a --trace": training.trace is not None,
         "a --checkpoint-dir": folder is not None,
         "--checkpoint-every": request.checkpoint_every,
+        "--timeout": request.timeout_s,
+        "--on-nan": request.on_nan,
+        "--async-save": request.async_save,
+        "a --weights": request.weights is not None,
+        "a --save-weights": request.save_weights is not None,
         "--resume": request.resume,
+        "--elastic": request.elastic,
         "the newest checkpoint": None if newest is None else newest.name,
         "--observe": request.observe,
         "--record": request.record,
@@ -134,6 +155,8 @@ class Run:
     prediction: Prediction
     remarks: tuple[str, ...] = ()  # on the drive, and on what it goes on from
     limits: tuple[str, ...] = ()  # of what the comparison says
+    layouts: Layouts  # for other numbers of machines
+    damaged: tuple[str, ...] = ()  # checkpoints that remarks say are
 
     @property
     def layout(self) -> Layout:
@@ -152,49 +175,84 @@ class Run:
 
         Raises RunFailed where a worker died.
         """
+        options = self.options
+        least, most = options.machines
         with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
-            result = Path(folder, "result.json")
-            asked = Path(folder, "request.json")
-            self._request(result).write(asked)
+            attempts = Attempts(
+                folder=Path(folder),
+                options=options,
+                planned=self.layouts,
+                ask=self._request,
+            )
             try:
                 launch(
-                    Program(arguments=[str(asked)]),
+                    self._program(attempts.asked),
                     nproc=self.local_ranks,
-                    nnodes=self.options.nnodes,
-                    rdzv_endpoint=self.options.rdzv_endpoint,
-                    max_restarts=self.options.max_restarts,
+                    machines=Machines(
+                        least=least, most=most, endpoint=options.rdzv_endpoint
+                    ),
+                    max_restarts=options.restarts,
                     device=self.device,
-                    output=sys.stdout if self.options.progress else sys.stderr,
+                    output=sys.stdout if options.progress else sys.stderr,
+                    prepare=attempts.prepare,
                 )
             finally:  # no worker is left that could be writing one
-                if self.options.checkpoint_dir is not None:
-                    checkpoint.forget_partial(self.options.checkpoint_dir)
-            seen = read_json(result, what="the run's result") if result.exists() else {}
-        assert isinstance(seen, dict)
-        document = {**seen, **self.prediction.against(seen)}
-        if seen:
-            document["layout_file"] = file_document(self.file)
-        if self.options.observe is not None:
-            document["observed"] = sampling.add(self.options.observe, document)
+                self._tidy()
+            seen = attempts.seen()
+        last = attempts.file
+        prediction = self.prediction
+        if seen and last is not self.file:
+            prediction = predict(last, self.job, options.profiles)
+        whole = "steps" in seen  # of rank 0
+        document = {**seen, **prediction.against(seen if whole else {})}
+        if whole:
+            document["layout_file"] = file_document(last)
+        if options.observe is not None:
+            document["observed"] = sampling.add(options.observe, document)
         return document
 
-    def _request(self, result: Path) -> Request:
+    def _tidy(self) -> None:
+        """Leave whole checkpoints alone."""
+        folder = self.options.checkpoint_dir
+        if folder is None or self.options.elastic is not None:
+            return  # other machines go on writing
+        forget_partial(folder)
+        if self.options.nnodes > 1:
+            return  # another machine's workers may still write
+        keep = Retention(newest=self.options.keep, every=self.options.keep_every)
+        with suppress(MeshwrightError, OSError):
+            salvaged(folder, {"job": job_fingerprint(self.job)}, keep)
+
+    def _program(self, asked: Path) -> Program:
+        """The worker; one that saves what it holds has time to."""
+        given = [str(asked)]
+        if self.options.recovery == "replica":
+            return Program(arguments=given, grace_s=GRACE_S)
+        return Program(arguments=given)
+
+    def _request(self, file: LayoutFile, result: Path, history: Path) -> Request:
+        """What workers are asked to do with the layout of *file*."""
         options = self.options
         folder, drive = options.checkpoint_dir, options.offload_dir
         same = {one.name: getattr(options, one.name) for one in fields(Options)}
         same |= {
             "data": absolute(options.data),
             "training": options.training.resolved(),
+            "weights": options.weights and absolute(options.weights),
+            "save_weights": options.save_weights and absolute(options.save_weights),
         }
         return Request(
-            layout=file_document(self.file),
+            layout=file_document(file),
             optimizer=self.job.optimizer,
             device=self.device,
             threads=threads(self.local_ranks),
             result=str(result),
             checkpoint_dir=None if folder is None else str(folder.absolute()),
+            elastic=options.elastic is not None,
+            history=str(history),
             observe=options.observe is not None,
             offload_dir=None if drive is None else str(drive.absolute()),
+            damaged=self.damaged,
             **same,
         )
 
@@ -211,15 +269,18 @@ def prepare(options: RunOptions) -> Run:
             f"{options.nnodes}; choose a divisor"
         )
     require_startable(layout.gpus // options.nnodes, device=device)
-    endpoint = meeting_point(options.nnodes, options.rdzv_endpoint)
+    endpoint = meeting_point(options.machines[1], options.rdzv_endpoint)
     if endpoint is not None:
         route_to(endpoint)
-    done = _require_checkpoints(options, job)
+    found = _require_checkpoints(options, job)
+    done = 0 if found is None else found.step
     ranks = layout.gpus // options.nnodes
     remarks = require_drive(job, layout, options.offload_dir, local_ranks=ranks)
     _require_observable(options, device, layout)
     _require_watched(options, done)
     _require_training(options, job, done)
+    _require_copied(options, device, layout)
+    exported(options.weights, options.save_weights, job)
     if options.compiled:
         require_compilable(layout, job, device)
     prediction = predict(file, job, options.profiles)
@@ -231,9 +292,32 @@ def prepare(options: RunOptions) -> Run:
         device=device,
         data=data,
         prediction=prediction,
-        remarks=(*remarks, *_unlike(options, data)),
+        remarks=(*remarks, *_unlike(options, data, found)),
         limits=tuple(_limits(options, job, prediction, device, done)),
+        layouts=_layouts(options, file),
+        damaged=() if found is None else found.damaged,
     )
+
+
+def _layouts(options: RunOptions, file: LayoutFile) -> Layouts:
+    """What may be needed of them; raises Contradiction for machines that do not fit
+    the file, RunFailed where none is for the fewest."""
+    found = Layouts(file)
+    if options.elastic is None:
+        return found
+    least, most = options.machines
+    if not least <= options.nnodes <= most:
+        raise Contradiction(
+            f"--elastic {least}:{most} is not about --nnodes {options.nnodes}, the "
+            "machines of the layout file; choose MIN <= --nnodes <= MAX"
+        )
+    if options.checkpoint_dir is None or not options.checkpoint_every:
+        raise Contradiction(
+            "--elastic goes on from checkpoints in a folder that all machines share; "
+            "give --checkpoint-dir DIR and --checkpoint-every N"
+        )
+    found.of(least * (file.gpus // options.nnodes))
+    return found
 
 
 def threads(local_ranks: int) -> int:
@@ -253,6 +337,26 @@ def _device(asked: str | None, layout: Layout) -> str:
     device = asked or ("cuda" if found else "cpu")
     require_multiplied(layout.precision_name, device)
     return device
+
+
+def _require_copied(options: RunOptions, device: str, layout: Layout) -> None:
+    """Raise what is wrong with the copies of the state that are asked for."""
+    away = layout.offload
+    if options.async_save and away.states and away.tier == "nvme":
+        raise Unsupported(
+            "--async-save copies the state to the host's memory, which this layout "
+            "keeps on a drive; leave it out"
+        )
+    if options.recovery == "replica" and device == "cuda":
+        raise Unsupported(
+            "--recovery replica needs collectives that end when a peer is lost, as on "
+            "the CPU; leave it out: NCCL's do not"
+        )
+    if options.recovery == "replica" and away.states:
+        raise Unsupported(
+            "--recovery replica takes updates back, and this layout makes them where "
+            "its states are offloaded; leave it out"
+        )
 
 
 def _require_training(options: RunOptions, job: Job, done: int) -> None:
@@ -321,11 +425,13 @@ def _limits(
         )
 
 
-def _unlike(options: RunOptions, data: Source) -> Iterator[str]:
-    """What a resumed run reads otherwise than the one that it goes on from did."""
-    if not options.resume or options.checkpoint_dir is None:
+def _unlike(options: RunOptions, data: Source, found: Found | None) -> Iterator[str]:
+    """What is to be said of the checkpoint that a run goes on from: newer ones that are
+    damaged, and what it reads otherwise than the run before did."""
+    if found is None:
         return
-    stored = checkpoint.meta(options.checkpoint_dir)
+    yield from found.passed_over
+    stored = found.meta
     seed = stored.get("seed", options.seed)
     if seed != options.seed:
         yield (
@@ -340,22 +446,24 @@ def _unlike(options: RunOptions, data: Source) -> Iterator[str]:
         )
 
 
-def _require_checkpoints(options: RunOptions, job: Job) -> int:
-    """How many steps the checkpoint that the run goes on from has behind it."""
+def _require_checkpoints(options: RunOptions, job: Job) -> Found | None:
+    """The checkpoint that the run goes on from."""
     folder = options.checkpoint_dir
     if folder is None:
-        if options.resume or options.checkpoint_every:
+        if options.asks_to_save:
             raise Contradiction(
-                "--resume and --checkpoint-every need --checkpoint-dir DIR"
+                f"{', '.join(options.asks_to_save)} needs --checkpoint-dir DIR"
             )
-        return 0
-    if not options.resume:
-        checkpoint.require_fresh(folder)
-        return 0
-    done = checkpoint.require_resumable(folder, {"job": job_fingerprint(job)})
-    if done >= options.steps:
+        return None
+    fresh = options.elastic is not None and latest(folder) is None
+    if fresh or not (options.resume or options.elastic):
+        require_fresh(folder)
+        return None
+    found = resumable(folder, {"job": job_fingerprint(job)})
+    if found.step >= options.steps and options.save_weights is None:
         raise Contradiction(
-            f"the newest checkpoint in {shown(folder)} is of step {done} and --steps "
-            f"is {options.steps}; --steps counts from the beginning: raise it to go on"
+            f"the newest checkpoint in {shown(folder)} is of step {found.step} and "
+            f"--steps is {options.steps}; --steps counts from the beginning: raise it "
+            "to go on"
         )
-    return done
+    return found

@@ -121,7 +121,7 @@ class Prediction:
         """`predicted`, `error` (predicted / measured − 1), `missed` and `planned`."""
         planned = self.planned and asdict(self.planned)
         found = self.held_against
-        if found is None or not seen:
+        if found is None or not seen or not seen["step_time_s"]:
             none = {"predicted": None, "error": None, "missed": None}
             return {**none, "planned": planned}
         time = found.step_time_s / seen["step_time_s"]["median"] - 1

@@ -100,8 +100,15 @@ class Observed:
         """The steps that count for times."""
         return self.results[self.untimed :] or self.results[-1:]
 
-    def step_time_s(self) -> dict[str, float]:
-        """Median, p10 and p90 of the timed steps."""
+    def forget_after(self, results: int, step: int) -> None:
+        """Of what is done again, after so many *results*, that is *step* steps."""
+        del self.results[results:]
+        self.evaluations = [one for one in self.evaluations if one[0] <= step]
+
+    def step_time_s(self) -> dict[str, float] | None:
+        """Median, p10 and p90 of the timed steps; None of a run that had none to do."""
+        if not self.results:
+            return None
         seconds = [result.seconds for result in self.timed]
         low, middle, high = np.quantile(seconds, (0.1, 0.5, 0.9))
         return {"median": float(middle), "p10": float(low), "p90": float(high)}
@@ -125,7 +132,9 @@ class Observed:
             ],
             "step_time_s": seconds,
             "wall_s": wall_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu(seconds["median"]),
+            "tokens_per_s_per_gpu": (
+                self.tokens_per_s_per_gpu(seconds["median"]) if seconds else None
+            ),
             "peak_allocated_bytes": [peak["allocated"] or None for peak in peaks],
             "peak_reserved_bytes": [peak["reserved"] for peak in peaks],
             "peak_memory_bytes": [peak["device"] for peak in peaks],

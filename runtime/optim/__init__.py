@@ -21,5 +21,6 @@ if TYPE_CHECKING:
         parts,
         scale,
     )
+    from runtime.optim.undo import require_undoable, undo
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from profiles.errors import Unsupported
+from runtime.optim.undo import require_undoable, undo
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,8 @@ class Optimizer:
     them, it does so in place. torch's optimizer is of *settings*, or as *make* says."""
 
     scales = True
+    watched = False  # whether it keeps what `undo` needs of an interrupted update
+    _begun: Mapping[str, float] | None = None  # updates by leaf, before one under way
 
     def __init__(
         self,
@@ -201,10 +204,49 @@ class Optimizer:
         for leaf in self.leaves:
             if leaf.name in gradients:
                 leaf.attach(gradients[leaf.name])
+        if self.watched:
+            self._begun = {leaf.name: self._steps(leaf) for leaf in self.leaves}
         self.inner.step()  # those without a gradient are passed over
+        self._begun = None
         for leaf in self.leaves:
             leaf.value.grad = None
         self._publish()
+
+    @torch.no_grad()
+    def undo(self, gradients: Mapping[str, Tensor]) -> None:
+        """Take back the last update, as far as it came, by the *gradients* that it took
+        (which it scaled)."""
+        require_undoable(self.inner)
+        taken = {
+            leaf.value: gradients[leaf.name]
+            for leaf in self.leaves
+            if leaf.name in gradients and self._updated(leaf)
+        }
+        undo(self.inner, taken)
+        for leaf in self.leaves:
+            leaf.value.grad = None
+        self._begun = None
+        self._publish()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether an update was begun that has not ended."""
+        return self._begun is not None
+
+    def _updated(self, leaf: Leaf) -> bool:
+        """Whether the last update, which may not have ended, came to *leaf*."""
+        if self._begun is None:
+            return True
+        if "step" not in self.inner.state.get(leaf.value, {}) and self._begun:
+            raise Unsupported(
+                f"{type(self.inner).__name__} does not count its steps: one that was "
+                "interrupted cannot be taken back"
+            )
+        return self._steps(leaf) > self._begun[leaf.name]
+
+    def _steps(self, leaf: Leaf) -> float:
+        """How many updates *leaf* has had, where the optimizer counts them."""
+        return float(self.inner.state.get(leaf.value, {}).get("step", 0.0))
 
     def turns(self, gradients: Mapping[str, Tensor]) -> Iterator[Mapping[str, Tensor]]:
         """*gradients*, in parts that may be in memory at once, one after another."""

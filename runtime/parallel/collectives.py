@@ -21,13 +21,18 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 @dataclass(slots=True)
 class Pending:
-    """A collective on its way: `wait` gives its result."""
+    """A collective on its way: `wait` gives its result, or its error by its name."""
 
+    operation: str
     work: Any
     finish: Callable[[], Tensor]
 
     def wait(self) -> Tensor:
-        self.work.wait()
+        try:
+            self.work.wait()
+        except RuntimeError as error:
+            error.add_note(self.operation)
+            raise
         return self.finish()
 
 
@@ -82,7 +87,7 @@ def sum_together(
 def start_all_reduce(tensor: Tensor, group: Group) -> Pending:
     """The sum over the group, in place, on its way."""
     work = dist.all_reduce(tensor, group=group, async_op=True)
-    return Pending(work, lambda: tensor)
+    return Pending("all_reduce", work, lambda: tensor)
 
 
 def start_all_gather(tensor: Tensor, group: Group, *, dim: int) -> Pending:
@@ -95,7 +100,7 @@ def start_all_gather(tensor: Tensor, group: Group, *, dim: int) -> Pending:
     def joined() -> Tensor:
         return gathered.movedim(0, dim).flatten(dim, dim + 1)
 
-    return Pending(work, joined)
+    return Pending("all_gather", work, joined)
 
 
 def start_shift(tensor: Tensor, group: Group) -> Pending:
@@ -110,7 +115,7 @@ def start_shift(tensor: Tensor, group: Group) -> Pending:
             dist.P2POp(dist.irecv, came, before, group),
         ]
     )
-    return Pending(_Messages(works, sent), lambda: came)
+    return Pending("send and receive", _Messages(works, sent), lambda: came)
 
 
 def all_to_all(pieces: Tensor, group: Group) -> Tensor:
@@ -136,7 +141,7 @@ def start_reduce_scatter(tensor: Tensor, group: Group, *, dim: int) -> Pending:
     pieces = tensor.unflatten(dim, (ranks, -1)).movedim(dim, 0).contiguous()
     mine = torch.empty_like(pieces[0])
     work = _reduce_scatter(mine, pieces.flatten(0, 1), group=group, async_op=True)
-    return Pending(work, lambda: mine)
+    return Pending("reduce_scatter", work, lambda: mine)
 
 
 def exchanged(value: Tensor, there: Exchange, back: Exchange) -> Tensor:

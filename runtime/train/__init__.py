@@ -14,6 +14,6 @@ if TYPE_CHECKING:
         run_options,
         training_options,
     )
-    from runtime.train.trainer import StepResult, Trainer, rank_stream
+    from runtime.train.trainer import StepResult, Trainer, batch_of, rank_stream
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from profiles.commandline import (
     IntRange,
     collected,
     option,
+    refuse,
     text,
 )
 from profiles.errors import Contradiction
@@ -23,7 +25,10 @@ from runtime.optim import KINDS, LearningRate
 if TYPE_CHECKING:
     from runtime.optim import Settings
 
+RECOVERIES: Final = ("checkpoint", "replica")
 DEVICES: Final = ("cpu", "cuda")
+ON_NAN: Final = ("stop", "rollback")
+ELASTIC_RESTARTS: Final = 100
 MOST_STEPS: Final = 10**9
 
 
@@ -122,8 +127,35 @@ class Options:
     checkpoint_every: int | None = option(
         type=IntRange(1), help="Steps between checkpoints.  [default: at the end]"
     )
+    async_save: bool = option(
+        default=False,
+        is_flag=True,
+        help="Write checkpoints while training goes on, from copies on the host.",
+    )
+    keep: int = option(
+        default=2, type=IntRange(1, 10**6), help="Newest checkpoints that stay."
+    )
+    keep_every: int | None = option(
+        type=IntRange(1),
+        metavar="STEPS",
+        help="Keep for good the checkpoint of each so manieth step.",
+    )
+    recovery: str = option(
+        default="checkpoint",
+        type=Choice(RECOVERIES),
+        help="When a worker dies go on from the newest checkpoint, or from what the "
+        "others hold, where that is all.",
+    )
     resume: bool = option(
         default=False, is_flag=True, help="Resume from the newest checkpoint."
+    )
+    weights: str | None = option(
+        type=text,
+        metavar="DIR",
+        help="Start from a Hugging Face folder: config.json and safetensors.",
+    )
+    save_weights: str | None = option(
+        type=text, metavar="DIR", help="Write such a folder at the end."
     )
     record: bool = option(
         default=False, is_flag=True, help="Report the first step's actions."
@@ -134,8 +166,34 @@ class Options:
         is_flag=True,
         help="torch.compile of each layer; takes minutes before the first step.",
     )
+    timeout_s: float = option(
+        default=600.0,
+        flag="--timeout",
+        type=FloatRange(1, 1e6),
+        metavar="SECONDS",
+        help="End the run when a rank waits longer than this for another.",
+    )
+    on_nan: str = option(
+        default="stop",
+        type=Choice(ON_NAN),
+        help="Where the loss is not finite: stop, or go back to the newest checkpoint "
+        "and leave out the batches that did it.",
+    )
     training: Training = field(default_factory=Training)
     progress: bool = True
+
+    @property
+    def asks_to_save(self) -> list[str]:
+        """The options given that are of checkpoints."""
+        asked = {
+            "--resume": self.resume,
+            "--checkpoint-every": self.checkpoint_every,
+            "--keep-every": self.keep_every,
+            "--async-save": self.async_save,
+            "--recovery replica": self.recovery == "replica",
+            "--on-nan rollback": self.on_nan == "rollback",
+        }
+        return [name for name, given in asked.items() if given]
 
     def settings(self, optimizer: str = "adamw") -> Settings:
         """The hyper-parameters of *optimizer*."""
@@ -160,6 +218,18 @@ class Options:
         )
 
 
+def machines(given: str) -> tuple[int, int | None]:
+    """``MIN`` or ``MIN:MAX``.
+
+    >>> machines("2"), machines("1:4")
+    ((2, None), (1, 4))
+    """
+    read = re.fullmatch(r"([1-9]\d{0,6})(?::([1-9]\d{0,6}))?", given.strip())
+    if read is None or (read[2] and int(read[2]) < int(read[1])):
+        raise refuse(given, "write the least machines, or the least and most: 2 or 2:8")
+    return int(read[1]), int(read[2]) if read[2] else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(Options):
     """What the command line asks for; *layout* is the file that it names."""
@@ -180,12 +250,18 @@ class RunOptions(Options):
     checkpoint_dir: Path | None = option(
         type=FilePath(), metavar="DIR", help="Save states there."
     )
-    max_restarts: int = option(
-        default=0,
+    max_restarts: int | None = option(
         type=IntRange(0, 1000),
-        help="Restart from the newest checkpoint when a worker dies.",
+        help="Restart from the newest checkpoint when a worker dies.  [default: 0; "
+        f"with --elastic {ELASTIC_RESTARTS}]",
     )
     nnodes: int = option(default=1, type=IntRange(1), help="Machines of the job.")
+    elastic: tuple[int, int | None] | None = option(
+        type=machines,
+        metavar="MIN[:MAX]",
+        help="Machines may leave and join: plan anew for what is there, and go on from "
+        "the newest checkpoint.  [default of MAX: --nnodes]",
+    )
     rdzv_endpoint: str | None = option(
         type=text, metavar="HOST:PORT", help="Where the nodes of a job meet."
     )
@@ -201,6 +277,18 @@ class RunOptions(Options):
         help="Folder of a drive for the states of a layout with --offload-to nvme.  "
         "[default: that of temporary files]",
     )
+
+    @property
+    def restarts(self) -> int:
+        """How often workers may be started again."""
+        usual = 0 if self.elastic is None else ELASTIC_RESTARTS
+        return usual if self.max_restarts is None else self.max_restarts
+
+    @property
+    def machines(self) -> tuple[int, int]:
+        """The least and the most machines that train."""
+        least, most = self.elastic or (self.nnodes, None)
+        return least, self.nnodes if most is None else most
 
 
 training_options = collected("Training", Training, "training")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from math import isfinite
 
 import torch
@@ -25,7 +26,15 @@ from costmodel.layout import Layout
 from costmodel.schedule import Kind
 from profiles.models import Job
 from runtime.models import Policy
-from runtime.optim import Optimizer, Piece, clip_factor, global_norm, loss_scale, parts
+from runtime.optim import (
+    LossScale,
+    Optimizer,
+    Piece,
+    clip_factor,
+    global_norm,
+    loss_scale,
+    parts,
+)
 from runtime.parallel import (
     all_reduce_from,
     own_group,
@@ -100,6 +109,8 @@ class Step:
         self.rules, self.scale = rules, loss_scale(rules.scaled)
         self.norm = 0.0
         self._factor = 1.0  # what the update multiplies gradients by
+        self._before: LossScale | None = None  # the update of a step under way
+        self._counts = True  # that update
         self._ranks = mesh["dp"].size() * mesh["tp"].size()  # slicing a mesh is slow
         self._device = torch.device(mesh.device_type)
         self._gradients: dict[int, dict[str, Tensor]] = {}
@@ -153,8 +164,29 @@ class Step:
         self.norm = float(norm) / self.scale.value
         clipped = clip_factor(self.norm, self.optimizer.settings.clip)
         self._factor = clipped / self.scale.value
-        if self.scale.judge(finite=isfinite(self.norm)):
+        self._before = replace(self.scale)
+        self._counts = self.scale.judge(finite=isfinite(self.norm))
+        if self._counts:
             self.optimizer.step(made, self._factor)
+
+    def done(self) -> None:
+        """The step has ended on every rank: its update stays."""
+        self._before = None
+
+    @property
+    def updated(self) -> bool:
+        """Whether all of this rank's update is made, in a step that has not ended."""
+        return self._before is not None and not self.optimizer.interrupted
+
+    def undo(self) -> None:
+        """Take back what a step that has not ended has updated."""
+        if self._before is None:
+            return
+        if self._counts:
+            self.optimizer.undo(self._made())
+        self.scale.value = self._before.value
+        self.scale.good_steps = self._before.good_steps
+        self._before = None
 
     def gradients(self) -> dict[str, Tensor]:
         """This rank's part of every gradient, by the parameter's name, as the update

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +57,7 @@ class Trainer:
         rate: LearningRate | None = None,
     ) -> None:
         self.rate = rate
+        self.skipped: tuple[int, ...] = ()  # batches that no step reads
         self.job, self.layout, self.source = job, layout, source
         self.seed, self.device = setup.seed, setup.device
         self.context = Context(
@@ -111,7 +113,7 @@ class Trainer:
 
         Raises what an action raised, named.
         """
-        tokens, targets = self._batch(number, self.source)
+        tokens, targets = self._batch(batch_of(number, self.skipped), self.source)
         self._seeded(number)
         if self.rate is not None:  # also a constant one: a checkpoint has another
             self.optimizer.learning_rate = self.rate.at(number)
@@ -122,12 +124,19 @@ class Trainer:
         self._executor.loss_scale = self.scale.value / self.layout.micro_batches
         losses = self._executor.step(tokens, targets)
         loss = self._mean(losses)
+        self._step.done()
         return StepResult(
             loss=loss,
             gradient_norm=self._step.norm,
             learning_rate=self.optimizer.learning_rate,
             seconds=time.perf_counter() - began,
         )
+
+    def sound(self, result: StepResult) -> bool:
+        """Whether a step left finite numbers behind, on every rank alike: its loss is
+        finite, and so is its gradients' norm, unless the update was left out for it."""
+        finite = isfinite(result.gradient_norm) or self.scale.dynamic
+        return isfinite(result.loss) and finite
 
     @property
     def scale(self) -> LossScale:
@@ -157,6 +166,15 @@ class Trainer:
     def forget(self) -> None:
         """Let the last step's gradients go, as the next one would at its start."""
         self._step.begin()
+
+    @property
+    def updated(self) -> bool:
+        """Whether this rank has made all its update of a step that did not end."""
+        return self._step.updated
+
+    def undo(self) -> None:
+        """Take back what this rank has updated in a step that did not end."""
+        self._step.undo()
 
     def watch(self, told: Callable[[Action], None]) -> None:
         """Tell *told* of each action before it begins."""
@@ -203,6 +221,17 @@ class Trainer:
             torch.cuda.synchronize(self.device)
         if dist.get_world_size() > 1:
             dist.barrier()
+
+
+def batch_of(step: int, skipped: Sequence[int]) -> int:
+    """The batch that *step* reads where those of *skipped* are left out.
+
+    >>> [batch_of(step, (2, 3)) for step in range(4)]
+    [0, 1, 4, 5]
+    """
+    for one in sorted(set(skipped)):
+        step += one <= step
+    return step
 
 
 def optimizer(

@@ -6,9 +6,10 @@ Constants are away from the defaults of either side, so that one that is not rea
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -315,139 +316,28 @@ def data() -> Any:
 
 
 def as_ours(name: str, model: Any) -> dict[str, Tensor]:
-    """The foreign model's weights under our names, laid out as ours."""
+    """The foreign model's weights under our names, laid out as ours: as `execute
+    --weights` reads what it saves."""
+    from runtime.weights.folder import WeightsFolder
+
     spec = job_of(name).spec
     assert isinstance(spec, DecoderSpec)
-    kind = CONFIGS[name]["model_type"]
-    readers = {"gpt2": _gpt2, "dbrx": _dbrx}
-    found = dict(readers.get(kind, _rotary)(model, spec))
-    return {key: one.detach() for key, one in found.items() if one is not None}
+    with TemporaryDirectory() as where:
+        saved(model, Path(where))
+        folder = WeightsFolder.read(Path(where))
+        folder.require_of(spec)
+        return {
+            ours: one.clone()
+            for bond in folder.bonds()
+            for ours, one in zip(
+                bond.ours, bond.join(folder.tensors(bond.theirs)), strict=True
+            )
+        }
 
 
-Named = Iterator[tuple[str, Tensor | None]]
+def saved(model: Any, folder: Path) -> None:
+    """The foreign model as `transformers` writes it, without its progress bars."""
+    from transformers.utils import logging as theirs
 
-
-def _packed(spec: DecoderSpec, query: Any, key: Any, value: Any) -> Tensor:
-    """One product's rows: of each key-value head its queries, its key, its value."""
-    parts = (
-        query.unflatten(0, (spec.kv_heads, -1, spec.head_dim)),
-        key.unflatten(0, (spec.kv_heads, 1, spec.head_dim)),
-        value.unflatten(0, (spec.kv_heads, 1, spec.head_dim)),
-    )
-    return torch.cat(parts, dim=1).flatten(0, 2)
-
-
-def _gpt2(model: Any, spec: DecoderSpec) -> Named:
-    inner = model.transformer
-    yield "embedding.table.weight", inner.wte.weight
-    yield "embedding.positions.weight", inner.wpe.weight
-    for number, block in enumerate(inner.h):
-        to, packed = f"layers.{number}", block.attn.c_attn
-        yield from _module(f"{to}.input_norm", block.ln_1)
-        yield from _module(f"{to}.mlp_norm", block.ln_2)
-        parts = packed.weight.T.chunk(3)
-        yield f"{to}.attention.qkv.weight", _packed(spec, *parts)
-        yield f"{to}.attention.qkv.bias", _packed(spec, *packed.bias.chunk(3))
-        for name, one in (
-            ("attention.projection", block.attn.c_proj),
-            ("mlp.up", block.mlp.c_fc),
-            ("mlp.down", block.mlp.c_proj),
-        ):
-            yield f"{to}.{name}.weight", one.weight.T
-            yield f"{to}.{name}.bias", one.bias
-    yield from _module("final_norm", inner.ln_f)
-    yield "head.weight", model.lm_head.weight
-
-
-def _rotary(model: Any, spec: DecoderSpec) -> Named:
-    """Llama and what came after it."""
-    inner = model.model
-    yield "embedding.table.weight", inner.embed_tokens.weight
-    for number, layer in enumerate(inner.layers):
-        to = f"layers.{number}"
-        yield from _module(f"{to}.input_norm", layer.input_layernorm)
-        yield from _module(f"{to}.mlp_norm", layer.post_attention_layernorm)
-        yield from _attention(f"{to}.attention", layer.self_attn, spec)
-        given = layer.feed_forward if hasattr(layer, "feed_forward") else layer.mlp
-        if hasattr(given, "experts"):
-            yield from _mixture(f"{to}.mlp", given)
-        else:
-            yield from _mlp(f"{to}.mlp", given)
-    yield from _module("final_norm", inner.norm)
-    yield "head.weight", model.lm_head.weight
-
-
-def _attention(to: str, given: Any, spec: DecoderSpec) -> Named:
-    pairs = type(given).__name__.startswith("Llama4")  # neighbours, not halves
-    parts = {
-        "weight": [one.weight for one in (given.q_proj, given.k_proj, given.v_proj)],
-        "bias": [one.bias for one in (given.q_proj, given.k_proj, given.v_proj)],
-    }
-    for name, (query, key, value) in parts.items():
-        if query is None:
-            continue
-        if pairs:
-            query, key = (_halves(one, spec.head_dim) for one in (query, key))
-        yield f"{to}.qkv.{name}", _packed(spec, query, key, value)
-    yield from _module(f"{to}.projection", given.o_proj)
-    if spec.qk_norm:
-        yield f"{to}.query_norm.weight", given.q_norm.weight
-        yield f"{to}.key_norm.weight", given.k_norm.weight
-
-
-def _halves(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of heads whose neighbours turn together, as heads whose halves do."""
-    neighbours: Tensor = rows.unflatten(0, (-1, head_dim // 2, 2))
-    return neighbours.transpose(1, 2).flatten(0, 2)
-
-
-def _mlp(to: str, given: Any) -> Named:
-    for ours, theirs in (
-        ("gate", "gate_proj"),
-        ("up", "up_proj"),
-        ("down", "down_proj"),
-    ):
-        yield from _module(f"{to}.{ours}", getattr(given, theirs))
-
-
-def _mixture(to: str, given: Any) -> Named:
-    router = given.router if hasattr(given, "router") else given.gate
-    first, last = given.experts.gate_up_proj, given.experts.down_proj
-    if hasattr(given, "router"):  # Llama 4 multiplies from the right
-        first, last = first.transpose(1, 2), last.transpose(1, 2)
-    gate, up = first.chunk(2, dim=1)
-    yield f"{to}.router.linear.weight", router.weight
-    yield f"{to}.experts.gate.weight", gate
-    yield f"{to}.experts.up.weight", up
-    yield f"{to}.experts.down.weight", last
-    if hasattr(given, "shared_expert"):
-        yield from _mlp(f"{to}.shared", given.shared_expert)
-    if hasattr(given, "shared_expert_gate"):
-        yield f"{to}.shared_gate.weight", given.shared_expert_gate.weight
-
-
-def _dbrx(model: Any, spec: DecoderSpec) -> Named:
-    inner, moe = model.transformer, spec.moe
-    assert moe is not None
-    shape = (moe.experts, moe.expert_ffn_hidden)
-    sizes = [one * spec.head_dim for one in (spec.heads, spec.kv_heads, spec.kv_heads)]
-    yield "embedding.table.weight", inner.wte.weight
-    for number, block in enumerate(inner.blocks):
-        to, first, experts = f"layers.{number}", block.norm_attn_norm, block.ffn.experts
-        yield from _module(f"{to}.input_norm", first.norm_1)
-        yield from _module(f"{to}.mlp_norm", first.norm_2)
-        parts = first.attn.Wqkv.weight.split(sizes)
-        yield f"{to}.attention.qkv.weight", _packed(spec, *parts)
-        yield f"{to}.attention.projection.weight", first.attn.out_proj.weight
-        yield f"{to}.mlp.router.linear.weight", block.ffn.router.layer.weight
-        yield f"{to}.mlp.experts.gate.weight", experts.mlp.w1.unflatten(0, shape)
-        yield f"{to}.mlp.experts.up.weight", experts.mlp.v1.unflatten(0, shape)
-        last = experts.mlp.w2.unflatten(0, shape).transpose(1, 2)
-        yield f"{to}.mlp.experts.down.weight", last
-    yield from _module("final_norm", inner.norm_f)
-    yield "head.weight", model.lm_head.weight
-
-
-def _module(to: str, given: Any) -> Named:
-    yield f"{to}.weight", given.weight
-    yield f"{to}.bias", getattr(given, "bias", None)
+    theirs.disable_progress_bar()
+    model.save_pretrained(folder)

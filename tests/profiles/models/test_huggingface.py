@@ -500,6 +500,12 @@ def test_a_qwen3_moe_without_head_dim_has_that_of_its_width() -> None:
     assert spec_of({**bare, "model_type": "qwen3"}).head_dim == 128
 
 
+def test_a_qwen3_moe_of_transformers_5_calls_its_experts_otherwise() -> None:
+    other = {k: one for k, one in QWEN3_MOE.items() if k != "num_experts"}
+    other["num_local_experts"] = QWEN3_MOE["num_experts"]
+    assert spec_of(other) == spec_of(QWEN3_MOE)
+
+
 def test_gates_and_biases_of_a_class_are_its_own() -> None:
     moe = spec_of(QWEN2_MOE).moe
     assert moe is not None

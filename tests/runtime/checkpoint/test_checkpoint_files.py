@@ -17,15 +17,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
 from runtime.checkpoint.checkpoint import load, save
-from runtime.checkpoint.directory import (
-    begin,
-    checksums,
-    latest,
-    read_meta,
-    require_fresh,
-    require_resumable,
-    sizes,
-)
+from runtime.checkpoint.directory import begin, latest, require_fresh, resumable
+from runtime.checkpoint.manifest import digests, read_meta, sizes, write_manifest
 from runtime.optim.optimizer import Optimizer, Settings
 from tests.runtime.checkpoint_cases import META, Part, built, restored, stored
 
@@ -75,8 +68,8 @@ def test_a_checkpoint_of_another_job_is_refused_by_field(
     with pytest.raises(Contradiction, match=said):
         load(tmp_path, parts=part.modules, optimizer=part.optimizer, meta={"job": job})
     with pytest.raises(Contradiction, match=said):
-        require_resumable(tmp_path, {"job": job})
-    assert require_resumable(tmp_path, META) == 1
+        resumable(tmp_path, {"job": job})
+    assert resumable(tmp_path, META).step == 1
 
 
 def test_a_run_that_begins_does_not_write_over_another(tmp_path: Path) -> None:
@@ -141,9 +134,9 @@ def described_as(path: Path, description: object) -> None:
     """By somebody who knows of its checksum."""
     (path / ".metadata").write_bytes(pickle.dumps(description))
     meta = read_meta(path)
-    meta["files"].update(checksums(path, [".metadata"]))
+    meta["files"].update(digests(path, [".metadata"]))
     meta["sizes"].update(sizes(path, [".metadata"]))
-    (path / "meta.json").write_text(json.dumps(meta))
+    write_manifest(path, meta)
 
 
 def moved(path: Path) -> None:
@@ -155,6 +148,13 @@ def moved(path: Path) -> None:
     there = description.storage_data
     there[one], there[other] = there[other], there[one]
     (path / ".metadata").write_bytes(pickle.dumps(description))
+
+
+def flipped(file: Path, place: int | None = None) -> None:
+    """One bit of *file*, in its middle or at *place*."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    file.write_bytes(content)
 
 
 def damages() -> Iterator[tuple[str, Damage, str]]:
@@ -169,19 +169,13 @@ def damages() -> Iterator[tuple[str, Damage, str]]:
 
     def meta(**changed: Any) -> Damage:
         def changing(path: Path) -> None:
-            document = {**read_meta(path), **changed}
-            (path / "meta.json").write_text(json.dumps(document))
+            write_manifest(path, {**read_meta(path), **changed})
 
         return changing
 
     data = "__0_0.distcp"
 
-    def flipped(path: Path) -> None:
-        content = bytearray((path / data).read_bytes())
-        content[len(content) // 2] ^= 1
-        (path / data).write_bytes(content)
-
-    yield "one bit", flipped, "not as it was written"
+    yield "one bit", lambda path: flipped(path / data), "not as it was written"
     yield "tensors that changed places", moved, ".metadata is not as it was written"
     yield "cut tensors", cut(data, 0.5), "damaged"
     yield "no tensors", lambda path: (path / data).unlink(), f"{data} is not in it"
@@ -190,7 +184,7 @@ def damages() -> Iterator[tuple[str, Damage, str]]:
     yield "no description", lambda path: (path / ".metadata").unlink(), "is not in it"
     yield "cut meta", cut("meta.json", 0.5), "truncated or invalid JSON"
     yield "foreign meta", meta(format="other"), "not a checkpoint of meshwright"
-    yield "later version", meta(version=2), "version 2"
+    yield "later version", meta(version=3), "version 3"
     yield "odd list of files", meta(files=["a"]), r"damaged: files in its .* is \['a'\]"
     yield "odd rate", meta(lr="fast"), "damaged: lr in its meta.json is fast"
 
@@ -218,19 +212,20 @@ def test_a_damaged_checkpoint_is_refused(
         ),
     ],
 )
-def test_half_a_checkpoint_is_told_before_it_is_read_and_what_to_do(
+def test_half_a_checkpoint_is_told_before_it_is_read_and_passed_over(
     tmp_path: Path, damage: Damage, said: str
 ) -> None:
     path = stored(tmp_path, built("plain"), step=2)
     damage(path)
-    here = read_meta(path)
+    here = META
     with pytest.raises(InvalidFile, match=f"{said}; restore it from a copy"):
-        require_resumable(tmp_path, here)
-    older = shutil.copytree(path, tmp_path / "step-000001")
-    with pytest.raises(
-        InvalidFile, match=f"{said}; delete it to go on from {older.name}"
-    ):
-        require_resumable(tmp_path, here)
+        resumable(tmp_path, here)
+    stored(tmp_path, built("plain"), step=1)
+    found = resumable(tmp_path, here)
+    assert (found.step, found.damaged) == (1, ("step-000002",))
+    (line,) = found.passed_over
+    assert said in line
+    assert line.endswith("; step-000001 is used instead")
 
 
 def test_missing_optimizer_state_is_damage(tmp_path: Path) -> None:
@@ -243,18 +238,29 @@ def test_missing_optimizer_state_is_damage(tmp_path: Path) -> None:
         restored(tmp_path)
 
 
-def test_a_description_without_checksum_is_read_and_said_to_be_cut(
-    tmp_path: Path,
-) -> None:
-    """As checkpoints were written before."""
-    path = stored(tmp_path)
+def first_version(path: Path) -> None:
+    """As checkpoints were written before: CRC-32, some of all files but the
+    description, and no chain."""
     meta = read_meta(path)
-    for known in (meta["files"], meta["sizes"]):
-        del known[".metadata"]
+    for name in ("content", "parent", "layout"):
+        meta.pop(name, None)
+    del meta["files"][".metadata"], meta["sizes"][".metadata"]
+    meta |= {"version": 1, "files": digests(path, meta["files"], version=1)}
     (path / "meta.json").write_text(json.dumps(meta))
+
+
+def test_the_first_version_is_read_and_its_sums_are_looked_at(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    first_version(path)
+    assert len(next(iter(read_meta(path)["files"].values()))) == 8
     restored(tmp_path)
     os.truncate(path / ".metadata", 100)
     with pytest.raises(InvalidFile, match="cut or changed"):
+        restored(tmp_path)
+    path = stored(tmp_path)
+    first_version(path)
+    flipped(path / "__0_0.distcp")
+    with pytest.raises(InvalidFile, match=r"__0_0.distcp is not as it was written"):
         restored(tmp_path)
 
 
@@ -320,7 +326,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
 
     monkeypatch.setattr("torch.save", full)
     part = built("plain")
-    with pytest.raises(InvalidFile, match="cannot be written: OSError") as caught:
+    with pytest.raises(InvalidFile, match="cannot be written to ") as caught:
         save(tmp_path, step=2, parts=part.modules, optimizer=part.optimizer, meta=META)
     assert "No space left" in str(caught.value)
     assert str(caught.value).endswith(" free")

@@ -17,7 +17,8 @@ import pytest
 
 from profiles.errors import Contradiction, RunFailed
 from runtime.launch import launcher
-from runtime.launch.launcher import Program, launch, require_startable
+from runtime.launch.agent import Attempt
+from runtime.launch.launcher import Machines, Program, launch, require_startable
 
 Start = Callable[..., str]
 
@@ -72,7 +73,11 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         (tmp_path / "program.py").write_text(program)
         shown = io.StringIO()
         launch(
-            Program(arguments=[*arguments, str(tmp_path)], module="program"),
+            Program(
+                arguments=[*arguments, str(tmp_path)],
+                module="program",
+                imports="colorsys",  # torch would take seconds
+            ),
             nproc=nproc,
             max_restarts=restarts,
             output=shown,
@@ -142,6 +147,9 @@ def test_a_program_that_is_not_there_is_told(start: Start, tmp_path: Path) -> No
 
 def test_all_start_again_when_one_dies(start: Start) -> None:
     program = PLAIN + (
+        "began = os.path.join(sys.argv[-1], 'began')\n"
+        "if rank == '0': open(began, 'w').close()\n"
+        "while not os.path.exists(began): time.sleep(0.01)\n"
         "if rank == '1' and attempt == '0': os.kill(os.getpid(), 9)\n"
         "if attempt == '0': time.sleep(60)\n"
         "print('attempt', attempt)"
@@ -154,6 +162,32 @@ def test_all_start_again_when_one_dies(start: Start) -> None:
         "rank 0 of 2: again",
         "attempt 1",
     ]
+
+
+def test_what_prepares_an_attempt_may_end_the_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where no layout fits the machines that are left."""
+    (tmp_path / "program.py").write_text(
+        PLAIN + "if attempt == '0': sys.exit(3)\nprint('not reached')"
+    )
+    prepared = []
+
+    def prepare(attempt: Attempt) -> str:
+        prepared.append(attempt)
+        if len(prepared) == 2:
+            raise RunFailed("no layout fits")
+        return "first"
+
+    program = Program(
+        arguments=["x", str(tmp_path)], module="program", imports="colorsys"
+    )
+    shown = io.StringIO()
+    with pytest.raises(RunFailed, match="no layout fits"):
+        launch(program, nproc=2, max_restarts=3, output=shown, prepare=prepare)
+    assert prepared == [Attempt(ranks=2, machines=1, has_rank_0=True)] * 2
+    assert shown.getvalue().startswith("first\n")
+    assert "not reached" not in shown.getvalue()
 
 
 def test_the_packages_are_ours_wherever_the_user_is(
@@ -270,7 +304,7 @@ def test_several_machines_need_a_place_to_meet(
     nnodes: int, endpoint: str | None
 ) -> None:
     with pytest.raises(Contradiction, match="HOST:PORT"):
-        launch(Program(), nproc=1, nnodes=nnodes, rdzv_endpoint=endpoint)
+        launch(Program(), nproc=1, machines=Machines(most=nnodes, endpoint=endpoint))
 
 
 @pytest.mark.slow
@@ -283,9 +317,10 @@ def test_two_machines_meet(start: Start, tmp_path: Path, root: Path) -> None:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
     (tmp_path / "program.py").write_text(AGREE)
     script = (
-        "from runtime.launch.launcher import Program, launch\n"
+        "from runtime.launch.launcher import Machines, Program, launch\n"
         f"program = Program(arguments=['0', {str(tmp_path)!r}], module='program')\n"
-        f"launch(program, nproc=1, nnodes=2, rdzv_endpoint={endpoint!r})\n"
+        f"two = Machines(least=2, most=2, endpoint={endpoint!r})\n"
+        "launch(program, nproc=1, machines=two)\n"
     )
     paths = os.pathsep.join([str(root), str(tmp_path)])
     environment = {**os.environ, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}

@@ -15,6 +15,7 @@ from runtime.launch.failures import (
     FOLDER,
     LAUNCHER,
     ending,
+    failed_workers,
     failure_in,
     failure_report,
     status,
@@ -125,14 +126,14 @@ def test_the_cause_is_told_and_not_what_followed(
         for rank, error in enumerate(errors)
     }
     ends = {rank: (code, 200) for rank, code in enumerate(exits)}
-    line = failure_report(ends, folders)
+    line = failure_report(failed_workers(ends, folders))
     assert line.startswith(f"rank {first} {ending(exits[first])} in step {first}")
     assert ("rank 1 was in step 1" in line) == (errors[first] == LOST)
 
 
 def test_source_lines_and_control_characters_are_left_out(tmp_path: Path) -> None:
     error = "[/__w/gloo/tcp/pair.cc:78] Timed\x1b[31m out\n waiting " + "long " * 200
-    line = failure_report({0: (1, 0)}, {0: left(tmp_path, 0, error)})
+    line = failure_report(failed_workers({0: (1, 0)}, {0: left(tmp_path, 0, error)}))
     assert "RuntimeError: Timed?[31m out waiting long" in line
     assert len(line) < 500
 

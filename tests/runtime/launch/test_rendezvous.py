@@ -1,19 +1,25 @@
-"""`runtime.launch.launcher`: a foreign program on the port is known, a launcher is
-too."""
+"""Where machines meet: a foreign program on the port is known, a launcher is too; who
+is gone is missed, and who loses the others tries again."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from threading import Thread
 from time import monotonic
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from profiles.errors import RunFailed
 from profiles.system.network import Endpoint
+from runtime.launch import launcher
+from runtime.launch.agent import NotMet
 from runtime.launch.launcher import require_launcher
+from runtime.launch.rendezvous import Watchful
 
 HERE = "127.0.0.1"
 Answer = Callable[[socket.socket], object]
@@ -62,3 +68,58 @@ def test_a_launcher_is_met_and_nobody_is_waited_for() -> None:
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]
     require_launcher(Endpoint(host=HERE, port=port))
+
+
+class Participants:
+    """What is used of torch's rendezvous: three machines that met."""
+
+    def __init__(self) -> None:
+        self.state = SimpleNamespace(participants={"a": 0, "b": 1, "c": 2})
+        self._state_holder, self.waiting = self, 0
+
+    def next_rendezvous(self) -> SimpleNamespace:
+        return SimpleNamespace(world_size=len(self.state.participants))
+
+    def num_nodes_waiting(self) -> int:
+        return self.waiting
+
+
+def test_who_is_gone_counts_as_one_that_waits() -> None:
+    inner: Any = Participants()
+    watchful = Watchful(inner)
+    assert watchful.num_nodes_waiting() == 0  # nobody has met yet
+    watchful.next_rendezvous()
+    assert watchful.num_nodes_waiting() == 0
+    inner.waiting = 1
+    assert watchful.num_nodes_waiting() == 1
+    del inner.state.participants["b"]
+    assert watchful.num_nodes_waiting() == 2
+    watchful.next_rendezvous()
+    assert watchful.num_nodes_waiting() == 1
+
+
+def test_who_loses_the_others_meets_them_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, tries = [0.0], [0]
+
+    def meeting(*, until_try: int, lasts_s: float) -> None:
+        tries[0] += 1
+        clock[0] += lasts_s
+        if tries[0] < until_try:
+            raise NotMet("lost")
+
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(launcher.time, "sleep", lambda s: None)
+    with pytest.raises(NotMet):
+        launcher._met_until_done(partial(meeting, until_try=9, lasts_s=1), 0.0)
+    assert tries == [1]
+    launcher._met_until_done(partial(meeting, until_try=9, lasts_s=1), 100.0)
+    assert tries == [9]
+    tries[0] = 0
+    with pytest.raises(NotMet):
+        launcher._met_until_done(partial(meeting, until_try=200, lasts_s=1), 100.0)
+    assert tries == [100]
+    tries[0] = 0  # each time they trained for long
+    launcher._met_until_done(partial(meeting, until_try=9, lasts_s=1000), 100.0)
+    assert tries == [9]

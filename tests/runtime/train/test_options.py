@@ -28,6 +28,7 @@ from profiles.errors import (
     Unsupported,
 )
 from runtime.checkpoint.directory import begin
+from runtime.cli import execute
 from runtime.data.hugging_face import Joined
 from runtime.data.sources import source
 from runtime.data.token_files import require_known
@@ -367,17 +368,51 @@ def test_a_run_that_diverges_ends_and_says_when(
     assert simulate([*small.split(), "--out", "a.json"]) == 0
     wild = "--device cpu --steps 5 --lr 10 --clip 0 --weight-decay 1 --log run.jsonl"
     code, out, err = executing("a.json", *wild.split(), "--json")
-    losses = json.loads(out)["losses"]
-    lost = losses.index(None)
-    assert (code, losses[lost:]) == (0, [None] * (5 - lost))
+    document = json.loads(out)
+    losses, stopped = document["losses"], document["stopped"]
+    assert (code, document["layout"]) == (1, None)
+    assert stopped["step"] == len(losses) < 5
     priced_elsewhere, *said = err.splitlines()
     assert "trained on this machine's cpu" in priced_elsewhere
     assert len(said) == 1
-    assert f"the loss of step {lost + 1} is not finite" in said[0]
+    assert f"the {stopped['not_finite']} of step {len(losses)} is not finite" in said[0]
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     assert not any("NaN" in line or "Infinity" in line for line in lines)
     assert [json.loads(line)["loss"] for line in lines] == losses
-    assert "→ not finite" in executing("a.json", *wild.split())[1]
+    code, out, _ = executing("a.json", *wild.split())
+    assert code == 1
+    assert "steps in" in out
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("--elastic 0", "--elastic"),
+        ("--elastic 3:2", "write the least machines"),
+        ("--elastic two", "write the least machines"),
+        ("--timeout 0", "--timeout"),
+        ("--timeout nan", "--timeout"),
+        ("--on-nan pray", "--on-nan"),
+        ("--max-restarts -1", "--max-restarts"),
+    ],
+)
+def test_options_of_failures_are_refused_by_name(
+    capsys: pytest.CaptureFixture[str], asked: str, said: str
+) -> None:
+    assert execute.run(["layout.json", *asked.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert said in captured.err
+
+
+def test_restarts_are_asked_for_or_come_with_machines_that_change() -> None:
+    plain = run_options(Path("layout.json"))
+    assert (plain.restarts, plain.machines) == (0, (1, 1))
+    elastic = replace(plain, nnodes=4, elastic=(2, None))
+    assert (elastic.restarts, elastic.machines) == (100, (2, 4))
+    assert replace(elastic, max_restarts=3, elastic=(2, 8)).restarts == 3
+    assert replace(elastic, elastic=(2, 8)).machines == (2, 8)
 
 
 def _numbers(path: Path) -> list[dict[str, Any]]:
