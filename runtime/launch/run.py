@@ -63,6 +63,7 @@ class Request(Options):
     history: str | None = None
     observe: bool = False  # listen to more steps, for samples of them
     offload_dir: str | None = None  # of a drive; None: that of temporary files
+    damaged: tuple[str, ...] = ()  # checkpoints that it has said are
 
     def write(self, path: Path) -> None:
         """Write it for the workers."""
@@ -155,6 +156,7 @@ class Run:
     remarks: tuple[str, ...] = ()  # on the drive, and on what it goes on from
     limits: tuple[str, ...] = ()  # of what the comparison says
     layouts: Layouts  # for other numbers of machines
+    damaged: tuple[str, ...] = ()  # checkpoints that remarks say are
 
     @property
     def layout(self) -> Layout:
@@ -250,6 +252,7 @@ class Run:
             history=str(history),
             observe=options.observe is not None,
             offload_dir=None if drive is None else str(drive.absolute()),
+            damaged=self.damaged,
             **same,
         )
 
@@ -292,6 +295,7 @@ def prepare(options: RunOptions) -> Run:
         remarks=(*remarks, *_unlike(options, data, found)),
         limits=tuple(_limits(options, job, prediction, device, done)),
         layouts=_layouts(options, file),
+        damaged=() if found is None else found.damaged,
     )
 
 

@@ -262,8 +262,9 @@ class Run:
     def _restored(self, saver: Saver) -> int:
         status(self.rank).say("reading the checkpoint")
         found = restore(saver.folder, **self._state())
-        for line in found.passed_over:
-            self._line(line)
+        for name, line in zip(found.damaged, found.passed_over, strict=True):
+            if name not in self.request.damaged:
+                self._line(line)
         saver.follow(found)
         stored = found.meta.get("loss_scale")
         if stored and self.trainer.scale.dynamic:
