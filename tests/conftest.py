@@ -26,11 +26,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).resolve().parents[1]
 Completed = subprocess.CompletedProcess[str]
 
+gc.disable()  # of 6,000 tests and what they import hardly anything is garbage
+
 
 def pytest_collection_finish() -> None:
     """What was imported stays: no collection of garbage looks through it."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,13 @@ from profiles.lazy import public
 
 if TYPE_CHECKING:
     from costmodel.batched.makespan import Runs, makespan_s
-    from costmodel.batched.pricing import ColumnPrices, least_node_bytes, step_time_s
+    from costmodel.batched.pricing import (
+        ColumnPrices,
+        after_passes_s,
+        least_node_bytes,
+        pipeline_runs,
+        step_time_s,
+    )
     from costmodel.batched.row_bytes import leanest_bytes, needed_bytes
     from costmodel.batched.rows import Layers, Rows, stage_runs
     from costmodel.batched.stage_rows import StageRows, any_cut_s

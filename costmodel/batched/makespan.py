@@ -179,6 +179,7 @@ class Runs:
         return np.asarray(self.before(self.forward_s, stage) + stage * self.transfer_s)
 
 
+ALIKE: Final = 4  # runs of a model whose layers are alike
 FEW_RUNS: Final = 8  # more are summed as one array
 MOST_RUNS: Final = 24  # of which all paths are looked at; of more a few
 
@@ -230,14 +231,16 @@ def makespan_bound_s(
     if schedule not in SCHEDULES:
         raise UnknownName("schedule", schedule, SCHEDULES)
     if schedule == "interleaved":
-        return interleaved_bound_s(
+        pp = runs.stages // virtual_stages
+        alike = interleaved_bound_s(
             forward=_ends(runs, runs.forward_s),
             backward=_ends(runs, runs.backward_s),
             transfer_s=runs.transfer_s,
-            pp=runs.stages // virtual_stages,
+            pp=pp,
             chunks=virtual_stages,
             micro_batches=micro_batches,
         )
+        return np.maximum(alike, _busiest_s(runs, pp, micro_batches))
     if schedule == "gpipe":
         accumulated = micro_batches * runs.both_s[0]
         phases = _two_phases(runs, micro_batches)
@@ -383,6 +386,24 @@ def _busy_bound_s(
         path
         for rank in (0 * pp, *ranks)
         for path in _one_way(runs, rank, pp, virtual_stages, m)
+    ]
+    return np.maximum(np.maximum.reduce(paths), _busiest_s(runs, pp, m))
+
+
+def _busiest_s(runs: Runs, pp: Array, m: Array) -> Array:
+    """Of stages dealt out to ranks in turn, what the rank with the most work takes, and
+    the first forward down to it; 0 where stages are alike but for the ends."""
+    if len(runs.counts) <= ALIKE:
+        return np.zeros(())
+    deepest, stages = int(np.max(pp)), runs.stages
+    every = np.arange(int(np.max(stages)))
+    each = [runs.at(runs.both_s, np.asarray(one)) for one in every]
+    both = np.array(np.broadcast_arrays(*each))
+    number = np.arange(len(both)).reshape(-1, *[1] * (both.ndim - 1))
+    work = m * np.where(number < stages, both, 0.0)
+    paths = [
+        runs.fill_s(np.minimum(rank, stages)) + (work * (number % pp == rank)).sum(0)
+        for rank in range(deepest)
     ]
     return np.asarray(np.maximum.reduce(paths))
 

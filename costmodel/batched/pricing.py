@@ -116,40 +116,51 @@ def price_from(book: AtomBook, columns: Columns) -> ColumnPrices:
 
 def step_time_s(rows: Rows) -> Array:
     """At least the seconds of a step of each row."""
-    first, *middle, last = rows.priced
     columns = rows.columns
-    far = always_crosses(rows.stride, rows.on.island)
-    sent = sends(transfer_s(rows, far), rows.on)
-    in_passes_s = np.where(columns.in_v, 0.0, sent.in_passes_s)  # some send nothing
-    onward = (*(1.0 for _ in (first, *middle)), 0.0)  # the last sends nothing forward
     makespan = makespan_s(
-        Runs(
-            forward_s=tuple(
-                item.forward_s + share * in_passes_s
-                for item, share in zip(rows.priced, onward, strict=True)
-            ),
-            backward_s=tuple(
-                item.backward_s + share * in_passes_s
-                for item, share in zip(rows.priced, onward[::-1], strict=True)
-            ),
-            weight_s=tuple(item.weight_s for item in rows.priced),
-            hidden_s=tuple(
-                most_hidden_s(item.expert_comm_s, item.backward_s, rows.on)
-                for item in rows.priced
-            ),
-            counts=rows.counts,
-            transfer_s=sent.beside_s,
-        ),
+        pipeline_runs(rows),
         schedule=columns.schedule,
         virtual_stages=columns.virtual_stages,
         micro_batches=rows.micro_batches,
         turns=rows.on.turns,
         pp=columns.pp,
     )
-    makespan = np.maximum(makespan, _crossing_s(rows))
+    return np.maximum(makespan, _crossing_s(rows)) + after_passes_s(rows)
+
+
+def pipeline_runs(rows: Rows) -> Runs:
+    """The passes of each row's stages, and its transfers."""
+    far = always_crosses(rows.stride, rows.on.island)
+    sent = sends(transfer_s(rows, far), rows.on)
+    in_passes_s = np.where(
+        rows.columns.in_v, 0.0, sent.in_passes_s
+    )  # some send nothing
+    onward = (*(1.0 for _ in rows.priced[:-1]), 0.0)  # the last sends nothing forward
+    return Runs(
+        forward_s=tuple(
+            item.forward_s + share * in_passes_s
+            for item, share in zip(rows.priced, onward, strict=True)
+        ),
+        backward_s=tuple(
+            item.backward_s + share * in_passes_s
+            for item, share in zip(rows.priced, onward[::-1], strict=True)
+        ),
+        weight_s=tuple(item.weight_s for item in rows.priced),
+        hidden_s=tuple(
+            most_hidden_s(item.expert_comm_s, item.backward_s, rows.on)
+            for item in rows.priced
+        ),
+        counts=rows.counts,
+        transfer_s=sent.beside_s,
+    )
+
+
+def after_passes_s(rows: Rows) -> Array:
+    """At least the seconds of each row's step from its last pass on."""
+    columns = rows.columns
     at_first, at_last = (
         rows.seconds_of(end, "step_s") + rows.seconds_of(end, "gather_s")
-        for end in (first, last)
+        for end in (rows.priced[0], rows.priced[-1])
     )
     at_last = np.where(rows.counts[-1] > 0, at_last, 0.0)  # one stage has no other
     tied = tied_sync(
@@ -163,7 +174,7 @@ def step_time_s(rows: Rows) -> Array:
     )
     apart = ~columns.in_v  # in a V one rank holds both ends
     end = np.maximum(at_first, at_last) + apart * tied.seconds + rows.on.step_s
-    return np.asarray(makespan + _tail_s(rows) + end)
+    return np.asarray(_tail_s(rows) + end)
 
 
 def _tail_s(rows: Rows) -> Array:

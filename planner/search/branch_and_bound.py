@@ -54,7 +54,7 @@ class BranchAndBound(AbstractSearch):
             raise clock.out_of_time(frontier.considered)
         if shortlist.best is not None:
             self._look_further(frontier, shortlist, clock)
-        runners_up = shortlist.runners_up(clock)
+        runners_up = shortlist.runners_up(clock, frontier.closer)
         best, value = shortlist.best, shortlist.value
         proven = lower >= value * (1 - EXACT)
         status = Status.OPTIMAL if proven else Status.FEASIBLE
@@ -99,6 +99,9 @@ class BranchAndBound(AbstractSearch):
             choice = frontier.take()
             if choice is None:
                 break
+            if shortlist.is_in_vain(choice):
+                shortlist.pass_over(choice, least)
+                continue
             if shortlist.promising(choice, least):
                 shortlist.simulate(choice)
                 continue

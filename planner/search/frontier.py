@@ -9,8 +9,8 @@ has not been taken, at any time; once time is over, no more are opened.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
@@ -20,6 +20,7 @@ from planner.problem import Objective, Problem, Space, Table, length, take
 from planner.search.bounds import floor_bytes, floor_s, leaf_bytes, leaf_s, rough_s
 from planner.search.branch_queue import BranchQueue
 from planner.search.search import Clock, Limits
+from planner.search.timeline_bounds import TimelineBounds
 from profiles.arrays import Array
 from profiles.errors import OutOfTime
 
@@ -27,6 +28,7 @@ SPLIT = ("tp", "pp", "ep", "etp")  # of the model over ranks
 FIRST_BATCH, GROWTH, LARGEST_BATCH = 256, 4, 8192  # branches opened at a time
 AHEAD = 1.005  # what is as near as that is opened together: batches of a few cost more
 LEVELS = range(4)  # of ZeRO
+TIMED = 1024  # leaves that are bounded by timelines at a time
 FIRST_LOST = 256  # of what does not fit, priced at a time
 
 
@@ -38,6 +40,7 @@ class Leaves:
     seconds: Array
     peak_bytes: Array
     bounds: Array  # of the objective's value
+    closer: Array  # whether timelines were asked, too
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -48,7 +51,12 @@ class Leaves:
             seconds=self.seconds[index],
             peak_bytes=self.peak_bytes[index],
             bounds=self.bounds[index],
+            closer=self.closer[index],
         )
+
+    def in_order(self) -> Leaves:
+        """By their bounds; of equal ones those first that need less memory."""
+        return self.take(np.lexsort((self.seconds, self.peak_bytes, self.bounds)))
 
     def beside(self, others: Leaves) -> Leaves:
         return Leaves(
@@ -56,6 +64,7 @@ class Leaves:
             seconds=np.concatenate([self.seconds, others.seconds]),
             peak_bytes=np.concatenate([self.peak_bytes, others.peak_bytes]),
             bounds=np.concatenate([self.bounds, others.bounds]),
+            closer=np.concatenate([self.closer, others.closer]),
         )
 
 
@@ -90,6 +99,8 @@ class Frontier:
         self._dropped = inf  # the least floor of what time did not suffice to open
         self._leaves: Leaves | None = None
         self._taken = 0
+        self._timelines = TimelineBounds(problem)
+        self._looks_closer = self._timelines.are_tighter and not self._by_bytes
 
     @property
     def least(self) -> float:
@@ -110,8 +121,11 @@ class Frontier:
 
     def take(self) -> Uniform | None:
         """The candidate with the least bound, None if none is left, or no time."""
-        while self._queue.least < self._next_leaf and not self.clock.over:
-            self._open(below=AHEAD * self._next_leaf)
+        while not self.clock.over:
+            if self._queue.least < self._next_leaf:
+                self._open(below=AHEAD * self._next_leaf)
+            elif not self._closer():
+                break
         if self.clock.over or self._leaves is None or self._next_leaf == inf:
             return None
         self._taken += 1
@@ -168,6 +182,18 @@ class Frontier:
             start, size = start + size, min(GROWTH * size, LARGEST_BATCH)
         return None
 
+    @property
+    def closer(self) -> Callable[[Sequence[Uniform]], Array] | None:
+        """Bounds of candidates by timelines, where those are tighter."""
+        return self._closer_bounds if self._looks_closer else None
+
+    def _closer_bounds(self, some: Sequence[Uniform]) -> Array:
+        if not some:
+            return np.empty(0)
+        columns = Columns.of(some)
+        seconds = self._timelines.seconds(columns, self._late)
+        return np.asarray(self.problem.value_of(seconds, 0.0))
+
     def _of_seconds(self) -> BranchQueue:
         """All branches by the floors of what their seconds are worth."""
         problem, trunks, unit = self.problem, self.space.trunks, self._unit
@@ -221,6 +247,28 @@ class Frontier:
             some = take(batch, fitting)
             self._add(self.space.leaves(some), some, floors_s[fitting], levels[fitting])
 
+    def _closer(self) -> bool:
+        """Raise the bounds of the next leaves to those of timelines, unless that of the
+        very next is done; whether it was not."""
+        leaves, first = self._leaves, self._taken
+        if leaves is None or self._next_leaf == inf or not self._looks_closer:
+            return False
+        if leaves.closer[first]:
+            return False
+        rows = first + np.flatnonzero(~leaves.closer[first : first + TIMED])
+        columns = leaves.columns.take(rows)
+        seconds = leaves.seconds.copy()
+        seconds[rows] = np.maximum(
+            seconds[rows], self._timelines.seconds(columns, self._late)
+        )
+        left = np.arange(first, len(leaves))
+        closer = leaves.closer.copy()
+        closer[rows] = True
+        found = replace(leaves, seconds=seconds, closer=closer).take(left)
+        values = self.problem.value_of(found.seconds, found.peak_bytes)
+        self._leaves, self._taken = replace(found, bounds=values).in_order(), 0
+        return True
+
     def _fit(self, peaks: Array) -> Array:
         return np.asarray(peaks <= self.problem.memory_limit_bytes)
 
@@ -258,14 +306,17 @@ class Frontier:
         if self._leaves is not None:
             left = np.arange(self._taken, len(self._leaves))
             found = self._leaves.take(left).beside(found)
-        order = np.lexsort((found.seconds, found.peak_bytes, found.bounds))
-        self._leaves, self._taken = found.take(order), 0
+        self._leaves, self._taken = found.in_order(), 0
 
     def _priced(self, columns: Columns, peak_bytes: Array) -> Leaves:
         seconds = leaf_s(self.problem, columns)
         bounds = np.asarray(self.problem.value_of(seconds, peak_bytes))
         return Leaves(
-            columns=columns, seconds=seconds, peak_bytes=peak_bytes, bounds=bounds
+            columns=columns,
+            seconds=seconds,
+            peak_bytes=peak_bytes,
+            bounds=bounds,
+            closer=np.zeros(len(columns), dtype=bool),
         )
 
 

@@ -14,7 +14,7 @@ every longer one: what is looked at beyond has a bound above the K-th value.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
@@ -27,8 +27,10 @@ from planner.search.frontier import SPLIT
 from planner.search.search import Clock
 
 Key = tuple[object, ...]
+Raised = Callable[[Sequence[Uniform]], Iterable[float]]  # bounds of some candidates
 NEGLIGIBLE: Final = 0.05  # of the value; about what two estimates of a step differ by
 TRIED_OF_SPLIT: Final = 3  # simulated to find the best; the first nearly always is
+TRIED_IN_VAIN: Final = 5  # of a family, that did not fit
 FARTHEST: Final = 2.0  # times the best: beyond, a few that are left have to do
 FEWEST: Final = 3
 
@@ -79,6 +81,7 @@ class Shortlist:
         self._kept: dict[Key, Candidate] = {}  # by family
         self._least: dict[Key, float] = {}  # values, by split
         self._tried: Counter[Key] = Counter()
+        self._in_vain: Counter[Key] = Counter()
         self._spare: dict[Key, tuple[float, Uniform]] = {}  # by family
 
     @property
@@ -97,6 +100,8 @@ class Shortlist:
         self._seen.add(choice)
         if self.problem.fits(candidate):
             self._keep(candidate)
+        else:
+            self._in_vain[family(choice)] += 1
         return candidate
 
     def promising(self, choice: Uniform, least: float) -> bool:
@@ -106,6 +111,11 @@ class Shortlist:
         if key not in self._least:
             return True
         return self._tried[key] < TRIED_OF_SPLIT and least < self._least[key]
+
+    def is_in_vain(self, choice: Uniform) -> bool:
+        """Whether some of its family did not fit, and none of its split does so far."""
+        tried = self._in_vain[family(choice)]
+        return tried >= TRIED_IN_VAIN and split(choice) not in self._least
 
     def pass_over(self, choice: Uniform, value: float) -> None:
         """Remember a candidate, whose value is at least *value*, unless one of its
@@ -124,9 +134,14 @@ class Shortlist:
         enough = len(self._kept) + len(self._spare) > FEWEST
         return enough and least > FARTHEST * values[0]
 
-    def runners_up(self, clock: Clock) -> tuple[Candidate, ...]:
+    def runners_up(
+        self, clock: Clock, raised: Raised | None = None
+    ) -> tuple[Candidate, ...]:
         """The best that are not the same, but the best one, in order; as far as time
-        suffices."""
+        suffices. Those that were passed over are looked at by their bounds, first
+        *raised*, where that is given."""
+        if raised is not None:
+            self._raise(raised)
         found: list[Candidate] = []
         number = count()
         kept = [(*self._rank(one), next(number), one) for one in self._kept.values()]
@@ -147,6 +162,15 @@ class Shortlist:
                 if self.problem.fits(candidate):
                     heappush(queue, (*self._rank(candidate), next(number), candidate))
         return tuple(found[1:])
+
+    def _raise(self, raised: Raised) -> None:
+        """The bounds of those passed over."""
+        values = raised([choice for _, choice in self._spare.values()])
+        pairs = zip(self._spare.items(), values, strict=True)
+        self._spare = {
+            key: (max(value, float(bound)), choice)
+            for (key, (value, choice)), bound in pairs
+        }
 
     def _negligible(
         self, choice: Uniform, value: float, found: Iterable[Candidate]

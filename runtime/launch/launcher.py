@@ -156,6 +156,7 @@ def launch(
                         shutdown_timeout=program.grace_s,
                         **settings,
                     ),
+                    partial(_is_there, endpoint),
                     REJOIN_S if machines.elastic else 0.0,
                 )
     except RunFailed:
@@ -216,10 +217,15 @@ def require_startable(nproc: int, *, device: str = "cpu") -> None:
         )
 
 
-def _met_until_done(met: Callable[[], None], patience_s: float) -> None:
-    """*met*, again where it loses the others, until it has not met them for so long."""
+def _met_until_done(
+    met: Callable[[], None], there: Callable[[], bool], patience_s: float
+) -> None:
+    """*met*, again where it loses the others, until it has not met them for so long;
+    not before somebody is *there* to be met."""
     until = time.monotonic() + patience_s
     while True:
+        while time.monotonic() < until and not there():
+            time.sleep(AGAIN_S)
         began = time.monotonic()
         try:
             met()
@@ -231,6 +237,12 @@ def _met_until_done(met: Callable[[], None], patience_s: float) -> None:
             if now >= until:
                 raise
             time.sleep(AGAIN_S)
+
+
+def _is_there(endpoint: Endpoint | None) -> bool:
+    """Whether this machine has *endpoint*, or somebody answers there."""
+    route = None if endpoint is None else route_to(endpoint)
+    return endpoint is None or route is None or route.here or _taken(endpoint)
 
 
 def _meeting(endpoint: Endpoint | None, machines: Machines) -> dict[str, Any]:

@@ -22,7 +22,7 @@ PROFILE = """
 import sys
 from profiles.__main__ import main
 from profiles.measure import session
-session.QUICK_S, session.QUICK_BYTES = 4.0, 2**23
+session.QUICK_S, session.QUICK_BYTES = 1.0, 2**23
 sys.exit(main())
 """
 
@@ -34,11 +34,12 @@ def document(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Document:
-    """What a command says, run as a process, or here with workers that are forked."""
+    """What a command says, run as a process; `execute` here, its workers forked
+    (tests/runtime/launch start some)."""
     monkeypatch.chdir(tmp_path)
 
-    def asked(*argv: str, fork: bool = False) -> dict[str, Any]:
-        if fork:
+    def asked(*argv: str) -> dict[str, Any]:
+        if argv[0] == "execute":
             with forked():
                 code = execute.run([*argv[1:], "--json"])
             out, err = capsys.readouterr()
@@ -65,22 +66,22 @@ def test_the_loop_closes(document: Document, tmp_path: Path) -> None:
     pp = f"simulate {SMALL} {LOCAL} --pp 2 --micro-batch 1 --out pp.json"
     for command in (tp, pp):
         document(*command.split())
-    probed = executed(document, "plan.json --steps 5 --probe", fork=True)
+    probed = executed(document, "plan.json --steps 5 --probe")
     (only,) = probed["probe"]
     assert probed["picked"] == only["file"]
     assert len(only["rounds_s"]) == 2
-    executed(document, "pp.json --steps 5", fork=True)
+    executed(document, "pp.json --steps 5")
     seen = executed(document, "tp.json --steps 7 --observe samples.json")
     _observed(seen, tmp_path)
     again = document("simulate", "tp.json", "--profile", "samples.json")
     assert again["step_time_s"] != seen["predicted"]["step_time_s"]
 
 
-def executed(document: Document, asked: str, *, fork: bool = False) -> dict[str, Any]:
+def executed(document: Document, asked: str) -> dict[str, Any]:
     """What `execute` of a layout says, and holds the prediction against."""
     file, _, steps, *_ = asked.split()
     more = "--device cpu --profile samples.json --record"
-    seen = document("execute", *asked.split(), *more.split(), fork=fork)
+    seen = document("execute", *asked.split(), *more.split())
     assert len(seen["losses"]) == seen["steps"] == int(steps)
     assert seen["losses"][-1] < seen["losses"][0]
     # Messages of other sizes than were measured are fitted: between two that were.

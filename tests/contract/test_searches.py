@@ -60,7 +60,7 @@ def certified(posed: Problem, found: Solution) -> None:
 
 
 @given(posed=small_problems())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_a_baseline_is_legal_and_never_beats_the_proof(posed: Problem) -> None:
     """All of them, as what is drawn and proven is the same for each."""
     proven = solve(posed, BranchAndBound(), Limits(runners_up=0))
@@ -88,7 +88,7 @@ def kept(posed: Problem, choice: Uniform) -> None:
 
 
 @given(posed=small_problems())
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_a_search_keeps_its_word(posed: Problem) -> None:
     oracle = Exhaustive().solve(posed, Limits(runners_up=0))
     for name in PROVERS:

@@ -167,14 +167,15 @@ def test_steps_of_figure_9_on_average() -> None:
     ],
 )
 def test_a_plan_is_no_slower_than_theirs(row: tuple[Any, ...]) -> None:
-    """Row H11: within 5 % of the listed plan, by our own estimates."""
+    """Row H11: within 5 % of the listed plan, by our own estimates; of a sequence on
+    one rank, as all of theirs."""
     gpus, batch, *_ = row
     found = plan(
         job_of("llama-65b", batch, 4096),
         H800.cluster,
         gpus=gpus,
         on=H800,
-        pins=Pins(offload="auto"),
+        pins=Pins(offload="auto", cp=1),
         runners_up=0,
     )
     assert found.best is not None

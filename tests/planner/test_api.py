@@ -75,7 +75,7 @@ TIGHT = cluster("dgx-a100-40gb")
 
 def medium() -> Job:
     found = model("gpt-13b")
-    return Job(model="gpt-13b", spec=found.spec, seq_len=2048, global_batch=512)
+    return Job(model="gpt-13b", spec=found.spec, seq_len=2048, global_batch=64)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_the_faster_layout_is_said_with_its_odds(
 ) -> None:
     argv = ["--model", "gpt-13b", "--gpus", "8", "--cluster", "dgx-a100-40gb"]
     argv += ["--probability", "0.999"]
-    assert command.run([*argv, "--global-batch", "512", "--top", "0", "--json"]) == 0
+    assert command.run([*argv, "--global-batch", "64", "--top", "0", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     other = found["try_first"]
     odds = other["probability_fits"]
@@ -129,7 +129,7 @@ def test_the_faster_layout_is_said_with_its_odds(
         other["probability_fits"] == other["estimate"]["interval"]["probability_fits"]
     )
     assert found["bound"]["probability"] == 0.999
-    assert command.run([*argv, "--global-batch", "512", "--top", "0"]) == 0
+    assert command.run([*argv, "--global-batch", "64", "--top", "0"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"{other['faster']:.1%} faster, if " in said
     assert f"(probability {odds:.0%})" in said

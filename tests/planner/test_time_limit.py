@@ -103,7 +103,7 @@ def test_bounds_hold_whenever_time_ends(hand: Hand, objective: Objective) -> Non
     posed = problem("gpt-mini", 4, objective=objective)
     best = BranchAndBound().solve(posed, Limits()).value
     hand.each_s, late, answers = 1.0, 0, 0
-    for limit_s in range(0, 120, 5):
+    for limit_s in range(0, 120, 10):
         try:
             found = BranchAndBound().solve(posed, Limits(time_limit_s=limit_s))
         except OutOfTime:
@@ -119,9 +119,10 @@ def test_bounds_hold_whenever_time_ends(hand: Hand, objective: Objective) -> Non
 
 def test_bounds_over_islands_hold_whenever_time_ends(hand: Hand) -> None:
     posed = islands.asked(islands.joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-125m")
+    posed = replace(posed, pins=Pins(cp=1))
     whole = solve(posed, BranchAndBound(), Limits())
     hand.each_s = 1.0
-    for limit_s in (0, 5, 10, 30, 100, 300):
+    for limit_s in (0, 5, 10, 30, 100):
         found = solve(posed, BranchAndBound(), Limits(time_limit_s=limit_s))
         assert found.best is not None
         assert found.lower <= whole.value * (1 + EXACT)

@@ -58,7 +58,8 @@ def test_each_plan_is_the_one_asked_alone(asking: Ask) -> None:
 
 
 def test_a_size_without_a_layout_says_why_in_its_row(asking: Ask) -> None:
-    argv = ("--model", "gpt-13b", "--gpus", "1,8", "--top", "0")
+    where = ("--model", "gpt-13b", "--gpus", "1,8", "--global-batch", "64")
+    argv = (*where, "--top", "0")
     code, out, _ = asking(*argv, "--json")
     small, large = json.loads(out)["plans"]
     assert code == 0
@@ -86,7 +87,9 @@ def test_pins_that_go_with_no_size_are_a_wrong_question(asking: Ask) -> None:
 
 
 def test_no_size_fits_is_exit_1_with_all_rows(asking: Ask) -> None:
-    code, out, err = asking("--model", "gpt-175b", "--gpus", "1,2", "--json")
+    code, out, err = asking(
+        *("--model", "gpt-175b", "--gpus", "1,2", "--global-batch", "64", "--json")
+    )
     found = json.loads(out)
     assert (code, found["layout"], len(found["plans"])) == (1, None, 2)
     assert found["infeasible"]["constraint"].startswith("memory: ")

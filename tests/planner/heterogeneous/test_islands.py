@@ -61,7 +61,7 @@ def test_no_more_is_simulated_than_looked_at(batch: int) -> None:
 def test_stages_lie_inside_islands_and_the_faster_one_has_more_layers() -> None:
     """Yang et al., ICPP 2024: layers in proportion to the speed of the island."""
     posed = asked(joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-1.3b", 64)
-    posed = replace(posed, pins=Pins(micro_batches=8))
+    posed = replace(posed, pins=Pins(micro_batches=8, cp=1))
     found = solve(posed, BranchAndBound(), LIMITS)
     check(posed, found)
     assert isinstance(found.best, Staged)
@@ -240,21 +240,21 @@ def test_whether_anything_fits_is_what_a_plan_says_too() -> None:
     assert not fits_somehow(replace(large, pins=Pins(micro_batches=16)))
 
 
-@pytest.mark.parametrize("limit_s", [0.0, 0.3])
-def test_there_is_an_answer_whenever_time_ends(limit_s: float) -> None:
+def test_there_is_an_answer_whenever_time_ends() -> None:
     posed = asked(joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-125m")
-    found = solve(posed, BranchAndBound(), replace(LIMITS, time_limit_s=limit_s))
-    check(posed, found)
-    assert found.best is not None
-    assert not found.complete
-    assert 0 < found.lower < found.value
     whole = solve(posed, BranchAndBound(), LIMITS)
-    assert found.lower <= whole.value <= found.value
+    for limit_s in (0.0, 0.3):
+        found = solve(posed, BranchAndBound(), replace(LIMITS, time_limit_s=limit_s))
+        check(posed, found)
+        assert found.best is not None
+        assert not found.complete
+        assert 0 < found.lower < found.value
+        assert found.lower <= whole.value <= found.value
 
 
 def test_many_micro_batches_are_nearly_proven() -> None:
     posed = asked(joined("p3.16xlarge", "dgx-a100-80gb"), "gpt-1.3b", 1536)
-    posed = replace(posed, pins=Pins(micro_batches=128))
+    posed = replace(posed, pins=Pins(micro_batches=128, cp=1))
     found = solve(posed, BranchAndBound(), LIMITS)
     assert found.best is not None
     assert found.gap < 0.1
@@ -264,6 +264,7 @@ def test_many_micro_batches_are_nearly_proven() -> None:
 def woven() -> tuple[Problem, Solution]:
     """Two like islands, and the best over them by any schedule."""
     two = asked(joined("dgx-a100-80gb", "dgx-a100-80gb"), "gpt-1.3b", 16)
+    two = replace(two, pins=Pins(cp=1))
     return two, solve(two, BranchAndBound(), LIMITS)
 
 
@@ -293,7 +294,7 @@ def test_a_v_with_split_backwards_is_tried_too(
     assert found.value <= min(map(two.value, tried))
     near = as_if_near(two)
     assert near.machine.links == machine(cluster("dgx-a100-80gb")).links
-    pinned = replace(two, pins=Pins(schedule="1f1b"))
+    pinned = replace(two, pins=Pins(schedule="1f1b", cp=1))
     kept = solve(pinned, BranchAndBound(), LIMITS).best
     assert kept is not None
     assert kept.estimate.layout.schedule == "1f1b"
@@ -329,7 +330,7 @@ def test_what_helps_over_islands_is_named_and_helps() -> None:
 
 def test_nothing_fits_is_said() -> None:
     posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), "gpt-175b", 16)
-    posed = replace(posed, pins=Pins(micro_batches=16))
+    posed = replace(posed, pins=Pins(micro_batches=16, cp=1))
     found = solve(posed, BranchAndBound(), LIMITS)
     assert found.best is None
     assert diagnose(posed).constraint.startswith("memory: no stages of gpt-175b")

@@ -16,8 +16,8 @@ from planner.heterogeneous.candidate_set import menus
 from planner.heterogeneous.candidates import Option
 from planner.heterogeneous.min_memory import fitting, leanest
 from planner.heterogeneous.partition import Part
-from planner.problem.problem import Objective
-from planner.problem.solution import EXACT
+from planner.problem.problem import Objective, Problem
+from planner.problem.solution import EXACT, Solution
 from planner.search.branch_and_bound import BranchAndBound
 from planner.search.search import Limits
 from planner.search.verify import check
@@ -52,11 +52,19 @@ def test_no_partition_needs_less(
         assert fullest(found.partition.parts, options, m) == pytest.approx(least)
 
 
-def test_memory_is_an_objective_over_unlike_islands() -> None:
+@pytest.fixture(scope="module")
+def leanest_of_all() -> tuple[Problem, Solution]:
     posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), batch=8)
-    fast = solve(posed, BranchAndBound(), Limits())
     lean = replace(posed, objective=Objective.MEMORY)
-    found = solve(lean, BranchAndBound(), Limits())
+    return lean, solve(lean, BranchAndBound(), Limits())
+
+
+def test_memory_is_an_objective_over_unlike_islands(
+    leanest_of_all: tuple[Problem, Solution],
+) -> None:
+    lean, found = leanest_of_all
+    posed = replace(lean, objective=Objective.THROUGHPUT)
+    fast = solve(posed, BranchAndBound(), Limits())
     check(lean, found)
     assert found.best is not None
     assert fast.best is not None
@@ -83,10 +91,10 @@ def test_halving_ends_once_it_is_late() -> None:
     assert leanest(stages, below_bytes=least.peak_bytes) is None
 
 
-def test_without_time_one_lean_layout_is_found() -> None:
-    posed = asked(joined("dgx-a100-80gb", "p3.16xlarge"), batch=8)
-    lean = replace(posed, objective=Objective.MEMORY)
-    whole = solve(lean, BranchAndBound(), Limits())
+def test_without_time_one_lean_layout_is_found(
+    leanest_of_all: tuple[Problem, Solution],
+) -> None:
+    lean, whole = leanest_of_all
     found = solve(lean, BranchAndBound(), Limits(time_limit_s=0.0))
     check(lean, found)
     assert found.best is not None

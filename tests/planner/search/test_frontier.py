@@ -29,7 +29,7 @@ def taken(frontier: Frontier) -> Iterator[Uniform]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_all_that_fit_come_out_in_order(objective: Objective) -> None:
-    posed = problem("gpt-mini", 4, objective=objective)
+    posed = problem("gpt-mini", 4, objective=objective, pins=Pins(cp=1))
     space = Space(problem=posed)
     leaves = space.leaves(space.branches)
     bounds = leaf_bounds(posed, leaves)

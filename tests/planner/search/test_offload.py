@@ -41,8 +41,8 @@ def free(posed: Problem) -> Problem:
     pins=st.sampled_from(
         [
             Pins(cp=1, micro_batch=2),
-            Pins(cp=1, zero=3),
-            Pins(cp=1, recompute="full"),
+            Pins(cp=1, zero=3, micro_batch=1),
+            Pins(cp=1, recompute="full", schedule="1f1b"),
         ]
     ),
     tight=st.sampled_from([None, 0.1, 0.5]),

@@ -8,13 +8,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
 
+import msgspec
 import pytest
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import start_processes
 
 from profiles.errors import RunFailed
-from profiles.measure import session
+from profiles.measure import drives, processes, session
 from profiles.measure.drives import DriveRates
 from profiles.measure.machine import CALIBRATION
 from profiles.measure.plan import COMES_SOON, HAS_BESIDE
@@ -22,7 +30,7 @@ from profiles.measure.processes import run
 from profiles.measure.session import Question, measure, request_of
 from profiles.measure.survey import Result, survey
 from profiles.measure.tables import cluster_of
-from profiles.measure.timing.tasks import FORWARD, Operation
+from profiles.measure.timing.tasks import FORWARD, Operation, Request
 from profiles.samples.files import read_samples, write_samples
 from profiles.samples.table import (
     CollectiveKey,
@@ -31,7 +39,8 @@ from profiles.samples.table import (
     Samples,
     local_cluster,
 )
-from profiles.units import KiB
+from profiles.units import KiB, MiB
+from tests.runtime.ranks import METHOD, SLOW_TO_IMPORT
 from tests.support.small_jobs import job
 
 BUDGET_S = 0.2
@@ -88,9 +97,33 @@ def short_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> Iterator[Samples]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "QUICK_BYTES", 4 * KiB)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(session, "QUICK_BYTES", 4 * KiB)
+        patched.setattr(session, "run", run_forked)
+        patched.setattr(drives, "QUICK_BYTES", MiB)
         yield measure(QUESTION, ignore, budget_s=BUDGET_S).samples
+
+
+def run_forked(request: Request, *_: Any, **__: Any) -> tuple[Result, ...]:
+    """`run` with ranks that are forked: those that it starts import torch each."""
+    get_context(METHOD).set_forkserver_preload(SLOW_TO_IMPORT)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "request").write_bytes(msgspec.json.encode(request))
+        start_processes(one_rank, (folder,), request.ranks, start_method=METHOD)
+        return tuple(
+            msgspec.json.decode((folder / f"{rank}").read_bytes(), type=Result)
+            for rank in range(request.ranks)
+        )
+
+
+def one_rank(rank: int, folder: Path) -> None:
+    os.environ["RANK"] = str(rank)
+    with (
+        patch.object(processes, "_die_with_parent"),  # it is not our stdin
+        redirect_stdout(StringIO()),
+    ):
+        processes.main(str(folder / "request"), str(folder / f"{rank}"))
 
 
 def test_all_that_was_planned_is_measured(measured: Samples) -> None:
@@ -208,7 +241,7 @@ def test_a_rank_that_dies_ends_all_of_them(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_says_why(tmp_path: Path) -> None:
-    request = request_of(QUESTION, str(tmp_path / "meeting"), 5.0)
+    request = request_of(replace(QUESTION, ranks=1), str(tmp_path / "meeting"), 5.0)
     unknown = Operation(kind="conv", direction=FORWARD, shape=(2, 2))
     with pytest.raises(RunFailed, match=r"ended with code 1: .*'conv' are not"):
         run(replace(request, operations=(unknown,)), ignore)

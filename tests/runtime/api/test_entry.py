@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import runpy
-import subprocess
+import socket
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.multiprocessing import get_context
+from torch.multiprocessing.spawn import start_processes
 
 from costmodel.__main__ import main as simulate
 from costmodel.layout.layout import Layout
@@ -26,7 +28,7 @@ from costmodel.layout.strategy import Uniform, spell_out
 from profiles.errors import Contradiction, Unsupported
 from runtime.api.entry import _redone, require_ranks
 from runtime.api.module_chain import chain_of, cut
-from tests.runtime.ranks import on_ranks
+from tests.runtime.ranks import METHOD, SLOW_TO_IMPORT, on_ranks
 from tests.support.apart import apart
 from tests.support.small_layouts import (
     FP32,
@@ -37,8 +39,7 @@ from tests.support.small_layouts import (
 )
 from tests.support.training_cases import job
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 3
+WIDTH, VOCAB, BATCH, STEPS = 16, 32, 8, 2
 CASES: dict[str, Uniform] = {
     "tp2-pp2": replace(FP32, tp=2, pp=2, micro_batch=2),
     "dp2-pp2": replace(FP32, dp=2, pp=2, zero=0, micro_batch=1),
@@ -309,11 +310,30 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow
-def test_the_script_of_the_page_trains(run: Run, root: Path, tmp_path: Path) -> None:
-    done = _script(run, root, tmp_path, FSDP)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[-1]) < 1.0
+def test_the_script_of_the_page_trains(root: Path, tmp_path: Path) -> None:
+    """In processes that know what torchrun tells them, and nothing else."""
+    _written(FSDP, f"{tmp_path}/layout.json")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    get_context(METHOD).set_forkserver_preload(SLOW_TO_IMPORT)
+    script = str(root / "docs" / "train.py")
+    start_processes(launched, (script, tmp_path, port), 2, start_method=METHOD)
+    printed = (tmp_path / "0.txt").read_text()
+    assert float(printed.split()[-1]) < 1.0
+    assert not (tmp_path / "1.txt").read_text()
+
+
+def launched(rank: int, script: str, folder: Path, port: int) -> None:
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ |= {name: str(value) for name, value in told.items()}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
+    torch.set_num_threads(1)
+    with (
+        (folder / f"{rank}.txt").open("w") as out,
+        patch.object(sys, "argv", [script, str(folder / "layout.json")]),
+        redirect_stdout(out),
+    ):
+        runpy.run_path(script, run_name="__main__")
 
 
 def test_the_script_of_the_page_trains_by_other_layouts(
@@ -353,15 +373,6 @@ def scripted(rank: int, script: str, files: dict[str, str]) -> dict[str, str]:
                     print(left.code)
             printed[name] = out.getvalue().rstrip()
     return printed
-
-
-def _script(
-    run: Run, root: Path, folder: Path, asked: str
-) -> subprocess.CompletedProcess[str]:
-    _written(asked, f"{folder}/layout.json")
-    launch = "-m torch.distributed.run --standalone --nproc-per-node 2"
-    script = str(root / "docs" / "train.py")
-    return run("python", *launch.split(), script, "layout.json", cwd=folder)
 
 
 def _written(asked: str, file: str) -> None:

@@ -101,7 +101,11 @@ def test_who_is_gone_counts_as_one_that_waits() -> None:
 def test_who_loses_the_others_meets_them_again_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, tries = [0.0], [0]
+    clock, tries, asked = [0.0], [0], [0]
+
+    def there() -> bool:
+        asked[0] += 1
+        return asked[0] % 3 == 0
 
     def meeting(*, until_try: int, lasts_s: float) -> None:
         tries[0] += 1
@@ -109,17 +113,23 @@ def test_who_loses_the_others_meets_them_again_for_a_while(
         if tries[0] < until_try:
             raise NotMet("lost")
 
+    def met(patience_s: float, **of: float) -> int:
+        """How often they tried."""
+        tries[0] = 0
+        launcher._met_until_done(partial(meeting, **of), there, patience_s)  # type: ignore[arg-type]
+        return tries[0]
+
+    def slept(seconds: float) -> None:
+        clock[0] += seconds
+
     monkeypatch.setattr(launcher.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(launcher.time, "sleep", lambda s: None)
+    monkeypatch.setattr(launcher.time, "sleep", slept)
     with pytest.raises(NotMet):
-        launcher._met_until_done(partial(meeting, until_try=9, lasts_s=1), 0.0)
-    assert tries == [1]
-    launcher._met_until_done(partial(meeting, until_try=9, lasts_s=1), 100.0)
-    assert tries == [9]
-    tries[0] = 0
+        met(0.0, until_try=9, lasts_s=1)
+    assert (tries, asked) == ([1], [0])
+    assert met(100.0, until_try=9, lasts_s=1) == 9
+    assert asked == [27]  # it waited for somebody to be there
     with pytest.raises(NotMet):
-        launcher._met_until_done(partial(meeting, until_try=200, lasts_s=1), 100.0)
-    assert tries == [100]
-    tries[0] = 0  # each time they trained for long
-    launcher._met_until_done(partial(meeting, until_try=9, lasts_s=1000), 100.0)
-    assert tries == [9]
+        met(100.0, until_try=200, lasts_s=1)
+    assert 24 <= tries[0] <= 27  # each a second, two waits and a pause
+    assert met(100.0, until_try=9, lasts_s=1000) == 9  # each time they had trained

@@ -20,22 +20,23 @@ from tests.runtime.ranks import on_ranks
 from tests.runtime.run_options import run_options
 from tests.support.apart import apart
 from tests.support.small_layouts import FP32, ZERO1
-from tests.support.training import FEW_STEPS, trained, whole
+from tests.support.training import trained, whole
 from tests.support.training_cases import BATCH, job
 
 NARROW = ("bf16", "amp-bf16", "fp16", "amp-fp16")
 # Of the first gradient, in relative L2: half the last bit of each, carried through.
 NEAR = {"bf16": 3e-2, "amp-bf16": 3e-2, "fp16": 4e-3, "amp-fp16": 4e-3}
 TP2 = replace(FP32, tp=2)
+STEPS = 2  # the second one's loss is of parameters that the first has changed
 CASES = [(precision, choice) for choice in (TP2, ZERO1) for precision in NARROW]
 
 
 def seen(rank: int) -> dict[str, Any]:
     runs = [
-        trained("gpt", replace(choice, precision=precision), steps=FEW_STEPS)
+        trained("gpt", replace(choice, precision=precision), steps=STEPS)
         for precision, choice in CASES
     ]
-    plain = trained("gpt", TP2, steps=FEW_STEPS)
+    plain = trained("gpt", TP2, steps=STEPS)
     return {"plain": plain, "runs": runs, "overflow": _overflow()}
 
 

@@ -21,13 +21,14 @@ from tests.support.small_layouts import FSDP, ZERO1, ZERO2
 
 CPU = torch.device("cpu")
 NEAR = 0.07
+SEQ_LEN = 128  # as many bytes of activations as of the states of a rank
 MOST_STEPS = 4  # the least counts: blocks that gloo's threads free can go unseen
 WHOLE = {
     f"{name} {recompute}": replace(choice, micro_batch=2, recompute=recompute)
     for name, choice in (("zero 1", ZERO1), ("zero 2", ZERO2), ("zero 3", FSDP))
     for recompute in ("none", "full", "sqrt")
 }
-IN_PARTS = {  # 4 micro-batches
+IN_PARTS = {  # 3 micro-batches
     f"{name} {recompute}, in parts": replace(choice, micro_batch=1, recompute=recompute)
     for name, choice in (("zero 2", ZERO2), ("zero 3", FSDP))
     for recompute in ("none", "full")
@@ -47,13 +48,13 @@ def test_peaks_of_one_micro_batch_are_priced() -> None:
 @pytest.mark.slow
 def test_peaks_of_several_micro_batches_are_priced() -> None:
     """Gradients stay beside all else, and no buffer until the next backward."""
-    hold_to_price(only(IN_PARTS, USUAL), batch=8)
+    hold_to_price(only(IN_PARTS, USUAL), batch=6)
 
 
 @pytest.mark.matrix
 def test_peaks_of_the_others_are_priced() -> None:
     hold_to_price(only(WHOLE, WHOLE.keys() - USUAL), batch=4)
-    hold_to_price(only(IN_PARTS, IN_PARTS.keys() - USUAL), batch=8)
+    hold_to_price(only(IN_PARTS, IN_PARTS.keys() - USUAL), batch=6)
 
 
 def only(choices: dict[str, Uniform], names: Collection[str]) -> dict[str, Uniform]:
@@ -85,7 +86,7 @@ def hold_to_price(choices: dict[str, Uniform], batch: int) -> None:
 
 def job(batch: int) -> Job:
     spec = model("gpt-tiny").spec
-    return Job(model="gpt-tiny", spec=spec, seq_len=256, global_batch=batch)
+    return Job(model="gpt-tiny", spec=spec, seq_len=SEQ_LEN, global_batch=batch)
 
 
 def layout(choice: Uniform, batch: int) -> Layout:
@@ -103,7 +104,7 @@ def peaks(rank: int, names: list[str], batch: int) -> dict[str, int]:
         trainer = Trainer(
             job(batch),
             layout({**WHOLE, **IN_PARTS}[name], batch),
-            source("synthetic", vocab=512, seq_len=256, seed=1),
+            source("synthetic", vocab=512, seq_len=SEQ_LEN, seed=1),
             settings=Settings(),
             setup=Setup(seed=0, device=CPU),
         )
