@@ -4,8 +4,8 @@ torch's agent starts its workers again when a machine waits to join. That one is
 learns from its workers, whose collectives fail when they time out. Here one that sends
 no sign of life for `LIFE_S`, or leaves, counts as one that waits: the others meet anew.
 
-The store in which they meet is in the launcher at the endpoint. Who loses it tries to
-meet again; what is left without it does not train.
+The store in which they meet is in the launcher at the endpoint. Who loses it waits for
+somebody to be there again, and does not train without it.
 """
 
 from __future__ import annotations
