@@ -396,7 +396,8 @@ def _busiest_s(runs: Runs, pp: Array, m: Array) -> Array:
     if len(runs.counts) <= ALIKE:
         return np.zeros(())
     deepest, stages = int(np.max(pp)), runs.stages
-    each = [runs.at(runs.both_s, one) for one in range(int(np.max(stages)))]
+    every = np.arange(int(np.max(stages)))
+    each = [runs.at(runs.both_s, np.asarray(one)) for one in every]
     both = np.array(np.broadcast_arrays(*each))
     number = np.arange(len(both)).reshape(-1, *[1] * (both.ndim - 1))
     work = m * np.where(number < stages, both, 0.0)
