@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -212,6 +212,9 @@ def _words(values: list[float], unit: str = "") -> str:
     return f"{median(values):.2f}{unit} ({low:.2f} to {high:.2f})"
 
 
+FEWEST: Final = 6  # pairs
+
+
 def main() -> None:
     parser = measuring(__doc__)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -223,6 +226,8 @@ def main() -> None:
     if wish.worker is not None:
         work(wish.worker)
         return
+    if wish.pairs < FEWEST:
+        parser.error(f"--pairs {wish.pairs}: give {FEWEST} or more, for an interval")
     found = measured(wish)
     about = {
         "command": f"python -m benchmarks.async_save {shlex.join(sys.argv[1:])}",

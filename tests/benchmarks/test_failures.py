@@ -12,7 +12,7 @@ from benchmarks.failures import STEPS, elastic, killed, soak
 from benchmarks.running import Wrong, furthest, layout, losses, uninterrupted
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_killed_workers_cost_no_loss_and_seconds(tmp_path: Path) -> None:
     """One in the middle of a checkpoint, one in a step."""
     file = layout(tmp_path)
