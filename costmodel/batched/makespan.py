@@ -179,7 +179,6 @@ class Runs:
         return np.asarray(self.before(self.forward_s, stage) + stage * self.transfer_s)
 
 
-ALIKE: Final = 4  # runs of a model whose layers are alike
 FEW_RUNS: Final = 8  # more are summed as one array
 MOST_RUNS: Final = 24  # of which all paths are looked at; of more a few
 
@@ -393,7 +392,7 @@ def _busy_bound_s(
 def _busiest_s(runs: Runs, pp: Array, m: Array) -> Array:
     """Of stages dealt out to ranks in turn, what the rank with the most work takes, and
     the first forward down to it; 0 where stages are alike but for the ends."""
-    if len(runs.counts) <= ALIKE:
+    if len(runs.counts) <= FEW_RUNS:
         return np.zeros(())
     deepest, stages = int(np.max(pp)), runs.stages
     every = np.arange(int(np.max(stages)))

@@ -52,9 +52,9 @@ class TimelineBounds:
 
     @property
     def are_tighter(self) -> bool:
-        """Whether there are layers of several kinds, on ranks that share no core."""
-        kinds = self.problem.job.graph.kinds
-        return len(kinds) > 1 and self.problem.machine.turns == 1.0
+        """Whether layers of several kinds take turns, on ranks that share no core."""
+        runs = self.problem.job.graph.runs
+        return len(runs) > 2 and self.problem.machine.turns == 1.0
 
     def seconds(self, columns: Columns, late: Callable[[], bool]) -> Array:
         """At least the step time of each row, 0 where no timeline tells; of each shape
