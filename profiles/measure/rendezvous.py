@@ -91,7 +91,13 @@ def _met(endpoint: Endpoint, nodes: int) -> Meeting:
     if store is not None:
         return Meeting(store, nodes=nodes, place=str(endpoint))
     store = _reached(endpoint)
-    node = store.add("arrived", 1)
+    try:
+        node = store.add("arrived", 1)
+    except RuntimeError as error:  # PyTorch's own, with a stack of addresses
+        raise RunFailed(
+            f"the machines at {endpoint} were done before this one came; start the "
+            "command on all of them at about the same time"
+        ) from error
     if node >= nodes:
         raise RunFailed(
             f"more machines than --nnodes {nodes} came to {endpoint}; start the "

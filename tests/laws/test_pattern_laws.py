@@ -127,9 +127,9 @@ def test_rows_bound_the_simulation_of_any_pattern(
     found = estimate(asked, CLUSTER, layout, on=on())
     column_s = float(prices.step_time_s[0])
     bound_s = step_time_bound_s(asked, layout, on())
-    assert column_s <= bound_s * (1 + 1e-12)
     assert column_s <= found.step_time_s * (1 + 1e-12)
-    if virtual == 1:  # of interleaved stages the least one between the ends counts
+    if virtual == 1:  # of interleaved stages rows know the busiest rank, too
+        assert column_s <= bound_s * (1 + 1e-12)
         assert column_s > 0.7 * found.step_time_s
     assert float(prices.needed_bytes[0]) <= found.peak_needed_bytes * (1 + 1e-12)
 

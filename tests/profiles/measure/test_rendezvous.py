@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -100,13 +101,31 @@ def test_nobody_waits_for_ever_for_the_first(
 
 
 def test_a_machine_too_many_is_told(endpoint: Endpoint) -> None:
+    told = Event()  # until then the two that met stay
+
     def one() -> None:
-        with meeting(endpoint, 2) as met:
-            met.share("node", met.node)
-            met.share("later", met.node, wait_s=2.0)
+        try:
+            with meeting(endpoint, 2) as met:
+                met.share("node", met.node)
+                told.wait(10)
+        finally:
+            told.set()
 
     said = [str(error) for error in together(3, one) if error is not None]
     assert any("more machines than --nnodes 2" in line for line in said)
+
+
+def test_who_comes_when_the_others_leave_is_told(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone:
+        def add(self, *_: object) -> int:
+            raise RuntimeError("Failed to recv, got 0 bytes")
+
+    monkeypatch.setattr(room, "_served", lambda _: None)
+    monkeypatch.setattr(room, "_reached", lambda _: Gone())
+    with pytest.raises(RunFailed, match="were done before this one came"):
+        room._met(endpoint, 2)
 
 
 def test_machines_are_asked_the_same_and_are_alike() -> None:
