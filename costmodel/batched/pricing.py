@@ -132,9 +132,8 @@ def pipeline_runs(rows: Rows) -> Runs:
     """The passes of each row's stages, and its transfers."""
     far = always_crosses(rows.stride, rows.on.island)
     sent = sends(transfer_s(rows, far), rows.on)
-    in_passes_s = np.where(
-        rows.columns.in_v, 0.0, sent.in_passes_s
-    )  # some send nothing
+    in_v = rows.columns.in_v  # where some boundaries are not crossed
+    in_passes_s = np.where(in_v, 0.0, sent.in_passes_s)
     onward = (*(1.0 for _ in rows.priced[:-1]), 0.0)  # the last sends nothing forward
     return Runs(
         forward_s=tuple(

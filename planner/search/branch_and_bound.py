@@ -91,6 +91,7 @@ class BranchAndBound(AbstractSearch):
     ) -> None:
         """Find runners-up: what is left of splits that are settled is passed over."""
         small = frontier.considered <= SMALL
+        loose = frontier.closer is not None and not small
         if small and shortlist.wanted:
             frontier.open_all()
         while not self._ends(shortlist, clock):
@@ -99,7 +100,7 @@ class BranchAndBound(AbstractSearch):
             choice = frontier.take()
             if choice is None:
                 break
-            if shortlist.is_in_vain(choice):
+            if loose and shortlist.is_in_vain(choice):
                 shortlist.pass_over(choice, least)
                 continue
             if shortlist.promising(choice, least):
