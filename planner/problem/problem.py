@@ -141,8 +141,9 @@ class Problem:
         if self.objective is Objective.COST and self._dollars_per_h is None:
             raise Unsupported(
                 f"--objective cost: no price is known for {self.machine.device.name}; "
-                "give its `cost`, or the `price` of a node, in USD/h in a cluster file, "
-                "or leave --objective out: at a fixed number of GPUs the fastest layout is the cheapest"
+                "give its `cost`, or the `price` of a node, in USD/h in a cluster "
+                "file, or leave --objective out: at a fixed number of GPUs the fastest "
+                "layout is the cheapest"
             )
 
     @property
