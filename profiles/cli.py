@@ -15,6 +15,7 @@ from profiles.commandline import (
     command,
     console,
     emit_json,
+    flags,
     progress,
     warn,
 )
@@ -139,11 +140,8 @@ def _imported(
 
 
 def _require_unused(imports: ImportOptions) -> None:
-    from profiles.commandline import given
-
-    for name in given(imports):
-        flag = name.replace("_", "-")
-        raise Contradiction(f"--{flag} is of imported files; give --import FILE too")
+    for flag in flags(imports):
+        raise Contradiction(f"{flag} is of imported files; give --import FILE too")
 
 
 def _write(found: Samples, out: Path | None, cluster_file: Path | None) -> None:
