@@ -290,7 +290,7 @@ def _violations(asked: Question, cluster: Cluster) -> Iterator[str]:
         yield f"pp={choice.pp} is more than the {job.graph.body} layers"
     spec = job.spec
     assert isinstance(spec, DecoderSpec), "`resolve` takes no others"
-    yield from width_violations(choice.tp, spec)
+    yield from width_violations(choice.tp, job.graph)
     yield from _of_experts(choice, spec, job)
 
 

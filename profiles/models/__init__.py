@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from profiles.models.attention import TURNED
     from profiles.models.catalog import model, names
+    from profiles.models.configs import parse_config
+    from profiles.models.decoder import HEADS, JOINED, KEY, SORTED, TURNED, VALUE
     from profiles.models.graph import (
         ENDS,
+        EVERY_OPERATOR,
         MIXERS,
         PRODUCTS,
         Block,
@@ -16,15 +18,13 @@ if TYPE_CHECKING:
         Kind,
         ModelGraph,
         Operator,
+        Skip,
         Tensor,
+        activation_function,
     )
-    from profiles.models.huggingface import parse_config
     from profiles.models.job import OPTIMIZERS, Job, Model, parse_model
-    from profiles.models.layers import activation_function
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
-    from profiles.models.moe import SORTED
     from profiles.models.param_count import parameters
-    from profiles.models.recurrence import HEADS, JOINED, KEY, VALUE
     from profiles.models.spec import (
         DecoderSpec,
         MlaSpec,

@@ -15,7 +15,8 @@ from typing import Any
 
 from profiles.errors import UnknownName, Unsupported
 from profiles.files import decode, names_a_file, read_json, shown
-from profiles.models.huggingface import is_config, parse_config
+from profiles.models.configs import parse_config
+from profiles.models.huggingface import is_config
 from profiles.models.job import Model, parse_model
 
 __all__ = ["Model", "model", "names", "parse_model"]

@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from profiles.errors import InvalidFile, InvalidSpec, UnknownName, Unsupported
+from profiles.errors import InvalidFile, InvalidSpec, UnknownName
 from profiles.files import decode, require_name, shown
 from profiles.limits import require
-from profiles.models.decoder import decoder_graph
+from profiles.models.families import model_graph
 from profiles.models.graph import ModelGraph
 from profiles.models.lora import Adapters, with_adapters
-from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec
+from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec, MoeSpec
 
 # Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
 # DeepSeek-V3 (arXiv 2412.19437, section 3.3.3), as Megatron-Core's --exp-avg-dtype.
@@ -49,14 +49,16 @@ class Job:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("seq_len", "global_batch"):
             require("size", getattr(self, name), name)
-        spec = self.spec
-        if (
-            isinstance(spec, DecoderSpec)
-            and spec.position == "learned"
-            and self.seq_len > spec.max_positions
-        ):
+        own, longest = self.spec.own_length, self.spec.longest
+        if own is not None and self.seq_len != own:
             raise InvalidSpec(
-                f"seq_len={self.seq_len} is longer than the {spec.max_positions} "
+                f"seq_len={self.seq_len}: a sequence of {self.model} is an image of "
+                f"{own} tokens, which its spec fixes; leave it out, or change "
+                "image_size"
+            )
+        if longest is not None and self.seq_len > longest:
+            raise InvalidSpec(
+                f"seq_len={self.seq_len} is longer than the {longest} "
                 f"learned positions of {self.model}; choose a shorter sequence"
             )
 
@@ -66,8 +68,13 @@ class Job:
         return self.seq_len * self.global_batch
 
     @property
+    def moe(self) -> MoeSpec | None:
+        """The experts of its layers, if any have some."""
+        return self.spec.moe if isinstance(self.spec, DecoderSpec) else None
+
+    @property
     def has_experts(self) -> bool:
-        return isinstance(self.spec, DecoderSpec) and self.spec.moe is not None
+        return self.moe is not None
 
     @property
     def moments(self) -> int:
@@ -76,19 +83,18 @@ class Job:
 
     @cached_property
     def graph(self) -> ModelGraph:
-        """The operator graph; raises Unsupported for families without one yet."""
-        if isinstance(self.spec, DecoderSpec):
-            return _graph(self.spec, self.model, self.adapters)
-        raise Unsupported(
-            f"{self.model} is of family {self.spec.family!r}, which has a spec but no "
-            "operator graph yet; decoder models are priced"
-        )
+        """The operator graph; raises Unsupported for what is not priced yet."""
+        decodes = isinstance(self.spec, DecoderSpec)
+        seq_len = 0 if decodes else self.seq_len  # of decoders, that of any
+        return _graph(self.spec, self.model, self.adapters, seq_len)
 
 
 @lru_cache(maxsize=1024)
-def _graph(spec: DecoderSpec, name: str, adapters: Adapters | None) -> ModelGraph:
+def _graph(
+    spec: ModelSpec, name: str, adapters: Adapters | None, seq_len: int
+) -> ModelGraph:
     """Jobs that differ in their batch share a graph."""
-    graph = decoder_graph(spec, name)
+    graph = model_graph(spec, name, seq_len)
     return with_adapters(graph, adapters) if adapters else graph
 
 
@@ -167,10 +173,10 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     entry.setdefault("name", name)
     if family == "decoder":
         _complete(entry, what)
-    entry.setdefault("seq_len", SEQ_LEN)
     beside = {key: entry.pop(key) for key in _BESIDE if key in entry}
-    about = decode(beside, _About, what=what)
     spec: ModelSpec = decode(entry, FAMILIES[family], what=what)
+    usual = spec.own_length or min(spec.longest or SEQ_LEN, SEQ_LEN)
+    about = decode({"seq_len": usual, **beside}, _About, what=what)
     return Model(spec=spec, **asdict(about))
 
 
