@@ -121,16 +121,16 @@ def speculation(
         tokens = assumed["draft_tokens"] = DRAFT_TOKENS
     if acceptance is None:
         acceptance = assumed["acceptance"] = ACCEPTANCE
-    tp = max(
-        size
-        for size in range(1, asked.choice.tp + 1)
-        if asked.choice.tp % size == 0 and not [*width_violations(size, spec)]
-    )
     job = Job(
         model=model.name,
         spec=spec,
         seq_len=asked.job.seq_len,
         global_batch=asked.job.global_batch,
+    )
+    tp = max(
+        size
+        for size in range(1, asked.choice.tp + 1)
+        if asked.choice.tp % size == 0 and not [*width_violations(size, job.graph)]
     )
     moe = spec.moe is not None
     choice = replace(asked.choice, tp=tp, ep=1, etp=tp if moe else 1)
