@@ -13,8 +13,8 @@ from costmodel.options import InferenceOptions, Pins, inference_options, layout_
 from profiles.commandline import (
     LARGEST_SAMPLES,
     CalibrationOptions,
+    Count,
     FilePath,
-    FloatRange,
     IntRange,
     JobOptions,
     calibration_options,
@@ -59,7 +59,7 @@ class Wish:
         help="Price each value of a layout option; several: all combinations.",
     )
     tokens: float | None = option(
-        type=FloatRange(1, 1e18),
+        type=Count(1, 1e18),
         metavar="N",
         help="Also: days (and dollars, where the device has a price) and total FLOPs "
         "to train N tokens.",

@@ -12,6 +12,7 @@ import click
 
 from profiles.commandline import (
     Choice,
+    Count,
     FilePath,
     FloatRange,
     Function,
@@ -57,7 +58,7 @@ class Around:
         "would buy.",
     )
     tokens: float | None = option(
-        type=FloatRange(1, MOST_TOKENS),
+        type=Count(1, MOST_TOKENS),
         metavar="N",
         help="Also: days (and dollars, where the device has a price) to train N "
         "tokens.",
