@@ -78,6 +78,18 @@ class Wish:
         help="Also: the same replicas under torch.nn.DataParallel, one process for all "
         "GPUs of a node, and under DistributedDataParallel.",
     )
+    compares_networks: bool = option(
+        default=False,
+        flag="--compare-networks",
+        is_flag=True,
+        help="Also: the layout on a network of full bisection, an oversubscribed and a "
+        "rail-only one, with switches, cost and power.",
+    )
+    radix: int | None = option(
+        type=IntRange(4, 1024),
+        metavar="N",
+        help="With --compare-networks: ports of a switch.  [default: 64]",
+    )
     convention: str | None = option(
         flag="--flops-convention",
         type=text,
@@ -99,6 +111,8 @@ class Wish:
             "--tokens": self.tokens,
             "--rampup-batch-size": self.rampup,
             "--compare-data-parallel": self.compares or None,
+            "--compare-networks": self.compares_networks or None,
+            "--radix": self.radix,
             "--flops-convention": self.convention,
         }
 
@@ -139,6 +153,8 @@ class Wish:
             raise Contradiction(
                 "--rampup-batch-size is about a whole run; give its --tokens too"
             )
+        if self.radix is not None and not self.compares_networks:
+            raise Contradiction("--radix is of networks; give --compare-networks too")
 
 
 @command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
@@ -193,7 +209,7 @@ def _one(
     job: JobOptions, pins: Pins, wish: Wish, calibration: Calibration | None
 ) -> None:
     """The estimate of one layout, and the files it is written to."""
-    from costmodel.report import extras
+    from costmodel.report import RADIX, extras
     from costmodel.simulation import from_file, from_options
 
     asked = (job, pins, calibration)
@@ -206,6 +222,7 @@ def _one(
             tokens=wish.tokens,
             rampup=wish.rampup,
             compares=wish.compares,
+            radix=(wish.radix or RADIX) if wish.compares_networks else None,
         )
     )
     if wish.trace is not None:
