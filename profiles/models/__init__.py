@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     )
     from profiles.models.job import OPTIMIZERS, Job, Model, parse_model
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
-    from profiles.models.param_count import parameters
+    from profiles.models.param_count import operator_parameters, parameters
     from profiles.models.spec import (
         DecoderSpec,
         MlaSpec,

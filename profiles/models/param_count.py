@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from profiles.models.decoder import LayerParameters, Parameters, decoder_parameters
 from profiles.models.families import model_graph
-from profiles.models.graph import EVERY_OPERATOR, Block, ModelGraph, Operator
-from profiles.models.spec import DecoderSpec, ModelSpec
+from profiles.models.graph import ENDS, EVERY_OPERATOR, Block, ModelGraph, Operator
+from profiles.models.spec import DecoderSpec, EncoderDecoderSpec, ModelSpec
 
 __all__ = ["LayerParameters", "Parameters", "parameters"]
 
@@ -15,24 +18,25 @@ def parameters(spec: ModelSpec) -> Parameters:
     operators of its graph."""
     if isinstance(spec, DecoderSpec):
         return decoder_parameters(spec)
-    return graph_parameters(model_graph(spec, spec.family, spec.own_length or 1))
+    found = graph_parameters(model_graph(spec, spec.family, spec.own_length or 1))
+    halves = isinstance(spec, EncoderDecoderSpec)  # Brown et al. (2020), appendix D
+    return replace(found, met=0.5) if halves else found
 
 
 def graph_parameters(graph: ModelGraph) -> Parameters:
-    """Those of *graph*; what several layers hold counts once, in the first of them."""
+    """Those of *graph*. What several layers hold counts once, in the first of them; a
+    token meets it in each of them that is a layer."""
     again = {holder for group in graph.sharing for holder in group[1:]}
-    layers: dict[LayerParameters, int] = {}
-    ends = {"embedding": 0, "final_norm": 0, "head": 0}
+    layers: Counter[LayerParameters] = Counter()
+    ends = dict.fromkeys(ENDS, 0)
     for name, block in graph.layer_blocks.items():
-        held = 0
-        if (name, EVERY_OPERATOR) not in again:
-            own = (one for one in block.operators if (name, one.name) not in again)
-            held = sum(operator_parameters(one, block) for one in own)
+        own = (one for one in block.operators if (name, one.name) not in again)
+        met = sum(operator_parameters(one, block) for one in own)
         if name in ends:
-            ends[name] += held
-        elif held:
-            one = LayerParameters(attention=0, mlp=held, norms=0, active_mlp=held)
-            layers[one] = layers.get(one, 0) + 1
+            ends[name] += met
+        elif met:
+            held = 0 if (name, EVERY_OPERATOR) in again else met
+            layers[LayerParameters(attention=0, mlp=held, norms=0, active_mlp=met)] += 1
     return Parameters(position=0, layers=tuple(layers.items()), **ends)
 
 

@@ -59,6 +59,7 @@ class Parameters:
     final_norm: int
     head: int
     prediction: int = 0
+    met: float = 1.0  # the share of them that a token meets, of an encoder-decoder
 
     @property
     def total(self) -> int:
@@ -67,8 +68,10 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        """Parameters that one token meets: all but the experts not chosen."""
-        return self._outside + sum(layer.active * n for layer, n in self.layers)
+        """Parameters that one token meets, as often as it does: all but the experts not
+        chosen."""
+        found = self._outside + sum(layer.active * n for layer, n in self.layers)
+        return found if self.met == 1 else round(self.met * found)
 
     @property
     def trained(self) -> int:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from profiles.models.decoder import decoder_graph
 from profiles.models.families.bert import bert_graph
+from profiles.models.families.clip import clip_graph
 from profiles.models.families.encoder_decoder import encoder_decoder_graph
 from profiles.models.families.resnet import resnet_graph
 from profiles.models.families.unet import unet_graph
+from profiles.models.families.vision_language import vision_language_graph
 from profiles.models.families.vit import vit_graph
 from profiles.models.graph import ModelGraph
 from profiles.models.spec import (
     BertSpec,
+    ClipSpec,
     DecoderSpec,
     EncoderDecoderSpec,
     ModelSpec,
     ResnetSpec,
     UnetSpec,
+    VisionLanguageSpec,
     VitSpec,
 )
 
@@ -38,3 +42,7 @@ def model_graph(spec: ModelSpec, name: str, seq_len: int) -> ModelGraph:
             return resnet_graph(spec, name)
         case UnetSpec():
             return unet_graph(spec, name)
+        case ClipSpec():
+            return clip_graph(spec, name)
+        case VisionLanguageSpec():
+            return vision_language_graph(spec, name, seq_len)

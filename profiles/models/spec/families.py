@@ -7,10 +7,18 @@ from typing import Any
 
 from profiles.models.spec.decoder import DecoderSpec
 from profiles.models.spec.encoders import BertSpec, EncoderDecoderSpec
+from profiles.models.spec.towers import ClipSpec, VisionLanguageSpec
 from profiles.models.spec.vision import ResnetSpec, UnetSpec, VitSpec
 
 ModelSpec = (
-    DecoderSpec | EncoderDecoderSpec | BertSpec | VitSpec | UnetSpec | ResnetSpec
+    DecoderSpec
+    | EncoderDecoderSpec
+    | BertSpec
+    | VitSpec
+    | UnetSpec
+    | ResnetSpec
+    | ClipSpec
+    | VisionLanguageSpec
 )
 FAMILIES: dict[str, type[ModelSpec]] = {
     "decoder": DecoderSpec,
@@ -19,6 +27,8 @@ FAMILIES: dict[str, type[ModelSpec]] = {
     "vit": VitSpec,
     "unet": UnetSpec,
     "resnet": ResnetSpec,
+    "clip": ClipSpec,
+    "vision-language": VisionLanguageSpec,
 }
 
 
