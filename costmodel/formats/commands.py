@@ -72,6 +72,11 @@ class Present:
     def words(self) -> list[str]:
         """What should be known of how the file was read, a line each."""
         foreign, found = self.foreign, list[str]()
+        if foreign is not None and foreign.assumed:
+            found.append(
+                f"{foreign.format}: assumed "
+                + ", ".join(f"{name} {one}" for name, one in foreign.assumed.items())
+            )
         if foreign is not None and foreign.ignored:
             found.append(
                 f"{foreign.format}: without effect on cost, left aside: "

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from costmodel.formats.fields import Fields
-from costmodel.formats.setup import Foreign, Run, divided, gradients_of, overlap_of
+from costmodel.formats.setup import Foreign, Run, divided, overlap_of
 from costmodel.formats.text import Written, json_text, nodes_of
 from costmodel.layout import NOTHING, Offload
 from costmodel.options import Pins
@@ -99,6 +99,8 @@ def _precision(run: Run, target: str) -> dict[str, Any]:
         return {"torch_autocast": {"enabled": True, "dtype": AUTOCAST[name]}}
     if name == "fp32":
         return {}
+    if not run.says_gradients(FRAMEWORK):
+        return {name: {"enabled": True}}
     if gradients not in FORMATS:
         raise Unsupported(
             f"--export {target}: gradients are accumulated in one format "
@@ -149,10 +151,16 @@ def _pipeline(run: Run) -> dict[str, Any]:
             "partition": "uniform",
             "activation_checkpoint_interval": again,
         }
+    elif again > 1:
+        raise Unsupported(
+            f"--export deepspeed: segments of {again} layers are "
+            "PipelineModule's (pipeline.activation_checkpoint_interval); without a "
+            "pipeline choose --recompute full or none"
+        )
     elif again:
         found["activation_checkpointing"] = {
             "partition_activations": False,
-            "number_checkpoints": -(-run.counts[0] // again),
+            "number_checkpoints": run.counts[0],
         }
     return found
 
@@ -307,6 +315,8 @@ def _read_batches(
                 f"{fields.what}: train_batch_size {batch} is no multiple of "
                 f"{steps} steps × {dp} data-parallel ranks"
             )
+    if batch and micro and dp and batch % (micro * dp):
+        steps = steps or 1
     if batch and micro and steps and dp and batch != micro * steps * dp:
         raise Contradiction(
             f"{fields.what}: train_batch_size {batch} is not micro-batches of {micro} "
@@ -362,10 +372,11 @@ def _read_recompute(
     again = pipeline.integer("activation_checkpoint_interval", 0, zero=True)
     saved = section.integer("number_checkpoints")
     if again and again > 1:
-        raise Unsupported(
-            f"{fields.what}: segments of {again} layers are not read here; give "
-            "activation_checkpoint_interval 1 or 0"
+        warnings.append(
+            f"segments of {again} layers that are recomputed together are priced as "
+            "segments as long as the root of a stage's layers"
         )
+        return {"recompute": "sqrt"}
     if again or saved:
         if section.switch("cpu_checkpointing"):
             warnings.append("activation_checkpointing.cpu_checkpointing is not priced")
@@ -413,7 +424,7 @@ def _read_precision(fields: Fields) -> dict[str, Any]:
     kept = fields.section("data_types").word("grad_accum_dtype", FORMATS)
     if kept is None:
         return {"precision": names[0]}
-    return {"precision": names[0], "grad_dtype": gradients_of(FRAMEWORK, kept)}
+    return {"precision": names[0], "grad_dtype": kept}
 
 
 def _read_optimizer(fields: Fields) -> str | None:

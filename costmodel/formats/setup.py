@@ -77,6 +77,12 @@ class Run:
         """Whether ZeRO's shards span a part of data parallelism alone."""
         return self.choice.zero > 0 and self.choice.zero_group < self.choice.dp
 
+    def says_gradients(self, framework: str) -> bool:
+        """Whether the format of gradients is another than *framework*'s, or asked."""
+        usual = load_framework(framework).gradients.format
+        asked = self.options.grad_dtype is not None
+        return asked or self.choice.gradient_format != usual
+
     def hides(self, framework: str) -> frozenset[str]:
         """Communication that is to be hidden: as was asked, or as *framework* does."""
         if self.options.overlap is None:

@@ -21,17 +21,20 @@ from profiles.errors import InvalidFile
 MOST_WORDS: Final = 20_000
 LONGEST_VALUE: Final = 65_536
 LONGEST_STATEMENT: Final = 400  # lines
+MOST_DIGITS: Final = 15
 _ASSIGNED: Final = re.compile(
     r"(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?"
     r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)",
     re.S,
 )
-_ARITHMETIC: Final = re.compile(r"\$\(\(([^$`]{1,200}?)\)\)")
+_ARITHMETIC: Final = re.compile(r"\$\(\(([^`\n]{1,200}?)\)\)")
 _NAMED: Final = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)"
     r"(?:\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?\})"
 )
-_HEREDOC: Final = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+_HEREDOC: Final = re.compile(r"(?<!<)<<-?\s*['\"]?([A-Za-z_]\w*)['\"]?")
+_SUM: Final = re.compile(r"[0-9\s()+*/%-]+")
+_NAME: Final = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _INTO: Final = re.compile(r">{1,2}\s*['\"]?([^\s'\"<>]+)['\"]?")
 _OPENS: Final = ("if", "for", "while", "until", "case")
 _CLOSES: Final = ("fi", "done", "esac")
@@ -62,13 +65,24 @@ class Script:
         """*text* with every variable that is known put in its place."""
         for _ in range(8):  # names in values
             before = text
-            text = _NAMED.sub(self._value, text)
-            text = _ARITHMETIC.sub(_computed, text)
+            text = _NAMED.sub(self._value, self.summed(text))
             if len(text) > LONGEST_VALUE:
                 raise InvalidFile(f"{self.what}: a variable's value is too long")
             if text == before:
                 break
         return text
+
+    def summed(self, text: str) -> str:
+        """*text* with the arithmetic that is known done."""
+        return _ARITHMETIC.sub(self._sum, text)
+
+    def _sum(self, match: re.Match[str]) -> str:
+        def number(name: re.Match[str]) -> str:
+            known = self.variables.get(name[1], "")
+            plain = known.isdigit() and name[1] not in self.branched
+            return known if plain and len(known) <= MOST_DIGITS else name[0]
+
+        return _computed(match[0], _NAME.sub(number, match[1]))
 
     def _value(self, match: re.Match[str]) -> str:
         name = match["plain"] or match["braced"]
@@ -92,7 +106,7 @@ def read_script(text: str, what: str) -> Script:
             continue
         if word in _BETWEEN:
             statement = statement[len(word) :].strip()
-        _follow(script, statement, conditional=depth > 0)
+        _follow(script, script.summed(statement), conditional=depth > 0)
     return script
 
 
@@ -214,11 +228,14 @@ def _split(word: str) -> list[str]:
         return word.split()
 
 
-def _computed(match: re.Match[str]) -> str:
+def _computed(whole: str, inner: str) -> str:
+    """The value of *inner*, or the *whole* as it is where it is no plain sum."""
+    if not _SUM.fullmatch(inner):
+        return whole
     try:
-        return str(_integer(ast.parse(match[1].strip(), mode="eval").body))
+        return str(_integer(ast.parse(inner.strip(), mode="eval").body))
     except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError):
-        return match[0]
+        return whole
 
 
 def _integer(node: ast.expr) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -100,13 +100,11 @@ def _beside(path: Path, name: str) -> Fields | None:
 def _of_script(script: Script, path: Path, gpus: int | None) -> Foreign:
     """The command with Megatron's arguments among all of a script's."""
     options: dict[str, object] = {}
-    words: list[str] = []
-    launches = [(command, *arguments(command)) for command in script.commands]
-    for command, _, found in launches:
+    for _, found in map(arguments, script.commands):
         if sum(name in found for name in _MEGATRON) > sum(
             name in options for name in _MEGATRON
         ):
-            options, words = found, command
+            options = found
     if not any(name in options for name in _MEGATRON):
         raise InvalidFile(
             f"{script.what} has no command with Megatron's arguments, such as "
@@ -116,10 +114,9 @@ def _of_script(script: Script, path: Path, gpus: int | None) -> Foreign:
     own = {name: one for name, one in options.items() if name not in _LAUNCH}
     fields = Fields(own, script.what)
     foreign = _megatron(script, fields, path, world)
-    open_words = [word for word in words if word.startswith("$")]
     warnings = tuple(
         f"what {word} holds is not known: the script does not set it"
-        for word in dict.fromkeys(open_words)
+        for word in dict.fromkeys(_open(options))
     )
     return replace(foreign, warnings=(*warnings, *foreign.warnings))
 
@@ -143,6 +140,14 @@ def _megatron(script: Script, fields: Fields, path: Path, world: int | None) -> 
         else:
             configured = _beside(path, named)
     return read_megatron_deepspeed(fields, world, configured)
+
+
+def _open(options: Mapping[str, object]) -> Iterator[str]:
+    """Variables that stand behind a value, where more arguments could be."""
+    for value in options.values():
+        for word in value[1:] if isinstance(value, tuple) else ():
+            if word.startswith("$"):
+                yield word
 
 
 _LAUNCH: Final = (

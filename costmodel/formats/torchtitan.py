@@ -140,6 +140,11 @@ def _precision(run: Run) -> dict[str, Any]:
 def _parallelism(run: Run) -> dict[str, Any]:
     choice = run.choice
     shard = choice.zero_group if choice.zero else 1
+    if choice.zero and choice.dp > 1 and shard * choice.cp == 1:
+        raise Unsupported(
+            "--export torchtitan: data_parallel_shard_degree 1 is DDP, not ZeRO-"
+            f"{choice.zero} over one rank; choose --zero 0, or a larger --zero-group"
+        )
     found: dict[str, Any] = {
         "data_parallel_replicate_degree": choice.dp // shard,
         "data_parallel_shard_degree": shard,
@@ -274,7 +279,7 @@ def read_torchtitan(document: Fields, world: int | None) -> Foreign:
     copies = parallel.count("data_parallel_replicate_degree", 1)
     shard = _shard(parallel, world, copies * tp * pp * cp)
     dp = None if shard is None else copies * shard
-    zero = _zero(parallel, pp, copies, shard)
+    zero = _zero(parallel, (pp, cp), copies, shard)
     layers: int | None = getattr(model(named).spec, "layers", None) if named else None
     stages = _read_stages(parallel, pp, layers)
     sizes, assumed, warnings = _batches(training, parallel, pp, dp)
@@ -286,6 +291,7 @@ def read_torchtitan(document: Fields, world: int | None) -> Foreign:
         "global_batch": sizes.pop("global_batch"),
     }
     recompute, lacks = _read_recompute(again, stages, layers, pp)
+    framework = _framework(document, parallel, compiled)
     parts = (training, parallel)
     left = [
         f"{part.what.split(': ')[-1]}.{one}" for part in parts for one in part.left()
@@ -293,7 +299,7 @@ def read_torchtitan(document: Fields, world: int | None) -> Foreign:
     quiet = [one for one in left if one.split(".")[-1] in QUIET]
     return Foreign(
         format=document.what,
-        framework=_framework(document, parallel, compiled),
+        framework=framework,
         job=JobOptions(**job),
         pins=Pins(
             tp=tp,
@@ -361,14 +367,17 @@ def _shard(parallel: Fields, world: int | None, others: int) -> int | None:
     return divided(parallel, world, others)
 
 
-def _zero(parallel: Fields, pp: int, copies: int, shard: int | None) -> int:
+def _zero(
+    parallel: Fields, degrees: tuple[int, int], copies: int, shard: int | None
+) -> int:
+    pp, cp = degrees
     after = parallel.word(
         "fsdp_reshard_after_forward", ("default", "always", "never"), "default"
     )
-    if shard == 1 and copies > 1:
+    if shard == 1 and copies > 1 and cp == 1:
         return 0
-    if pp > 1:
-        return 1  # its stages keep what they gathered until the last micro-batch
+    if pp > 1 or (shard == cp == 1 and after == "default"):
+        return 1  # a pipeline's stages keep what they gathered until the last pass
     return 2 if after == "never" else 3
 
 
