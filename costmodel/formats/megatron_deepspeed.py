@@ -241,9 +241,8 @@ def _beside(
             "no DeepSpeed configuration is beside the arguments: ZeRO is --zero-stage"
         )
         return {"job": {}, "pins": pins, "ignored": (), "warnings": (said,)}
-    configured.values.pop("sequence_parallel_size", None)
-    inner = own["tp"] * own["pp"] * own["cp"]
-    replicas = None if world is None else world // inner
+    configured.values["sequence_parallel_size"] = own["cp"]
+    replicas = None if world is None else world // (own["tp"] * own["pp"])
     found = read_deepspeed(configured, replicas, FRAMEWORK)
     pins = {
         name: value

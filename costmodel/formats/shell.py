@@ -84,6 +84,13 @@ class Script:
 
         return _computed(match[0], _NAME.sub(number, match[1]))
 
+    def split(self, text: str) -> list[str]:
+        """Words as a shell has them; raises InvalidFile for quotes left open."""
+        try:
+            return shlex.split(text, comments=True)
+        except ValueError as error:
+            raise InvalidFile(f"{self.what}: {error}: {text[:40]!r}") from None
+
     def _value(self, match: re.Match[str]) -> str:
         name = match["plain"] or match["braced"]
         if name in self.branched:
@@ -185,9 +192,9 @@ def _follow(script: Script, statement: str, *, conditional: bool) -> None:
         return
     value, rest = assigned["value"], ""
     if value.startswith("("):
-        value = " ".join(shlex.split(value.strip()[1:].rstrip(") \n"), comments=True))
+        value = " ".join(script.split(value.strip()[1:].rstrip(") \n")))
     else:
-        words = shlex.split(value, comments=True)
+        words = script.split(value)
         value = words[0] if words else ""
         rest = " ".join(shlex.quote(word) for word in words[1:] if word != ";")
     name = assigned["name"]
@@ -206,7 +213,7 @@ def _follow(script: Script, statement: str, *, conditional: bool) -> None:
 def _add(script: Script, statement: str) -> None:
     words = [
         part
-        for word in shlex.split(statement, comments=True)
+        for word in script.split(statement)
         for part in _split(script.expanded(word))
     ]
     if len(words) > MOST_WORDS or len(script.commands) > MOST_WORDS:
