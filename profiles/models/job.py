@@ -103,6 +103,7 @@ class Model:
     """A network, and the step it is usually trained with.
 
     `seq_len` in tokens, `global_batch` in sequences (for images: patches, images).
+    `assumed` is what its file does not say, and a reader had to suppose.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Model:
     global_batch: int = GLOBAL_BATCH
     source: str = ""
     notes: str = ""
+    assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_name(self.name)
