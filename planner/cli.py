@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from costmodel.options import (
     ExportOptions,
     InferenceOptions,
@@ -25,9 +27,11 @@ from profiles.commandline import (
     given,
     job_options,
     premise,
+    text,
     warn,
 )
-from profiles.errors import OutOfTime, Unsupported
+from profiles.errors import Contradiction, OutOfTime, Unsupported
+from profiles.files import shown
 
 if TYPE_CHECKING:
     from costmodel.formats import Present
@@ -41,6 +45,7 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
 
 
 @command("plan", example="plan --model gpt-13b --gpus 64")
+@click.argument("subject", type=text, required=False, metavar="[MODEL|FILE]")
 @several_gpus
 @job_options
 @layout_options
@@ -58,13 +63,17 @@ def plan(
     latency: LatencyOptions,
     learning: CalibrationOptions,
     wish: Wish,
+    subject: str | None,
 ) -> None:
     """Which layout should I use? Layout options given here are fixed, the rest is
     searched.
 
     Prints the best layout, its predicted step time and memory, the proof that no
-    other is better, and the best runners-up.
+    other is better, and the best runners-up. Give a model, or a layout file or one of
+    another framework to learn what would be better (as --from).
     """
+    if subject is not None:
+        job, wish = _named(subject, job, wish)
     inference.require_alone(
         job, pins, [*wish.of_training, *flags(learning), *flags(exporting)]
     )
@@ -83,6 +92,24 @@ def plan(
         return
     latency.require_inference()
     _train(job, pins, exporting, learning, wish)
+
+
+def _named(subject: str, job: JobOptions, wish: Wish) -> tuple[JobOptions, Wish]:
+    """The question with what stands before no option: a model, or a configuration."""
+    from dataclasses import replace
+    from pathlib import Path
+
+    from costmodel.formats import Subject, subject_of
+
+    is_model = subject_of(subject) is Subject.MODEL
+    flag = "--model" if is_model else "--from"
+    before = job.model if is_model else wish.around.source
+    if before is not None:
+        raise Contradiction(f"{shown(subject)} and {flag} {before}: give one of them")
+    if is_model:
+        return replace(job, model=subject), wish
+    around = replace(wish.around, source=Path(subject))
+    return job, replace(wish, around=around)
 
 
 def _train(
