@@ -227,6 +227,7 @@ def test_two_megatrons_say_the_same() -> None:
             "interleaved",
         ),
         ("deepspeed", THREE_D, "AutoTP"),
+        ("deepspeed", Uniform(dp=8, zero_group=8, flash_attention=False), "script"),
         ("torchtitan", SHARDED, "no flavor of gpt-1.3b"),
         ("accelerate", Uniform(cp=2, dp=8, zero=2, zero_group=8), "of its engines"),
         ("trainer", Uniform(dp=16, zero=3, zero_group=8), "accelerate"),
