@@ -159,7 +159,12 @@ class Wish:
             )
 
 
-@command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
+@command(
+    "simulate",
+    example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2\n"
+    "  simulate --from megatron_args.sh\n"
+    "  simulate layout.json --export torchtitan",
+)
 @click.argument("file", type=FilePath(), required=False, metavar="[LAYOUT.json]")
 @job_options
 @layout_options

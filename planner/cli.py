@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is said
 
 
-@command("plan", example="plan --model gpt-13b --gpus 64")
+@command(
+    "plan",
+    example="plan --model gpt-13b --gpus 64\n"
+    "  plan --from megatron_args.sh\n"
+    "  plan --model gpt-13b --gpus 64 --export megatron",
+)
 @several_gpus
 @job_options
 @layout_options

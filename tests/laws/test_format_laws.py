@@ -40,7 +40,7 @@ FILES = {
 DENSE, WIDE, SPARSE = "gpt-350m", "llama3-8b", "mixtral-8x7b"
 MODELS = {
     "megatron": (DENSE, WIDE, SPARSE),
-    "megatron-deepspeed": (DENSE, WIDE),
+    "megatron-deepspeed": (DENSE, WIDE, SPARSE),
     "deepspeed": (DENSE,),
     "torchtitan": (WIDE,),
     "accelerate": (DENSE,),
