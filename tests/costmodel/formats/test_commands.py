@@ -108,7 +108,7 @@ def test_what_the_file_says_cannot_be_said_otherwise(
     file = str(EXAMPLES / "megatron_gpt3_175b.sh")
     assert simulate("--from", file, "--seq-len", "4096") == 2
     assert "--seq-len 4096 is not 2048" in capsys.readouterr().err
-    assert simulate("--from", file, "layout.json") == 2
+    assert simulate("--from", file, file) == 2
     assert "give one" in capsys.readouterr().err
     assert simulate("--from", file, "--sweep", "tp=1,2") == 2
     assert "--from" in capsys.readouterr().err
