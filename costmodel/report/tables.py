@@ -283,9 +283,7 @@ def estimate_view(estimate: Estimate) -> Group:
 
     job = estimate.job
     title = Text(
-        f"{job.model} on {estimate.layout.gpus} × {estimate.device}: "
-        f"{job.global_batch} sequences of {job.seq_len:,} tokens, "
-        f"{format_count(job.tokens)} tokens a step",
+        f"{job.model} on {estimate.layout.gpus} × {estimate.device}: {job.amount}",
         style="bold",
     )
     rows = [("layout", layout_words(estimate.layout)), *headline(estimate)]

@@ -13,6 +13,7 @@ from profiles.models.families import model_graph
 from profiles.models.graph import ModelGraph
 from profiles.models.lora import Adapters, with_adapters
 from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec, MoeSpec
+from profiles.units import format_count
 
 # Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
 # DeepSeek-V3 (arXiv 2412.19437, section 3.3.3), as Megatron-Core's --exp-avg-dtype.
@@ -66,6 +67,16 @@ class Job:
     def tokens(self) -> int:
         """Tokens a step."""
         return self.seq_len * self.global_batch
+
+    @property
+    def amount(self) -> str:
+        """What a step trains on, for a person."""
+        if self.spec.own_length == 1:
+            return f"{self.global_batch} images a step"
+        return (
+            f"{self.global_batch} sequences of {self.seq_len:,} tokens, "
+            f"{format_count(self.tokens)} tokens a step"
+        )
 
     @property
     def moe(self) -> MoeSpec | None:

@@ -286,7 +286,7 @@ FLOPS: dict[str, tuple[dict[str, Any], int | None, int]] = {
 
 @pytest.mark.parametrize("name", FLOPS)
 def test_forward_flops_are_those_that_torch_counts(name: str) -> None:
-    """CLIP compares features of a batch too, which hangs on its size and is left out."""
+    """CLIP compares the features of a batch too, which is left out."""
     document, seq_len, counted = FLOPS[name]
     job = read(document).job(seq_len=seq_len, global_batch=2)
     found = sum(count * block_flops(block, job) for block, count in job.graph.blocks)
