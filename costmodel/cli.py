@@ -176,7 +176,12 @@ class Wish:
             raise Contradiction("--radix is of networks; give --compare-networks too")
 
 
-@command("simulate", example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2")
+@command(
+    "simulate",
+    example="simulate --model gpt-13b --gpus 64 --tp 4 --pp 2\n"
+    "  simulate megatron_args.sh\n"
+    "  simulate layout.json --export torchtitan",
+)
 @click.argument("file", type=FilePath(), required=False, metavar="[MODEL|FILE]")
 @job_options
 @layout_options

@@ -44,7 +44,12 @@ if TYPE_CHECKING:
 COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is said
 
 
-@command("plan", example="plan --model gpt-13b --gpus 64")
+@command(
+    "plan",
+    example="plan --model gpt-13b --gpus 64\n"
+    "  plan megatron_args.sh\n"
+    "  plan --model gpt-13b --gpus 64 --export megatron",
+)
 @click.argument("subject", type=text, required=False, metavar="[MODEL|FILE]")
 @several_gpus
 @job_options

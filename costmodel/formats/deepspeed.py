@@ -198,6 +198,7 @@ def read_deepspeed(
         **_read_zero(zero, dp, cp),
         **_read_recompute(fields, pipeline, warnings),
         **_read_buckets(zero, framework),
+        **({"sequence_parallel": False} if tp > 1 else {}),  # AutoTP's
     }
     batches = _read_batches(fields, dp, assumed)
     for name, part in (("zero_optimization", zero), ("pipeline", pipeline)):

@@ -38,6 +38,8 @@ def engine(run: Run, target: str, names: Mapping[str, str] = ENGINES) -> str:
         lacks = capabilities(framework).lacks(run.choice, run.job)
         if name == FSDP and run.choice.zero < 2 and not lacks:  # of one rank
             lacks.append(f"{framework} has no ZeRO-{run.choice.zero}")
+        if name == MEGATRON and run.choice.zero > 1 and not lacks:  # likewise
+            lacks.append(f"{framework} has no ZeRO-{run.choice.zero}")
         if name == DEEPSPEED and run.choice.ep > 1:
             lacks.append("deepspeed spreads experts in the model's code")
         if not lacks:

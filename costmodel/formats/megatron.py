@@ -54,7 +54,8 @@ def write_megatron(run: Run) -> Written:
         "TRAINING_ARGS": training_arguments(run),
         "DATA_ARGS": DATA,
     }
-    env = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"]
+    one_queue = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+    env = [one_queue if run.choice.zero < 2 else "unset CUDA_DEVICE_MAX_CONNECTIONS"]
     if run.choice.precision == "tf32":
         env.append("export NVIDIA_TF32_OVERRIDE=1")
     launch, *others = arrays
@@ -88,6 +89,11 @@ def parallel_arguments(run: Run) -> Arguments:
         found["context-parallel-size"] = choice.cp
         found["cp-comm-type"] = CP_KINDS[choice.cp_kind]
     if run.job.has_experts:
+        if choice.tp > 1 and not choice.sequence_parallel:
+            raise Unsupported(
+                "--export megatron: experts with tensor parallelism need "
+                "--sequence-parallel (validate_args of megatron/training/arguments.py)"
+            )
         found["expert-model-parallel-size"] = choice.ep
         found["expert-tensor-parallel-size"] = choice.etp
     if choice.sequence_parallel and choice.tp > 1:
@@ -120,6 +126,7 @@ def _sharding(run: Run) -> Arguments:
         found["use-distributed-optimizer"] = True
     if choice.zero > 1:
         found["use-megatron-fsdp"] = True
+        found["ckpt-format"] = "fsdp_dtensor"
         found["data-parallel-sharding-strategy"] = STRATEGIES[choice.zero]
     if run.shards_parts:
         found["num-distributed-optimizer-instances"] = choice.dp // choice.zero_group
@@ -128,6 +135,11 @@ def _sharding(run: Run) -> Arguments:
 
 def _overlap(run: Run) -> Arguments:
     hidden = run.hides(FRAMEWORK)
+    if "param" in hidden and "grad" not in hidden and run.choice.zero:
+        raise Unsupported(
+            "--export megatron: --overlap-param-gather needs --overlap-grad-reduce; "
+            "choose --overlap grad,param or none"
+        )
     found: Arguments = {
         "overlap-grad-reduce": "grad" in hidden,
         "overlap-param-gather": "param" in hidden and run.choice.zero > 0,

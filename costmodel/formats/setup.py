@@ -34,13 +34,15 @@ NAMES: Final = ("grad", "param", "tp", "p2p", "offload")
 class Run:
     """A job with a layout that a dozen numbers say, on nodes of so many devices.
 
-    `document` is the layout file, which our own executor reads.
+    `document` is the layout file, which our own executor reads; `fuses` whether the
+    devices' usual attention is fused.
     """
 
     job: Job
     choice: Uniform
     layout: Layout
     gpus_per_node: int
+    fuses: bool = True
     options: Options = field(default_factory=Options)
     document: Mapping[str, Any] = field(default_factory=dict)
 

@@ -19,8 +19,10 @@ from typing import Final
 from profiles.errors import InvalidFile
 
 MOST_WORDS: Final = 20_000
-LONGEST_VALUE: Final = 65_536
-LONGEST_STATEMENT: Final = 400  # lines
+LONGEST_VALUE: Final = 65_536  # characters
+MOST_EXPANDED: Final = 4 * 2**20  # in all, so that values of values end
+LONGEST_STATEMENT: Final = 200  # lines
+LARGEST_STATEMENT: Final = 32_768  # characters
 MOST_DIGITS: Final = 15
 _ASSIGNED: Final = re.compile(
     r"(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?"
@@ -60,6 +62,7 @@ class Script:
     documents: dict[str, str] = field(default_factory=dict)  # here-documents by file
     slurm: dict[str, str] = field(default_factory=dict)  # `#SBATCH` lines
     branched: set[str] = field(default_factory=set)  # set under a condition
+    expanded_so_far: int = 0
 
     def expanded(self, text: str) -> str:
         """*text* with every variable that is known put in its place."""
@@ -98,7 +101,12 @@ class Script:
         found = self.variables.get(name)
         if found in (None, "") and match["default"] is not None:
             return match["default"]
-        return match[0] if found is None else found
+        if found is None:
+            return match[0]
+        self.expanded_so_far += len(found)
+        if self.expanded_so_far > MOST_EXPANDED:
+            raise InvalidFile(f"{self.what}: its variables' values are too long")
+        return found
 
 
 def read_script(text: str, what: str) -> Script:
@@ -138,10 +146,10 @@ def _statements(text: str, script: Script) -> Iterator[str]:
             if not following.lstrip().startswith("#"):
                 statement += f"\n{following}"
             count += 1
-            if count > LONGEST_STATEMENT:
+            if count > LONGEST_STATEMENT or len(statement) > LARGEST_STATEMENT:
                 raise InvalidFile(
                     f"{script.what}: one statement is longer than {LONGEST_STATEMENT} "
-                    "lines"
+                    f"lines or {LARGEST_STATEMENT:,} characters"
                 )
         document = _HEREDOC.search(statement)
         if document:

@@ -247,6 +247,12 @@ def _yaml(text: str, path: Path) -> Any:
     import yaml
 
     try:
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InvalidFile(
+                    f"{shown(path)} has an alias (*{event.anchor}), and values that "
+                    "stand for others are not read; write them out"
+                )
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError, TypeError) as error:
         reason = " ".join(str(error).split()) or "nested too deeply"

@@ -67,7 +67,7 @@ def plan_view(
     alike = solution if solution.wider is None else solution.wider.alike
     found, job = best.estimate, problem.job
     title = Text(
-        f"{job.model} on {problem.gpus} × {found.device}: {job.amount}",
+        f"{job.model} on {problem.gpus} × {found.device}: {job.step_words}",
         style="bold",
     )
     why = why_chosen(problem, solution)

@@ -69,12 +69,12 @@ class Job:
         return self.seq_len * self.global_batch
 
     @property
-    def amount(self) -> str:
-        """What a step trains on, for a person."""
-        if self.spec.own_length == 1:
-            return f"{self.global_batch} images a step"
+    def step_words(self) -> str:
+        """What a step trains on: sequences of so many tokens, or images."""
+        if self.spec.own_length is not None:
+            return f"{self.global_batch:,} images a step"
         return (
-            f"{self.global_batch} sequences of {self.seq_len:,} tokens, "
+            f"{self.global_batch:,} sequences of {self.seq_len:,} tokens, "
             f"{format_count(self.tokens)} tokens a step"
         )
 

@@ -74,6 +74,8 @@ def test_arguments_by_name() -> None:
         "A='open\nrun",
         "A=(1 2\nrun",
         "A=x\n" + 'A="$A$A$A$A$A$A$A$A$A$A"\n' * 40 + "run $A",
+        f"A={'x' * 30_000}\n" + 'run "$A"\n' * 1000,
+        "A='\n" + "x" * 40_000 + "\n'",
     ],
 )
 def test_what_cannot_be_read_is_refused(text: str) -> None:

@@ -295,6 +295,16 @@ def test_a_file_that_is_too_large_or_binary_is_refused(tmp_path: Path) -> None:
         read_foreign(binary)
 
 
+def test_values_that_stand_for_others_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("yaml", reason="PyYAML reads YAML")
+    bomb = "a: &a [x, x]\n" + "\n".join(
+        f"{name}: &{name} [*{before}, *{before}]"
+        for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    with pytest.raises(InvalidFile, match="alias"):
+        read_foreign(written(tmp_path, bomb, "x.yaml"), 8)
+
+
 def test_other_folders_are_not_looked_in(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     written(tmp_path, "{}", "ds.json")

@@ -85,7 +85,8 @@ def test_megatron_accepts_every_argument(number: int) -> None:
 
 
 def test_megatron_deepspeed_accepts_every_argument() -> None:
-    for one in (RICH[0], run(Uniform(dp=8, zero_group=8, recompute="full"))):
+    sparse = run(Uniform(dp=8, ep=4, zero_group=8), "mixtral-8x7b", 64)
+    for one in (RICH[0], sparse, run(Uniform(dp=8, zero_group=8, recompute="full"))):
         files = exports(one, ["megatron-deepspeed"])["megatron-deepspeed"]
         known = {
             *ACCEPTED["megatron-deepspeed"]["names"],
@@ -227,6 +228,7 @@ def test_two_megatrons_say_the_same() -> None:
             "interleaved",
         ),
         ("deepspeed", THREE_D, "AutoTP"),
+        ("deepspeed", Uniform(dp=8, zero_group=8, flash_attention=False), "script"),
         ("torchtitan", SHARDED, "no flavor of gpt-1.3b"),
         ("accelerate", Uniform(cp=2, dp=8, zero=2, zero_group=8), "of its engines"),
         ("trainer", Uniform(dp=16, zero=3, zero_group=8), "accelerate"),
