@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from profiles.models.spec import (
         DecoderSpec,
         MlaSpec,
+        ModelSpec,
         MoeSpec,
         Numerics,
         RecurrenceSpec,

@@ -168,7 +168,11 @@ KNOWN: Final = (
                 "vocab_size": 1000,
                 "projection_dim": 32,
             },
-            "vision_config": {**_IMAGES, "projection_dim": 32},
+            "vision_config": {
+                **_IMAGES,
+                "projection_dim": 32,
+                "hidden_act": "quick_gelu",
+            },
         },
     ),
     Known(

@@ -120,6 +120,7 @@ def _vit(config: Config) -> Read:
     spec = _vision(
         config,
         classes=classes or 1000,
+        activation=config.activation("hidden_act", "gelu"),
         dropout=config.get("hidden_dropout_prob", float, 0.0),
     )
     return spec, spec.own_length
@@ -134,7 +135,6 @@ def _vision(config: Config, **differences: Any) -> VitSpec:
         "image_size": config.side("image_size", 224),
         "patch_size": config.side("patch_size", 16),
         "channels": config.count("num_channels", 3),
-        "activation": config.activation("hidden_act", "gelu"),
     }
     return VitSpec(**{**shape, **differences})
 

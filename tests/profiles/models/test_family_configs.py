@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from costmodel.simulation.flops import block_flops
 from profiles.errors import InvalidFile, InvalidSpec, Unsupported
 from profiles.models.configs import parse_config
-from profiles.models.job import Model
+from profiles.models.job import Model, parse_model
 from profiles.models.param_count import graph_parameters, parameters
 from profiles.models.spec import DecoderSpec, spec_document
 from tests.support.family_configs import KNOWN, Known
@@ -118,8 +119,6 @@ def test_models_that_were_published_have_their_size(name: str) -> None:
 
 
 def test_unusual_decoders_are_written_and_read_back() -> None:
-    from profiles.models.job import parse_model
-
     for known in KNOWN:
         spec = read(known.document).spec
         assert parse_model(spec_document(spec), what="file").spec == spec
@@ -211,3 +210,84 @@ def test_what_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         read(document)
+
+
+_WIDE: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
+_WORDS: dict[str, Any] = {"vocab_size": 1000, "max_position_embeddings": 512}
+_TOWER = {**_WIDE, "patch_size": 16}
+# Forward FLOPs of two sequences of so many tokens: torch's `FlopCounterMode` over the
+# class of transformers 5.24 with eager attention.
+FLOPS: dict[str, tuple[dict[str, Any], int | None, int]] = {
+    "bert": ({"model_type": "bert", **_WIDE, **_WORDS}, 512, 7_101_220_864),
+    "albert": ({"model_type": "albert", **_WIDE, **_WORDS}, 512, 6_839_076_864),
+    "vit": ({"model_type": "vit", **_WIDE, "num_labels": 10}, None, 2_251_718_656),
+    "t5": (
+        {
+            "model_type": "t5",
+            "vocab_size": 1000,
+            "d_model": 256,
+            "d_kv": 64,
+            "d_ff": 1024,
+            "num_layers": 3,
+            "num_heads": 4,
+        },
+        512,
+        9_058_099_200,
+    ),
+    "clip": (
+        {
+            "model_type": "clip",
+            "projection_dim": 64,
+            "text_config": {**_WIDE, "vocab_size": 1000},
+            "vision_config": _TOWER,
+        },
+        None,
+        3_014_930_944,
+    ),
+    "llava": (
+        {
+            "model_type": "llava",
+            "vision_config": {
+                **_TOWER,
+                "model_type": "clip_vision_model",
+                "image_size": 224,
+            },
+            "text_config": {
+                **_WIDE,
+                "model_type": "llama",
+                "vocab_size": 1200,
+                "max_position_embeddings": 2048,
+            },
+        },
+        512,
+        11_036_678_144,
+    ),
+    "gemma3": (
+        {
+            "model_type": "gemma3_text",
+            **_WIDE,
+            **_WORDS,
+            "num_key_value_heads": 2,
+            "head_dim": 48,
+        },
+        256,
+        3_433_037_824,
+    ),
+    "gpt_neox": ({"model_type": "gpt_neox", **_WIDE, **_WORDS}, 256, 3_080_716_288),
+    "falcon": ({"model_type": "falcon", **_WIDE, **_WORDS}, 256, 2_778_726_400),
+    "olmo2": ({"model_type": "olmo2", **_WIDE, **_WORDS}, 256, 3_886_022_656),
+}
+
+
+@pytest.mark.parametrize("name", FLOPS)
+def test_forward_flops_are_those_that_torch_counts(name: str) -> None:
+    """CLIP compares the features of a batch too, which is left out."""
+    document, seq_len, counted = FLOPS[name]
+    job = read(document).job(seq_len=seq_len, global_batch=2)
+    found = sum(count * block_flops(block, job) for block, count in job.graph.blocks)
+    assert found == pytest.approx(counted, rel=1e-6)
