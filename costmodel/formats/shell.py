@@ -40,7 +40,13 @@ _NAME: Final = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 _INTO: Final = re.compile(r">{1,2}\s*['\"]?([^\s'\"<>]+)['\"]?")
 _OPENS: Final = ("if", "for", "while", "until", "case")
 _CLOSES: Final = ("fi", "done", "esac")
-_BETWEEN: Final = ("then", "else", "elif", "do")
+_BLOCK: Final = re.compile(
+    rf"(?:^|;|&&|\bthen\b|\bdo\b|\belse\b)\s*({'|'.join((*_OPENS, *_CLOSES))})\b"
+)
+_BETWEEN: Final = re.compile(r"(?:then|else|elif|do)\b")
+_SET: Final = re.compile(r"(?:^|[;\s])([A-Za-z_]\w*)\+?=")
+_ENDS: Final = ("|", "||", "&&", ";", "&")  # of a command
+_REDIRECTS: Final = re.compile(r"(?:\d*|&)[<>]+&?(.*)")
 _SLURM: Final = re.compile(r"#SBATCH\s+--?([\w-]+)[=\s]\s*(\S+)")
 _OPERATIONS: Final[Mapping[type[ast.operator], Callable[[int, int], int]]] = {
     ast.Add: operator.add,
@@ -114,13 +120,14 @@ def read_script(text: str, what: str) -> Script:
     is too long."""
     script, depth = Script(what=what), 0
     for statement in _statements(text, script):
-        first = re.match(r"[\w{}]+", statement)
-        word = first[0] if first else ""
-        depth += (word in _OPENS) - (word in _CLOSES)
-        if word in (*_OPENS, *_CLOSES):
+        blocks = _BLOCK.findall(statement)
+        depth += sum(1 if word in _OPENS else -1 for word in blocks)
+        if blocks:  # what is set on the same line is set under its condition
+            script.branched.update(_SET.findall(statement))
             continue
-        if word in _BETWEEN:
-            statement = statement[len(word) :].strip()
+        between = _BETWEEN.match(statement)
+        if between:
+            statement = statement[between.end() :].strip()
         _follow(script, script.summed(statement), conditional=depth > 0)
     return script
 
@@ -226,11 +233,30 @@ def _add(script: Script, statement: str) -> None:
     ]
     if len(words) > MOST_WORDS or len(script.commands) > MOST_WORDS:
         raise InvalidFile(f"{script.what}: more than {MOST_WORDS:,} words")
-    goes_on = words and words[0].startswith("-") and script.commands
-    if goes_on:  # a plain list of arguments, line by line
-        script.commands[-1] += words
-    elif words:
-        script.commands.append(words)
+    for command in _commands(words):
+        if command[0].startswith("-") and script.commands:
+            script.commands[-1] += command  # a plain list of arguments, line by line
+        else:
+            script.commands.append(command)
+
+
+def _commands(words: list[str]) -> Iterator[list[str]]:
+    """What pipes and `&&` part, without where its output goes."""
+    found: list[str] = []
+    to_file = False
+    for word in [*words, ";"]:
+        goes = _REDIRECTS.fullmatch(word)
+        if goes is not None:
+            to_file = not goes[1]
+        elif to_file:
+            to_file = False
+        elif word not in _ENDS:
+            found.append(word.removesuffix(";"))
+            if not word.endswith(";"):
+                continue
+        if word.endswith(_ENDS) and found:
+            yield found
+            found = []
 
 
 def _split(word: str) -> list[str]:

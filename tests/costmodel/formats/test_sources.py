@@ -211,6 +211,20 @@ def test_a_moe_model_of_megatron(tmp_path: Path) -> None:
     assert (found.pins.ep, found.pins.etp) == (4, 1)
 
 
+def test_a_batch_script_of_old(tmp_path: Path) -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH -p batch --nodes=4\n#SBATCH --nodes=4\n"
+        '#SBATCH --gres=gpu:8\nset -x\nif [ -z "$TP" ]; then TP_=1; fi\n'
+        'DIR=`pwd`\noptions=" \\\n --tensor-model-parallel-size 2 \\\n '
+        f'{ARGUMENTS}"\n'
+        'run_cmd="python -u ${DIR}/pretrain_gpt.py $@ ${options}"\n'
+        'srun -l --output=$DIR/logs/%x.log sh -c "${run_cmd}" 2>&1 | tee out.log\n'
+    )
+    found = read_foreign(written(tmp_path, text))
+    assert (found.job.gpus, found.pins.tp, found.pins.dp) == (32, 2, 16)
+    assert found.job.precision == "bf16"
+
+
 def test_megatron_deepspeed_with_a_here_document(tmp_path: Path) -> None:
     text = (
         "TP=2\nDS=ds.json\ncat <<EOT > $DS\n"
