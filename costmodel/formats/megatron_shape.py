@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields as fields_of
 from typing import Any, Final
 
 from costmodel.formats.fields import Fields
+from costmodel.formats.shell import arguments
+from costmodel.formats.text import words_of
 from profiles.errors import InvalidFile, Unsupported
-from profiles.models import DecoderSpec, Job, MlaSpec, MoeSpec
+from profiles.models import DecoderSpec, Job, MlaSpec, MoeSpec, parse_model
 
 Arguments = dict[str, Any]
 USUAL_VOCAB: Final = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
@@ -114,7 +117,27 @@ def shape_arguments(job: Job, target: str, *, deepspeed: bool = False) -> Argume
     found["vocab-size"] = spec.vocab
     if spec.moe is not None:
         found |= _experts(spec, spec.moe, deepspeed)
+    _require_said(job, found, target, deepspeed=deepspeed)
     return found
+
+
+def _require_said(job: Job, found: Arguments, target: str, *, deepspeed: bool) -> None:
+    """Raise Unsupported where *found* would be read as another shape: a field of the
+    spec that no argument says."""
+    words = arguments(words_of(found))[1]
+    document, _ = read_shape(Fields(words, target), deepspeed=deepspeed)
+    again, own = parse_model(dict(document), what=target).spec, job.spec
+    assert isinstance(again, DecoderSpec), "the arguments are of a decoder"
+    lost = [
+        item.name.replace("_", " ")
+        for item in fields_of(again)
+        if item.name not in ("numerics", "moe", "max_positions")
+        and getattr(again, item.name) != getattr(own, item.name)
+    ]
+    if lost:
+        raise Unsupported(
+            f"--export {target}: no argument says the {', '.join(lost)} of {job.model}"
+        )
 
 
 def _attention(spec: DecoderSpec, deepspeed: bool) -> Arguments:
