@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any, Final
 
 from costmodel.formats.fields import Fields
@@ -134,10 +135,20 @@ def _require_said(job: Job, found: Arguments, target: str, *, deepspeed: bool) -
         if item.name not in ("numerics", "moe", "max_positions")
         and getattr(again, item.name) != getattr(own, item.name)
     ]
+    if _one_shared(again.moe) != _one_shared(getattr(own, "moe", None)):
+        lost.append("experts")
     if lost:
         raise Unsupported(
             f"--export {target}: no argument says the {', '.join(lost)} of {job.model}"
         )
+
+
+def _one_shared(moe: MoeSpec | None) -> MoeSpec | None:
+    """Shared experts as one that is as wide as all: Megatron says the sum alone."""
+    if moe is None or not moe.shared_experts:
+        return moe
+    width = moe.shared_experts * moe.shared_ffn_hidden
+    return replace(moe, shared_experts=1, shared_ffn_hidden=width)
 
 
 def _attention(spec: DecoderSpec, deepspeed: bool) -> Arguments:

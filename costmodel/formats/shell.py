@@ -29,6 +29,7 @@ _ASSIGNED: Final = re.compile(
     r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)",
     re.S,
 )
+_ARRAY: Final = re.compile(r"(?:\w+\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
 _ARITHMETIC: Final = re.compile(r"\$\(\(([^`\n]{1,200}?)\)\)")
 _NAMED: Final = re.compile(
     r"\$(?:(?P<plain>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)"
@@ -191,12 +192,16 @@ def _until(lines: Iterator[str], mark: str) -> Iterator[str]:
 
 def _open(statement: str) -> bool:
     """Whether a quote, or the list of an array, is still open."""
+    lexer = shlex.shlex(statement, posix=True, punctuation_chars="()")
+    lexer.whitespace_split = True
     try:
-        words = shlex.split(statement, comments=True)
+        words = list(lexer)
     except ValueError:
         return True
-    array = re.match(r"(?:\w+\s+)*[A-Za-z_]\w*\+?=\(", statement)
-    return bool(array) and not (words and words[-1].endswith(")"))
+    if not _ARRAY.match(statement):
+        return False
+    parentheses = [word for word in words if set(word) <= set("()")]
+    return sum(word.count("(") - word.count(")") for word in parentheses) > 0
 
 
 def _follow(script: Script, statement: str, *, conditional: bool) -> None:
@@ -207,7 +212,7 @@ def _follow(script: Script, statement: str, *, conditional: bool) -> None:
         return
     value, rest = assigned["value"], ""
     if value.startswith("("):
-        value = " ".join(script.split(value.strip()[1:].rstrip(") \n")))
+        value = " ".join(script.split(value.strip()[1:].removesuffix(")")))
     else:
         words = script.split(value)
         value = words[0] if words else ""

@@ -42,6 +42,11 @@ def test_lists_fall_into_words() -> None:
     assert words(text) == ["run", "--x", "1", "--y", "2"]
 
 
+def test_a_quoted_parenthesis_does_not_close_a_list() -> None:
+    text = "A=(\n  --f '([0]*3+[1]*5)'\n  --g 1\n)\nrun ${A[@]}"
+    assert words(text) == ["run", "--f", "([0]*3+[1]*5)", "--g", "1"]
+
+
 def test_what_is_not_known_stays_as_it_is() -> None:
     assert words("run $NOBODY $1 `date` ${X:?no}")[1:3] == ["$NOBODY", "$1"]
     assert words("run $((1 << 2)) $((A * 2)) $((2 ** 99))")[1:2] != ["4"]

@@ -11,7 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from costmodel.formats.setup import run_of
 from costmodel.formats.sources import read_foreign
+from costmodel.formats.targets import exports
+from costmodel.layout.strategy import Uniform, spell_out
+from costmodel.simulation.serialization import Options
 from profiles.errors import (
     Contradiction,
     InvalidFile,
@@ -209,6 +213,16 @@ def test_a_moe_model_of_megatron(tmp_path: Path) -> None:
     moe: Any = found.model(None).spec
     assert (moe.moe.experts, moe.moe.first_layer, moe.moe.every) == (8, 1, 1)
     assert (found.pins.ep, found.pins.etp) == (4, 1)
+
+
+def test_a_mixture_with_dense_layers_first_is_read_back(tmp_path: Path) -> None:
+    job = model("deepseek-v3").job(global_batch=256)
+    choice = Uniform(
+        tp=2, dp=16, ep=8, micro_batch=1, zero_group=16, sequence_parallel=True
+    )
+    run = run_of(job, spell_out(choice, job.graph, 256), 8, Options(), {})
+    text = exports(run, ["megatron"])["megatron"]["megatron.sh"]
+    assert read_foreign(written(tmp_path, text)).model(None).spec == job.spec
 
 
 def test_a_batch_script_of_old(tmp_path: Path) -> None:
