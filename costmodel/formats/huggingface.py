@@ -49,7 +49,9 @@ def engine(run: Run, target: str, names: Mapping[str, str] = ENGINES) -> str:
                 return DDP
             return name
         reasons.append(f"{name}: {'; '.join(lacks)}")
-    raise Unsupported(f"--export {target}: none of its engines does it. {reasons}")
+    raise Unsupported(
+        f"--export {target}: none of its engines does it. {'. '.join(reasons)}"
+    )
 
 
 def write_accelerate(run: Run) -> Written:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
+import subprocess
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -265,6 +267,28 @@ def test_wrappers_start_the_inner_target_on_every_node() -> None:
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 8)
     old = yaml.safe_load(found["kubernetes:trainer"]["pytorchjob.yaml"])
     assert old["spec"]["pytorchReplicaSpecs"]["Worker"]["replicas"] == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "choice"),
+    [
+        ("megatron", THREE_D),
+        ("megatron-deepspeed", THREE_D),
+        ("slurm:megatron", THREE_D),
+        ("slurm:accelerate", SHARDED),
+        ("slurm", SHARDED),
+        ("deepspeed", SHARDED),
+    ],
+)
+def test_scripts_are_shell(target: str, choice: Uniform, tmp_path: Path) -> None:
+    """Read, not run."""
+    shell = shutil.which("bash")
+    if shell is None:
+        pytest.skip("bash is not installed")
+    for name, text in exports(run(choice), [target])[target].items():
+        if name.endswith((".sh", ".sbatch")):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            subprocess.run([shell, "-n", str(tmp_path / name)], check=True)
 
 
 def test_files_are_written_whole_or_not_at_all(
