@@ -206,8 +206,7 @@ def read_deepspeed(
             f"{name}.{one} is not priced" for one in part.left() if one not in QUIET
         ]
     precision = _read_precision(fields)
-    if "optimizer" not in fields:
-        assumed["optimizer"] = "adamw"
+    assumed |= {**fields.defaults(optimizer="adamw"), **zero.defaults(stage=0)}
     optimizer = _read_optimizer(fields)
     left = list(fields.left())
     return Foreign(

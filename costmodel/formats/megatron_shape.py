@@ -308,9 +308,13 @@ def read_shape(fields: Fields, *, deepspeed: bool) -> tuple[Mapping[str, Any], A
         "dropout": fields.number("hidden-dropout", DROPOUT),
         **_read_norm(fields, deepspeed),
     }
-    for name in ("hidden-dropout", "attention-dropout"):
-        if name not in fields:
-            assumed[name.replace("-", "_")] = DROPOUT
+    assumed |= fields.defaults(
+        hidden_dropout=DROPOUT,
+        attention_dropout=DROPOUT,
+        tensor_model_parallel_size=1,
+        pipeline_model_parallel_size=1,
+        optimizer="adam",
+    )
     numerics = _read_numerics(fields, deepspeed)
     experts = _read_experts(fields, found, deepspeed)
     return {**found, **experts, "numerics": numerics}, assumed

@@ -79,7 +79,11 @@ def test_a_public_configuration_of_torchtitan() -> None:
     assert (found.named, found.framework) == ("llama3-70b", "torchtitan")
     assert (found.pins.tp, found.pins.dp, found.pins.zero) == (8, 32, 3)
     assert (found.pins.micro_batch, found.job.global_batch) == (8, 256)
-    assert found.assumed == {"global_batch": 256}
+    assert found.assumed == {
+        "global_batch": 256,
+        "mixed_precision_param": "bfloat16",
+        "fsdp_reshard_after_forward": "default",
+    }
     assert found.warnings == ()
 
 
