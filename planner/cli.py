@@ -163,7 +163,28 @@ def _train(
     if wish.sizes:
         _several(planning)
     else:
-        _one_plan(planning, exporting, now)
+        _one_plan(*_sized(planning), exporting, now)
+
+
+def _sized(planning: Planning) -> tuple[Planning, Beside]:
+    """With the number of GPUs that days and dollars ask for, where they are given."""
+    from dataclasses import replace
+
+    from planner.analysis import wanted_of
+    from planner.queries import sized
+    from planner.report import Beside
+
+    asked, around = planning.asked, planning.wish.around
+    wanted = wanted_of(around.tokens, around.days, around.budget)
+    if wanted is None:
+        return planning, Beside()
+    if asked.job.gpus is not None:
+        raise Contradiction(
+            f"--gpus {asked.job.gpus} is what --days and --budget ask for; leave it out"
+        )
+    gpus, found = sized(wanted, asked, planning.posed, planning.solved, planning.limits)
+    job = replace(asked.job, gpus=gpus)
+    return replace(planning, asked=replace(asked, job=job)), found
 
 
 def _several(planning: Planning) -> None:
@@ -188,12 +209,19 @@ def _several(planning: Planning) -> None:
 
 
 def _one_plan(
-    planning: Planning, exporting: ExportOptions, now: Present | None
+    planning: Planning, found: Beside, exporting: ExportOptions, now: Present | None
 ) -> None:
     """Answer the one question, and what is asked around it."""
     from dataclasses import replace
 
-    from planner.queries import beside_present, export, others, probe, write
+    from planner.queries import (
+        beside_present,
+        export,
+        others,
+        probe,
+        why_not,
+        write,
+    )
     from planner.report import beside, calibrated, require_answerable
 
     asked, wish, around = planning.asked, planning.wish, planning.wish.around
@@ -209,13 +237,14 @@ def _one_plan(
     solution = planning.improved(problem, first, limits)
     compared = [first, *_others(problem, wish)]
     read = () if around.source is None else (around.source,)
-    found = export(exporting, problem, solution, asked, read)
+    found += export(exporting, problem, solution, asked, read)
     if wish.out is not None and solution.best is not None:
         write(wish.out, problem, solution.best, asked)
     found += beside_present(now, problem, solution)
     found += beside(problem, solution, around, largest, planning.solved, limits)
     found += probe(problem, solution, around, wish.out, asked)
     found += others(problem, solution, around, asked, planning.solved)
+    found += why_not(problem, solution, around, asked, planning.solved)
     solution = replace(solution, runners_up=solution.runners_up[: wish.top])
     found += calibrated(asked.calibration)
     _show(posed, solution, compared, asked.where, found, as_json=wish.as_json)

@@ -49,7 +49,9 @@ def engine(run: Run, target: str, names: Mapping[str, str] = ENGINES) -> str:
                 return DDP
             return name
         reasons.append(f"{name}: {'; '.join(lacks)}")
-    raise Unsupported(f"--export {target}: none of its engines does it. {reasons}")
+    raise Unsupported(
+        f"--export {target}: none of its engines does it. {'. '.join(reasons)}"
+    )
 
 
 def write_accelerate(run: Run) -> Written:
@@ -435,30 +437,42 @@ def read_trainer(fields: Fields, world: int | None, beside: Beside) -> Foreign:
         ),
         pins=Pins(micro_batch=micro, zero=0, recompute="full" if again else "none"),
         lacks={"gpus": "the Trainer's arguments do not say on how many; give it"},
-        ignored=(),
+        assumed=fields.defaults(
+            per_device_train_batch_size=8,
+            gradient_accumulation_steps=1,
+            optim="adamw_torch",
+        ),
     )
     if with_file is not None:
-        inner = (
-            Fields(with_file, f"{fields.what}: deepspeed")
-            if isinstance(with_file, dict)
-            else beside(str(with_file))
-        )
-        if inner is None:
-            raise Contradiction(
-                f"{fields.what}: {with_file}, which it names, is not beside it; put it "
-                "there"
-            )
-        inner.values.pop("activation_checkpointing", None)
-        plain = _under(plain, read_deepspeed(inner, world), keep=())
+        plain = _with_file(fields, plain, with_file, beside)
     elif with_fsdp:
-        section = fields.section("fsdp_config")
-        own = _of_fsdp(section, "")
-        words = with_fsdp if isinstance(with_fsdp, list) else str(with_fsdp).split()
-        if "shard_grad_op" in words:
-            own["zero"] = 2
-        if "offload" in words:
-            own |= {"offload": "optimizer,parameters", "offload_to": "cpu"}
-        if again:
-            own["recompute"] = "full"
-        plain = replace(plain, pins=replace(plain.pins, **own))
+        plain = _with_fsdp(fields, plain, with_fsdp)
     return replace(plain, ignored=(*plain.ignored, *fields.left()))
+
+
+def _with_file(fields: Fields, plain: Foreign, named: Any, beside: Beside) -> Foreign:
+    """The Trainer's arguments with DeepSpeed's, *named* or written out."""
+    inner = (
+        Fields(named, f"{fields.what}: deepspeed")
+        if isinstance(named, dict)
+        else beside(str(named))
+    )
+    if inner is None:
+        raise Contradiction(
+            f"{fields.what}: {named}, which it names, is not beside it; put it there"
+        )
+    inner.values.pop("activation_checkpointing", None)
+    return _under(plain, read_deepspeed(inner, plain.job.gpus), keep=())
+
+
+def _with_fsdp(fields: Fields, plain: Foreign, words: Any) -> Foreign:
+    """The Trainer's arguments with FSDP, in the *words* of releases before 5 too."""
+    own = _of_fsdp(fields.section("fsdp_config"), "")
+    said = words if isinstance(words, list) else str(words).split()
+    if "shard_grad_op" in said:
+        own["zero"] = 2
+    if "offload" in said:
+        own |= {"offload": "optimizer,parameters", "offload_to": "cpu"}
+    if plain.pins.recompute == "full":
+        own["recompute"] = "full"
+    return replace(plain, pins=replace(plain.pins, **own))

@@ -567,6 +567,8 @@ def _read_attention(fields: Fields, assumed: dict[str, Any]) -> bool:
     kinds = ("flash", "fused", "unfused", "local", "auto")
     found = fields.word("attention-backend", kinds)
     asked = fields.switch("use-flash-attn")
+    if fields.word("transformer-impl") == "local":
+        fields.taken.discard("transformer-impl")  # it is told
     if found is None and not asked:
         assumed["flash_attention"] = True
     return asked or found not in ("unfused", "local")
@@ -589,6 +591,7 @@ def _read_overlap(fields: Fields) -> dict[str, Any]:
 # Arguments that change what is read, logged, saved, learned or checked, not what a step
 # costs; by their beginnings.
 HARMLESS: Final = (
+    *("fp8-amax", "fp8-margin", "fp8-interval", "no-create-attention-mask"),
     *("data-", "train-", "valid-", "test-", "split", "mock-data"),
     *("dataloader-type", "vocab-file", "merge-file", "vocab-extra", "tokenizer-"),
     *("tiktoken", "num-workers", "lr", "min-lr", "warmup", "decoupled"),

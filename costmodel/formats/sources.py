@@ -205,9 +205,19 @@ def _world(script: Script, options: Mapping[str, object]) -> int | None:
         nodes = header.integer("nodes")
     if each is None:
         each = header.integer("gpus-per-node") or header.integer("ntasks-per-node")
+        each = each or _gres(header)
     if each is None:
         return None
     return each * (nodes or 1)
+
+
+def _gres(header: Fields) -> int | None:
+    """Slurm's `--gres=gpu:8`, or `gpu:a100:8`."""
+    parts = str(header.values.get("gres", "")).split(":")
+    number = parts[-1]
+    if parts[0] != "gpu" or not number.isdigit() or len(number) > 4:
+        return None
+    return int(number) or None
 
 
 def _first(
