@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from profiles.models.families.transformer import (
+    attention_half,
     dropout_step,
     mlp_half,
     pre_norm_layer,
@@ -18,7 +19,6 @@ from profiles.models.families.transformer import (
 from profiles.models.graph import (
     ROWS,
     Block,
-    Kind,
     ModelGraph,
     Operator,
     Tensor,
@@ -34,6 +34,8 @@ from profiles.models.graph import (
 from profiles.models.spec import EncoderDecoderSpec
 
 ENCODED = stream("encoder_out")
+KEYS = Tensor(name="cross_key_value_out", dims=(*ROWS, "key_value"))
+OF_ENCODER = (ENCODED, KEYS)  # with a row for each of the encoder's tokens
 DECODER_ENTRY = "decoder_in"
 
 
@@ -112,13 +114,13 @@ def _first_decoder_layer(spec: EncoderDecoderSpec, share: float) -> Block:
     started = [table, *masks, _biases()]
     source = started[-2].output
     layer = [*started, *_decoder_steps(spec, source)]
-    operators = [*before, *_at(layer, share)]
+    operators = [*before, *at_rows(layer, share, OF_ENCODER)]
     return _block(spec, "first-decoder-layer", entry, operators)
 
 
 def _decoder_layer(spec: EncoderDecoderSpec, share: float) -> Block:
     entry = stream(DECODER_ENTRY)
-    operators = _at(_decoder_steps(spec, entry), share)
+    operators = at_rows(_decoder_steps(spec, entry), share, OF_ENCODER)
     narrow = replace(entry, copies=share)
     return _block(spec, "decoder-layer", narrow, operators, ENCODED)
 
@@ -126,46 +128,27 @@ def _decoder_layer(spec: EncoderDecoderSpec, share: float) -> Block:
 def _decoder_steps(spec: EncoderDecoderSpec, entry: Tensor) -> list[Operator]:
     """Attention to the decoder's tokens before, attention to the encoder's output, and
     the MLP."""
-    own = pre_norm_layer(spec, entry, bias=False, causal=True)[:5]
-    norm, query = (
-        stream("cross_norm_out"),
-        Tensor(name="cross_query_out", dims=(*ROWS, "query")),
-    )
-    keys = Tensor(name="cross_key_value_out", dims=(*ROWS, "key_value"))
+    own = attention_half(spec, entry, bias=False, causal=True)
+    norm, out = stream("cross_norm_out"), stream("cross_projection_out")
+    query = Tensor(name="cross_query_out", dims=(*ROWS, "query"))
     core = replace(
         attention_core(query, "query", causal=False),
         name="cross_attention",
-        inputs=(query, keys),
-        saves=(query, keys),
+        inputs=(query, KEYS),
+        saves=(query, KEYS),
         output=Tensor(name="cross_attention_out", dims=(*ROWS, "query")),
         keys=1.0,
     )
-    out = stream("cross_projection_out")
     mixed = residual_step(spec, "cross_residual", out, own[-1].output)
     return [
         *own,
         norm_step(spec, "cross_norm", own[-1].output, norm),
         product("cross_query", (norm,), query, ("query",), "hidden"),
-        product("cross_key_value", (ENCODED,), keys, ("key_value",), "hidden"),
+        product("cross_key_value", (ENCODED,), KEYS, ("key_value",), "hidden"),
         core,
         product("cross_projection", (core.output,), out, ("hidden",), "query"),
         mixed,
         *mlp_half(spec, mixed.output, stream("mlp_norm_out")),
-    ]
-
-
-def _at(operators: list[Operator], share: float) -> list[Operator]:
-    """*operators* at the decoder's rows, but for keys and values of the encoder's."""
-    keys = next(one for one in operators if one.name == "cross_key_value")
-    given = (ENCODED, keys.output)
-    found = at_rows(operators, share, given)
-    return [
-        keys
-        if one.name == keys.name
-        else replace(one, keys=1.0)
-        if one.kind is Kind.ATTENTION and one.keys is not None
-        else one
-        for one in found
     ]
 
 

@@ -68,14 +68,20 @@ def pre_norm_layer(
     spec: Shape, entry: Tensor, *, bias: bool, causal: bool = False
 ) -> list[Operator]:
     """x + attention(norm(x)), then x + mlp(norm(x)): T5, ViT, CLIP."""
-    norm, second = stream("input_norm_out"), stream("mlp_norm_out")
-    attention = attention_steps(norm, bias=bias, causal=causal)
-    mixed = residual_step(spec, "attention_residual", attention[-1].output, entry)
+    mixed = attention_half(spec, entry, bias=bias, causal=causal)
+    return [*mixed, *mlp_half(spec, mixed[-1].output, stream("mlp_norm_out"))]
+
+
+def attention_half(
+    spec: Style, entry: Tensor, *, bias: bool, causal: bool
+) -> list[Operator]:
+    """*entry* + attention(norm(*entry*))."""
+    norm = stream("input_norm_out")
+    steps = attention_steps(norm, bias=bias, causal=causal)
     return [
         norm_step(spec, "input_norm", entry, norm),
-        *attention,
-        mixed,
-        *mlp_half(spec, mixed.output, second),
+        *steps,
+        residual_step(spec, "attention_residual", steps[-1].output, entry),
     ]
 
 

@@ -229,7 +229,8 @@ def cross_entropy(name: str, logits: Tensor) -> Operator:
 def at_rows(
     operators: Iterable[Operator], share: float, given: tuple[Tensor, ...] = ()
 ) -> list[Operator]:
-    """*operators* with a *share* of the rows, but for tensors that are *given*."""
+    """*operators* with a *share* of the rows; tensors that are *given* stay as they
+    are, and so does who makes one of them."""
     names = {one.name for one in given}
 
     def scaled(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -239,10 +240,11 @@ def at_rows(
         )
 
     return [
-        replace(
+        one
+        if one.output.name in names
+        else replace(
             one,
             rows=one.rows * share,
-            keys=one.keys if one.keys is None else one.keys * share,
             inputs=scaled(one.inputs),
             output=scaled((one.output,))[0],
             saves=scaled(one.saves),
