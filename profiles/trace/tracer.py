@@ -1,0 +1,237 @@
+"""A module of the user's own as a `Trace`: exported once, evaluated at two batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from profiles.trace.evaluate import Evaluation, Seen, evaluated
+from profiles.trace.export import exported
+from profiles.trace.factory import Example, module_of
+from profiles.trace.huggingface import as_in_training
+from profiles.trace.routed import NAME, opaque
+from profiles.trace.steps import Amount, Parameter, Saved, Step, Trace
+
+BATCHES = (2, 3)
+
+
+@lru_cache(maxsize=16)
+def trace(reference: str, *, seq_len: int | None = None) -> Trace:
+    """The trace of what `package.module:factory` makes, of samples of *seq_len* tokens
+    where its inputs do not say. Raises InvalidSpec, UnknownName and Unsupported.
+    """
+    module, example = module_of(reference, seq_len=seq_len)
+    return trace_module(module, example, name=reference)
+
+
+def trace_module(module: nn.Module, example: Example, *, name: str) -> Trace:
+    """The trace of *module* as it is called with *example*; nothing is computed."""
+    with as_in_training(), opaque(module):
+        program = exported(module, example, name)
+    few, more = (evaluated(program, batch) for batch in BATCHES)
+    return _Assembly(program, few, more).trace(module, example, name)
+
+
+class _Assembly:
+    def __init__(
+        self, program: ExportedProgram, few: Evaluation, more: Evaluation
+    ) -> None:
+        self.program, self.few, self.more = program, few, more
+        self.parameter_of = {
+            spec.arg.name: str(spec.target)
+            for spec in program.graph_signature.input_specs
+            if spec.kind is InputKind.PARAMETER
+        }
+        self.latest: dict[str, str] = {}  # of each storage, the step that wrote last
+        self.through: dict[str, tuple[str, ...]] = {}  # parameters seen through views
+
+    def trace(self, module: nn.Module, example: Example, name: str) -> Trace:
+        steps, inputs = [], {}
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder" and node.name in self.few.nodes:
+                seen = self.few.nodes[node.name]
+                inputs[node.name] = self._one_sample(node.name)
+                self.latest[seen.root] = node.name
+            if node.op == "call_function":
+                step = self._step(node)
+                if step is not None:
+                    steps.append(step)
+        return Trace(
+            name=name,
+            steps=tuple(steps),
+            parameters=_parameters(module),
+            inputs=inputs,
+            seq_len=example.seq_len,
+            loss=self.few.loss,
+            lists=_lists(module),
+        )
+
+    def _step(self, node: fx.Node) -> Step | None:
+        few, more = self.few.nodes[node.name], self.more.nodes[node.name]
+        function = _function(node)
+        parameters = self._parameters_of(node)
+        if few.kernels == 0 or function.startswith("_assert"):
+            self.through[node.name] = parameters
+            if few.root == node.name:  # nothing computed
+                self.latest.setdefault(few.root, self._source(node))
+            return None
+        reads = self._reads(node)
+        self.latest[self._root(node) or node.name] = node.name
+        path, kind = _module(node)
+        return Step(
+            name=node.name,
+            module=path,
+            kind=kind,
+            function=function,
+            reads=tuple(reads),
+            parameters=parameters,
+            shape=self._one_sample(node.name),
+            read_shapes=tuple(reads.values()),
+            numbers=_numbers(node),
+            elements=_amount(few.elements, more.elements),
+            itemsize=few.itemsize,
+            trains=few.trains,
+            flops=_amount(few.flops, more.flops),
+            backward_flops=self._backward_flops(function, few, more),
+            moved=_amount(few.moved, more.moved),
+            backward_moved=_amount(few.backward_moved, more.backward_moved),
+            kernels=few.kernels,
+            saves=tuple(self._saves(few, more)),
+            known=getattr(node.target, "namespace", "aten") == "aten",
+            line=_line(node),
+        )
+
+    @staticmethod
+    def _backward_flops(function: str, few: Seen, more: Seen) -> Amount:
+        """A routed block has no backward of its own: two products for each one."""
+        if function == NAME:
+            return _amount(2 * few.flops, 2 * more.flops)
+        return _amount(few.backward_flops, more.backward_flops)
+
+    def _source(self, node: fx.Node) -> str:
+        """Whose value a node without kernels gives on."""
+        for one in node.all_input_nodes:
+            root = self._root(one)
+            if root in self.latest:
+                return self.latest[root]
+        return node.name
+
+    def _root(self, node: fx.Node) -> str:
+        seen = self.few.nodes.get(node.name)
+        return seen.root.partition("#")[0] if seen is not None else ""
+
+    def _reads(self, node: fx.Node) -> dict[str, tuple[int, ...]]:
+        """Values that it reads, with the shape that it sees them in."""
+        found: dict[str, tuple[int, ...]] = {}
+        for one in node.all_input_nodes:
+            root = self._root(one)
+            if root and one.name not in self.parameter_of:
+                found.setdefault(self.latest.get(root, root), self._one_sample(one.name))
+        return found
+
+    def _parameters_of(self, node: fx.Node) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+        for one in node.all_input_nodes:
+            if one.name in self.parameter_of:
+                found[self.parameter_of[one.name]] = None
+            elif not self._root(one):
+                found |= dict.fromkeys(self.through.get(one.name, ()))
+        return tuple(found)
+
+    def _saves(self, few: Seen, more: Seen) -> list[Saved]:
+        return [
+            Saved(
+                value=kept.of,
+                elements=_amount(kept.elements, other.elements),
+                itemsize=kept.itemsize,
+                floating=kept.floating,
+                internal=kept.internal,
+            )
+            for kept, other in zip(few.keeps, more.keeps, strict=True)
+        ]
+
+    def _one_sample(self, name: str) -> tuple[int, ...]:
+        few, more = self.few.nodes[name].shape, self.more.nodes[name].shape
+        return tuple(
+            int(_amount(a, b).one) for a, b in zip(few, more, strict=True)
+        )
+
+
+def _amount(few: int, more: int) -> Amount:
+    """From counts at both of `BATCHES`."""
+    each = (more - few) / (BATCHES[1] - BATCHES[0])
+    return Amount(each=each, once=few - each * BATCHES[0])
+
+
+def _function(node: fx.Node) -> str:
+    packet = getattr(node.target, "_overloadpacket", None)
+    if packet is None:
+        return getattr(node.target, "__name__", str(node.target))
+    space = node.target.namespace  # type: ignore[union-attr]
+    name = str(packet.__name__)
+    return name if space in ("aten", "meshwright") else f"{space}.{name}"
+
+
+def _module(node: fx.Node) -> tuple[str, str]:
+    """Path and class of the innermost module that calls it."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    if not stack:
+        return "", ""
+    path, kind = stack[-1][:2]
+    if path.startswith("_empty"):
+        return "", ""
+    name = kind if isinstance(kind, str) else kind.__name__
+    return path, name.rpartition(".")[2]
+
+
+def _numbers(node: fx.Node) -> Mapping[str, Any]:
+    """What it is called with beside tensors."""
+    found: dict[str, Any] = {}
+    schema = getattr(node.target, "_schema", None)
+    names = [one.name for one in schema.arguments] if schema else []
+    pairs = [*zip(names, node.args, strict=False), *node.kwargs.items()]
+    for name, one in pairs:
+        if isinstance(one, bool | int | float | str):
+            found[name] = one
+        elif isinstance(one, list | tuple) and all(isinstance(x, int) for x in one):
+            found[name] = tuple(one)
+    return found
+
+
+def _line(node: fx.Node) -> str:
+    trace = node.meta.get("stack_trace") or ""
+    return next(
+        (one.strip() for one in reversed(trace.splitlines()) if "File" in one), ""
+    )
+
+
+def _parameters(module: nn.Module) -> tuple[Parameter, ...]:
+    names: dict[int, list[str]] = {}
+    held: dict[int, Tensor] = {}
+    for name, one in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(one), []).append(name)
+        held[id(one)] = one
+    return tuple(
+        Parameter(
+            name=first,
+            shape=tuple(held[key].shape),
+            trained=held[key].requires_grad,
+            aliases=tuple(others),
+        )
+        for key, (first, *others) in names.items()
+    )
+
+
+def _lists(module: nn.Module) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    kinds = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    return tuple(
+        (path, tuple(f"{path}.{name}" if path else name for name, _ in one.named_children()))
+        for path, one in module.named_modules()
+        if isinstance(one, kinds)
+    )
+
