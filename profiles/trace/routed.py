@@ -24,8 +24,8 @@ def routed_experts(
     tokens: Tensor, index: Tensor, weights: Tensor, up: Tensor, down: Tensor, out: int
 ) -> list[Tensor]:
     """What the experts give to *tokens*, and what they keep for backward: rows, the
-    first product, the activation and what the second product multiplies. *up* and
-    *down* are the experts' weights, *out* is the width inside."""
+    first product, the activation, what the second product multiplies, and that product.
+    *up* and *down* are the experts' weights, *out* is the width inside."""
     raise NotImplementedError("a trace computes nothing")
 
 
@@ -35,7 +35,7 @@ def _shapes(
 ) -> list[Tensor]:
     rows, hidden = tokens.shape[0] * index.shape[-1], tokens.shape[-1]
     wide = up.numel() // up.shape[0] // hidden
-    widths = (hidden, wide, out, out)
+    widths = (hidden, wide, out, out, hidden)
     made = [tokens.new_empty((rows, width)) for width in widths]
     return [torch.empty_like(tokens), *made]
 
