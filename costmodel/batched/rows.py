@@ -15,7 +15,7 @@ gathered and summed once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import accumulate
@@ -53,7 +53,7 @@ from costmodel.stages import (
 from profiles.arrays import Array
 from profiles.errors import Unsupported
 from profiles.hardware import Precision
-from profiles.models import Job, ModelGraph
+from profiles.models import EVERY_OPERATOR, Job, ModelGraph
 
 Layers = dict[str, Array]  # how many of each kind
 
@@ -358,10 +358,25 @@ class Rows:
             body, segments = self._leanest(run, *self.segments)
         elif (self._own["recompute"] == SQRT).any():
             body, segments = self._in_segments(run)
-        both = first * last
-        ends = zip((first, last, last, -both), self._ends, strict=True)
-        alone = [(first + last - 2 * both, one) for one in self._tied]
-        return contents_of([*body, *ends, *alone], self.book.policy, segments)
+        ends = zip((first, last, last), self._ends, strict=True)
+        shared = self._shared(run, {"embedding": first, "head": last})
+        return contents_of([*body, *ends, *shared], self.book.policy, segments)
+
+    def _shared(self, run: Run, ends: Mapping[str, Array]) -> Iterator[Part]:
+        """What a stage of *run*, with so many of the *ends*, has less of parameters
+        than its layers one by one: those that several of them hold."""
+        graph = self.book.job.graph
+        for group, (twice, once) in zip(graph.tied, self._tied, strict=True):
+            held: Array = np.zeros_like(self._stages)
+            for layer, _ in group:
+                kind = graph.layer_blocks[layer].name
+                held = held + (ends[layer] if layer in ends else run.layers[kind] > 0)
+            yield -np.maximum(held - 1, 0), twice
+            if once is not None:
+                yield ((held > 0) & (held < len(group))).astype(int), once
+        for name, size, twice in self._alike_layers:
+            count = run.layers[name]
+            yield -(count - -(-count // size)), twice
 
     @cached_property
     def _body(self) -> dict[str, Atom]:
@@ -374,19 +389,38 @@ class Rows:
 
     @cached_property
     def _ends(self) -> tuple[Atom, ...]:
-        """Embedding, norm and head, and the parameter that the ends share."""
+        """Embedding, norm and head."""
         nothing = np.zeros_like(self._stages)
         names = ("embedding", "final_norm", "head")
-        found = (self._atoms(name, ("none",), nothing) for name in names)
-        return (*found, Atom(self.book.tied(self._sites, twice=True)))
+        return tuple(self._atoms(name, ("none",), nothing) for name in names)
 
     @cached_property
-    def _tied(self) -> tuple[Atom, ...]:
-        """What ends that are apart sum of that parameter; who has nothing away does
-        not ask."""
-        if not (self.book.job.graph.tied and self.book.offload.optimizer):
-            return ()
-        return (Atom(self.book.tied(self._sites, twice=False)),)
+    def _tied(self) -> tuple[tuple[Atom, Atom | None], ...]:
+        """Of each group of tied parameters those that a stage would count twice, and
+        what stages sum that are apart; who has nothing away does not ask for that."""
+        tied, away = self.book.tied, self.book.offload.optimizer
+        return tuple(
+            (
+                tied(group[-1], self._sites, twice=True),
+                tied(group[-1], self._sites, twice=False) if away else None,
+            )
+            for group in self.book.job.graph.tied
+        )
+
+    @cached_property
+    def _alike_layers(self) -> tuple[tuple[str, int, Atom], ...]:
+        """Kinds of layers of which so many in a row hold the same parameters, and
+        those of one."""
+        graph = self.book.job.graph
+        groups = {graph.layer_blocks[one[0]].name: one for one in graph.shared}
+        return tuple(
+            (
+                name,
+                len(group),
+                self.book.tied((group[0], EVERY_OPERATOR), self._sites, twice=True),
+            )
+            for name, group in groups.items()
+        )
 
     def _atoms(
         self, name: str, treatments: tuple[str | Retention, ...], chosen: Array

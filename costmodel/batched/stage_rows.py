@@ -74,8 +74,17 @@ class StageRows(Rows):
         return tuple(one[self._where] for one in self.source._ends)
 
     @cached_property
-    def _tied(self) -> tuple[Atom, ...]:
-        return tuple(one[self._where] for one in self.source._tied)
+    def _tied(self) -> tuple[tuple[Atom, Atom | None], ...]:
+        where = self._where
+        return tuple(
+            (twice[where], None if once is None else once[where])
+            for twice, once in self.source._tied
+        )
+
+    @cached_property
+    def _alike_layers(self) -> tuple[tuple[str, int, Atom], ...]:
+        found = self.source._alike_layers
+        return tuple((name, size, one[self._where]) for name, size, one in found)
 
     @cached_property
     def lightest(self) -> StageBytes:

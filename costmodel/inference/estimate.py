@@ -143,7 +143,7 @@ def _sends_s(asked: Question, tokens: Array) -> Array:
     """Seconds of a micro-batch between all stages of a replica, whose ranks lie side by
     side; each tp rank sends the whole of what layers hand on."""
     tp, pp, island = asked.choice.tp, asked.choice.pp, asked.machine.island
-    size = tokens * asked.job.graph.hidden * asked.precision.activation.bytes
+    size = tokens * asked.job.graph.narrowest * asked.precision.activation.bytes
     ends = np.arange(1, pp) * tp
     whole = (island.domain % (tp * pp) == 0) | ((tp * pp) % island.domain == 0)
     far = (ends % island.domain == 0) if whole else np.ones(len(ends), dtype=bool)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         weight_of,
     )
     from costmodel.operators.operator_cost import misaligned, operator_price
-    from costmodel.operators.saved_tensors import beside, internal
+    from costmodel.operators.saved_tensors import beside, core_of, internal
     from costmodel.operators.sharding import (
         ON_TP,
         element_bytes,

@@ -42,12 +42,12 @@ from costmodel.machine import (
     shares,
     traffic_s,
 )
-from costmodel.operators.degrees import Degrees, tokens
-from costmodel.operators.sharding import extent, is_whole, local_shape
+from costmodel.operators.degrees import Degrees, scaled, tokens
+from costmodel.operators.sharding import attended, extent, is_whole, local_shape
 from costmodel.operators.work import OnRank, Work
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
-from profiles.models import Block
+from profiles.models import Block, Operator
 from profiles.samples import number_of
 
 ADDED = 3  # elements that adding one moves: it and the sum are read, the sum written
@@ -115,7 +115,7 @@ def falls_back(
 def attention_work(at: OnRank) -> tuple[Work, Work]:
     """Forward and backward of the core."""
     operator, block, degrees, precision, machine = at
-    shape, number = _core(block, degrees), number_of(operator, precision)
+    shape, number = _core(operator, block, degrees), number_of(operator, precision)
     of_sequence, share = _whole_sequence(degrees)
     works = []
     for direction, scale in (("forward", 1.0), ("backward", 2.5)):
@@ -123,10 +123,8 @@ def attention_work(at: OnRank) -> tuple[Work, Work]:
             partial(local_shape, operator, block, of_sequence),
             direction,
             number,
-            partial(
-                _pass_s, direction, shape, number, block, degrees, precision, machine
-            ),
-            where=is_whole(block, degrees) & ~_in_blocks(degrees),
+            partial(_pass_s, direction, shape, number, at),
+            where=is_whole(operator, block, degrees) & ~_in_blocks(degrees),
             share=share,
         )
         exchanged = _exchanged(
@@ -142,16 +140,16 @@ def _in_blocks(degrees: Degrees) -> Array:
     return np.asarray((degrees.cp > 1) & (degrees.cp_kind == "rsa"))
 
 
-def _core(block: Block, degrees: Degrees) -> AttentionShape:
+def _core(operator: Operator, block: Block, degrees: Degrees) -> AttentionShape:
     """What a rank attends to in a pass: of whole rows everything, a window or not."""
-    window = np.where(_in_blocks(degrees), degrees.seq_len, _window(block, degrees))
+    keys, causal = attended(operator, block, degrees)
+    in_blocks = _in_blocks(degrees)  # no window there
     return AttentionShape(
         batch_heads=-(-block.heads // degrees.tp) * degrees.micro_batch,
-        seq_q=-(-degrees.seq_len // degrees.cp),
-        seq_kv=window,
+        seq_q=scaled(-(-degrees.seq_len // degrees.cp), operator.rows),
+        seq_kv=np.where(in_blocks, degrees.seq_len, keys),
         head_dim=np.asarray(block.head_dim),
-        # A window shorter than the sequence is a band: no half of it is masked.
-        causal=block.causal & (window == degrees.seq_len),
+        causal=np.where(in_blocks, operator.causal, causal),
     )
 
 
@@ -159,12 +157,10 @@ def _pass_s(
     direction: str,
     shape: AttentionShape,
     number: Format,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
+    at: OnRank,
 ) -> Array:
     """Seconds of a pass by the kernels' rates."""
+    operator, block, degrees, precision, machine = at
     in_blocks = _in_blocks(degrees)
     once = replace(shape, seq_kv=np.where(in_blocks, shape.seq_q, shape.seq_kv))
     times = np.where(in_blocks, degrees.cp, 1)
@@ -183,7 +179,7 @@ def _pass_s(
         return one_s * times
 
     kernel = attention_kernel(degrees, machine)
-    goes_round = _goes_round(block, degrees)
+    goes_round = _goes_round(operator, block, degrees)
     if kernel.startswith("flash") and goes_round.any():
         timed = partial(
             attention_s,
@@ -193,56 +189,46 @@ def _pass_s(
             rates=machine.rates,
             number=number,
         )
-        blocks = _blocks_s(timed, shape, block, degrees)
-        added = _added_s(direction, block, degrees, precision, machine)
+        blocks = _blocks_s(timed, shape, operator.causal, degrees)
+        added = _added_s(direction, at)
         return np.where(goes_round, blocks + added, kernel_s(kernel))
     found = kernel_s(kernel)
     slow = falls_back(block, degrees, precision, machine)
     return np.where(slow, kernel_s("materialised"), found) if slow.any() else found
 
 
-def _goes_round(block: Block, degrees: Degrees) -> Array:
+def _goes_round(operator: Operator, block: Block, degrees: Degrees) -> Array:
     """Where keys of the whole sequence come block by block."""
-    whole = _window(block, degrees) == degrees.seq_len
+    whole = attended(operator, block, degrees)[0] == degrees.seq_len
     return np.asarray((degrees.cp > 1) & (degrees.cp_kind == "ring") & whole)
 
 
 def _blocks_s(
     timed: Callable[[AttentionShape], Array],
     shape: AttentionShape,
-    block: Block,
+    causal: bool,
     degrees: Degrees,
 ) -> Array:
     """Seconds of a ring's kernels: the own block of keys, then cp − 1 of others."""
     local = np.asarray(shape.seq_q)
     own = replace(shape, seq_kv=local)
     others = replace(
-        shape, seq_kv=local / 2 if block.causal else local, causal=np.asarray(False)
+        shape, seq_kv=local / 2 if causal else local, causal=np.asarray(False)
     )
     return np.asarray(timed(own) + (degrees.cp - 1) * timed(others))
 
 
-def _added_s(
-    direction: str,
-    block: Block,
-    degrees: Degrees,
-    precision: Precision,
-    machine: Machine,
-) -> Array:
+def _added_s(direction: str, at: OnRank) -> Array:
     """Seconds of adding up what a ring's kernels make. Under a causal mask half of the
     other blocks concern half of the queries."""
+    operator, block, degrees, precision, machine = at
     cp, local = degrees.cp, tokens(degrees, split=False)
-    steps = (1 + 3 * cp) / 4 if block.causal else cp
+    steps = (1 + 3 * cp) / 4 if operator.causal else cp
     width = steps * extent("query", block, degrees)
     if direction == "backward":
         width = width + cp * extent("key_value", block, degrees)
     moved = ADDED * local * width * precision.activation.bytes
     return traffic_s(moved, device=machine.device, rates=machine.rates, kernels=cp)
-
-
-def _window(block: Block, degrees: Degrees) -> int:
-    """How many keys a query looks at, at most."""
-    return min(block.window or degrees.seq_len, degrees.seq_len)
 
 
 def _whole_sequence(degrees: Degrees) -> tuple[Degrees, Array]:

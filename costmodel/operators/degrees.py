@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from profiles.arrays import Array
-from profiles.models import Block
+from profiles.models import Block, Operator
 
 if TYPE_CHECKING:
     from costmodel.layout import ModuleSharding
@@ -51,6 +51,16 @@ def tokens(degrees: Degrees, *, split: bool) -> Array:
     """Token positions a rank has: of a tensor split over tp too, or not."""
     share = degrees.cp * degrees.tp if split else degrees.cp
     return np.asarray(degrees.micro_batch * -(-degrees.seq_len // share))
+
+
+def rows_of(operator: Operator, degrees: Degrees, *, split: bool) -> Array:
+    """Rows that *operator* has on a rank: as many as token positions, or a share."""
+    return scaled(tokens(degrees, split=split), operator.rows)
+
+
+def scaled(count: Array, share: float) -> Array:
+    """*share* of a *count*, to the next whole number."""
+    return count if share == 1 else np.rint(np.asarray(count) * share)
 
 
 def sent_rows(block: Block, degrees: Degrees) -> Array:

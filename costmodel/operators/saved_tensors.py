@@ -8,7 +8,13 @@ import numpy as np
 
 from costmodel.machine import Footprint, Machine
 from costmodel.operators.attention import attention_kernel
-from costmodel.operators.degrees import Degrees, held_experts, tokens
+from costmodel.operators.degrees import (
+    Degrees,
+    held_experts,
+    rows_of,
+    scaled,
+    tokens,
+)
 from costmodel.operators.sharding import (
     elements,
     extent,
@@ -34,7 +40,8 @@ WORKING_SCORE_BYTES = {"materialised": 12.0}  # [derived]
 
 
 def handed_on(at: OnRank) -> dict[str, Array]:
-    """Tensors that others made and this operator keeps."""
+    """Tensors that others made and this operator keeps; those that come from layers
+    further before are the stage's (`costmodel.stages`)."""
     operator, block, degrees, precision, machine = at
     share = _narrower(operator, precision, machine)
     if machine.framework.footprint.keeps_gathered and splits_columns(operator):
@@ -42,7 +49,7 @@ def handed_on(at: OnRank) -> dict[str, Array]:
     return {
         item.name: tensor_bytes(item, block, degrees, precision) * share
         for item in operator.saves
-        if not item.internal
+        if not item.internal and item not in block.reads
     }
 
 
@@ -70,8 +77,8 @@ def beside(at: OnRank) -> Array:
         return np.asarray(logits * habits.logits_bytes(precision, degrees.tp))
     if operator.kind is Kind.ATTENTION:
         written = WORKING_SCORE_BYTES.get(attention_kernel(degrees, machine), 0.0)
-        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
-        working = rows * float(degrees.seq_len) * written
+        rows = -(-block.heads // degrees.tp) * rows_of(operator, degrees, split=False)
+        working = rows * _scores(operator, degrees) * written
         return np.asarray(working + _summed_keys(block, degrees, precision))
     if habits.dummy_gradients and _makes_logits(operator):
         # When the head's is made, the softmax has turned into the logits' gradient.
@@ -171,16 +178,27 @@ def internal(at: OnRank) -> dict[str, Array]:
         width = block.extents["routed"] * block.extents[operator.output.dims[-1]]
         kept[f"{operator.name}_rows"] = own * width * precision.activation.bytes
     if operator.kind is Kind.ATTENTION:
-        rows = -(-block.heads // degrees.tp) * tokens(degrees, split=False)
+        rows = -(-block.heads // degrees.tp) * rows_of(operator, degrees, split=False)
         kernel = attention_kernel(degrees, machine)
         if kernel.startswith("flash"):
-            kept["attention_core"] = rows * Format.FP32.bytes  # log-sum-exp
+            kept[core_of(operator)] = rows * Format.FP32.bytes  # log-sum-exp
         else:
             score = _score_bytes(kernel, block, precision)
             if kernel == "fused-softmax":
                 score += habits.score_bytes
-            kept["attention_core"] = rows * float(degrees.seq_len) * score
+            kept[core_of(operator)] = rows * _scores(operator, degrees) * score
     return kept
+
+
+def core_of(operator: Operator) -> str:
+    """The name of what attention keeps of its own making (`costmodel.layout.CORE`)."""
+    return f"{operator.name}_core"
+
+
+def _scores(operator: Operator, degrees: Degrees) -> float:
+    """Of a query, all of which are written where no kernel fuses them."""
+    share = operator.rows if operator.keys is None else operator.keys
+    return float(scaled(np.asarray(degrees.seq_len), share))
 
 
 def _score_bytes(kernel: str, block: Block, precision: Precision) -> float:

@@ -27,7 +27,14 @@ import numpy as np
 
 from costmodel.layout import Placement as Placement
 from costmodel.operators.degrees import Degrees as Degrees
-from costmodel.operators.degrees import held_experts, held_width, routed_rows, sent_rows
+from costmodel.operators.degrees import (
+    held_experts,
+    held_width,
+    routed_rows,
+    rows_of,
+    scaled,
+    sent_rows,
+)
 from costmodel.operators.degrees import tokens as tokens
 from profiles.arrays import Array
 from profiles.hardware import Format, Precision
@@ -159,7 +166,7 @@ def product_shape(
         return rows, n, extent(operator.contracted, block, degrees)
     # A weight that every tp rank has whole meets just the rank's part of the sequence.
     whole = has_whole_weight(operator)
-    m = tokens(degrees, split=whole and degrees.sequence_parallel)
+    m = rows_of(operator, degrees, split=whole and degrees.sequence_parallel)
     return m, n, extent(operator.contracted, block, degrees)
 
 
@@ -217,7 +224,7 @@ def forward_collectives(
     if kind:
         yield _collective(kind, operator.output, block, degrees, precision)
     if operator.kind is Kind.CROSS_ENTROPY:
-        yield from _statistics(degrees)
+        yield from _statistics(operator, degrees)
 
 
 def backward_collectives(
@@ -288,10 +295,11 @@ def _collective(
     return Collective(kind=kind, size_bytes=size)
 
 
-def _statistics(degrees: Degrees) -> Iterator[Collective]:
+def _statistics(operator: Operator, degrees: Degrees) -> Iterator[Collective]:
     """Of a vocabulary-parallel loss: row maxima, then sums and targets, in fp32."""
     for numbers in (1, 2):
-        size = np.asarray(tokens(degrees, split=False) * numbers * Format.FP32.bytes)
+        rows = rows_of(operator, degrees, split=False)
+        size = np.asarray(rows * numbers * Format.FP32.bytes)
         yield Collective(kind="all_reduce", size_bytes=size)
 
 
@@ -321,7 +329,7 @@ def _rows(operator: Operator, block: Block, degrees: Degrees) -> Array:
         return sent_rows(block, degrees)
     if "routed" in worked_on(operator).dims:
         return routed_rows(block, degrees)
-    return tokens(degrees, split=splits_rows(operator, degrees))
+    return rows_of(operator, degrees, split=splits_rows(operator, degrees))
 
 
 def splits_rows(operator: Operator, degrees: Degrees) -> bool:
@@ -340,8 +348,18 @@ def worked_on(operator: Operator) -> Tensor:
     return operator.inputs[0] if reads else operator.output
 
 
-def is_whole(block: Block, degrees: Degrees) -> Any:
+def attended(operator: Operator, block: Block, degrees: Degrees) -> tuple[int, bool]:
+    """How many keys a query of attention looks at, at most; and whether of those just
+    the ones before it: a window shorter than the sequence is a band, of which no half
+    is masked."""
+    share = operator.rows if operator.keys is None else operator.keys
+    every = int(scaled(np.asarray(degrees.seq_len), share))
+    keys = min(block.window or every, every)
+    return keys, operator.causal and keys == every
+
+
+def is_whole(operator: Operator, block: Block, degrees: Degrees) -> Any:
     """Where attention is that of its sample, or a share of it: causal, no window."""
-    window = min(block.window or degrees.seq_len, degrees.seq_len)
-    alike = block.causal and window == degrees.seq_len and degrees.flash_attention
-    return np.asarray(alike)
+    _, causal = attended(operator, block, degrees)
+    own = operator.keys in (None, operator.rows)
+    return np.asarray(causal and own and degrees.flash_attention)

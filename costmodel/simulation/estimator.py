@@ -238,10 +238,8 @@ class Accounts:
 
     @property
     def _tied_s(self) -> Array:
-        """By rank, the sum of the tied gradient over the pipeline's two ends."""
-        ends = np.zeros(self.layout.pp)
-        ends[[0, -1]] = layout_tied_sync(self.layout, self.job, self.on).seconds
-        return ends
+        """By rank, the sums of gradients of what several ranks hold."""
+        return np.asarray(layout_tied_sync(self.layout, self.job, self.on).seconds)
 
     def _by_rank(self, values: Array) -> Array:
         if len(self.layout.stages) == 1:

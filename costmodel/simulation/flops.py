@@ -133,12 +133,16 @@ def operator_flops(
         assert operator.contracted is not None
         n = sum(_width(name, block) for name in operator.columns)
         met = block.extents["routed"] if operator.kind is Kind.GROUPED_MATMUL else 1
-        return 2.0 * job.tokens * met * n * _width(operator.contracted, block)
+        rows = job.tokens * operator.rows
+        return 2.0 * rows * met * n * _width(operator.contracted, block)
     if operator.kind is Kind.ATTENTION:
-        span = min(block.window or job.seq_len, job.seq_len)
+        share = operator.rows if operator.keys is None else operator.keys
+        every = job.seq_len * share
+        span = min(block.window or every, every)
         # A window shorter than the sequence is a band: no half of it is masked.
-        half = counted.causal and block.causal and span == job.seq_len
-        square = 4.0 * job.tokens * span * block.heads * block.head_dim
+        half = counted.causal and operator.causal and span == every
+        rows = job.tokens * operator.rows
+        square = 4.0 * rows * span * block.heads * block.head_dim
         return square / 2 if half else square
     if operator.kind is Kind.SCAN:
         each = SCAN_FLOPS[operator.function] * job.tokens

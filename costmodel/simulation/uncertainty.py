@@ -85,7 +85,7 @@ def price_sources(pricer: LayoutPricer) -> PriceSources:
     """Where the price of the layout of *pricer* comes from."""
     layout, job, on = pricer.layout, pricer.job, pricer.machine
     m = layout.micro_batches
-    total = layout_tied_sync(layout, job, on) * 2.0
+    total = _summed(layout_tied_sync(layout, job, on))
     for stage, priced in zip(layout.stages, pricer.stages(), strict=True):
         total = total + _stage(pricer, stage, priced)
     if len(layout.stages) > 1:

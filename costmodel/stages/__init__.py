@@ -74,6 +74,7 @@ if TYPE_CHECKING:
         boundary,
         layout_tied_sync,
         sends,
+        shared_parameters,
         tied_sync,
         transfers,
     )

@@ -37,13 +37,25 @@ from costmodel.layout import (
     require_priced,
 )
 from costmodel.machine import Machine
-from costmodel.operators import Degrees, OperatorPrice, Packer, entry_bytes
-from costmodel.stages.block_cost import ATOM, Atom, Whole, atom, block_prices
+from costmodel.operators import (
+    Degrees,
+    OperatorPrice,
+    Packer,
+    entry_bytes,
+    tensor_bytes,
+)
+from costmodel.stages.block_cost import (
+    ATOM,
+    Atom,
+    Whole,
+    atom,
+    block_prices,
+    parameter_sums,
+)
 from costmodel.stages.data_parallelism import Place
-from costmodel.stages.pipeline_p2p import tied_holder
 from profiles.arrays import Array
 from profiles.hardware import Precision, precision
-from profiles.models import MIXERS, Block, Job, Kind
+from profiles.models import EVERY_OPERATOR, MIXERS, Block, Job, Kind, Tensor
 
 T = TypeVar("T")
 
@@ -76,15 +88,23 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Tied:
-    """Instead of a retention: of a parameter that both ends of a model hold, that of
-    *operator*, what an end sums with the other one. A stage that is both ends holds it
-    `twice`: it counts its parameters -1 times."""
+    """Instead of a retention: of parameters that several layers hold, those of
+    *operator* or of every one, what a stage sums with others. A stage that has them
+    `twice` counts them -1 times for each layer but one."""
 
     operator: str
     twice: bool
 
 
-Treatment = Retention | Tied
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Instead of a retention: of a *tensor* that a block reads of a layer further
+    before, what a stage holds that it comes to."""
+
+    tensor: Tensor
+
+
+Treatment = Retention | Tied | Carried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +117,8 @@ class PricedBlock:
     whole: Whole
     entry_bytes: Array
     packer: Packer
+    degrees: Degrees
+    precision: Precision
 
     @classmethod
     def of(
@@ -110,6 +132,8 @@ class PricedBlock:
             whole=Whole.of(prices),
             entry_bytes=entry_bytes(block, degrees, precision),
             packer=Packer.of(machine, precision),
+            degrees=degrees,
+            precision=precision,
         )
 
     def table(self, treatment: Treatment, places: int) -> Array:
@@ -119,12 +143,11 @@ class PricedBlock:
 
     def _atom(self, treatment: Treatment) -> Atom:
         if isinstance(treatment, Tied):
-            held = self.prices[treatment.operator]
-            names = ("parameters", "frozen_parameters")
-            some = {name: getattr(held, name) for name in names}
-            if not treatment.twice:
-                some = {"tied_parameters": held.parameters}
-            return Atom.of(np.shape(held.parameters), **some)
+            return self._tied(treatment)
+        if isinstance(treatment, Carried):
+            where = self.block, self.degrees, self.precision
+            held = tensor_bytes(treatment.tensor, *where)
+            return Atom.of(np.shape(held), saved_bytes=held)
         require_priced(treatment, self.block)
         framework = self.packer.machine.framework
         return atom(
@@ -137,6 +160,19 @@ class PricedBlock:
             floor=framework.host.floor,
             packer=self.packer,
         )
+
+    def _tied(self, treatment: Tied) -> Atom:
+        """The parameters of one operator, or all that layers which share them have."""
+        if treatment.operator == EVERY_OPERATOR:
+            held = parameter_sums(self.prices)
+        else:
+            names = ("parameters", "frozen_parameters")
+            one = self.prices[treatment.operator]
+            held = {name: getattr(one, name) for name in names}
+        shape = np.shape(held["parameters"])
+        if not treatment.twice:
+            held = {"tied_parameters": held["parameters"]}
+        return Atom.of(shape, **held)
 
 
 PLACE: Final = ("tp", "cp", "micro_batch", "ep", "etp")
@@ -161,7 +197,7 @@ class Site:
     def family(self) -> object:
         """Sites of one family differ in nothing but how large dimensions are."""
         block = self.block
-        shape = (id(block.alike), block.entry, block.window, block.causal)
+        shape = (id(block.alike), block.entry, block.window, block.reads)
         rest = (self.seq_len, self.sharding, self.cp_kind, self.flash_attention)
         return (*shape, block.capacity, *rest, self.modules)
 
@@ -240,13 +276,12 @@ class AtomBook:
             page.forget()
         return found
 
-    def tied(self, sites: Array, *, twice: bool) -> Array:
-        """Of the parameter that embedding and head share, the atoms of `Tied`; nothing
-        if they do not."""
-        if not self.job.graph.tied:
-            return np.zeros((len(ATOM), len(sites)))
-        block, operator = tied_holder(self.job.graph)
-        return self.atoms(block, sites, [Tied(operator, twice)], np.zeros_like(sites))
+    def tied(self, holder: tuple[str, str], sites: Array, *, twice: bool) -> Atom:
+        """Atoms of `Tied`: the parameters of the *holder*, a layer and its operator."""
+        layer, operator = holder
+        name = self.job.graph.layer_blocks[layer].name
+        wanted = [Tied(operator, twice)]
+        return Atom(self.atoms(name, sites, wanted, np.zeros_like(sites)))
 
     @cached_property
     def body(self) -> frozenset[str]:
@@ -348,7 +383,7 @@ class _Page:
             kept = body_presets(kept, book.job.graph)[name]
         elif isinstance(kept, str):
             kept = preset(kept, self.site.block)
-        if isinstance(kept, Tied) or name not in book.body:
+        if not isinstance(kept, Retention) or name not in book.body:
             return kept
         return offloaded(kept, self.site.block, book.offload)
 

@@ -20,6 +20,7 @@ from costmodel.operators import (
     Packer,
     Work,
     apart_s,
+    core_of,
     operator_price,
     require_packable,
     waited_s,
@@ -176,7 +177,7 @@ def atom(
     return Atom.of(
         shape,
         **_waiting(_seconds(forward, repeated, backward, floor), found, prices, again),
-        **_parameters(prices),
+        **parameter_sums(prices),
         saved_bytes=saved,
         away_bytes=away,
         dropped_bytes=dropped,
@@ -216,7 +217,7 @@ def _waiting(
     return {**seconds, **{name: seconds[name] + more[name] for name in more}}
 
 
-def _parameters(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
+def parameter_sums(prices: dict[str, OperatorPrice]) -> dict[str, Array]:
     """An atom's parameters, and what stands for their gradients, by name; who ties
     blocks says what the ends sum."""
     held = ("expert_parameters", "parameters", "frozen_parameters")
@@ -299,10 +300,10 @@ def kept_bytes(
         inside = block.entry is not None and block.entry.name in wanted
         entry = entry_bytes * (not inside)
         return (1 - share) * entry, share * entry, everything
-    copies = _copies_of(block, wanted)
+    copies, cores = _copies_of(block, wanted), _cores_of(block)
     dropped = sum(
         (
-            size * (1.0 if name in copies else retention.share(name))
+            size * (1.0 if name in copies else retention.share(cores.get(name, name)))
             for name, size in tensors.items()
         ),
         start=_ZERO,
@@ -310,7 +311,11 @@ def kept_bytes(
     if not retention.tiers:
         return everything - dropped, _ZERO, dropped
     away = sum(
-        (retention.away(name) * size for name, size in tensors.items()), start=_ZERO
+        (
+            retention.away(cores.get(name, name)) * size
+            for name, size in tensors.items()
+        ),
+        start=_ZERO,
     )
     return everything - dropped - away, away, dropped
 
@@ -338,6 +343,12 @@ def _copies_of(block: Block, wanted: frozenset[str]) -> frozenset[str]:
     """What operators keep of their own making goes where their output does."""
     makers = [item.name for item in block.operators if item.output.name in wanted]
     return frozenset(f"{name}_{part}" for name in makers for part in ("copies", "gate"))
+
+
+def _cores_of(block: Block) -> dict[str, str]:
+    """What attention keeps of its own making, treated alike in all of its operators."""
+    attends = (one for one in block.operators if one.kind is Kind.ATTENTION)
+    return {core_of(one): CORE for one in attends}
 
 
 def _sum(works: list[Work]) -> Work:

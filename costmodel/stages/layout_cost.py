@@ -24,7 +24,14 @@ import numpy as np
 from costmodel.layout import LayerPlan, Layout, Offload, Ranges, Stage, segments_of
 from costmodel.machine import Machine
 from costmodel.operators import OperatorPrice, Work
-from costmodel.stages.block_batch import Known, Site, Tied, Wanted, atom_table
+from costmodel.stages.block_batch import (
+    Carried,
+    Known,
+    Site,
+    Tied,
+    Wanted,
+    atom_table,
+)
 from costmodel.stages.block_cost import Atom, block_prices, recomputed_operators
 from costmodel.stages.contents import Part, contents_of
 from costmodel.stages.data_parallelism import (
@@ -40,7 +47,7 @@ from costmodel.stages.islands import (
     slowest,
     spans_of,
 )
-from costmodel.stages.pipeline_p2p import has_both_holders, tied_held
+from costmodel.stages.pipeline_p2p import held_together
 from costmodel.stages.stage_cost import StagePrice, stage_price
 from profiles.errors import InvalidSpec, MeshwrightError
 from profiles.hardware import Precision
@@ -177,9 +184,10 @@ class _Batch:
             first += len(stage.layers)
             counts = Counter(zip(map(id, blocks), map(id, stage.plans), strict=True))
             redone = segments_of(stage, blocks)
-            key = (tuple(counts.items()), redone, degrees_of(stage.mesh))
+            more = self._shared(pricer, stage)
+            key = (tuple(counts.items()), more, redone, degrees_of(stage.mesh))
             if key not in known:
-                kind = self._kind(pricer, stage, blocks, counts, redone)
+                kind = self._kind(pricer, stage, blocks, counts, redone, more)
                 known[key] = self._kinds.setdefault(kind, len(self._kinds))
             numbers.append(known[key])
         return numbers
@@ -213,6 +221,7 @@ class _Batch:
         blocks: Sequence[Block],
         counts: Mapping[tuple[int, int], int],
         redone: Sequence[range],
+        more: Parts,
     ) -> _Kind:
         place = place_of(stage.mesh, pricer.layout.micro_batch(stage))
         block_of = {id(block): block for block in blocks}
@@ -222,12 +231,7 @@ class _Batch:
             plan = plan_of[number]
             site = self._site(pricer, block_of[block], plan)
             parts[site, place, plan.retention] += count
-        for name, operator in tied_held(pricer.job.graph, stage):
-            both = has_both_holders(pricer.job.graph, stage)
-            plan = stage.plans[stage.layers.index(name)]
-            site = self._site(pricer, pricer.job.graph.block(name), plan)
-            if both or self.offload.optimizer:  # who has nothing away does not ask
-                parts[site, place, Tied(operator, both)] += -1 if both else 1
+        parts.update(dict(more))
         segments = (
             Counter(
                 (self._site(pricer, blocks[one], plan), place, plan.retention)
@@ -245,6 +249,29 @@ class _Batch:
         m = m if self.offload.optimizer and on_drives else 1
         distinct = dict.fromkeys(tuple(one.items()) for one in segments)
         return _Kind(tuple(parts.items()), tuple(distinct), parallel, m)
+
+    def _shared(self, pricer: LayoutPricer, stage: Stage) -> Parts:
+        """Parameters that layers of *stage* share, and what it holds of tensors that
+        come to it from layers further before."""
+        graph, place = (
+            pricer.job.graph,
+            place_of(stage.mesh, pricer.layout.micro_batch(stage)),
+        )
+        found: list[tuple[Wanted, int]] = []
+        for held in held_together(graph, stage):
+            plan = stage.plans[stage.layers.index(held.layer)]
+            site = self._site(pricer, graph.layer_blocks[held.layer], plan)
+            if held.count > 1:
+                tied = Tied(held.operator, twice=True)
+                found.append(((site, place, tied), 1 - held.count))
+            if not held.alone and self.offload.optimizer:  # else nobody asks
+                tied = Tied(held.operator, twice=False)
+                found.append(((site, place, tied), 1))
+        for skip in graph.skips:
+            if skip.passes(graph.layer_names.index(stage.layers[0]) - 1):
+                site = self._site(pricer, graph.layers[skip.last], stage.plans[0])
+                found.append(((site, place, Carried(skip.tensor)), 1))
+        return tuple(found)
 
     def _site(self, pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
         layout = pricer.layout

@@ -1,4 +1,7 @@
-"""What pipeline stages send each other: activations, and the gradient of a tied weight.
+"""What pipeline stages send each other: activations, and gradients of shared weights.
+
+A boundary carries the entry of the layer behind it, and what layers further on read of
+layers before it: every stage between hands that on (`ModelGraph.handed_on`).
 
 Between unlike meshes every rank sends what it has of the micro-batch, whoever wants
 it, and the side with fewer ranks sets the time.
@@ -8,27 +11,29 @@ that is how it lies; without, Megatron's scatter-gather optimisation cuts it so 
 all-gather inside the fast domain puts it together (SC 2021, section 4.1). Frameworks
 that do not (`Framework.scatters_sends`) send the whole activation from every tp rank.
 
-Where the embedding's table and the head share their weight, a stage that has both
-holds it once; stages that have one each hold a copy and sum its gradient once a step
-(Narayanan et al., SC 2021: the embedding group of Megatron-LM).
+Where layers share weights, such as the embedding's table and the head, a stage that has
+several of them holds those once; stages that have some each hold a copy and sum its
+gradient once a step (Narayanan et al., SC 2021: the embedding group of Megatron-LM).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from costmodel.layout import Layout, Stage
 from costmodel.machine import Machine, Sourced, changes_rail, near_members, shares
+from costmodel.operators import Degrees, parameters
 from costmodel.stages.data_parallelism import reduced_bytes
 from costmodel.stages.islands import machines_of
 from profiles.arrays import Array, Arrays
 from profiles.hardware import Precision
-from profiles.models import Job, ModelGraph
+from profiles.models import EVERY_OPERATOR, Block, Job, ModelGraph, Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +61,20 @@ class Sender(Arrays):
 
 
 def boundary(
-    job: Job, on: Machine, precision: Precision, sender: Sender, *, far: Array
+    job: Job,
+    on: Machine,
+    precision: Precision,
+    sender: Sender,
+    *,
+    far: Array,
+    width: Any = None,
 ) -> Sourced:
-    """The transfer of one boundary activation; between fast domains where *far*."""
+    """The transfer of what one boundary carries, *width* elements a token, or at least
+    of what any does; between fast domains where *far*."""
     sender = sender.each(np.asarray)
     tp, tokens = sender.tp, sender.micro_batch * (job.seq_len / sender.cp)
-    whole = tokens * job.graph.hidden * precision.activation.bytes
+    width = job.graph.narrowest if width is None else width
+    whole = tokens * width * precision.activation.bytes
     split = np.asarray(sender.sequence_parallel, dtype=bool)
     ways: dict[str, Any] = {
         "far": far,
@@ -105,11 +118,15 @@ def transfers(layout: Layout, job: Job, on: Machine) -> Sourced:
         )
         for one, two in pairwise(stages)
     ]
+    ends = [end - 1 for end in accumulate(len(one.layers) for one in stages[:-1])]
+    width = np.array([job.graph.handed_on[end] for end in ends])
     senders = [Sender.of(layout, one) for one in stages]
     kinds = dict.fromkeys(senders)
     taken = _slower(
         boundary(
-            job, on, layout.precision, sender, far=np.asarray(far, dtype=bool)
+            *(job, on, layout.precision, sender),
+            far=np.asarray(far, dtype=bool),
+            width=width,
         ).where(len(kinds) == 1 or _beside(senders, sender))
         for sender in kinds
     )
@@ -167,22 +184,26 @@ def _ends(stage: Any) -> tuple[int, int]:
     return spans[0][0], spans[-1][1]
 
 
-def tied_holder(graph: ModelGraph) -> tuple[str, str]:
-    """The last (block, operator) that holds the tied parameter, or could."""
-    return graph.tied[0][-1] if graph.tied else ("head", "logits")
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Parameters that a stage has `count` layers of, where others may have some too:
+    those of `operator` of the layer, or of all of its operators."""
+
+    layer: str
+    operator: str
+    count: int
+    alone: bool  # no other layer has them
 
 
-def has_both_holders(graph: ModelGraph, stage: Stage) -> bool:
-    """Whether *stage* has both holders of a tied parameter, and so it once."""
-    return any(
-        all(block in stage.layers for block, _ in holders) for holders in graph.tied
-    )
-
-
-def tied_held(graph: ModelGraph, stage: Stage) -> list[tuple[str, str]]:
-    """The last (block, operator) of *stage* that holds the tied parameter, if any."""
-    held = [one for holders in graph.tied for one in holders if one[0] in stage.layers]
-    return held[-1:]
+def held_together(graph: ModelGraph, stage: Stage) -> list[Held]:
+    """The parameters that layers of *stage* share, with each other or with others."""
+    found = []
+    for group in graph.sharing:
+        here = [one for one in group if one[0] in stage.layers]
+        if here:
+            alone = len(here) == len(group)
+            found.append(Held(*here[-1], count=len(here), alone=alone))
+    return found
 
 
 def tied_sync(
@@ -195,44 +216,109 @@ def tied_sync(
     stride: Array,
     inside: Array,
 ) -> Sourced:
-    """Summing the tied gradient between the first and the last pipeline rank.
+    """At least the sum of the gradients that every pipeline's first and last rank
+    share: of the embedding's table where the head has it too, and of numbered layers
+    that all have the same weights, which all ranks sum.
 
     *stride* is the number of ranks of a stage, each of which sums what it holds;
-    *inside* says whether the two lie in one fast domain. Zero where nothing is tied or
-    trained, or one stage has both holders. It travels in the format of any other
+    *inside* says whether all ranks lie in one fast domain. Zero where nothing is tied
+    or trained, or one stage has all of it. It travels in the format of any other
     gradient, at the step's end, and as fast as they do.
     """
-    graph = job.graph
-    block, name = tied_holder(graph)
-    if not graph.tied or graph.block(block).operator(name).frozen:
-        return Sourced(seconds=np.zeros(np.shape(pp)))
-    extents = graph.block("head").extents
-    size = extents["vocab"] / tp * extents["hidden"] * reduced_bytes(precision, on)
-    two = np.where(pp > 1, 2, 1)
+    graph, total = job.graph, Sourced(seconds=np.zeros(np.shape(pp)))
+    for group in graph.sharing:
+        holders = {layer for layer, _ in group}
+        if {"embedding", "head"} <= holders:
+            ranks = np.where(pp > 1, 2, 1)
+        elif len(holders) == graph.body:
+            ranks = np.where(pp <= graph.body, pp, 1)  # else ends stand alone
+        else:
+            continue
+        sent = _summed(graph, group[-1], on, precision, tp, ranks, stride, inside)
+        total = total + sent
+    return total
+
+
+def _summed(
+    graph: ModelGraph,
+    holder: tuple[str, str],
+    on: Machine,
+    precision: Precision,
+    tp: Array,
+    ranks: Array,
+    stride: Array,
+    inside: Array,
+) -> Sourced:
+    """The sum over *ranks* stages of what a *holder*, a layer and its operator, has."""
+    size = shared_parameters(graph, holder, tp) * reduced_bytes(precision, on)
     taken = on.collective(
         "all_reduce",
         np.asarray(size),
-        ranks=two,
-        near=np.where(inside, two, 1),
+        ranks=ranks,
+        near=np.where(inside, ranks, 1),
         shares=shares(stride, on.island),
     )
-    return on.once_a_step(taken)
+    return on.once_a_step(taken).where(np.asarray(size) > 0)
+
+
+def shared_parameters(graph: ModelGraph, holder: tuple[str, str], tp: Any) -> Any:
+    """Trained parameters of a *holder*, a layer and one or all of its operators, that
+    each of *tp* ranks has."""
+    layer, name = holder
+    block = graph.layer_blocks[layer]
+    if name != EVERY_OPERATOR:
+        return _table(block, block.operator(name), tp)
+    one = np.ones((), dtype=np.int64)
+    degrees = Degrees(
+        tp=np.asarray(tp), cp=one, micro_batch=one, seq_len=1, sequence_parallel=False
+    )
+    held = (parameters(item, block, degrees) for item in block.operators)
+    trained = [not item.frozen for item in block.operators]
+    return sum(size * some for size, some in zip(held, trained, strict=True))
+
+
+def _table(block: Block, operator: Operator, tp: Any) -> Any:
+    """Of a weight that is cut over *tp* in its words."""
+    if operator.frozen:
+        return np.zeros(np.shape(tp))
+    assert operator.contracted is not None, "a table has rows"
+    names = sorted((*operator.columns, operator.contracted), key="vocab".__ne__)
+    return block.extents[names[0]] / tp * prod(block.extents[one] for one in names[1:])
 
 
 def layout_tied_sync(layout: Layout, job: Job, on: Machine) -> Sourced:
-    """The same for a finished layout; nothing where one rank holds both ends."""
-    if layout.stages[0].held_by == layout.stages[-1].held_by:
-        return Sourced(seconds=np.zeros(()))
-    first, last = (layout.stages[place].mesh for place in (0, -1))
-    on, *_ = machines_of(on, [first.ranks, last.ranks])
+    """By pipeline rank, the sums of gradients of what several ranks hold."""
+    total = Sourced(seconds=np.zeros(layout.pp))
+    for group in job.graph.sharing:
+        holders = {layer for layer, _ in group}
+        stages = [one for one in layout.stages if holders.intersection(one.layers)]
+        ranks = sorted({rank for one in stages for rank in one.held_by})
+        if len(ranks) > 1 and len({one.held_by for one in stages}) > 1:
+            seconds = _layout_sum(layout, job, on, group[-1], stages)
+            here = np.isin(np.arange(layout.pp), ranks)
+            total = total + seconds.where(here)
+    return total
+
+
+def _layout_sum(
+    layout: Layout,
+    job: Job,
+    on: Machine,
+    holder: tuple[str, str],
+    stages: Sequence[Stage],
+) -> Sourced:
+    """The sum over *stages* of what a *holder*, a layer and its operator, has."""
+    meshes = {stage.held_by: stage.mesh for stage in stages}.values()
+    on, *_ = machines_of(on, [one.ranks for one in meshes])
     domain = on.island.domain
-    places = {one.ranks.spans[0][0] // domain for one in (first, last)}
-    return tied_sync(
-        job,
+    places = {one.ranks.spans[0][0] // domain for one in meshes}
+    return _summed(
+        job.graph,
+        holder,
         on,
         layout.precision,
-        tp=np.asarray(min(first.tp, last.tp)),  # the larger slice sets the time
-        pp=np.asarray(layout.pp),
-        stride=np.asarray(max(first.size, last.size)),  # and the wider stage
-        inside=np.asarray(len(places) == 1),
+        np.asarray(min(one.tp for one in meshes)),  # the larger slice sets the time
+        np.asarray(len(meshes)),
+        np.asarray(max(one.size for one in meshes)),  # and the wider stage
+        np.asarray(len(places) == 1),
     )

@@ -33,6 +33,7 @@ from costmodel.stages import (
     pipeline_buffers,
     price_together,
     sharded_experts,
+    shared_parameters,
     updated,
 )
 from planner.heterogeneous.candidates import Option
@@ -307,8 +308,7 @@ def _shared_parameters(problem: Problem) -> float:
     graph = problem.job.graph
     if not graph.tied:
         return 0.0
-    extents = graph.block("head").extents
-    return float(extents["vocab"] * extents["hidden"])
+    return float(shared_parameters(graph, graph.tied[0][-1], 1))
 
 
 def _bytes(

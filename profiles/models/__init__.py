@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from profiles.models.catalog import model, names
     from profiles.models.graph import (
         ENDS,
+        EVERY_OPERATOR,
         MIXERS,
         PRODUCTS,
         Block,
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
         Kind,
         ModelGraph,
         Operator,
+        Skip,
         Tensor,
     )
     from profiles.models.huggingface import parse_config

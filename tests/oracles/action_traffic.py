@@ -310,7 +310,7 @@ class StageTraffic:
         mesh, split = self.stage.mesh, self._degrees(self.stage.plans[0])
         tokens = self.layout.micro_batch(self.stage) * self.job.seq_len // mesh.cp
         share = mesh.tp if split.sequence_parallel else 1
-        hidden = self.job.graph.hidden
+        hidden = self.job.graph.narrowest
         return int(tokens // share * hidden * self._precision.activation.bytes)
 
     def _whole(self, operator: Operator, block: Block, degrees: Degrees) -> int:

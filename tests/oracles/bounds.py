@@ -45,7 +45,7 @@ def step_time_bound_s(job: Job, layout: Layout, on: Machine) -> float:
         pp=np.asarray(layout.pp),
     )
     makespan = np.maximum(makespan, _crossing_s(job, layout, stages, on))
-    tied = float(layout_tied_sync(layout, job, on).seconds)
+    tied = float(layout_tied_sync(layout, job, on).seconds.max())
     return float(makespan[0]) + _end_s(layout, stages, on) + tied + on.step_s
 
 

@@ -104,7 +104,7 @@ def on_evenly(cp: int, *, causal: bool = True) -> tuple[float, float]:
     }
     traffic = replace(ON.rates.traffic, overhead_s=0.0)
     rates = replace(ON.rates, attention=kernels, traffic=traffic)
-    block = replace(BLOCK, causal=causal)
+    attention = replace(BLOCK.operator("attention"), causal=causal)
     degrees = Degrees(
         tp=np.asarray(TP),
         cp=np.asarray(cp),
@@ -113,9 +113,7 @@ def on_evenly(cp: int, *, causal: bool = True) -> tuple[float, float]:
         sequence_parallel=True,
     )
     on = replace(ON, rates=rates)
-    works = attention_work(
-        OnRank(block.operator("attention"), block, degrees, BF16, on)
-    )
+    works = attention_work(OnRank(attention, BLOCK, degrees, BF16, on))
     forward, backward = (float(work.compute_s) for work in works)
     return forward, backward
 

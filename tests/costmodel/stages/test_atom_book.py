@@ -15,7 +15,6 @@ from costmodel.operators.degrees import Degrees
 from costmodel.operators.sharding import entry_bytes
 from costmodel.stages.block_batch import SITE, AtomBook
 from costmodel.stages.block_cost import ATOM, atom, block_prices
-from costmodel.stages.pipeline_p2p import tied_holder
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import precision
 from profiles.models.catalog import model
@@ -102,8 +101,6 @@ def test_fields_are_those_that_are_wanted() -> None:
 
 def test_a_shared_parameter_is_nothing_but_parameters() -> None:
     asked = book("gpt-13b")
-    holder, operator = tied_holder(asked.job.graph)
-    shared = asked.tied(asked.sites(columns([0])), twice=True)[:, 0]
-    tied = asked.job.graph.block(holder).operator(operator)
-    assert tied is not None
+    ((*_, holder),) = asked.job.graph.tied
+    shared = asked.tied(holder, asked.sites(columns([0])), twice=True).table[:, 0]
     assert set(np.flatnonzero(shared)) == {ATOM.index("parameters")}

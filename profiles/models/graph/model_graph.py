@@ -3,120 +3,21 @@
 A block is a layer of the layout: the embedding, each transformer layer, the final
 norm and the head. Inside, a `networkx.DiGraph` holds the order: nodes are operator
 names (attribute `operator`), edges the tensors they hand on (attribute `tensor`).
-
-`Operator`: one mathematical step of a network, in named dimensions.
-
-Nothing here knows a degree of parallelism. A dimension has a name (`batch`,
-`sequence`, `hidden`, `query`, `ffn`, `vocab` …) and the block that holds the operator
-says how long it is; how a name is split over a mesh is decided elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property, lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from profiles.errors import InvalidSpec
+from profiles.models.graph.operator import Operator, Tensor
 
 if TYPE_CHECKING:
     import networkx as nx
-
-
-class Kind(StrEnum):
-    """What an operator computes, which is what decides how it is priced."""
-
-    MATMUL = "matmul"  # rows × contracted times contracted × columns
-    ATTENTION = "attention"  # softmax(q kᵀ) v over heads
-    SCAN = "scan"  # a state carried along the sequence, chunk by chunk
-    ELEMENTWISE = "elementwise"  # norms too: bytes, not FLOPs
-    EMBEDDING = "embedding"  # rows of a table
-    CROSS_ENTROPY = "cross-entropy"  # logits → loss
-    GROUPED_MATMUL = "grouped-matmul"  # each expert's rows times its own weight
-    DISPATCH = "dispatch"  # tokens sorted by expert and sent to its rank
-    COMBINE = "combine"  # what the experts made, sent back and summed by token
-
-
-PRODUCTS = frozenset({Kind.MATMUL, Kind.GROUPED_MATMUL})
-MIXERS = frozenset({Kind.ATTENTION, Kind.SCAN})  # what tokens tell each other in
-
-
-class Element(StrEnum):
-    """The number that a saved tensor is made of."""
-
-    ACTIVATION = "activation"  # the precision policy's activation format
-    FP32 = "fp32"
-    MASK = "mask"  # one byte: a dropout mask
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """An activation: the product of its named dimensions, `copies` times.
-
-    Two saved tensors of one name are one storage: a norm's output that both the norm
-    and the next product hold is counted once.
-    """
-
-    name: str
-    dims: tuple[str, ...]
-    element: Element = Element.ACTIVATION
-    copies: float = 1.0
-    internal: bool = False  # made inside its operator, not handed on
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operator:
-    """One step: reads *inputs*, makes *output*, keeps *saves* for backward.
-
-    `columns` are the widths that the weight adds (laid side by side), `contracted`
-    the width it sums over. `forward_elements` and `backward_elements` are what a
-    memory-bound operator reads and writes, in elements per element of its output.
-    `kernels` is how many launches its forward takes in eager mode, `launches` the
-    host's work in units of an ordinary operator's; `without_gradient` of it (integers,
-    counts, copies of them) has no backward. `function` says what is measured for it
-    (`profiles.samples.operator_keys`): matmul, layernorm, gelu …
-    The parameters of a `frozen` one are not trained: they have no gradient. Those of a
-    `shared` one are another operator's of the same block.
-    """
-
-    name: str
-    kind: Kind
-    function: str
-    inputs: tuple[Tensor, ...]
-    output: Tensor
-    columns: tuple[str, ...] = ()
-    contracted: str | None = None
-    bias: bool = False
-    vectors: int = 0  # parameter vectors (of norms), each as wide as `vector_dim`
-    vector_dim: str = "hidden"
-    saves: tuple[Tensor, ...] = ()
-    forward_elements: float = 0.0
-    backward_elements: float = 0.0
-    kernels: int = 1
-    launches: float = 1.0
-    without_gradient: float = 0.0
-    frozen: bool = False
-    shared: bool = False
-
-    @property
-    def has_weight(self) -> bool:
-        return self.kind in PRODUCTS or self.kind is Kind.EMBEDDING
-
-    @property
-    def is_norm(self) -> bool:
-        return self.kind is Kind.ELEMENTWISE and self.function.endswith("norm")
-
-    @property
-    def backward_launches(self) -> float:
-        return self.launches - self.without_gradient
-
-    @property
-    def has_backward(self) -> bool:
-        """Whether anything is to be done in the backward pass: not for a frozen table,
-        which has nothing before it."""
-        return not (self.frozen and self.kind is Kind.EMBEDDING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +25,8 @@ class Block:
     """One distinct layer: operators in order, and how long each dimension is.
 
     `extents` holds every dimension but `batch` and `sequence`, which the job gives.
-    `entry` is the tensor that comes from the layer before (None for the first).
+    `entry` is the tensor that comes from the layer before (None for the first), `reads`
+    are tensors of layers further before, by the names under which they are made there.
     `heads`, `kv_heads` and `head_dim` describe its attention, if it has one; where
     keys and values are unlike, `head_dim` is their mean. `capacity` is the share of an
     even spread that each of its experts takes (None: whatever comes).
@@ -138,8 +40,8 @@ class Block:
     kv_heads: int = 0
     head_dim: int = 0
     window: int | None = None
-    causal: bool = True
     capacity: float | None = None
+    reads: tuple[Tensor, ...] = ()
 
     @cached_property
     def alike(self) -> tuple[Operator, ...]:
@@ -155,13 +57,14 @@ class Block:
         import networkx as nx  # slow to load, and planning seldom walks the graph
 
         made: dict[str, str] = {}
+        given = {one.name for one in (self.entry, *self.reads) if one is not None}
         graph = nx.DiGraph()
         for operator in self.operators:
             graph.add_node(operator.name, operator=operator)
             for tensor in operator.inputs:
                 if tensor.name in made:
                     graph.add_edge(made[tensor.name], operator.name, tensor=tensor)
-                elif self.entry is None or tensor.name != self.entry.name:
+                elif tensor.name not in given:
                     raise InvalidSpec(
                         f"{self.name}.{operator.name} reads {tensor.name!r}, "
                         "which no operator before it makes"
@@ -172,8 +75,35 @@ class Block:
     def operator(self, name: str) -> Operator:
         return next(item for item in self.operators if item.name == name)
 
+    def elements(self, tensor: Tensor) -> float:
+        """Of *tensor*, for each token of the job."""
+        widths = [part for part in tensor.dims if part not in ROWS]
+        whole = prod(self.extent(name) for name in widths)
+        return whole if tensor.copies == 1 else whole * tensor.copies
+
+    def extent(self, name: str) -> int:
+        """How long a width is, or several side by side."""
+        return sum(self.extents[part] for part in name.split("+"))
+
 
 ENDS = ("embedding", "final_norm", "head")
+ROWS = ("batch", "sequence", "routed")
+EVERY_OPERATOR = ""  # of a layer, in `ModelGraph.sharing`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """A *tensor* that the layer *source* makes and layers after the next one read, by
+    number: it passes all boundaries up to the *last* of them. `elements` a token."""
+
+    tensor: Tensor
+    source: int
+    last: int
+    elements: float
+
+    def passes(self, boundary: int) -> bool:
+        """Whether it is handed on from the layer of that number to the next."""
+        return self.source <= boundary < self.last
 
 
 @lru_cache(maxsize=1024)
@@ -185,13 +115,16 @@ def _one_of_equals(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
 class ModelGraph:
     """Blocks in model order: (block, how often it repeats in a row).
 
-    `tied` names pairs of (block, operator) that hold one parameter. `tail` is how many
-    numbered layers the head is as much work as, where a pipeline should allow for it.
+    Parameters that several layers hold: `tied` names groups of (layer, operator) with
+    one parameter, `shared` groups of layers of one kind that have all in common.
+    `tail` is how many numbered layers the head is as much work as, where a pipeline
+    should allow for it.
     """
 
     name: str
     blocks: tuple[tuple[Block, int], ...]
     tied: tuple[tuple[tuple[str, str], ...], ...] = ()
+    shared: tuple[tuple[str, ...], ...] = ()
     tail: int = 0
 
     @cached_property
@@ -257,10 +190,71 @@ class ModelGraph:
         """Whether numbered layers are alike, so that equal counts are equal work."""
         return len(self.runs) == 1 and not self.tail
 
-    @property
-    def hidden(self) -> int:
-        """Width of what layers hand on."""
-        return self.runs[0][0].extents["hidden"]
+    @cached_property
+    def sharing(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        """Groups of (layer, operator) that hold the same parameters, those of shared
+        layers as `EVERY_OPERATOR` of each."""
+        whole = (tuple((one, EVERY_OPERATOR) for one in group) for group in self.shared)
+        return (*self.tied, *whole)
+
+    @cached_property
+    def skips(self) -> tuple[Skip, ...]:
+        """What layers read of others than the one before them.
+
+        Raises InvalidSpec if a layer reads what no layer before it makes.
+        """
+        made: dict[str, int] = {}
+        last: dict[str, int] = {}
+        found: dict[str, Tensor] = {}
+        for number, block in enumerate(self.layers):
+            for tensor in block.reads:
+                if tensor.name not in made:
+                    raise InvalidSpec(
+                        f"{self.name}: layer {self.layer_names[number]} reads "
+                        f"{tensor.name!r}, which no layer before it makes"
+                    )
+                found[tensor.name], last[tensor.name] = tensor, number
+            for operator in block.operators:
+                made.setdefault(operator.output.name, number)
+        return tuple(
+            Skip(
+                tensor=tensor,
+                source=made[name],
+                last=last[name],
+                elements=self.layers[last[name]].elements(tensor),
+            )
+            for name, tensor in found.items()
+        )
+
+    @cached_property
+    def handed_on(self) -> tuple[float, ...]:
+        """Elements a token that pass from each layer to the next: the next one's entry,
+        and what layers further on read."""
+        return tuple(
+            (block.elements(block.entry) if block.entry is not None else 0)
+            + sum(skip.elements for skip in self.skips if skip.passes(number))
+            for number, block in enumerate(self.layers[1:])
+        )
+
+    @cached_property
+    def narrowest(self) -> float:
+        """The least that any two layers hand on, in elements a token."""
+        return min(self.handed_on)
+
+    @cached_property
+    def convolves(self) -> bool:
+        """Whether it has convolutions, which no sharding over tp or cp is known of."""
+        return any(one.convolves for block, _ in self.blocks for one in block.operators)
+
+    @cached_property
+    def alike_in_rows(self) -> bool:
+        """Whether all numbered layers have a row for each token, so that a sequence
+        can be split over ranks."""
+        return all(
+            one.rows == 1 and one.keys in (None, 1)
+            for block, _ in self.runs
+            for one in block.operators
+        )
 
     def distinct(self) -> Iterable[Block]:
         """Every block once, in the order in which they first come."""

@@ -1,0 +1,24 @@
+"""A model as blocks of operators in named dimensions, whatever its family."""
+
+from typing import TYPE_CHECKING
+
+from profiles.lazy import public
+
+if TYPE_CHECKING:
+    from profiles.models.graph.model_graph import (
+        ENDS,
+        EVERY_OPERATOR,
+        Block,
+        ModelGraph,
+        Skip,
+    )
+    from profiles.models.graph.operator import (
+        MIXERS,
+        PRODUCTS,
+        Element,
+        Kind,
+        Operator,
+        Tensor,
+    )
+
+__all__, __getattr__ = public(__name__, __file__)
