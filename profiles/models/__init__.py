@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from profiles.models.job import OPTIMIZERS, Job, Model, parse_model
     from profiles.models.layers import activation_function
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
-    from profiles.models.moe import SORTED
+    from profiles.models.module import ModuleSpec, remember, remembered
+    from profiles.models.moe import LAUNCHES, SORTED, WITHOUT_GRADIENT
     from profiles.models.param_count import parameters
     from profiles.models.recurrence import HEADS, JOINED, KEY, VALUE
     from profiles.models.spec import (

@@ -96,7 +96,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The forward of a module in order; `inputs` are its values from outside.
+    """The forward of a module in order.
 
     `loss` is whether its output is a loss (else the mean square stands for it), and
     `lists` are the paths of lists of modules, each with its members' paths.
@@ -105,7 +105,6 @@ class Trace:
     name: str
     steps: tuple[Step, ...]
     parameters: tuple[Parameter, ...]
-    inputs: Mapping[str, tuple[int, ...]]
     seq_len: int
     loss: bool
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()

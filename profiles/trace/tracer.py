@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -34,42 +34,45 @@ def trace_module(module: nn.Module, example: Example, *, name: str) -> Trace:
     with as_in_training(), opaque(module):
         program = exported(module, example, name)
     few, more = (evaluated(program, batch) for batch in BATCHES)
-    return _Assembly(program, few, more).trace(module, example, name)
+    parameters = _parameters(module)
+    made = _Assembly(program, few, more, parameters)
+    return Trace(
+        name=name,
+        steps=tuple(made.steps()),
+        parameters=parameters,
+        seq_len=example.seq_len,
+        loss=few.loss,
+        lists=_lists(module),
+    )
 
 
 class _Assembly:
     def __init__(
-        self, program: ExportedProgram, few: Evaluation, more: Evaluation
+        self,
+        program: ExportedProgram,
+        few: Evaluation,
+        more: Evaluation,
+        parameters: Sequence[Parameter],
     ) -> None:
         self.program, self.few, self.more = program, few, more
+        first = {alias: one.name for one in parameters for alias in one.aliases}
         self.parameter_of = {
-            spec.arg.name: str(spec.target)
+            spec.arg.name: first.get(str(spec.target), str(spec.target))
             for spec in program.graph_signature.input_specs
             if spec.kind is InputKind.PARAMETER
         }
         self.latest: dict[str, str] = {}  # of each storage, the step that wrote last
         self.through: dict[str, tuple[str, ...]] = {}  # parameters seen through views
 
-    def trace(self, module: nn.Module, example: Example, name: str) -> Trace:
-        steps, inputs = [], {}
+    def steps(self) -> Iterator[Step]:
+        """All of them, in order."""
         for node in self.program.graph.nodes:
             if node.op == "placeholder" and node.name in self.few.nodes:
-                seen = self.few.nodes[node.name]
-                inputs[node.name] = self._one_sample(node.name)
-                self.latest[seen.root] = node.name
+                self.latest[self.few.nodes[node.name].root] = node.name
             if node.op == "call_function":
                 step = self._step(node)
                 if step is not None:
-                    steps.append(step)
-        return Trace(
-            name=name,
-            steps=tuple(steps),
-            parameters=_parameters(module),
-            inputs=inputs,
-            seq_len=example.seq_len,
-            loss=self.few.loss,
-            lists=_lists(module),
-        )
+                    yield step
 
     def _step(self, node: fx.Node) -> Step | None:
         few, more = self.few.nodes[node.name], self.more.nodes[node.name]
@@ -92,7 +95,7 @@ class _Assembly:
             parameters=parameters,
             shape=self._one_sample(node.name),
             read_shapes=tuple(reads.values()),
-            numbers=_numbers(node),
+            numbers={**_numbers(node), **self._attended(node)},
             elements=_amount(few.elements, more.elements),
             itemsize=few.itemsize,
             trains=few.trains,
@@ -132,6 +135,21 @@ class _Assembly:
             root = self._root(one)
             if root and one.name not in self.parameter_of:
                 found.setdefault(self.latest.get(root, root), self._one_sample(one.name))
+        return found
+
+    def _attended(self, node: fx.Node) -> dict[str, Any]:
+        """Shapes of an attention's queries, keys and values, and whether its mask lets
+        a query see those before it alone."""
+        if _function(node) != "scaled_dot_product_attention":
+            return {}
+        given = [one for one in node.args[:3] if isinstance(one, fx.Node)]
+        found: dict[str, Any] = {
+            "shapes": tuple(self._one_sample(one.name) for one in given),
+            "operands": tuple(self.latest.get(self._root(one), "") for one in given),
+        }
+        mask = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        if isinstance(mask, fx.Node) and _compares_positions(mask):
+            found["is_causal"] = True
         return found
 
     def _parameters_of(self, node: fx.Node) -> tuple[str, ...]:
@@ -201,6 +219,15 @@ def _numbers(node: fx.Node) -> Mapping[str, Any]:
         elif isinstance(one, list | tuple) and all(isinstance(x, int) for x in one):
             found[name] = tuple(one)
     return found
+
+
+def _compares_positions(mask: fx.Node, depth: int = 12) -> bool:
+    """Whether a mask comes of `<=` or of a triangle."""
+    if depth == 0 or mask.op != "call_function":
+        return False
+    if _function(mask) in ("le", "ge", "tril", "triu", "lt", "gt"):
+        return True
+    return any(_compares_positions(one, depth - 1) for one in mask.all_input_nodes)
 
 
 def _line(node: fx.Node) -> str:
