@@ -136,13 +136,13 @@ def _asked(
     from costmodel.machine import cluster_called, cluster_name, read_profile
     from costmodel.runs import calibration_of
     from planner.problem import Asked, Goal, Objective
-    from profiles.models import model
+    from profiles import load_model
 
     profile = read_profile(job.profile)
     where = cluster_name(job.cluster, profile)
     job.require("model")
     return Asked(
-        model=model(job.model or ""),
+        model=load_model(job.model or "", seq_len=job.seq_len),
         cluster=cluster_called(where, profile.samples if profile else None),
         where=where,
         job=job,

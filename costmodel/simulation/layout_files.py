@@ -31,7 +31,14 @@ from profiles.commandline import JobOptions, given
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
 from profiles.files import read_json, write_text
 from profiles.hardware import Cluster, knows_cluster, parse_cluster
-from profiles.models import Job, Model, model, parse_model, spec_document
+from profiles.models import (
+    Job,
+    Model,
+    ModuleSpec,
+    model,
+    parse_model,
+    spec_document,
+)
 from profiles.samples import LOCAL, Samples
 
 # What a layout file leaves open: where it runs and under which software, not what runs.
@@ -140,9 +147,7 @@ def write_layout(
     known = _is_catalogue_model(job)
     file = LayoutFile(
         job={
-            "model": job.model
-            if known
-            else {"name": job.model, **spec_document(job.spec)},
+            "model": job.model if known else _spelled_model(job),
             "seq_len": job.seq_len,
             "global_batch": job.global_batch,
             "optimizer": job.optimizer,
@@ -156,10 +161,18 @@ def write_layout(
     write_text(path, json.dumps(file_document(file), indent=1, allow_nan=False) + "\n")
 
 
+def _spelled_model(job: Job) -> dict[str, Any]:
+    """A module is named by where it is made, alone."""
+    if isinstance(job.spec, ModuleSpec):
+        return spec_document(job.spec)
+    return {"name": job.model, **spec_document(job.spec)}
+
+
 def fingerprint(job: Job) -> dict[str, Any]:
     """What must be the same for two runs to be of one job; JSON values."""
+    traced = {"digest": job.spec.digest} if isinstance(job.spec, ModuleSpec) else {}
     return {
-        "model": {"name": job.model, **spec_document(job.spec)},
+        "model": {"name": job.model, **spec_document(job.spec), **traced},
         "seq_len": job.seq_len,
         "global_batch": job.global_batch,
         "optimizer": job.optimizer,
@@ -167,6 +180,8 @@ def fingerprint(job: Job) -> dict[str, Any]:
 
 
 def _is_catalogue_model(job: Job) -> bool:
+    if isinstance(job.spec, ModuleSpec):
+        return False
     try:
         return bool(model(job.model).spec == job.spec)
     except MeshwrightError:

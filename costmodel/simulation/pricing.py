@@ -31,11 +31,11 @@ from costmodel.simulation.question import Question, remarks_on, resolve
 from costmodel.simulation.remat_auto import spelled_out
 from costmodel.simulation.serialization import Origin
 from costmodel.support import framework_warnings, is_local, local_warnings
+from profiles import load_model
 from profiles.commandline import JobOptions, from_keywords, job_options
 from profiles.errors import Unsupported
 from profiles.hardware import Cluster
 from profiles.models import Model
-from profiles.models import model as load_model
 from profiles.samples import LOCAL
 
 
@@ -71,7 +71,8 @@ def from_options(
     named = cluster_name(job.cluster, profile)
     where = cluster_called(named, profile.samples if profile else None)
     asked = (job, pins, profile, calibration)
-    return _priced(load_model(job.model or ""), where, named, *asked)
+    spec = load_model(job.model or "", seq_len=job.seq_len)
+    return _priced(spec, where, named, *asked)
 
 
 def simulate(
@@ -108,7 +109,7 @@ def simulate(
     on = cluster
     if not isinstance(on, Cluster):
         on = cluster_called(where, profile.samples if profile else None)
-    spec = model if isinstance(model, Model) else load_model(job.model)
+    spec = model if isinstance(model, Model) else load_model(job.model or "", seq_len=job.seq_len)
     return _priced(spec, on, where, job, pins, profile, calibration).estimate
 
 

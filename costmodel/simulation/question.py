@@ -39,7 +39,7 @@ from costmodel.support import (
 from profiles.commandline import JobOptions
 from profiles.errors import Contradiction, InvalidSpec, Unsupported
 from profiles.hardware import Cluster, Device
-from profiles.models import DecoderSpec, Job, Model
+from profiles.models import DecoderSpec, Job, Model, ModuleSpec
 from profiles.units import MB, format_count
 
 NO_OVERLAP: Final = "none (ranks communicate with the cores that compute)"
@@ -234,6 +234,8 @@ def resolve_job(
             batch = raised
         assumed["global_batch"] = batch
     spec = model.spec
+    if isinstance(spec, ModuleSpec):
+        warnings += spec.remarks
     if (
         isinstance(spec, DecoderSpec)
         and spec.position == "learned"

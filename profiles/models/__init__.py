@@ -21,10 +21,15 @@ if TYPE_CHECKING:
         Tensor,
     )
     from profiles.models.huggingface import parse_config
-    from profiles.models.job import OPTIMIZERS, Job, Model, parse_model
+    from profiles.models.job import OPTIMIZERS, Job, Model, module_model, parse_model
     from profiles.models.layers import activation_function
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
-    from profiles.models.module import ModuleSpec, remember, remembered
+    from profiles.models.module import (
+        ModuleSpec,
+        is_reference,
+        remember,
+        remembered,
+    )
     from profiles.models.moe import LAUNCHES, SORTED, WITHOUT_GRADIENT
     from profiles.models.param_count import parameters
     from profiles.models.recurrence import HEADS, JOINED, KEY, VALUE

@@ -12,6 +12,7 @@ from profiles.limits import require
 from profiles.models.decoder import decoder_graph
 from profiles.models.graph import ModelGraph
 from profiles.models.lora import Adapters, with_adapters
+from profiles.models.module import ModuleSpec, remembered
 from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec
 
 # Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
@@ -26,6 +27,7 @@ OPTIMIZERS = {
 }
 SEQ_LEN = 2048  # [assumed] where neither the catalogue nor a file says
 GLOBAL_BATCH = 1024  # [assumed] likewise, in sequences
+MODULE_BATCH = 256  # [assumed] samples of a step of a user's module
 _BESIDE = ("name", "seq_len", "global_batch", "source", "notes")
 
 
@@ -38,7 +40,7 @@ class Job:
     """
 
     model: str
-    spec: ModelSpec
+    spec: ModelSpec | ModuleSpec
     seq_len: int
     global_batch: int
     optimizer: str = "adamw"
@@ -50,6 +52,11 @@ class Job:
         for name in ("seq_len", "global_batch"):
             require("size", getattr(self, name), name)
         spec = self.spec
+        if isinstance(spec, ModuleSpec) and self.seq_len != spec.seq_len:
+            raise InvalidSpec(
+                f"{self.model} was traced with samples of {spec.seq_len} tokens, not "
+                f"{self.seq_len}; give that --seq-len together with --model"
+            )
         if (
             isinstance(spec, DecoderSpec)
             and spec.position == "learned"
@@ -77,6 +84,8 @@ class Job:
     @cached_property
     def graph(self) -> ModelGraph:
         """The operator graph; raises Unsupported for families without one yet."""
+        if isinstance(self.spec, ModuleSpec):
+            return self.spec.graph
         if isinstance(self.spec, DecoderSpec):
             return _graph(self.spec, self.model, self.adapters)
         raise Unsupported(
@@ -100,7 +109,7 @@ class Model:
     """
 
     name: str
-    spec: ModelSpec
+    spec: ModelSpec | ModuleSpec
     seq_len: int = SEQ_LEN
     global_batch: int = GLOBAL_BATCH
     source: str = ""
@@ -158,6 +167,8 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     """
     if not isinstance(document, dict):
         raise InvalidFile(f"{what} must be an object with the fields of a model")
+    if "module" in document:
+        return _traced(document, what)
     entry = dict(document)
     family = entry.get("family", "decoder")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -172,6 +183,26 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     about = decode(beside, _About, what=what)
     spec: ModelSpec = decode(entry, FAMILIES[family], what=what)
     return Model(spec=spec, **asdict(about))
+
+
+def _traced(document: dict[str, Any], what: str) -> Model:
+    """A module that was named on the command line, and so traced, before."""
+    if list(document) != ["module"] or not isinstance(document["module"], str):
+        raise InvalidSpec(
+            f"{what}: a module is named by 'module': 'package.module:factory', alone"
+        )
+    return module_model(remembered(document["module"]))
+
+
+def module_model(spec: ModuleSpec) -> Model:
+    """A traced module, and a batch to train it with."""
+    return Model(
+        name=spec.module,
+        spec=spec,
+        seq_len=spec.seq_len,
+        global_batch=MODULE_BATCH,
+        source="traced",
+    )
 
 
 def _complete(entry: dict[str, Any], what: str) -> None:

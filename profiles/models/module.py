@@ -6,10 +6,23 @@ nothing is imported because a file says so.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import Final
 
 from profiles.errors import Unsupported
 from profiles.models.graph import ModelGraph
+
+_REFERENCE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def is_reference(name: str) -> bool:
+    """Whether *name* is of the form package.module:factory.
+
+    >>> is_reference("mine.models:unet"), is_reference("gpt-13b")
+    (True, False)
+    """
+    return _REFERENCE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

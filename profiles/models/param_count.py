@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from profiles.errors import Unsupported
+from profiles.models.module import ModuleSpec
 from profiles.models.recurrence import (
     COLUMNS,
     MIXED,
@@ -82,7 +83,7 @@ class Parameters:
         return self.embedding + self.position + self.final_norm + self.head
 
 
-def parameters(spec: ModelSpec) -> Parameters:
+def parameters(spec: ModelSpec | ModuleSpec) -> Parameters:
     """Count the parameters of *spec*.
 
     >>> tiny = DecoderSpec(layers=4, hidden=256, heads=8, vocab=512, ffn_hidden=1024,
@@ -94,6 +95,10 @@ def parameters(spec: ModelSpec) -> Parameters:
     """
     if isinstance(spec, BertSpec):
         return _bert(spec)
+    if isinstance(spec, ModuleSpec):  # which does not say what is where
+        return Parameters(
+            embedding=spec.parameters, position=0, layers=(), final_norm=0, head=0
+        )
     if not isinstance(spec, DecoderSpec):
         raise Unsupported(
             f"parameters of family {spec.family!r} are not counted yet; "

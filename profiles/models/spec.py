@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from profiles.errors import InvalidSpec
 from profiles.limits import require
+from profiles.models.module import ModuleSpec
 
 SCALINGS = ("linear", "llama3")
 ROUTINGS = ("softmax", "sigmoid")
@@ -534,12 +535,14 @@ FAMILIES: dict[str, type[ModelSpec]] = {
 }
 
 
-def spec_document(spec: ModelSpec) -> dict[str, Any]:
+def spec_document(spec: ModelSpec | ModuleSpec) -> dict[str, Any]:
     """*spec* as JSON values, which `parse_model` reads back.
 
     What came to decoders after the first files were written is left out where it has
     its default, so that files and checkpoints of before are those of now.
     """
+    if isinstance(spec, ModuleSpec):
+        return {"module": spec.module}
     document = asdict(spec)
     if isinstance(spec, DecoderSpec):
         document["numerics"] = spec.numerics.document

@@ -194,8 +194,9 @@ class _Run:
         with saved_tensors_hooks(keep, lambda one: one), torch.enable_grad():
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         self.values[node.name] = made
-        if isinstance(made, Tensor):
-            described = self._described(node.name, made)
+        first = next((one for one in tree_leaves(made) if isinstance(one, Tensor)), None)
+        if first is not None:
+            described = self._described(node.name, first)
             for name in ("shape", "elements", "itemsize", "floating", "trains"):
                 setattr(seen, name, getattr(described, name))
         self._own(node, made, seen)

@@ -34,6 +34,7 @@ _CONVOLUTIONS: Final = ("conv1d", "conv2d", "conv3d", "convolution")
 _TRANSPOSED: Final = ("addmm", "mm", "matmul")  # weight: contracted first
 _TABLES: Final = ("embedding", "embedding_bag")
 LOOKED_UP: Final = (2.0, 3.0)  # elements an element of a lookup moves, either way
+DROPPED: Final = (2.5, 2.5)  # of a dropout in one kernel, with a mask of bytes
 LOSS: Final = (8.0, 5.0, 8)  # of a cross-entropy: elements either way, kernels
 
 
@@ -331,6 +332,15 @@ def _loss(step: Step, made: Operator, naming: Naming) -> Operator:
 
 def _moving(step: Step, made: Operator, weights: Weights, naming: Naming) -> Operator:
     out = max(step.elements.one, 1.0)
+    if step.function == "dropout" and made.saves:
+        forward, backward = DROPPED
+        return replace(
+            made,
+            forward_elements=forward,
+            backward_elements=backward,
+            kernels=1,
+            launches=1.0,
+        )
     return replace(
         made,
         vectors=1 if weights.vectors else 0,

@@ -1,0 +1,19 @@
+"""`module_spec`: from a factory's name to the model that is planned."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from profiles.files import require_package
+from profiles.models import ModuleSpec
+
+
+@lru_cache(maxsize=16)
+def module_spec(reference: str, *, seq_len: int | None = None) -> ModuleSpec:
+    """The module that `package.module:factory` makes, traced; raises InvalidSpec,
+    UnknownName and Unsupported, each with what to do."""
+    require_package("torch", "tracing a module", extra="runtime")
+    from profiles.trace.lower import spec_of
+    from profiles.trace.tracer import trace
+
+    return spec_of(trace(reference, seq_len=seq_len))
