@@ -31,7 +31,8 @@ class ModuleSpec:
 
     Samples have `seq_len` tokens (1 where its inputs are no token numbers). `digest` is
     of the graph. `splits` are the degrees of tensor parallelism that its code can be
-    run with, above 1; where there is none `whole` says why. `priced_as_bytes` are its
+    run with, above 1; where there is none `whole` says why. With `own_code` it is run
+    as it is, for a trace of it does not compute (experts). `priced_as_bytes` are its
     operators that are not known.
     """
 
@@ -41,6 +42,7 @@ class ModuleSpec:
     parameters: int
     splits: tuple[int, ...] = ()
     whole: str = ""
+    own_code: bool = False
     priced_as_bytes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     graph: ModelGraph = field(compare=False, repr=False)

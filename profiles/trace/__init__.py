@@ -9,6 +9,6 @@ if TYPE_CHECKING:
     from profiles.trace.lower import Layer, layers_named
     from profiles.trace.module import module_spec
     from profiles.trace.steps import Amount, Parameter, Saved, Step, Trace
-    from profiles.trace.tracer import trace, trace_module
+    from profiles.trace.tracer import trace, trace_module, traced
 
 __all__, __getattr__ = public(__name__, __file__)

@@ -96,6 +96,7 @@ def spec_of(trace: Trace, degrees: Sequence[int] = (), whole: str = "") -> Modul
         parameters=trace.parameter_count,
         splits=tuple(degrees),
         whole=whole,
+        own_code=any(one.function == ROUTED for one in trace.steps),
         priced_as_bytes=tuple(bytes_only),
         remarks=(*trace.warnings, *remarks),
         graph=graph,

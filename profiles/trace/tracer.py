@@ -31,12 +31,19 @@ def trace(reference: str, *, seq_len: int | None = None) -> Trace:
 
 def trace_module(module: nn.Module, example: Example, *, name: str) -> Trace:
     """The trace of *module* as it is called with *example*; nothing is computed."""
+    return traced(module, example, name)[0]
+
+
+def traced(
+    module: nn.Module, example: Example, name: str
+) -> tuple[Trace, ExportedProgram]:
+    """The trace, and the graph that it is of; *module* itself may be anywhere."""
     with as_in_training(), opaque(module):
         program = exported(module, example, name)
     few, more = (evaluated(program, batch) for batch in BATCHES)
     parameters = _parameters(module)
     made = _Assembly(program, few, more, parameters)
-    return Trace(
+    found = Trace(
         name=name,
         steps=tuple(made.steps()),
         parameters=parameters,
@@ -44,6 +51,7 @@ def trace_module(module: nn.Module, example: Example, *, name: str) -> Trace:
         loss=few.loss,
         lists=_lists(module),
     )
+    return found, program
 
 
 class _Assembly:
