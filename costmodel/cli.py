@@ -22,6 +22,7 @@ from profiles.commandline import (
     command,
     console,
     emit_json,
+    flags,
     given,
     job_options,
     option,
@@ -158,7 +159,7 @@ def simulate(
 
     Give a layout file, or a model with layout options; or a table of runs.
     """
-    inference.require_alone(job, pins, [*wish.of_training, *_flags(learning)])
+    inference.require_alone(job, pins, [*wish.of_training, *flags(learning)])
     if inference.inference:
         from costmodel.inference import answer
 
@@ -177,10 +178,6 @@ def simulate(
         _sweep(job, pins, wish.sweep, calibration, as_json=wish.as_json)
     else:
         _one(job, pins, wish, calibration)
-
-
-def _flags(learning: CalibrationOptions) -> list[str]:
-    return [f"--{name.replace('_', '-')}" for name in given(learning)]
 
 
 def _calibration(learning: CalibrationOptions, job: JobOptions) -> Calibration | None:

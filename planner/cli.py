@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from costmodel.options import Pins, layout_options
+from costmodel.options import (
+    InferenceOptions,
+    Pins,
+    inference_options,
+    layout_options,
+)
+from planner.inference import LatencyOptions, latency_options
 from planner.options import Around, Wish, around_options, search_options, several_gpus
 from profiles.commandline import (
     CalibrationOptions,
@@ -13,6 +19,7 @@ from profiles.commandline import (
     command,
     console,
     emit_json,
+    flags,
     given,
     job_options,
     premise,
@@ -34,16 +41,47 @@ COMPARE_S = 30.0  # given to each search of --compare-searches, unless it is sai
 @several_gpus
 @job_options
 @layout_options
+@inference_options
+@latency_options
 @calibration_options
 @around_options
 @search_options
-def plan(job: JobOptions, pins: Pins, learning: CalibrationOptions, wish: Wish) -> None:
+def plan(
+    job: JobOptions,
+    pins: Pins,
+    inference: InferenceOptions,
+    latency: LatencyOptions,
+    learning: CalibrationOptions,
+    wish: Wish,
+) -> None:
     """Which layout should I use? Layout options given here are fixed, the rest is
     searched.
 
     Prints the best layout, its predicted step time and memory, the proof that no
     other is better, and the best runners-up.
     """
+    inference.require_alone(job, pins, [*wish.of_training, *flags(learning)])
+    if inference.inference:
+        from planner.inference import answer
+
+        answer(
+            job,
+            pins,
+            inference,
+            latency,
+            wish.sizes,
+            top=wish.top,
+            as_json=wish.as_json,
+        )
+        return
+    latency.require_inference()
+    _train(job, pins, learning, wish)
+
+
+def _train(
+    job: JobOptions, pins: Pins, learning: CalibrationOptions, wish: Wish
+) -> None:
+    """Answer about training: one plan, several numbers of GPUs, or a difference."""
     from planner.planning import Planning
     from planner.queries import (
         answer_each,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final
@@ -131,6 +131,18 @@ class Wish:
         help="Stages may differ in layers and mesh.",
     )
     as_json: bool
+
+    @property
+    def of_training(self) -> list[str]:
+        """Options that were given and say nothing of inference."""
+        kept = ("top", "sizes", "as_json", "around")
+        both: list[tuple[Any, Any]] = [(self, one) for one in fields(self)]
+        both += [(self.around, one) for one in fields(self.around)]
+        return [
+            f"--{one.name.replace('_', '-')}"
+            for of, one in both
+            if one.name not in kept and getattr(of, one.name) != one.default
+        ]
 
 
 around_options = collected("Questions around the plan", Around, "around")

@@ -26,7 +26,7 @@ def load_model(name_or_path: str | Path, *, seq_len: int | None = None) -> Model
         return model(name)
     from profiles.trace import module_spec  # loads torch
 
-    return module_model(remember(module_spec(name, seq_len=seq_len)))
+    return module_model(remember(*module_spec(name, seq_len=seq_len)))
 
 
 def load_cluster(name_or_path: str | Path) -> Cluster:

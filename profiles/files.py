@@ -86,6 +86,19 @@ def read_json(path: Path | str, *, what: str, most_bytes: int = MOST_BYTES) -> o
         raise InvalidFile(f"{name} is truncated or invalid JSON: {error}") from error
 
 
+def read_text(path: Path | str, *, what: str, most_bytes: int = MOST_BYTES) -> str:
+    """The text of a UTF-8 file; *what* it should be. Raises InvalidFile as `read_json`
+    does."""
+    name = f"{what} {shown(path)}"
+    content = _content(Path(path), name, most_bytes)
+    try:
+        return content.removeprefix(_BYTE_ORDER_MARK).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidFile(
+            f"{name} is not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from error
+
+
 def _content(path: Path, name: str, most_bytes: int) -> bytes:
     try:
         mode = path.stat().st_mode

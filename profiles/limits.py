@@ -45,6 +45,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "bytes a second": Limit(least=1, most=1e16, unit="bytes a second", zero=True),
     "FLOP a second": Limit(least=1, most=1e20, unit="FLOP/s", zero=True),
     "seconds": Limit(least=0, most=10, unit="s"),  # latencies
+    "time between failures": Limit(least=60, most=1e11, unit="s"),
     "watts": Limit(least=1e-3, most=1e6, unit="W", zero=True),
     "dollars an hour": Limit(least=1e-6, most=1e6, unit="dollars an hour", zero=True),
     "a number": Limit(least=1e-9, most=1e9, zero=True),

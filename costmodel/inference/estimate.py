@@ -9,8 +9,9 @@ micro-batches × slowest stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -20,8 +21,8 @@ from costmodel.inference.memory import (
     Held,
     fits,
     largest_micro_batch,
-    memory,
     prompts_together,
+    rank_memory,
     stages_of,
 )
 from costmodel.inference.passes import HEAD, Pass, PassPrice, block_pass, served
@@ -85,11 +86,14 @@ class Passed:
         }
 
 
-def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
-    """A prefill pass of so many *prompts*, or a decode pass at *context* tokens."""
+def passed(
+    asked: Question, *, prompts: int = 0, context: Any = None, fresh: int = 1
+) -> Passed:
+    """A prefill pass of so many *prompts*, or a decode pass of *fresh* new tokens of
+    each sequence at *context* tokens."""
     decodes = context is not None
     degrees = (
-        asked.degrees(asked.choice.micro_batch, 1)
+        asked.degrees(asked.choice.micro_batch * fresh, 1)
         if decodes
         else asked.degrees(prompts, asked.prompt_len)
     )
@@ -99,6 +103,7 @@ def passed(asked: Question, *, prompts: int = 0, context: Any = None) -> Passed:
         cache=asked.cache,
         machine=asked.machine,
         context=np.asarray(context, dtype=float) if decodes else None,
+        fresh=fresh,
         graphs=decodes and asked.graphs,
     )
     floor = asked.machine.framework.host.floor
@@ -159,7 +164,6 @@ class InferenceEstimate:
 
     asked: Question
     held: tuple[Held, ...]
-    largest_micro_batch: int
     prefill: Passed
     decode: Passed
     generation_s: float
@@ -173,10 +177,15 @@ class InferenceEstimate:
         return self.asked.choice.gpus
 
     @property
+    def prompts_together(self) -> int:
+        """Prompts of a prefill pass."""
+        return prompts_together(self.asked, self.asked.choice.micro_batch)
+
+    @property
     def prefill_s(self) -> float:
         """Until every prompt of the batch has been read."""
         asked, size = self.asked, self.asked.choice.micro_batch
-        passes = asked.micro_batches * -(-size // prompts_together(asked, size))
+        passes = asked.micro_batches * -(-size // self.prompts_together)
         return float(self.prefill.latency_s + (passes - 1) * self.prefill.slowest_s)
 
     @property
@@ -199,11 +208,13 @@ class InferenceEstimate:
         """Of the fullest stage's ranks."""
         return max(one.total for one in self.held)
 
-    @property
+    @cached_property
     def largest_global_batch(self) -> int:
         """That fits, in as many micro-batches; 0 where none does."""
         return (
-            self.largest_micro_batch * self.asked.micro_batches * self.asked.choice.dp
+            largest_micro_batch(self.asked)
+            * self.asked.micro_batches
+            * self.asked.choice.dp
         )
 
     @property
@@ -275,7 +286,7 @@ class InferenceEstimate:
         return {
             "time_s": self.prefill_s,
             "time_to_first_token_s": first_s,
-            "prompts_together": prompts_together(asked, asked.choice.micro_batch),
+            "prompts_together": self.prompts_together,
             "tokens_per_s": per_s,
             "tokens_per_s_per_gpu": per_s / self.gpus,
             "flops_per_token": prefill_flops(asked.job, asked.prompt_len)
@@ -285,21 +296,28 @@ class InferenceEstimate:
         }
 
 
-def estimate(asked: Question) -> InferenceEstimate:
+def inference_estimate(asked: Question) -> InferenceEstimate:
     """Price a question about inference."""
     together = prompts_together(asked, asked.choice.micro_batch)
     return InferenceEstimate(
         asked=asked,
-        held=memory(asked),
-        largest_micro_batch=largest_micro_batch(asked),
+        held=rank_memory(asked),
         prefill=passed(asked, prompts=together),
         decode=passed(asked, context=asked.job.seq_len),
-        generation_s=_generation_s(asked),
+        generation_s=generation_s(asked),
     )
 
 
-def _generation_s(asked: Question) -> float:
-    """Seconds of all new tokens but the first, which the prefill makes: the mean step
+def generation_s(asked: Question) -> float:
+    """Seconds of all new tokens but the first, which the prefill makes."""
+    return over_contexts(
+        asked,
+        lambda context: passed(asked, context=context).step_s(asked.micro_batches),
+    )
+
+
+def over_contexts(asked: Question, step_s: Callable[[Array], Array]) -> float:
+    """Seconds of as many steps as there are new tokens but one: the mean of *step_s*
     over the contexts that they have."""
     steps = asked.new_tokens - 1
     if not steps:
@@ -307,8 +325,7 @@ def _generation_s(asked: Question) -> float:
     first, last = asked.prompt_len + 1, asked.prompt_len + steps
     count = min(steps, _SAMPLED_CONTEXTS)
     contexts = np.linspace(first, last, count)
-    taken = passed(asked, context=contexts).step_s(asked.micro_batches)
-    taken = np.broadcast_to(taken, contexts.shape)
+    taken = np.broadcast_to(step_s(contexts), contexts.shape)
     if count == steps:
         return float(np.sum(taken))
     between = (taken[1:] + taken[:-1]) / 2

@@ -73,7 +73,7 @@ def prompts_together(asked: Question, micro_batch: int) -> int:
     return min(micro_batch, max(PREFILL_TOKENS // asked.prompt_len, 1))
 
 
-def memory(asked: Question, micro_batch: int | None = None) -> tuple[Held, ...]:
+def rank_memory(asked: Question, micro_batch: int | None = None) -> tuple[Held, ...]:
     """Bytes of a rank of each stage; *micro_batch* instead of the one asked for."""
     size = micro_batch or asked.choice.micro_batch
     blocks = {block.name: block for block in asked.job.graph.distinct()}
@@ -108,8 +108,14 @@ def fits(asked: Question, held: Sequence[Held]) -> bool:
 
 def largest_micro_batch(asked: Question) -> int:
     """The most sequences of a pass that fit; 0 if not even one does."""
-    sizes = range(1, LARGEST_BATCH)
-    return bisect(sizes, False, key=lambda size: not fits(asked, memory(asked, size)))
+
+    def is_too_large(size: int) -> bool:
+        return not fits(asked, rank_memory(asked, size))
+
+    end = 1
+    while end < LARGEST_BATCH and not is_too_large(end):
+        end *= 2
+    return end // 2 + bisect(range(end // 2 + 1, end), False, key=is_too_large)
 
 
 def _weight_bytes(asked: Question, here: Iterable[tuple[Block, int]]) -> float:

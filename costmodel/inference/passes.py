@@ -66,14 +66,15 @@ _NOTHING = Sourced(seconds=_ZERO)
 class Pass:
     """What is the same for all blocks of a pass: how they are cut, how weights and the
     cache are stored, on what machine. `context` are the tokens that each sequence has
-    (an array) where one new token of each is decoded; None: prompts are read. With
-    `graphs` no host issues kernels."""
+    (an array) where `fresh` new tokens of each are decoded (`micro_batch` counts them
+    all); None: prompts are read. With `graphs` no host issues kernels."""
 
     degrees: Degrees
     stored: Stored
     cache: Format
     machine: Machine
     context: Array | None = None
+    fresh: int = 1
     graphs: bool = False
 
     def degrees_in(self, block: Block) -> Degrees:
@@ -297,7 +298,7 @@ def _attention(operator: Operator, block: Block, of: Pass) -> PassPrice:
 
 
 def _decoded(operator: Operator, block: Block, of: Pass) -> PassPrice:
-    """Attention of one token of each of `micro_batch` sequences over its cache.
+    """Attention of `micro_batch` tokens, `fresh` of each sequence, over its cache.
 
         heads      2 products of 2 · heads · span · head_dim FLOPs a sequence
         latents    absorbed: each head's query meets the latent itself, 2 · heads ·
@@ -319,7 +320,7 @@ def _decoded(operator: Operator, block: Block, of: Pass) -> PassPrice:
     heads = -(-block.heads // degrees.tp)
     pairs = np.asarray(batch * heads * seen, dtype=float)
     flops = 2.0 * pairs * width
-    read = np.asarray(batch * seen * of.cache.bytes, dtype=float)
+    read = np.asarray(batch / of.fresh * seen * of.cache.bytes, dtype=float)
     read = read * cached_elements(block, int(degrees.tp))
     rate = attention_rate(attention_kernel(degrees, machine), machine.rates)
     kept, kernels, moved = rate.forward, 1.0, read

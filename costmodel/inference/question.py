@@ -97,7 +97,7 @@ def resolve(
     positions, Unsupported for other models than decoders and unlike islands.
     """
     _require_one_island(cluster)
-    spec, assumed = _served(model), dict[str, Any]()
+    spec, assumed = served_spec(model), dict[str, Any]()
     if wish.cluster is None:
         assumed["cluster"] = cluster.name
     choice = degrees_asked(wish, pins, assumed)
@@ -231,7 +231,7 @@ def _most_divisor(number: int, most: int) -> int:
     )
 
 
-def _served(model: Model) -> DecoderSpec:
+def served_spec(model: Model) -> DecoderSpec:
     """A model's spec without what is of training alone: dropout, tokens dropped at full
     experts, and further tokens predicted."""
     spec = model.spec
@@ -290,7 +290,7 @@ def _violations(asked: Question, cluster: Cluster) -> Iterator[str]:
         yield f"pp={choice.pp} is more than the {job.graph.body} layers"
     spec = job.spec
     assert isinstance(spec, DecoderSpec), "`resolve` takes no others"
-    yield from width_violations(choice.tp, spec)
+    yield from width_violations(choice.tp, job.graph)
     yield from _of_experts(choice, spec, job)
 
 

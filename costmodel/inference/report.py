@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 from costmodel.inference.estimate import (
     InferenceEstimate,
     Passed,
-    estimate,
+    inference_estimate,
     token_bytes,
 )
-from costmodel.inference.memory import prompts_together
+from costmodel.inference.pools import Pools, pools
 from costmodel.inference.question import resolve
+from costmodel.inference.speculation import Speculation, speculation
 from costmodel.options import InferenceOptions, Pins
 from costmodel.report import (
     assumed_words,
@@ -50,8 +51,10 @@ _COLUMNS: Final = {
 }
 
 
-def inference_view(found: InferenceEstimate) -> Group:
-    """Everything `simulate --inference` shows."""
+def inference_view(
+    found: InferenceEstimate, supposed: Sequence[tuple[str, str]] = ()
+) -> Group:
+    """Everything `simulate --inference` shows; what is *supposed* beside it too."""
     from rich.console import Group
     from rich.text import Text
 
@@ -64,7 +67,7 @@ def inference_view(found: InferenceEstimate) -> Group:
         style="bold",
     )
     rows = [
-        ("layout", _layout_words(found)),
+        ("layout", layout_words(found)),
         ("prefill", _prefill_words(found)),
         ("decode", _decode_words(found)),
         ("", _least_words(found)),
@@ -76,6 +79,7 @@ def inference_view(found: InferenceEstimate) -> Group:
         ),
         ("prefill breakdown", breakdown_words(_parts(found.prefill))),
         ("decode breakdown", breakdown_words(found.decode.breakdown_s(found.step_s))),
+        *supposed,
     ]
     if asked.assumed:
         rows.append(("assumed", assumed_words(asked.assumed)))
@@ -91,7 +95,7 @@ def _parts(passed: Passed) -> dict[str, float]:
     return passed.breakdown_s(float(passed.latency_s))
 
 
-def _layout_words(found: InferenceEstimate) -> str:
+def layout_words(found: InferenceEstimate) -> str:
     asked, choice = found.asked, found.asked.choice
     sizes = {name: getattr(choice, name) for name in ("tp", "pp", "dp", "ep")}
     degrees = " · ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
@@ -109,7 +113,7 @@ def _layout_words(found: InferenceEstimate) -> str:
 
 def _prefill_words(found: InferenceEstimate) -> str:
     asked = found.asked
-    together = prompts_together(asked, asked.choice.micro_batch)
+    together = found.prompts_together
     first = format_seconds(float(found.prefill.latency_s))
     rate = asked.job.global_batch * asked.prompt_len / found.prefill_s
     some = f"{together} prompts" if together > 1 else "a prompt"
@@ -185,18 +189,65 @@ def answer(
     where = cluster(job.cluster or DEFAULT_CLUSTER)
     price = partial(_priced, named, where)
     if axes:
+        options.require_no_what_if()
         wrong = (Contradiction, InvalidSpec)
         rows = list(sweep(axes, (job, pins, options), price, AXES, wrong))
         show_sweep(rows, SWEEP_COLUMNS, as_json=as_json)
         return
     found = price(job, pins, options)
+    supposed = _supposed(found, options)
     if as_json:
-        emit_json(found.document())
+        members = {name: one.document() for name, one in supposed.items()}
+        emit_json(found.document() | members)
         return
     for line in found.warnings:
         warn(line)
-    console().print(inference_view(found))
+    said = [_WORDS[name](one) for name, one in supposed.items()]
+    console().print(inference_view(found, said))
+
+
+def _supposed(found: InferenceEstimate, options: InferenceOptions) -> dict[str, Any]:
+    """The what-ifs that were asked for, by their names in the document."""
+    supposed: dict[str, Any] = {}
+    if options.draft_model is not None:
+        draft = partial(model, options.draft_model)
+        supposed["speculation"] = speculation(
+            found, options, draft, found.asked.assumed
+        )
+    if options.prefill_gpus is not None:
+        supposed["pools"] = pools(found, options.prefill_gpus)
+    return supposed
+
+
+def _speculation_words(found: Speculation) -> tuple[str, str]:
+    verdict = "" if found.fits else "; DOES NOT FIT with the draft"
+    words = (
+        f"{found.draft.job.model} proposes {found.tokens} tokens, "
+        f"{found.tokens_per_round:.2f} come of a round of "
+        f"{format_seconds(float(found.round_s(found.plain.asked.job.seq_len)))}: "
+        f"{format_seconds(found.token_s)} a token, "
+        f"{found.plain.step_s / found.token_s:.2f} × as fast{verdict}"
+    )
+    return "speculation", words
+
+
+def _pools_words(found: Pools) -> tuple[str, str]:
+    gain = found.requests_per_s / found.together_per_s
+    words = (
+        f"{found.prefill_gpus} GPUs read {found.prefill_per_s:.3g} prompts/s, "
+        f"{found.plain.gpus - found.prefill_gpus} decode {found.decode_per_s:.3g} "
+        f"answers/s: {gain:.2f} × the {found.together_per_s:.3g} requests/s of all "
+        f"doing both; {format_bytes(found.moved_bytes)} a prompt move in "
+        f"{format_seconds(found.moved_s)}; balanced at {found.balanced_gpus} GPUs"
+    )
+    return "prefill apart", words
+
+
+_WORDS: Final[Mapping[str, Callable[[Any], tuple[str, str]]]] = {
+    "speculation": _speculation_words,
+    "pools": _pools_words,
+}
 
 
 def _priced(model: Model, cluster: Cluster, *asked: Any) -> InferenceEstimate:
-    return estimate(resolve(model, cluster, *asked))
+    return inference_estimate(resolve(model, cluster, *asked))

@@ -214,7 +214,7 @@ def shape_of(job: Job) -> str:
     """What models of one shape share: dense or with experts, layers and hidden size."""
     spec = job.spec
     if not isinstance(spec, DecoderSpec):
-        return spec.family
+        return f"{spec.family}-{job.graph.body}x{job.graph.narrowest:g}"
     kind = "dense" if spec.moe is None else "moe"
     return f"{kind}-{spec.layers}x{spec.hidden}"
 

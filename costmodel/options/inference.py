@@ -10,12 +10,14 @@ from costmodel.options.pins import Pins
 from profiles.commandline import (
     LARGEST_SEQUENCE,
     Choice,
+    FloatRange,
     IntRange,
     JobOptions,
     collected,
     given,
     option,
     switch,
+    text,
 )
 from profiles.errors import Contradiction, Unsupported
 from profiles.samples import LOCAL
@@ -64,6 +66,36 @@ class InferenceOptions:
         help="Decode with CUDA graphs, without host launch overhead.  [default: on]"
     )
 
+    draft_model: str | None = option(
+        type=text,
+        metavar="NAME|FILE",
+        help="What if: speculative decoding, with this model as the draft.",
+    )
+    draft_tokens: int | None = option(
+        type=IntRange(1, 64),
+        metavar="K",
+        help="Tokens that the draft proposes at a time.  [default: 4]",
+    )
+    acceptance: float | None = option(
+        type=FloatRange(0, 1),
+        metavar="P",
+        help="Probability that a proposed token is accepted.  [default: 0.7]",
+    )
+    prefill_gpus: int | None = option(
+        type=IntRange(),
+        metavar="N",
+        help="What if: N of the GPUs read prompts, and the others decode.",
+    )
+
+    def require_no_what_if(self) -> None:
+        """Raise Contradiction for what is about one layout, where several are asked
+        for."""
+        for name in ("draft_model", "prefill_gpus"):
+            if getattr(self, name) is not None:
+                raise Contradiction(
+                    f"{_flag(name)} is about one layout; leave it or the others out"
+                )
+
     def require_alone(self, job: JobOptions, pins: Pins, others: Iterable[str]) -> None:
         """Raise Contradiction unless these options go with the rest of the command, and
         Unsupported for a machine that is known by its samples alone.
@@ -77,6 +109,12 @@ class InferenceOptions:
                     f"{', '.join(mine)} {_be(mine)} about inference; add --inference"
                 )
             return
+        if self.draft_model is None:
+            for name in ("draft_tokens", "acceptance"):
+                if getattr(self, name) is not None:
+                    raise Contradiction(
+                        f"{_flag(name)} is of speculative decoding; give --draft-model"
+                    )
         if job.cluster is not None and job.cluster.lower() == LOCAL:
             raise Unsupported(
                 f"--cluster {job.cluster} is known by samples of training alone; "

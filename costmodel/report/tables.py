@@ -368,6 +368,8 @@ def training_rows(training: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     ]
     if training["rampup"] is not None:
         rows.append(("batch ramp", _rampup_words(training["rampup"])))
+    if training["failures"] is not None:
+        rows.append(("failures", _failure_words(training["failures"])))
     return tuple(rows)
 
 
@@ -377,7 +379,7 @@ def _took(training: Mapping[str, Any]) -> str:
         "days": "days",
         "device_hours": "device-hours",
         "dollars": "dollars",
-        "energy_kwh": "kWh at the devices' rated power",
+        "energy_kwh": "kWh at rated power",
     }
     steps = f"{_in_full(training['steps'])} steps"
     taken = (
@@ -386,6 +388,21 @@ def _took(training: Mapping[str, Any]) -> str:
         if training[name] is not None
     )
     return f"{format_count(training['tokens'])} tokens: {', '.join((steps, *taken))}"
+
+
+def _failure_words(failures: Mapping[str, Any]) -> str:
+    """How many are to be expected, and what they add."""
+    mtbf = f"one in {_in_full(failures['mtbf_h'])} h"
+    if failures["days"] is None:
+        return f"{mtbf}: they leave no time to train"
+    return (
+        f"{mtbf}, {_in_full(failures['expected'])} in the run: "
+        f"{_in_full(failures['days'])} days with them, goodput "
+        f"{failures['goodput']:.1%} with a checkpoint of "
+        f"{format_seconds(failures['checkpoint_s'])} every "
+        f"{format_seconds(failures['interval_s'])} (a restart taken as "
+        f"{format_seconds(failures['assumed']['restart_s'])})"
+    )
 
 
 def _compute_words(compute: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from costmodel.goodput import FailureModel
 from costmodel.machine import Machine
 from costmodel.simulation import Estimate, answers, total_compute_flops
 from costmodel.support import MOST_PASSES
@@ -145,13 +146,16 @@ def _step_times(
     return seconds
 
 
+STATE_BYTES = 4  # of a parameter's master, and of each of its moments
+RESTART_S = 600.0  # [assumed] from a failure to the first step after it
+WRITE_BYTES_PER_S = 0.25e9  # [assumed] a device's share of shared storage
 BROWN = "6 FLOPs a parameter and token, attention left out"
 
 
 def training(
     found: Estimate, tokens: float, ramped: Ramped | None = None
 ) -> dict[str, Any]:
-    """Steps, days, device-hours, dollars and FLOPs of training *tokens* tokens at this
+    """Steps, days, device-hours, dollars, FLOPs and failures of *tokens* tokens at this
     step, or where the batch is *ramped*, at each batch's."""
     level_s = tokens / found.job.tokens * found.step_time_s
     steps = tokens / found.job.tokens if ramped is None else sum(ramped.steps.values())
@@ -170,6 +174,40 @@ def training(
         else device_hours * found.device_power_w / 1e3,
         "compute": compute(found, tokens),
         "rampup": None if ramped is None else _rampup(ramped, level_s),
+        "failures": failures(found, seconds),
+    }
+
+
+def failures(found: Estimate, seconds: float) -> dict[str, Any] | None:
+    """What failures of nodes add to *seconds* of training, with a checkpoint as often
+    as is best (Daly); None where the cluster does not say how often its nodes fail."""
+    known = found.reliability
+    if known is None:
+        return None
+    size_bytes = (
+        parameters(found.job.spec).trained * STATE_BYTES * (1 + found.job.moments)
+    )
+    nodes_bytes_per_s = known.drives_bytes_per_s
+    assumed = {"restart_s": RESTART_S}
+    if nodes_bytes_per_s is None:
+        nodes_bytes_per_s = found.layout.gpus * WRITE_BYTES_PER_S
+        assumed["write_bytes_per_s_per_device"] = WRITE_BYTES_PER_S
+    model = FailureModel(
+        mtbf_s=1 / known.failures_per_s,
+        checkpoint_s=size_bytes / nodes_bytes_per_s,
+        restart_s=RESTART_S,
+    )
+    interval_s = model.daly_interval_s
+    goodput = model.goodput(interval_s)
+    return {
+        "mtbf_h": model.mtbf_s / HOUR_S,
+        "expected": seconds * known.failures_per_s / goodput if goodput else None,
+        "checkpoint_bytes": size_bytes,
+        "checkpoint_s": model.checkpoint_s,
+        "interval_s": interval_s,
+        "goodput": goodput,
+        "days": seconds / goodput / DAY_S if goodput else None,
+        "assumed": assumed,
     }
 
 

@@ -419,6 +419,7 @@ def _answered(
         "device": devices.name,
         "device_cost": devices.cost,
         "device_power_w": devices.power_w,
+        "reliability": devices.reliability,
         "price_sources": sources,
         "stops_early": where.framework.stops_early,
         "assumed": assumed,

@@ -23,7 +23,17 @@ from functools import lru_cache
 from typing import Final
 
 from profiles.errors import UnknownName
-from profiles.models import PRODUCTS, VALUE, Block, Job, Kind, Operator, parameters
+from profiles.models import (
+    PRODUCTS,
+    VALUE,
+    Block,
+    DecoderSpec,
+    Job,
+    Kind,
+    Operator,
+    operator_parameters,
+    parameters,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +106,26 @@ def model_flops(job: Job, counted: Convention = MEGATRON) -> float:
     total = 0.0
     if counted.by_parameters:
         each = 4.0 if job.adapters else 6.0  # frozen weights have no gradients
-        total = each * parameters(job.spec).active * job.tokens
+        total = each * _met(job) * job.tokens
     return total + sum(
         count * _passes(item) * operator_flops(item, block, job, counted)
         for block, count in job.graph.blocks
         for item in block.operators
         if item.kind is Kind.ATTENTION or not counted.by_parameters
+    )
+
+
+def _met(job: Job) -> float:
+    """Parameters that a token meets: of a decoder all but the experts not chosen, of
+    others those of each operator for each of its rows a token."""
+    graph, tables = job.graph, {table for group in job.graph.tied for table in group}
+    if isinstance(job.spec, DecoderSpec):
+        return parameters(job.spec).active
+    return sum(
+        operator_parameters(one, block) * one.rows
+        for name, block in graph.layer_blocks.items()
+        for one in block.operators
+        if one.kind is not Kind.EMBEDDING or (name, one.name) not in tables
     )
 
 

@@ -314,7 +314,7 @@ def width_over(tp: int, ep: int) -> int:
 
 def has_experts(job: Job) -> bool:
     """Whether any layer of the job's model has experts."""
-    return isinstance(job.spec, DecoderSpec) and job.spec.moe is not None
+    return job.has_experts
 
 
 def unbalanced(
@@ -324,8 +324,7 @@ def unbalanced(
 
     Raises Contradiction for a model without experts, or more than all tokens.
     """
-    spec = job.spec
-    moe = spec.moe if isinstance(spec, DecoderSpec) else None
+    moe = job.moe
     if moe is None:
         if imbalance not in (None, 1.0):
             raise Contradiction(

@@ -11,7 +11,7 @@ from typing import Any
 from costmodel.layout import Layout
 from costmodel.simulation.flops import MEGATRON, Convention, block_flops, model_flops
 from costmodel.simulation.uncertainty import P90, PriceSources, Spread, probability_fits
-from costmodel.stages import Away, Memory, recomputed_operators
+from costmodel.stages import Away, Memory, Reliability, recomputed_operators
 from profiles.models import Job
 from profiles.notebook import html_table
 from profiles.units import TFLOPS, format_bytes, format_seconds
@@ -33,6 +33,7 @@ class Answer:
     device: str
     device_cost: float | None = None  # dollars for one device and hour
     device_power_w: float | None = None
+    reliability: Reliability | None = None  # None where nobody says
     away: Away | None = None  # what is offloaded
     price_sources: PriceSources | None = None  # None without a profile
     stops_early: bool = False  # recompute, at the last tensor that is needed

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from costmodel.stages.layout_cost import (
         LayoutPricer,
         Placed,
+        Reliability,
         devices_of,
         price_together,
     )

@@ -50,7 +50,7 @@ from costmodel.stages.islands import (
 from costmodel.stages.pipeline_p2p import held_together
 from costmodel.stages.stage_cost import StagePrice, stage_price
 from profiles.errors import InvalidSpec, MeshwrightError
-from profiles.hardware import Precision
+from profiles.hardware import Island, Precision
 from profiles.models import Block, Job
 
 Parts = tuple[tuple[Wanted, int], ...]  # so many of what
@@ -324,6 +324,15 @@ def _site(pricer: LayoutPricer, block: Block, plan: LayerPlan) -> Site:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reliability:
+    """How often any of a job's nodes fails, and how fast their drives take a checkpoint
+    together (None: nobody says)."""
+
+    failures_per_s: float
+    drives_bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
     """What a job runs on: means over its devices, and what each pipeline rank has."""
 
@@ -332,6 +341,7 @@ class Devices:
     cost: float | None  # dollars for one device and hour
     power_w: float | None
     capacities_bytes: tuple[float, ...]  # of the smallest device of each rank
+    reliability: Reliability | None = None
 
 
 @dataclass(kw_only=True)
@@ -382,19 +392,32 @@ def devices_of(layout: Layout, on: Machine) -> Devices:
     spans = spans_of(on.cluster)
     meshes = {stage.mesh.ranks for stage in layout.stages}
     counts = [_count(span, meshes) for span in spans]
-    used = [
-        (span.island.device, count)
-        for span, count in zip(spans, counts, strict=True)
-        if count
+    islands = [
+        (span.island, count) for span, count in zip(spans, counts, strict=True) if count
     ]
+    used = [(island.device, count) for island, count in islands]
     return Devices(
         name=" + ".join(dict.fromkeys(device.name for device, _ in used)),
         peak_flops_per_s=_mean([(d.peak_flops_per_s(number), n) for d, n in used]),
-        cost=_known_mean([(d.cost.si if d.cost else None, n) for d, n in used]),
-        power_w=_known_mean([(d.power.si if d.power else None, n) for d, n in used]),
+        cost=_known_mean([(one.device_dollars_per_h, n) for one, n in islands]),
+        power_w=_known_mean([(one.device_power_w, n) for one, n in islands]),
         capacities_bytes=tuple(
             device.capacity_bytes for device in devices_by_rank(layout, on)
         ),
+        reliability=_reliability(islands),
+    )
+
+
+def _reliability(islands: Sequence[tuple[Island, int]]) -> Reliability | None:
+    """Of nodes that fail apart from each other; None where an island says nothing."""
+    nodes = [(one, -(-count // one.devices_per_node)) for one, count in islands]
+    failing = [n / one.mtbf.si for one, n in nodes if one.mtbf is not None]
+    if len(failing) < len(nodes):
+        return None
+    writing = [n * one.drive_write.si for one, n in nodes if one.drive_write]
+    return Reliability(
+        failures_per_s=sum(failing),
+        drives_bytes_per_s=sum(writing) if len(writing) == len(nodes) else None,
     )
 
 

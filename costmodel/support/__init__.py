@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         machine_violations,
         require_legal,
         require_legal_layout,
+        spread_violations,
         violations,
         width_violations,
     )

@@ -35,7 +35,7 @@ from costmodel.stages import degrees_of
 from costmodel.support.support_table import is_local
 from profiles.errors import Contradiction, InvalidSpec, MeshwrightError
 from profiles.hardware import Cluster, precision
-from profiles.models import Block, DecoderSpec, Job, Kind, Operator
+from profiles.models import HEADS, Block, Job, Kind, ModelGraph, Operator
 
 AXES = ("tp",)
 ENDS_APART = 2  # stages without a layer: embedding, and final norm with head
@@ -136,9 +136,7 @@ NO_FLASH = ("volta", "turing", "pascal")  # FlashAttention needs sm80 (its READM
 
 def violations(choice: Uniform, job: Job, cluster: Cluster) -> Iterator[str]:
     """Why *choice* cannot run *job* on *cluster*; nothing if it can."""
-    spec = job.spec
-    if isinstance(spec, DecoderSpec):
-        yield from _shape(choice, spec, job)
+    yield from _shape(choice, job)
     yield from _pipeline(choice, job)
     yield from _data(choice, job)
     on_host = shares_cores(cluster.islands[0].device)
@@ -208,51 +206,77 @@ def _of_stages(layout: Layout, job: Job, cluster: Cluster) -> Iterator[str]:
             sequence_parallel=sequence_split and stage.mesh.tp > 1,
         )
         yield from _cluster(choice, cluster)
-        if isinstance(job.spec, DecoderSpec):
-            yield from _shape(choice, job.spec, job)
+        yield from _shape(choice, job)
 
 
-def _shape(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
-    tp, cp = choice.tp, choice.cp
-    yield from width_violations(tp, spec)
-    yield from _experts(choice, spec, job)
+def _shape(choice: Uniform, job: Job) -> Iterator[str]:
+    tp, cp, graph = choice.tp, choice.cp, job.graph
+    yield from width_violations(tp, graph)
+    yield from _experts(choice, job)
+    if cp > 1 and not graph.alike_in_rows:
+        yield (
+            f"cp={cp}: layers of {job.model} have other rows than a job has tokens, "
+            "which context parallelism does not split; use cp 1"
+        )
     pieces = cp * (tp if choice.sequence_parallel else 1)
     if job.seq_len % pieces:
         yield f"seq_len={job.seq_len} is not a multiple of cp × tp = {pieces}"
     if choice.cp > 1 and choice.cp_kind == "ring" and job.seq_len % (2 * cp):
         yield f"ring context parallelism needs seq_len a multiple of {2 * cp}"
-    if choice.cp > 1 and choice.cp_kind == "ulysses" and (spec.heads // tp) % cp:
-        yield f"ulysses needs cp={cp} to divide the {spec.heads // tp} heads of a rank"
-    mixer = spec.recurrence
-    if mixer and choice.cp_kind == "ulysses" and (mixer.heads // tp) % cp:
-        yield (
-            f"ulysses needs cp={cp} to divide the {mixer.heads // tp} heads of the "
-            "recurrence on a rank"
-        )
+    if cp > 1 and choice.cp_kind == "ulysses":
+        yield from spread_violations(tp, cp, graph)
     if choice.cp > 1 and choice.cp_kind == "rsa" and choice.flash_attention:
         yield "rsa stores whole rows of scores: it needs --no-flash-attention"
     if choice.sequence_parallel and tp == 1:
         yield "sequence parallelism splits over tp: it needs tp > 1"
 
 
-def width_violations(tp: int, spec: DecoderSpec) -> Iterator[str]:
-    """What of a model's heads and dense widths *tp* does not divide."""
-    if spec.heads % tp:
-        yield f"tp={tp} does not divide the {spec.heads} heads"
-    if spec.kv_heads % tp and tp % spec.kv_heads:
-        yield f"tp={tp} and {spec.kv_heads} key-value heads do not divide each other"
-    if spec.has_dense_mlp and spec.ffn_hidden % tp:
-        yield f"tp={tp} does not divide ffn_hidden={spec.ffn_hidden}"
-    if spec.recurrence is not None:
-        heads, groups = spec.recurrence.heads, spec.recurrence.groups
+def spread_violations(tp: int, cp: int, graph: ModelGraph) -> Iterator[str]:
+    """What of the heads of a tp rank *cp* ranks cannot share out."""
+    heads = {block.heads // tp for block in graph.kinds.values() if block.heads}
+    for each in sorted(heads):
+        if each % cp:
+            yield f"ulysses needs cp={cp} to divide the {each} heads of a rank"
+    for each in sorted({block.extents.get(HEADS, 0) for block in graph.kinds.values()}):
+        if each // tp % cp:
+            yield (
+                f"ulysses needs cp={cp} to divide the {each // tp} heads of the "
+                "recurrence on a rank"
+            )
+
+
+def width_violations(tp: int, graph: ModelGraph) -> Iterator[str]:
+    """What of a model's heads and dense widths *tp* does not divide; no convolution is
+    divided at all."""
+    if tp > 1 and graph.convolves:
+        yield (
+            f"tp={tp}: {graph.name} has convolutions, which tensor parallelism does "
+            "not split here; use tp 1"
+        )
+        return
+    yield from dict.fromkeys(
+        found for block in graph.kinds.values() for found in _block_widths(tp, block)
+    )
+
+
+def _block_widths(tp: int, block: Block) -> Iterator[str]:
+    kv_heads, ffn = block.kv_heads, block.extents.get("ffn", 0)
+    if block.heads % tp:
+        yield f"tp={tp} does not divide the {block.heads} heads"
+    if kv_heads and kv_heads % tp and tp % kv_heads:
+        yield f"tp={tp} and {kv_heads} key-value heads do not divide each other"
+    if ffn % tp and any("ffn" in one.columns for one in block.operators):
+        yield f"tp={tp} does not divide ffn_hidden={ffn}"
+    if HEADS in block.extents:
+        heads, groups = block.extents[HEADS], block.extents["mixer_groups"]
         if heads % tp:
             yield f"tp={tp} does not divide the {heads} heads of the recurrence"
         if groups % tp and tp % groups:
             yield f"tp={tp} and the recurrence's {groups} groups do not divide evenly"
 
 
-def _experts(choice: Uniform, spec: DecoderSpec, job: Job) -> Iterator[str]:
-    tp, ep, etp, moe = choice.tp, choice.ep, choice.etp, spec.moe
+def _experts(choice: Uniform, job: Job) -> Iterator[str]:
+    tp, ep, etp, moe = choice.tp, choice.ep, choice.etp, job.moe
     if moe is None:
         if ep * etp > 1:
             yield (

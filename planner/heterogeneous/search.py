@@ -455,7 +455,7 @@ def require_possible(problem: Problem) -> None:
 
 
 def alike_alone(problem: Problem) -> list[str]:
-    """The pins that stages of unlike meshes cannot keep."""
+    """The pins, and what of the model, that stages of unlike meshes cannot keep."""
     pins, wrong = problem.pins, []
     if pins.virtual_stages not in (None, 1):
         wrong.append(f"--virtual-stages {pins.virtual_stages}")
@@ -471,6 +471,8 @@ def alike_alone(problem: Problem) -> list[str]:
         )
         if given is not None
     ]
+    if not problem.job.graph.is_chain:
+        wrong.append(f"layers of {problem.job.model} that share weights or skip others")
     return wrong
 
 

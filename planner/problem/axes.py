@@ -26,11 +26,17 @@ from costmodel.layout import (
 from costmodel.options import Pins
 from costmodel.schedule import require_schedule, schedule_called
 from costmodel.simulation import width_over
-from costmodel.support import MOST_PASSES, Filter, refusals
+from costmodel.support import (
+    MOST_PASSES,
+    Filter,
+    refusals,
+    spread_violations,
+    width_violations,
+)
 from planner.problem.problem import Problem
 from planner.problem.table import Option, divisors
 from profiles.errors import InvalidSpec
-from profiles.models import DecoderSpec
+from profiles.models import Job
 
 ONE_F_ONE_B: Final = SCHEDULES.index("1f1b")
 AT_ONCE: Final = SCHEDULES.index("dualpipe-v")
@@ -100,10 +106,8 @@ class Axes:
 
     def tp(self) -> list[int]:
         """Degrees that divide the heads and the MLP."""
-        spec, pinned = self.problem.job.spec, self.pins.tp
-        widths = divisors(self.problem.gpus)
-        if isinstance(spec, DecoderSpec):
-            widths = tuple(tp for tp in widths if _splits(spec, tp))
+        job, pinned = self.problem.job, self.pins.tp
+        widths = [tp for tp in divisors(self.problem.gpus) if _splits(job, tp)]
         return [tp for tp in widths if pinned in (None, tp) and self.carried(tp=tp)]
 
     def pp(self) -> list[int]:
@@ -112,14 +116,14 @@ class Axes:
         return [pp for pp in depths if pinned in (None, pp) and self.carried(pp=pp)]
 
     def cp(self) -> list[int]:
-        seq_len, pinned = self.problem.job.seq_len, self.pins.cp
-        parts = (cp for cp in divisors(self.problem.gpus) if seq_len % cp == 0)
+        job, pinned = self.problem.job, self.pins.cp
+        most = self.problem.gpus if job.graph.alike_in_rows else 1
+        parts = (cp for cp in divisors(most) if job.seq_len % cp == 0)
         return [cp for cp in parts if pinned in (None, cp) and self.carried(cp=cp)]
 
     def experts(self, tp: int, cp: int, dp: int) -> list[Option]:
         """(ep, etp): each way to spread the experts over a stage's ranks."""
-        spec, pins = self.problem.job.spec, self.pins
-        moe = spec.moe if isinstance(spec, DecoderSpec) else None
+        moe, pins = self.problem.job.moe, self.pins
         if moe is None:
             return [(pins.ep or 1, pins.etp or 1)]
         found = []
@@ -164,7 +168,7 @@ class Axes:
         legal = {
             RING: self.problem.job.seq_len % (2 * cp) == 0,
             ALL_GATHER: True,
-            ULYSSES: self._heads(tp) % cp == 0 and self._recurrent(tp) % cp == 0,
+            ULYSSES: not any(spread_violations(tp, cp, self.problem.job.graph)),
             RSA: pinned == "rsa" and not self.problem.flash_attention,
         }
         return [
@@ -334,17 +338,6 @@ class Axes:
             return True
         return stages <= ENDS or self.body % (stages * turn) == 0
 
-    def _heads(self, tp: int) -> int:
-        """Attention heads of a tensor-parallel rank."""
-        spec = self.problem.job.spec
-        return spec.heads // tp if isinstance(spec, DecoderSpec) else 0
-
-    def _recurrent(self, tp: int) -> int:
-        """Heads of a recurrence on a tensor-parallel rank; 0 where there is none."""
-        spec = self.problem.job.spec
-        mixer = spec.recurrence if isinstance(spec, DecoderSpec) else None
-        return mixer.heads // tp if mixer else 0
-
 
 def _runs(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> bool:
     try:
@@ -354,15 +347,8 @@ def _runs(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> bo
     return True
 
 
-def _splits(spec: DecoderSpec, tp: int) -> bool:
-    moe = spec.moe
-    if spec.has_dense_mlp and spec.ffn_hidden % tp:
-        return False
+def _splits(job: Job, tp: int) -> bool:
+    moe = job.moe
     if moe is not None and moe.shared_experts * moe.shared_ffn_hidden % tp:
         return False
-    heads = [(spec.heads, spec.kv_heads)]
-    if spec.recurrence is not None:
-        heads.append((spec.recurrence.heads, spec.recurrence.groups))
-    return all(
-        every % tp == 0 and (keys % tp == 0 or tp % keys == 0) for every, keys in heads
-    )
+    return not any(width_violations(tp, job.graph))

@@ -35,7 +35,7 @@ from planner.problem.regions import orders
 from planner.problem.solution import Solution, hopeless_by_states
 from planner.problem.space import Space
 from profiles.hardware import precision
-from profiles.models import DecoderSpec, Kind
+from profiles.models import Kind
 
 _LEVELS = np.arange(4)  # ZeRO's; they differ in what a framework keeps of a parameter
 _SHARDS = np.array([1, 1, 1, 2])  # two of ZeRO-3's are as good as any number
@@ -52,7 +52,8 @@ def widest_bytes(problem: Problem) -> float:
     of it, where the framework sets a number of parameters that are whole at a time.
     Experts, which others split too, do not count."""
     job, policy = problem.job, precision(problem.precision)
-    heads = job.spec.heads if isinstance(job.spec, DecoderSpec) else problem.gpus
+    heads = max((one.heads for one in job.graph.kinds.values()), default=0)
+    heads = 1 if job.graph.convolves else heads or problem.gpus
     limited = problem.machine.framework.footprint.live_parameters is not None
     ways = (problem.pins.tp or min(problem.gpus, heads)) * (
         WIDEST_WEIGHT if limited else 1

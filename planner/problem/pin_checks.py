@@ -23,7 +23,6 @@ from planner.problem.space import Space
 from planner.problem.table import length
 from profiles.commandline import given
 from profiles.errors import Contradiction, Unsupported
-from profiles.models import DecoderSpec
 
 DEGREES = ("tp", "pp", "dp", "cp")
 _NOT_LAYOUT = (
@@ -213,8 +212,7 @@ def _not_had(problem: Problem) -> list[str]:
 
 def _spread(problem: Problem) -> Iterator[str]:
     """What pins of experts say against the model and the GPUs."""
-    spec, pins = problem.job.spec, problem.pins
-    moe = spec.moe if isinstance(spec, DecoderSpec) else None
+    moe, pins = problem.job.moe, problem.pins
     if moe is None:
         return
     spread_over = (pins.ep or 1) * (pins.etp or 1)

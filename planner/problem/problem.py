@@ -138,12 +138,18 @@ class Problem:
     def __post_init__(self) -> None:
         running = self.machine.running(self.gpus)  # samples know how many are at work
         object.__setattr__(self, "machine", running)
-        if self.objective is Objective.COST and self.machine.device.cost is None:
+        if self.objective is Objective.COST and self._dollars_per_h is None:
             raise Unsupported(
                 f"--objective cost: no price is known for {self.machine.device.name}; "
-                "give its `cost` (USD/h) in a cluster file, or leave --objective out: "
-                "at a fixed number of GPUs the fastest layout is the cheapest"
+                "give its `cost`, or the `price` of a node, in USD/h in a cluster "
+                "file, or leave --objective out: at a fixed number of GPUs the fastest "
+                "layout is the cheapest"
             )
+
+    @property
+    def _dollars_per_h(self) -> float | None:
+        """What a device costs; of unlike islands, the first one's."""
+        return self.machine.cluster.islands[0].device_dollars_per_h
 
     @cached_property
     def book(self) -> AtomBook:
@@ -173,8 +179,9 @@ class Problem:
         """The objective's value; numbers or arrays."""
         if self.objective is Objective.MEMORY:
             return needed_bytes
-        if self.objective is Objective.COST and self.machine.device.cost is not None:
-            dollars_per_s = self.gpus * self.machine.device.cost.si / HOUR_S
+        dollars_per_h = self._dollars_per_h
+        if self.objective is Objective.COST and dollars_per_h is not None:
+            dollars_per_s = self.gpus * dollars_per_h / HOUR_S
             return step_time_s * (dollars_per_s / self.job.tokens)
         return step_time_s
 

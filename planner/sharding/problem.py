@@ -74,6 +74,11 @@ class BlockProblem:
                 f"block {self.block.name!r} routes tokens to experts, whose placement "
                 "is that of --ep and --etp; operators are sharded in dense blocks"
             )
+        if not self.block.is_plain:
+            raise Unsupported(
+                f"block {self.block.name!r} has other rows than tokens, or reads what "
+                "layers further before it made; operators are sharded in others"
+            )
 
     @property
     def loops(self) -> bool:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Function,
         JobOptions,
         collected,
+        flags,
         from_keywords,
         given,
         job_options,

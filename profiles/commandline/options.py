@@ -80,6 +80,11 @@ def given(options: Any) -> dict[str, Any]:
     return {name: value for name, value in pairs if value is not None and value != ()}
 
 
+def flags(options: Any) -> list[str]:
+    """The same, as they are written on a command line."""
+    return [f"--{name.replace('_', '-')}" for name in given(options)]
+
+
 def from_keywords(
     values: Mapping[str, Any], groups: Mapping[type, Callable[[Function], Function]]
 ) -> tuple[Any, ...]:

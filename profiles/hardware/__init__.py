@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         knows_cluster,
         parse_cluster,
     )
+    from profiles.hardware.cluster_files import cluster_document, cluster_schema
     from profiles.hardware.clusters import Cluster, Device, Figure, Island, Level
     from profiles.hardware.precisions import (
         GRADIENT_FORMATS,

@@ -82,6 +82,7 @@ def parse_cluster(document: object, *, what: str) -> Cluster:
     """
     if not isinstance(document, dict):
         raise InvalidFile(f"{what} must be an object with name and islands")
+    document = {name: value for name, value in document.items() if name != "$schema"}
     islands = document.get("islands")
     if isinstance(islands, list):
         document = {**document, "islands": [_with_device(item) for item in islands]}

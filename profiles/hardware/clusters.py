@@ -12,19 +12,30 @@ from itertools import combinations
 from profiles.errors import InvalidSpec, Unsupported
 from profiles.hardware.precisions import Format
 from profiles.limits import require
-from profiles.units import GB, GBIT_BYTES, GFLOPS, TB, TFLOPS, US, GiB
+from profiles.units import (
+    DAY_S,
+    GB,
+    GBIT_BYTES,
+    GFLOPS,
+    HOUR_S,
+    TB,
+    TFLOPS,
+    US,
+    GiB,
+)
 
-_DIMENSIONS = {
+DIMENSIONS = {
     "bytes": {"B": 1.0, "GB": float(GB), "TB": float(TB), "GiB": float(GiB)},
     "bytes a second": {"GB/s": float(GB), "TB/s": 1e3 * GB, "Gbit/s": GBIT_BYTES},
     "FLOP a second": {"TFLOP/s": TFLOPS, "GFLOP/s": GFLOPS},
     "seconds": {"us": US, "s": 1.0},
+    "time between failures": {"h": HOUR_S, "days": DAY_S},
     "watts": {"W": 1.0},
     "dollars an hour": {"USD/h": 1.0},
     "a number": {"": 1.0},
 }
-_SCALES = {unit: scale for kin in _DIMENSIONS.values() for unit, scale in kin.items()}
-_DIMENSION = {unit: kin for kin, units in _DIMENSIONS.items() for unit in units}
+_SCALES = {unit: scale for kin in DIMENSIONS.values() for unit, scale in kin.items()}
+_DIMENSION = {unit: kin for kin, units in DIMENSIONS.items() for unit in units}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +59,7 @@ class Figure:
     def require(self, dimension: str, what: str) -> None:
         """Raise InvalidSpec, naming *what* it is, unless it measures *dimension*, and
         as much of it as there may be: of rates more than none."""
-        units = _DIMENSIONS[dimension]
+        units = DIMENSIONS[dimension]
         if self.unit not in units:
             raise InvalidSpec(
                 f"{what} is {self.value:g} {self.unit}; it is measured in {dimension}: "
@@ -185,13 +196,27 @@ class Level:
         return self.latency.si
 
 
+# What is said of a node, and what it measures.
+OF_A_NODE = {
+    "host_memory": "bytes",
+    "nvme": "bytes",
+    "drive_read": "bytes a second",
+    "drive_write": "bytes a second",
+    "price": "dollars an hour",
+    "power": "watts",
+    "mtbf": "time between failures",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Island:
     """Like nodes on one fabric. `nodes` is None where as many as asked are there.
 
     `host_memory` and `nvme` are what a node's processors and drives hold, None where
     nobody says: what is offloaded to them is then not limited. `drive_read` and
-    `drive_write` are what its drives read and write together, bytes a second.
+    `drive_write` are what its drives read and write together, bytes a second. A node
+    costs `price` an hour and draws `power`, all of it; without them its devices' own
+    are counted. It fails once in `mtbf` (mean time between failures).
     """
 
     device: Device
@@ -202,11 +227,14 @@ class Island:
     nvme: Figure | None = None
     drive_read: Figure | None = None
     drive_write: Figure | None = None
+    price: Figure | None = None
+    power: Figure | None = None
+    mtbf: Figure | None = None
 
     def __post_init__(self) -> None:
         sizes = [level.devices for level in self.levels]
         if not self.levels or sizes[-1] is not None or None in sizes[:-1]:
-            raise InvalidSpec("an island's last level, and no other, has devices=null")
+            raise InvalidSpec(_levels_wrong(sizes))
         require("devices", self.devices_per_node, "devices_per_node of an island")
         if self.nodes is not None:
             require("devices", self.nodes, "nodes of an island")
@@ -215,11 +243,10 @@ class Island:
         if inner != sorted(inner):
             raise InvalidSpec("levels go from the innermost domain to the outermost")
         self._require_nested(inner)
-        for name in ("host_memory", "nvme", "drive_read", "drive_write"):
+        for name, dimension in OF_A_NODE.items():
             figure = getattr(self, name)
             if figure is not None:
-                kind = "bytes a second" if name.startswith("drive") else "bytes"
-                figure.require(kind, f"{name} of a node")
+                figure.require(dimension, f"{name} of a node")
 
     def _require_nested(self, sizes: Sequence[int]) -> None:
         """Raise InvalidSpec for domains, or nodes, that cut each other."""
@@ -237,9 +264,39 @@ class Island:
         return None if self.nodes is None else self.nodes * self.devices_per_node
 
     @property
+    def device_dollars_per_h(self) -> float | None:
+        """What a device costs an hour: its share of the node's price, or its own."""
+        return self._share(self.price, self.device.cost)
+
+    @property
+    def device_power_w(self) -> float | None:
+        """What a device draws: its share of the node's power, or its own."""
+        return self._share(self.power, self.device.power)
+
+    def _share(self, of_node: Figure | None, own: Figure | None) -> float | None:
+        if of_node is not None:
+            return of_node.si / self.devices_per_node
+        return None if own is None else own.si
+
+    @property
     def domain(self) -> int:
         """Devices joined by the fast fabric: the innermost level's size."""
         return self.levels[0].devices or self.devices_per_node
+
+
+def _levels_wrong(sizes: Sequence[int | None]) -> str:
+    """What is missing from, or too much in, levels of such *sizes*."""
+    if not sizes:
+        return (
+            "an island has no levels: give the link that joins its devices and, as the "
+            "last level, with devices null, the network that joins its nodes"
+        )
+    if sizes[-1] is not None:
+        return (
+            f"an island's outermost level joins {sizes[-1]} devices, and nothing joins "
+            "more: add the network between nodes as a last level with devices null"
+        )
+    return "an island's last level, and no other, has devices=null"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,19 @@ from typing import TYPE_CHECKING
 from profiles.lazy import public
 
 if TYPE_CHECKING:
-    from profiles.models.attention import TURNED
     from profiles.models.catalog import model, names
+    from profiles.models.configs import parse_config
+    from profiles.models.decoder import (
+        HEADS,
+        JOINED,
+        KEY,
+        LAUNCHES,
+        SORTED,
+        TURNED,
+        VALUE,
+        WITHOUT_GRADIENT,
+    )
+    from profiles.models.families import remember, remembered
     from profiles.models.graph import (
         ENDS,
         EVERY_OPERATOR,
@@ -19,27 +30,20 @@ if TYPE_CHECKING:
         Operator,
         Skip,
         Tensor,
+        activation_function,
     )
-    from profiles.models.huggingface import parse_config
     from profiles.models.job import OPTIMIZERS, Job, Model, module_model, parse_model
-    from profiles.models.layers import activation_function
     from profiles.models.lora import ATTENTION, LINEAR_LAYERS, QUERY_KEY_VALUE, Adapters
-    from profiles.models.module import (
-        ModuleSpec,
-        is_reference,
-        remember,
-        remembered,
-    )
-    from profiles.models.moe import LAUNCHES, SORTED, WITHOUT_GRADIENT
-    from profiles.models.param_count import parameters
-    from profiles.models.recurrence import HEADS, JOINED, KEY, VALUE
+    from profiles.models.param_count import operator_parameters, parameters
     from profiles.models.spec import (
         DecoderSpec,
         MlaSpec,
+        ModuleSpec,
         MoeSpec,
         Numerics,
         RecurrenceSpec,
         RopeScaling,
+        is_reference,
         spec_document,
     )
 

@@ -14,9 +14,11 @@ from typing import Any
 
 from profiles.errors import UnknownName
 from profiles.files import decode, names_a_file, read_json, shown
-from profiles.models.huggingface import is_config, parse_config
+from profiles.models.configs import parse_config
+from profiles.models.families import remembered
+from profiles.models.huggingface import is_config
 from profiles.models.job import Model, module_model, parse_model
-from profiles.models.module import is_reference, remembered
+from profiles.models.spec import is_reference
 
 __all__ = ["Model", "model", "names", "parse_model"]
 
@@ -42,8 +44,8 @@ def model(name_or_path: str) -> Model:
     """A model by catalogue name (in any case), model file or Hugging Face config.
 
     Raises UnknownName with the nearest names, InvalidFile or InvalidSpec for a damaged
-    file, Unsupported for foreign model types. `package.module:factory` is for
-    `profiles.load_model`.
+    file, Unsupported for foreign model types, and for `package.module:factory` that
+    was not traced before (`profiles.load_model`).
     """
     entries, aliases = _catalogue()
     name = name_or_path.lower()

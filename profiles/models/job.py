@@ -6,14 +6,13 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-from profiles.errors import InvalidFile, InvalidSpec, UnknownName, Unsupported
+from profiles.errors import InvalidFile, InvalidSpec, UnknownName
 from profiles.files import decode, require_name, shown
 from profiles.limits import require
-from profiles.models.decoder import decoder_graph
+from profiles.models.families import model_graph, remembered
 from profiles.models.graph import ModelGraph
 from profiles.models.lora import Adapters, with_adapters
-from profiles.models.module import ModuleSpec, remembered
-from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec
+from profiles.models.spec import FAMILIES, DecoderSpec, ModelSpec, ModuleSpec, MoeSpec
 
 # Moments that an optimizer keeps for each parameter, as so many of fp32. In bf16: of
 # DeepSeek-V3 (arXiv 2412.19437, section 3.3.3), as Megatron-Core's --exp-avg-dtype.
@@ -40,7 +39,7 @@ class Job:
     """
 
     model: str
-    spec: ModelSpec | ModuleSpec
+    spec: ModelSpec
     seq_len: int
     global_batch: int
     optimizer: str = "adamw"
@@ -51,19 +50,21 @@ class Job:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
         for name in ("seq_len", "global_batch"):
             require("size", getattr(self, name), name)
-        spec = self.spec
-        if isinstance(spec, ModuleSpec) and self.seq_len != spec.seq_len:
+        own, longest = self.spec.own_length, self.spec.longest
+        if isinstance(self.spec, ModuleSpec) and self.seq_len != own:
             raise InvalidSpec(
-                f"{self.model} was traced with samples of {spec.seq_len} tokens, not "
-                f"{self.seq_len}; give that --seq-len together with --model"
+                f"{self.model} was traced with samples of {own} tokens, not "
+                f"{self.seq_len}; give --seq-len {self.seq_len} together with --model"
             )
-        if (
-            isinstance(spec, DecoderSpec)
-            and spec.position == "learned"
-            and self.seq_len > spec.max_positions
-        ):
+        if own is not None and self.seq_len != own:
             raise InvalidSpec(
-                f"seq_len={self.seq_len} is longer than the {spec.max_positions} "
+                f"seq_len={self.seq_len}: a sequence of {self.model} is an image of "
+                f"{own} tokens, which its spec fixes; leave it out, or change "
+                "image_size"
+            )
+        if longest is not None and self.seq_len > longest:
+            raise InvalidSpec(
+                f"seq_len={self.seq_len} is longer than the {longest} "
                 f"learned positions of {self.model}; choose a shorter sequence"
             )
 
@@ -73,8 +74,13 @@ class Job:
         return self.seq_len * self.global_batch
 
     @property
+    def moe(self) -> MoeSpec | None:
+        """The experts of its layers, if any have some."""
+        return self.spec.moe if isinstance(self.spec, DecoderSpec) else None
+
+    @property
     def has_experts(self) -> bool:
-        return isinstance(self.spec, DecoderSpec) and self.spec.moe is not None
+        return self.moe is not None
 
     @property
     def moments(self) -> int:
@@ -83,21 +89,18 @@ class Job:
 
     @cached_property
     def graph(self) -> ModelGraph:
-        """The operator graph; raises Unsupported for families without one yet."""
-        if isinstance(self.spec, ModuleSpec):
-            return self.spec.graph
-        if isinstance(self.spec, DecoderSpec):
-            return _graph(self.spec, self.model, self.adapters)
-        raise Unsupported(
-            f"{self.model} is of family {self.spec.family!r}, which has a spec but no "
-            "operator graph yet; decoder models are priced"
-        )
+        """The operator graph; raises Unsupported for what is not priced yet."""
+        decodes = isinstance(self.spec, DecoderSpec)
+        seq_len = 0 if decodes else self.seq_len  # of decoders, that of any
+        return _graph(self.spec, self.model, self.adapters, seq_len)
 
 
 @lru_cache(maxsize=1024)
-def _graph(spec: DecoderSpec, name: str, adapters: Adapters | None) -> ModelGraph:
+def _graph(
+    spec: ModelSpec, name: str, adapters: Adapters | None, seq_len: int
+) -> ModelGraph:
     """Jobs that differ in their batch share a graph."""
-    graph = decoder_graph(spec, name)
+    graph = model_graph(spec, name, seq_len)
     return with_adapters(graph, adapters) if adapters else graph
 
 
@@ -109,7 +112,7 @@ class Model:
     """
 
     name: str
-    spec: ModelSpec | ModuleSpec
+    spec: ModelSpec
     seq_len: int = SEQ_LEN
     global_batch: int = GLOBAL_BATCH
     source: str = ""
@@ -178,10 +181,10 @@ def parse_model(document: object, *, what: str, name: str = "custom") -> Model:
     entry.setdefault("name", name)
     if family == "decoder":
         _complete(entry, what)
-    entry.setdefault("seq_len", SEQ_LEN)
     beside = {key: entry.pop(key) for key in _BESIDE if key in entry}
-    about = decode(beside, _About, what=what)
     spec: ModelSpec = decode(entry, FAMILIES[family], what=what)
+    usual = spec.own_length or min(spec.longest or SEQ_LEN, SEQ_LEN)
+    about = decode({"seq_len": usual, **beside}, _About, what=what)
     return Model(spec=spec, **asdict(about))
 
 

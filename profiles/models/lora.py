@@ -13,8 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from profiles.errors import InvalidSpec
-from profiles.models.graph import Block, Kind, ModelGraph, Operator, Tensor
-from profiles.models.layers import ROWS, product
+from profiles.models.graph import (
+    ROWS,
+    Block,
+    Kind,
+    ModelGraph,
+    Operator,
+    Tensor,
+    product,
+)
 
 LINEAR_LAYERS = ("qkv", "projection", "mlp_up", "mlp_down")
 ATTENTION = ("qkv", "projection")

@@ -1,229 +1,53 @@
-"""Exact parameter counts of decoders and of BERT's family, part by part.
-
-For a GPT they add up to L·(12h² + 13h) + (V + s)·h + 2h: Narayanan et al. (SC'21),
-section 5.1, with the final norm that its formula leaves out.
-"""
+"""How many parameters a model of any family has."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import replace
 
-from profiles.errors import Unsupported
-from profiles.models.module import ModuleSpec
-from profiles.models.recurrence import (
-    COLUMNS,
-    MIXED,
-    OF_HEADS,
-    VALUE,
-    recurrence_extents,
-)
-from profiles.models.spec import (
-    DENSE,
-    EXPERTS,
-    RECURRENT,
-    BertSpec,
-    DecoderSpec,
-    MlaSpec,
-    ModelSpec,
-    MoeSpec,
-    RecurrenceSpec,
-)
+from profiles.models.decoder import LayerParameters, Parameters, decoder_parameters
+from profiles.models.families import model_graph
+from profiles.models.graph import ENDS, EVERY_OPERATOR, Block, ModelGraph, Operator
+from profiles.models.spec import DecoderSpec, EncoderDecoderSpec, ModelSpec
+
+__all__ = ["LayerParameters", "Parameters", "parameters"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerParameters:
-    """One transformer layer. `active_mlp` is what one token meets of `mlp`."""
-
-    attention: int
-    mlp: int
-    norms: int
-    active_mlp: int
-
-    @property
-    def total(self) -> int:
-        return self.attention + self.mlp + self.norms
-
-    @property
-    def active(self) -> int:
-        return self.attention + self.active_mlp + self.norms
+def parameters(spec: ModelSpec) -> Parameters:
+    """Count the parameters of *spec*: of a decoder by formulas, of others over the
+    operators of its graph."""
+    if isinstance(spec, DecoderSpec):
+        return decoder_parameters(spec)
+    found = graph_parameters(model_graph(spec, spec.family, spec.own_length or 1))
+    halves = isinstance(spec, EncoderDecoderSpec)  # Brown et al. (2020), appendix D
+    return replace(found, met=0.5) if halves else found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameters:
-    """A model's parameters. A tied head counts 0: its table is the embedding.
-
-    `layers` holds (layer, how many), dense ones before those with experts. `prediction`
-    is what multi-token prediction adds: trained, but not part of what is served.
-    """
-
-    embedding: int
-    position: int
-    layers: tuple[tuple[LayerParameters, int], ...]
-    final_norm: int
-    head: int
-    prediction: int = 0
-
-    @property
-    def total(self) -> int:
-        """Parameters of the model, as model cards count them."""
-        return self._outside + sum(layer.total * n for layer, n in self.layers)
-
-    @property
-    def active(self) -> int:
-        """Parameters that one token meets: all but the experts not chosen."""
-        return self._outside + sum(layer.active * n for layer, n in self.layers)
-
-    @property
-    def trained(self) -> int:
-        return self.total + self.prediction
-
-    @property
-    def _outside(self) -> int:
-        return self.embedding + self.position + self.final_norm + self.head
+def graph_parameters(graph: ModelGraph) -> Parameters:
+    """Those of *graph*. What several layers hold counts once, in the first of them; a
+    token meets it in each of them that is a layer."""
+    again = {holder for group in graph.sharing for holder in group[1:]}
+    layers: Counter[LayerParameters] = Counter()
+    ends = dict.fromkeys(ENDS, 0)
+    for name, block in graph.layer_blocks.items():
+        own = (one for one in block.operators if (name, one.name) not in again)
+        met = sum(operator_parameters(one, block) for one in own)
+        if name in ends:
+            ends[name] += met
+        elif met:
+            held = 0 if (name, EVERY_OPERATOR) in again else met
+            layers[LayerParameters(attention=0, mlp=held, norms=0, active_mlp=met)] += 1
+    return Parameters(position=0, layers=tuple(layers.items()), **ends)
 
 
-def parameters(spec: ModelSpec | ModuleSpec) -> Parameters:
-    """Count the parameters of *spec*.
-
-    >>> tiny = DecoderSpec(layers=4, hidden=256, heads=8, vocab=512, ffn_hidden=1024,
-    ...                    kv_heads=8, head_dim=32, max_positions=256)
-    >>> parameters(tiny).total == 4 * (12 * 256**2 + 13 * 256) + (512 + 256) * 256 + 512
-    True
-
-    Raises Unsupported for other families than decoders and BERT's.
-    """
-    if isinstance(spec, BertSpec):
-        return _bert(spec)
-    if isinstance(spec, ModuleSpec):  # which does not say what is where
-        return Parameters(
-            embedding=spec.parameters, position=0, layers=(), final_norm=0, head=0
-        )
-    if not isinstance(spec, DecoderSpec):
-        raise Unsupported(
-            f"parameters of family {spec.family!r} are not counted yet; "
-            "those of decoders and of BERT are"
-        )
-    table = spec.vocab * spec.hidden
-    return Parameters(
-        embedding=table,
-        position=spec.max_positions * spec.hidden if spec.position == "learned" else 0,
-        layers=_layers(spec),
-        final_norm=_norm(spec),
-        head=0 if spec.tied_embeddings else table,
-        prediction=_prediction(spec),
-    )
-
-
-def _bert(spec: BertSpec) -> Parameters:
-    """Tables of words, positions and two segments, their norm, and a pooler (Devlin et
-    al., NAACL 2019). ALBERT's tables are narrow and projected, and layers that share
-    weights count once (Lan et al., ICLR 2020, sections 3.1 and 3.2)."""
-    hidden, width = spec.hidden, spec.embedding_rank or spec.hidden
-    projection = 0 if spec.embedding_rank is None else (width + 1) * hidden
-    mlp = 2 * hidden * spec.ffn_hidden + spec.ffn_hidden + hidden
-    layer = LayerParameters(
-        attention=4 * (hidden + 1) * hidden, mlp=mlp, norms=4 * hidden, active_mlp=mlp
-    )
-    return Parameters(
-        embedding=(spec.vocab + 2 + 2) * width + projection,
-        position=spec.max_positions * width,
-        layers=((layer, spec.layers // spec.shared_layers),),
-        final_norm=0,
-        head=(hidden + 1) * hidden,
-    )
-
-
-def _layers(spec: DecoderSpec) -> tuple[tuple[LayerParameters, int], ...]:
-    kinds = Counter((spec.mixer(one), spec.mlp(one)) for one in range(spec.layers))
-    dense_first = sorted(kinds.items(), key=lambda item: item[0][1] == EXPERTS)
-    return tuple((_layer(spec, *kind), count) for kind, count in dense_first)
-
-
-def _layer(spec: DecoderSpec, mixer: str, mlp: str) -> LayerParameters:
-    held = active = _mlp(spec, spec.ffn_hidden) if mlp == DENSE else 0
-    if mlp == EXPERTS and spec.moe is not None:
-        held, active = _experts(spec, spec.moe)
-    norms = 1 if spec.parallel_block else bool(mixer) + bool(mlp)
-    return LayerParameters(
-        attention=_mixer(spec, mixer) if mixer else 0,
-        mlp=held,
-        norms=norms * _norm(spec),
-        active_mlp=active,
-    )
-
-
-def _experts(spec: DecoderSpec, moe: MoeSpec) -> tuple[int, int]:
-    """Those of all experts, and of what one token meets of them."""
-    always = (spec.hidden + moe.router_bias) * moe.experts
-    always += moe.shared_experts * _mlp(spec, moe.shared_ffn_hidden)
-    always += spec.hidden if moe.shared_gate else 0
-    always += 2 * spec.hidden * moe.latent
-    outer = moe.latent or spec.hidden
-    one = _mlp(spec, moe.expert_ffn_hidden, outer)
-    return always + moe.experts * one, always + moe.experts_per_token * one
-
-
-def _mixer(spec: DecoderSpec, mixer: str) -> int:
-    """Of what mixes tokens, without the norm before it."""
-    if mixer == RECURRENT and spec.recurrence is not None:
-        return _recurrence(spec, spec.recurrence)
-    if spec.mla is not None:
-        return _latent_attention(spec, spec.mla)
-    query = spec.heads * spec.head_dim
-    key_value = 2 * spec.kv_heads * spec.head_dim
-    count = spec.hidden * (2 * query + key_value)
-    count += spec.hidden * query if spec.attention_gate else 0
-    count += query + key_value if spec.attention_bias else 0
-    count += spec.hidden if spec.output_bias else 0
-    count += spec.heads if spec.attention_sinks else 0
-    return count + (2 * spec.head_dim if spec.qk_norm else 0)
-
-
-def _recurrence(spec: DecoderSpec, mixer: RecurrenceSpec) -> int:
-    """Its products, convolution, decays and norm, as the operators of
-    `profiles.models.recurrence` have them; no biases of the first and last product."""
-    sizes = recurrence_extents(mixer)
-    value = sizes[VALUE]
-    count = spec.hidden * (sum(sizes[one] for one in COLUMNS[mixer.kind]) + value)
-    mixed = sum(sizes[one] for one in MIXED[mixer.kind])
-    if mixer.conv_width:
-        count += (mixer.conv_width + mixer.conv_bias) * mixed
-    if mixer.kind == "mamba-1":
-        steps = mixer.dt_rank + 2 * mixer.state
-        count += value * (steps + mixer.dt_rank + 1)  # down, and up with its bias
-        count += steps if mixer.dt_norms else 0
-        return count + value * (mixer.state + 1)  # decays, and what passes by
-    norm = mixer.head_dim if mixer.kind == "gated-delta" else value
-    return count + OF_HEADS[mixer.kind] * mixer.heads + norm
-
-
-def _latent_attention(spec: DecoderSpec, mla: MlaSpec) -> int:
-    """DeepSeek-V2 (arXiv 2405.04434), section 2.1 and appendix C; no biases."""
-    query = spec.heads * (mla.nope_head_dim + mla.rope_head_dim)
-    value = spec.heads * mla.value_head_dim
-    count = spec.hidden * (mla.kv_rank + mla.rope_head_dim) + mla.kv_rank  # its norm
-    count += mla.kv_rank * (spec.heads * mla.nope_head_dim + value)
-    if mla.query_rank is None:
-        count += spec.hidden * query
-    else:
-        count += mla.query_rank * (spec.hidden + query + 1)
-    return count + value * spec.hidden
-
-
-def _mlp(spec: DecoderSpec, width: int, outer: int = 0) -> int:
-    up, hidden = 2 if spec.gated_mlp else 1, outer or spec.hidden
-    bias = up * width + hidden if spec.mlp_bias else 0
-    return (up + 1) * hidden * width + bias
-
-
-def _norm(spec: DecoderSpec) -> int:
-    return spec.hidden * (2 if spec.norm == "layernorm" and spec.norm_bias else 1)
-
-
-def _prediction(spec: DecoderSpec) -> int:
-    """DeepSeek-V3 (arXiv 2412.19437), section 2.2: two norms, a projection of both
-    halves, one more layer and a norm each; embedding and head are the model's."""
-    layer = _layer(spec, *spec.predicting)
-    each = 3 * _norm(spec) + 2 * spec.hidden**2 + layer.total
-    return spec.multi_token_heads * each
+def operator_parameters(operator: Operator, block: Block) -> int:
+    """All parameters of one operator."""
+    if operator.shared:
+        return 0
+    vectors = operator.vectors
+    count = vectors * block.extent(operator.vector_dim) if vectors else 0
+    if not operator.has_weight:
+        return count
+    assert operator.contracted is not None, "a weight sums over something"
+    wide = sum(block.extents[name] for name in operator.columns)
+    return count + wide * block.extent(operator.contracted) + operator.bias * wide

@@ -74,8 +74,10 @@ def layers_named(trace: Trace) -> list[Layer]:
     ]
 
 
-def spec_of(trace: Trace, degrees: Sequence[int] = (), whole: str = "") -> ModuleSpec:
-    """The model that *trace* is; *degrees* of tensor parallelism its code was tried
+def spec_of(
+    trace: Trace, degrees: Sequence[int] = (), whole: str = ""
+) -> tuple[ModuleSpec, ModelGraph]:
+    """The model that *trace* is, and its graph; *degrees* of tensor parallelism its code was tried
     with, or why it is run *whole*."""
     graph = _Lowering(trace, splits_of(trace) if degrees else ()).graph()
     bytes_only = dict.fromkeys(one.function for one in trace.steps if not one.known)
@@ -89,18 +91,16 @@ def spec_of(trace: Trace, degrees: Sequence[int] = (), whole: str = "") -> Modul
         remarks += (
             f"{trace.name} gives no loss: the mean square of its output stands for it",
         )
-    return ModuleSpec(
+    spec = ModuleSpec(
         module=trace.name,
         seq_len=trace.seq_len,
         digest=hashlib.sha256(repr(graph).encode()).hexdigest()[:16],
-        parameters=trace.parameter_count,
         splits=tuple(degrees),
         whole=whole,
         own_code=any(one.function == ROUTED for one in trace.steps),
-        priced_as_bytes=tuple(bytes_only),
         remarks=(*trace.warnings, *remarks),
-        graph=graph,
     )
+    return spec, graph
 
 
 class _Lowering:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 
 from profiles.files import require_package
-from profiles.models import ModuleSpec
+from profiles.models import ModelGraph, ModuleSpec
 
 
 @lru_cache(maxsize=16)
-def module_spec(reference: str, *, seq_len: int | None = None) -> ModuleSpec:
-    """The module that `package.module:factory` makes, traced; raises InvalidSpec,
+def module_spec(reference: str, *, seq_len: int | None = None) -> tuple[ModuleSpec, ModelGraph]:
+    """The module that `package.module:factory` makes, traced, and its graph; raises InvalidSpec,
     UnknownName and Unsupported, each with what to do."""
     require_package("torch", "tracing a module", extra="runtime")
     from profiles.trace.lower import spec_of

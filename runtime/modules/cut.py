@@ -100,6 +100,9 @@ class _Cutting:
             if spec.kind is not InputKind.USER_INPUT
         }
 
+        self.steps = {step.name for step in steps}
+        self.changed = self._changed()
+
     def cut(self) -> Cut:
         nodes = list(self.program.graph.nodes)
         loss = _loss(nodes[-1])
@@ -144,7 +147,7 @@ class _Cutting:
         waiting = [by_name[name] for name in wanted]
         while waiting:
             node = waiting.pop()
-            for one in node.all_input_nodes:
+            for one in (*node.all_input_nodes, *self._changes(node)):
                 if one.name in needed or one.name in takes:
                     continue
                 if self._comes_from_before(one, number):
@@ -161,6 +164,30 @@ class _Cutting:
             parameters=dict(self._held(inside, InputKind.PARAMETER)),
             buffers=dict(self._others(inside)),
         )
+
+    def _changes(self, node: fx.Node) -> list[fx.Node]:
+        """What changes *node* in place, without being trained: nobody reads that."""
+        return [
+            one for one in self.changed.get(self._base(node), ()) if one is not node
+        ]
+
+    def _base(self, node: fx.Node) -> str:
+        """The node that made the storage of *node*."""
+        while node.op == "call_function" and node.all_input_nodes:
+            if node.name in self.steps and not _in_place(node):
+                break
+            node = node.all_input_nodes[0]
+        return node.name
+
+    def _changed(self) -> dict[str, list[fx.Node]]:
+        """What changes each storage in place and is not trained, in order."""
+        found: dict[str, list[fx.Node]] = {}
+        for node in self.program.graph.nodes:
+            if _in_place(node) and node.name not in self.trains:
+                base = self._base(node)
+                if base not in self.kinds:
+                    found.setdefault(base, []).append(node)
+        return found
 
     def _comes_from_before(self, node: fx.Node, number: int) -> bool:
         """Whether a trained value of a layer before: a step's, or one of several that
@@ -188,6 +215,12 @@ class _Cutting:
     def _others(self, nodes: Sequence[fx.Node]) -> Iterator[tuple[str, str]]:
         for kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             yield from self._held(nodes, kind)
+
+
+def _in_place(node: fx.Node) -> bool:
+    """Whether it writes into what it is given."""
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
 def _several(node: fx.Node) -> fx.Node | None:

@@ -12,12 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.inference.estimate import passed
-from costmodel.inference.memory import fits, largest_micro_batch, memory
+from costmodel.inference.memory import fits, largest_micro_batch, rank_memory
 from costmodel.inference.passes import met, product_s
+from costmodel.inference.pools import pools
+from costmodel.inference.speculation import Speculation, speculation
 from costmodel.machine.assembly import machine
-from profiles.errors import InvalidQuestion, Unsupported
+from costmodel.options.inference import InferenceOptions
+from profiles.errors import Contradiction, InvalidQuestion, Unsupported
 from profiles.hardware.catalog import cluster
 from profiles.hardware.precisions import Format
+from profiles.models.catalog import model
 from tests.support.served import asked, served
 from tests.support.unlike import cluster_file
 
@@ -88,8 +92,8 @@ def test_the_largest_batch_fits_and_one_more_does_not(
     question = asked(name, where, seq_len=2048, **degrees)
     most = largest_micro_batch(question)
     if most:
-        assert fits(question, memory(question, most))
-    assert not fits(question, memory(question, most + 1))
+        assert fits(question, rank_memory(question, most))
+    assert not fits(question, rank_memory(question, most + 1))
 
 
 def test_tensor_parallelism_divides_weights_and_heads_but_no_latents() -> None:
@@ -295,3 +299,73 @@ def test_unlike_islands_are_refused(tmp_path: Path) -> None:
     where = cluster_file(tmp_path, "dgx-a100-80gb", "dgx-h100")
     with pytest.raises(Unsupported, match="islands"):
         asked("llama2-7b", where)
+
+
+DRAFTED: dict[str, Any] = {"gpus": 8, "tp": 8, "seq_len": 4096}
+
+
+def drafted(tokens: int, acceptance: float, batch: int = 1) -> Speculation:
+    options = InferenceOptions(draft_tokens=tokens, acceptance=acceptance)
+    plain = served("llama2-70b", **DRAFTED, micro_batch=batch)
+    return speculation(plain, options, lambda: model("llama2-7b"), {})
+
+
+@given(tokens=st.integers(1, 16), acceptance=st.floats(0, 1))
+def test_a_round_makes_what_its_acceptances_say(tokens: int, acceptance: float) -> None:
+    """Leviathan et al., equation 1: the sum of the probabilities of each length."""
+    made = drafted(tokens, acceptance).tokens_per_round
+    assert made == pytest.approx(sum(acceptance**count for count in range(tokens + 1)))
+    assert 1 <= made <= tokens + 1
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 8])
+def test_checking_several_tokens_costs_little_where_few_sequences_are(
+    tokens: int,
+) -> None:
+    """Weights are read once: at a batch of one a draft of everything right is faster,
+    and one that is never right is slower, by its own steps."""
+    sure, never = drafted(tokens, 1.0), drafted(tokens, 0.0)
+    plain = sure.plain.step_s
+    assert sure.token_s < plain < never.token_s
+    context = np.asarray(sure.plain.asked.job.seq_len, dtype=float)
+    checked = passed(sure.plain.asked, context=context, fresh=tokens + 1)
+    once = passed(sure.plain.asked, context=context)
+    assert checked.cache_bytes == once.cache_bytes
+    assert checked.weight_bytes == once.weight_bytes
+    assert once.latency_s <= checked.latency_s < 1.5 * once.latency_s
+
+
+def test_a_large_batch_has_less_of_a_draft() -> None:
+    few, many = (drafted(4, 0.8, batch=batch) for batch in (1, 256))
+    gains = [one.plain.step_s / one.token_s for one in (few, many)]
+    assert gains[0] > gains[1]
+
+
+def test_a_draft_needs_the_tokenizer_and_no_pipeline() -> None:
+    options = InferenceOptions()
+    plain = served("llama2-70b", **DRAFTED)
+    with pytest.raises(Contradiction, match="vocabulary"):
+        speculation(plain, options, lambda: model("llama3-8b"), {})
+    piped = served("llama2-70b", gpus=8, tp=4, pp=2)
+    with pytest.raises(Contradiction, match="pipeline"):
+        speculation(piped, options, lambda: model("llama2-7b"), {})
+
+
+@pytest.mark.parametrize("prefill_gpus", [2, 4, 6])
+def test_the_slower_pool_decides(prefill_gpus: int) -> None:
+    plain = served("llama2-70b", gpus=8, tp=2, micro_batch=16, new_tokens=512)
+    found = pools(plain, prefill_gpus)
+    assert found.requests_per_s == min(found.prefill_per_s, found.decode_per_s)
+    assert found.prefill_per_s * found.plain.prefill_s == pytest.approx(
+        prefill_gpus / 2 * 16, rel=0.01
+    )
+    best = pools(plain, found.balanced_gpus).requests_per_s
+    assert best >= found.requests_per_s
+    assert found.moved_bytes == 327_680 * plain.asked.prompt_len
+
+
+@pytest.mark.parametrize(("gpus", "prefill_gpus"), [(8, 3), (8, 8), (2, 2)])
+def test_pools_are_whole_replicas(gpus: int, prefill_gpus: int) -> None:
+    plain = served("llama2-70b", gpus=gpus, tp=2)
+    with pytest.raises(Contradiction, match=r"--prefill-gpus"):
+        pools(plain, prefill_gpus)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from profiles.hardware import cluster, cluster_document
 from profiles.models.catalog import model
 from profiles.models.param_count import parameters
 from tests.support.commanded import answered, refused, simulate
@@ -43,6 +45,34 @@ def test_a_run_counts_its_flops_by_the_convention_asked(
     full = answered(capsys, *asked[:-2])["training"]["compute"]["by_operators"]
     assert own["convention"].startswith("causal")
     assert own["pf_days"] < full["pf_days"]
+
+
+def test_failures_of_nodes_cost_days(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """By Young and Daly: a run on nodes that fail twice as often loses √2 times."""
+    document = cluster_document(cluster("dgx-h100"))
+    asked = ("--model", "gpt-13b", "--gpus", "64", "--tp", "4", "--tokens", "3e11")
+    assert answered(capsys, *asked)["training"]["failures"] is None
+    lost = []
+    for hours in (2000, 1000):
+        document["islands"][0] |= {
+            "mtbf": {"value": hours, "unit": "h", "source": "ours"},
+            "drive_write": {"value": 2, "unit": "GB/s", "source": "ours"},
+        }
+        (tmp_path / "ours.json").write_text(json.dumps(document))
+        whole = answered(capsys, *asked, "--cluster", str(tmp_path / "ours.json"))
+        found = whole["training"]["failures"]
+        assert found["mtbf_h"] == pytest.approx(hours / 8)  # nodes
+        states = 12 * whole["training"]["compute"]["parameters"]
+        assert found["checkpoint_s"] == pytest.approx(states / (8 * 2e9))
+        assert found["days"] == pytest.approx(
+            whole["training"]["days"] / found["goodput"]
+        )
+        assert "write_bytes_per_s_per_device" not in found["assumed"]
+        waiting = found["assumed"]["restart_s"] / (found["mtbf_h"] * 3600)
+        lost.append(1 - found["goodput"] - waiting)
+    assert lost[1] / lost[0] == pytest.approx(2**0.5, rel=0.02)
 
 
 RAMP = ("--tokens", "3e11", "--rampup-batch-size", "64", "64", "2000000")

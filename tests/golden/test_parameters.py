@@ -149,13 +149,14 @@ def test_albert_large_has_18_times_fewer_than_bert_large() -> None:
     """Lan et al. (ICLR 2020), table 1: 334 and 18 million, however many layers there
     are: 24 of them share one set of weights."""
     bert, albert = counted("bert-large"), counted("albert-large")
-    assert bert.total / 1e6 == pytest.approx(334, rel=0.005)
+    assert bert.total / 1e6 == pytest.approx(334, rel=0.007)
     assert albert.total / 1e6 == pytest.approx(18, rel=0.02)
-    assert bert.total / albert.total == pytest.approx(334 / 18, rel=0.025)
-    assert [count for _, count in albert.layers] == [1]
+    assert bert.total / albert.total == pytest.approx(334 / 18, rel=0.02)
+    assert sum(count for one, count in albert.layers if one.total) == 1
     bare = 30_000 * 128 + 128 * 1024 + 512 * 128 + 2 * 128 + 12 * 1024**2 + 13 * 1024
     beside = 2 * 128 + 1024 + 1024**2 + 1024  # a norm, a bias and the pooler
-    assert albert.total == bare + beside
+    heads = 2 * 1024 + 2 + 128 * (1024 + 3) + 30_000  # its answer, and masked words
+    assert albert.total == bare + beside + heads
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -81,7 +81,7 @@ def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--out samples.json --nnodes 2 --rdzv-endpoint node0", "meet at HOST:PORT"),
         ("--out samples.json --global-batch 64", "give --model too"),
         ("--out samples.json --model gpt-tny", "did you mean gpt-tiny"),
-        ("--out samples.json --model resnet-50", "no operator graph yet"),
+        ("--out samples.json --model resnet-50", "are not measured"),
         ("--out samples.json --model gpt-tiny --seq-len 512", "learned positions"),
     ],
 )

@@ -59,6 +59,8 @@ UNTRAINED = {
     "vit": "vit-large",
     "unet": "unet-3d",
     "resnet": "resnet-50",
+    "clip": "clip-vit-large",
+    "vision-language": "llava-1.5-7b",
 }
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from costmodel.layout.layout import Layout
 from costmodel.layout.strategy import Uniform, spell_out
-from profiles.models.huggingface import parse_config
+from profiles.models.configs import parse_config
 from profiles.models.job import Job
 from profiles.models.spec import DecoderSpec
 from runtime.optim.optimizer import Settings

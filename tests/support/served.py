@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from costmodel.inference.estimate import InferenceEstimate, estimate
+from costmodel.inference.estimate import InferenceEstimate, inference_estimate
 from costmodel.inference.question import Question, resolve
 from costmodel.options.inference import InferenceOptions
 from costmodel.options.pins import Pins
@@ -34,4 +34,4 @@ def served(
     name: str, where: str = "dgx-a100-80gb", **options: Any
 ) -> InferenceEstimate:
     """Its price."""
-    return estimate(asked(name, where, **options))
+    return inference_estimate(asked(name, where, **options))

@@ -68,7 +68,8 @@ def example(mechanism: Mechanism, row: Row, values: Mapping[str, str]) -> Exampl
     plain = Job(model="small", spec=SPEC, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH)
     layout = edit(spell_out(Uniform(**choice), plain.graph, GLOBAL_BATCH))
     if family != "decoder":
-        trained = replace(plain, spec=model(UNTRAINED[family]).spec)
+        other = model(UNTRAINED[family])
+        trained = replace(plain, spec=other.spec, seq_len=other.seq_len)
     return Example(
         mechanism=mechanism.name, row=row, values=values, job=trained, layout=layout
     )

@@ -72,6 +72,11 @@ class Block:
             made[operator.output.name] = operator.name
         return graph
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has a row for each token, and reads nothing but its entry."""
+        return not self.reads and all(one.rows == 1 for one in self.operators)
+
     def operator(self, name: str) -> Operator:
         return next(item for item in self.operators if item.name == name)
 
@@ -94,16 +99,18 @@ EVERY_OPERATOR = ""  # of a layer, in `ModelGraph.sharing`
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skip:
     """A *tensor* that the layer *source* makes and layers after the next one read, by
-    number: it passes all boundaries up to the *last* of them. `elements` a token."""
+    number: it passes all boundaries up to the *last* of them, from the *first* one on
+    that it does not pass as the entry of the next layer. `elements` a token."""
 
     tensor: Tensor
     source: int
+    first: int
     last: int
     elements: float
 
     def passes(self, boundary: int) -> bool:
         """Whether it is handed on from the layer of that number to the next."""
-        return self.source <= boundary < self.last
+        return self.first <= boundary < self.last
 
 
 @lru_cache(maxsize=1024)
@@ -220,11 +227,17 @@ class ModelGraph:
             Skip(
                 tensor=tensor,
                 source=made[name],
+                first=made[name] + self._ends_in(made[name], tensor),
                 last=last[name],
                 elements=self.layers[last[name]].elements(tensor),
             )
             for name, tensor in found.items()
         )
+
+    def _ends_in(self, layer: int, tensor: Tensor) -> bool:
+        """Whether the *layer* of that number hands *tensor* to the next one."""
+        operators = self.layers[layer].operators
+        return bool(operators) and operators[-1].output.name == tensor.name
 
     @cached_property
     def handed_on(self) -> tuple[float, ...]:
@@ -242,6 +255,13 @@ class ModelGraph:
         return min(self.handed_on)
 
     @cached_property
+    def is_chain(self) -> bool:
+        """Whether layers read the one before them alone, and share weights with none
+        but that the ends do with each other."""
+        inside = (one for group in self.tied for one, _ in group if one not in ENDS)
+        return not (self.shared or self.skips or any(inside))
+
+    @cached_property
     def convolves(self) -> bool:
         """Whether it has convolutions, which no sharding over tp or cp is known of."""
         return any(one.convolves for block, _ in self.blocks for one in block.operators)
@@ -250,11 +270,7 @@ class ModelGraph:
     def alike_in_rows(self) -> bool:
         """Whether all numbered layers have a row for each token, so that a sequence
         can be split over ranks."""
-        return all(
-            one.rows == 1 and one.keys in (None, 1)
-            for block, _ in self.runs
-            for one in block.operators
-        )
+        return all(block.is_plain for block, _ in self.runs)
 
     def distinct(self) -> Iterable[Block]:
         """Every block once, in the order in which they first come."""

@@ -107,7 +107,8 @@ class Operator:
 
     @property
     def is_norm(self) -> bool:
-        return self.kind is Kind.ELEMENTWISE and self.function.endswith("norm")
+        own = self.function.endswith("norm") and self.function != "batchnorm"
+        return self.kind is Kind.ELEMENTWISE and own
 
     @property
     def backward_launches(self) -> float:

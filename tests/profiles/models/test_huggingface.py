@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from profiles.errors import InvalidFile, InvalidSpec, MeshwrightError, Unsupported
 from profiles.models.catalog import model
+from profiles.models.configs import parse_config
 from profiles.models.decoder import decoder_graph
-from profiles.models.huggingface import parse_config
-from profiles.models.layers import activation_function
+from profiles.models.graph import activation_function
 from profiles.models.param_count import parameters
 from profiles.models.spec import USUAL, DecoderSpec, Numerics, RopeScaling
 

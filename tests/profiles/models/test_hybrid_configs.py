@@ -11,7 +11,7 @@ import pytest
 
 from profiles.errors import InvalidSpec, MeshwrightError, Unsupported
 from profiles.models.catalog import model
-from profiles.models.huggingface import parse_config
+from profiles.models.configs import parse_config
 from profiles.models.job import parse_model
 from profiles.models.param_count import parameters
 from profiles.models.spec import DecoderSpec, spec_document

@@ -1,17 +1,14 @@
-"""Model specs: the shape of a network, with no decision in it.
-
-One dataclass a family; `family` in a spec file says which. Sizes are counts.
-"""
+"""`DecoderSpec`: the shape of a decoder, and those of its parts."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from math import ceil, isfinite
+from dataclasses import asdict, dataclass
+from math import ceil
 from typing import Any, Final
 
 from profiles.errors import InvalidSpec
 from profiles.limits import require
-from profiles.models.module import ModuleSpec
+from profiles.models.spec.sizes import Sized, above_zero, one_of
 
 SCALINGS = ("linear", "llama3")
 ROUTINGS = ("softmax", "sigmoid")
@@ -19,29 +16,8 @@ RECURRENCES = ("mamba-1", "mamba-2", "gated-delta", "linear")
 RECURRENT, FULL, SLIDING, DENSE, EXPERTS = "M*S-E"  # symbols of a pattern
 
 
-class _Sized:
-    """Whole numbers of a spec are at least 1, or 0 where that is their default; layers
-    are fewer than other sizes, since each takes room in every graph and layout."""
-
-    def __post_init__(self) -> None:
-        for one in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, one.name)
-            counts = one.type in ("int", "int | None") and value is not None
-            if counts and not value == one.default == 0:
-                require("layers" if one.name in _LAYERS else "size", value, one.name)
-
-
-_LAYERS = ("layers", "encoder_layers", "decoder_layers", "multi_token_heads")
-
-
-def _one_of(spec: object, name: str, allowed: tuple[str, ...]) -> None:
-    value = getattr(spec, name)
-    if value not in allowed:
-        raise InvalidSpec(f"{name}={value!r} is not one of {', '.join(allowed)}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling(_Sized):
+class RopeScaling(Sized):
     """Rotary frequencies of a longer context than was trained first.
 
     linear   all are divided by `factor` (Chen et al., arXiv 2306.15595, section 2)
@@ -57,13 +33,13 @@ class RopeScaling(_Sized):
     original_positions: int = 8192
 
     def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
+        Sized.__post_init__(self)
         if self.kind not in SCALINGS:
             raise InvalidSpec(
                 f"rope_scaling {self.kind!r} is not one of {', '.join(SCALINGS)}"
             )
         for name in ("factor", "low_freq_factor", "high_freq_factor"):
-            _above_zero(self, name)
+            above_zero(self, name)
         if self.low_freq_factor >= self.high_freq_factor:
             raise InvalidSpec(
                 f"low_freq_factor={self.low_freq_factor:g} must be below "
@@ -72,7 +48,7 @@ class RopeScaling(_Sized):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numerics(_Sized):
+class Numerics(Sized):
     """Constants and choices that change the loss and neither shapes nor prices.
 
     The defaults are what the catalogue's models are trained with. `not_computed` names
@@ -98,7 +74,7 @@ class Numerics(_Sized):
     not_computed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
+        Sized.__post_init__(self)
         for name in (
             "norm_epsilon",
             "attention_dropout",
@@ -110,8 +86,8 @@ class Numerics(_Sized):
                 raise InvalidSpec(f"{name} must be in [0, 1), got {value:g}")
         for name in ("rope_theta", "qkv_clip", "routing_norm"):
             if getattr(self, name) is not None:
-                _above_zero(self, name)
-        _one_of(self, "routing", ROUTINGS)
+                above_zero(self, name)
+        one_of(self, "routing", ROUTINGS)
 
     def turns(self, layer: int) -> bool:
         """Whether the numbered *layer* of a rotary decoder turns queries and keys.
@@ -132,17 +108,11 @@ class Numerics(_Sized):
         }
 
 
-def _above_zero(one: object, name: str) -> None:
-    value = getattr(one, name)
-    if not (isfinite(value) and value > 0):
-        raise InvalidSpec(f"{name} must be above 0, got {value:g}")
-
-
 USUAL: Final = Numerics()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoeSpec(_Sized):
+class MoeSpec(Sized):
     """Experts in place of the dense MLP, in layers from `first_layer`, each `every`."""
 
     experts: int
@@ -161,7 +131,7 @@ class MoeSpec(_Sized):
     latent: int = 0  # width in which rows are sent to experts; 0: all of `hidden`
 
     def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
+        Sized.__post_init__(self)
         if self.capacity_factor is not None:
             require("capacity", self.capacity_factor, "capacity_factor")
         if self.shared_experts and not self.shared_ffn_hidden:
@@ -220,7 +190,7 @@ class MoeSpec(_Sized):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MlaSpec(_Sized):
+class MlaSpec(Sized):
     """Multi-head latent attention (DeepSeek-V2, section 2.1)."""
 
     kv_rank: int
@@ -231,7 +201,7 @@ class MlaSpec(_Sized):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecurrenceSpec(_Sized):
+class RecurrenceSpec(Sized):
     """A mixer of tokens that carries a state of `state` x `head_dim` a head along the
     sequence, so that its work grows with the length and not with its square.
 
@@ -253,8 +223,8 @@ class RecurrenceSpec(_Sized):
     dt_norms: bool = False  # of step sizes, B and C (Jamba)
 
     def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
-        _one_of(self, "kind", RECURRENCES)
+        Sized.__post_init__(self)
+        one_of(self, "kind", RECURRENCES)
         if self.heads % self.groups:
             raise InvalidSpec(
                 f"recurrence heads={self.heads} is not a multiple of "
@@ -265,7 +235,7 @@ class RecurrenceSpec(_Sized):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec(_Sized):
+class DecoderSpec(Sized):
     """A decoder-only network: GPT, Llama, Mistral, Qwen, DeepSeek, Nemotron-H …
 
     `pattern` has a symbol a layer, over and over: `M` recurrence, `*` attention, `S`
@@ -305,6 +275,15 @@ class DecoderSpec(_Sized):
     mla: MlaSpec | None = None
     numerics: Numerics = USUAL
     family: str = "decoder"
+
+    @property
+    def own_length(self) -> None:
+        """Tokens that a sequence always has: any number."""
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens of a sequence; None: any number."""
+        return self.max_positions if self.position == "learned" else None
 
     @property
     def splits_layers(self) -> bool:
@@ -361,7 +340,7 @@ class DecoderSpec(_Sized):
         return max(self.dropout, self.embedding_dropout, attention)
 
     def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
+        Sized.__post_init__(self)
         if self.moe is not None and self.moe.first_layer >= self.layers:
             raise InvalidSpec(
                 f"first_layer={self.moe.first_layer} of the experts is not one of the "
@@ -375,8 +354,8 @@ class DecoderSpec(_Sized):
             )
         if self.position == "learned" and self.max_positions < 1:
             raise InvalidSpec("a learned position table needs max_positions >= 1")
-        _one_of(self, "norm", ("layernorm", "rmsnorm"))
-        _one_of(self, "position", ("learned", "rotary", "alibi", "none"))
+        one_of(self, "norm", ("layernorm", "rmsnorm"))
+        one_of(self, "position", ("learned", "rotary", "alibi", "none"))
         self._require_numerics(self.numerics)
         self._require_pattern()
 
@@ -414,146 +393,3 @@ class DecoderSpec(_Sized):
             )
         if given.weighted_input and self.moe and self.moe.capacity_factor is not None:
             raise InvalidSpec("weighted_input is of experts without a capacity_factor")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderDecoderSpec(_Sized):
-    """T5-like: an encoder and a decoder that attends to it."""
-
-    encoder_layers: int
-    decoder_layers: int
-    hidden: int
-    heads: int
-    head_dim: int
-    ffn_hidden: int
-    vocab: int
-    gated_mlp: bool = False
-    norm: str = "rmsnorm"
-    tied_embeddings: bool = True
-    decoder_seq_len: int = 512
-    family: str = "encoder-decoder"
-
-    def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
-        _one_of(self, "norm", ("layernorm", "rmsnorm"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BertSpec(_Sized):
-    """BERT, RoBERTa and ALBERT: `shared_layers` layers use one set of weights."""
-
-    layers: int
-    hidden: int
-    heads: int
-    ffn_hidden: int
-    vocab: int
-    max_positions: int = 512
-    embedding_rank: int | None = None  # ALBERT's factorised embedding
-    shared_layers: int = 1  # layers that share one set of parameters
-    family: str = "bert"
-
-    def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
-        if self.layers % self.shared_layers:
-            raise InvalidSpec(
-                f"layers={self.layers} is not a multiple of "
-                f"shared_layers={self.shared_layers}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VitSpec(_Sized):
-    """A vision transformer over square patches."""
-
-    layers: int
-    hidden: int
-    heads: int
-    ffn_hidden: int
-    image_size: int
-    patch_size: int
-    channels: int = 3
-    classes: int = 1000
-    family: str = "vit"
-
-    def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
-        if self.image_size % self.patch_size:
-            raise InvalidSpec(
-                f"image_size={self.image_size} is not a multiple of "
-                f"patch_size={self.patch_size}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnetSpec(_Sized):
-    """A (2-D or 3-D) U-Net: `features` channels doubled at each of `depth` levels."""
-
-    depth: int
-    features: int
-    dimensions: int
-    image_size: int
-    channels: int = 1
-    classes: int = 2
-    family: str = "unet"
-
-    def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
-        if self.dimensions not in (2, 3) or self.depth > 30:
-            raise InvalidSpec(
-                "a U-Net has dimensions 2 or 3 and depth <= 30, got "
-                f"dimensions={self.dimensions} depth={self.depth}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResnetSpec(_Sized):
-    """A residual network: bottleneck `blocks` a stage, `width` times as wide."""
-
-    blocks: tuple[int, ...]
-    width: float = 1.0
-    image_size: int = 224
-    classes: int = 1000
-    family: str = "resnet"
-
-    def __post_init__(self) -> None:
-        _Sized.__post_init__(self)
-        require("width", self.width, "width")
-        for blocks in self.blocks or (0,):
-            require("layers", blocks, "the blocks of a stage")
-
-
-ModelSpec = (
-    DecoderSpec | EncoderDecoderSpec | BertSpec | VitSpec | UnetSpec | ResnetSpec
-)
-FAMILIES: dict[str, type[ModelSpec]] = {
-    "decoder": DecoderSpec,
-    "encoder-decoder": EncoderDecoderSpec,
-    "bert": BertSpec,
-    "vit": VitSpec,
-    "unet": UnetSpec,
-    "resnet": ResnetSpec,
-}
-
-
-def spec_document(spec: ModelSpec | ModuleSpec) -> dict[str, Any]:
-    """*spec* as JSON values, which `parse_model` reads back.
-
-    What came to decoders after the first files were written is left out where it has
-    its default, so that files and checkpoints of before are those of now.
-    """
-    if isinstance(spec, ModuleSpec):
-        return {"module": spec.module}
-    document = asdict(spec)
-    if isinstance(spec, DecoderSpec):
-        document["numerics"] = spec.numerics.document
-        _leave_out(document, norm_bias=True, numerics={})
-        _leave_out(document, pattern="", attention_gate=False, recurrence=None)
-        if spec.moe is not None:
-            _leave_out(document["moe"], shared_gate=False, latent=0)
-    return document
-
-
-def _leave_out(document: dict[str, Any], **usual: object) -> None:
-    for name, value in usual.items():
-        if document[name] == value:
-            del document[name]

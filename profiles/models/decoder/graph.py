@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import groupby
 
-from profiles.models.attention import (
+from profiles.models.decoder.attention import (
     beside_extents,
     latent_attention,
     latent_extents,
@@ -22,19 +22,20 @@ from profiles.models.attention import (
     require_fusible,
     side_by_side,
 )
+from profiles.models.decoder.moe import expert_extents, expert_mlp
+from profiles.models.decoder.recurrence import recurrence, recurrence_extents
 from profiles.models.graph import (
     PRODUCTS,
+    ROWS,
+    STREAM,
     Block,
     Element,
     Kind,
     ModelGraph,
     Operator,
     Tensor,
-)
-from profiles.models.layers import (
-    ROWS,
-    STREAM,
     attention_core,
+    logits_and_loss,
     mlp_steps,
     norm_step,
     product,
@@ -42,8 +43,6 @@ from profiles.models.layers import (
     rotary_step,
     stream,
 )
-from profiles.models.moe import expert_extents, expert_mlp
-from profiles.models.recurrence import recurrence, recurrence_extents
 from profiles.models.spec import EXPERTS, FULL, RECURRENT, SLIDING, DecoderSpec
 
 
@@ -277,31 +276,11 @@ def _final_norm(spec: DecoderSpec) -> Block:
 
 def _head(spec: DecoderSpec) -> Block:
     entry = stream("final_norm_out")
-    operators = _logits_and_loss(entry)
+    operators = logits_and_loss(entry)
     last = partial(_layer_operators, spec, *spec.predicting)
     for number in range(1, spec.multi_token_heads + 1):
         operators += _prediction(spec, number, entry, last)
     return _block(spec, "head", entry, *operators)
-
-
-def _logits_and_loss(entry: Tensor) -> list[Operator]:
-    """The product with the vocabulary, and the cross-entropy."""
-    logits = Tensor(name="logits_out", dims=(*ROWS, "vocab"))
-    softmax = Tensor(
-        name="softmax", dims=logits.dims, element=Element.FP32, internal=True
-    )
-    loss = Operator(
-        name="loss",
-        kind=Kind.CROSS_ENTROPY,
-        function="cross-entropy",
-        inputs=(logits,),
-        output=Tensor(name="loss_out", dims=ROWS, element=Element.FP32),
-        saves=(softmax,),
-        forward_elements=8,
-        backward_elements=5,
-        kernels=8,
-    )
-    return [product("logits", (entry,), logits, ("vocab",), "hidden"), loss]
 
 
 def _prediction(
@@ -316,7 +295,7 @@ def _prediction(
     Embedding and head are the model's: their weights are counted there.
     """
     first, second, entry = (stream(name) for name in ("first", "second", "layer_in"))
-    logits, loss = _logits_and_loss(stream("norm_out"))
+    logits, loss = logits_and_loss(stream("norm_out"))
     last = layer(entry)
     operators = [
         norm_step(spec, "first_norm", source, first),

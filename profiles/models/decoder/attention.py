@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiles.errors import Unsupported
-from profiles.models.graph import Operator, Tensor
-from profiles.models.layers import (
+from profiles.models.graph import (
     ROWS,
+    Operator,
+    Tensor,
     attention_core,
     norm_step,
     product,

@@ -1,11 +1,33 @@
-"""Steps that layers of all decoders are made of: products, norms, residuals, MLPs."""
+"""Steps that layers of all families are made of: products, norms, residuals, MLPs."""
 
 from __future__ import annotations
 
-from profiles.models.graph import Element, Kind, Operator, Tensor
-from profiles.models.spec import DecoderSpec
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from profiles.models.graph.operator import Element, Kind, Operator, Tensor
 
 ROWS = ("batch", "sequence")
+
+
+class Style(Protocol):
+    """What a spec says of how its layers' steps are made."""
+
+    @property
+    def norm(self) -> str: ...  # layernorm or rmsnorm
+    @property
+    def norm_bias(self) -> bool: ...  # of a layernorm
+    @property
+    def gated_mlp(self) -> bool: ...
+    @property
+    def activation(self) -> str: ...
+    @property
+    def mlp_bias(self) -> bool: ...
+    @property
+    def dropout(self) -> float: ...
+
+
 STREAM = (*ROWS, "hidden")
 
 
@@ -39,7 +61,7 @@ def product(
 
 
 def norm_step(
-    spec: DecoderSpec, name: str, source: Tensor, output: Tensor, width: str = "hidden"
+    spec: Style, name: str, source: Tensor, output: Tensor, width: str = "hidden"
 ) -> Operator:
     """The model's kind of norm, over *width*."""
     return Operator(
@@ -56,9 +78,7 @@ def norm_step(
     )
 
 
-def residual_step(
-    spec: DecoderSpec, name: str, branch: Tensor, skip: Tensor
-) -> Operator:
+def residual_step(spec: Style, name: str, branch: Tensor, skip: Tensor) -> Operator:
     """*branch* added to *skip*, with dropout where the model has it."""
     mask = Tensor(name=f"{name}_mask", dims=STREAM, element=Element.MASK, internal=True)
     dropout = spec.dropout > 0
@@ -90,7 +110,9 @@ def rotary_step(
     )
 
 
-def attention_core(source: Tensor, width: str, sinks: bool = False) -> Operator:
+def attention_core(
+    source: Tensor, width: str, sinks: bool = False, *, causal: bool = True
+) -> Operator:
     """Softmax of the scores, times values; *width* is that of all heads' values."""
     return Operator(
         name="attention",
@@ -101,10 +123,11 @@ def attention_core(source: Tensor, width: str, sinks: bool = False) -> Operator:
         vectors=1 if sinks else 0,
         vector_dim="heads" if sinks else "hidden",
         saves=(source,),  # and, by kernel, scores or row statistics
+        causal=causal,
     )
 
 
-def activation_function(spec: DecoderSpec) -> str:
+def activation_function(spec: Style) -> str:
     """The function between the two products of the MLP: gated ones have own names."""
     gated = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
     return (
@@ -115,7 +138,7 @@ def activation_function(spec: DecoderSpec) -> str:
 
 
 def mlp_steps(
-    spec: DecoderSpec,
+    spec: Style,
     source: Tensor,
     width: str = "ffn",
     *,
@@ -144,4 +167,84 @@ def mlp_steps(
             backward_elements=2 * copies + 1,
         ),
         product(f"{name}_down", (active,), down, (outer,), width, bias=bias, kind=kind),
+    ]
+
+
+def lookup(
+    name: str,
+    contracted: str,
+    source: Tensor | None = None,
+    width: str = "hidden",
+    saves: tuple[Tensor, ...] = (),
+) -> Operator:
+    """Rows of a table of *contracted* rows, or those added to what *source* has."""
+    first = source is None
+    return Operator(
+        name=name,
+        kind=Kind.EMBEDDING,
+        function="lookup" if first else "positions",
+        inputs=() if source is None else (source,),
+        output=Tensor(name=f"{name}_out", dims=(*ROWS, width)),
+        columns=(width,),
+        contracted=contracted,
+        saves=saves,
+        forward_elements=2 if first else 3,
+        backward_elements=3 if first else 2,
+    )
+
+
+def logits_and_loss(
+    entry: Tensor, width: str = "hidden", *, columns: str = "vocab", bias: bool = False
+) -> list[Operator]:
+    """The product with the vocabulary, or with *columns*, and the cross-entropy."""
+    logits = Tensor(name="logits_out", dims=(*ROWS, columns))
+    return [
+        product("logits", (entry,), logits, (columns,), width, bias=bias),
+        cross_entropy("loss", logits),
+    ]
+
+
+def cross_entropy(name: str, logits: Tensor) -> Operator:
+    """The loss of *logits*, whose softmax is kept in fp32."""
+    softmax = Tensor(
+        name="softmax" if name == "loss" else f"{name}_softmax",
+        dims=logits.dims,
+        element=Element.FP32,
+        internal=True,
+    )
+    return Operator(
+        name=name,
+        kind=Kind.CROSS_ENTROPY,
+        function="cross-entropy",
+        inputs=(logits,),
+        output=Tensor(name=f"{name}_out", dims=ROWS, element=Element.FP32),
+        saves=(softmax,),
+        forward_elements=8,
+        backward_elements=5,
+        kernels=8,
+    )
+
+
+def at_rows(
+    operators: Iterable[Operator], share: float, given: tuple[Tensor, ...] = ()
+) -> list[Operator]:
+    """*operators* with a *share* of the rows, but for tensors that are *given*."""
+    names = {one.name for one in given}
+
+    def scaled(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(
+            one if one.name in names else replace(one, copies=one.copies * share)
+            for one in tensors
+        )
+
+    return [
+        replace(
+            one,
+            rows=one.rows * share,
+            keys=one.keys if one.keys is None else one.keys * share,
+            inputs=scaled(one.inputs),
+            output=scaled((one.output,))[0],
+            saves=scaled(one.saves),
+        )
+        for one in operators
     ]

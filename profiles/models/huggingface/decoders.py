@@ -1,7 +1,4 @@
-"""A Hugging Face `config.json` → `Model`.
-
-Keys and their defaults are those of the `configuration_*.py` of transformers 4.5x.
-"""
+"""Decoders and mixtures of Hugging Face: GPT-2, Llama, Mixtral, DeepSeek …"""
 
 from __future__ import annotations
 
@@ -9,9 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from profiles.errors import InvalidSpec
-from profiles.files import shown
-from profiles.models.huggingface_hybrid import HYBRIDS
-from profiles.models.huggingface_rotary import (
+from profiles.models.huggingface.rotary import (
     EXACT,
     Config,
     Read,
@@ -23,7 +18,6 @@ from profiles.models.huggingface_rotary import (
     window_of,
     windows,
 )
-from profiles.models.job import Model
 from profiles.models.spec import DecoderSpec, MlaSpec, MoeSpec, Numerics
 
 
@@ -290,38 +284,6 @@ MIXTURES: dict[str, Callable[[Config], Read]] = {
 }
 
 
-LONGEST_DEFAULT = 8192  # a config gives the longest sequence served, not one trained
-
-
-def is_config(document: object) -> bool:
-    return isinstance(document, dict) and "model_type" in document
-
-
-def parse_config(document: object, *, what: str, name: str) -> Model:
-    """The model that a config describes, to be trained at up to 8192 tokens.
-
-    Raises Unsupported for other model types, InvalidFile naming a missing or wrong
-    key, InvalidSpec for sizes that cannot exist.
-    """
-    config = Config(document, what)
-    kind = config.get("model_type", str)
-    if kind not in _READERS:
-        raise config.unsupported(
-            f"model_type {shown(kind)}", f"supported: {', '.join(_READERS)}"
-        )
-    try:
-        spec, longest = _READERS[kind](config)
-        return Model(
-            name=name,
-            spec=spec,
-            seq_len=min(longest, LONGEST_DEFAULT),
-            source=what,
-            notes="sequence and batch are assumed: a config does not give them",
-        )
-    except InvalidSpec as error:
-        raise InvalidSpec(f"{what}: {error}") from error
-
-
 def _gpt2(config: Config) -> Read:
     hidden, heads = config.count("n_embd"), config.count("n_head")
     if heads < 1 or hidden % heads:
@@ -386,12 +348,10 @@ def _qwen3(config: Config) -> Read:
     return qwen3(config, head_dim=config.head_dim(128))
 
 
-_READERS: dict[str, Callable[[Config], Read]] = {
+PLAIN: dict[str, Callable[[Config], Read]] = {
     "gpt2": _gpt2,
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
-    **MIXTURES,
-    **HYBRIDS,
 }

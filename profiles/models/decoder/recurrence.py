@@ -22,8 +22,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from profiles.models.graph import Kind, Operator, Tensor
-from profiles.models.layers import ROWS, norm_step, product, stream
+from profiles.models.graph import (
+    ROWS,
+    Kind,
+    Operator,
+    Tensor,
+    norm_step,
+    product,
+    stream,
+)
 from profiles.models.spec import DecoderSpec, RecurrenceSpec
 
 VALUE, KEY, HEADS = "mixer_value", "mixer_key", "mixer_heads"

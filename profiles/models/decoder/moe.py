@@ -16,8 +16,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from profiles.models.graph import Element, Kind, Operator, Tensor
-from profiles.models.layers import ROWS, STREAM, mlp_steps, product
+from profiles.models.graph import (
+    ROWS,
+    STREAM,
+    Element,
+    Kind,
+    Operator,
+    Tensor,
+    mlp_steps,
+    product,
+)
 from profiles.models.spec import DecoderSpec, MoeSpec
 
 # Elements moved for each element that is routed: dispatch gathers rows by expert, and

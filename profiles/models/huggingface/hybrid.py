@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from profiles.errors import InvalidSpec
 from profiles.files import shown
-from profiles.models.huggingface_rotary import (
+from profiles.models.huggingface.rotary import (
     Config,
     Read,
     layer_types,
