@@ -27,14 +27,16 @@ from costmodel.simulation.serialization import (
     file_document,
     parse_file,
 )
+from profiles import load_model
 from profiles.commandline import JobOptions, given
 from profiles.errors import Contradiction, InvalidFile, MeshwrightError, Unsupported
-from profiles.files import read_json, write_text
+from profiles.files import read_json, shown, write_text
 from profiles.hardware import Cluster, knows_cluster, parse_cluster
 from profiles.models import (
     Job,
     Model,
     ModuleSpec,
+    is_reference,
     model,
     parse_model,
     spec_document,
@@ -186,6 +188,23 @@ def _is_catalogue_model(job: Job) -> bool:
         return bool(model(job.model).spec == job.spec)
     except MeshwrightError:
         return False
+
+
+def trace_named(model: str | None, file: LayoutFile) -> None:
+    """Import and trace the module *model* of a command line, for *file* to name it.
+
+    Raises Contradiction where the file is of another model, and what tracing raises.
+    """
+    if model is None:
+        return
+    held = file.job["model"]
+    asked = held.get("module") if isinstance(held, dict) else held
+    if asked != model or not is_reference(model):
+        raise Contradiction(
+            f"--model {model} cannot change a layout file, which is of "
+            f"{shown(asked or 'a model of its own')}; leave it out"
+        )
+    load_model(model, seq_len=file.job["seq_len"])
 
 
 def job_of(file: LayoutFile) -> Job:

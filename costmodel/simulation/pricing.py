@@ -25,6 +25,7 @@ from costmodel.simulation.layout_files import (
     read_layout_file,
     require_left_open,
     spelled,
+    trace_named,
     write_layout,
 )
 from costmodel.simulation.question import Question, remarks_on, resolve
@@ -35,7 +36,7 @@ from profiles import load_model
 from profiles.commandline import JobOptions, from_keywords, job_options
 from profiles.errors import Unsupported
 from profiles.hardware import Cluster
-from profiles.models import Model
+from profiles.models import Model, is_reference
 from profiles.samples import LOCAL
 
 
@@ -109,7 +110,11 @@ def simulate(
     on = cluster
     if not isinstance(on, Cluster):
         on = cluster_called(where, profile.samples if profile else None)
-    spec = model if isinstance(model, Model) else load_model(job.model or "", seq_len=job.seq_len)
+    spec = (
+        model
+        if isinstance(model, Model)
+        else load_model(job.model or "", seq_len=job.seq_len)
+    )
     return _priced(spec, on, where, job, pins, profile, calibration).estimate
 
 
@@ -158,8 +163,11 @@ def from_file(
 
     Raises Contradiction for options that the file answers itself, and as `machine_of`.
     """
-    require_left_open(job, pins, "a layout file, which holds its own answer")
     stored = read_layout_file(file)
+    if is_reference(job.model or ""):  # of a module that the file is of
+        trace_named(job.model, stored)
+        job = replace(job, model=None)
+    require_left_open(job, pins, "a layout file, which holds its own answer")
     profile, said = profile_of(stored, job)
     if said and profile is None and stored.cluster == LOCAL and job.cluster is None:
         raise Unsupported(f"{said[0]}: they are of the machine that is local")

@@ -180,7 +180,9 @@ class _Run:
         return bool(self.program.state_dict[name].requires_grad)
 
     def _call(self, node: fx.Node) -> None:
-        args = tree_map_only(torch.device, lambda _: CPU, fx.map_arg(node.args, self._of))
+        args = tree_map_only(
+            torch.device, lambda _: CPU, fx.map_arg(node.args, self._of)
+        )
         kwargs = tree_map_only(
             torch.device, lambda _: CPU, fx.map_arg(node.kwargs, self._of)
         )
@@ -194,7 +196,9 @@ class _Run:
         with saved_tensors_hooks(keep, lambda one: one), torch.enable_grad():
             made = node.target(*args, **kwargs)  # type: ignore[operator]
         self.values[node.name] = made
-        first = next((one for one in tree_leaves(made) if isinstance(one, Tensor)), None)
+        first = next(
+            (one for one in tree_leaves(made) if isinstance(one, Tensor)), None
+        )
         if first is not None:
             described = self._described(node.name, first)
             for name in ("shape", "elements", "itemsize", "floating", "trains"):
@@ -243,7 +247,8 @@ class _Run:
                 waiting += [
                     before
                     for before, _ in function.next_functions
-                    if before is not None and before.name() != "torch::autograd::AccumulateGrad"
+                    if before is not None
+                    and before.name() != "torch::autograd::AccumulateGrad"
                 ]
 
     def _keep(self, node: fx.Node, one: Tensor, seen: Seen) -> None:

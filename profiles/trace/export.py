@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -78,7 +77,9 @@ def _refusal(reference: str, error: Exception) -> str:
             f"{reference} does not trace for any batch: at {where} it fixes the first "
             "dimension of an input; take it from the input's shape"
         )
-    return f"{reference} does not trace: at {where}: {type(error).__name__}: {said[:200]}"
+    return (
+        f"{reference} does not trace: at {where}: {type(error).__name__}: {said[:200]}"
+    )
 
 
 @contextmanager
@@ -95,5 +96,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for one, level in zip(loggers, before, strict=True):
             one.setLevel(level)
-
-

@@ -70,7 +70,9 @@ class Example:
     def seq_len(self) -> int:
         """Tokens of a sample, where its first input is of token numbers; else 1."""
         first = self._tensors()[0]
-        return first.shape[1] if first.ndim == 2 and not first.is_floating_point() else 1
+        return (
+            first.shape[1] if first.ndim == 2 and not first.is_floating_point() else 1
+        )
 
 
 def module_of(

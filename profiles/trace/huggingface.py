@@ -16,7 +16,12 @@ _AS_EAGER: Final[dict[str, Any]] = {
     "is_torchdynamo_exporting": lambda: False,
     "find_packed_sequence_indices": lambda position_ids: None,
 }
-_SEQUENCE_LABELS: Final = ("CausalLM", "LMHeadModel", "MaskedLM", "ConditionalGeneration")
+_SEQUENCE_LABELS: Final = (
+    "CausalLM",
+    "LMHeadModel",
+    "MaskedLM",
+    "ConditionalGeneration",
+)
 _SEQUENCE_LABELS_TOO: Final = ("PreTraining", "TokenClassification")
 
 

@@ -39,7 +39,9 @@ def layers_of(trace: Trace) -> Layers:
     runs = _runs(trace)
     largest = max((_work(trace, run) for path, run in runs if path), default=0.0)
     heavy = [
-        (path, run) for path, run in runs if path and _work(trace, run) >= SHARE * largest
+        (path, run)
+        for path, run in runs
+        if path and _work(trace, run) >= SHARE * largest
     ]
     if largest == 0 or len(heavy) < 2:
         return _programmed(trace, crossing)

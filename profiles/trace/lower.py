@@ -80,6 +80,7 @@ def spec_of(
     """The model that *trace* is, and its graph; *degrees* of tensor parallelism its code was tried
     with, or why it is run *whole*."""
     graph = _Lowering(trace, splits_of(trace) if degrees else ()).graph()
+    graph = replace(graph, splits=tuple(degrees), whole=whole)
     bytes_only = dict.fromkeys(one.function for one in trace.steps if not one.known)
     remarks = tuple(
         f"operator {name} is not PyTorch's: it is priced by the bytes that it reads and "
@@ -95,8 +96,6 @@ def spec_of(
         module=trace.name,
         seq_len=trace.seq_len,
         digest=hashlib.sha256(repr(graph).encode()).hexdigest()[:16],
-        splits=tuple(degrees),
-        whole=whole,
         own_code=any(one.function == ROUTED for one in trace.steps),
         remarks=(*trace.warnings, *remarks),
     )
@@ -164,7 +163,9 @@ class _Lowering:
         names = _names(layer.path, steps)
         for step, name in zip(steps, names, strict=True):
             naming.local[step.name] = (
-                f"skip.{step.name}" if step.name in self.between.skips else f"{name}_out"
+                f"skip.{step.name}"
+                if step.name in self.between.skips
+                else f"{name}_out"
             )
             if step.function == ROUTED:
                 yield from experts_of(step, name, naming, self.parameters)
@@ -183,9 +184,7 @@ class _Lowering:
             made = split.applied(step, made)
         return made
 
-    def _own(
-        self, layer: Layer, name: str, step: Step
-    ) -> tuple[list[Parameter], bool]:
+    def _own(self, layer: Layer, name: str, step: Step) -> tuple[list[Parameter], bool]:
         """The parameters that are counted as the step's, and whether its weight is
         another's of the layer."""
         counted, shared = [], False
@@ -198,7 +197,11 @@ class _Lowering:
                     counted.append(parameter)
                 continue
             wide = len(parameter.shape) > 1 and bool(step.flops.one or not holders)
-            if not holders or wide or layer.name in self.alike.get(_set_of(self, layer), ()):
+            if (
+                not holders
+                or wide
+                or layer.name in self.alike.get(_set_of(self, layer), ())
+            ):
                 counted.append(parameter)
             holders.append((layer.name, name))
         return counted, shared
@@ -265,8 +268,12 @@ class _Lowering:
 
     def _tied(self, blocks: Sequence[Block]) -> Iterator[tuple[tuple[str, str], ...]]:
         """Weights that several layers hold, but for those that share everything."""
-        by_name = {layer.name: block for layer, block in zip(self.layers, blocks, strict=True)}
-        whole = {one for group in self.alike.values() if len(group) > 1 for one in group}
+        by_name = {
+            layer.name: block for layer, block in zip(self.layers, blocks, strict=True)
+        }
+        whole = {
+            one for group in self.alike.values() if len(group) > 1 for one in group
+        }
         for name, holders in self.owners.items():
             several = len({layer for layer, _ in holders}) > 1
             if not several or len(self.parameters[name].shape) < 2:
@@ -280,13 +287,13 @@ class _Lowering:
 
 def _set_of(lowering: _Lowering, layer: Layer) -> frozenset[str]:
     return frozenset(
-        name
-        for one in layer.steps
-        for name in lowering.trace.steps[one].parameters
+        name for one in layer.steps for name in lowering.trace.steps[one].parameters
     )
 
 
-def _alike(trace: Trace, layers: Sequence[Layer]) -> dict[frozenset[str], tuple[str, ...]]:
+def _alike(
+    trace: Trace, layers: Sequence[Layer]
+) -> dict[frozenset[str], tuple[str, ...]]:
     """Numbered layers that hold the very same parameters, by these."""
     found: dict[frozenset[str], tuple[str, ...]] = {}
     for layer in layers:

@@ -9,7 +9,9 @@ from profiles.models import ModelGraph, ModuleSpec
 
 
 @lru_cache(maxsize=16)
-def module_spec(reference: str, *, seq_len: int | None = None) -> tuple[ModuleSpec, ModelGraph]:
+def module_spec(
+    reference: str, *, seq_len: int | None = None
+) -> tuple[ModuleSpec, ModelGraph]:
     """The module that `package.module:factory` makes, traced, and its graph; raises InvalidSpec,
     UnknownName and Unsupported, each with what to do."""
     require_package("torch", "tracing a module", extra="runtime")

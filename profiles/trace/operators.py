@@ -126,7 +126,9 @@ class Weights:
         if step.function in _TABLES:
             columns = shape[-1]
         elif step.function in _TRANSPOSED and "linear" not in step.function:
-            columns = shape[-1] if step.shape and step.shape[-1] == shape[-1] else shape[0]
+            columns = (
+                shape[-1] if step.shape and step.shape[-1] == shape[-1] else shape[0]
+            )
         elif step.function.startswith("conv_transpose"):
             columns = total // shape[0]
         else:
@@ -213,7 +215,9 @@ def _saved(step: Step, one: Saved, name: str, naming: Naming) -> Tensor:
             name, count * one.itemsize, shape, element=Element.MASK, internal=True
         )
     if "dropout" in step.function:
-        return naming.sized(name, count, step.shape, element=Element.MASK, internal=True)
+        return naming.sized(
+            name, count, step.shape, element=Element.MASK, internal=True
+        )
     statistics = count < min(step.elements.one, *map(prod, step.read_shapes), 1e18)
     element = Element.FP32 if statistics else Element.ACTIVATION
     wide = step.shape if step.elements.one == count else (1, 1)
@@ -234,7 +238,10 @@ def _product(
     step: Step, made: Operator, weights: Weights, naming: Naming, shared: bool
 ) -> Operator:
     widths = naming.widths
-    columns, contracted = widths.named(weights.columns), widths.named(weights.contracted)
+    columns, contracted = (
+        widths.named(weights.columns),
+        widths.named(weights.contracted),
+    )
     if step.function in _TABLES:
         forward, backward = LOOKED_UP
         return replace(
@@ -286,7 +293,10 @@ def _of_activations(step: Step, made: Operator, naming: Naming) -> Operator:
 
 def _attention(step: Step, made: Operator, naming: Naming) -> Operator:
     """Of heads, a row for each query; it keeps queries, keys, values and its output."""
-    query, key = step.read_shapes[0], step.read_shapes[min(1, len(step.read_shapes) - 1)]
+    query, key = (
+        step.read_shapes[0],
+        step.read_shapes[min(1, len(step.read_shapes) - 1)],
+    )
     shapes = attention_shapes(step)
     if shapes is not None:
         query, key = shapes[:2]
@@ -315,7 +325,11 @@ def _loss(step: Step, made: Operator, naming: Naming) -> Operator:
     forward, backward, kernels = LOSS
     logits = step.read_shapes[0]
     softmax = naming.sized(
-        f"{made.name}_softmax", prod(logits), logits, element=Element.FP32, internal=True
+        f"{made.name}_softmax",
+        prod(logits),
+        logits,
+        element=Element.FP32,
+        internal=True,
     )
     return replace(
         made,
@@ -352,5 +366,3 @@ def _moving(step: Step, made: Operator, weights: Weights, naming: Naming) -> Ope
 
 def _share(rows: float, naming: Naming) -> float:
     return round(rows / naming.tokens, 12)
-
-

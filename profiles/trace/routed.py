@@ -61,7 +61,9 @@ routed_experts.register_autograd(_gradients, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.meshwright.routed_experts)
-def _flops(tokens: Any, index: Any, weights: Any, up: Any, down: Any, *_: Any, **__: Any) -> int:
+def _flops(
+    tokens: Any, index: Any, weights: Any, up: Any, down: Any, *_: Any, **__: Any
+) -> int:
     rows, experts = tokens[0] * index[-1], up[0]
     sizes = [torch.Size(one).numel() // experts for one in (up, down)]
     return 2 * rows * sum(sizes)

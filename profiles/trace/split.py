@@ -1,13 +1,18 @@
 """Tensor parallelism: placeholders."""
+
 from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
 from profiles.models import Operator
 from profiles.trace.steps import Step, Trace
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
     steps: tuple[str, ...]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
@@ -15,8 +20,10 @@ class Split:
     columns: tuple[Columns, ...] = ()
     inside: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     extents: Mapping[str, int] = field(default_factory=dict)
+
     def applied(self, step: Step, made: Operator) -> Operator:
         return made
+
 
 def splits_of(trace: Trace) -> tuple[Split, ...]:
     return ()

@@ -142,7 +142,9 @@ class _Assembly:
         for one in node.all_input_nodes:
             root = self._root(one)
             if root and one.name not in self.parameter_of:
-                found.setdefault(self.latest.get(root, root), self._one_sample(one.name))
+                found.setdefault(
+                    self.latest.get(root, root), self._one_sample(one.name)
+                )
         return found
 
     def _attended(self, node: fx.Node) -> dict[str, Any]:
@@ -183,9 +185,7 @@ class _Assembly:
 
     def _one_sample(self, name: str) -> tuple[int, ...]:
         few, more = self.few.nodes[name].shape, self.more.nodes[name].shape
-        return tuple(
-            int(_amount(a, b).one) for a, b in zip(few, more, strict=True)
-        )
+        return tuple(int(_amount(a, b).one) for a, b in zip(few, more, strict=True))
 
 
 def _amount(few: int, more: int) -> Amount:
@@ -265,8 +265,12 @@ def _parameters(module: nn.Module) -> tuple[Parameter, ...]:
 def _lists(module: nn.Module) -> tuple[tuple[str, tuple[str, ...]], ...]:
     kinds = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     return tuple(
-        (path, tuple(f"{path}.{name}" if path else name for name, _ in one.named_children()))
+        (
+            path,
+            tuple(
+                f"{path}.{name}" if path else name for name, _ in one.named_children()
+            ),
+        )
         for path, one in module.named_modules()
         if isinstance(one, kinds)
     )
-

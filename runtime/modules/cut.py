@@ -59,7 +59,9 @@ class Cut:
             for node in layer.takes:
                 if self.home[node.name] < place:
                     wanted[node.name] = node
-        order = {node.name: number for number, node in enumerate(self.program.graph.nodes)}
+        order = {
+            node.name: number for number, node in enumerate(self.program.graph.nodes)
+        }
         return tuple(sorted(wanted.values(), key=lambda node: order[node.name]))
 
     def holders(self, name: str) -> list[int]:
@@ -89,7 +91,9 @@ class _Cutting:
         }
         self.trains = {step.name for step in steps if step.trains}
         self.mutates = {
-            step.name for step in steps if step.function.endswith("_") and not step.trains
+            step.name
+            for step in steps
+            if step.function.endswith("_") and not step.trains
         }
         first = {alias: one.name for one in trace.parameters for alias in one.aliases}
         specs = program.graph_signature.input_specs
@@ -118,7 +122,9 @@ class _Cutting:
             program=self.program,
             layers=tuple(layers),
             inputs=tuple(
-                name for name, kind in self.kinds.items() if kind is InputKind.USER_INPUT
+                name
+                for name, kind in self.kinds.items()
+                if kind is InputKind.USER_INPUT
             ),
             loss=loss,
             home=home,

@@ -83,5 +83,3 @@ def numbers_of(found: Tensor) -> Tensor:
     """The numbers that `digits` were made of."""
     places = BASE ** torch.arange(DIGITS, device=found.device)
     return (found.to(torch.int64) * places).sum(1)
-
-

@@ -24,7 +24,9 @@ Env = dict[str, Any]
 class TracedLayer(nn.Module):
     """The nodes of one layer, run in order; its parameters by the user's names."""
 
-    def __init__(self, layer: LayerNodes, whole: nn.Module, gives: Sequence[str]) -> None:
+    def __init__(
+        self, layer: LayerNodes, whole: nn.Module, gives: Sequence[str]
+    ) -> None:
         super().__init__()
         self.name, self._nodes, self._gives = layer.name, layer.nodes, tuple(gives)
         self.again = False  # run once more in backward
@@ -53,7 +55,10 @@ class TracedLayer(nn.Module):
             if node.op == "get_attr":
                 env[node.name] = _get(node.graph.owning_module, str(node.target))
                 continue
-            args, kwargs = (fx.map_arg(one, lambda n: env[n.name]) for one in (node.args, node.kwargs))
+            args, kwargs = (
+                fx.map_arg(one, lambda n: env[n.name])
+                for one in (node.args, node.kwargs)
+            )
             env[node.name] = node.target(*_here(args, inputs), **_here(kwargs, inputs))  # type: ignore[operator]
         return tuple(env[name] for name in self._gives)
 
@@ -93,9 +98,7 @@ class TracedStage(nn.Module):
                 if other > place
                 for node in cut.layers[other].takes
             }
-            gives = sorted(
-                name for name in after | later if self._made_in(name, place)
-            )
+            gives = sorted(name for name in after | later if self._made_in(name, place))
             layers.append(TracedLayer(cut.layers[place], whole, gives))
         self.layers = nn.ModuleDict(
             {layer.name: layer for layer in layers if layer._nodes}
@@ -108,7 +111,9 @@ class TracedStage(nn.Module):
 
     def units(self) -> list[nn.Module]:
         """Layers that have their parameters for themselves, in order."""
-        held = [{id(one) for one in layer.parameters()} for layer in self.layers.values()]
+        held = [
+            {id(one) for one in layer.parameters()} for layer in self.layers.values()
+        ]
         counted = Counter(one for some in held for one in some)
         return [
             layer
@@ -127,7 +132,9 @@ class TracedStage(nn.Module):
     def forward(self, given: Tensor, targets: Tensor | None = None) -> Tensor:
         """From numbers of samples, or what the stage before hands on, to what this one
         does, or the loss."""
-        numbers = given[:, 0] if not self._comes and given.dtype is torch.int64 else None
+        numbers = (
+            given[:, 0] if not self._comes and given.dtype is torch.int64 else None
+        )
         env: Env = {}
         if numbers is None:
             numbers = numbers_of(given[:, :DIGITS].detach())

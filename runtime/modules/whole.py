@@ -42,8 +42,7 @@ class WholeStage(nn.Module):
     def units(self) -> list[nn.Module]:
         """Its layers that have their parameters for themselves."""
         every = Counter(
-            id(one)
-            for _, one in self.module.named_parameters(remove_duplicate=False)
+            id(one) for _, one in self.module.named_parameters(remove_duplicate=False)
         )
         found = [self.module.get_submodule(path) for path in self._paths]
         return [

@@ -19,8 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from costmodel.layout import EVERYTHING, Layout
 from costmodel.layout import Stage as StagePlan
+from profiles.errors import Unsupported
 from profiles.models import ModuleSpec
 from profiles.trace import module_of
+from runtime.data import SYNTHETIC
 from runtime.models import policy
 from runtime.modules import Cut, Samples, TracedStage, WholeStage, cut_of
 from runtime.offload import StateOffload
@@ -43,9 +45,7 @@ class ModuleBuilder(Builder):
     def whole(self) -> nn.Module:
         """The module with its first values."""
         torch.manual_seed(self.setup.seed)
-        module, _ = module_of(
-            self.spec.module, seq_len=self.spec.seq_len, meta=False
-        )
+        module, _ = module_of(self.spec.module, seq_len=self.spec.seq_len, meta=False)
         return module.to(self.setup.device)
 
     @cached_property
@@ -159,10 +159,14 @@ def _holders(cut: Cut, layout: Layout) -> Iterator[tuple[str, tuple[int, ...], i
             yield parameter.name, tuple(ranks), len(stages)
 
 
-def samples_of(spec: ModuleSpec, seed: int) -> Samples:
-    """Synthetic samples of the form that the module says."""
+def samples(data: str, spec: ModuleSpec, seed: int) -> Samples:
+    """Synthetic samples of the form that the module says; raises Unsupported for other
+    *data*."""
+    if data != SYNTHETIC:
+        raise Unsupported(
+            f"--data {data}: a module is trained on synthetic samples of the form of "
+            "its example inputs; leave --data out, or train it by runtime.parallelize"
+        )
     torch.manual_seed(seed)
     _, example = module_of(spec.module, seq_len=spec.seq_len, meta=False)
     return Samples(example=example, seq_len=spec.seq_len, seed=seed, name=spec.module)
-
-

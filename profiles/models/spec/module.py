@@ -23,8 +23,7 @@ class ModuleSpec:
     """What the factory `module` makes, as it was traced.
 
     Samples have `seq_len` tokens (1 where its inputs are no token numbers). `digest` is
-    of its graph (`profiles.models.traced_graph`). `splits` are the degrees of tensor
-    parallelism that its code runs with, above 1; where there is none `whole` says why.
+    of its graph (`profiles.models.families.traced_graph`).
     With `own_code` it is run as it is, since what was traced does not compute (experts).
     `remarks` are to be said of its price.
     """
@@ -32,8 +31,6 @@ class ModuleSpec:
     module: str
     seq_len: int
     digest: str
-    splits: tuple[int, ...] = ()
-    whole: str = ""
     own_code: bool = False
     remarks: tuple[str, ...] = ()
     family: str = "module"
