@@ -32,7 +32,7 @@ from profiles.trace.experts import experts_of, extents_of
 from profiles.trace.layers import layers_of
 from profiles.trace.operators import TOKENS, Naming, operator_of, width_of
 from profiles.trace.routed import NAME as ROUTED
-from profiles.trace.split import Split, splits_of
+from profiles.trace.split import Split, splits_of, styles_of
 from profiles.trace.steps import Parameter, Step, Trace
 
 NOTHING: Final = "pass"  # an end that has nothing to do
@@ -79,7 +79,8 @@ def spec_of(
 ) -> tuple[ModuleSpec, ModelGraph]:
     """The model that *trace* is, and its graph; *degrees* of tensor parallelism its code was tried
     with, or why it is run *whole*."""
-    graph = _Lowering(trace, splits_of(trace) if degrees else ()).graph()
+    splits = splits_of(trace) if degrees else ()
+    graph = _Lowering(trace, splits).graph()
     graph = replace(graph, splits=tuple(degrees), whole=whole)
     bytes_only = dict.fromkeys(one.function for one in trace.steps if not one.known)
     remarks = tuple(
@@ -96,6 +97,7 @@ def spec_of(
         module=trace.name,
         seq_len=trace.seq_len,
         digest=hashlib.sha256(repr(graph).encode()).hexdigest()[:16],
+        styles=tuple(styles_of(splits)),
         own_code=any(one.function == ROUTED for one in trace.steps),
         remarks=(*trace.warnings, *remarks),
     )

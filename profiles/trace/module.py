@@ -12,10 +12,17 @@ from profiles.models import ModelGraph, ModuleSpec
 def module_spec(
     reference: str, *, seq_len: int | None = None
 ) -> tuple[ModuleSpec, ModelGraph]:
-    """The module that `package.module:factory` makes, traced, and its graph; raises InvalidSpec,
-    UnknownName and Unsupported, each with what to do."""
-    require_package("torch", "tracing a module", extra="runtime")
-    from profiles.trace.lower import spec_of
-    from profiles.trace.tracer import trace
+    """The module that `package.module:factory` makes, traced, and its graph.
 
-    return spec_of(trace(reference, seq_len=seq_len))
+    Raises InvalidSpec, UnknownName and Unsupported, each with what to do.
+    """
+    require_package("torch", "tracing a module", extra="runtime")
+    from profiles.trace.factory import module_of
+    from profiles.trace.lower import spec_of
+    from profiles.trace.narrow import splittable
+    from profiles.trace.tracer import trace_module
+
+    module, example = module_of(reference, seq_len=seq_len)
+    found = trace_module(module, example, name=reference)
+    degrees, whole = splittable(found, module, example)
+    return spec_of(found, degrees, whole)

@@ -24,6 +24,7 @@ class ModuleSpec:
 
     Samples have `seq_len` tokens (1 where its inputs are no token numbers). `digest` is
     of its graph (`profiles.models.families.traced_graph`).
+    `styles` are the linear layers that tensor parallelism splits, column or row.
     With `own_code` it is run as it is, since what was traced does not compute (experts).
     `remarks` are to be said of its price.
     """
@@ -31,6 +32,7 @@ class ModuleSpec:
     module: str
     seq_len: int
     digest: str
+    styles: tuple[tuple[str, str], ...] = ()
     own_code: bool = False
     remarks: tuple[str, ...] = ()
     family: str = "module"
