@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -140,6 +141,8 @@ class _Assembly:
         """Values that it reads, with the shape that it sees them in."""
         found: dict[str, tuple[int, ...]] = {}
         for one in node.all_input_nodes:
+            if isinstance(one.meta.get("val"), int | torch.SymInt):
+                continue  # a length
             root = self._root(one)
             if root and one.name not in self.parameter_of:
                 found.setdefault(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
@@ -32,6 +38,13 @@ class WholeStage(nn.Module):
         ]
         scalars = [one for one in leaves if one.ndim == 0]
         return scalars[0] if scalars else leaves[0].float().square().mean()
+
+    def split(self, styles: Iterable[tuple[str, str]], mesh: DeviceMesh) -> None:
+        """Split linear layers over the tp axis *mesh*: column or row, by path."""
+        made = {"column": ColwiseParallel, "row": RowwiseParallel}
+        for path, style in styles:
+            linear = self.module.get_submodule(path)
+            parallelize_module(linear, mesh, made[style]())
 
     def recompute(self, paths: Collection[str]) -> None:
         """Run the modules at *paths* once more in backward."""
