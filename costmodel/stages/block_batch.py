@@ -172,6 +172,8 @@ class PricedBlock:
         shape = np.shape(held["parameters"])
         if not treatment.twice:
             held = {"tied_parameters": held["parameters"]}
+        elif treatment.operator == EVERY_OPERATOR:
+            held["reused_parameters"] = -held["parameters"]
         return Atom.of(shape, **held)
 
 

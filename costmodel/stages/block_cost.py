@@ -46,6 +46,7 @@ ATOM: Final = (
     "summands",  # trained parameters of whose gradient each tp rank has a summand
     "dummy_bytes",  # kept for gradients that are added up already
     "tied_parameters",  # whose gradient the pipeline's two ends sum
+    "reused_parameters",  # of layers that share theirs, once for each but the first
     "saved_bytes",  # from forward to backward
     "away_bytes",  # offloaded between them
     "dropped_bytes",  # recomputed before the backward

@@ -100,6 +100,7 @@ def contents_of(
         root_bytes=np.asarray(
             sum(
                 np.maximum(-count, 0)
+                * (price.reused_parameters == 0)
                 * weight_bytes(price.parameters, price.frozen_parameters, precision)
                 for count, price in parts
             )

@@ -231,7 +231,8 @@ class _Batch:
             plan = plan_of[number]
             site = self._site(pricer, block_of[block], plan)
             parts[site, place, plan.retention] += count
-        parts.update(dict(more))
+        for part, count in more:
+            parts[part] += count
         segments = (
             Counter(
                 (self._site(pricer, blocks[one], plan), place, plan.retention)

@@ -8,7 +8,7 @@ Most candidates are ruled out by their memory alone: columns ask for bytes first
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -262,11 +262,23 @@ class _Stage:
         """Of the stage's own parameters and, where it has any, of its experts'."""
         total = self.total
         found = self._states(total.parameters, self.parallel, total.frozen_parameters)
+        if np.any(total.reused_parameters):
+            found = self._used_again(found)
         if not np.any(total.expert_parameters):
             return found
         experts = self._states(total.expert_parameters, self.apart)
         # Without any there is nothing to launch.
         return found + experts.where(total.expert_parameters > 0)
+
+    def _used_again(self, once: _StateWork) -> _StateWork:
+        """What layers that share their parameters do in every one of them: gather
+        them, add their gradients up and, where those are sharded, send them."""
+        total = self.total
+        used = total.parameters + total.reused_parameters
+        every = self._states(used, self.parallel, total.frozen_parameters)
+        names = ("forward_gather", "backward_gather", "backward_reduce")
+        sync = replace(once.sync, **{name: getattr(every.sync, name) for name in names})
+        return replace(once, sync=sync, accumulated=every.accumulated)
 
     def _states(
         self, parameters: Array, parallel: DataParallel, frozen: Any = 0.0

@@ -56,7 +56,7 @@ def with_adapters(graph: ModelGraph, adapters: Adapters) -> ModelGraph:
         item.name
         for block in graph.distinct()
         for item in block.operators
-        if item.kind is Kind.MATMUL
+        if _adaptable(item)
     }
     for target in adapters.targets:
         if target not in known:
@@ -68,11 +68,15 @@ def with_adapters(graph: ModelGraph, adapters: Adapters) -> ModelGraph:
     return replace(graph, blocks=blocks)
 
 
+def _adaptable(operator: Operator) -> bool:
+    return operator.kind is Kind.MATMUL and not operator.convolves
+
+
 def _adapted(block: Block, adapters: Adapters) -> Block:
     operators: list[Operator] = []
     for one in block.operators:
         operators.append(_frozen(one))
-        if one.kind is Kind.MATMUL and one.name in adapters.targets:
+        if _adaptable(one) and one.name in adapters.targets:
             operators += _beside(one, block)
     return replace(
         block,
@@ -100,11 +104,16 @@ def _beside(base: Operator, block: Block) -> tuple[Operator, ...]:
     source, name = base.inputs[0], base.name
     made = sum(block.extents[width] for width in base.columns)
     read = block.extents[base.contracted] if base.contracted else made
-    narrow = Tensor(name=f"{name}_lora_a_out", dims=(*ROWS, "rank"))
+    rows = base.rows
+    narrow = Tensor(name=f"{name}_lora_a_out", dims=(*ROWS, "rank"), copies=rows)
     wide = replace(base.output, name=f"{name}_lora_b_out")
+    down = product(
+        f"{name}_lora_a", (source,), narrow, ("rank",), base.contracted or ""
+    )
+    up = product(f"{name}_lora_b", (narrow,), wide, base.columns, "rank")
     return (
-        product(f"{name}_lora_a", (source,), narrow, ("rank",), base.contracted or ""),
-        product(f"{name}_lora_b", (narrow,), wide, base.columns, "rank"),
+        replace(down, rows=rows),
+        replace(up, rows=rows),
         Operator(
             name=f"{name}_lora_sum",
             kind=Kind.ELEMENTWISE,
